@@ -1,0 +1,1 @@
+"""Who may do what: role files, the tools of subagents, and their confinement."""

@@ -1,0 +1,1 @@
+"""What keeps a subagent inside its workspace and off the local network."""

@@ -1,0 +1,1 @@
+"""The tools that a subagent may be given."""

@@ -1,0 +1,131 @@
+"""The seam between the agent loop and the tools: one Protocol, what it is given, what it gives back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from pydantic import BaseModel, ConfigDict
+
+if TYPE_CHECKING:
+    from ava_roles.confine.fetch import Fetcher
+    from ava_roles.confine.paths import Root
+
+
+class ToolArgs(BaseModel):
+    """Base of every tool's arguments: unknown ones are refused by name."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+@dataclass(frozen=True)
+class ToolSpec:
+    """What the loop and the model know of a tool.
+
+    Attributes:
+        name: The tool's name, as role files and models spell it.
+        description: What it does, for the model.
+        args: The pydantic model of its arguments; its JSON schema is sent to the model.
+        read_only: Our own declaration that calling it twice does no harm; calls of one turn that are
+            all read-only run side by side, and an interrupted one is repeated on resume.
+        timeout_s: Seconds after which the loop cancels a call.
+        max_chars: Characters of output that the model is shown; the rest goes to the scratch folder.
+        network: It reaches the network.
+        files: It reads the workspace.
+        writes: It changes something that outlives the run (a file, an artifact).
+    """
+
+    name: str
+    description: str
+    args: type[ToolArgs]
+    read_only: bool = True
+    timeout_s: float = 60.0
+    max_chars: int = 20_000
+    network: bool = False
+    files: bool = False
+    writes: bool = False
+
+    def schema(self) -> dict[str, Any]:
+        """Return the JSON schema of the arguments, without pydantic's titles."""
+        return _untitled(self.args.model_json_schema())
+
+
+@dataclass(frozen=True)
+class Source:
+    """Something that a tool read: a URL, or a path relative to the workspace, with its title if it has one."""
+
+    location: str
+    title: str | None = None
+
+
+@dataclass(frozen=True)
+class ToolOutput:
+    """What a tool call brought.
+
+    Attributes:
+        text: The output for the model, complete; the loop cuts it at the tool's `max_chars`.
+        success: False for a result that is a failure (a page that answered 404).
+        count: How many results, files or pages it brought; for the one-line view of the log.
+        sources: What was read, so that an ending without a result can list it.
+    """
+
+    text: str
+    success: bool = True
+    count: int | None = None
+    sources: tuple[Source, ...] = ()
+
+
+def _silent(_sentence: str) -> None:
+    """Say nothing: the default of a place that nobody watches."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a tool call happens: everything that it may touch, and nothing else.
+
+    Attributes:
+        files: The workspace, open for reading; None when the run has none.
+        fetch: The guarded fetcher; None when the run may not reach the network.
+        artifacts: The run's own folder for files to hand over.
+        say: Takes a sentence of at most 80 characters about what is being done this second.
+    """
+
+    files: Root | None = None
+    fetch: Fetcher | None = None
+    artifacts: Root | None = None
+    say: Callable[[str], None] = field(default=_silent)
+
+
+class Tool(Protocol):
+    """One tool. `activity` is the sentence shown while it runs, made before the call."""
+
+    @property
+    def spec(self) -> ToolSpec:
+        """What the loop and the model know of it."""
+        ...
+
+    def activity(self, args: Any) -> str:
+        """Return what a call with these (validated) arguments will be doing, e.g. `Reading example.org`."""
+        ...
+
+    async def __call__(self, args: Any, at: Place) -> ToolOutput:
+        """Do it.
+
+        Raises:
+            ToolFailed: It could not; the text tells the model what happened and what it can do.
+        """
+        ...
+
+
+def _untitled(schema: Any) -> Any:
+    """Drop pydantic's generated titles, which cost tokens and say nothing."""
+    if isinstance(schema, dict):
+        return {
+            key: _untitled(value)
+            for key, value in schema.items()
+            if not (key == "title" and isinstance(value, str))
+        }
+    if isinstance(schema, list):
+        return [_untitled(value) for value in schema]
+    return schema

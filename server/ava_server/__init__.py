@@ -1,0 +1,1 @@
+"""Ava: the MCP server, its approvals, budgets, run manager and agent loop."""

@@ -1,0 +1,1 @@
+"""Models: one Protocol, and an adapter for each wire."""
