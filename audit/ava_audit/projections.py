@@ -1,0 +1,246 @@
+"""Reducers: what follows from an event, by addition.
+
+Each takes the connection, the entry's header columns and its fact, and changes the rows of `proposals`, `runs`,
+`groups` and `budgets`. They read no clock, no setting and no cap, and nothing of a transcript's content, so that the
+projections can be rebuilt from a log whose transcripts have been erased.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sqlite3
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from ava_audit.events import (
+    CostReserved,
+    CostUpdate,
+    Fact,
+    RunClaimed,
+    RunEnded,
+    SpawnDecided,
+    SpawnProposed,
+    Usage,
+)
+from ava_audit.view import loads
+
+PROJECTIONS = ("proposals", "runs", "groups", "budgets")
+
+
+@dataclass(frozen=True)
+class Header:
+    """The columns of an entry that a reducer may read."""
+
+    seq: int
+    ts_us: int
+    session_id: str
+    agent_id: str
+    user_id: str
+    type: str
+    run_id: str | None
+    generation: int | None
+    usage: Usage | None
+    cost_micros: int | None
+    model: str | None
+
+
+def reduce(db: sqlite3.Connection, header: Header, fact: Fact | None) -> None:
+    """Bring the projections up to date with one entry; `fact` is None where a transcript was erased."""
+    reducer = _REDUCERS.get(header.type)
+    if reducer is not None:
+        reducer(db, header, fact)
+    if header.generation is not None:
+        db.execute("UPDATE runs SET last_us = ? WHERE id = ?", (header.ts_us, header.run_id))
+
+
+def _proposed(db: sqlite3.Connection, header: Header, fact: Any) -> None:
+    assert isinstance(fact, SpawnProposed)
+    config = json.dumps(fact.config, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
+    db.execute(
+        "INSERT INTO proposals (pending_id, run_id, user_id, session_id, state, digest, created_us, expires_us)"
+        " VALUES (?, ?, ?, ?, 'awaiting_approval', ?, ?, ?)",
+        (fact.pending_id, fact.subagent_id, header.user_id, header.session_id, fact.digest, header.ts_us, fact.expires_us),
+    )
+    db.execute(
+        "INSERT INTO runs (id, pending_id, user_id, session_id, role, name, task_id, model, config, config_sha,"
+        " retry_of, state, created_us) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'awaiting_approval', ?)",
+        (
+            fact.subagent_id,
+            fact.pending_id,
+            header.user_id,
+            header.session_id,
+            str(fact.config.get("role")),
+            fact.config.get("name"),
+            fact.config.get("task_id"),
+            str(fact.config.get("model")),
+            config,
+            hashlib.sha256(config.encode()).hexdigest(),
+            fact.retry_of,
+            header.ts_us,
+        ),
+    )
+
+
+def _said(db: sqlite3.Connection, header: Header, _fact: Any) -> None:
+    # The first message of a run is its task: known by its place, because its content can be erased.
+    db.execute("UPDATE runs SET task_seq = ? WHERE id = ? AND task_seq IS NULL", (header.seq, header.run_id))
+
+
+def _decided(db: sqlite3.Connection, header: Header, fact: Any) -> None:
+    assert isinstance(fact, SpawnDecided)
+    db.execute(
+        "UPDATE proposals SET state = ?, decided_us = ?, channel = ?, group_id = ? WHERE pending_id = ?",
+        (fact.decision, header.ts_us, fact.channel, fact.group_id, fact.pending_id),
+    )
+    if fact.decision != "approved":
+        return
+    row = db.execute("SELECT config FROM runs WHERE pending_id = ?", (fact.pending_id,)).fetchone()
+    config = {**json.loads(row[0]), **fact.changes}
+    db.execute(
+        "UPDATE runs SET state = 'queued', queued_us = ?, group_id = ?, config = ? WHERE pending_id = ?",
+        (
+            header.ts_us,
+            fact.group_id,
+            json.dumps(config, ensure_ascii=False, separators=(",", ":"), sort_keys=True),
+            fact.pending_id,
+        ),
+    )
+    if fact.group_id is not None:
+        db.execute(
+            "INSERT INTO groups (id, user_id, cap_micros, timeout_s, created_us) VALUES (?, ?, ?, ?, ?)"
+            " ON CONFLICT (id) DO NOTHING",
+            (fact.group_id, header.user_id, fact.group_max_cost_micros or 0, fact.group_timeout_s, header.ts_us),
+        )
+
+
+def _claimed(db: sqlite3.Connection, header: Header, fact: Any) -> None:
+    assert isinstance(fact, RunClaimed)
+    # What the old owner was active ends with its last entry; a clock that was set back counts as no time.
+    db.execute(
+        "UPDATE runs SET active_us = active_us + max(0, coalesce(last_us - claimed_us, 0)) WHERE id = ? AND generation > 0",
+        (header.run_id,),
+    )
+    db.execute(
+        "UPDATE runs SET state = 'running', generation = ?, instance = ?, claimed_us = ?, last_us = ?,"
+        " started_us = coalesce(started_us, ?) WHERE id = ?",
+        (fact.generation, fact.instance, header.ts_us, header.ts_us, header.ts_us, header.run_id),
+    )
+    db.execute(
+        "UPDATE groups SET started_us = ? WHERE started_us IS NULL"
+        " AND id = (SELECT group_id FROM runs WHERE id = ?)",
+        (header.ts_us, header.run_id),
+    )
+
+
+def _started(db: sqlite3.Connection, header: Header, _fact: Any) -> None:
+    db.execute("UPDATE runs SET started_seq = ? WHERE id = ?", (header.seq, header.run_id))
+
+
+def _reserved(db: sqlite3.Connection, header: Header, fact: Any) -> None:
+    assert isinstance(fact, CostReserved)
+    _release_wrap(db, header.run_id)
+    _hold(db, fact.scopes, fact.micros + fact.wrap_micros)
+    db.execute(
+        "UPDATE runs SET turns = max(turns, ?), in_flight = ?, wrap_micros = ?, wrap_scopes = ? WHERE id = ?",
+        (
+            fact.turn,
+            fact.model_dump_json(include={"turn", "attempt", "scopes", "micros", "max_output", "prompt_tokens"}),
+            fact.wrap_micros,
+            json.dumps(fact.scopes),
+            header.run_id,
+        ),
+    )
+
+
+def _settled(db: sqlite3.Connection, header: Header, fact: Any) -> None:
+    assert isinstance(fact, CostUpdate)
+    row = db.execute("SELECT in_flight FROM runs WHERE id = ?", (header.run_id,)).fetchone()
+    held = loads(row[0]) if row else None
+    cost = header.cost_micros or 0
+    if held is not None:
+        _hold(db, held["scopes"], -int(held["micros"]))
+        for scope in held["scopes"]:
+            db.execute("UPDATE budgets SET spent_micros = spent_micros + ? WHERE scope = ?", (cost, scope))
+    usage = header.usage or Usage()
+    db.execute(
+        "UPDATE runs SET in_flight = NULL, cost_micros = cost_micros + ?, uncosted_micros = uncosted_micros + ?,"
+        " overrun = max(overrun, ?), tokens = tokens + ?, input_tokens = input_tokens + ?,"
+        " output_tokens = output_tokens + ?, cache_read_tokens = cache_read_tokens + ?,"
+        " cache_write_tokens = cache_write_tokens + ? WHERE id = ?",
+        (
+            cost,
+            cost if fact.settlement == "unknown" else 0,
+            int(fact.overrun),
+            fact.tokens,
+            usage.input_tokens,
+            usage.output_tokens,
+            usage.cache_read_tokens,
+            usage.cache_write_tokens,
+            header.run_id,
+        ),
+    )
+
+
+def _called(db: sqlite3.Connection, header: Header, _fact: Any) -> None:
+    if header.generation is not None:  # a subagent's call; the orchestrator's calls of our tools carry no claim
+        db.execute("UPDATE runs SET tool_calls = tool_calls + 1 WHERE id = ?", (header.run_id,))
+
+
+def _answered(db: sqlite3.Connection, header: Header, _fact: Any) -> None:
+    # An answer of ours names a run in its header only when it carried that run's result.
+    if header.generation is None and header.run_id is not None:
+        db.execute(
+            "UPDATE runs SET fetched_us = coalesce(fetched_us, ?) WHERE id = ? AND ended_us IS NOT NULL",
+            (header.ts_us, header.run_id),
+        )
+
+
+def _cancelled(db: sqlite3.Connection, header: Header, _fact: Any) -> None:
+    db.execute("UPDATE runs SET cancel_seq = coalesce(cancel_seq, ?) WHERE id = ?", (header.seq, header.run_id))
+
+
+def _completed(db: sqlite3.Connection, header: Header, _fact: Any) -> None:
+    db.execute("UPDATE runs SET result_seq = ? WHERE id = ?", (header.seq, header.run_id))
+
+
+def _ended(db: sqlite3.Connection, header: Header, fact: Any) -> None:
+    assert isinstance(fact, RunEnded)
+    _release_wrap(db, header.run_id)
+    db.execute(
+        "UPDATE runs SET state = ?, stop_reason = ?, error_kind = ?, ended_us = ?, wrap_micros = 0, wrap_scopes = NULL,"
+        " active_us = max(active_us, ?) WHERE id = ?",
+        (fact.status, fact.stop_reason, fact.error_kind, header.ts_us, fact.active_us, header.run_id),
+    )
+
+
+def _hold(db: sqlite3.Connection, scopes: Iterable[str], micros: int) -> None:
+    for scope in scopes:
+        db.execute(
+            "INSERT INTO budgets (scope, held_micros) VALUES (?, ?)"
+            " ON CONFLICT (scope) DO UPDATE SET held_micros = held_micros + excluded.held_micros",
+            (scope, micros),
+        )
+
+
+def _release_wrap(db: sqlite3.Connection, run_id: str | None) -> None:
+    row = db.execute("SELECT wrap_micros, wrap_scopes FROM runs WHERE id = ?", (run_id,)).fetchone()
+    if row is not None and row[0] and row[1]:
+        _hold(db, json.loads(row[1]), -int(row[0]))
+
+
+_REDUCERS: dict[str, Callable[[sqlite3.Connection, Header, Any], None]] = {
+    "SpawnProposed": _proposed,
+    "UserMessage": _said,
+    "SpawnDecided": _decided,
+    "RunClaimed": _claimed,
+    "RunStarted": _started,
+    "CostReserved": _reserved,
+    "CostUpdate": _settled,
+    "ToolCall": _called,
+    "ToolResult": _answered,
+    "CancelRequested": _cancelled,
+    "SubagentComplete": _completed,
+    "RunEnded": _ended,
+}

@@ -1,0 +1,568 @@
+"""The store: commands in, one transaction a batch, acknowledged after COMMIT.
+
+A command is a pure function `(view, now_us) -> Outcome(value, events)`. One writer thread takes commands from all
+tasks, applies their outcomes in order inside one transaction, and acknowledges them when it is on the disk. With
+`projections.py` and `migrations.py` this is the only place that writes SQL.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import queue
+import sqlite3
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import anyio
+import anyio.to_thread
+
+from ava_audit.chain import GENESIS, content_sha, entry_hash
+from ava_audit.errors import AuditError, EntryTooLarge, SchemaNewer, StaleOwner, StoreUnavailable
+from ava_audit.events import Event
+from ava_audit.locks import WriteLock
+from ava_audit.migrations import SCHEMA_VERSION, migrate, schema_version
+from ava_audit.projections import Header, reduce
+from ava_audit.storable import storable
+from ava_audit.view import ENTRY_COLUMNS, RUNNING, View
+
+T = TypeVar("T")
+log = logging.getLogger("ava.store")
+
+ANSWER_S = 5.0
+"""A store that has not taken a command within this many seconds has refused it (DESIGN.md section 3)."""
+MAX_ENTRY_BYTES = 2_000_000
+BATCH = 512
+COMMIT_S = 30.0
+"""How much longer a command that the writer has begun may take: a disk that hangs in fsync."""
+POLL_S = 0.05
+"""How often other processes' commits are looked for; a look costs 3 microseconds."""
+BUSY_MS = 1_000
+
+
+@dataclass(frozen=True)
+class Outcome(Generic[T]):
+    """What a command answers: a value for its caller, and the events to append."""
+
+    value: T
+    events: tuple[Event, ...] = ()
+
+
+Command = Callable[[View, int], Outcome[T]]
+"""Pure: `(state, now in microseconds UTC) -> outcome`."""
+Query = Callable[[View], T]
+
+_PENDING, _RUNNING, _DONE, _GIVEN_UP = range(4)
+
+
+class _Housekeeping:
+    """A job that writes what is not a view of the log (`live`, the text index, erasure) on the writer's connection."""
+
+    __slots__ = ("work",)
+
+    def __init__(self, work: Callable[[sqlite3.Connection], Any]) -> None:
+        self.work = work
+
+
+class _Job:
+    """A command on its way through the writer: pending until the writer takes it, or given up by its caller."""
+
+    __slots__ = ("command", "error", "future", "state", "value")
+
+    def __init__(self, command: Command[Any] | _Housekeeping, future: asyncio.Future[Any] | None) -> None:
+        self.command = command
+        self.future = future
+        self.state = _PENDING
+        self.value: Any = None
+        self.error: BaseException | None = None
+
+
+class Store:
+    """The log of one data root, open in this process.
+
+    Attributes:
+        path: The database file.
+    """
+
+    def __init__(self, path: Path, write_lock: WriteLock, loop: asyncio.AbstractEventLoop) -> None:
+        self.path = path
+        self._lock = write_lock
+        self._loop = loop
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._gate = threading.Lock()
+        self._head = 0
+        self._news = anyio.Event()
+        self._readers: queue.LifoQueue[sqlite3.Connection] = queue.LifoQueue()
+        self._closed = False
+        self._thread = threading.Thread(target=self._write, name="ava-writer", daemon=True)
+
+    @staticmethod
+    @asynccontextmanager
+    async def open(root: Path) -> AsyncIterator[Store]:
+        """Open (and create or migrate) the log in a data root, until the context ends.
+
+        Raises:
+            SchemaNewer: A newer program has migrated it.
+            DataRootRefused: The folder cannot hold it.
+            StoreUnavailable: It could not be opened.
+        """
+        path = root / "ava.db"
+        lock = await anyio.to_thread.run_sync(_prepare, root, path)
+        store = Store(path, lock, asyncio.get_running_loop())
+        store._head = await store.read(View.head)
+        store._thread.start()
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(store._watch)
+                try:
+                    yield store
+                finally:
+                    tasks.cancel_scope.cancel()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(store._close)
+
+    # -- what tasks call ------------------------------------------------------------------------------------------
+
+    async def do(self, command: Command[T]) -> T:
+        """Run a command and return its value once its events are on the disk.
+
+        A caller that is cancelled while it waits may or may not have been served: the log tells.
+
+        Raises:
+            StoreUnavailable: It was not taken within 5 s, or could not be written; nothing of it was.
+            StaleOwner: An event's fence is older than the run's claim.
+            SchemaNewer: A newer program has migrated the database.
+        """
+        return await self._submit(command)
+
+    def post(self, command: Command[Any]) -> None:
+        """Run a command without waiting; for entries whose loss costs nothing. A failure is logged on stderr."""
+        if self._closed:
+            return
+        self._jobs.put(_Job(command, None))
+
+    async def keep_house(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Run work that is no command (text index, `live`, erasure) on the writer's connection.
+
+        Raises:
+            StoreUnavailable: As for `do`.
+        """
+        return await self._submit(_Housekeeping(work))
+
+    def set_live(self, run_id: str, text: str) -> None:
+        """Note what a run is doing this second; nobody waits for it."""
+        at_us = time.time_ns() // 1000
+
+        def work(db: sqlite3.Connection) -> None:
+            db.execute("INSERT OR REPLACE INTO live (run_id, text, at_us) VALUES (?, ?, ?)", (run_id, text, at_us))
+
+        if not self._closed:
+            self._jobs.put(_Job(_Housekeeping(work), None))
+
+    async def read(self, query: Query[T]) -> T:
+        """Run a query against one consistent state, in a thread; it never waits for a writer.
+
+        Raises:
+            StoreUnavailable: The database cannot be read.
+        """
+        return await anyio.to_thread.run_sync(self._read, query)
+
+    @property
+    def head(self) -> int:
+        """The newest `seq` that this process knows of."""
+        return self._head
+
+    async def newer_than(self, seq: int) -> int:
+        """Wait until the log has an entry after `seq`, written by any process, and return the newest `seq`."""
+        while self._head <= seq:
+            await self._news.wait()
+        return self._head
+
+    # -- the writer thread ----------------------------------------------------------------------------------------
+
+    async def _submit(self, command: Command[T] | _Housekeeping) -> Any:
+        if self._closed:
+            raise StoreUnavailable("the log is closed: this server is shutting down")
+        job = _Job(command, self._loop.create_future())
+        assert job.future is not None
+        self._jobs.put(job)
+        try:
+            await asyncio.wait((job.future,), timeout=ANSWER_S)
+            if not job.future.done() and not self._give_up(job):
+                await asyncio.wait((job.future,), timeout=COMMIT_S)
+        except asyncio.CancelledError:
+            job.future.add_done_callback(_seen)
+            raise
+        if not job.future.done():
+            job.future.add_done_callback(_seen)
+            raise StoreUnavailable(
+                "the log did not answer in time: another program may hold ava.db, or the disk is stuck; "
+                + ("nothing was written" if job.state == _GIVEN_UP else "whether it was written is not known")
+                + "; try again when it is free"
+            )
+        return job.future.result()
+
+    def _give_up(self, job: _Job) -> bool:
+        """Take a job back from the writer; False when the writer is at it already."""
+        with self._gate:
+            if job.state == _PENDING:
+                job.state = _GIVEN_UP
+            return job.state == _GIVEN_UP
+
+    def _write(self) -> None:
+        db = _connect(self.path)
+        try:
+            while True:
+                batch, last = self._take()
+                if batch:
+                    self._commit(db, batch)
+                if last:
+                    return
+        finally:
+            db.close()
+
+    def _take(self) -> tuple[list[_Job], bool]:
+        """Wait for a job, and take all that have come with it; True when the writer shall end."""
+        batch: list[_Job] = []
+        job = self._jobs.get()
+        while True:
+            if job is None:
+                return batch, True
+            batch.append(job)
+            if len(batch) == BATCH:
+                return batch, False
+            try:
+                job = self._jobs.get_nowait()
+            except queue.Empty:
+                return batch, False
+
+    def _commit(self, db: sqlite3.Connection, batch: list[_Job]) -> None:
+        try:
+            with self._lock.held():
+                try:
+                    head = self._transact(db, batch, together=True)
+                except _Apart:
+                    head = 0
+                    for job in batch:
+                        if job.state == _RUNNING:
+                            job.error = None
+                            head = max(head, self._transact(db, [job], together=False))
+        except Exception as error:  # a fault of ours: nobody may wait for ever, and the writer goes on
+            log.exception("the writer failed")
+            head = 0
+            for job in batch:
+                if job.state == _RUNNING and job.error is None:
+                    job.error = error
+        self._acknowledge(batch, head)
+
+    def _transact(self, db: sqlite3.Connection, batch: list[_Job], *, together: bool) -> int:
+        """Run jobs in one transaction and return the new head; failures are noted in the jobs.
+
+        Raises:
+            _Apart: Applying failed, everything was rolled back, and the jobs must run one by one.
+        """
+        if not self._begin(db, batch):
+            return 0
+        try:
+            if schema_version(db) > SCHEMA_VERSION:
+                raise SchemaNewer("a newer ava has migrated this data root: restart this server to go on")
+            appender = _Appender(db)
+            for job in batch:
+                if not self._start(job, again=not together):
+                    continue
+                if isinstance(job.command, _Housekeeping):
+                    job.value = job.command.work(db)
+                else:
+                    self._run(job, db, appender)
+            db.execute("COMMIT")
+        except BaseException as error:
+            with contextlib.suppress(sqlite3.Error):
+                db.execute("ROLLBACK")
+            if together and len(batch) > 1 and not isinstance(error, SchemaNewer):
+                raise _Apart from error
+            for job in batch:
+                if self._start(job, again=True):
+                    job.error = _translated(error)
+            return 0
+        return appender.head
+
+    def _begin(self, db: sqlite3.Connection, batch: list[_Job]) -> bool:
+        """Open a write transaction; False when every caller gave up or it cannot be had."""
+        while True:
+            try:
+                db.execute("BEGIN IMMEDIATE")
+            except sqlite3.OperationalError as error:
+                if "locked" not in str(error) and "busy" not in str(error):
+                    for job in batch:
+                        if self._start(job, again=True):
+                            job.error = _translated(error)
+                    return False
+                with self._gate:  # nobody waits for what is only posted: it is dropped with a word
+                    waiting = any(job.state in (_PENDING, _RUNNING) and job.future is not None for job in batch)
+                if not waiting:
+                    log.warning("another program holds ava.db: %d entries that nobody waited for were not written", len(batch))
+                    return False
+            else:
+                return True
+
+    def _start(self, job: _Job, *, again: bool = False) -> bool:
+        """Take a job out of its caller's hands; False when the caller has given it up."""
+        with self._gate:
+            if job.state == _PENDING or (again and job.state == _RUNNING):
+                job.state = _RUNNING
+                return job.error is None
+            return False
+
+    def _run(self, job: _Job, db: sqlite3.Connection, appender: _Appender) -> None:
+        try:
+            assert not isinstance(job.command, _Housekeeping)
+            outcome = job.command(View(db), time.time_ns() // 1000)
+            prepared = appender.check(outcome.events)
+        except Exception as error:
+            job.error = error  # nothing of it was written; the rest of the batch goes on
+            return
+        appender.append(outcome.events, prepared)
+        job.value = outcome.value
+
+    def _acknowledge(self, batch: list[_Job], head: int) -> None:
+        done = [job for job in batch if job.state == _RUNNING]
+        with self._gate:
+            for job in done:
+                job.state = _DONE
+        for job in done:
+            if job.future is None and job.error is not None:
+                log.warning("an entry that nobody waited for was not written: %s", job.error)
+        with contextlib.suppress(RuntimeError):  # the loop is gone: its tasks were told by their cancellation
+            self._loop.call_soon_threadsafe(self._resolve, done, head)
+
+    def _resolve(self, done: list[_Job], head: int) -> None:
+        for job in done:
+            if job.future is None or job.future.done():
+                continue
+            if job.error is not None:
+                job.future.set_exception(job.error)
+            else:
+                job.future.set_result(job.value)
+        self._announce(head)
+
+    # -- news from other processes, reading, closing --------------------------------------------------------------
+
+    def _announce(self, head: int) -> None:
+        if head > self._head:
+            self._head = head
+            news, self._news = self._news, anyio.Event()
+            news.set()
+
+    async def _watch(self) -> None:
+        db = await anyio.to_thread.run_sync(_connect, self.path)
+        try:
+            seen = -1
+            while True:
+                try:
+                    version = db.execute("PRAGMA data_version").fetchone()[0]
+                    if version != seen:
+                        seen = version
+                        self._announce(View(db).head())
+                except sqlite3.Error as error:  # seen again at the next look; writers and readers report it
+                    log.debug("looking for news: %s", error)
+                await anyio.sleep(POLL_S)
+        finally:
+            db.close()
+
+    def _read(self, query: Query[T]) -> T:
+        with self._reader() as db:
+            return query(View(db))
+
+    @contextmanager
+    def _reader(self) -> Iterator[sqlite3.Connection]:
+        try:
+            db = self._readers.get_nowait()
+        except queue.Empty:
+            db = _connect(self.path, readonly=True)
+        try:
+            db.execute("BEGIN")
+            yield db
+        except sqlite3.Error as error:
+            raise StoreUnavailable(f"the log cannot be read: {error}; `ava doctor` tells more") from error
+        finally:
+            with contextlib.suppress(sqlite3.Error):
+                db.execute("ROLLBACK")
+            if self._closed:
+                db.close()
+            else:
+                self._readers.put(db)
+
+    def _close(self) -> None:
+        self._closed = True
+        self._jobs.put(None)
+        self._thread.join(timeout=2.0)
+        if self._thread.is_alive():
+            log.warning("the log's writer did not end within 2 s; what it had not acknowledged is not promised")
+        else:
+            self._lock.close()
+        while True:
+            try:
+                self._readers.get_nowait().close()
+            except queue.Empty:
+                return
+
+
+class _Apart(Exception):
+    """A batch was rolled back; its commands must run one by one."""
+
+
+class _Appender:
+    """Appends events to the log inside the writer's transaction."""
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db = db
+        row = db.execute("SELECT seq, hash FROM events ORDER BY seq DESC LIMIT 1").fetchone()
+        self.head: int = row[0] if row else 0
+        self._hash: bytes = row[1] if row else GENESIS
+
+    def check(self, events: tuple[Event, ...]) -> list[bytes]:
+        """Return the content of each event, or raise before anything is written.
+
+        Raises:
+            StaleOwner: A fence is older than the run's claim, or the run has ended.
+            EntryTooLarge: A content is over 2 MB.
+        """
+        for event in events:
+            if event.fence is not None:
+                row = self._db.execute(
+                    "SELECT generation, state FROM runs WHERE id = ?", (event.fence.run_id,)
+                ).fetchone()
+                if row is None or row[0] != event.fence.generation or row[1] != RUNNING:
+                    raise StaleOwner(
+                        f"{event.fence.run_id} is no longer owned by this claim (generation {event.fence.generation})"
+                    )
+        return [_content(event) for event in events]
+
+    def append(self, events: tuple[Event, ...], contents: list[bytes]) -> None:
+        """Insert the events and fold them into the projections."""
+        for event, content in zip(events, contents, strict=True):
+            self._insert(event, content)
+
+    def _insert(self, event: Event, content: bytes) -> None:
+        ts_us = time.time_ns() // 1000
+        usage = event.usage
+        run_id = event.fence.run_id if event.fence else event.run_id
+        generation = event.fence.generation if event.fence else None
+        header = (
+            self.head + 1,
+            ts_us,
+            event.who.session_id,
+            event.who.agent_id,
+            event.who.user_id,
+            event.fact.type,
+            event.fact.version,
+            run_id,
+            generation,
+            usage.input_tokens if usage else None,
+            usage.output_tokens if usage else None,
+            usage.cache_read_tokens if usage else None,
+            usage.cache_write_tokens if usage else None,
+            event.cost_micros,
+            event.model,
+            event.who.parent_agent_id,
+            event.duration_ms,
+        )
+        sha = content_sha(content)
+        self._hash = entry_hash(self._hash, header, sha)
+        self._db.execute(_INSERT, (*header, content.decode(), sha, self._hash))
+        self.head += 1
+        reduce(
+            self._db,
+            Header(
+                seq=self.head,
+                ts_us=ts_us,
+                session_id=event.who.session_id,
+                agent_id=event.who.agent_id,
+                user_id=event.who.user_id,
+                type=event.fact.type,
+                run_id=run_id,
+                generation=generation,
+                usage=usage,
+                cost_micros=event.cost_micros,
+                model=event.model,
+            ),
+            event.fact,
+        )
+
+
+_INSERT = f"INSERT INTO events ({ENTRY_COLUMNS}) VALUES ({', '.join('?' * 20)})"  # noqa: S608
+
+
+def _content(event: Event) -> bytes:
+    """Return an event's content as it is stored.
+
+    Raises:
+        EntryTooLarge: It is over 2 MB.
+    """
+    try:
+        content = event.fact.model_dump_json(exclude_none=True).encode()
+    except ValueError:  # a lone surrogate that slipped past the border: better noted than lost
+        value, _notes = storable(event.fact.model_dump(exclude_none=True))
+        content = type(event.fact).model_validate(value).model_dump_json(exclude_none=True).encode()
+    if len(content) > MAX_ENTRY_BYTES:
+        raise EntryTooLarge(
+            f"a {event.fact.type} of {len(content):,} bytes is over the {MAX_ENTRY_BYTES:,} that an entry may have"
+        )
+    return content
+
+
+def _seen(future: asyncio.Future[Any]) -> None:
+    """Take the outcome of a job whose caller has gone, so that asyncio does not complain about it."""
+    if not future.cancelled():
+        future.exception()
+
+
+def _translated(error: BaseException) -> BaseException:
+    """Turn what SQLite says into what a person can act on."""
+    if isinstance(error, AuditError):
+        return error
+    if isinstance(error, sqlite3.Error):
+        text = str(error)
+        if "full" in text:
+            return StoreUnavailable("the disk of the data root is full, so nothing was written: free some space and try again")
+        if "readonly" in text:
+            return StoreUnavailable("the data root is read-only, so nothing was written: make it writable and try again")
+        return StoreUnavailable(f"the log could not be written ({text}), so nothing was: see `ava doctor`")
+    return error
+
+
+def _connect(path: Path, *, readonly: bool = False) -> sqlite3.Connection:
+    """Open a connection as this module uses it: our own transactions, durable commits, no checkpoints by chance."""
+    db = sqlite3.connect(path, timeout=BUSY_MS / 1000, isolation_level=None, check_same_thread=False, cached_statements=256)
+    db.execute("PRAGMA synchronous = FULL")
+    db.execute("PRAGMA foreign_keys = ON")
+    db.execute("PRAGMA wal_autocheckpoint = 0")
+    db.execute("PRAGMA secure_delete = ON")
+    if readonly:
+        db.execute("PRAGMA query_only = ON")
+    return db
+
+
+def _prepare(root: Path, path: Path) -> WriteLock:
+    """Create or migrate the database under the write lock, and return the lock.
+
+    Raises:
+        SchemaNewer: A newer program has migrated it.
+        StoreUnavailable: It could not be opened.
+    """
+    try:
+        path.touch(mode=0o600, exist_ok=True)
+        lock = WriteLock(root / "write.lock")
+        with lock.held(), contextlib.closing(_connect(path)) as db:
+            db.execute("PRAGMA journal_mode = WAL")
+            migrate(db)
+    except (OSError, sqlite3.Error) as error:
+        raise StoreUnavailable(f"the log in {root} cannot be opened: {error}; choose another AVA_DATA_ROOT or mend it") from error
+    return lock
