@@ -1,0 +1,186 @@
+"""Values from outside made storable: what a provider or a tool sends need not be JSON that a database keeps.
+
+What is changed is noted, so that the log never silently differs from what came in:
+
+- lone surrogates, which no UTF-8 can carry, become U+FFFD, and split pairs are joined;
+- NUL becomes U+FFFD: SQLite ends text at it in its JSON functions and in the text index;
+- NaN, the infinities and integers beyond 64 bits become null;
+- what lies deeper than 100 levels becomes null (parsers give up at 200);
+- bytes and foreign objects become text;
+- strings are cut, the longest first, until the whole fits an entry.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, cast
+
+MAX_DEPTH = 100
+MAX_NODES = 500_000
+MAX_BYTES = 1_900_000
+"""Most bytes of a value as UTF-8 JSON: an entry has 2 MB, the rest is for what stands around the value."""
+
+_CUT = "… [cut: {} characters]"
+_CUT_ROOM = 40
+_VERBS = {
+    "split surrogate": "joined",
+    "lone surrogate": "replaced",
+    "NUL": "replaced",
+    "key": "renamed",
+    "value of type": "turned into text",
+    "string": "cut",
+}
+_UNSTORABLE = re.compile("[\ud800-\udbff][\udc00-\udfff]|[\ud800-\udfff\x00]")
+
+
+def storable(value: object, max_bytes: int = MAX_BYTES) -> tuple[Any, tuple[str, ...]]:
+    """Return a copy of a JSON-like value that can be stored, and what had to be changed.
+
+    Args:
+        value: Anything; mappings, sequences, strings, numbers, booleans and None are kept as they are.
+        max_bytes: Most bytes that the result may have as UTF-8 JSON.
+
+    Returns:
+        The value in plain dicts, lists, strings, numbers, booleans and None, and one note for each kind of
+        change, e.g. `replaced 1 lone surrogate`; no notes mean that nothing was changed.
+    """
+    cleaner = _Cleaner()
+    clean = cleaner.clean(value, 0)
+    size = _size(clean)
+    if size > max_bytes:
+        clean = _shrunk(clean, size, max_bytes, cleaner.changes)
+    return clean, cleaner.notes()
+
+
+def storable_text(text: str) -> tuple[str, tuple[str, ...]]:
+    """Return text that can be stored, not cut, and what had to be changed."""
+    cleaner = _Cleaner()
+    return cleaner.text(text), cleaner.notes()
+
+
+class _Cleaner:
+    """One walk through a value, with a count of each kind of change."""
+
+    def __init__(self) -> None:
+        self.changes: Counter[str] = Counter()
+        self._nodes = 0
+
+    def notes(self) -> tuple[str, ...]:
+        return tuple(_note(change, count) for change, count in self.changes.items())
+
+    def clean(self, value: object, depth: int) -> Any:
+        self._nodes += 1
+        if value is None or isinstance(value, bool):
+            return value
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, int):
+            return int(value) if -(2**63) <= value < 2**63 else self._dropped("integer beyond 64 bits")
+        if isinstance(value, float):
+            return float(value) if math.isfinite(value) else self._dropped("number that is not finite")
+        if depth >= MAX_DEPTH:
+            return self._dropped(f"value nested deeper than {MAX_DEPTH} levels")
+        if self._nodes > MAX_NODES:
+            return self._dropped(f"value after the first {MAX_NODES:,}")
+        if isinstance(value, Mapping):
+            return self._mapping(cast("Mapping[object, object]", value), depth)
+        if isinstance(value, list | tuple):
+            return [self.clean(item, depth + 1) for item in cast("list[object]", value)]
+        return self._foreign(value)
+
+    def text(self, text: str) -> str:
+        if text.isascii() and "\0" not in text:
+            return str(text)
+        return _UNSTORABLE.sub(self._mended, text)
+
+    def _mended(self, found: re.Match[str]) -> str:
+        char = found[0]
+        if len(char) == 2:
+            self.changes["split surrogate pair"] += 1
+            return char.encode("utf-16", "surrogatepass").decode("utf-16")
+        self.changes["NUL character" if char == "\0" else "lone surrogate"] += 1
+        return "\ufffd"
+
+    def _mapping(self, value: Mapping[object, object], depth: int) -> dict[str, Any]:
+        clean: dict[str, Any] = {}
+        for key, item in value.items():
+            if self._nodes > MAX_NODES:
+                self._dropped(f"value after the first {MAX_NODES:,}")
+                break
+            name = self.clean(key, depth + 1) if isinstance(key, str) else self._foreign(key)
+            while name in clean:
+                self.changes["key that had become equal to another"] += 1
+                name += "_"
+            clean[name] = self.clean(item, depth + 1)
+        return clean
+
+    def _foreign(self, value: object) -> str:
+        self.changes[f"value of type {type(value).__name__}"] += 1
+        return self.text(value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value))
+
+    def _dropped(self, what: str) -> None:
+        self.changes[what] += 1
+
+
+def _note(change: str, count: int) -> str:
+    verb = next((verb for start, verb in _VERBS.items() if change.startswith(start)), "turned into null")
+    return f"{verb} {count:,} {change}" if count == 1 else f"{verb} {count:,} times: {change}"
+
+
+def _size(value: Any) -> int:
+    return len(json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode())
+
+
+def _strings(value: Any) -> list[str]:
+    if isinstance(value, str):
+        return [value]
+    items: list[Any] = []
+    if isinstance(value, dict):
+        items = list(cast("dict[str, Any]", value).values())
+    elif isinstance(value, list):
+        items = value
+    return [text for item in items for text in _strings(item)]
+
+
+def _shrunk(value: Any, size: int, max_bytes: int, changes: Counter[str]) -> Any:
+    """Cut the longest strings to one length, the largest with which the whole fits; else give it up."""
+    sizes = sorted((_size(text) for text in _strings(value)), reverse=True)
+    kept, limit = size, -1
+    for count, longest in enumerate(sizes, start=1):
+        # With the `count` longest strings at `limit` bytes each, the whole fits exactly.
+        kept -= longest
+        limit = (max_bytes - kept) // count
+        if limit >= (sizes[count] if count < len(sizes) else 0):
+            changes[f"string longer than {limit:,} bytes"] += count
+            break
+    if limit < _CUT_ROOM:
+        changes.clear()
+        changes[f"value of {size:,} bytes"] += 1
+        return None
+    return _cut(value, limit)
+
+
+def _cut(value: Any, limit: int) -> Any:
+    if isinstance(value, str):
+        if _size(value) <= limit:
+            return value
+        return _prefix(value, limit - _CUT_ROOM) + _CUT.format(f"{len(value):,}")
+    if isinstance(value, dict):
+        return {key: _cut(item, limit) for key, item in cast("dict[str, Any]", value).items()}
+    if isinstance(value, list):
+        items: list[Any] = value
+        return [_cut(item, limit) for item in items]
+    return value
+
+
+def _prefix(text: str, limit: int) -> str:
+    """Return the longest beginning of a text that has at most `limit` bytes as JSON, quotes included."""
+    low, high = 0, min(len(text), limit)
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if _size(text[:middle]) <= limit else (low, middle - 1)
+    return text[:low]

@@ -1,0 +1,118 @@
+"""Times: integer microseconds UTC inside, read and written for people at the edges."""
+
+from __future__ import annotations
+
+import re
+import time
+from datetime import UTC, date, datetime, timedelta, tzinfo
+from decimal import Decimal
+
+US_PER_S = 1_000_000
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+ACCEPTED = (
+    "a time ago (1h, 30 min, 2 days ago, 1h30m), now, today, yesterday, a time of today (14:05), "
+    "a date (2026-01-31), or a date and time with or without a zone "
+    "(2026-01-31 14:05, 2026-01-31T14:05:32Z, 2026-01-31T14:05+01:00)"
+)
+
+_UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
+_SPAN = r"([0-9]{1,9}(?:\.[0-9]{1,6})?)\s*(weeks?|w|days?|d|hours?|hrs?|h|minutes?|mins?|m|seconds?|secs?|s)"
+_ONE_SPAN = re.compile(_SPAN)
+_AGO = re.compile(rf"{_SPAN}(?:\s*{_SPAN}){{0,4}}(?:\s+ago)?")
+_CLOCK = re.compile(r"[0-9]{2}:[0-9]{2}(?::[0-9]{2})?")
+_ISO = re.compile(
+    r"[0-9]{4}-[0-9]{2}-[0-9]{2}"
+    r"(?:[tT ][0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:[.,][0-9]{1,6})?)?\s?(?:[zZ]|[+-][0-9]{2}:?[0-9]{2})?)?"
+)
+
+
+def now_us() -> int:
+    """Return the wall clock in microseconds UTC."""
+    return time.time_ns() // 1_000
+
+
+def parse_time(text: str, now_us: int, tz: tzinfo | None = None) -> int:
+    """Return the point in time that a person means, in microseconds UTC.
+
+    Everything before 1970 is 1970, so that a `since` far in the past means "from the beginning".
+
+    Args:
+        text: What the person wrote; `ACCEPTED` lists the forms.
+        now_us: The time from which `1h`, `today` and the like count, in microseconds UTC.
+        tz: The zone of days and of times that name none; None is this machine's.
+
+    Raises:
+        ValueError: The text has none of the forms; the message lists them.
+    """
+    words = " ".join(text.split()).lower()
+    try:
+        return max(0, _parse(words, now_us, tz))
+    except (ValueError, OverflowError):
+        raise ValueError(f"{_shortened(text)} is not a time; accepted are {ACCEPTED}") from None
+
+
+def _parse(words: str, now_us: int, tz: tzinfo | None) -> int:
+    if words == "now":
+        return now_us
+    if words in ("today", "yesterday"):
+        day = _local_day(now_us, tz) - timedelta(days=words == "yesterday")
+        return _us(datetime(day.year, day.month, day.day), tz)
+    if _AGO.fullmatch(words):
+        seconds = sum(Decimal(number) * _UNITS[unit[0]] for number, unit in _ONE_SPAN.findall(words))
+        return now_us - int(seconds * US_PER_S)
+    if _CLOCK.fullmatch(words):
+        words = f"{_local_day(now_us, tz).isoformat()} {words}"
+    if _ISO.fullmatch(words):
+        return _us(
+            datetime.fromisoformat(words.replace(" +", "+").replace(" -", "-").replace(" z", "z").upper()), tz
+        )
+    raise ValueError
+
+
+def _local_day(ts_us: int, tz: tzinfo | None) -> date:
+    return (EPOCH + timedelta(microseconds=ts_us)).astimezone(tz).date()
+
+
+def _us(moment: datetime, tz: tzinfo | None) -> int:
+    """Return microseconds UTC; a moment without a zone is in `tz`, or in this machine's zone."""
+    if moment.tzinfo is None and tz is not None:
+        moment = moment.replace(tzinfo=tz)
+    return (moment.astimezone(UTC) - EPOCH) // timedelta(microseconds=1)
+
+
+def _shortened(text: str) -> str:
+    return repr(text if len(text) <= 60 else text[:60] + "…")
+
+
+def format_ts(ts_us: int, utc: bool = False) -> str:
+    """Return `2026-01-31 14:05:32` in this machine's zone, or `2026-01-31 13:05:32Z` in UTC."""
+    moment = EPOCH + timedelta(microseconds=ts_us)
+    return moment.strftime("%Y-%m-%d %H:%M:%SZ") if utc else moment.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def iso_utc(ts_us: int) -> str:
+    """Return `2026-01-31T13:05:32.123456Z`: every digit kept, in UTC, and sorting as text sorts as time."""
+    return (EPOCH + timedelta(microseconds=ts_us)).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def day_of(ts_us: int) -> str:
+    """Return the UTC day, `YYYY-MM-DD`, to which budgets and mirror files belong."""
+    moment = time.gmtime(ts_us // US_PER_S)
+    return f"{moment.tm_year:04d}-{moment.tm_mon:02d}-{moment.tm_mday:02d}"
+
+
+def format_duration(seconds: float) -> str:
+    """Return a duration for people, in its two largest units: `350 ms`, `45 s`, `2 min 5 s`, `3 d 4 h`."""
+    if seconds < 0.9995:
+        return f"{max(0, round(seconds * 1_000))} ms" if seconds > 0 else "0 s"
+    whole = round(seconds)
+    for size, unit, part_size, part_unit in (
+        (86_400, "d", 3_600, "h"),
+        (3_600, "h", 60, "min"),
+        (60, "min", 1, "s"),
+    ):
+        if whole >= size:
+            part = whole % size // part_size
+            return f"{whole // size} {unit}" + (f" {part} {part_unit}" if part else "")
+    return f"{whole} s"

@@ -1,0 +1,140 @@
+import json
+import math
+import sqlite3
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ava_audit.storable import MAX_BYTES, MAX_DEPTH, MAX_NODES, storable, storable_text
+
+anything = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(st.characters(exclude_categories=()))
+    | st.binary(max_size=20),
+    lambda inner: (
+        st.lists(inner, max_size=5)
+        | st.tuples(inner, inner)
+        | st.dictionaries(st.text(st.characters(exclude_categories=())) | st.integers(), inner, max_size=5)
+    ),
+    max_leaves=30,
+)
+
+
+def encoded(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+
+
+@given(anything, st.integers(min_value=200, max_value=2_000))
+def test_whatever_comes_in_can_be_stored_and_read_back_and_fits(value: Any, max_bytes: int) -> None:
+    clean, _ = storable(value, max_bytes)
+
+    stored = encoded(clean)
+    assert len(stored) <= max_bytes
+    with sqlite3.connect(":memory:") as db:
+        (back,) = db.execute("SELECT json(?)", (stored.decode(),)).fetchone()
+    assert json.loads(back) == clean
+    db.close()
+
+
+@given(anything)
+def test_a_second_pass_changes_nothing(value: Any) -> None:
+    once, _ = storable(value)
+
+    assert storable(once) == (once, ())
+
+
+@given(st.recursive(st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1), st.lists, max_leaves=10))
+def test_what_can_be_stored_comes_back_equal_and_without_a_note(value: Any) -> None:
+    assert storable(value) == (value, ())
+
+
+@pytest.mark.parametrize(
+    ("value", "clean", "note"),
+    [
+        ("a\ud800b", "a\ufffdb", "replaced 1 lone surrogate"),
+        (["\udc00", "\udfff\udc00"], ["\ufffd", "\ufffd\ufffd"], "replaced 3 times: lone surrogate"),
+        ("\ud83d\ude00", "\U0001f600", "joined 1 split surrogate pair"),
+        ("a\0b", "a\ufffdb", "replaced 1 NUL character"),
+        ({"x": math.nan}, {"x": None}, "turned into null 1 number that is not finite"),
+        ([math.inf, -math.inf], [None, None], "turned into null 2 times: number that is not finite"),
+        (2**63, None, "turned into null 1 integer beyond 64 bits"),
+        (-(2**63) - 1, None, "turned into null 1 integer beyond 64 bits"),
+        (b"ab\xff", "ab\ufffd", "turned into text 1 value of type bytes"),
+        ({1: "a"}, {"1": "a"}, "turned into text 1 value of type int"),
+    ],
+)
+def test_what_cannot_be_stored_is_changed_and_noted(value: Any, clean: Any, note: str) -> None:
+    assert storable(value) == (clean, (note,))
+
+
+def test_numbers_at_the_edge_of_64_bits_and_ordinary_text_are_kept() -> None:
+    value = {
+        "big": 2**63 - 1,
+        "small": -(2**63),
+        "text": "Grüße, 世界 \U0001f600\n\t",
+        "float": 0.1,
+        "none": None,
+    }
+    assert storable(value) == (value, ())
+
+
+def test_keys_that_become_equal_are_both_kept() -> None:
+    clean, notes = storable(dict(zip(["\ud800", "\udc00", "\ufffd"], [1, 2, 3], strict=True)))
+
+    assert clean == {"\ufffd": 1, "\ufffd_": 2, "\ufffd__": 3}
+    assert any("key" in note for note in notes)
+
+
+def test_what_lies_too_deep_becomes_null() -> None:
+    deep: Any = "bottom"
+    for _ in range(5_000):
+        deep = [deep]
+
+    clean, notes = storable(deep)
+
+    assert encoded(clean) == b"[" * MAX_DEPTH + b"null" + b"]" * MAX_DEPTH
+    assert notes == (f"turned into null 1 value nested deeper than {MAX_DEPTH} levels",)
+
+
+def test_a_value_that_multiplies_itself_is_cut_off() -> None:
+    laughs: Any = ["ha"]
+    for _ in range(60):
+        laughs = [laughs, laughs]
+
+    clean, notes = storable(laughs)
+
+    assert len(encoded(clean)) <= MAX_BYTES
+    assert any(f"after the first {MAX_NODES:,}" in note or "bytes" in note for note in notes)
+
+
+def test_the_longest_strings_are_cut_until_it_fits_and_short_ones_are_kept() -> None:
+    value = {"a": "x" * 3_000_000, "b": ["ü" * 2_000_000, "short"], "c": "\n" * 100_000}
+
+    clean, notes = storable(value)
+
+    assert MAX_BYTES * 0.99 < len(encoded(clean)) <= MAX_BYTES
+    assert clean["a"].endswith("… [cut: 3,000,000 characters]")
+    assert clean["b"][0].endswith("… [cut: 2,000,000 characters]")
+    assert clean["b"][1] == "short"
+    assert clean["c"] == "\n" * 100_000
+    assert [note for note in notes if "cut 2 times: string longer than" in note]
+
+
+def test_a_value_of_too_many_small_parts_becomes_null_with_its_size_in_the_note() -> None:
+    clean, notes = storable(["word"] * 400_000)
+
+    assert clean is None
+    assert notes == ("turned into null 1 value of 2,800,001 bytes",)
+
+
+def test_text_alone_is_mended_and_not_cut() -> None:
+    assert storable_text("x" * 3_000_000) == ("x" * 3_000_000, ())
+    assert storable_text("a\0\ud800") == (
+        "a\ufffd\ufffd",
+        ("replaced 1 NUL character", "replaced 1 lone surrogate"),
+    )
