@@ -1,0 +1,265 @@
+"""The guarded fetcher: public sites only, bounded in time and size, politely."""
+
+from __future__ import annotations
+
+import re
+import ssl
+import time
+import zlib
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from typing import TYPE_CHECKING
+
+import anyio
+import anyio.to_thread
+
+from ava_roles.confine.body import Body
+from ava_roles.confine.resolve import Resolver, SystemResolver
+from ava_roles.confine.turns import Turns
+from ava_roles.confine.urls import PORTS, checked_url, masked
+from ava_roles.errors import AccessRefused, ToolFailed
+
+if TYPE_CHECKING:
+    import httpcore2
+    import httpx2
+
+ROBOTS_NAME = "Ava"
+_CONNECT_S = 10.0  # one address of several; the whole has the caller's deadline
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """An answer, whatever its status.
+
+    Attributes:
+        status: The HTTP status.
+        url: Where it came from in the end.
+        headers: Its headers, names in lower case.
+        content_type: The media type alone, in lower case; empty when the site sent none.
+        body: At most `max_bytes`, decompressed.
+        truncated: There was more.
+        redirects: The URLs that led here, in order.
+    """
+
+    status: int
+    url: str
+    headers: Mapping[str, str]
+    content_type: str
+    body: bytes
+    truncated: bool
+    redirects: tuple[str, ...] = ()
+
+    def text(self) -> str:
+        """Return the body as text: the charset that the site names, else UTF-8, else Windows-1252."""
+        found = re.search(
+            r"charset\s*=\s*[\"']?([\w.:-]+)", self.headers.get("content-type", ""), re.IGNORECASE
+        )
+        for charset in (found[1] if found else "utf-8", "utf-8"):
+            try:
+                return self.body.decode(charset)
+            except UnicodeDecodeError as error:
+                # A character that the size limit cut in two is no reason to doubt the charset.
+                if self.truncated and error.start > len(self.body) - 8:
+                    return self.body.decode(charset, "ignore")
+            except (LookupError, UnicodeError):
+                continue
+        return self.body.decode("cp1252", "replace")
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """One hop: an answer, and where it sends us."""
+
+    fetched: Fetched
+    next_url: str | None
+
+
+class Fetcher:
+    """Fetches public URLs. One for all runs of a server: it spaces out the requests to each host.
+
+    Args:
+        resolver: Turns names into addresses; the system's by default.
+        backend: Connects to a checked address; tests put their own server behind it.
+        ports: Ports that may be connected to.
+        context: The TLS context; the system's trust store by default.
+        pause_s: Seconds between two requests to one host.
+        clock: Monotonic seconds.
+        sleep: Waits for so many seconds.
+    """
+
+    def __init__(
+        self,
+        resolver: Resolver | None = None,
+        backend: httpcore2.AsyncNetworkBackend | None = None,
+        *,
+        ports: Collection[int] = PORTS,
+        context: ssl.SSLContext | None = None,
+        pause_s: float = 1.0,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
+    ) -> None:
+        self._resolver = resolver or SystemResolver()
+        self._backend = backend
+        self._ports = frozenset(ports)
+        self._context = context
+        self._turns = Turns(pause_s, clock, sleep)
+
+    async def get(
+        self,
+        url: str,
+        *,
+        accept: str | None = None,
+        max_bytes: int = 2_000_000,
+        deadline_s: float = 30.0,
+        max_redirects: int = 5,
+        headers: Mapping[str, str] | None = None,
+        before: Callable[[str], Awaitable[None]] | None = None,
+    ) -> Fetched:
+        """Fetch a URL, following redirects, each checked like the first.
+
+        Args:
+            url: An http or https URL.
+            accept: The Accept header.
+            max_bytes: Bytes of the (decompressed) body to keep; what follows is not read.
+            deadline_s: Seconds for everything: waiting for the host's turn, names, all hops, the body.
+            max_redirects: Redirects to follow.
+            headers: More headers, for the first origin only.
+            before: Called with each URL before it is requested; what it raises stops the fetch.
+
+        Raises:
+            AccessRefused: The URL, or one that it redirects to, is not a public site.
+            ToolFailed: No complete answer came; the text says why.
+        """
+        try:
+            with anyio.fail_after(deadline_s):
+                return await self._follow(url, accept, max_bytes, max_redirects, headers or {}, before)
+        except TimeoutError:
+            raise ToolFailed(
+                f"{masked(url)} did not answer completely within {deadline_s:g} s; "
+                "try again later or another source"
+            ) from None
+
+    async def _follow(
+        self,
+        url: str,
+        accept: str | None,
+        max_bytes: int,
+        max_redirects: int,
+        headers: Mapping[str, str],
+        before: Callable[[str], Awaitable[None]] | None,
+    ) -> Fetched:
+        target = first = checked_url(url, self._ports)
+        trail: list[str] = []
+        while True:
+            if before is not None:
+                await before(str(target))
+            same_origin = _origin(target) == _origin(first)
+            sent = {**_headers(accept), **(headers if same_origin else {})}
+            # A redirect is the site's own wish to be asked again: it need not wait.
+            async with self._turns.at(target.host, pause=not trail):
+                answer = await self._ask(target, sent, max_bytes, tuple(trail))
+            if answer.next_url is None:
+                return answer.fetched
+            if len(trail) >= max_redirects:
+                raise ToolFailed(
+                    f"{masked(url)} redirects more than {max_redirects} times; give the final address"
+                )
+            trail.append(str(target))
+            target = checked_url(answer.next_url, self._ports)
+
+    async def _ask(
+        self, target: httpx2.URL, headers: Mapping[str, str], max_bytes: int, trail: tuple[str, ...]
+    ) -> _Answer:
+        """Make one request over a connection of its own."""
+        import httpx2
+
+        from ava_roles.confine.guard import Guard, GuardedTransport
+
+        if self._context is None:
+            self._context = await anyio.to_thread.run_sync(ssl.create_default_context)
+        transport = GuardedTransport(Guard(self._resolver, self._backend), self._context)
+        timeout = httpx2.Timeout(None, connect=_CONNECT_S)
+        try:
+            async with (
+                httpx2.AsyncClient(transport=transport, trust_env=False, timeout=timeout) as client,
+                client.stream("GET", target, headers=headers, follow_redirects=False) as response,
+            ):
+                next_url = _redirect(target, response)
+                body = Body(max_bytes, gzipped=_gzipped(target, response))
+                if next_url is None:
+                    await _read(response, body)
+        except httpx2.TransportError as error:
+            raise ToolFailed(
+                f"{masked(str(target))} could not be read: {error or type(error).__name__}"
+            ) from None
+        except zlib.error:
+            raise ToolFailed(
+                f"{masked(str(target))} could not be read: its gzip encoding is broken"
+            ) from None
+        named = {name.lower(): value for name, value in response.headers.items()}
+        content_type = named.get("content-type", "").split(";")[0].strip().lower()
+        return _Answer(
+            Fetched(
+                response.status_code,
+                str(target),
+                named,
+                content_type,
+                bytes(body.data),
+                body.truncated,
+                trail,
+            ),
+            next_url,
+        )
+
+
+async def _read(response: httpx2.Response, body: Body) -> None:
+    async for chunk in response.aiter_raw():
+        if not body.add(chunk):
+            return
+    body.end()
+
+
+def _headers(accept: str | None) -> dict[str, str]:
+    try:
+        version = metadata.version("ava-subagents")
+    except metadata.PackageNotFoundError:
+        version = "0"
+    return {
+        "User-Agent": f"Ava/{version} (+subagent; robots: {ROBOTS_NAME})",
+        "Accept": accept or "*/*",
+        "Accept-Encoding": "gzip",
+        "Connection": "close",
+    }
+
+
+def _gzipped(target: httpx2.URL, response: httpx2.Response) -> bool:
+    """Tell whether the body is gzip; anything else that we did not ask for is refused."""
+    encoding = response.headers.get("content-encoding", "").strip().lower()
+    if encoding not in ("", "identity", "gzip", "x-gzip"):
+        raise ToolFailed(
+            f"{masked(str(target))} answered in the encoding {encoding[:40]!r}, which was not asked for"
+        )
+    return encoding in ("gzip", "x-gzip")
+
+
+def _redirect(target: httpx2.URL, response: httpx2.Response) -> str | None:
+    """Return where an answer sends us, or None."""
+    import httpx2
+
+    location = response.headers.get("location")
+    if response.status_code not in _REDIRECTS or location is None:
+        return None
+    if "\\" in location or not location.isprintable():
+        raise AccessRefused(f"{masked(str(target))} redirects to an address that is not a valid URL")
+    try:
+        return str(target.join(location))
+    except (httpx2.InvalidURL, ValueError):
+        raise AccessRefused(
+            f"{masked(str(target))} redirects to an address that is not a valid URL"
+        ) from None
+
+
+def _origin(url: httpx2.URL) -> tuple[str, str, int | None]:
+    return url.scheme, url.host, url.port

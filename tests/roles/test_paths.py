@@ -1,0 +1,282 @@
+"""The workspace: what lies beneath it can be reached, and no name, link or race leads out."""
+
+import ctypes
+import errno
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from ava_roles.confine import beneath
+from ava_roles.confine.beneath import Beneath, NotOnThisSystem
+from ava_roles.confine.paths import Root
+from ava_roles.confine.plain import Plain
+from ava_roles.errors import AccessRefused, ToolFailed
+
+SECRET = b"the secret outside"
+
+
+def kernel(path: Path) -> Root:
+    return Root(path, Beneath(path))
+
+
+def stepwise(path: Path) -> Root:
+    return Root(path, Beneath(path, kernel=False))
+
+
+def plain(path: Path) -> Root:
+    return Root(path, Plain(path))
+
+
+WAYS = [kernel, stepwise, plain]
+
+
+@pytest.fixture(params=WAYS, ids=lambda way: str(way.__name__))
+def root(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Root]:
+    """A workspace with everything hostile in it, seen in each of the ways."""
+    inside, outside = tmp_path / "inside", tmp_path / "outside"
+    (inside / "src").mkdir(parents=True)
+    outside.mkdir()
+    (outside / "secret").write_bytes(SECRET)
+    (inside / "src" / "main.py").write_bytes(b"print('hello')\n")
+    (inside / "link-out").symlink_to(outside / "secret")
+    (inside / "link-in").symlink_to(inside / "src" / "main.py")
+    (inside / "folder-out").symlink_to(outside)
+    (inside / "folder-in").symlink_to(inside / "src")
+    (inside / "magic").symlink_to("/proc/self/root")
+    (inside / "self").symlink_to("self")
+    (inside / "hard").hardlink_to(outside / "secret")
+    os.mkfifo(inside / "pipe")
+    with socket.socket(socket.AF_UNIX) as unix:
+        here = Path.cwd()
+        os.chdir(inside)
+        try:
+            unix.bind("socket")
+        finally:
+            os.chdir(here)
+    make: Callable[[Path], Root] = request.param
+    root = make(inside)
+    yield root
+    root.close()
+
+
+HOSTILE = [
+    "../outside/secret",
+    "src/../../outside/secret",
+    "..",
+    "src/..",
+    "./../outside/secret",
+    "/etc/passwd",
+    "//etc/passwd",
+    "/proc/self/environ",
+    "/proc/self/fd/0",
+    "link-out",
+    "link-in",
+    "folder-out/secret",
+    "folder-in/main.py",
+    "magic/etc/passwd",
+    "self",
+    "hard",
+    "pipe",
+    "socket",
+    "src/main.py\0.txt",
+    "a/" * 3000 + "b",
+    "~/../../etc/passwd",
+    "src/main.py/../../../outside/secret",
+]
+
+
+@pytest.mark.parametrize("name", HOSTILE, ids=range(len(HOSTILE)))
+def test_a_hostile_name_is_refused_for_reading(root: Root, name: str) -> None:
+    with pytest.raises(AccessRefused) as refused:
+        root.read(name)
+    assert SECRET.decode() not in str(refused.value)
+    assert "\0" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", HOSTILE, ids=range(len(HOSTILE)))
+def test_a_hostile_name_is_refused_for_writing(root: Root, name: str) -> None:
+    with pytest.raises(ToolFailed):
+        root.replace(name, b"overwritten")
+    assert (root.path.parent / "outside" / "secret").read_bytes() == SECRET
+    assert sorted(each.name for each in (root.path.parent / "outside").iterdir()) == ["secret"]
+
+
+@pytest.mark.parametrize("name", ["..", "folder-out", "folder-in", "magic", "/", "src/../.."])
+def test_a_folder_outside_or_behind_a_link_is_not_listed(root: Root, name: str) -> None:
+    with pytest.raises(ToolFailed):
+        root.entries(name)
+    with pytest.raises(ToolFailed):
+        if not list(root.walk(name)):
+            raise ToolFailed("a link yields nothing")
+
+
+def test_a_file_is_read_by_relative_and_by_absolute_path(root: Root) -> None:
+    assert root.read("src/main.py") == (b"print('hello')\n", False)
+    assert root.read("./src//main.py") == (b"print('hello')\n", False)
+    assert root.read(str(root.path / "src" / "main.py")) == (b"print('hello')\n", False)
+
+
+def test_a_read_stops_at_its_cap_even_in_a_huge_sparse_file(root: Root) -> None:
+    with (root.path / "sparse").open("wb") as file:
+        file.truncate(10 << 30)
+    assert root.read("sparse", cap=1000) == (bytes(1000), True)
+    assert root.read("src/main.py", cap=15) == (b"print('hello')\n", False)
+
+
+def test_a_missing_file_is_a_failure_that_says_where_to_look(root: Root) -> None:
+    with pytest.raises(ToolFailed, match="src/nothing.py does not exist.*'src'") as failed:
+        root.read("src/nothing.py")
+    assert not isinstance(failed.value, AccessRefused)
+
+
+def test_a_folder_cannot_be_read_as_a_file(root: Root) -> None:
+    for name in ("src", "", "."):
+        with pytest.raises(ToolFailed, match="folder"):
+            root.read(name)
+
+
+def test_entries_are_sorted_and_say_what_they_are(root: Root) -> None:
+    kinds = {entry.name: entry.kind for entry in root.entries()}
+    assert list(kinds) == sorted(kinds)
+    assert kinds["src"] == "folder"
+    assert kinds["link-out"] == kinds["folder-out"] == "link"
+    assert kinds["pipe"] == kinds["socket"] == "other"
+    assert [(entry.name, entry.size) for entry in root.entries("src")] == [("main.py", 15)]
+
+
+def test_a_walk_yields_files_by_path_and_follows_no_link(root: Root) -> None:
+    (root.path / "src" / "deep").mkdir()
+    for name in ("src/deep/z.txt", "src/a.txt", "src-other.txt", "src/deep-er.txt"):
+        (root.path / name).write_text("x")
+    found = [entry.name for entry in root.walk()]
+    assert found == sorted(found)
+    assert "src/deep/z.txt" in found
+    assert not [name for name in found if name.startswith(("folder-", "magic", "self", "link-"))]
+    assert [entry.name for entry in root.walk("src/deep")] == ["src/deep/z.txt"]
+    assert [entry.name for entry in root.walk("src/main.py")] == ["src/main.py"]
+
+
+def test_a_walk_stops_at_its_limit_and_leaves_out_what_is_not_wanted(root: Root) -> None:
+    assert len(list(root.walk(limit=4))) < 4
+    kept = [entry.name for entry in root.walk(keep=lambda entry: entry.name != "src")]
+    assert "src/main.py" not in kept
+
+
+def test_a_replaced_file_keeps_its_permissions_and_leaves_no_temporary(root: Root) -> None:
+    target = root.path / "src" / "main.py"
+    target.chmod(0o750)
+    root.replace("src/main.py", b"new")
+    assert target.read_bytes() == b"new"
+    assert target.stat().st_mode & 0o777 == 0o750
+    assert [each.name for each in (root.path / "src").iterdir()] == ["main.py"]
+
+
+def test_a_new_file_needs_its_folder_unless_folders_are_to_be_made(root: Root) -> None:
+    with pytest.raises(ToolFailed):
+        root.replace("new/deep/file.txt", b"x")
+    root.replace("new/deep/file.txt", b"x", mode=0o600, create_dirs=True)
+    assert (root.path / "new/deep/file.txt").read_bytes() == b"x"
+    assert (root.path / "new/deep/file.txt").stat().st_mode & 0o777 == 0o600
+    with pytest.raises(ToolFailed):
+        root.replace("folder-out/deep/file.txt", b"x", create_dirs=True)
+    assert not (root.path.parent / "outside" / "deep").exists()
+
+
+def test_a_write_that_fails_leaves_no_temporary(root: Root) -> None:
+    with pytest.raises(ToolFailed):
+        root.replace("src", b"a folder is in the way")
+    with pytest.raises(ToolFailed):
+        root.replace("src/" + "x" * 300, b"name too long")
+    assert [each.name for each in (root.path / "src").iterdir()] == ["main.py"]
+    assert not [each.name for each in root.path.iterdir() if each.name.startswith(".")]
+
+
+def test_a_closed_root_reads_nothing(root: Root) -> None:
+    if isinstance(root._ways, Plain):
+        pytest.skip("holds nothing that could be closed")
+    root.close()
+    root.close()
+    with pytest.raises(ToolFailed):
+        root.read("src/main.py")
+
+
+def test_without_openat2_the_steps_take_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(folder: int, name: str, flags: int, mode: int = 0) -> int:
+        raise NotOnThisSystem(errno.ENOSYS, "not on this system", name)
+
+    monkeypatch.setattr(beneath, "openat2", missing)
+    (tmp_path / "file").write_text("content")
+    (tmp_path / "link").symlink_to("/etc/passwd")
+    root = Root.open(tmp_path)
+    assert root.read("file") == (b"content", False)
+    with pytest.raises(AccessRefused):
+        root.read("link")
+    root.close()
+
+
+def test_without_folder_descriptors_paths_take_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(beneath, "has_folder_descriptors", lambda: False)
+    (tmp_path / "file").write_text("content")
+    root = Root.open(tmp_path)
+    assert isinstance(root._ways, Plain)
+    assert root.read("file") == (b"content", False)
+
+
+def test_a_file_cannot_be_a_root(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("content")
+    for way in WAYS:
+        with pytest.raises(OSError):
+            way(tmp_path / "file")
+
+
+@contextmanager
+def _swapping(one: Path, other: Path) -> Iterator[None]:
+    """Exchange two names as fast as the kernel can."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    stop = threading.Event()
+
+    def swap() -> None:
+        while not stop.is_set():
+            libc.renameat2(-100, os.fsencode(one), -100, os.fsencode(other), 2)
+
+    thread = threading.Thread(target=swap)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("way", [kernel, stepwise])
+def test_a_folder_swapped_with_a_link_leaks_and_overwrites_nothing(
+    tmp_path: Path, way: Callable[[Path], Root]
+) -> None:
+    inside, outside = tmp_path / "inside", tmp_path / "outside"
+    (inside / "src").mkdir(parents=True)
+    outside.mkdir()
+    (outside / "file").write_bytes(SECRET)
+    (inside / "src" / "file").write_bytes(b"inside")
+    (inside / "swap").symlink_to(outside)
+    root = way(inside)
+    served = refused = 0
+    with _swapping(inside / "src", inside / "swap"):
+        until = time.monotonic() + 0.5
+        while time.monotonic() < until:
+            try:
+                assert root.read("src/file")[0] in (b"inside", b"written")
+                root.replace("src/file", b"written")
+                assert all(entry.size < len(SECRET) for entry in root.walk("src"))
+                served += 1
+            except ToolFailed:
+                refused += 1
+    root.close()
+    assert served
+    assert refused
+    assert (outside / "file").read_bytes() == SECRET
+    assert [each.name for each in outside.iterdir()] == ["file"]
