@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
 from ava_roles.confine import beneath
 from ava_roles.confine.beneath import Beneath, NotOnThisSystem
 from ava_roles.confine.paths import Root
@@ -129,7 +130,7 @@ def test_a_read_stops_at_its_cap_even_in_a_huge_sparse_file(root: Root) -> None:
 
 
 def test_a_missing_file_is_a_failure_that_says_where_to_look(root: Root) -> None:
-    with pytest.raises(ToolFailed, match="src/nothing.py does not exist.*'src'") as failed:
+    with pytest.raises(ToolFailed, match=r"src/nothing.py does not exist.*'src'") as failed:
         root.read("src/nothing.py")
     assert not isinstance(failed.value, AccessRefused)
 

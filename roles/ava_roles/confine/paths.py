@@ -234,7 +234,7 @@ def _told(error: OSError, parts: Sequence[str], *, folder: bool = False) -> Tool
             )
         case errno.EMLINK:
             return AccessRefused(
-                f"{name} has a second name somewhere (a hard link), which may lie outside; choose another file"
+                f"{name} has a second name (a hard link), which may lie outside; choose another file"
             )
         case errno.EISDIR:
             return ToolFailed(f"{name} is a folder; name a file in it")

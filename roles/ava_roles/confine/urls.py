@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 PORTS = frozenset({80, 443, 8080, 8443})
 
 _ODD = re.compile(r"[\x00-\x20\x7f-\x9f\\\u00a0\u1680\u2000-\u200f\u2028-\u202f\u205f-\u206f\u3000\ufeff]")
+_USERINFO = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*:)?[/\\]*[^/?#\\]*@")
 _LABEL = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?")
 _NUMERIC = re.compile(r"[0-9]+|0x[0-9a-f]*")
 _SPECIAL = frozenset(
@@ -66,7 +67,7 @@ def checked_url(text: str, ports: Collection[int] = PORTS) -> URL:
         raise refused("it is not a valid URL; give one such as https://example.org/page") from None
     if url.scheme not in ("http", "https"):
         raise refused("only http and https URLs can be fetched")
-    if url.userinfo or "@" in url.netloc.decode("ascii", "replace"):
+    if url.userinfo or _USERINFO.match(text):
         raise refused("it contains a user name or password; leave out everything up to the @")
     if port is not None and port not in ports:
         raise refused(f"port {port} is not open to subagents; open are {', '.join(map(str, sorted(ports)))}")
@@ -77,9 +78,7 @@ def checked_url(text: str, ports: Collection[int] = PORTS) -> URL:
 
 def masked(text: str) -> str:
     """Return a URL for a message: user name and password masked, unprintable characters shown, cut at 200."""
-    text = re.sub(
-        r"^([a-zA-Z][a-zA-Z0-9+.-]*:)?[/\\]*[^/?#\\]*@", lambda found: f"{found[1] or ''}//***@", text
-    )
+    text = _USERINFO.sub(lambda found: f"{found[1] or ''}//***@", text, count=1)
     text = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
     return text if len(text) <= 200 else text[:199] + "…"
 
