@@ -1,0 +1,88 @@
+"""A provider's figures: tokens by class and cost, as far as they can be true."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from decimal import ROUND_CEILING, Decimal
+from typing import Any
+
+from ava_audit.events import Usage
+from ava_server.models.wire_json import as_object
+
+MOST_TOKENS = 10**9
+"""A figure above is a fault of the provider, and so is a cost above it in USD."""
+
+
+def read_usage(usage: Mapping[str, Any] | None) -> tuple[Usage | None, int | None, tuple[str, ...]]:
+    """Read a provider's figures.
+
+    Returns:
+        Tokens by class (None when there are none that make sense), the cost in micro-USD rounded up (None
+        when it is not told), and a note for each figure that cannot be true.
+    """
+    if usage is None:
+        return None, None, ("the provider reported no usage",)
+    cost, odd = _cost_micros(usage)
+    prompt_details = as_object(usage.get("prompt_tokens_details")) or {}
+    output_details = as_object(usage.get("completion_tokens_details")) or {}
+    figures = {
+        "prompt_tokens": usage.get("prompt_tokens"),
+        "completion_tokens": usage.get("completion_tokens"),
+        "cached_tokens": prompt_details.get("cached_tokens", usage.get("prompt_cache_hit_tokens")) or 0,
+        "cache_write_tokens": prompt_details.get("cache_write_tokens") or 0,
+        "reasoning_tokens": output_details.get("reasoning_tokens") or 0,
+    }
+    counts: dict[str, int] = {}
+    for name, value in figures.items():
+        count = _count(value)
+        if count is None:
+            said = "is missing" if value is None else f"is {str(value)[:40]}, which cannot be"
+            return None, cost, (*odd, f"usage not counted: {name} {said}")
+        counts[name] = count
+    cached, written = counts["cached_tokens"], counts["cache_write_tokens"]
+    prompt, output, thinking = (
+        counts["prompt_tokens"],
+        counts["completion_tokens"],
+        counts["reasoning_tokens"],
+    )
+    if cached + written > prompt:
+        odd = (*odd, "cached tokens reported beside the prompt, not in it")
+        prompt += cached + written
+    # Some providers count thinking beside the answer; the total tells.
+    if thinking > output or (thinking and usage.get("total_tokens") == prompt + output + thinking):
+        output += thinking
+    return (
+        Usage(
+            input_tokens=prompt - cached - written,
+            output_tokens=output,
+            cache_read_tokens=cached,
+            cache_write_tokens=written,
+            thinking_tokens=thinking,
+        ),
+        cost,
+        odd,
+    )
+
+
+def _cost_micros(usage: Mapping[str, Any]) -> tuple[int | None, tuple[str, ...]]:
+    """Read what a call cost; with a key of one's own, the provider behind the gateway bills too."""
+    parts = [usage.get("cost")]
+    if parts[0] is None:
+        return None, ()
+    if usage.get("is_byok") is True:
+        details = as_object(usage.get("cost_details")) or {}
+        parts.append(details.get("upstream_inference_cost") or 0)
+    total = Decimal(0)
+    for part in parts:
+        if isinstance(part, bool) or not isinstance(part, int | float) or not 0 <= part <= MOST_TOKENS:
+            return None, (f"reported cost not counted: {str(part)[:40]}",)
+        total += Decimal(repr(part))
+    return int((total * 1_000_000).to_integral_value(ROUND_CEILING)), ()
+
+
+def _count(value: Any) -> int | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    if not 0 <= value <= MOST_TOKENS or value != int(value):
+        return None
+    return int(value)

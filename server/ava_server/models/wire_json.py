@@ -1,0 +1,141 @@
+"""Reading and writing the JSON of a provider: nothing that a provider sends can make an entry unstorable."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any, cast
+
+_MOST = 2**63 - 1
+_LONGEST_INT = 400
+_DEEPEST = 100
+
+
+class NotJsonError(ValueError):
+    """Raised for text that cannot be read as JSON."""
+
+
+def encode(value: Any) -> bytes:
+    """Return compact JSON in UTF-8: the same value gives the same bytes, always.
+
+    Half a surrogate pair, which UTF-8 has no bytes for, becomes U+FFFD.
+    """
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        return whole_text(text)[0].encode()
+
+
+def decode(text: str | bytes) -> Any:
+    """Read JSON as it comes; NaN and absurd numbers stay in it, as floats, until `storable` has them.
+
+    Raises:
+        NotJsonError: It is no JSON, or nested too deeply to be an answer.
+    """
+    try:
+        return json.loads(text, parse_int=_integer)
+    except (ValueError, RecursionError) as error:
+        raise NotJsonError(str(error)) from error
+
+
+def decode_object(text: str) -> dict[str, Any] | None:
+    """Read tool arguments: an object of plain JSON, or None. No text at all is an empty object."""
+    if not text.strip():
+        return {}
+    try:
+        value = json.loads(text, parse_int=_integer, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return None
+    return as_object(storable(value)[0])
+
+
+def as_object(value: Any) -> dict[str, Any] | None:
+    """Return a value that is a JSON object, else None."""
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else None
+
+
+def as_list(value: Any) -> list[Any]:
+    """Return a value that is a JSON array, else an empty one."""
+    if not isinstance(value, list):
+        return []
+    items: list[Any] = value
+    return items
+
+
+def storable(value: Any) -> tuple[Any, tuple[str, ...]]:
+    """Return a value that UTF-8 JSON can hold, and a note for each kind of thing that had to be changed."""
+    counts = {"surrogate": 0, "number": 0, "nesting": 0}
+    kept = _storable(value, counts, 0)
+    notes: list[str] = []
+    if counts["surrogate"]:
+        notes.append(f"replaced {counts['surrogate']} lone surrogate{_s(counts['surrogate'])} by U+FFFD")
+    if counts["number"]:
+        notes.append(f"took out {counts['number']} number{_s(counts['number'])} that JSON cannot hold")
+    if counts["nesting"]:
+        notes.append(f"cut values nested more than {_DEEPEST} deep")
+    return kept, tuple(notes)
+
+
+def whole_text(text: str) -> tuple[str, int]:
+    """Join surrogate pairs that arrived in halves, and replace lone ones by U+FFFD.
+
+    Returns:
+        The text, and how many were replaced.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        whole = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+        return whole, whole.count("\ufffd") - text.count("\ufffd")
+    return text, 0
+
+
+def decode_text(raw: bytes) -> tuple[str, int]:
+    """Decode UTF-8, with U+FFFD for what is not.
+
+    Returns:
+        The text, and how many sequences were replaced.
+    """
+    try:
+        return raw.decode(), 0
+    except UnicodeDecodeError:
+        text = raw.decode("utf-8", "replace")
+        return text, text.count("\ufffd") - raw.count(b"\xef\xbf\xbd")
+
+
+def _storable(value: Any, counts: dict[str, int], depth: int) -> Any:
+    if depth > _DEEPEST:
+        counts["nesting"] += 1
+        return None
+    if isinstance(value, str):
+        text, replaced = whole_text(value)
+        counts["surrogate"] += replaced
+        return text
+    if (entries := as_object(value)) is not None:
+        below = depth + 1
+        return {
+            _storable(key, counts, below): _storable(item, counts, below) for key, item in entries.items()
+        }
+    if isinstance(value, list):
+        return [_storable(item, counts, depth + 1) for item in as_list(value)]
+    if isinstance(value, float) and not math.isfinite(value):
+        counts["number"] += 1
+        return None
+    if isinstance(value, int) and abs(value) > _MOST:
+        counts["number"] += 1
+        return str(value)
+    return value
+
+
+def _integer(digits: str) -> int | float:
+    """Read an integer; Python refuses to read thousands of digits, and nobody counts that far."""
+    return int(digits) if len(digits) <= _LONGEST_INT else math.inf
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def _s(count: int) -> str:
+    return "" if count == 1 else "s"
