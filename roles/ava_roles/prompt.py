@@ -1,0 +1,90 @@
+"""The system prompt of a run: who it is, what it is for, what it has, how it answers. Never the task."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, Protocol
+
+from ava_roles.role import Role, first_sentence
+
+_RULE = "\n\n---\n\n"
+_SUBMIT = "submit_result"
+
+
+class Described(Protocol):
+    """A tool as the prompt names it; `ToolSpec` is one."""
+
+    @property
+    def name(self) -> str:
+        """The tool's name."""
+        ...
+
+    @property
+    def description(self) -> str:
+        """What it does. The prompt takes the first sentence; the request's tool list has all of it."""
+        ...
+
+
+def system_prompt(
+    role: Role,
+    *,
+    system_prompt: str | None,
+    context: str | None,
+    tools: Sequence[Described],
+    limits: Mapping[str, str],
+    output_schema: Mapping[str, Any] | None,
+) -> str:
+    """Return the system prompt: equal bytes for equal input, in whatever order tools and limits come.
+
+    Three parts with `---` between them: the executor persona; the role's body and the spawn's own words, left
+    out when there are none; then task context, capabilities, limits and the form of the answer. The task is
+    no part of it: it is the first user message. Reads two data files when first called.
+
+    Args:
+        role: Its body is the specialisation.
+        system_prompt: What the spawn adds to it.
+        context: What the spawn says about the circumstances; blank is none.
+        tools: What the run may call after all scoping.
+        limits: What the run may use, as a person reads it, e.g. `{"cost": "at most $0.50"}`.
+        output_schema: The JSON schema that `output` has to meet.
+    """
+    special = "\n\n".join(part for part in (role.body.strip(), (system_prompt or "").strip()) if part)
+    rest = [
+        f"## Task context\n\n{context.strip()}" if context and context.strip() else "",
+        _capabilities(tools),
+        _limits(limits),
+        _output_format(output_schema),
+    ]
+    parts = (_data("executor.md"), special, "\n\n".join(part for part in rest if part))
+    return _RULE.join(part for part in parts if part) + "\n"
+
+
+def _capabilities(tools: Sequence[Described]) -> str:
+    own = sorted((tool.name, first_sentence(tool.description)) for tool in tools if tool.name != _SUBMIT)
+    if not own:
+        return "## Capabilities\n\nYou have no tools but `submit_result`: work with what the task gives you."
+    lines = "\n".join(f"- `{name}`: {sentence}" for name, sentence in own)
+    return f"## Capabilities\n\nYour tools, and there are no others:\n\n{lines}"
+
+
+def _limits(limits: Mapping[str, str]) -> str:
+    if not limits:
+        return ""
+    lines = "\n".join(f"- {name}: {limits[name]}" for name in sorted(limits))
+    return f"## Limits\n\nThe first of these that is reached ends your work:\n\n{lines}"
+
+
+def _output_format(schema: Mapping[str, Any] | None) -> str:
+    text = f"## Output format\n\n{_data('output.md')}"
+    if schema is None:
+        return text
+    shown = json.dumps(schema, ensure_ascii=False, sort_keys=True)
+    return f"{text}\n\n`output` must be JSON that is valid against this schema:\n\n{shown}"
+
+
+@cache
+def _data(name: str) -> str:
+    return (Path(__file__).parent / name).read_text(encoding="utf-8").strip()

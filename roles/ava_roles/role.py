@@ -1,0 +1,380 @@
+"""One role: what a Markdown file with YAML frontmatter says about a kind of subagent."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import lru_cache
+from pathlib import PurePosixPath
+from typing import Annotated, Any, Final, cast
+
+import yaml
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from ava_roles.errors import RoleFileError
+
+RESEARCH_TOOLS: Final = ("web_search", "read_webpages", "read_file", "search_codebase", "search_and_read")
+"""What a file that names no tools gets: the researcher's, all of which only read."""
+
+COMMON_TOOLS: Final = ("save_artifact", "scratchpad", "read_tool_result", "read_subagent_result", "recall")
+"""What every role has, unless its file disallows it."""
+
+OWN_TOOLS: Final = frozenset(
+    {*RESEARCH_TOOLS, *COMMON_TOOLS, "http_get", "edit_file", "write_file", "run_bash", "python_exec"}
+)
+NEVER_FOR_SUBAGENTS: Final = frozenset(
+    {
+        "spawn_subagent",
+        "confirm_spawn",
+        "check_subagent",
+        "message_subagent",
+        "cancel_subagent",
+        "read_ava_logs",
+    }
+)
+CLAUDE_TOOLS: Final[Mapping[str, str]] = {
+    "Read": "read_file",
+    "Grep": "search_codebase",
+    "Glob": "search_codebase",
+    "Bash": "run_bash",
+    "WebFetch": "read_webpages",
+    "WebSearch": "web_search",
+    "Edit": "edit_file",
+    "Write": "write_file",
+}
+TIERS: Final[Mapping[str, str]] = {
+    **{tier: tier for tier in ("fast", "balanced", "deep")},
+    **{"haiku": "fast", "sonnet": "balanced", "opus": "deep", "inherit": "balanced"},
+}
+MAX_FILE_CHARS: Final = 100_000
+
+_NAME = re.compile(r"[a-z][a-z0-9_-]{0,63}")
+_SECRET = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
+_MCP_TOOL = re.compile(r"mcp__[A-Za-z0-9_.*-]{1,200}")
+# A plain description with ": " in it is no YAML, and yet what many agent files have.
+_PLAIN_DESCRIPTION = re.compile(r"^(description:[ \t]+)([^\s'\"|>].*)$", re.MULTILINE)
+_SENTENCE_END = re.compile(r"(?<=[.!?])(?<!e\.g\.)(?<!i\.e\.)\s")
+_COMMA_OUTSIDE_PARENTHESES = re.compile(r",(?![^(]*\))")
+
+
+@dataclass(frozen=True)
+class Role:
+    """A kind of subagent: its prompt, its tools and what it may use when the spawn says nothing else.
+
+    Attributes:
+        name: Lower case, as spawns spell it.
+        description: When to use it, for the orchestrator.
+        body: The role's part of the system prompt; may be empty.
+        tools: Names of the tools it has, the common ones included, without repetition.
+        model: A tier (`fast`, `balanced`, `deep`) or a model id.
+        timeout_s: Seconds of active time.
+        max_cost_cents: US cents.
+        max_tokens: Fresh input, cache writes and output.
+        max_iterations: Turns.
+        max_tool_calls: Tool calls of the whole run.
+        estimated_minutes: A first guess of how long it takes, from and to.
+        needs: Tools without which it is refused.
+        network: Its commands may reach the network.
+        secrets: Names of the secrets that its tool calls may use.
+        plan: It plans before it works.
+        extended_thinking: The model thinks before it answers.
+        verify: The command line that checks a coder's work.
+        setup: The command line that prepares a coder's worktree.
+        carry: Folders, relative to the workspace, that a coder's worktree gets as they are.
+        source: `built in`, or the file.
+        text: The whole file, for the approval's digest.
+        ignored_keys: What the file says and nothing here reads, e.g. `color` or `tools: TodoWrite`.
+    """
+
+    name: str
+    description: str
+    body: str
+    tools: tuple[str, ...]
+    model: str
+    timeout_s: float
+    max_cost_cents: float
+    max_tokens: int
+    max_iterations: int
+    max_tool_calls: int
+    estimated_minutes: tuple[int, int]
+    needs: tuple[str, ...]
+    network: bool
+    secrets: tuple[str, ...]
+    plan: bool
+    extended_thinking: bool
+    verify: str | None
+    setup: str | None
+    carry: tuple[str, ...]
+    source: str
+    text: str
+    ignored_keys: tuple[str, ...]
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    """Make a tuple of words out of a list, or of one text with commas between them, without repetition."""
+    items = _COMMA_OUTSIDE_PARENTHESES.split(value) if isinstance(value, str) else value
+    if not isinstance(items, list | tuple) or not all(
+        isinstance(item, str) for item in cast("list[Any]", items)
+    ):
+        raise ValueError("must be a list of names, e.g. [first, second]")
+    return tuple(dict.fromkeys(name for item in cast("list[str]", items) if (name := item.strip())))
+
+
+def _name(value: str) -> str:
+    if not _NAME.fullmatch(value):
+        raise ValueError("must be lower case letters, digits, - and _, a letter first, at most 64")
+    return value
+
+
+def _model(value: str) -> str:
+    if not value or len(value) > 200 or " " in value or not value.isprintable():
+        raise ValueError(f"must be a tier ({', '.join(TIERS)}) or a model id")
+    return TIERS.get(value.lower(), value)
+
+
+def _command(value: str) -> str:
+    if not value or len(value) > 2_000 or "\n" in value or "\0" in value:
+        raise ValueError("must be one command line of at most 2,000 characters; put more into a script")
+    return value
+
+
+def _minutes(value: tuple[int, int]) -> tuple[int, int]:
+    if value[0] > value[1]:
+        raise ValueError("must be two numbers of minutes, the smaller first, e.g. [2, 8]")
+    return value
+
+
+def _secret(value: str) -> str:
+    if not _SECRET.fullmatch(value):
+        raise ValueError("must be names of secrets (letters, digits, _ . -), never their values")
+    return value
+
+
+def _folder(value: str) -> str:
+    parts = PurePosixPath(value).parts
+    if not parts or value.startswith(("/", "~")) or "\\" in value or ".." in parts or ".git" in parts:
+        raise ValueError("must be folders beneath the workspace, e.g. node_modules")
+    return value
+
+
+_Names = Annotated[tuple[str, ...], BeforeValidator(_names)]
+_Secret = Annotated[str, AfterValidator(_secret)]
+_Above0 = Annotated[float, Field(gt=0, le=1e9)]
+_Whole = Annotated[int, Field(gt=0, le=10**9)]
+_Minutes = Annotated[tuple[_Whole, _Whole], Field(strict=False), AfterValidator(_minutes)]
+_Command = Annotated[str, AfterValidator(_command)]
+
+
+class _Keys(BaseModel):
+    """The keys that mean something here, as files write them, with what a file without them has."""
+
+    model_config = ConfigDict(strict=True, frozen=True, str_strip_whitespace=True)
+
+    name: Annotated[str, AfterValidator(_name)]
+    description: str = Field(min_length=1)
+    tools: _Names = RESEARCH_TOOLS
+    disallowedTools: _Names = ()  # noqa: N815  (Claude Code's spelling)
+    model: Annotated[str, AfterValidator(_model)] = "balanced"
+    maxTurns: _Whole = 20  # noqa: N815
+    timeout: _Above0 = 600.0
+    max_cost_cents: _Above0 = 50.0
+    max_tokens: _Whole = 100_000
+    max_tool_calls: _Whole = 25
+    estimated_minutes: _Minutes = (2, 8)
+    needs: _Names = ()
+    network: bool = False
+    secrets: Annotated[tuple[_Secret, ...], BeforeValidator(_names)] = ()
+    plan: bool = False
+    extended_thinking: bool = False
+    verify: _Command | None = None
+    setup: _Command | None = None
+    carry: Annotated[tuple[Annotated[str, AfterValidator(_folder)], ...], BeforeValidator(_names)] = ()
+
+
+@dataclass(frozen=True)
+class _File:
+    """A role file cut into its keys' values, the line of each, and the body."""
+
+    source: str
+    values: Mapping[str, Any]
+    lines: Mapping[str, int]
+    body: str
+
+    def fault(self, key: str, sentence: str) -> RoleFileError:
+        return RoleFileError(f"{self.source}, line {self.lines.get(key, 1)}, {key}: {sentence}")
+
+
+@lru_cache(maxsize=256)
+def parse_role(text: str, source: str, default_name: str) -> Role:
+    """Return the role that a file's text describes. A pure function: equal texts are parsed once.
+
+    Args:
+        text: The whole file.
+        source: How the file is called in messages and in the role.
+        default_name: The name of a file that says none (its stem).
+
+    Raises:
+        RoleFileError: It is no role file; names file, line and key.
+    """
+    file = _read(text, source)
+    keys = _checked(file, default_name)
+    tools, ignored = _tools(file, keys)
+    for tool in keys.needs:
+        if tool not in tools:
+            raise file.fault("needs", f"{_shown(tool)} is not among the role's tools ({', '.join(tools)})")
+    return Role(
+        name=keys.name,
+        description=keys.description,
+        body=file.body,
+        tools=tools,
+        model=keys.model,
+        timeout_s=keys.timeout,
+        max_cost_cents=keys.max_cost_cents,
+        max_tokens=keys.max_tokens,
+        max_iterations=keys.maxTurns,
+        max_tool_calls=keys.max_tool_calls,
+        estimated_minutes=keys.estimated_minutes,
+        needs=keys.needs,
+        network=keys.network,
+        secrets=keys.secrets,
+        plan=keys.plan,
+        extended_thinking=keys.extended_thinking,
+        verify=keys.verify,
+        setup=keys.setup,
+        carry=keys.carry,
+        source=source,
+        text=text,
+        ignored_keys=(*sorted(file.lines.keys() - _Keys.model_fields.keys()), *ignored),
+    )
+
+
+def first_sentence(text: str) -> str:
+    """Return the first sentence of a text, on one line."""
+    return _SENTENCE_END.split(" ".join(text.split()), maxsplit=1)[0]
+
+
+def _tools(file: _File, keys: _Keys) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the role's tools (named and common ones, less the denied), and the names that were ignored."""
+    granted = {name: _tool(file, "tools", name) for name in keys.tools}
+    # What is denied by pattern, `Bash(rm:*)`, is denied as a whole: nothing here could deny a part of a tool.
+    denied = {name: _tool(file, "disallowedTools", name.split("(")[0]) for name in keys.disallowedTools}
+    for name in granted:
+        if name in NEVER_FOR_SUBAGENTS:
+            raise file.fault("tools", f"{name} is never given to a subagent; take it out")
+    tools = tuple(
+        tool
+        for tool in dict.fromkeys((*granted.values(), *COMMON_TOOLS))
+        # A denied `mcp__server` denies all tools of that server.
+        if tool and tool not in denied.values() and "__".join(tool.split("__")[:2]) not in denied.values()
+    )
+    ignored = [f"tools: {name}" for name, tool in granted.items() if not tool and name != "submit_result"]
+    return tools, (*ignored, *(f"disallowedTools: {name}" for name, tool in denied.items() if not tool))
+
+
+def _tool(file: _File, key: str, name: str) -> str | None:
+    """Return our name of a tool; None for one that has no counterpart here, or is no role's business."""
+    name = CLAUDE_TOOLS.get(name, name)
+    if name in OWN_TOOLS or _MCP_TOOL.fullmatch(name):
+        return name
+    if name in NEVER_FOR_SUBAGENTS or name == "submit_result" or not name[0].islower():
+        return None
+    close = get_close_matches(name, OWN_TOOLS, n=1)
+    hint = (
+        f"did you mean {close[0]}?" if close else f"known: {', '.join(sorted(OWN_TOOLS))}, mcp__server__tool"
+    )
+    raise file.fault(key, f"no tool {_shown(name)}; {hint}")
+
+
+def _checked(file: _File, default_name: str) -> _Keys:
+    """Check the values of the keys; the first fault is told."""
+    try:
+        return _Keys.model_validate({"name": default_name, **file.values})
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+    key = str(fault["loc"][0])
+    if key == "description" and fault["type"] in ("missing", "string_too_short"):
+        raise file.fault(key, "is missing; write one sentence that says when to use this role")
+    reason = fault.get("ctx", {}).get("error", fault["msg"])
+    if key == "secrets":  # what stands there may be one
+        raise file.fault(key, str(reason))
+    given = fault["input"] if len(fault["loc"]) > 1 else file.values.get(key, default_name)
+    raise file.fault(key, f"{reason}; given: {_shown(given)}")
+
+
+def _shown(value: object) -> str:
+    """Return a value as a message shows it: short, and on one line."""
+    if isinstance(value, int) and abs(value) > 10**15:
+        return "a number of more than 15 digits"
+    shown = " ".join(json.dumps(value, ensure_ascii=False, default=str).split())
+    return shown if len(shown) <= 80 else shown[:79] + "…"
+
+
+def _read(text: str, source: str) -> _File:
+    """Cut a file into its frontmatter and its body, and read the former."""
+    if len(text) > MAX_FILE_CHARS:
+        raise RoleFileError(
+            f"{source}: has {len(text):,} characters; a role file has at most {MAX_FILE_CHARS:,}"
+        )
+    lines = text.removeprefix("\ufeff").replace("\r\n", "\n").split("\n")
+    if lines[0].rstrip() != "---":
+        raise RoleFileError(f"{source}, line 1: a role file begins with a line `---`, then `description: …`")
+    end = next((number for number, line in enumerate(lines[1:], start=1) if line.rstrip() == "---"), None)
+    if end is None:
+        raise RoleFileError(
+            f"{source}, line {len(lines)}: the line `---` that ends the frontmatter is missing"
+        )
+    front = "\n".join(lines[1:end])
+    quoted = _PLAIN_DESCRIPTION.sub(_quote, front)
+    try:
+        values, at = _yaml(front, source)
+    except RoleFileError as first:
+        try:
+            values, at = _yaml(quoted, source)
+        except RoleFileError:
+            raise first from None
+    return _File(source, values, at, "\n".join(lines[end + 1 :]).strip())
+
+
+def _quote(found: re.Match[str]) -> str:
+    return found[1] + json.dumps(found[2].replace("\\n", "\n"), ensure_ascii=False)
+
+
+def _yaml(front: str, source: str) -> tuple[dict[str, Any], dict[str, int]]:
+    """Read the frontmatter: the values of the keys that mean something here, and the line of every key."""
+    loader: Any = yaml.SafeLoader(front)  # its methods have no types
+    try:
+        root = loader.get_single_node()
+    except (yaml.YAMLError, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None)
+        problem = getattr(error, "problem", None) or "it cannot be read"
+        line = mark.line + 2 if mark else 2
+        raise RoleFileError(f"{source}, line {line}: the frontmatter is no YAML: {problem}") from error
+    if not isinstance(root, yaml.MappingNode):
+        raise RoleFileError(f"{source}, line 2: the frontmatter must be lines of `key: value`")
+    values: dict[str, Any] = {}
+    lines: dict[str, int] = {}
+    for key, node in root.value:
+        name, line = key.value, key.start_mark.line + 2
+        if not isinstance(name, str):
+            raise RoleFileError(f"{source}, line {line}: a key must be one word")
+        name = "maxTurns" if name == "max_iterations" else name  # the spawn argument's name for it
+        if name in lines:
+            raise RoleFileError(f"{source}, line {line}, {name}: is given twice; keep one")
+        lines[name] = line
+        if name not in _Keys.model_fields:
+            continue
+        # Scalars and flat lists only: nothing that aliases could blow up.
+        if not isinstance(node.value, str) and not all(
+            isinstance(item, yaml.ScalarNode) for item in node.value
+        ):
+            raise RoleFileError(f"{source}, line {line}, {name}: must be one value or a flat list")
+        try:
+            value = loader.construct_object(node, deep=True)
+        except (ValueError, LookupError, AttributeError, TypeError, yaml.YAMLError) as error:  # `!!int x`
+            raise RoleFileError(f"{source}, line {line}, {name}: cannot be read as a value") from error
+        if value is not None:  # a key without a value says nothing
+            values[name] = value
+    return values, lines

@@ -1,0 +1,115 @@
+"""Text that others wrote, made fit to stand before a model: cleaned, marked as data, unable to leave it."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+OUR_TAGS = ("tool_output", "subagent_result")
+"""Names of the tags that mark untrusted text; nothing inside may look like one of them."""
+
+_NONCE = re.compile(r"[0-9A-Za-z]{8,64}")
+_SOURCE_CHARS = 300
+
+# Everything that a person does not see and a model reads all the same. Variation selectors stay where they
+# pick the look of one emoji (a single U+FE0E or U+FE0F) and go where they could carry bytes (rows, the rest).
+_INVISIBLE = re.compile(
+    "["
+    "\u0000-\u0008\u000b-\u001f\u007f-\u009f"  # C0 and C1 controls, not \n and \t
+    "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # bidi marks, embeddings, isolates
+    "\u00ad\u034f\u180b-\u180f\u200b-\u200d\u2060-\u2065\u206a-\u206f\ufeff\ufff9-\ufffb"  # zero width
+    "\u115f\u1160\u17b4\u17b5\u3164\uffa0\U0001d173-\U0001d17a"  # fillers and formatting without a glyph
+    "\ufe00-\ufe0d\U000e0000-\U000e0fff"  # the selectors that carry bytes, tag block
+    "\ud800-\udfff"  # lone surrogates, which no provider and no database takes
+    "]|(?<=[\ufe00-\ufe0f])[\ufe0e\ufe0f]"
+)
+
+# `<` and the characters that pass for it.
+_LESS = "<\u00ab\u02c2\u1438\u2039\u226a\u2329\u276c\u276e\u2770\u27e8\u27ea\u29fc\u3008\u300a\ufe64\uff1c"
+# The look-ahead ends at the next such character: a text full of them costs no more than its length.
+_OPENING = re.compile(f"[{_LESS}](?=\\s*+([^{_LESS}]{{1,160}}))")
+# Letters and digits that pass for the letters of our tag names, after NFKD and case folding.
+_LOOKALIKES = {
+    ord(char): letter
+    for letter, chars in {
+        "a": "4@аαɑᴀ",
+        "b": "8ьвβʙ",
+        "e": "3еεᴇ",
+        "g": "9ɡɢց",
+        "l": "1!|iıɩιіӏʟꞁ",
+        "n": "пηνոɴ",
+        "o": "0оοσօᴏ",
+        "p": "рρᴘ",
+        "r": "гʀ",
+        "s": "5$ѕꜱ",
+        "t": "7тτᴛ",
+        "u": "υʋսцᴜ",
+    }.items()
+    for char in chars
+}
+_SKELETONS = tuple(name.replace("_", "") for name in OUR_TAGS)
+
+
+def clean(text: str) -> tuple[str, int]:
+    r"""Remove what a person does not see: bidi controls, zero width, tag block, control characters.
+
+    Line ends become `\n` and are not counted as removed.
+
+    Returns:
+        The text, and how many characters were removed.
+    """
+    return _INVISIBLE.subn("", text.replace("\r\n", "\n").replace("\r", "\n"))
+
+
+def wrap_tool_output(text: str, *, tool: str, nonce: str, source: str | None = None) -> str:
+    """Return what a tool brought, as the model is shown it.
+
+    Args:
+        text: The output, redacted and cut to its length already.
+        tool: The tool's name.
+        nonce: The run's own random word (8 to 64 letters and digits); it is part of the tag's name.
+        source: A URL or a path that the output comes from.
+
+    Raises:
+        ValueError: The nonce is not of that form.
+    """
+    if not _NONCE.fullmatch(nonce):
+        raise ValueError("a nonce is 8 to 64 letters and digits")
+    body, removed = clean(text)
+    tag = f"{OUR_TAGS[0]}_{nonce}"
+    opening = f'<{tag} tool="{_attribute(tool)}"'
+    if source is not None:
+        opening += f' source="{_attribute(source)}"'
+    if removed:
+        opening += f' invisible_characters_removed="{removed}"'
+    return f"{opening}>\n{_escape(body)}\n</{tag}>"
+
+
+def escape_result(text: str) -> str:
+    """Return a subagent's words so that they can stand inside `<subagent_result …>` and cannot close it."""
+    return _escape(clean(text)[0])
+
+
+def _escape(text: str) -> str:
+    """Replace `<`, and what passes for it, by `&lt;` where something like one of our tag names follows."""
+    return _OPENING.sub(_escaped, text)
+
+
+def _escaped(match: re.Match[str]) -> str:
+    return "&lt;" if _skeleton(match[1]).startswith(_SKELETONS) else match[0]
+
+
+def _skeleton(text: str) -> str:
+    """Reduce text to the plain letters that a reader takes it for: no case, accents, spaces or signs."""
+    folded = unicodedata.normalize("NFKD", text).casefold().translate(_LOOKALIKES)
+    return "".join(char for char in folded if "a" <= char <= "z")
+
+
+def _attribute(value: str) -> str:
+    """Return a value that cannot end the attribute it stands in, on one line, at most 300 characters long."""
+    line = " ".join(clean(value)[0].split())
+    if len(line) > _SOURCE_CHARS:
+        line = line[: _SOURCE_CHARS - 1] + "…"
+    for char, entity in (("&", "&amp;"), ('"', "&quot;"), ("<", "&lt;"), (">", "&gt;")):
+        line = line.replace(char, entity)
+    return _escape(line)
