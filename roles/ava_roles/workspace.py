@@ -50,26 +50,26 @@ def resolve_workspace(
     client root that may not be given is passed over; an `env` that may not be given is not, because a person
     chose it: then there is none, and `why` says what is wrong with it.
 
-    A folder that is asked for must lie beneath a configured root. Where none is configured, the folders of the
-    client (all of them) and the one that the rule found take their place. Where there is none of these either,
-    nothing here says where this person works: then every folder is accepted that is not refused always, and the
-    approval, which shows the path, is what decides.
+    A folder that is asked for must lie beneath a configured root. Where none is configured, the folders of
+    the client (all of them) and the one that the rule found take their place. Where there is none of these
+    either, nothing says where this person works: every folder is accepted that is not refused always, and
+    the approval, which shows the path, decides.
 
-    Always refused: `/` and the kernel's folders; a home folder, whatever contains one, and what lies in a dot-folder
-    of one; the data root, what contains it and what lies in it.
+    Always refused: `/` and the kernel's folders; a home folder, whatever contains one, and what lies in a
+    dot-folder of one; the data root, what contains it and what lies in it.
 
     Blocking: looks at the file system; call it in a thread.
 
     Args:
-        asked: The call's `workspace`, a path or a `file://` URI; `~` and relative paths (to what the rule found)
-            are understood; blank is none.
+        asked: The call's `workspace`: a path, absolute, from `~`, or relative to what the rule found; or a
+            `file://` URI; blank is none.
         client_roots: The MCP client's roots, as `file://` URIs or paths.
         env: The value of `AVA_WORKSPACE`.
         cwd: The server's working folder.
         roots: The configured roots.
         data_root: Ava's own folder.
         home: The home folder of the user.
-        only_roots: No roots means that nothing may be given (over HTTP), instead of the folder that was found.
+        only_roots: Without roots nothing may be given (over HTTP), not even the folder that the rule finds.
 
     Raises:
         WorkspaceRefused: The folder asked for may not be used; says why, and what may be given.
@@ -83,14 +83,15 @@ def resolve_workspace(
     found, clients = _found(places, client_roots, env, cwd)
     if asked is None or not asked.strip():
         return found
-    allowed = places.roots or clients or (() if found.path is None else (found.path,))
+    if env and env.strip() and found.path is None:  # a setting that is wrong is mended, not passed over
+        raise WorkspaceRefused(f"workspace: cannot be given: {found.why}")
+    allowed = places.roots or tuple(dict.fromkeys((*clients, *([found.path] if found.path else []))))
     try:
         folder = _folder(places, asked, allowed, relative_to=found.path)
     except WorkspaceRefused as refusal:
-        beneath = (
-            f"beneath {' or '.join(map(str, allowed))}" if allowed else "of a project, by its absolute path"
-        )
-        raise WorkspaceRefused(f"workspace: {refusal}; give a folder {beneath}") from None
+        beneath = f"beneath {' or '.join(map(str, allowed))}" if allowed else "of one project"
+        hint = f"give a folder {beneath}, or have a person set other roots ([workspace] in config.toml)"
+        raise WorkspaceRefused(f"workspace: {refusal}; {hint}") from None
     return Workspace(folder, True, "given in the call")
 
 
@@ -223,7 +224,7 @@ def _repository(places: _Places, folder: Path) -> Path | None:
 
 
 def _within(path: Path, folder: Path) -> bool:
-    """Tell whether a resolved path is a folder or lies in it, also by another spelling of upper and lower case."""
+    """Tell whether a resolved path is a folder or lies in it, also where upper and lower case are the same."""
     return path.is_relative_to(folder) or any(_same(part, folder) for part in (path, *path.parents))
 
 
