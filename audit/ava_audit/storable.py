@@ -135,14 +135,14 @@ def _size(value: Any) -> int:
     return len(json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode())
 
 
-def _strings(value: Any) -> list[str]:
+def _strings(value: object) -> list[str]:
     if isinstance(value, str):
         return [value]
-    items: list[Any] = []
+    items: list[object] = []
     if isinstance(value, dict):
-        items = list(cast("dict[str, Any]", value).values())
+        items = list(cast("dict[str, object]", value).values())
     elif isinstance(value, list):
-        items = value
+        items = cast("list[object]", value)
     return [text for item in items for text in _strings(item)]
 
 
@@ -164,16 +164,15 @@ def _shrunk(value: Any, size: int, max_bytes: int, changes: Counter[str]) -> Any
     return _cut(value, limit)
 
 
-def _cut(value: Any, limit: int) -> Any:
+def _cut(value: object, limit: int) -> Any:
     if isinstance(value, str):
         if _size(value) <= limit:
             return value
         return _prefix(value, limit - _CUT_ROOM) + _CUT.format(f"{len(value):,}")
     if isinstance(value, dict):
-        return {key: _cut(item, limit) for key, item in cast("dict[str, Any]", value).items()}
+        return {key: _cut(item, limit) for key, item in cast("dict[str, object]", value).items()}
     if isinstance(value, list):
-        items: list[Any] = value
-        return [_cut(item, limit) for item in items]
+        return [_cut(item, limit) for item in cast("list[object]", value)]
     return value
 
 
