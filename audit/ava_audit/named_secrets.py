@@ -1,8 +1,8 @@
 """Secrets that only what stands around them gives away: headers, passwords in URLs, values of telling names.
 
 Names such as `api_key` are found by their last letters, so that upper and lower case cost nothing; values
-that stand for a secret (`$TOKEN`, `<key>`, `your-api-key`), expressions and paths are left alone. The rule for
-speed is that of `key_shapes.py`: literals first, patterns bounded or possessive.
+that stand for a secret (`$TOKEN`, `<key>`, `your-api-key`), expressions and paths are left alone. The rule
+for speed is that of `key_shapes.py`: literals first, patterns bounded or possessive.
 """
 
 from __future__ import annotations
