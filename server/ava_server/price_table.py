@@ -1,7 +1,7 @@
 """Reading the table of genai-prices without its traps.
 
 Its own `calc_price` counts a missing price as 0, and its prefix rules take `claude-x-hypothetical-max` for
-`claude-x`. Here a price must be there, and an id must be named by the table itself, at most with a date behind it.
+`claude-x`. Here a price must be there, and the table itself must name the id, at most with a date behind it.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class _Rates:
             kind: value if value is not None else values["input_mtok"] for kind, value in values.items()
         }
         self.thinking: Decimal | TieredPrices | None = getattr(price, "output_reasoning_mtok", None)
-        self.limits = {
+        self.limits: set[int] = {
             tier.start
             for value in (*self.values.values(), self.thinking)
             for tier in getattr(value, "tiers", ())
@@ -138,7 +138,7 @@ def _at(value: Decimal | TieredPrices | None, prompt: int) -> int:
 
 def _dearest(candidates: list[_Rates], model: ModelInfo, source: str) -> Price:
     """Return the dearest of all tiers and times, and the cheaper steps for shorter prompts."""
-    limits = sorted(set().union(*(rates.limits for rates in candidates)))
+    limits = sorted({limit for rates in candidates for limit in rates.limits})
 
     def highest(prompts: list[int]) -> tuple[int, int, int, int]:
         found = [rates.at(prompt) for rates in candidates for prompt in prompts]

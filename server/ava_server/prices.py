@@ -1,6 +1,6 @@
-"""What a token costs: the user's own prices, free endpoints, then the table of genai-prices; nothing is guessed.
+"""What a token costs: the user's own prices, free endpoints, then the table of genai-prices; never a guess.
 
-Prices are integers: nano-USD per token, which is USD per thousand million tokens, rounded up. Amounts are integer
+Prices are integers, nano-USD per token, rounded up (1 USD per million tokens is 1,000). Amounts are integers,
 micro-USD, rounded up once.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from decimal import ROUND_CEILING, Decimal
 from typing import Any
 from urllib.parse import urlsplit
@@ -27,7 +27,10 @@ class Unpriced(Refused):
 
 @dataclass(frozen=True)
 class UserPrice:
-    """A price as the settings have it, in USD per million tokens; a missing cache price is the input price."""
+    """A price as the settings have it, in USD per million tokens (`per_request`: in USD).
+
+    A missing cache price is the input price.
+    """
 
     input: float
     output: float
@@ -80,7 +83,8 @@ class Price:
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> Price:
         """Return the price that `as_dict` wrote down."""
-        return cls(**{**stored, "steps": tuple(Step(**step) for step in stored["steps"])})
+        fields: dict[str, Any] = {**stored, "steps": tuple(Step(**step) for step in stored["steps"])}
+        return cls(**fields)
 
 
 FREE_LOCAL = Price(0, 0, 0, 0, source="free (local)", free=True)
@@ -114,8 +118,8 @@ def find_price(
     if isinstance(found, Price):
         return found
     raise Unpriced(
-        f"No price is known for {name} ({found}), so its cost cannot be capped. Add the provider's prices in USD "
-        f"per million tokens to config.toml (0 for a model that costs nothing), or choose another model:\n"
+        f"No price is known for {name} ({found}), so its cost cannot be capped. Choose another model, or add "
+        f"the provider's prices to config.toml, in USD per million tokens (0 for what costs nothing):\n"
         f'[prices."{name}"]\ninput = …\noutput = …'
     )
 
@@ -126,7 +130,7 @@ def cost_micros(price: Price, usage: Usage) -> int:
 
 
 def reserve_micros(price: Price, bound: Bound) -> int:
-    """Return what a call can cost at most, in micro-USD: its whole prompt at the dearest of the input prices."""
+    """Return what a call can cost at most, in micro-USD: its whole prompt at the dearest input price."""
     dearest = max(price.input, price.cache_write, price.cache_read)
     nanos = bound.prompt_tokens * dearest + (bound.output_tokens + OUTPUT_SLACK) * price.output
     return -(-(nanos + price.per_request) // 1000)
@@ -153,7 +157,7 @@ def cost_by(price: Price, usage: Usage, total: int) -> dict[str, int]:
 
 
 def is_local(base_url: str) -> bool:
-    """Tell whether an endpoint is this machine or a private network's address; names other than localhost are not."""
+    """Tell whether an endpoint is localhost or a private address; other names may lead anywhere."""
     try:
         host = urlsplit(base_url).hostname or ""
     except ValueError:
@@ -185,7 +189,7 @@ def _user_price(key: str, price: UserPrice) -> Price:
         source=f'settings [prices."{key}"]',
     )
     free = not (found.input or found.output or found.cache_read or found.cache_write or per_request)
-    return Price(**{**found.__dict__, "free": free})
+    return replace(found, free=free)
 
 
 def _nanos(price: Price, usage: Usage) -> dict[str, int]:

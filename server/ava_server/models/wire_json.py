@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable
 from typing import Any, cast
 
 _MOST = 2**63 - 1
@@ -57,10 +58,7 @@ def as_object(value: Any) -> dict[str, Any] | None:
 
 def as_list(value: Any) -> list[Any]:
     """Return a value that is a JSON array, else an empty one."""
-    if not isinstance(value, list):
-        return []
-    items: list[Any] = value
-    return items
+    return [*cast("Iterable[Any]", value)] if isinstance(value, list) else []
 
 
 def storable(value: Any) -> tuple[Any, tuple[str, ...]]:

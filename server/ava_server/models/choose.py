@@ -1,0 +1,274 @@
+"""Which model a run gets: what was asked for, what is configured, and what it costs."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+from typing import Literal, get_args
+from urllib.parse import urlsplit
+
+from ava_server.errors import BadInput, ConfigError
+from ava_server.models.base import Model
+from ava_server.models.clients import ClientPool
+from ava_server.prices import Price, UserPrice, find_price, is_local
+
+Tier = Literal["fast", "balanced", "deep"]
+Wire = Literal["openai", "offline"]
+TIERS: tuple[str, ...] = get_args(Tier)
+OFFLINE = "offline/extractive"
+CUSTOM = "custom"
+KNOWN_URLS: Mapping[str, str] = {
+    "openrouter": "https://openrouter.ai/api/v1",
+    "openai": "https://api.openai.com/v1",
+}
+SET_A_MODEL = (
+    "Store a key with `ava key set openrouter`, or set AVA_MODEL_BASE_URL and AVA_MODEL to any "
+    "OpenAI-compatible endpoint."
+)
+
+
+@dataclass(frozen=True)
+class Provider:
+    """A provider that is configured: its key, and its address where that is not a known one."""
+
+    base_url: str | None = None
+    api_key: str | None = field(default=None, repr=False)
+    wire: Wire = "openai"
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """What the settings say about models.
+
+    Attributes:
+        base_url: AVA_MODEL_BASE_URL: one endpoint for everything, called `custom`.
+        api_key: AVA_MODEL_API_KEY, for that endpoint.
+        model: AVA_MODEL: that endpoint's model, or without one the model to use when none is asked for.
+        tiers: `[models]`: tier to `provider:id`.
+        providers: Those with a key or an address.
+        prices: The user's own prices, by `provider:id` or by id alone.
+    """
+
+    base_url: str | None = None
+    api_key: str | None = field(default=None, repr=False)
+    model: str | None = None
+    tiers: Mapping[str, str] = field(default_factory=dict[str, str])
+    providers: Mapping[str, Provider] = field(default_factory=dict[str, Provider])
+    prices: Mapping[str, UserPrice] = field(default_factory=dict[str, UserPrice])
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A model that was chosen: all that is needed to show it, price it and call it.
+
+    Attributes:
+        provider: The provider's name.
+        model_id: Its id of the model.
+        name: `provider:id`, as it stands in proposals and in the log.
+        tier: The tier that it was chosen for.
+        wire: How it is spoken to.
+        price: What it costs.
+        base_url: Where it is; None for the offline reader.
+        api_key: The key; never shown.
+    """
+
+    provider: str
+    model_id: str
+    name: str
+    tier: str
+    wire: Wire
+    price: Price
+    base_url: str | None = None
+    api_key: str | None = field(default=None, repr=False)
+
+
+def choose(wanted: str | None, tier: str, settings: ModelSettings) -> Choice:
+    """Return the model for a run.
+
+    Args:
+        wanted: A tier, `provider:id`, an id, or nothing.
+        tier: The role's tier, which counts when no model is asked for by name.
+        settings: What is configured.
+
+    Raises:
+        BadInput: There is no such model or tier, or it is not clear whose it is.
+        ConfigError: The settings name a provider or an address that cannot be used.
+        Unpriced: Nobody says what it costs.
+    """
+    wanted = (wanted or "").strip()
+    if wanted in TIERS:
+        wanted, tier = "", wanted
+    if tier not in TIERS:
+        raise BadInput(f"tier: there is no {tier!r}; choose one of {', '.join(TIERS)}")
+    if wanted in ("offline", OFFLINE):
+        return _offline(tier)
+    providers = configured(settings)
+    if not wanted:
+        wanted = _for_tier(tier, settings, providers)
+        if not wanted:
+            return _offline(tier)
+    name, model_id = _whose(wanted, settings, providers)
+    provider = providers[name]
+    base_url = provider.base_url or KNOWN_URLS[name]
+    _check_address(name, base_url, provider.api_key)
+    price = find_price(name, model_id, base_url=base_url, overrides=settings.prices)
+    return Choice(
+        name, model_id, f"{name}:{model_id}", tier, provider.wire, price, base_url, provider.api_key
+    )
+
+
+def configured(settings: ModelSettings) -> dict[str, Provider]:
+    """Return the providers that can be called: with an address, and a key where one is needed."""
+    usable: dict[str, Provider] = {}
+    if settings.base_url:
+        usable[CUSTOM] = Provider(settings.base_url, settings.api_key)
+    for name, provider in settings.providers.items():
+        if provider.base_url or (name in KNOWN_URLS and provider.api_key):
+            usable.setdefault(name, provider)
+    return usable
+
+
+@cache
+def default_tiers() -> Mapping[str, Mapping[str, str]]:
+    """Return `tiers.toml`: provider to tier to id."""
+    return tomllib.loads(files("ava_server.models").joinpath("tiers.toml").read_text(encoding="utf-8"))
+
+
+def build_model(choice: Choice, clients: ClientPool) -> Model:
+    """Return the model that was chosen, ready to be called."""
+    if choice.wire == "offline" or choice.base_url is None:
+        from ava_server.models.offline import OfflineModel
+
+        return OfflineModel()
+    from ava_server.models.openai_chat import OpenAIChat
+
+    host = urlsplit(choice.base_url).hostname
+    return OpenAIChat(
+        provider=choice.provider,
+        model_id=choice.model_id,
+        base_url=choice.base_url,
+        api_key=choice.api_key,
+        clients=clients,
+        # OpenAI's reasoning models refuse the older name, which everybody else expects.
+        output_field="max_completion_tokens" if host == "api.openai.com" else "max_tokens",
+        extra=_dearest_allowed(choice.price) if host == "openrouter.ai" else {},
+    )
+
+
+def _dearest_allowed(price: Price) -> Mapping[str, object]:
+    """Return what keeps a gateway from passing a call on to a provider that costs more than was approved."""
+    if price.free:
+        return {}
+    most = {"prompt": price.input / 1000, "completion": price.output / 1000}
+    return {"provider": {"max_price": most}}
+
+
+def _offline(tier: str) -> Choice:
+    price = Price(0, 0, 0, 0, source="free (offline)", free=True)
+    return Choice("offline", "extractive", OFFLINE, tier, "offline", price)
+
+
+def _for_tier(tier: str, settings: ModelSettings, providers: Mapping[str, Provider]) -> str:
+    """Return `provider:id` for a tier; nothing when no provider is configured at all."""
+    if settings.base_url:
+        if not settings.model:
+            raise ConfigError(
+                f"AVA_MODEL_BASE_URL is set to {_host(settings.base_url)}, but not AVA_MODEL. Set it to the id "
+                "of a model there."
+            )
+        return f"{CUSTOM}:{settings.model}"
+    if settings.model:
+        return settings.model
+    if tier in settings.tiers:
+        return settings.tiers[tier]
+    for name, ids in default_tiers().items():
+        if name in providers:
+            return f"{name}:{ids[tier]}"
+    if providers:
+        names = " and ".join(providers)
+        raise ConfigError(
+            f"No model is set for tier {tier!r}, and {names} has no default. Add it to config.toml: "
+            f'[models] {tier} = "{next(iter(providers))}:ID"'
+        )
+    return ""
+
+
+def _whose(wanted: str, settings: ModelSettings, providers: Mapping[str, Provider]) -> tuple[str, str]:
+    """Split `provider:id`, or find the one provider that knows an id."""
+    prefix, colon, rest = wanted.partition(":")
+    if colon and prefix in providers:
+        if rest.strip():
+            return prefix, rest.strip()
+        raise BadInput(f"model: {wanted!r} names a provider without a model; write {prefix}:ID")
+    if colon and (prefix in KNOWN_URLS or prefix in settings.providers):
+        raise BadInput(
+            f"model: {wanted!r} needs a key for {prefix}, and there is none; run `ava key set {prefix}`"
+        )
+    if not providers:
+        raise BadInput(f"model: {wanted!r} cannot be used, because no model is configured. {SET_A_MODEL}")
+    knowing = [name for name, provider in providers.items() if _knows(name, provider, wanted, settings)]
+    if len(knowing) > 1:
+        choices = " or ".join(f"{name}:{wanted}" for name in knowing)
+        raise BadInput(f"model: {' and '.join(knowing)} both know {wanted!r}; write {choices}")
+    if knowing:
+        return knowing[0], wanted
+    open_ended = [name for name in providers if name not in KNOWN_URLS]
+    if len(providers) == 1 and open_ended:
+        return open_ended[0], wanted  # an endpoint of the user's own, whose models nobody lists
+    raise BadInput(
+        f"model: no configured provider knows {wanted!r} (configured: {', '.join(providers)}); write "
+        f"provider:ID, or a tier: {', '.join(TIERS)}"
+    )
+
+
+def _knows(name: str, provider: Provider, model_id: str, settings: ModelSettings) -> bool:
+    """Tell whether a provider is known to have a model: by the settings, or by the price table."""
+    if name == CUSTOM and settings.model == model_id:
+        return True
+    own = f"{name}:{model_id}"
+    if own in settings.prices or own in settings.tiers.values():
+        return True
+    from ava_server.price_table import known_ids, look_up
+
+    address = provider.base_url or KNOWN_URLS.get(name)
+    priced = isinstance(look_up(name, model_id, base_url=address), Price)
+    return priced or model_id.lower() in known_ids(name, address)
+
+
+def _check_address(name: str, base_url: str, api_key: str | None) -> None:
+    """Refuse what could not be sent, or would send a key in the clear.
+
+    Raises:
+        ConfigError: The address or the key cannot be used.
+    """
+    try:
+        parts = urlsplit(base_url)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        usable = False
+        parts = urlsplit("")
+    if not usable or parts.username or parts.query or parts.fragment:
+        raise ConfigError(
+            f"The base URL of {name} ({_host(base_url)}) cannot be used; write it like https://host/v1, "
+            "without user, password or query."
+        )
+    if api_key and not (api_key.isascii() and api_key.isprintable() and " " not in api_key):
+        raise ConfigError(
+            f"The key of {name} has characters that no key has; store it again: `ava key set {name}`"
+        )
+    inside = is_local(base_url) or "." not in (
+        parts.hostname or ""
+    )  # a name of this network, such as a container's
+    if api_key and parts.scheme == "http" and not inside:
+        raise ConfigError(
+            f"The base URL of {name} would send its key unencrypted to {parts.hostname}; use https."
+        )
+
+
+def _host(base_url: str) -> str:
+    """Return an address as an error may show it: without user and password."""
+    scheme, _, rest = base_url.partition("://")
+    return f"{scheme}://{rest.rpartition('@')[2]}" if rest else base_url.rpartition("@")[2]

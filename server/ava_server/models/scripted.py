@@ -1,0 +1,177 @@
+"""A model that answers from a script, without a network: for tests that drive the real loop, and for demos.
+
+A step is chosen by how many answers the request's history holds already, so that a run that was killed and
+goes on in another process gets the step that comes next. A step that is a list holds the attempts of one turn.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+
+from ava_audit.events import Usage
+from ava_server.errors import ModelError
+from ava_server.models import bound as bounds
+from ava_server.models import chat_wire, wire_json
+from ava_server.models.base import AssistantTurn, Bound, Completion, Delta, Known, Request
+
+NO_TOKENS = Usage()
+
+
+@dataclass(frozen=True)
+class Call:
+    """A tool call that the script asks for; `raw`, in place of the arguments, makes a broken one."""
+
+    name: str
+    args: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    raw: str | None = None
+
+
+@dataclass(frozen=True)
+class Step:
+    """One answer of the script.
+
+    Attributes:
+        text: The model's words; each of its lines is a delta of its own.
+        calls: The tools it asks for.
+        usage: Tokens that it reports; None reports none.
+        cost_micros: The cost that it reports, in micro-USD.
+        thinking: Shown as a delta before the words.
+        error: Raised in place of an answer.
+        reached: Set when the call has begun.
+        until: The answer waits for this event.
+        stop_reason: Why the answer ended; by default `tool_calls` with calls and `stop` without.
+    """
+
+    text: str = ""
+    calls: tuple[Call, ...] = ()
+    usage: Usage | None = NO_TOKENS
+    cost_micros: int | None = None
+    thinking: str = ""
+    error: ModelError | None = None
+    reached: anyio.Event | None = field(default=None, compare=False)
+    until: anyio.Event | None = field(default=None, compare=False)
+    stop_reason: str | None = None
+
+
+ScriptStep = Step | Callable[[Request], Step]
+Script = Sequence[ScriptStep | Sequence[ScriptStep]]
+
+
+class ScriptedModel:
+    """Plays a script; records the requests that it was sent."""
+
+    def __init__(self, steps: Script, *, name: str = "scripted:demo") -> None:
+        """Take the script.
+
+        Args:
+            steps: One entry for each turn: a step, a function of the request that makes one, or a list of
+                those for the attempts of that turn (the last one stays).
+            name: `provider:id`, as it stands in the log.
+        """
+        self._steps = tuple(steps)
+        self._name = name
+        self._attempts: Counter[int] = Counter()
+        self.requests: list[Request] = []
+
+    @property
+    def name(self) -> str:
+        """`provider:id`."""
+        return self._name
+
+    def encode(self, request: Request) -> bytes:
+        """Return the request's body as a chat endpoint would get it."""
+        return wire_json.encode({**chat_wire.body(request), "max_tokens": request.max_output})
+
+    def bound(self, request: Request, known: Known | None) -> Bound:
+        """Return an upper bound of what the call can use."""
+        return bounds.bound(request, chat_wire.message, known)
+
+    @asynccontextmanager
+    async def stream(self, request: Request) -> AsyncGenerator[ScriptedStream]:
+        """Play the step for this request.
+
+        Raises:
+            ModelError: The step is one, or the script is over.
+        """
+        self.requests.append(request)
+        turn = sum(isinstance(turn, AssistantTurn) for turn in request.turns)
+        step = self._step(turn, request)
+        if step.reached is not None:
+            step.reached.set()
+        if step.until is not None:
+            await step.until.wait()
+        await anyio.lowlevel.checkpoint()
+        if step.error is not None:
+            raise step.error
+        yield ScriptedStream(step, turn)
+
+    def _step(self, turn: int, request: Request) -> Step:
+        if turn >= len(self._steps):
+            raise ModelError(
+                f"The script of {self._name} has {len(self._steps)} steps and was asked for step {turn + 1}.",
+                kind="bad_request",
+                sent=False,
+                answered=False,
+                retryable=False,
+                what_to_do="Write a longer script.",
+            )
+        entry = self._steps[turn]
+        if not isinstance(entry, Step) and not callable(entry):
+            entry = entry[min(self._attempts[turn], len(entry) - 1)]
+            self._attempts[turn] += 1
+        return entry if isinstance(entry, Step) else entry(request)
+
+
+class ScriptedStream:
+    """The deltas of a scripted answer, and then the answer."""
+
+    def __init__(self, step: Step, turn: int) -> None:
+        """Take the step and how many answers came before it."""
+        self._step = step
+        self._turn = turn
+        self._completion: Completion | None = None
+
+    @property
+    def completion(self) -> Completion:
+        """The answer; only after the iteration has ended."""
+        if self._completion is None:
+            raise RuntimeError("the answer is complete only after the stream was read to its end")
+        return self._completion
+
+    async def __aiter__(self) -> AsyncIterator[Delta]:
+        """Yield the step's thinking and words."""
+        step = self._step
+        if step.thinking:
+            yield Delta(thinking=step.thinking)
+        for line in step.text.splitlines(keepends=True):
+            await anyio.lowlevel.checkpoint()
+            yield Delta(text=line)
+        self._completion = complete(step, self._turn)
+
+
+def complete(step: Step, turn: int) -> Completion:
+    """Return the answer that a step stands for; `turn` makes the ids of its calls."""
+    calls = tuple(
+        chat_wire.tool_use(
+            f"call_{turn}_{number}",
+            call.name,
+            wire_json.encode(dict(call.args)).decode() if call.raw is None else call.raw,
+        )
+        for number, call in enumerate(step.calls)
+    )
+    return Completion(
+        text=step.text,
+        calls=calls,
+        raw=chat_wire.assistant_message(step.text, calls),
+        usage=step.usage,
+        cost_micros=step.cost_micros,
+        stop_reason=step.stop_reason or ("tool_calls" if calls else "stop"),
+        request_id=f"scripted-{turn}",
+    )

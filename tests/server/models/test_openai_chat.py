@@ -1,0 +1,188 @@
+from collections.abc import AsyncIterator, Sequence
+
+import anyio
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.model_server import Gate, Received, Say, Script, events, running_model_server
+
+from ava_audit.events import Usage
+from ava_server.models.base import AssistantTurn, Completion, Known, Request, ToolSchema, ToolTurn, UserTurn
+from ava_server.models.clients import ClientPool
+from ava_server.models.openai_chat import Deadlines, OpenAIChat
+from ava_server.models.sse import EventReader
+
+SEARCH = ToolSchema("search", "Finds things.", {"type": "object", "properties": {"q": {"type": "string"}}})
+ASK = Request("test", "You are terse.", (SEARCH,), (UserTurn("Find the blue door."),), 256)
+
+
+async def answers(
+    script: Script, request: Request = ASK, *, streaming: bool = True, times: int = 1
+) -> tuple[list[Completion], list[Received]]:
+    """Ask a server that plays the script, and return its answers and what it received."""
+    found: list[Completion] = []
+    with anyio.fail_after(5), running_model_server(script) as server:
+        async with ClientPool() as clients:
+            model = OpenAIChat(
+                "custom", "test", server.base_url, "key-0123456789", clients, streaming=streaming
+            )
+            for _ in range(times):
+                async with model.stream(request) as stream:
+                    async for _ in stream:
+                        pass
+                found.append(stream.completion)
+        return found, server.requests
+
+
+@pytest.fixture
+async def clients() -> AsyncIterator[ClientPool]:
+    async with ClientPool() as clients:
+        yield clients
+
+
+async def test_words_and_tool_calls_are_put_together_from_their_fragments() -> None:
+    calls = [("search", {"q": "blue döor ✓"}), ("search", {"q": "second"})]
+    (completion,), _ = await answers([Say("I look for it.", calls, reasoning="Where?")])
+
+    assert completion.text == "I look for it."
+    assert [(call.name, call.args) for call in completion.calls] == calls
+    assert completion.usage == Usage(input_tokens=100, output_tokens=20)
+    assert completion.stop_reason == "tool_calls"
+    assert completion.request_id == "chatcmpl-1"
+    assert completion.notes == ()
+    assert completion.raw["reasoning_content"] == "Where?"
+    assert completion.raw["tool_calls"][1]["function"] == {"name": "search", "arguments": '{"q": "second"}'}
+
+
+@pytest.mark.parametrize("say", [Say("whole", [("search", {"q": "x"})]), Say("whole", stream=False)])
+async def test_an_answer_in_one_piece_is_the_same_answer(say: Say) -> None:
+    streaming = not say.stream
+    (completion,), (received,) = await answers([say], streaming=streaming)
+
+    assert completion.text == "whole"
+    assert [call.args for call in completion.calls] == [args for _, args in say.calls]
+    assert received.json["stream"] is streaming
+
+
+async def test_the_body_that_is_sent_is_the_body_that_was_encoded() -> None:
+    raw = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "a", "extra": {"ü": 1}}],
+        "odd": "kept",
+    }
+    turns = (UserTurn("Grüße \ud800 now"), AssistantTurn(raw), ToolTurn("a", "search", "nothing"))
+    request = Request("test", "", (SEARCH,), turns, 512)
+    _, (received,) = await answers([Say("ok")], request)
+
+    model = OpenAIChat("custom", "test", "http://x/v1", None, ClientPool())
+    assert received.body == model.encode(request)
+    assert received.path == "/v1/chat/completions"
+    assert received.json["messages"][1] == raw
+    assert received.json["messages"][0]["content"] == "Grüße \ufffd now"
+    assert received.json["messages"][2] == {"role": "tool", "tool_call_id": "a", "content": "nothing"}
+    assert received.json["max_tokens"] == 512
+    assert "n" not in received.json
+
+
+async def test_the_key_goes_into_the_header_and_nowhere_else() -> None:
+    _, (received,) = await answers([Say("ok")])
+
+    assert received.headers["authorization"] == "Bearer key-0123456789"
+    assert b"key-0123456789" not in received.body
+    assert "key-0123456789" not in repr(OpenAIChat("p", "m", "http://x", "key-0123456789", ClientPool()))
+
+
+async def test_without_a_key_there_is_no_authorization_header(clients: ClientPool) -> None:
+    with anyio.fail_after(5), running_model_server([Say("ok")]) as server:
+        async with OpenAIChat("p", "m", server.base_url, None, clients).stream(ASK) as stream:
+            async for _ in stream:
+                pass
+        assert "authorization" not in server.requests[0].headers
+
+
+async def test_the_next_call_uses_the_connection_of_the_last_one(clients: ClientPool) -> None:
+    with anyio.fail_after(5), running_model_server([Say("a"), Say("b"), Say("c", stream=False)]) as server:
+        model = OpenAIChat("p", "m", server.base_url, None, clients)
+        for _ in range(3):
+            async with model.stream(ASK) as stream:
+                async for _ in stream:
+                    pass
+        assert server.connections == 1
+
+
+async def test_calls_beyond_a_clients_share_get_a_client_of_their_own() -> None:
+    clients = ClientPool(calls_per_client=2)
+    async with clients.client() as first, clients.client() as second, clients.client() as third:
+        assert first is second
+        assert third is not first
+    assert clients.size == 2
+    async with clients.client() as again:
+        assert again is first
+    await clients.aclose()
+    assert again.is_closed
+
+
+async def test_leaving_the_stream_hangs_up_at_once(clients: ClientPool) -> None:
+    gate = Gate()
+    with anyio.fail_after(5), running_model_server([Say("never", gate=gate)]) as server:
+        model = OpenAIChat("p", "m", server.base_url, None, clients)
+
+        async def ask() -> None:
+            async with model.stream(ASK):
+                pytest.fail("no answer was sent")
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask)
+            assert await anyio.to_thread.run_sync(gate.arrived.wait, 5)
+            tasks.cancel_scope.cancel()
+        assert await anyio.to_thread.run_sync(gate.client_left.wait, 5)
+
+
+async def test_words_arrive_as_deltas_while_the_answer_is_written(clients: ClientPool) -> None:
+    with (
+        anyio.fail_after(5),
+        running_model_server([Say("one two three", reasoning="hm", fragment=4)]) as server,
+    ):
+        async with OpenAIChat("p", "m", server.base_url, None, clients).stream(ASK) as stream:
+            with pytest.raises(RuntimeError, match="read to its end"):
+                _ = stream.completion
+            deltas = [delta async for delta in stream]
+    assert "".join(delta.text for delta in deltas) == "one two three"
+    assert "".join(delta.thinking for delta in deltas) == "hm"
+    assert len([delta for delta in deltas if delta.text]) == 4
+
+
+WHOLE = b"".join(events(Say("döor ✓ 🚪 fin", [("search", {"q": "ü🚪"})], fragment=3))).decode()
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@pytest.mark.parametrize("line_end", ["\n", "\r\n", "\r"])
+def test_a_stream_reads_the_same_wherever_it_is_cut(line_end: str, data: st.DataObject) -> None:
+    wire = WHOLE.replace("\n", line_end).encode()
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(wire)), max_size=12)))
+    assert read_events(
+        [wire[a:b] for a, b in zip([0, *cuts], [*cuts, len(wire)], strict=True)]
+    ) == read_events([wire])
+
+
+def test_a_stream_reads_the_same_byte_by_byte() -> None:
+    wire = WHOLE.encode()
+    assert read_events([wire[n : n + 1] for n in range(len(wire))]) == read_events([wire])
+    assert read_events([wire])[-1] == "[DONE]"
+
+
+def read_events(pieces: Sequence[bytes]) -> list[str]:
+    reader = EventReader()
+    found = [data for piece in pieces for data in reader.feed(piece)] + reader.finish()
+    assert reader.replaced == 0
+    return found
+
+
+def test_later_calls_are_bounded_by_what_the_provider_reported() -> None:
+    model = OpenAIChat("p", "m", "http://x", None, ClientPool(), deadlines=Deadlines(total_s=1))
+    loose = model.bound(ASK, None)
+    tight = model.bound(ASK, Known(prompt_tokens=40, turns=1))
+    assert loose.prompt_tokens > 1024 > tight.prompt_tokens == 40
+    assert loose.output_tokens == tight.output_tokens == 256

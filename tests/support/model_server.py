@@ -1,0 +1,322 @@
+"""A real HTTP server on 127.0.0.1 that speaks chat completions from a script, well or in every way badly.
+
+It runs in a thread of its own, so that whole-system tests with a child process can use it:
+
+    with running_model_server([Say("hello"), Fail(429, retry_after="2")]) as server:
+        ... server.base_url ... server.requests ...
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+JSON = "application/json"
+EVENTS = "text/event-stream"
+
+
+class Gate:
+    """Holds an answer: `arrived` is set when the request is there, `released` lets the answer go."""
+
+    def __init__(self) -> None:
+        self.arrived = threading.Event()
+        self.released = threading.Event()
+        self.client_left = threading.Event()
+
+
+@dataclass(frozen=True)
+class Say:
+    """A good answer: streamed when the request asks for a stream, in one piece when it does not."""
+
+    text: str = ""
+    calls: Sequence[tuple[str, Any]] = ()
+    usage: Mapping[str, Any] | None = field(
+        default_factory=lambda: {"prompt_tokens": 100, "completion_tokens": 20, "total_tokens": 120}
+    )
+    reasoning: str = ""
+    finish_reason: str | None = None
+    fragment: int = 7
+    gate: Gate | None = None
+    stream: bool = True
+
+
+@dataclass(frozen=True)
+class Fail:
+    """An error status."""
+
+    status: int
+    body: Any = field(default_factory=lambda: {"error": {"message": "scripted failure"}})
+    retry_after: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    gate: Gate | None = None
+
+
+@dataclass(frozen=True)
+class Raw:
+    """Bytes as they are, in the pieces given; `missing` more are promised and never come.
+
+    With `chunked`, the chunked coding is left without its end when `cut` is set.
+    """
+
+    pieces: Sequence[bytes]
+    content_type: str = EVENTS
+    status: int = 200
+    missing: int = 0
+    chunked: bool = False
+    cut: bool = False
+    gate: Gate | None = None
+
+
+@dataclass(frozen=True)
+class HangUp:
+    """The connection is closed without a word."""
+
+    gate: Gate | None = None
+
+
+Step = Say | Fail | Raw | HangUp
+Script = Sequence[Step] | Callable[[dict[str, Any]], Step]
+
+
+@dataclass(frozen=True)
+class Received:
+    """A request as it came."""
+
+    path: str
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> dict[str, Any]:
+        value: dict[str, Any] = json.loads(self.body)
+        return value
+
+
+class ModelServer:
+    """What a test sees of the server."""
+
+    def __init__(self, script: Script) -> None:
+        self._script = script
+        self._lock = threading.Lock()
+        self.requests: list[Received] = []
+        self.connections = 0
+        self.port = 0
+        self.gates: list[Gate] = []
+
+    @property
+    def base_url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/v1"
+
+    def next_step(self, received: Received) -> Step:
+        with self._lock:
+            number = len(self.requests)
+            self.requests.append(received)
+            step = self._step(number, received)
+            if step.gate is not None:
+                self.gates.append(step.gate)
+        return step
+
+    def _step(self, number: int, received: Received) -> Step:
+        if callable(self._script):
+            return self._script(received.json)
+        if number >= len(self._script):
+            return Fail(500, {"error": {"message": f"the script has no step {number + 1}"}})
+        return self._script[number]
+
+
+@contextmanager
+def running_model_server(script: Script) -> Generator[ModelServer]:
+    """Run a server in a thread until the block ends; gates are released then."""
+    server = ModelServer(script)
+    ready = threading.Event()
+    stop: list[Callable[[], object]] = []
+
+    async def serve() -> None:
+        done = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        stop.append(lambda: loop.call_soon_threadsafe(done.set))
+        tasks: set[asyncio.Task[None]] = set()
+
+        async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            task = asyncio.current_task()
+            assert task is not None
+            tasks.add(task)
+            server.connections += 1
+            try:
+                await _converse(server, reader, writer)
+            except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+                pass
+            finally:
+                tasks.discard(task)
+                writer.close()
+
+        listening = await asyncio.start_server(connected, "127.0.0.1", 0)
+        server.port = listening.sockets[0].getsockname()[1]
+        ready.set()
+        await done.wait()
+        listening.close()
+        for task in tuple(tasks):
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    thread = threading.Thread(target=asyncio.run, args=(serve(),), name="model server")
+    thread.start()
+    assert ready.wait(5), "the model server did not start"
+    try:
+        yield server
+    finally:
+        for gate in server.gates:
+            gate.released.set()
+        stop[0]()
+        thread.join(5)
+        assert not thread.is_alive(), "the model server did not stop"
+
+
+async def _converse(server: ModelServer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Answer requests on one connection, as long as the answers leave it usable."""
+    while True:
+        head = await reader.readuntil(b"\r\n\r\n")
+        first, *lines = head.decode("latin-1").split("\r\n")
+        headers = {
+            name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines) if name
+        }
+        body = await reader.readexactly(int(headers.get("content-length", "0")))
+        step = server.next_step(Received(first.split(" ")[1], headers, body))
+        if step.gate is not None and not await _held(step.gate, reader):
+            return
+        if not await _answer(step, json.loads(body), writer):
+            return
+
+
+async def _held(gate: Gate, reader: asyncio.StreamReader) -> bool:
+    """Wait at the gate; False when the client hung up meanwhile."""
+    gate.arrived.set()
+    left = asyncio.ensure_future(reader.read(1))
+    released = asyncio.ensure_future(asyncio.to_thread(gate.released.wait, 30))
+    await asyncio.wait({left, released}, return_when=asyncio.FIRST_COMPLETED)
+    if left.done():
+        gate.client_left.set()
+        gate.released.set()
+        await released
+        return False
+    left.cancel()
+    await asyncio.gather(left, return_exceptions=True)
+    return True
+
+
+async def _answer(step: Step, request: dict[str, Any], writer: asyncio.StreamWriter) -> bool:
+    """Send one answer; False when the connection is to be closed after it."""
+    turn = sum(message.get("role") == "assistant" for message in request.get("messages", ()))
+    match step:
+        case HangUp():
+            return False
+        case Fail():
+            content = step.body if isinstance(step.body, bytes) else json.dumps(step.body).encode()
+            extra = dict(step.headers)
+            if step.retry_after is not None:
+                extra["retry-after"] = step.retry_after
+            _head(writer, step.status, JSON, {**extra, "content-length": str(len(content))})
+            writer.write(content)
+        case Raw():
+            return await _raw(step, writer)
+        case Say() if request.get("stream") and step.stream:
+            _head(writer, 200, EVENTS, {"transfer-encoding": "chunked"})
+            for data in events(step, turn):
+                _chunk(writer, data)
+                await writer.drain()
+            writer.write(b"0\r\n\r\n")
+        case Say():
+            content = json.dumps(whole(step, turn), ensure_ascii=False).encode()
+            _head(writer, 200, JSON, {"content-length": str(len(content)), "x-request-id": "req-1"})
+            writer.write(content)
+    await writer.drain()
+    return True
+
+
+async def _raw(step: Raw, writer: asyncio.StreamWriter) -> bool:
+    size = sum(map(len, step.pieces)) + step.missing
+    length = {"transfer-encoding": "chunked"} if step.chunked else {"content-length": str(size)}
+    _head(writer, step.status, step.content_type, length)
+    for piece in step.pieces:
+        if step.chunked:
+            _chunk(writer, piece)
+        else:
+            writer.write(piece)
+        await writer.drain()
+    if step.chunked and not step.cut:
+        writer.write(b"0\r\n\r\n")
+        await writer.drain()
+    return not step.missing and not step.cut
+
+
+def events(step: Say, turn: int = 0) -> list[bytes]:
+    """Return the events of a streamed answer: words and arguments in fragments, usage last, then [DONE]."""
+    deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
+    deltas += [{"reasoning_content": piece} for piece in _cut(step.reasoning, step.fragment)]
+    deltas += [{"content": piece} for piece in _cut(step.text, step.fragment)]
+    for index, call in enumerate(_calls(step, turn)):
+        function = call["function"]
+        opening = {**call, "index": index, "function": {"name": function["name"], "arguments": ""}}
+        deltas.append({"tool_calls": [opening]})
+        deltas += [
+            {"tool_calls": [{"index": index, "function": {"arguments": piece}}]}
+            for piece in _cut(function["arguments"], step.fragment)
+        ]
+    chunks: list[dict[str, Any]] = [{"choices": [{"index": 0, "delta": delta}]} for delta in deltas]
+    chunks.append({"choices": [{"index": 0, "delta": {}, "finish_reason": _reason(step)}]})
+    if step.usage is not None:
+        chunks.append({"choices": [], "usage": dict(step.usage)})
+    common = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "model": "test"}
+    written = [
+        f"data: {json.dumps({**common, **chunk}, ensure_ascii=False)}\n\n".encode() for chunk in chunks
+    ]
+    return [b": connected\n\n", *written, b"data: [DONE]\n\n"]
+
+
+def whole(step: Say, turn: int = 0) -> dict[str, Any]:
+    """Return an answer in one piece."""
+    message: dict[str, Any] = {"role": "assistant", "content": step.text or None}
+    if step.reasoning:
+        message["reasoning_content"] = step.reasoning
+    if step.calls:
+        message["tool_calls"] = _calls(step, turn)
+    answer: dict[str, Any] = {
+        "id": "chatcmpl-1",
+        "object": "chat.completion",
+        "choices": [{"index": 0, "message": message, "finish_reason": _reason(step)}],
+    }
+    return answer if step.usage is None else {**answer, "usage": dict(step.usage)}
+
+
+def _calls(step: Say, turn: int) -> list[dict[str, Any]]:
+    return [
+        {
+            "id": f"call_{turn}_{number}",
+            "type": "function",
+            "function": {"name": name, "arguments": args if isinstance(args, str) else json.dumps(args)},
+        }
+        for number, (name, args) in enumerate(step.calls)
+    ]
+
+
+def _reason(step: Say) -> str:
+    return step.finish_reason or ("tool_calls" if step.calls else "stop")
+
+
+def _cut(text: str, size: int) -> list[str]:
+    return [text[start : start + size] for start in range(0, len(text), size)]
+
+
+def _head(writer: asyncio.StreamWriter, status: int, content_type: str, headers: Mapping[str, str]) -> None:
+    lines = [f"HTTP/1.1 {status} Scripted", f"content-type: {content_type}"]
+    lines += [f"{name}: {value}" for name, value in headers.items()]
+    writer.write("\r\n".join([*lines, "", ""]).encode("latin-1"))
+
+
+def _chunk(writer: asyncio.StreamWriter, data: bytes) -> None:
+    writer.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
