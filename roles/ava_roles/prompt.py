@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ava_roles.role import Role, first_sentence
+from ava_roles.wrap import clean
 
 _RULE = "\n\n---\n\n"
 _SUBMIT = "submit_result"
+_SENTENCE_CHARS = 300
 
 
 class Described(Protocol):
@@ -63,11 +65,17 @@ def system_prompt(
 
 
 def _capabilities(tools: Sequence[Described]) -> str:
-    own = sorted((tool.name, first_sentence(tool.description)) for tool in tools if tool.name != _SUBMIT)
+    own = sorted((tool.name, _about(tool)) for tool in tools if tool.name != _SUBMIT)
     if not own:
         return "## Capabilities\n\nYou have no tools but `submit_result`: work with what the task gives you."
     lines = "\n".join(f"- `{name}`: {sentence}" for name, sentence in own)
     return f"## Capabilities\n\nYour tools, and there are no others:\n\n{lines}"
+
+
+def _about(tool: Described) -> str:
+    """Return what a tool does in one short line; a foreign MCP server may have written the description."""
+    sentence = first_sentence(clean(tool.description)[0])
+    return sentence if len(sentence) <= _SENTENCE_CHARS else sentence[: _SENTENCE_CHARS - 1] + "…"
 
 
 def _limits(limits: Mapping[str, str]) -> str:

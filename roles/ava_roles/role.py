@@ -344,9 +344,12 @@ def _quote(found: re.Match[str]) -> str:
 
 def _yaml(front: str, source: str) -> tuple[dict[str, Any], dict[str, int]]:
     """Read the frontmatter: the values of the keys that mean something here, and the line of every key."""
-    loader: Any = yaml.SafeLoader(front)  # its methods have no types
     try:
+        loader: Any = yaml.SafeLoader(front)  # its methods have no types
         root = loader.get_single_node()
+    except yaml.reader.ReaderError as error:
+        line = front.count("\n", 0, error.position) + 2
+        raise RoleFileError(f"{source}, line {line}: holds a control character; take it out") from error
     except (yaml.YAMLError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         problem = getattr(error, "problem", None) or "it cannot be read"

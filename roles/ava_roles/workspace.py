@@ -224,7 +224,7 @@ def _repository(places: _Places, folder: Path) -> Path | None:
 
 
 def _within(path: Path, folder: Path) -> bool:
-    """Tell whether a resolved path is a folder or lies in it, also where upper and lower case are the same."""
+    """Tell whether a resolved path is a folder or lies in it, also by another case of its letters."""
     return path.is_relative_to(folder) or any(_same(part, folder) for part in (path, *path.parents))
 
 

@@ -47,6 +47,7 @@ _LOOKALIKES = {
     }.items()
     for char in chars
 }
+_SIGNS = re.compile(r"\A\W+")  # `/` and the like; further on, `|` passes for a letter
 _SKELETONS = tuple(name.replace("_", "") for name in OUR_TAGS)
 
 
@@ -101,8 +102,9 @@ def _escaped(match: re.Match[str]) -> str:
 
 def _skeleton(text: str) -> str:
     """Reduce text to the plain letters that a reader takes it for: no case, accents, spaces or signs."""
-    folded = unicodedata.normalize("NFKD", text).casefold().translate(_LOOKALIKES)
-    return "".join(char for char in folded if "a" <= char <= "z")
+    folded = unicodedata.normalize("NFKD", text).casefold()
+    letters = _SIGNS.sub("", folded).translate(_LOOKALIKES)
+    return "".join(char for char in letters if "a" <= char <= "z")
 
 
 def _attribute(value: str) -> str:

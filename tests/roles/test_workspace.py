@@ -1,0 +1,238 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ava_roles.errors import WorkspaceRefused
+from ava_roles.workspace import Workspace, resolve_workspace
+
+
+@dataclass(frozen=True)
+class World:
+    """A home with a project that is a repository, one that is none, and a data root beside it."""
+
+    base: Path
+    home: Path
+    repo: Path
+    plain: Path
+    data: Path
+
+    def resolve(self, **given: Any) -> Workspace:
+        settings: dict[str, Any] = {
+            "asked": None,
+            "client_roots": (),
+            "env": None,
+            "cwd": self.base,
+            "roots": (),
+            "data_root": self.data,
+            "home": self.home,
+        }
+        return resolve_workspace(**(settings | given))
+
+    def refusal(self, asked: str | Path, **given: Any) -> str:
+        with pytest.raises(WorkspaceRefused) as raised:
+            self.resolve(asked=str(asked), **given)
+        assert str(raised.value).startswith("workspace: ")
+        return str(raised.value)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    base = tmp_path.resolve()
+    world = World(
+        base, base / "people/ada", base / "people/ada/repo", base / "people/ada/plain", base / "store/ava"
+    )
+    for folder in (
+        world.repo / ".git",
+        world.repo / "src",
+        world.plain,
+        world.data / "logs",
+        world.home / ".ssh/keys",
+    ):
+        folder.mkdir(parents=True)
+    (world.repo / ".git/HEAD").write_text("ref: refs/heads/main\n")
+    return world
+
+
+def test_the_clients_one_root_comes_first(world: World) -> None:
+    found = world.resolve(client_roots=[world.plain.as_uri()], env=str(world.repo), cwd=world.repo)
+    assert found == Workspace(world.plain, False, "the client's root")
+
+
+def test_then_the_environment_then_the_working_folder_inside_a_repository(world: World) -> None:
+    assert world.resolve(env=str(world.plain), cwd=world.repo) == Workspace(
+        world.plain, False, "AVA_WORKSPACE"
+    )
+    found = world.resolve(cwd=world.repo / "src")
+    assert (found.path, found.given) == (world.repo / "src", False)
+    assert found.why == f"the server's working folder, inside the git repository {world.repo}"
+
+
+def test_a_worktree_counts_as_inside_a_repository(world: World) -> None:
+    (world.plain / ".git").write_text("gitdir: /elsewhere\n")
+    assert world.resolve(cwd=world.plain).path == world.plain
+
+
+def test_an_empty_dot_git_folder_and_a_repository_that_is_the_home_do_not_count(world: World) -> None:
+    (world.plain / ".git").mkdir()
+    assert world.resolve(cwd=world.plain).path is None
+    (world.home / ".git").mkdir()
+    (world.home / ".git/HEAD").write_text("ref: refs/heads/main\n")
+    assert world.resolve(cwd=world.plain).path is None
+
+
+def test_where_nothing_is_found_there_is_none_and_every_reason_is_told(world: World) -> None:
+    found = world.resolve(cwd=world.plain)
+    assert (found.path, found.given) == (None, False)
+    assert found.why == (
+        "no workspace: the client names no root; AVA_WORKSPACE is not set; the server's working folder "
+        f"{world.plain} is not inside a git repository; give `workspace` in the call or set AVA_WORKSPACE"
+    )
+
+
+def test_of_several_client_roots_none_is_chosen_and_each_may_be_asked_for(world: World) -> None:
+    roots = [world.plain.as_uri(), str(world.repo)]
+    found = world.resolve(client_roots=roots)
+    assert found.path is None
+    assert "the client has several roots" in found.why
+    assert world.resolve(client_roots=roots, env=str(world.repo)).why == "AVA_WORKSPACE"
+    for root in (world.plain, world.repo, world.repo / "src"):
+        assert world.resolve(asked=str(root), client_roots=roots) == Workspace(
+            root, True, "given in the call"
+        )
+    world.refusal(world.base / "people", client_roots=roots)
+
+
+def test_a_client_root_that_may_not_be_given_is_passed_over(world: World) -> None:
+    found = world.resolve(client_roots=[world.home.as_uri()], cwd=world.repo)
+    assert found.path == world.repo
+    found = world.resolve(client_roots=["https://example.org/x"], cwd=world.plain)
+    assert "the client's root: 'https://example.org/x' is no file:// URI of this machine" in found.why
+
+
+def test_a_wrong_environment_is_not_passed_over(world: World) -> None:
+    found = world.resolve(env=str(world.base / "gone"), cwd=world.repo)
+    assert found == Workspace(
+        None, False, f"no workspace: AVA_WORKSPACE: {world.base / 'gone'} does not exist; correct it"
+    )
+    assert "AVA_WORKSPACE" in world.refusal(world.plain, env=str(world.base / "gone"))
+
+
+def test_what_is_asked_for_is_given_and_marked_as_given(world: World) -> None:
+    found = world.resolve(asked=str(world.repo / "src"), env=str(world.repo))
+    assert found == Workspace(world.repo / "src", True, "given in the call")
+    assert world.resolve(asked=str(world.repo), env=str(world.repo)).given
+    assert world.resolve(asked="  ", env=str(world.repo)) == Workspace(world.repo, False, "AVA_WORKSPACE")
+
+
+def test_home_signs_uris_and_relative_paths_are_understood(world: World) -> None:
+    (world.repo / "a b").mkdir()
+    assert world.resolve(asked="~/repo").path == world.repo
+    assert world.resolve(asked=(world.repo / "a b").as_uri()).path == world.repo / "a b"
+    assert world.resolve(asked=f"file://localhost{world.repo}").path == world.repo
+    assert world.resolve(asked="src", cwd=world.repo).path == world.repo / "src"
+    assert "is relative" in world.refusal("src")
+
+
+def test_outside_of_the_folder_that_the_rule_found_is_refused_with_what_may_be_given(world: World) -> None:
+    for asked in (world.plain, world.repo / "../plain", "../plain"):
+        message = world.refusal(asked, cwd=world.repo)
+        assert f"{world.plain} is outside of the folders that may be given" in message
+        assert f"give a folder beneath {world.repo}" in message
+
+
+def test_configured_roots_decide_over_what_is_found_and_what_is_asked_for(world: World) -> None:
+    assert world.resolve(asked=str(world.plain), roots=[world.home], cwd=world.repo).path == world.plain
+    assert world.resolve(roots=[world.plain], cwd=world.repo).path is None
+    found = world.resolve(roots=[world.plain], client_roots=[world.repo.as_uri()], cwd=world.repo)
+    assert (found.path, "outside of the folders that may be given" in found.why) == (None, True)
+    assert f"beneath {world.plain}" in world.refusal(world.repo, roots=[world.plain], cwd=world.repo)
+
+
+def test_where_nothing_says_where_a_person_works_the_approval_decides(world: World) -> None:
+    assert world.resolve(asked=str(world.plain)) == Workspace(world.plain, True, "given in the call")
+
+
+def test_over_http_without_roots_nothing_is_given(world: World) -> None:
+    found = world.resolve(
+        only_roots=True, client_roots=[world.repo.as_uri()], env=str(world.repo), cwd=world.repo
+    )
+    assert (found.path, "no folder is set for this user" in found.why) == (None, True)
+    assert "no folder is set for this user" in world.refusal(world.repo, only_roots=True, cwd=world.repo)
+    assert world.resolve(only_roots=True, roots=[world.repo], asked=str(world.repo)).given
+
+
+def forbidden(world: World) -> list[tuple[str, str]]:
+    return [
+        ("/", "the whole file system"),
+        ("/..", "the whole file system"),
+        ("/proc/self", "belongs to the kernel"),
+        ("/dev", "belongs to the kernel"),
+        ("/home", "contains home folders"),
+        ("/home/somebody", "is a home folder"),
+        ("/Users/somebody", "is a home folder"),
+        ("/home/somebody/.ssh", "a dot-folder of a home folder"),
+        ("/root", "is a home folder"),
+        ("/root/.config/x", "a dot-folder of a home folder"),
+        ("~", "is a home folder"),
+        ("~/", "is a home folder"),
+        (str(world.home), "is a home folder"),
+        (str(world.home.parent), "contains home folders"),
+        (str(world.home / "repo/.."), "is a home folder"),
+        (str(world.home / ".ssh"), "lies in .ssh"),
+        (str(world.home / ".ssh/keys"), "lies in .ssh"),
+        (str(world.repo / "../.ssh/keys"), "lies in .ssh"),
+        (str(world.data), "Ava's own folder"),
+        (str(world.data / "logs"), "Ava's own folder"),
+        (str(world.data.parent), "Ava's own folder"),
+    ]
+
+
+def test_what_is_always_refused_is_refused_with_and_without_roots_and_through_a_link(world: World) -> None:
+    for number, (asked, told) in enumerate(forbidden(world)):
+        assert told in world.refusal(asked), asked
+        assert told in world.refusal(asked, roots=[Path("/")]), asked
+        assert told in world.resolve(env=asked).why, asked
+        link = world.plain / f"link{number}"
+        link.symlink_to(asked.replace("~", str(world.home)))
+        assert told in world.refusal(link), asked
+        assert told in world.resolve(client_roots=[link.as_uri()]).why, asked
+
+
+def test_a_link_out_of_a_root_is_followed_before_it_is_judged(world: World) -> None:
+    (world.repo / "out").symlink_to(world.plain)
+    assert "outside of the folders that may be given" in world.refusal(world.repo / "out", roots=[world.repo])
+
+
+def test_the_data_root_may_lie_in_a_dot_folder_of_the_home(world: World) -> None:
+    data = world.home / ".local/share/ava"
+    assert world.resolve(asked=str(world.repo), data_root=data).path == world.repo
+
+
+def test_a_dot_folder_of_a_project_may_be_given(world: World) -> None:
+    (world.repo / ".github").mkdir()
+    assert world.resolve(asked=str(world.repo / ".github")).path == world.repo / ".github"
+
+
+def test_what_is_no_folder_is_told_so(world: World) -> None:
+    (world.plain / "file").write_text("")
+    (world.plain / "loop").symlink_to(world.plain / "loop")
+    assert "is not a folder" in world.refusal(world.plain / "file")
+    assert "does not exist" in world.refusal(world.plain / "gone")
+    for asked in (
+        str(world.plain / "loop"),
+        f"{world.plain}/a\0b",
+        str(world.plain / ("x" * 5_000)),
+        "file://[",
+        "s3://x/y",
+    ):
+        assert len(world.refusal(asked)) < 6_000
+
+
+def test_a_refusal_does_not_tell_whether_something_outside_exists(world: World) -> None:
+    (world.plain / "there").mkdir()
+    told = [world.refusal(world.plain / name, cwd=world.repo) for name in ("there", "gone_")]
+    assert told[0].replace("there", "gone_") == told[1]
