@@ -121,7 +121,7 @@ def _files(folders: Sequence[Folder], problems: list[Problem]) -> Iterator[tuple
             problems.append(Problem(folder.label, problem))
             continue
         for name in names:
-            yield folder.path / name, f"{folder.label}/{name}"
+            yield folder.path / name, f"{folder.label}/{clean(name)[0]}"
 
 
 def _text(path: Path, source: str) -> str:

@@ -15,6 +15,7 @@ import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from ava_roles.errors import RoleFileError
+from ava_roles.wrap import clean
 
 RESEARCH_TOOLS: Final = ("web_search", "read_webpages", "read_file", "search_codebase", "search_and_read")
 """What a file that names no tools gets: the researcher's, all of which only read."""
@@ -260,7 +261,10 @@ def _tools(file: _File, keys: _Keys) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the role's tools (named and common ones, less the denied), and the names that were ignored."""
     granted = {name: _tool(file, "tools", name) for name in keys.tools}
     # What is denied by pattern, `Bash(rm:*)`, is denied as a whole: nothing here could deny a part of a tool.
-    denied = {name: _tool(file, "disallowedTools", name.split("(")[0]) for name in keys.disallowedTools}
+    denied = {
+        name: _tool(file, "disallowedTools", name.split("(")[0].removesuffix("__*"))
+        for name in keys.disallowedTools
+    }
     for name in granted:
         if name in NEVER_FOR_SUBAGENTS:
             raise file.fault("tools", f"{name} is never given to a subagent; take it out")
@@ -279,7 +283,7 @@ def _tool(file: _File, key: str, name: str) -> str | None:
     name = CLAUDE_TOOLS.get(name, name)
     if name in OWN_TOOLS or _MCP_TOOL.fullmatch(name):
         return name
-    if name in NEVER_FOR_SUBAGENTS or name == "submit_result" or not name[0].islower():
+    if name in NEVER_FOR_SUBAGENTS or name == "submit_result" or not name[:1].islower():
         return None
     close = get_close_matches(name, OWN_TOOLS, n=1)
     hint = (
@@ -305,10 +309,11 @@ def _checked(file: _File, default_name: str) -> _Keys:
 
 
 def _shown(value: object) -> str:
-    """Return a value as a message shows it: short, and on one line."""
-    if isinstance(value, int) and abs(value) > 10**15:
-        return "a number of more than 15 digits"
-    shown = " ".join(json.dumps(value, ensure_ascii=False, default=str).split())
+    """Return a value as a message shows it: short, on one line, and all of it to be seen."""
+    try:
+        shown = clean(" ".join(json.dumps(value, ensure_ascii=False, default=str).split()))[0]
+    except ValueError:  # an integer of thousands of digits
+        return "a number that is too long to show"
     return shown if len(shown) <= 80 else shown[:79] + "…"
 
 

@@ -141,6 +141,13 @@ def test_a_device_or_pipe_with_a_role_files_name_is_not_opened(tmp_path: Path) -
     assert Catalog.load([there]).problems == ()
 
 
+def test_a_file_name_that_is_no_text_is_shown_without_what_cannot_be_stored(tmp_path: Path) -> None:
+    there = folder(tmp_path / "roles")
+    Path(os.fsdecode(os.fsencode(there.path) + b"/caf\xe9.md")).write_text("# Notes\n")
+    [problem] = Catalog.load([there]).problems
+    assert problem.text.encode().startswith(b"roles/caf.md, line 1:")
+
+
 def test_a_changed_file_is_a_changed_role_at_the_next_load(tmp_path: Path) -> None:
     there = folder(tmp_path / "roles", pirate=text("Says arr."))
     before = Catalog.load([there]).get("pirate")

@@ -98,13 +98,14 @@ def test_tools_of_other_mcp_servers_are_kept_and_a_whole_server_can_be_denied() 
         "mcp__ssh__run",
         "mcp__forge__issue",
     )
-    assert role(front + "disallowedTools: [mcp__forge]").tools == ("mcp__ssh__run", *COMMON_TOOLS)
+    for denied in ("mcp__forge", "mcp__forge__*"):
+        assert role(front + f"disallowedTools: [{denied}]").tools == ("mcp__ssh__run", *COMMON_TOOLS)
 
 
 def test_a_tool_denied_by_pattern_is_denied_as_a_whole() -> None:
-    mine = role("description: d\ntools: Bash, Read\ndisallowedTools: Bash(rm:*), Agent")
+    mine = role("description: d\ntools: Bash, Read\ndisallowedTools: Bash(rm:*), Agent, (x)")
     assert mine.tools == ("read_file", *COMMON_TOOLS)
-    assert mine.ignored_keys == ("disallowedTools: Agent",)
+    assert mine.ignored_keys == ("disallowedTools: Agent", "disallowedTools: (x)")
 
 
 def test_a_common_tool_can_be_denied_and_an_empty_tool_list_leaves_the_common_ones() -> None:
@@ -133,7 +134,10 @@ def test_rules_in_the_body_do_not_end_the_frontmatter_early() -> None:
         ("timeout: !!int x", "line 3, timeout: cannot be read as a value"),
         ("maxTurns: 2.5", "line 3, maxTurns: Input should be a valid integer; given: 2.5"),
         ("max_tokens: true", "line 3, max_tokens: Input should be a valid integer; given: true"),
-        ("max_tokens: 0x" + "f" * 6000, "given: a number of more than 15 digits"),
+        ("max_tokens: 0x" + "f" * 6000, "given: a number that is too long to show"),
+        ("tools: [0x" + "f" * 6000 + "]", "given: a number that is too long to show"),
+        ('verify: "a\\ud800b"', "line 3, verify: "),
+        ('tools: "read\\u202e_file"', 'line 3, tools: no tool "read_file"'),
         ("tools: web_serch", 'line 3, tools: no tool "web_serch"; did you mean web_search?'),
         ("disallowedTools: xyzzy", 'line 3, disallowedTools: no tool "xyzzy"; known: edit_file, '),
         ("tools: [read_file, spawn_subagent]", "line 3, tools: spawn_subagent is never given to a subagent"),
