@@ -91,7 +91,17 @@ class Beneath:
     """
 
     def __init__(self, path: Path, *, kernel: bool = True) -> None:
-        self._root = os.open(path, _FOLDER & ~getattr(os, "O_NOFOLLOW", 0))
+        self._take(os.open(path, _FOLDER & ~getattr(os, "O_NOFOLLOW", 0)), kernel)
+
+    @classmethod
+    def adopt(cls, descriptor: int) -> Beneath:
+        """Return the folder of a descriptor, which it closes in the end."""
+        adopted = cls.__new__(cls)
+        adopted._take(descriptor, kernel=True)
+        return adopted
+
+    def _take(self, root: int, kernel: bool) -> None:
+        self._root = root
         self._device = os.fstat(self._root).st_dev
         self._kernel = kernel
         self._lock = threading.Lock()
@@ -159,7 +169,7 @@ class Beneath:
                 raise
 
     @contextmanager
-    def _held(self) -> Generator[int]:
+    def lent(self) -> Generator[int]:
         """Hold a copy of the root's descriptor.
 
         A thread that is still at it when the run ends must not see the number reused for another folder.
@@ -172,7 +182,7 @@ class Beneath:
             os.close(copy)
 
     def _open(self, parts: Sequence[str], flags: int) -> int:
-        with self._held() as root:
+        with self.lent() as root:
             if self._kernel:
                 try:
                     return openat2(root, "/".join(parts), flags)

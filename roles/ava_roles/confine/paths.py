@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path, PurePath
 from typing import Literal, NamedTuple, Protocol
 
@@ -49,6 +50,10 @@ class Ways(Protocol):
         """Put a regular file in place of what is there, in one step."""
         ...
 
+    def lent(self) -> AbstractContextManager[int | None]:
+        """Hold a copy of the folder's descriptor, if there is one."""
+        ...
+
     def close(self) -> None:
         """Release what is held."""
         ...
@@ -76,6 +81,19 @@ class Root:
         from ava_roles.confine.plain import Plain
 
         return cls(path, Beneath(path) if has_folder_descriptors() else Plain(path))
+
+    @classmethod
+    def adopt(cls, path: Path, descriptor: int | None) -> Root:
+        """Return a root for a folder's descriptor that another process lent; by path where there is none."""
+        if descriptor is None:
+            return cls.open(path)
+        from ava_roles.confine.beneath import Beneath
+
+        return cls(path, Beneath.adopt(descriptor))
+
+    def lent(self) -> AbstractContextManager[int | None]:
+        """Hold a copy of the descriptor, to be inherited by a child; None where there are no descriptors."""
+        return self._ways.lent()
 
     def close(self) -> None:
         """Close the folder; twice is harmless."""
@@ -133,6 +151,16 @@ class Root:
             return sorted(self._ways.entries(parts), key=_order)
         except OSError as error:
             raise _told(error, parts, folder=True) from None
+
+    def kind(self, rel: str) -> Kind:
+        """Return what a path is.
+
+        Raises:
+            AccessRefused: It leads outside or through a link.
+            ToolFailed: It does not exist.
+        """
+        parts = self.parts(rel)
+        return self._start(parts).kind if parts else "folder"
 
     def walk(
         self, rel: str = "", *, limit: int = 100_000, keep: Callable[[Entry], bool] | None = None

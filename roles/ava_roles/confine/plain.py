@@ -10,7 +10,7 @@ import errno
 import os
 import stat
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 
 from ava_roles.confine.beneath import kind_of
@@ -31,6 +31,10 @@ class Plain:
         self._root = path.resolve(strict=True)
         if not self._root.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, "not a folder", str(path))
+
+    def lent(self) -> AbstractContextManager[None]:
+        """Return nothing: there is no descriptor to lend."""
+        return nullcontext()
 
     def close(self) -> None:
         """Nothing is held."""

@@ -1,0 +1,77 @@
+"""`save_artifact`: files that a run hands over."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from functools import partial
+
+import anyio.to_thread
+from pydantic import Field
+
+from ava_roles.confine.paths import Root, shown
+from ava_roles.errors import AccessRefused, ToolFailed
+from ava_roles.tools.base import Place, ToolArgs, ToolOutput, ToolSpec
+from ava_roles.tools.needs import need_artifacts
+
+_BYTES_MAX = 1_000_000
+_FILES_MAX = 20
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,98}[A-Za-z0-9]|[A-Za-z0-9]")
+_RESERVED = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", re.IGNORECASE)
+
+
+class SaveArtifactArgs(ToolArgs):
+    """Arguments of `save_artifact`."""
+
+    name: str = Field(description="File name without folders, e.g. prices.csv; letters, digits, dot, - and _")
+    content: str = Field(description="The whole content, at most 1 MB.")
+
+
+class SaveArtifact:
+    """Writes a file into the run's folder of artifacts."""
+
+    spec = ToolSpec(
+        name="save_artifact",
+        description=(
+            "Save a text file (report, table, data) that is handed over with the result: at most 20 files of "
+            "1 MB. The same name again replaces the file. Use it for what is too long for the result itself."
+        ),
+        args=SaveArtifactArgs,
+        read_only=False,
+        writes=True,
+    )
+
+    def activity(self, args: SaveArtifactArgs) -> str:
+        """Return `Saving NAME`."""
+        return f"Saving {shown(args.name)}"[:80]
+
+    async def __call__(self, args: SaveArtifactArgs, at: Place) -> ToolOutput:
+        """Save it."""
+        folder = need_artifacts(at)
+        return await anyio.to_thread.run_sync(partial(_save, folder, args))
+
+
+def _save(folder: Root, args: SaveArtifactArgs) -> ToolOutput:
+    if not _NAME.fullmatch(args.name) or _RESERVED.fullmatch(args.name):
+        raise AccessRefused(
+            f"{shown(args.name)!r} cannot be the name of an artifact; give a plain file name such as prices.csv"
+        )
+    try:
+        data = args.content.encode()
+    except UnicodeEncodeError:
+        raise ToolFailed("the content contains half characters (lone surrogates); leave them out") from None
+    if len(data) > _BYTES_MAX:
+        raise ToolFailed(
+            f"the content has {len(data):,} bytes, more than {_BYTES_MAX:,}; split or shorten it"
+        )
+    there = [entry.name for entry in folder.entries()]
+    twin = next((name for name in there if name.lower() == args.name.lower() and name != args.name), None)
+    if twin is not None:
+        raise ToolFailed(
+            f"there is {twin} already, which some systems take for the same name; choose another"
+        )
+    if args.name not in there and len(there) >= _FILES_MAX:
+        raise ToolFailed(f"there are {_FILES_MAX} artifacts already; replace one by its name")
+    folder.replace(args.name, data)
+    digest = hashlib.sha256(data).hexdigest()
+    return ToolOutput(f"saved {args.name}: {len(data):,} bytes, sha256 {digest}", count=1)

@@ -1,0 +1,126 @@
+"""`read_file`: a file of the workspace as text, whatever it is; or what is in a folder."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import PurePosixPath
+
+import anyio.to_thread
+from pydantic import Field
+
+from ava_roles.confine.paths import Entry, Root, shown
+from ava_roles.errors import ToolFailed
+from ava_roles.tools import documents
+from ava_roles.tools.base import Place, Source, ToolArgs, ToolOutput, ToolSpec
+from ava_roles.tools.needs import need_files
+from ava_roles.tools.texts import decoded, window
+
+_BYTES_MAX = 20_000_000
+_ENTRIES_MAX = 500
+_HEAD = 600  # characters kept free for the lines around the text
+
+
+class ReadFileArgs(ToolArgs):
+    """Arguments of `read_file`."""
+
+    path: str = Field(description="File or folder, relative to the workspace; '.' lists the workspace.")
+    offset: int = Field(default=1, ge=1, description="First line (PDF: page) to read.")
+    limit: int | None = Field(default=None, ge=1, description="Most lines (PDF: pages) to read.")
+
+
+class ReadFile:
+    """Reads one file, in pieces that fit an answer."""
+
+    spec = ToolSpec(
+        name="read_file",
+        description=(
+            "Read a file of the workspace: text as it is, PDF, DOCX, XLSX and CSV as text or tables. "
+            "A folder is listed. Long files come in pieces: go on with the offset that the answer names."
+        ),
+        args=ReadFileArgs,
+        files=True,
+    )
+
+    def activity(self, args: ReadFileArgs) -> str:
+        """Return `Reading PATH`."""
+        return f"Reading {shown(args.path)}"[:80]
+
+    async def __call__(self, args: ReadFileArgs, at: Place) -> ToolOutput:
+        """Read it."""
+        root = need_files(at)
+        room = self.spec.max_chars - _HEAD
+        return await anyio.to_thread.run_sync(partial(_read, root, args, room), abandon_on_cancel=True)
+
+
+def _read(root: Root, args: ReadFileArgs, room: int) -> ToolOutput:
+    name = "/".join(root.parts(args.path))
+    if root.kind(args.path) == "folder":
+        return _listed(name, root.entries(args.path), args)
+    data, more = root.read(args.path, _BYTES_MAX)
+    size = f"{len(data):,} bytes" if not more else f"more than {_BYTES_MAX:,} bytes, only the first are read"
+    suffix = PurePosixPath(name).suffix.lower()
+    if documents.is_pdf(data):
+        return _pdf(name, size, data, args, room)
+    try:
+        what, text = _text(suffix, data)
+    except ToolFailed as error:
+        raise ToolFailed(f"{shown(name)}: {error}") from None
+    if text is None:
+        return ToolOutput(f"{shown(name)}: binary ({size}), cannot be shown as text", success=False, count=0)
+    lines = text.splitlines()
+    if args.offset > max(len(lines), 1):
+        raise ToolFailed(f"{shown(name)} has {len(lines):,} lines; give an offset up to that")
+    part = window(lines, args.offset, args.limit, room)
+    head = f"{shown(name)} ({what}, {size}): lines {part.first:,} to {part.last:,} of {len(lines):,}"
+    if part.cut:
+        head += f"; cut at 4,000 characters: line {', '.join(map(str, part.cut[:20]))}"
+    if not lines:
+        head = f"{shown(name)} ({what}, {size}): empty"
+    tail = f"\n\n[goes on: offset {part.last + 1}]" if part.last < len(lines) else ""
+    return ToolOutput(f"{head}\n\n{part.text}{tail}", count=1, sources=(Source(name),))
+
+
+def _text(suffix: str, data: bytes) -> tuple[str, str | None]:
+    """Return what a file is and its text, None when it has none."""
+    if suffix == ".docx":
+        return "Word document", documents.read_docx(data)
+    if suffix in (".xlsx", ".xlsm"):
+        return "workbook", documents.read_xlsx(data)
+    if suffix in (".csv", ".tsv"):
+        return "CSV as a table", documents.read_csv(data)
+    return "text", decoded(data)
+
+
+def _pdf(name: str, size: str, data: bytes, args: ReadFileArgs, room: int) -> ToolOutput:
+    try:
+        pdf = documents.read_pdf(data, args.offset, args.limit, room)
+    except ToolFailed as error:
+        raise ToolFailed(f"{shown(name)}: {error}") from None
+    if args.offset > pdf.total:
+        raise ToolFailed(f"{shown(name)} has {pdf.total:,} pages; give an offset up to that")
+    last = args.offset + len(pdf.pages) - 1
+    head = f"{shown(name)} (PDF, {size}): pages {args.offset} to {last} of {pdf.total}"
+    if not any(text for _, text in pdf.pages):
+        head += "; no text in them: they may be scanned images, which cannot be read here"
+    text = "\n\n".join(f"[page {number}]\n{text}" for number, text in pdf.pages)
+    tail = f"\n\n[goes on: offset {last + 1}]" if last < pdf.total else ""
+    return ToolOutput(f"{head}\n\n{text}{tail}", count=1, sources=(Source(name, pdf.title),))
+
+
+def _listed(name: str, entries: list[Entry], args: ReadFileArgs) -> ToolOutput:
+    first = args.offset - 1
+    part = entries[first : first + min(args.limit or _ENTRIES_MAX, _ENTRIES_MAX)]
+    lines = [f"{shown(name) or '.'} (folder): {len(entries):,} entries", ""]
+    for entry in part:
+        match entry.kind:
+            case "folder":
+                lines.append(f"{shown(entry.name)}/")
+            case "file":
+                lines.append(f"{shown(entry.name)}  {entry.size:,} bytes")
+            case "link":
+                lines.append(f"{shown(entry.name)}  (link, not followed)")
+            case "other":
+                lines.append(f"{shown(entry.name)}  (not a regular file)")
+    if first + len(part) < len(entries):
+        lines.append(f"\n[goes on: offset {first + len(part) + 1}]")
+    return ToolOutput("\n".join(lines), count=len(part))

@@ -1,0 +1,47 @@
+"""What a tool needs of its place, or a sentence that says what is missing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ava_roles.errors import ToolFailed
+
+if TYPE_CHECKING:
+    from ava_roles.confine.fetch import Fetcher
+    from ava_roles.confine.paths import Root
+    from ava_roles.tools.base import Place
+
+
+def need_files(at: Place) -> Root:
+    """Return the workspace.
+
+    Raises:
+        ToolFailed: The run has none.
+    """
+    if at.files is None:
+        raise ToolFailed(
+            "this run has no workspace, so no files can be read; work with what the task contains"
+        )
+    return at.files
+
+
+def need_fetch(at: Place) -> Fetcher:
+    """Return the fetcher.
+
+    Raises:
+        ToolFailed: The run may not reach the network.
+    """
+    if at.fetch is None:
+        raise ToolFailed("this run may not reach the network; work with what the task contains")
+    return at.fetch
+
+
+def need_artifacts(at: Place) -> Root:
+    """Return the folder for files to hand over.
+
+    Raises:
+        ToolFailed: The run has none.
+    """
+    if at.artifacts is None:
+        raise ToolFailed("this run has no folder for artifacts; put the content into the result instead")
+    return at.artifacts

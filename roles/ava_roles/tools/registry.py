@@ -1,0 +1,24 @@
+"""The tools that are built in, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ava_roles.tools.artifacts import SaveArtifact
+from ava_roles.tools.base import Tool
+from ava_roles.tools.files import ReadFile
+from ava_roles.tools.search import SearchAndRead, SearchCodebase
+from ava_roles.tools.web import HttpGet, ReadWebpages
+
+
+def builtin_tools() -> Mapping[str, Tool]:
+    """Return the built-in tools; make them once for all runs, so that a site's robots.txt is asked once."""
+    tools: tuple[Tool, ...] = (
+        ReadFile(),
+        SearchCodebase(),
+        SearchAndRead(),
+        ReadWebpages(),
+        HttpGet(),
+        SaveArtifact(),
+    )
+    return {tool.spec.name: tool for tool in tools}

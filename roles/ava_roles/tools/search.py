@@ -1,0 +1,175 @@
+"""`search_codebase` and `search_and_read`: finding things in the workspace."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+from anyio.from_thread import check_cancelled
+from pydantic import Field
+
+from ava_roles.confine.paths import Root, shown
+from ava_roles.errors import ToolFailed
+from ava_roles.tools import grep, passages
+from ava_roles.tools.base import Place, Source, ToolArgs, ToolOutput, ToolSpec
+from ava_roles.tools.needs import need_files
+
+
+class SearchArgs(ToolArgs):
+    """Arguments of `search_codebase`."""
+
+    query: str = Field(
+        min_length=1, max_length=500, description="Text to find, in any case; or an expression."
+    )
+    path: str = Field(default="", description="Folder or file to search; the whole workspace if left out.")
+    regex: bool = Field(
+        default=False, description="query is a Python regular expression, matched line by line."
+    )
+    glob: str | None = Field(default=None, description="Only files that match, e.g. *.py or src/**/*.ts")
+    max_results: int = Field(default=50, ge=1, le=200)
+
+
+class SearchCodebase:
+    """Finds lines."""
+
+    spec = ToolSpec(
+        name="search_codebase",
+        description=(
+            "Find the lines of the workspace's files that contain a text (any case) or match a regular "
+            "expression. Returns path:line: text. Use it when you know the word; for a question, search_and_read. "
+            "Files that .gitignore names, binary ones and those over 2 MB are passed over."
+        ),
+        args=SearchArgs,
+        files=True,
+    )
+
+    def activity(self, args: SearchArgs) -> str:
+        """Return `Searching for QUERY`."""
+        return f"Searching for {shown(args.query)}"[:80]
+
+    async def __call__(self, args: SearchArgs, at: Place) -> ToolOutput:
+        """Search."""
+        root = need_files(at)
+        root.parts(args.path)
+        query = grep.Query(args.query, args.path, args.regex, args.glob, args.max_results)
+        if args.regex:
+            found = await _in_child(root, query)
+        else:
+            work = partial(grep.search, root, query, check_cancelled)
+            found = await anyio.to_thread.run_sync(work, abandon_on_cancel=True)
+        lines = [f"{shown(path)}:{number}: {line}" for path, number, line in found.hits]
+        files = tuple(Source(path) for path in dict.fromkeys(path for path, _, _ in found.hits))
+        head = f"{len(lines)} lines match in {len(files)} files ({found.files:,} searched)"
+        return ToolOutput("\n".join([head + _left_out(found), "", *lines]), count=len(lines), sources=files)
+
+
+def _left_out(found: grep.Found) -> str:
+    """Say what a search did not show or see."""
+    notes = [
+        "; there are more: narrow the query, the path or the glob" if found.more else "",
+        f"; {found.skipped:,} binary, large or closed files passed over" if found.skipped else "",
+        f"; only the first {grep.ENTRIES_MAX:,} entries were looked at: give a path" if found.cut else "",
+    ]
+    return "".join(notes)
+
+
+async def _in_child(root: Root, query: grep.Query) -> grep.Found:
+    """Search in a process of its own, with nothing but the folder's descriptor; it ends with the call."""
+    start = "import sys; sys.path.insert(0, sys.argv[1]); from ava_roles.tools.grep import main; main()"
+    command = [sys.executable, "-I", "-c", start, str(Path(__file__).parents[2])]
+    with root.lent() as descriptor:
+        order = {"path": str(root.path), "descriptor": descriptor, "query": asdict(query)}
+        environment = {name: os.environ[name] for name in ("SYSTEMROOT",) if name in os.environ}
+        try:
+            with anyio.fail_after(grep.CHILD_SECONDS + 5):
+                done = await anyio.run_process(
+                    command,
+                    input=json.dumps(order).encode(),
+                    check=False,
+                    env=environment,
+                    pass_fds=() if descriptor is None else (descriptor,),
+                )
+        except TimeoutError:
+            raise _too_slow() from None
+    if done.returncode < 0:
+        raise _too_slow()
+    if done.returncode:
+        last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        raise ToolFailed(f"the search broke off ({last[:200]}); search for a literal text instead")
+    answer = json.loads(done.stdout)
+    if "failed" in answer:
+        raise ToolFailed(answer["failed"])
+    hits = [(str(path), int(number), str(line)) for path, number, line in answer.pop("hits")]
+    return grep.Found(hits=hits, **answer)
+
+
+def _too_slow() -> ToolFailed:
+    return ToolFailed(
+        f"the expression took longer than {grep.CHILD_SECONDS} s; make it simpler (no nested repetition), "
+        "search a smaller path, or search for a literal text"
+    )
+
+
+class SearchAndReadArgs(ToolArgs):
+    """Arguments of `search_and_read`."""
+
+    query: str = Field(min_length=1, max_length=1_000, description="Words or a question.")
+    max_files: int = Field(default=5, ge=1, le=20)
+    path: str = Field(default="", description="Folder to search; the whole workspace if left out.")
+
+
+class SearchAndRead:
+    """Finds the files that answer a question, and quotes them."""
+
+    spec = ToolSpec(
+        name="search_and_read",
+        description=(
+            "Find the files of the workspace that fit a question best, and return their best passages letter "
+            "for letter with line numbers. Use it first when you do not know where something stands; quote "
+            "from it."
+        ),
+        args=SearchAndReadArgs,
+        files=True,
+    )
+
+    def activity(self, args: SearchAndReadArgs) -> str:
+        """Return `Looking for QUERY`."""
+        return f"Looking for {shown(args.query)}"[:80]
+
+    async def __call__(self, args: SearchAndReadArgs, at: Place) -> ToolOutput:
+        """Search, rank and quote."""
+        root = need_files(at)
+        work = partial(passages.best, root, args.query, args.path, args.max_files, check_cancelled)
+        found = await anyio.to_thread.run_sync(work, abandon_on_cancel=True)
+        head = f"{len(found.files)} files fit best ({found.searched:,} searched)"
+        if found.cut:
+            head += "; not all files were searched, there are too many: give a path"
+        if not found.files:
+            words = ", ".join(found.words) or "no word to look for"
+            return ToolOutput(f"{head}; looked for: {words}. Try other words.", count=0)
+        parts = [head]
+        room = self.spec.max_chars - len(head) - 200
+        for number, file in enumerate(found.files):
+            share = room // (len(found.files) - number)
+            text = _quoted(file, share)
+            room -= len(text) + 2
+            parts.append(text)
+        sources = tuple(Source(file.path) for file in found.files)
+        return ToolOutput("\n\n".join(parts), count=len(sources), sources=sources)
+
+
+def _quoted(file: passages.File, share: int) -> str:
+    """Return a file's passages, as many as fit; the best one in any case."""
+    text = f"## {shown(file.path)}"
+    for number, passage in enumerate(file.passages):
+        more = f"\n\n{passage.where}:\n{passage.text}"
+        if number and len(text) + len(more) > share:
+            break
+        text += more
+    return text

@@ -1,0 +1,220 @@
+"""`read_webpages` and `http_get`: pages of public sites."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated
+from urllib.parse import urlsplit
+
+import anyio
+import anyio.to_thread
+from pydantic import Field
+
+from ava_roles.confine.fetch import Fetched, Fetcher
+from ava_roles.confine.urls import masked
+from ava_roles.errors import ToolFailed
+from ava_roles.tools.base import Place, Source, ToolArgs, ToolOutput, ToolSpec
+from ava_roles.tools.needs import need_fetch
+from ava_roles.tools.pages import Page, is_text, read_page
+from ava_roles.tools.robots import Robots
+
+_ACCEPT = "text/html,application/xhtml+xml,application/pdf,text/plain;q=0.9,*/*;q=0.5"
+_PAGE_BYTES = 5_000_000
+_PAGE_CHARS = 100_000
+_DEADLINE_S = 45.0  # of one page, with its turn at the host and robots.txt; the tool has 60
+_HEAD = 700  # characters kept free for the lines around one page's text
+
+
+class ReadWebpagesArgs(ToolArgs):
+    """Arguments of `read_webpages`."""
+
+    urls: list[Annotated[str, Field(min_length=1, max_length=4_096)]] = Field(
+        min_length=1, max_length=5, description="One to five http(s) URLs."
+    )
+
+
+@dataclass(frozen=True)
+class _Read:
+    """One URL: what was read, or why it was not."""
+
+    url: str
+    got: Fetched | None
+    page: Page | None
+    failed: str | None
+
+    @property
+    def text(self) -> str:
+        return self.page.text[:_PAGE_CHARS] if self.page else ""
+
+    def head(self) -> str:
+        """Return the lines above the text."""
+        if self.got is None or self.page is None:
+            return f"# {masked(self.url)}\nNot read: {self.failed}"
+        facts = [f"status {self.got.status}", self.got.content_type or "no stated type"]
+        if self.page.date:
+            facts.append(f"date {self.page.date}")
+        facts.append(f"{len(self.text):,} characters")
+        if self.got.truncated or len(self.page.text) > _PAGE_CHARS:
+            facts.append("only the beginning")
+        lines = [f"# {self.page.title or masked(self.got.url)}", f"URL: {masked(self.got.url)}"]
+        if self.got.redirects:
+            lines.append(f"Redirected from: {masked(self.got.redirects[0])}")
+        lines.append(" · ".join(facts))
+        if self.page.note:
+            lines.append(f"Note: {self.page.note}")
+        return "\n".join(lines)
+
+
+class ReadWebpages:
+    """Reads pages side by side, one request at a time per host."""
+
+    spec = ToolSpec(
+        name="read_webpages",
+        description=(
+            "Read one to five web pages as text: HTML as Markdown, PDF by pages. Give several URLs at once, "
+            "they are read side by side. A site's robots.txt is honoured; JavaScript is not run."
+        ),
+        args=ReadWebpagesArgs,
+        network=True,
+    )
+
+    def __init__(self, robots: Robots | None = None) -> None:
+        self._robots = robots or Robots()
+
+    def activity(self, args: ReadWebpagesArgs) -> str:
+        """Return `Reading HOST/PATH`."""
+        return _reading(args.urls[0], len(args.urls) - 1)
+
+    async def __call__(self, args: ReadWebpagesArgs, at: Place) -> ToolOutput:
+        """Read them."""
+        fetcher = need_fetch(at)
+        urls = list(dict.fromkeys(url.strip() for url in args.urls))
+        results: dict[str, _Read] = {}
+
+        async def read(url: str) -> None:
+            at.say(_reading(url))
+            results[url] = await self._read(fetcher, url)
+
+        async with anyio.create_task_group() as group:
+            for url in urls:
+                group.start_soon(read, url)
+        reads = [results[url] for url in urls]
+        good = [each for each in reads if each.got is not None and each.page is not None]
+        return ToolOutput(
+            _together(reads, self.spec.max_chars),
+            success=bool(good),
+            count=len(good),
+            sources=tuple(Source(each.got.url, each.page.title) for each in good if each.got and each.page),
+        )
+
+    async def _read(self, fetcher: Fetcher, url: str) -> _Read:
+        try:
+            got = await fetcher.get(
+                url,
+                accept=_ACCEPT,
+                max_bytes=_PAGE_BYTES,
+                deadline_s=_DEADLINE_S,
+                before=partial(self._robots.check, fetcher),
+            )
+            if got.status != 200:
+                return _Read(url, None, None, _status(got))
+            page = await anyio.to_thread.run_sync(read_page, got, abandon_on_cancel=True)
+        except ToolFailed as failed:
+            return _Read(url, None, None, str(failed))
+        return _Read(url, got, page, None)
+
+
+def _status(got: Fetched) -> str:
+    """Say what a status other than 200 means for the reader."""
+    match got.status:
+        case 401 | 402 | 403 | 407 | 451:
+            return f"status {got.status}: the site does not show it to us; choose another source"
+        case 404 | 410:
+            return f"status {got.status}: there is no such page; check the URL or search for it"
+        case 429:
+            return "status 429: the site asks for fewer requests; come back later or choose another source"
+        case status if status >= 500:
+            return f"status {status}: the site has a fault; try again later or choose another source"
+        case status:
+            return f"status {status}, without a page to read; choose another source"
+
+
+def _together(reads: list[_Read], most: int) -> str:
+    """Return all pages in one text whose first `most` characters hold a fair share of each.
+
+    What does not fit a page's share follows after the last page, where the loop's cut may fall.
+    """
+    room = most - sum(_HEAD if each.page else len(each.head()) + 2 for each in reads)
+    shares: dict[str, int] = {}
+    for left, each in zip(
+        range(len(reads), 0, -1), sorted(reads, key=lambda each: len(each.text)), strict=True
+    ):
+        shares[each.url] = min(len(each.text), max(room, 0) // left)
+        room -= shares[each.url]
+    parts: list[str] = []
+    rests: list[str] = []
+    for each in reads:
+        cut = _line_end(each.text, shares[each.url])
+        parts.append(f"{each.head()}\n\n{each.text[:cut]}".rstrip())
+        if rest := each.text[cut:].strip():
+            parts[-1] += f"\n\n[{len(rest):,} more characters of this page follow below]"
+            rests.append(f"# The rest of {masked(each.url)}\n\n{rest}")
+    return "\n\n".join(parts + rests)
+
+
+def _line_end(text: str, at: int) -> int:
+    """Return where to cut a text: at the last end of a line before a place, if one is near."""
+    if at >= len(text):
+        return len(text)
+    found = text.rfind("\n", max(0, at - 500), at)
+    return found if found > 0 else at
+
+
+def _reading(url: str, others: int = 0) -> str:
+    try:
+        parts = urlsplit(url.strip())
+        shown = (parts.hostname or "") + parts.path.rstrip("/")
+    except ValueError:
+        shown = ""
+    more = f" and {others} more" if others else ""
+    shown = "".join(char for char in shown if char.isprintable()) or "a page"
+    return f"Reading {shown[: 72 - len(more)]}{more}"
+
+
+class HttpGetArgs(ToolArgs):
+    """Arguments of `http_get`."""
+
+    url: str = Field(min_length=1, max_length=4_096, description="An http(s) URL.")
+    max_bytes: int = Field(default=100_000, ge=1, le=1_000_000, description="Bytes to read at most.")
+
+
+class HttpGet:
+    """Fetches one URL as it is."""
+
+    spec = ToolSpec(
+        name="http_get",
+        description=(
+            "Fetch a URL and return its text unchanged: JSON, CSV, feeds, HTML source. "
+            "For reading a page use read_webpages."
+        ),
+        args=HttpGetArgs,
+        network=True,
+    )
+
+    def activity(self, args: HttpGetArgs) -> str:
+        """Return `Reading HOST/PATH`."""
+        return _reading(args.url)
+
+    async def __call__(self, args: HttpGetArgs, at: Place) -> ToolOutput:
+        """Fetch it."""
+        got = await need_fetch(at).get(args.url.strip(), max_bytes=args.max_bytes, deadline_s=_DEADLINE_S)
+        good = got.status < 400
+        head = f"GET {masked(got.url)}: status {got.status}, {got.content_type or 'no stated type'}"
+        head += f", {len(got.body):,} bytes" + (
+            " (cut there; give a larger max_bytes)" if got.truncated else ""
+        )
+        if not is_text(got) and b"\0" in got.body:
+            return ToolOutput(f"{head}\n\n(binary, not shown)", success=False, count=0)
+        sources = (Source(got.url),) if good else ()
+        return ToolOutput(f"{head}\n\n{got.text()}", success=good, count=int(good), sources=sources)
