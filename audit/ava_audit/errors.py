@@ -5,7 +5,8 @@
     ├── SchemaNewer        a newer program has migrated the database: restart this one
     ├── StaleOwner         an event of an older generation, or of a run that has ended: nothing was written
     ├── EntryTooLarge      an entry over 2 MB
-    └── DataRootRefused    a data root that cannot hold the log (a network file system, not a folder, ...)
+    ├── DataRootRefused    a data root that cannot hold the log (a network file system, not a folder, ...)
+    └── BadQuery           a question to the log that cannot be understood; names what is allowed
 """
 
 
@@ -31,3 +32,7 @@ class EntryTooLarge(AuditError):
 
 class DataRootRefused(AuditError):
     """Raised when a folder cannot be the data root."""
+
+
+class BadQuery(AuditError):
+    """Raised when a query names something that the log does not have, e.g. an event type."""

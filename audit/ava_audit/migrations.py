@@ -50,6 +50,13 @@ def migrate(db: sqlite3.Connection) -> None:
             raise
 
 
+def scratch() -> sqlite3.Connection:
+    """Return an empty log in memory, for what is rebuilt to be compared or thrown away."""
+    db = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+    migrate(db)
+    return db
+
+
 def _statements(script: str) -> list[str]:
     """Split a script into statements, so that each runs inside our own transaction (executescript commits)."""
     statements: list[str] = []

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sqlite3
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,9 @@ from ava_audit.events import (
 from ava_audit.view import loads
 
 PROJECTIONS = ("proposals", "runs", "groups", "budgets")
+
+IndexRow = tuple[int, str, str, str, str, str]
+"""A row of the text index: `seq`, then the tokens of agent, session, user and type, then the text."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,57 @@ def reduce(db: sqlite3.Connection, header: Header, fact: Fact | None) -> None:
         reducer(db, header, fact)
     if header.generation is not None:
         db.execute("UPDATE runs SET last_us = ? WHERE id = ?", (header.ts_us, header.run_id))
+
+
+def index_words(
+    db: sqlite3.Connection, rows: Sequence[IndexRow], after: int, upto: int, erased: int
+) -> bool:
+    """Put the words of the entries after `after` up to `upto` into the text index.
+
+    Args:
+        db: The writer's connection.
+        rows: What to index, made in a reader's thread.
+        after: How far the index had come when they were made.
+        upto: How far it comes with them.
+        erased: How many of these entries had no content then.
+
+    Returns:
+        False when the log has moved on in between (another keeper, an erasure), and nothing was done.
+    """
+    now = db.execute("SELECT seq FROM progress WHERE name = 'words'").fetchone()
+    gone = db.execute(
+        "SELECT count(*) FROM events WHERE seq > ? AND seq <= ? AND content IS NULL", (after, upto)
+    ).fetchone()
+    if (now[0] if now else 0) != after or gone[0] != erased:
+        return False
+    db.executemany("INSERT INTO words (rowid, agent, session, user, type, text) VALUES (?, ?, ?, ?, ?, ?)", rows)
+    db.execute("INSERT OR REPLACE INTO progress (name, seq) VALUES ('words', ?)", (upto,))
+    return True
+
+
+def forget_words(db: sqlite3.Connection, rows: Sequence[IndexRow], merge: bool = True) -> None:
+    """Take the text of entries out of the index; what filters find them by stays.
+
+    Args:
+        db: The writer's connection.
+        rows: Exactly the rows that `index_words` was given for them.
+        merge: Rewrite the index, so that the words are gone from its older segments too.
+    """
+    for row in rows:
+        db.execute(
+            "INSERT INTO words (words, rowid, agent, session, user, type, text) VALUES ('delete', ?, ?, ?, ?, ?, ?)", row
+        )
+        db.execute(
+            "INSERT INTO words (rowid, agent, session, user, type, text) VALUES (?, ?, ?, ?, ?, '')", row[:5]
+        )
+    if merge:
+        db.execute("INSERT INTO words (words) VALUES ('optimize')")
+
+
+def note_mirrored(db: sqlite3.Connection, upto: int, sizes: Mapping[str, int]) -> None:
+    """Note that the mirror has every entry up to `upto`, and how long (bytes) the changed files are now."""
+    db.executemany("INSERT OR REPLACE INTO mirrored (file, bytes) VALUES (?, ?)", sizes.items())
+    db.execute("INSERT OR REPLACE INTO progress (name, seq) VALUES ('mirror', ?)", (upto,))
 
 
 def _proposed(db: sqlite3.Connection, header: Header, fact: Any) -> None:

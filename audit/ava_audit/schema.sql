@@ -135,3 +135,17 @@ CREATE TABLE progress (
     name TEXT PRIMARY KEY,
     seq  INTEGER NOT NULL
 ) STRICT;
+
+-- The text index: the readable words of every entry, and what a search filters by as columns of the same index, so
+-- that a filter is an intersection. Contentless: it keeps no copy of a text, and an entry's words are taken out with
+-- the same words that were put in. Values are single tokens made by search.py.
+CREATE VIRTUAL TABLE words USING fts5 (
+    agent, session, user, type, text,
+    content = '', columnsize = 0, tokenize = 'unicode61 remove_diacritics 2'
+);
+
+-- How long each file of the mirror is when it is whole; a file of another length is healed from the log.
+CREATE TABLE mirrored (
+    file  TEXT PRIMARY KEY,
+    bytes INTEGER NOT NULL
+) STRICT;

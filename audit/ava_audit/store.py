@@ -28,6 +28,7 @@ from ava_audit.errors import AuditError, EntryTooLarge, SchemaNewer, StaleOwner,
 from ava_audit.events import Event
 from ava_audit.locks import WriteLock
 from ava_audit.migrations import SCHEMA_VERSION, migrate, schema_version
+from ava_audit.mounts import refuse_unfit
 from ava_audit.projections import Header, reduce
 from ava_audit.storable import storable
 from ava_audit.view import ENTRY_COLUMNS, RUNNING, View
@@ -70,12 +71,18 @@ class _Housekeeping:
         self.work = work
 
 
+class _Checkpoint:
+    """A job that moves the write-ahead log into the database: outside of a transaction, with the write lock held."""
+
+
 class _Job:
     """A command on its way through the writer: pending until the writer takes it, or given up by its caller."""
 
     __slots__ = ("command", "error", "future", "state", "value")
 
-    def __init__(self, command: Command[Any] | _Housekeeping, future: asyncio.Future[Any] | None) -> None:
+    def __init__(
+        self, command: Command[Any] | _Housekeeping | _Checkpoint, future: asyncio.Future[Any] | None
+    ) -> None:
         self.command = command
         self.future = future
         self.state = _PENDING
@@ -140,7 +147,8 @@ class Store:
             StaleOwner: An event's fence is older than the run's claim.
             SchemaNewer: A newer program has migrated the database.
         """
-        return await self._submit(command)
+        value: T = await self._submit(command)
+        return value
 
     def post(self, command: Command[Any]) -> None:
         """Run a command without waiting; for entries whose loss costs nothing. A failure is logged on stderr."""
@@ -154,7 +162,22 @@ class Store:
         Raises:
             StoreUnavailable: As for `do`.
         """
-        return await self._submit(_Housekeeping(work))
+        value: T = await self._submit(_Housekeeping(work))
+        return value
+
+    async def checkpoint(self) -> bool:
+        """Move the write-ahead log into the database and empty it; only the keeper calls this.
+
+        It runs on the writer thread with the write lock held, so that no process writes meanwhile (SQLite before
+        3.51.3 can lose a commit when a checkpoint and a writer meet), and does not wait for readers.
+
+        Returns:
+            True when the log was emptied, False when a reader still needs some of it: try again later.
+
+        Raises:
+            StoreUnavailable: As for `do`.
+        """
+        return bool(await self._submit(_Checkpoint()))
 
     def set_live(self, run_id: str, text: str) -> None:
         """Note what a run is doing this second; nobody waits for it."""
@@ -187,7 +210,7 @@ class Store:
 
     # -- the writer thread ----------------------------------------------------------------------------------------
 
-    async def _submit(self, command: Command[T] | _Housekeeping) -> Any:
+    async def _submit(self, command: Command[T] | _Housekeeping | _Checkpoint) -> Any:
         if self._closed:
             raise StoreUnavailable("the log is closed: this server is shutting down")
         job = _Job(command, self._loop.create_future())
@@ -244,19 +267,23 @@ class Store:
                 return batch, False
 
     def _commit(self, db: sqlite3.Connection, batch: list[_Job]) -> None:
+        writes = [job for job in batch if not isinstance(job.command, _Checkpoint)]
+        head = 0
         try:
             with self._lock.held():
                 try:
-                    head = self._transact(db, batch, together=True)
+                    if writes:
+                        head = self._transact(db, writes, together=True)
                 except _Apart:
-                    head = 0
-                    for job in batch:
-                        if job.state == _RUNNING:
+                    for job in writes:
+                        if job.state in (_PENDING, _RUNNING):  # those after the one that failed were not begun
                             job.error = None
                             head = max(head, self._transact(db, [job], together=False))
+                for job in batch:
+                    if isinstance(job.command, _Checkpoint) and self._start(job):
+                        self._empty_wal(db, job)
         except Exception as error:  # a fault of ours: nobody may wait for ever, and the writer goes on
             log.exception("the writer failed")
-            head = 0
             for job in batch:
                 if job.state == _RUNNING and job.error is None:
                     job.error = error
@@ -293,6 +320,16 @@ class Store:
             return 0
         return appender.head
 
+    def _empty_wal(self, db: sqlite3.Connection, job: _Job) -> None:
+        try:
+            db.execute("PRAGMA busy_timeout = 0")
+            try:
+                job.value = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0] == 0
+            finally:
+                db.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
+        except sqlite3.Error as error:
+            job.error = _translated(error)
+
     def _begin(self, db: sqlite3.Connection, batch: list[_Job]) -> bool:
         """Open a write transaction; False when every caller gave up or it cannot be had."""
         while True:
@@ -322,7 +359,7 @@ class Store:
 
     def _run(self, job: _Job, db: sqlite3.Connection, appender: _Appender) -> None:
         try:
-            assert not isinstance(job.command, _Housekeeping)
+            assert not isinstance(job.command, _Housekeeping | _Checkpoint)
             outcome = job.command(View(db), time.time_ns() // 1000)
             prepared = appender.check(outcome.events)
         except Exception as error:
@@ -554,9 +591,11 @@ def _prepare(root: Path, path: Path) -> WriteLock:
     """Create or migrate the database under the write lock, and return the lock.
 
     Raises:
+        DataRootRefused: It is not a folder, or lies on a network file system.
         SchemaNewer: A newer program has migrated it.
         StoreUnavailable: It could not be opened.
     """
+    refuse_unfit(root)
     try:
         path.touch(mode=0o600, exist_ok=True)
         lock = WriteLock(root / "write.lock")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -17,6 +17,9 @@ HEADER = (
 """The columns of an entry's header, in the order in which they are hashed."""
 
 ENTRY_COLUMNS = ", ".join([*HEADER, "content", "content_sha", "hash"])
+
+LINE_COLUMNS = f"{ENTRY_COLUMNS}, (SELECT hash FROM events AS before WHERE before.seq = events.seq - 1)"
+"""The columns of a mirror line: the entry's, and the hash of the entry before it."""
 
 WAITING = "awaiting_approval"
 QUEUED = "queued"
@@ -258,6 +261,29 @@ class View:
             (type_name,),
         ).fetchone()
         return None if row is None else entry_of(row)
+
+    def rows(self, where: str, *values: object, limit: int = -1) -> Iterator[tuple[Any, ...]]:
+        """Yield the rows (`LINE_COLUMNS`) that fulfil an SQL condition, in order of `seq`; `limit` -1 means all."""
+        yield from self._db.execute(
+            f"SELECT {LINE_COLUMNS} FROM events WHERE {where} ORDER BY seq LIMIT ?",  # noqa: S608
+            (*values, limit),
+        )
+
+    def seq_bounds(self, since_us: int, until_us: int) -> tuple[int, int]:
+        """Return the first and last `seq` of the entries of a time range (end exclusive), (0, -1) without one."""
+        low, high = self._db.execute(
+            "SELECT min(seq), max(seq) FROM events WHERE ts_us >= ? AND ts_us < ?", (since_us, until_us)
+        ).fetchone()
+        return (0, -1) if low is None else (int(low), int(high))
+
+    def progress(self, duty: str) -> int:
+        """Return the `seq` up to which the keeper has done one of its duties."""
+        row = self._db.execute("SELECT seq FROM progress WHERE name = ?", (duty,)).fetchone()
+        return 0 if row is None else int(row[0])
+
+    def mirrored(self) -> dict[str, int]:
+        """Return how long each file of the mirror is when it is whole, in bytes."""
+        return dict(self._db.execute("SELECT file, bytes FROM mirrored").fetchall())
 
     def live(self, run_id: str) -> tuple[str, int] | None:
         """Return what a run is doing this second and since when (microseconds UTC), or None."""

@@ -1,0 +1,168 @@
+"""The keeper: the one process on a data root that brings text index, mirror and database file up to date.
+
+Whoever holds `keeper.lock` is it; when it dies, another process takes the lock. Its three duties run side by
+side, each retried for ever: what fails here is late, and never stops a run.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+
+from ava_audit.errors import StoreUnavailable
+from ava_audit.locks import try_hold
+from ava_audit.mirror import Mirror
+from ava_audit.projections import IndexRow, index_words
+from ava_audit.store import Store
+from ava_audit.view import View, entry_of
+from ava_audit.words import index_row
+
+log = logging.getLogger("ava.keeper")
+
+TAKE_OVER_S = 1.0
+"""How often a process that is not the keeper tries to become it."""
+GROUP_S = 0.2
+"""How long a duty waits for more news after it has dealt with some; the mirror has 1 s after a commit."""
+RETRY_S = (1.0, 5.0, 30.0)
+FINAL_S = 2.0
+"""How long a keeper that is asked to end may take to finish its duties; the server has 5 s in all."""
+INDEX_BATCH = 500
+INDEX_CHARS = 4_000_000
+WAL_BYTES = 4_000_000
+"""A write-ahead log larger than this is moved into the database at once; a smaller one when nobody writes."""
+WAL_LOOK_S = 1.0
+IDLE_LOOKS = 3
+
+
+async def run_keeper(store: Store, root: Path, *, mirror: bool) -> None:
+    """Be the keeper of a data root whenever no other process is, until cancelled; then finish what is begun.
+
+    Cancel it while the store is still open, after the last entry has been written.
+
+    Args:
+        store: The open log.
+        root: The data root.
+        mirror: Write the JSONL mirror too.
+    """
+    while True:
+        try:
+            held = await anyio.to_thread.run_sync(try_hold, root / "keeper.lock")
+        except OSError as error:
+            log.warning("keeper.lock cannot be had: %s", error)
+            held = None
+        if held is None:
+            await anyio.sleep(TAKE_OVER_S)
+            continue
+        with held:
+            await _keep(store, Mirror(store, root / "logs") if mirror else None)
+
+
+async def _keep(store: Store, mirror: Mirror | None) -> None:
+    """Do the duties until cancelled, and once more before the end."""
+    try:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_duty, "the text index", store, partial(index_news, store))
+            if mirror is not None:
+                await _retried("the mirror", mirror.take_over)
+                tasks.start_soon(_duty, "the mirror", store, mirror.catch_up)
+            tasks.start_soon(_mind_the_wal, store)
+    finally:
+        with anyio.move_on_after(FINAL_S, shield=True):
+            await _finish(store, mirror)
+
+
+async def _finish(store: Store, mirror: Mirror | None) -> None:
+    try:
+        if mirror is not None:
+            await mirror.catch_up()
+        await index_news(store)
+        await store.checkpoint()
+    except Exception as error:  # the next keeper completes it
+        log.warning("the keeper ended before its work was done: %s", error)
+
+
+async def _duty(name: str, store: Store, work: Callable[[], Awaitable[None]]) -> None:
+    """Do a piece of work now, and again whenever the log has news."""
+    while True:
+        head = store.head
+        await _retried(name, work)
+        await anyio.sleep(GROUP_S)
+        await store.newer_than(head)
+
+
+async def _retried(name: str, work: Callable[[], Awaitable[None]]) -> None:
+    """Do a piece of work until it succeeds."""
+    failures = 0
+    while True:
+        try:
+            return await work()
+        except Exception as error:
+            pause = RETRY_S[min(failures, len(RETRY_S) - 1)]
+            failures += 1
+            expected = isinstance(error, StoreUnavailable | OSError)
+            log.warning(
+                "%s could not be brought up to date: %s; again in %g s",
+                name,
+                error,
+                pause,
+                exc_info=not expected,
+            )
+            await anyio.sleep(pause)
+
+
+async def index_news(store: Store) -> None:
+    """Put the words of all entries that the text index does not have into it.
+
+    Raises:
+        StoreUnavailable: The log cannot be read or written.
+    """
+    while True:
+        done, upto, erased, rows = await store.read(_next_words)
+        if upto == done:
+            return
+        await store.keep_house(partial(index_words, rows=rows, after=done, upto=upto, erased=erased))
+
+
+def _next_words(view: View) -> tuple[int, int, int, list[IndexRow]]:
+    """Return how far the index is and will be with the next batch, how many erased it has, and the batch."""
+    done = upto = view.progress("words")
+    rows: list[IndexRow] = []
+    erased = size = 0
+    for row in view.rows("seq > ?", done, limit=INDEX_BATCH):
+        entry = entry_of(row[:-1])
+        upto = entry.seq
+        erased += entry.content is None
+        rows.append(index_row(entry))
+        size += len(rows[-1][-1])
+        if size > INDEX_CHARS:
+            break
+    return done, upto, erased, rows
+
+
+async def _mind_the_wal(store: Store) -> None:
+    """Empty the write-ahead log when it has grown, and when the log has been quiet for a while."""
+    wal = store.path.with_name(store.path.name + "-wal")
+    head, quiet = -1, 0
+    while True:
+        await anyio.sleep(WAL_LOOK_S)
+        quiet = quiet + 1 if store.head == head else 0
+        head = store.head
+        size = await anyio.to_thread.run_sync(_size, wal)
+        if size > WAL_BYTES or (size > 0 and quiet >= IDLE_LOOKS):
+            await _retried("the database file", partial(_checkpoint, store))
+
+
+async def _checkpoint(store: Store) -> None:
+    await store.checkpoint()
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0

@@ -1,0 +1,105 @@
+"""The JSONL line of an entry: the seed's names, the stored bytes of the content, and what verifies it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from ava_audit.chain import GENESIS, content_sha, entry_hash
+from ava_audit.times import iso_utc
+from ava_audit.view import HEADER
+
+_CONTENT = b',"content":'
+_METADATA = {
+    "input_tokens": "inputTokens",
+    "output_tokens": "outputTokens",
+    "cache_read_tokens": "cacheReadTokens",
+    "cache_write_tokens": "cacheWriteTokens",
+    "model": "modelId",
+    "parent_agent_id": "parentAgentId",
+    "duration_ms": "durationMs",
+}
+_TOP = {
+    "seq": "seq",
+    "v": "v",
+    "run_id": "runId",
+    "generation": "generation",
+    "ts_us": "timestampUs",
+    "cost_micros": "costMicros",
+}
+_SEED = {"session_id": "sessionId", "agent_id": "agentId", "user_id": "userId", "type": "eventType"}
+
+
+def mirror_line(row: Sequence[Any]) -> bytes:
+    """Return an entry as one line of JSON, with the newline; null values are absent.
+
+    Args:
+        row: Selected with `LINE_COLUMNS`.
+    """
+    header: dict[str, Any] = dict(zip(HEADER, row, strict=False))
+    content, sha, digest, before = row[len(HEADER) : len(HEADER) + 4]
+    parts = [_field("timestamp", iso_utc(header["ts_us"]))]
+    parts += [_field(name, header[column]) for column, name in _SEED.items()]
+    if content is not None:
+        parts.append(b'"content":' + content.encode())
+    metadata = [
+        _field(name, header[column]) for column, name in _METADATA.items() if header[column] is not None
+    ]
+    if header["cost_micros"] is not None:
+        metadata.append(b'"costCents":' + _cents(header["cost_micros"]).encode())
+    parts.append(b'"metadata":{' + b",".join(metadata) + b"}")
+    parts += [_field(name, header[column]) for column, name in _TOP.items() if header[column] is not None]
+    parts.append(_field("contentSha", sha.hex()))
+    parts.append(_field("prevHash", (GENESIS if before is None else before).hex()))
+    parts.append(_field("hash", digest.hex()))
+    return b"{" + b",".join(parts) + b"}\n"
+
+
+def line_fault(line: bytes) -> str | None:
+    """Return what is wrong with a mirror line, None when its content and header are what was hashed."""
+    try:
+        value = json.loads(line)
+        metadata = value["metadata"]
+        header = [
+            value[_SEED[column]]
+            if column in _SEED
+            else (metadata if column in _METADATA else value).get(name)
+            for column, name in ((column, {**_SEED, **_METADATA, **_TOP}[column]) for column in HEADER)
+        ]
+        stored = {name: bytes.fromhex(value[name]) for name in ("contentSha", "prevHash", "hash")}
+        shown = (value["timestamp"], metadata.get("costCents"))
+        meant = (iso_utc(value["timestampUs"]), _number(value.get("costMicros")))
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+        return f"it is not a line of the log ({type(error).__name__}: {error})"
+    if "content" in value and content_sha(_raw_content(line)) != stored["contentSha"]:
+        return "its content was changed"
+    if entry_hash(stored["prevHash"], header, stored["contentSha"]) != stored["hash"] or shown != meant:
+        return "its header was changed"
+    return None
+
+
+def _field(name: str, value: object) -> bytes:
+    return f'"{name}":{json.dumps(value, ensure_ascii=False)}'.encode()
+
+
+def _cents(micros: int) -> str:
+    """Return micro-USD as an exact decimal number of cents."""
+    whole, rest = divmod(abs(micros), 10_000)
+    return f"{'-' if micros < 0 else ''}{whole}" + (f".{rest:04d}".rstrip("0") if rest else "")
+
+
+def _number(micros: int | None) -> float | None:
+    return None if micros is None else json.loads(_cents(micros))
+
+
+def _raw_content(line: bytes) -> bytes:
+    """Return the content's bytes as they stand in a line that is valid JSON.
+
+    The first `,"content":` is the key: within a string its quotes would be escaped, and no object comes
+    before it.
+    """
+    start = line.index(_CONTENT) + len(_CONTENT)
+    text = line[start:].decode()
+    _value, end = json.JSONDecoder().raw_decode(text)
+    return text[:end].encode()

@@ -1,0 +1,170 @@
+"""The JSONL mirror: a file a UTC day for agent `ava`, a file a run for its subagent, in order of `seq`.
+
+The log knows how long each file is when it is whole. A file of another length (a crash between writing and
+noting, a torn line, a file that was cut or removed) is healed: compared with what the log says line by line,
+cut at the first difference, and completed. Only the keeper writes here.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import date
+from functools import partial
+from pathlib import Path
+from typing import IO, Any
+
+import anyio.to_thread
+
+from ava_audit.line import mirror_line
+from ava_audit.projections import note_mirrored
+from ava_audit.store import Store
+from ava_audit.times import EPOCH, US_PER_S, day_of
+from ava_audit.view import HEADER, View
+
+SLICE = 500
+SLICE_CHARS = 8_000_000
+_TS, _AGENT, _CONTENT = HEADER.index("ts_us"), HEADER.index("agent_id"), len(HEADER)
+_SUBAGENT = re.compile(r"S-[0-9A-Za-z]{1,64}")
+_DAY_US = 86_400 * US_PER_S
+
+
+class Mirror:
+    """The files below one `logs/` folder, as the process that keeps them sees them.
+
+    Args:
+        store: The log that they mirror.
+        folder: `$AVA_DATA_ROOT/logs`.
+    """
+
+    def __init__(self, store: Store, folder: Path) -> None:
+        self._store = store
+        self._folder = folder
+        self._sizes: dict[str, int] = {}
+
+    async def take_over(self) -> None:
+        """Heal every file that is not as long as the log says; the first thing that a new keeper does."""
+        await anyio.to_thread.run_sync(self._make_folders)
+        self._sizes = await self._store.read(View.mirrored)
+        wrong = await anyio.to_thread.run_sync(self._wrong, list(self._sizes))
+        await self._heal(wrong)
+
+    async def catch_up(self) -> None:
+        """Write the lines of all entries that the mirror does not have yet.
+
+        Raises:
+            StoreUnavailable: The log cannot be read or its progress not noted.
+            OSError: A file cannot be written.
+        """
+        while True:
+            rows = await self._store.read(_next_slice)
+            if not rows:
+                return
+            lines = _by_file(rows)
+            await self._heal(await anyio.to_thread.run_sync(self._wrong, list(lines)))
+            sizes = await anyio.to_thread.run_sync(self._append, lines)
+            await self._store.keep_house(partial(note_mirrored, upto=int(rows[-1][0]), sizes=sizes))
+            self._sizes.update(sizes)
+
+    async def _heal(self, files: Iterable[str]) -> None:
+        for file in files:
+            size, upto = await self._store.read(partial(heal, folder=self._folder, file=file))
+            await self._store.keep_house(partial(note_mirrored, upto=upto, sizes={file: size}))
+            self._sizes[file] = size
+
+    def _make_folders(self) -> None:
+        for folder in (self._folder, self._folder / "ava", self._folder / "subagents"):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def _wrong(self, files: Iterable[str]) -> list[str]:
+        return [file for file in files if _size(self._folder / file) != self._sizes.get(file, 0)]
+
+    def _append(self, lines: Mapping[str, Sequence[bytes]]) -> dict[str, int]:
+        sizes: dict[str, int] = {}
+        for file, new in lines.items():
+            with _open(self._folder / file) as out:
+                out.seek(0, os.SEEK_END)
+                out.write(b"".join(new))
+                sizes[file] = out.tell()
+        return sizes
+
+
+def file_of(agent_id: str, ts_us: int) -> str:
+    """Return the mirror file, relative to `logs/`, of an event of an agent at a time (microseconds UTC)."""
+    if _SUBAGENT.fullmatch(agent_id):
+        return f"subagents/{agent_id}.jsonl"
+    return f"ava/{day_of(ts_us)}.jsonl"
+
+
+def heal(view: View, *, folder: Path, file: str) -> tuple[int, int]:
+    """Make a file what the log says that it is: what is right at its beginning stays untouched.
+
+    Returns:
+        Its length in bytes, and the `seq` up to which the whole mirror is complete.
+    """
+    path = folder / file
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    upto = view.progress("mirror")
+    with _open(path) as out:
+        good = 0
+        same = True
+        for row in _rows_of(view, file, upto):
+            line = mirror_line(row)
+            if same and out.read(len(line)) != line:
+                same = False
+                out.seek(good)
+                out.truncate()
+            if not same:
+                out.write(line)
+            good += len(line)
+        out.truncate(good)
+    return good, upto
+
+
+def _rows_of(view: View, file: str, upto: int) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows of a file up to a `seq`."""
+    name = Path(file).stem
+    if file.startswith("subagents/"):
+        yield from view.rows("agent_id = ? AND seq <= ?", name, upto)
+        return
+    day = (date.fromisoformat(name) - EPOCH.date()).days * _DAY_US
+    first, last = view.seq_bounds(day, day + _DAY_US)
+    # The plus keeps SQLite from reading the day by time and sorting all its contents.
+    for row in view.rows(
+        "seq >= ? AND seq <= ? AND +ts_us >= ? AND +ts_us < ?", first, min(last, upto), day, day + _DAY_US
+    ):
+        if file_of(row[_AGENT], row[_TS]) == file:
+            yield row
+
+
+def _next_slice(view: View) -> list[tuple[Any, ...]]:
+    rows: list[tuple[Any, ...]] = []
+    size = 0
+    for row in view.rows("seq > ?", view.progress("mirror"), limit=SLICE):
+        rows.append(row)
+        size += len(row[_CONTENT] or "")
+        if size > SLICE_CHARS:  # five hundred of the largest entries would be a gigabyte
+            break
+    return rows
+
+
+def _by_file(rows: Iterable[tuple[Any, ...]]) -> dict[str, list[bytes]]:
+    lines: dict[str, list[bytes]] = {}
+    for row in rows:
+        lines.setdefault(file_of(row[_AGENT], row[_TS]), []).append(mirror_line(row))
+    return lines
+
+
+def _size(path: Path) -> int:
+    """Return a file's length, 0 when there is none."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def _open(path: Path) -> IO[bytes]:
+    """Open a file of the mirror for reading and writing, created for this user only; never through a link."""
+    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+    return os.fdopen(os.open(path, flags, 0o600), "r+b")

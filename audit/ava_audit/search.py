@@ -1,0 +1,274 @@
+"""Log queries: what a person or a model asks of the log, answered newest first.
+
+Everything that a query filters by is a token in the text index, so that a filter is an intersection; entries
+that the keeper has not indexed yet are put into an index in memory and asked the same question. No write lock
+is needed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import aiosqlite
+import anyio
+import anyio.to_thread
+
+from ava_audit.errors import StoreUnavailable
+from ava_audit.events import Entry, Severity
+from ava_audit.migrations import scratch
+from ava_audit.projections import index_words
+from ava_audit.store import Store
+from ava_audit.view import ENTRY_COLUMNS, View, entry_of
+from ava_audit.words import index_row, match_expression, type_filter
+
+SLICE = 500
+SEARCH_S = 30.0
+"""A search that takes longer has met a stuck disk: the slowest measured one takes well under a second."""
+_FEW = 5_000
+
+
+@dataclass(frozen=True)
+class LogQuery:
+    """What is asked of the log. An empty tuple means all; all conditions hold together.
+
+    Attributes:
+        agents: Agent ids.
+        users: User ids.
+        sessions: Session ids.
+        types: Event types by name in any case, or the short names of `SHORT_TYPES`.
+        since_us: Only entries at or after this time (microseconds UTC).
+        until_us: Only entries before it.
+        search: Words that all occur in the entry; words in double quotes stand together.
+        level: At least this severity.
+        limit: At most so many entries.
+        before_seq: Only older entries than this one: the cursor of the page before.
+        after_seq: Only newer ones.
+        upto_seq: Nothing newer than this one: the `upto` of the first page, so that pages neither skip nor
+            repeat.
+    """
+
+    agents: tuple[str, ...] = ()
+    users: tuple[str, ...] = ()
+    sessions: tuple[str, ...] = ()
+    types: tuple[str, ...] = ()
+    since_us: int | None = None
+    until_us: int | None = None
+    search: str | None = None
+    level: Severity | None = None
+    limit: int = 50
+    before_seq: int | None = None
+    after_seq: int | None = None
+    upto_seq: int | None = None
+
+
+@dataclass(frozen=True)
+class Page:
+    """An answer to a query.
+
+    Attributes:
+        entries: Newest first.
+        next: The `before_seq` of the next (older) page, None when this was the last.
+        upto: The newest `seq` of the log when it was asked; give it as `upto_seq` with the next page.
+    """
+
+    entries: tuple[Entry, ...]
+    next: int | None
+    upto: int
+
+
+async def search(path: Path, query: LogQuery) -> Page:
+    """Return the newest entries that fulfil a query.
+
+    Args:
+        path: The database file.
+        query: What is asked.
+
+    Raises:
+        BadQuery: It names an event type that does not exist.
+        StoreUnavailable: The log cannot be read.
+    """
+    conditions = _Conditions(query)
+    rows: list[Any] = []
+    wanted = query.limit + 1
+    try:
+        with anyio.fail_after(SEARCH_S):
+            async with _reading(path) as db:
+                head = await _number(db, "SELECT coalesce(max(seq), 0) FROM events")
+                indexed = await _number(db, "SELECT coalesce(max(seq), 0) FROM progress WHERE name = 'words'")
+                low, high = await _bounds(db, query, head)
+                if not conditions.nothing:
+                    if high > indexed:
+                        rows += await _tail(db, conditions, max(low, indexed), high, wanted)
+                    if len(rows) < wanted:
+                        rows += await _index(db, conditions, low, min(high, indexed), wanted - len(rows))
+    except sqlite3.Error as error:
+        raise StoreUnavailable(f"the log cannot be read: {error}; `ava doctor` tells more") from error
+    except TimeoutError as error:
+        raise StoreUnavailable(
+            f"the log did not answer within {SEARCH_S:.0f} s; `ava doctor` tells more"
+        ) from error
+    entries = tuple(entry_of(row) for row in rows[: query.limit])
+    more = len(rows) > query.limit and bool(entries)
+    return Page(entries, entries[-1].seq if more else None, head)
+
+
+async def follow(store: Store, query: LogQuery) -> AsyncIterator[Entry]:
+    """Yield entries that fulfil a query as any process writes them, oldest first; never ends by itself.
+
+    Args:
+        store: The open log.
+        query: What is asked. It begins after `after_seq`, without one at the log's present end.
+
+    Raises:
+        BadQuery: It names an event type that does not exist.
+        StoreUnavailable: The log cannot be read.
+    """
+    conditions = _Conditions(query)
+    seen = store.head if query.after_seq is None else query.after_seq
+    while True:
+        head = await store.newer_than(seen)
+        while seen < head:
+            upto = min(head, seen + SLICE)
+            for row in await store.read(partial(_new_rows, conditions=conditions, after=seen, upto=upto)):
+                yield entry_of(row)
+            seen = upto
+
+
+class _Conditions:
+    """A query as SQL: exact conditions on the columns, and the question to a text index.
+
+    Attributes:
+        where: Conditions on `events`, true for every entry when there are none.
+        values: Their values.
+        match: The question to the index, None when nothing is asked of it.
+        words: The question about text and severity alone, for an index that has only fitting entries.
+        nothing: No entry can fulfil it (a search without any word in it).
+    """
+
+    def __init__(self, query: LogQuery) -> None:
+        types = type_filter(query.types)
+        parts, self.values = ["1"], list[Any]()
+        for column, wanted in (
+            ("agent_id", query.agents),
+            ("user_id", query.users),
+            ("session_id", query.sessions),
+        ):
+            if wanted:
+                parts.append(f"{column} IN ({', '.join('?' * len(wanted))})")
+                self.values += wanted
+        if query.since_us is not None:
+            parts.append("+ts_us >= ?")
+            self.values.append(query.since_us)
+        if query.until_us is not None:
+            parts.append("+ts_us < ?")
+            self.values.append(query.until_us)
+        self.where = " AND ".join(parts)
+        # A run belongs to one user and session: asking the index for them too would only cost time.
+        runs_only = bool(query.agents) and all(agent.startswith("S-") for agent in query.agents)
+        whom = replace(query, users=(), sessions=()) if runs_only else query
+        text = match_expression(types=types, level=query.level, search=query.search)
+        self.nothing = text.impossible
+        self.words = text.expression
+        self.match = match_expression(
+            agents=whom.agents, users=whom.users, sessions=whom.sessions, types=types, level=query.level,
+            search=query.search,
+        ).expression  # fmt: skip
+
+
+@contextlib.asynccontextmanager
+async def _reading(path: Path) -> AsyncGenerator[aiosqlite.Connection]:
+    """Open a connection that cannot write, with one consistent state of the log."""
+    async with aiosqlite.connect(path, isolation_level=None, timeout=1.0) as db:
+        await db.execute("PRAGMA query_only = ON")
+        await db.execute("PRAGMA wal_autocheckpoint = 0")
+        await db.execute("BEGIN")
+        yield db
+        await db.execute("ROLLBACK")
+
+
+async def _number(db: aiosqlite.Connection, sql: str, *values: object) -> int:
+    async with db.execute(sql, values) as cursor:
+        row = await cursor.fetchone()
+    return int(row[0]) if row is not None else 0
+
+
+async def _bounds(db: aiosqlite.Connection, query: LogQuery, head: int) -> tuple[int, int]:
+    """Return the entries to look at: those after the first number, up to and including the second."""
+    high = head
+    if query.upto_seq is not None:
+        high = min(high, query.upto_seq)
+    if query.before_seq is not None:
+        high = min(high, query.before_seq - 1)
+    low = query.after_seq or 0
+    if query.since_us is not None:
+        # A clock that was set back makes time and `seq` disagree, so the bound is looked up, not assumed; of
+        # a long time nothing is gained by it, because the newest entries are read first.
+        async with db.execute(
+            "SELECT min(seq), count(*) FROM (SELECT seq FROM events WHERE ts_us >= ? LIMIT ?)",
+            (query.since_us, _FEW),
+        ) as cursor:
+            row = await cursor.fetchone()
+        assert row is not None
+        if row[1] < _FEW:
+            low = max(low, (head if row[0] is None else int(row[0]) - 1))
+    return low, high
+
+
+async def _index(
+    db: aiosqlite.Connection, conditions: _Conditions, low: int, high: int, limit: int
+) -> Iterable[Any]:
+    """Ask the index of the log, or without a question the log itself."""
+    if conditions.match is None:
+        sql = (
+            f"SELECT {ENTRY_COLUMNS} FROM events WHERE {conditions.where} AND seq > ? AND seq <= ?"  # noqa: S608
+            " ORDER BY seq DESC LIMIT ?"
+        )
+        return await db.execute_fetchall(sql, (*conditions.values, low, high, limit))
+    # CROSS JOIN keeps the index as the outer loop: it delivers in the order that is asked for.
+    sql = (
+        f"SELECT {ENTRY_COLUMNS} FROM words CROSS JOIN events ON events.seq = words.rowid"  # noqa: S608
+        f" WHERE words MATCH ? AND words.rowid > ? AND words.rowid <= ? AND {conditions.where}"
+        " ORDER BY words.rowid DESC LIMIT ?"
+    )
+    return await db.execute_fetchall(sql, (conditions.match, low, high, *conditions.values, limit))
+
+
+async def _tail(
+    db: aiosqlite.Connection, conditions: _Conditions, low: int, high: int, limit: int
+) -> list[Any]:
+    """Return what fits among the entries that are not indexed yet, newest first."""
+    found: list[Any] = []
+    sql = (
+        f"SELECT {ENTRY_COLUMNS} FROM events WHERE {conditions.where} AND seq > ? AND seq <= ?"  # noqa: S608
+        " ORDER BY seq DESC LIMIT ?"
+    )
+    while len(found) < limit:
+        rows = list(await db.execute_fetchall(sql, (*conditions.values, low, high, SLICE)))
+        found += await anyio.to_thread.run_sync(_matching, rows, conditions.words)
+        if len(rows) < SLICE:
+            break
+        high = rows[-1][0] - 1
+    return found[:limit]
+
+
+def _new_rows(view: View, *, conditions: _Conditions, after: int, upto: int) -> list[Any]:
+    if conditions.nothing:
+        return []
+    rows = list(view.rows(f"{conditions.where} AND seq > ? AND seq <= ?", *conditions.values, after, upto))
+    return _matching([row[:-1] for row in rows], conditions.words)
+
+
+def _matching(rows: Sequence[Any], words: str | None) -> list[Any]:
+    """Return the rows that an index of them alone finds, in the order given."""
+    if words is None or not rows:
+        return list(rows)
+    with contextlib.closing(scratch()) as db:
+        index_words(db, [index_row(entry_of(row)) for row in rows], after=0, upto=0, erased=0)
+        fitting = {seq for (seq,) in db.execute("SELECT rowid FROM words WHERE words MATCH ?", (words,))}
+    return [row for row in rows if row[0] in fitting]

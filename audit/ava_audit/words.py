@@ -1,0 +1,171 @@
+"""The words of the text index: what is put in for an entry, and how a question to it is spelled.
+
+Ids and names become one token each (a hash), so that they neither fall apart nor meet by chance. In texts,
+each character of a script without spaces (Chinese, Japanese, Thai, ...) is a word of its own, and emoji
+become words: SQLite's tokenizer would take the former as one long word and drop the latter. A question is
+spelled by the same function as what it looks for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import get_args
+
+from ava_audit.errors import BadQuery
+from ava_audit.events import FACTS, Entry, RunEnded, Severity, SubagentComplete, ToolResult
+from ava_audit.projections import IndexRow
+
+SHORT_TYPES: dict[str, tuple[str, ...]] = {
+    "tool": ("ToolCall", "ToolResult"),
+    "cost": ("CostReserved", "CostUpdate"),
+    "thinking": ("ExtendedThinking",),
+    "spawn": ("SpawnProposed", "SpawnDecided", "SubagentSpawn"),
+    "complete": ("SubagentComplete", "RunEnded"),
+    "message": ("UserMessage", "AssistantMessage"),
+    "session": ("SessionStart", "SessionEnd"),
+}
+"""Short names of event types; `error` is one more, and no list of types."""
+_LEVELS: tuple[str, ...] = get_args(Severity)
+_FAILED = "failed"
+
+_ALONE = re.compile(
+    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u2fdf\u3005-\u30ff\u3130-\u318f\u31a0-\u9fff"
+    "\ua000-\ua4cf\uac00-\ud7ff\uf900-\ufaff]"
+)
+"""Thai, Lao, Burmese, Khmer, Chinese, Japanese, Yi and Korean."""
+_NAMED = re.compile("[\u2190-\u2bff\U00010000-\U0010ffff]")
+"""Symbols, and everything beyond the characters that SQLite's tokenizer surely knows."""
+_DROPPED = re.compile("[\x00\ud800-\udfff\ufe00-\ufe0f]")
+_PHRASE = re.compile(r'"([^"]*)"|(\S+)')
+
+
+@dataclass(frozen=True)
+class TypeFilter:
+    """Which event types are asked for; with `failed`, also whatever counts as an error."""
+
+    names: frozenset[str] = frozenset()
+    failed: bool = False
+
+
+@dataclass(frozen=True)
+class Match:
+    """A question to the index; `expression` is None when it asks nothing, `impossible` for one that nothing fits."""
+
+    expression: str | None
+    impossible: bool = False
+
+
+def type_filter(names: Iterable[str]) -> TypeFilter:
+    """Return the filter that a person means by type names: exact ones in any case, or short ones.
+
+    Raises:
+        BadQuery: There is no such type.
+    """
+    exact = {name.lower(): name for name in FACTS}
+    types: set[str] = set()
+    failed = False
+    for name in names:
+        asked = name.strip().lower()
+        if asked == "error":
+            failed = True
+        elif asked in SHORT_TYPES:
+            types.update(SHORT_TYPES[asked])
+        elif asked in exact:
+            types.add(exact[asked])
+        else:
+            raise BadQuery(
+                f"no event type {name[:60]!r}; short names are error, {', '.join(SHORT_TYPES)}; "
+                f"exact ones are {', '.join(FACTS)}"
+            )
+    return TypeFilter(frozenset(types), failed)
+
+
+def index_row(entry: Entry) -> IndexRow:
+    """Return what the index keeps of an entry."""
+    marks = [_token(entry.type)]
+    if entry.fact is not None:
+        marks.append(f"level{entry.fact.severity}")
+        if is_error(entry):
+            marks.append(_FAILED)
+    who = entry.who
+    text = "" if entry.fact is None else spread(entry.fact.words())
+    return (
+        entry.seq,
+        _token(who.agent_id),
+        _token(who.session_id),
+        _token(who.user_id),
+        " ".join(marks),
+        text,
+    )
+
+
+def is_error(entry: Entry) -> bool:
+    """Tell whether the short type `error` means an entry.
+
+    That is an `ErrorOccurred`, a failed `ToolResult`, and any ending other than success or cancelled.
+    """
+    fact = entry.fact
+    if isinstance(fact, ToolResult):
+        return not fact.success
+    if isinstance(fact, SubagentComplete | RunEnded):
+        return fact.status not in ("success", "cancelled")
+    return entry.type == "ErrorOccurred"
+
+
+def match_expression(
+    *,
+    agents: Sequence[str] = (),
+    users: Sequence[str] = (),
+    sessions: Sequence[str] = (),
+    types: TypeFilter | None = None,
+    level: Severity | None = None,
+    search: str | None = None,
+) -> Match:
+    """Return the question to the index; any text is safe as `search`."""
+    parts: list[str] = []
+    for column, wanted in (("agent", agents), ("user", users), ("session", sessions)):
+        if wanted:
+            parts.append(_any(column, map(_token, wanted)))
+    if types is not None and (types.names or types.failed):
+        parts.append(_any("type", [*map(_token, sorted(types.names)), *([_FAILED] if types.failed else [])]))
+    if level is not None and level != _LEVELS[0]:
+        parts.append(_any("type", [f"level{name}" for name in _LEVELS[_LEVELS.index(level) :]]))
+    if search is not None and search.strip():
+        phrases = _phrases(search)
+        if not phrases:
+            return Match(None, impossible=True)
+        parts.append(f"text : ({' AND '.join(phrases)})")
+    return Match(" AND ".join(parts) if parts else None)
+
+
+def spread(text: str) -> str:
+    """Return a text as the index takes it: characters that are words by themselves stand alone."""
+    if text.isascii() and "\x00" not in text:
+        return text
+    text = _DROPPED.sub(" ", text)
+    text = _ALONE.sub(r" \g<0> ", text)
+    return _NAMED.sub(lambda found: f" u{ord(found[0]):x} ", text)
+
+
+def _phrases(search: str) -> list[str]:
+    """Return the words and quoted phrases of a search, each as a phrase of the index, once each."""
+    found = (spread(quoted or word).replace('"', " ") for quoted, word in _PHRASE.findall(search))
+    return list(dict.fromkeys(f'"{phrase.strip()}"' for phrase in found if _has_word(phrase)))
+
+
+def _has_word(text: str) -> bool:
+    """Tell whether SQLite's tokenizer finds a word: a letter, a digit, or a private character."""
+    return any(unicodedata.category(char)[0] in "LN" or unicodedata.category(char) == "Co" for char in text)
+
+
+def _any(column: str, tokens: Iterable[str]) -> str:
+    return f"{column} : ({' OR '.join(dict.fromkeys(tokens))})"
+
+
+def _token(value: str) -> str:
+    """Return the one token that stands for an id or a name."""
+    return "x" + hashlib.blake2s(value.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()

@@ -1,0 +1,172 @@
+"""Sample events, and the commands that write them: what a run leaves in the log, without a run."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ava_audit.events import (
+    AssistantMessage,
+    CostReserved,
+    CostUpdate,
+    Ending,
+    ErrorOccurred,
+    Event,
+    Fact,
+    Fence,
+    RunClaimed,
+    RunEnded,
+    SpawnDecided,
+    SpawnProposed,
+    SubagentComplete,
+    ToolCall,
+    ToolResult,
+    Usage,
+    UserMessage,
+    Who,
+)
+from ava_audit.store import Command, Outcome, Store
+from ava_audit.view import View
+
+AVA = Who("sess-1", "ava", "ben")
+
+
+def run_who(run_id: str, user: str = "ben", session: str = "sess-1") -> Who:
+    return Who(session, run_id, user, "ava")
+
+
+def said(text: str, who: Who = AVA) -> Event:
+    return Event(who, UserMessage(text=text))
+
+
+def writing(*events: Event) -> Command[int]:
+    """A command that appends events and answers with how many."""
+
+    def command(_view: View, _now_us: int) -> Outcome[int]:
+        return Outcome(len(events), events)
+
+    return command
+
+
+async def write(store: Store, *events: Event) -> None:
+    await store.do(writing(*events))
+
+
+async def write_texts(store: Store, texts: Iterable[str], who: Who = AVA) -> None:
+    await write(store, *(said(text, who) for text in texts))
+
+
+@dataclass
+class Life:
+    """The events of one run, step by step; every step is an event that a running run would write."""
+
+    run_id: str
+    user: str = "ben"
+    generation: int = 1
+
+    @property
+    def pending_id(self) -> str:
+        return "P-" + self.run_id.removeprefix("S-") + "00"
+
+    @property
+    def scopes(self) -> tuple[str, ...]:
+        return (f"run:{self.run_id}", f"user:{self.user}:2026-01-31", "all:2026-01-31")
+
+    def proposed(self, **config: Any) -> Event:
+        fact = SpawnProposed(
+            pending_id=self.pending_id,
+            subagent_id=self.run_id,
+            digest="d" * 64,
+            expires_us=2**50,
+            config={"role": "researcher", "model": "test:model", **config},
+        )
+        return Event(Who("sess-1", "ava", self.user), fact, run_id=self.run_id)
+
+    def task(self, text: str = "Look it up") -> Event:
+        return Event(run_who(self.run_id, self.user), UserMessage(text=text, kind="task"), run_id=self.run_id)
+
+    def decided(self, group: str | None = None, cap: int | None = None) -> Event:
+        fact = SpawnDecided(
+            pending_id=self.pending_id,
+            decision="approved",
+            channel="host_call",
+            group_id=group,
+            group_max_cost_micros=cap,
+        )
+        return Event(Who("sess-1", "ava", self.user), fact, run_id=self.run_id)
+
+    def claimed(self) -> Event:
+        fact = RunClaimed(instance="abc", generation=self.generation)
+        return Event(run_who(self.run_id, self.user), fact, run_id=self.run_id)
+
+    def wrote(self, fact: Fact, **more: Any) -> Event:
+        fence = Fence(self.run_id, self.generation)
+        return Event(run_who(self.run_id, self.user), fact, fence=fence, **more)
+
+    def reserved(self, turn: int = 1, micros: int = 5_000, wrap: int = 1_000) -> Event:
+        fact = CostReserved(
+            turn=turn,
+            attempt=1,
+            scopes=self.scopes,
+            micros=micros,
+            wrap_micros=wrap,
+            prompt_tokens=100,
+            max_output=50,
+            upto_seq=0,
+            request_sha="0" * 64,
+        )
+        return self.wrote(fact)
+
+    def settled(self, turn: int = 1, cost: int = 3_000, reserved: int = 5_000, unknown: bool = False) -> Event:
+        fact = CostUpdate(
+            turn=turn,
+            attempt=1,
+            settlement="unknown" if unknown else "billed",
+            tokens=30,
+            cost_cents=cost / 10_000,
+            reserved_micros=reserved,
+            overrun=cost > reserved,
+        )
+        return self.wrote(fact, usage=Usage(input_tokens=20, output_tokens=10), cost_micros=cost, model="test:model")
+
+    def tool(self, output: str = "found it", success: bool = True) -> tuple[Event, Event]:
+        call = self.wrote(ToolCall(tool="web_search", args={"query": "prices"}))
+        return call, self.wrote(ToolResult(tool="web_search", success=success, output=output), duration_ms=12)
+
+    def answered(self, text: str = "Here it is") -> Event:
+        return self.wrote(AssistantMessage(text=text))
+
+    def failed(self, text: str = "no answer") -> Event:
+        return self.wrote(ErrorOccurred(error=text, kind="model"))
+
+    def ended(self, status: Ending = "success") -> tuple[Event, Event]:
+        complete = SubagentComplete(
+            status=status, summary="done", tokens=30, cost_cents=0.3, duration=1.5, subagent_id=self.run_id
+        )
+        # The ending is the last entry that the claim may write.
+        return (
+            Event(Who("sess-1", "ava", self.user), complete, run_id=self.run_id),
+            self.wrote(RunEnded(status=status, stop_reason=status)),
+        )
+
+    def whole(self, status: Ending = "success") -> list[Event]:
+        """Everything from the proposal to the ending."""
+        return [*self.begun(), self.reserved(), self.settled(), *self.tool(), self.answered(), *self.ended(status)]
+
+    def begun(self) -> list[Event]:
+        """Everything up to the claim."""
+        return [self.proposed(), self.task(), self.decided(), self.claimed()]
+
+
+async def write_each(store: Store, events: Iterable[Event]) -> None:
+    """Write events one command each, as they would come: a fence is checked against what stands before it."""
+    for event in events:
+        await write(store, event)
+
+
+def child(code: str, *args: str | Path) -> list[str]:
+    """The command line of a child process that runs Python code with the same interpreter and import path."""
+    return [sys.executable, "-c", code, *map(str, args)]
