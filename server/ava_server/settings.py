@@ -1,0 +1,274 @@
+"""Settings: `config.toml` of the data root under `AVA_*` variables, read once at start.
+
+What limits everybody (day caps, approval, auto ceilings, the sandbox, the hard caps, `enabled`) comes from
+the data root; the environment may tighten it for its own process and never loosen it.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, cast
+from urllib.parse import urlsplit
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    model_validator,
+)
+
+from ava_server import settings_checks as checks
+from ava_server.data_root import DataRoot, absolute_folder, find_data_root
+from ava_server.errors import ConfigError
+
+Approval = Literal["ask", "human", "auto"]
+TTL_UNDER_HUMAN_S = 86_400
+SELF_KNOWN_PROVIDERS = frozenset({"openrouter", "openai", "anthropic"})
+
+
+def _no_bool(value: object) -> object:
+    if isinstance(value, bool):
+        raise ValueError("a whole number")  # pydantic reports no TypeError
+    return value
+
+
+def _http_url(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        fits = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        fits = False
+    else:
+        if parts.username is not None or parts.password is not None:
+            raise ValueError("an address without a user or password in it")
+    if not fits:
+        raise ValueError("an address such as https://host/v1 or http://127.0.0.1:11434/v1")
+    return url.rstrip("/")
+
+
+Count = Annotated[int, BeforeValidator(_no_bool), Field(ge=0)]
+Cap = Annotated[int, BeforeValidator(_no_bool), Field(ge=1)]
+Usd = Annotated[float, BeforeValidator(_no_bool), Field(ge=0, allow_inf_nan=False)]
+Folder = Annotated[Path, AfterValidator(absolute_folder)]
+Url = Annotated[str, AfterValidator(_http_url)]
+
+
+class Table(BaseModel):
+    """Base of every table of settings: fixed once read, unknown names refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+class Limits(Table):
+    """What everybody is held to; 0 means that nothing may be spent or run, never unlimited."""
+
+    running_per_user: Count = 3
+    running: Count = 10
+    spawns_per_hour: Count = 10
+    user_daily_cents: Count = 1000
+    installation_daily_cents: Count = 2500
+    max_cost_cents: Cap = 500
+    max_timeout_s: Cap = 3600
+    max_tokens: Cap = 200_000
+    max_tokens_deep: Cap = 1_000_000
+    max_iterations: Cap = 100
+    max_tool_calls: Cap = 200
+
+
+class Tiers(Table):
+    """The models of the tiers, each a `provider:id`; None is the one of `tiers.toml`."""
+
+    fast: str | None = None
+    balanced: str | None = None
+    deep: str | None = None
+
+
+class ProviderSettings(Table):
+    """An OpenAI-compatible endpoint; `stream = false` for one that cannot stream."""
+
+    base_url: Url | None = None
+    stream: bool = True
+
+
+class PriceSettings(Table):
+    """What a model costs, in USD per million tokens (`per_request`: in USD)."""
+
+    input: Usd
+    output: Usd
+    cache_read: Usd | None = None
+    cache_write: Usd | None = None
+    per_request: Usd = 0.0
+
+
+class WorkspaceSettings(Table):
+    """Folders beneath which a workspace may lie; none means the one that the rule finds."""
+
+    roots: tuple[Folder, ...] = ()
+
+
+class SandboxSettings(Table):
+    """How child commands are confined, and further folders that they may read."""
+
+    mode: Literal["auto", "none"] = "auto"
+    read_only: tuple[Folder, ...] = ()
+
+
+class FetchSettings(Table):
+    """The proxy through which pages are fetched; empty is none."""
+
+    proxy: str = ""
+
+
+class McpServerSettings(Table):
+    """Another MCP server whose tools a role may name: a command or a URL."""
+
+    command: str | None = None
+    args: tuple[str, ...] = ()
+    env: dict[str, str] = Field(default_factory=dict)
+    url: Url | None = None
+    headers: dict[str, str] = Field(default_factory=dict)
+    network: bool = False
+    read_write: tuple[Folder, ...] = ()
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Self:
+        if (self.command is None) == (self.url is None):
+            raise ValueError("either command (with args and env) or url (with headers)")
+        return self
+
+
+class UserSettings(Table):
+    """What one user of the HTTP server may do; None is what holds for everybody."""
+
+    workspaces: tuple[Folder, ...] = ()
+    daily_cents: Count | None = None
+    running: Count | None = None
+    roles: tuple[str, ...] | None = None
+    approval: Approval | None = None
+
+
+class Configured(Table):
+    """The settings as they may stand in `config.toml`, with their defaults."""
+
+    enabled: bool = True
+    approval: Approval = "ask"
+    auto_approve_cents: Count = 0
+    auto_approve_daily_cents: Count = 0
+    proposal_ttl_s: Cap = 600
+    background: bool = False
+    mirror: bool = True
+    retention_days: Cap = 90
+    on_event: tuple[str, ...] = ()
+    limits: Limits = Limits()
+    models: Tiers = Tiers()
+    providers: dict[str, ProviderSettings] = Field(default_factory=dict)
+    prices: dict[str, PriceSettings] = Field(default_factory=dict)
+    workspace: WorkspaceSettings = WorkspaceSettings()
+    sandbox: SandboxSettings = SandboxSettings()
+    fetch: FetchSettings = FetchSettings()
+    mcp_servers: dict[str, McpServerSettings] = Field(default_factory=dict)
+    users: dict[str, UserSettings] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _addresses(self) -> Self:
+        for name, provider in self.providers.items():
+            if provider.base_url is None and name not in SELF_KNOWN_PROVIDERS:
+                raise ValueError(f"a table with base_url for the provider {name}, whose address is not known")
+        return self
+
+
+class Settings(Configured):
+    """Everything that is configured: the settings, and what belongs to this process alone.
+
+    Attributes:
+        data_root: The folder in which everything is kept.
+        model_base_url: AVA_MODEL_BASE_URL: one compatible endpoint for everything.
+        model_api_key: AVA_MODEL_API_KEY, for that endpoint.
+        model: AVA_MODEL.
+        default_workspace: AVA_WORKSPACE, as it was given.
+    """
+
+    data_root: Path
+    model_base_url: Url | None = None
+    model_api_key: SecretStr | None = None
+    model: str | None = None
+    default_workspace: Path | None = None
+
+    @property
+    def paths(self) -> DataRoot:
+        """The places in the data root."""
+        return DataRoot(self.data_root)
+
+    @property
+    def proposal_lifetime_s(self) -> int:
+        """Seconds for which a proposal waits: 24 hours under `human`, unless `proposal_ttl_s` is set."""
+        if self.approval == "human" and "proposal_ttl_s" not in self.model_fields_set:
+            return TTL_UNDER_HUMAN_S
+        return self.proposal_ttl_s
+
+
+def load_settings(data_root: Path | None = None, env: Mapping[str, str] | None = None) -> Settings:
+    """Return the settings of `config.toml` under those of the environment; nothing is created.
+
+    Args:
+        data_root: The data root, in place of AVA_DATA_ROOT.
+        env: The environment; None is this process's.
+
+    Raises:
+        ConfigError: A setting is wrong, unknown, a key, or looser than the environment may make it.
+    """
+    env = os.environ if env is None else env
+    root = find_data_root(data_root, env)
+    in_file = _read_config(root.config)
+    checks.refuse_secrets(in_file, str(root.config))
+    in_env = checks.environment_tree(env, Configured)
+    own = {
+        "model_base_url": env.get("AVA_MODEL_BASE_URL", "").strip() or None,
+        "model_api_key": env.get("AVA_MODEL_API_KEY", "").strip() or None,
+        "model": env.get("AVA_MODEL", "").strip() or None,
+        "default_workspace": env.get("AVA_WORKSPACE", "").strip() or None,
+    }
+    try:
+        base = Configured.model_validate(in_file)
+    except ValidationError as wrong:
+        raise checks.explained(wrong, Configured, str(root.config)) from None
+    try:
+        settings = Settings.model_validate({**_laid_over(in_file, in_env), **own, "data_root": root.path})
+    except ValidationError as wrong:
+        raise checks.explained(wrong, Configured, None) from None
+    checks.refuse_looser(in_env, base, settings, str(root.config))
+    return settings
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        return {}
+    except tomllib.TOMLDecodeError as wrong:
+        raise ConfigError(f"{path} is no valid TOML: {wrong}. Correct it there.") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} is not UTF-8 text. Save it as UTF-8.") from None
+    except OSError as failed:
+        why = failed.strerror or type(failed).__name__
+        raise ConfigError(
+            f"{path} cannot be read: {why}. Make it readable for this user, or remove it."
+        ) from failed
+
+
+def _laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Return two nested tables as one; where both have a value, the one above."""
+    merged = dict(below)
+    for key, value in above.items():
+        under = merged.get(key)
+        if isinstance(under, dict) and isinstance(value, dict):
+            value = _laid_over(cast("dict[str, Any]", under), cast("dict[str, Any]", value))
+        merged[key] = value
+    return merged
