@@ -170,7 +170,9 @@ def _looser(path: tuple[str, ...], old: Any, new: Any) -> bool:
 def _at(settings: BaseModel, path: tuple[str, ...]) -> Any:
     value: Any = settings
     for part in path:
-        value = cast("dict[str, Any]", value).get(part) if isinstance(value, dict) else getattr(value, part)
+        value = (
+            cast("dict[str, Any]", value).get(part) if isinstance(value, dict) else getattr(value, part, None)
+        )
     return value
 
 
@@ -189,7 +191,7 @@ def explained(error: ValidationError, model: type[BaseModel], origin: str | None
         text = f"{origin or 'The environment'} does not fit; needed is {_allowed(dict(first))}."
     elif first["type"] == "extra_forbidden":
         known = sorted(_fields_at(model, path[:-1]))
-        near = difflib.get_close_matches(path[-1], known, n=1, cutoff=0.6)
+        near = difflib.get_close_matches(path[-1], known, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]}?" if near else f"known there: {', '.join(known)}."
         text = f"{place} is no setting; {hint}"
     elif first["type"] == "missing":

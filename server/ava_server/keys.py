@@ -1,0 +1,233 @@
+"""Keys of providers: from the environment, else from `keys.toml`, which is for its owner's eyes alone.
+
+Hosts often filter the environment of the servers that they start; `ava key set` is for them. A value is in no
+repr and in no error text.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ava_server.errors import BadInput, ConfigError
+
+WELL_KNOWN: Mapping[str, str] = {
+    "openrouter": "OPENROUTER_API_KEY",
+    "openai": "OPENAI_API_KEY",
+    "anthropic": "ANTHROPIC_API_KEY",
+    "kagi": "KAGI_API_KEY",
+    "brave": "BRAVE_API_KEY",
+}
+"""The providers that are known by name, and the variable in which people usually have their key."""
+
+OWN_PREFIX = "AVA_KEY_"
+SHORTEST = 8
+LOCK_TIMEOUT_S = 5.0
+_PROVIDER = re.compile(r"[a-z0-9][a-z0-9_]{0,40}")
+
+
+@dataclass(frozen=True)
+class Key:
+    """A key and where it came from: the name of a variable, or the path of `keys.toml`."""
+
+    provider: str
+    where: str
+    value: str = field(repr=False)
+
+
+def find_key(provider: str, keys_file: Path, env: Mapping[str, str] | None = None) -> Key | None:
+    """Return a provider's key: `AVA_KEY_<PROVIDER>`, else the usual variable, else the one in the file.
+
+    Args:
+        provider: The provider's name; case does not matter, and `-` is `_`.
+        keys_file: `keys.toml` of the data root; it need not exist.
+        env: The environment; None is this process's.
+
+    Raises:
+        BadInput: The name can be no provider's.
+        ConfigError: The key cannot be one, or the file may not be trusted or read.
+    """
+    name = provider_name(provider)
+    return _from_environment(name, os.environ if env is None else env) or _from_file(keys_file).get(name)
+
+
+def list_keys(keys_file: Path, env: Mapping[str, str] | None = None) -> list[Key]:
+    """Return the key that holds for each provider that has one, sorted by provider.
+
+    Raises:
+        ConfigError: A key cannot be one, or the file may not be trusted or read.
+    """
+    env = os.environ if env is None else env
+    keys = _from_file(keys_file)
+    named = {name.removeprefix(OWN_PREFIX).lower() for name in env if name.startswith(OWN_PREFIX)}
+    for provider in {*WELL_KNOWN, *(name for name in named if _PROVIDER.fullmatch(name))}:
+        key = _from_environment(provider, env)
+        if key is not None:
+            keys[provider] = key
+    return [keys[provider] for provider in sorted(keys)]
+
+
+def set_key(provider: str, value: str, keys_file: Path) -> None:
+    """Store a key in the file, atomically and for its owner alone; one that is there is replaced.
+
+    Raises:
+        BadInput: The name or the value cannot be one; the value is not shown.
+        ConfigError: The file may not be trusted, read or written.
+    """
+    name = provider_name(provider)
+    fault = _fault(value.strip())
+    if fault:
+        raise BadInput(f"That is no key for {name}: {fault}. Copy the key alone, in one piece.")
+    _rewrite(keys_file, name, value.strip())
+
+
+def remove_key(provider: str, keys_file: Path) -> bool:
+    """Remove a key from the file; False when it held none for this provider.
+
+    Raises:
+        BadInput: The name can be no provider's.
+        ConfigError: The file may not be trusted, read or written.
+    """
+    name = provider_name(provider)
+    if name not in _from_file(keys_file):
+        return False
+    _rewrite(keys_file, name, None)
+    return True
+
+
+def provider_name(provider: str) -> str:
+    """Return a provider's name as keys are stored under it: lower case, `_` for `-`.
+
+    Raises:
+        BadInput: It can be no provider's name.
+    """
+    name = provider.strip().lower().replace("-", "_")
+    if not _PROVIDER.fullmatch(name):
+        # A key typed in the name's place must not be shown.
+        raise BadInput(
+            "A provider's name has letters, digits, `-` and `_`, at most 41 characters; "
+            f"known are {', '.join(WELL_KNOWN)}. Give the key itself only when you are asked for it."
+        )
+    return name
+
+
+def _from_environment(provider: str, env: Mapping[str, str]) -> Key | None:
+    for variable in (OWN_PREFIX + provider.upper(), WELL_KNOWN.get(provider, "")):
+        value = env.get(variable, "").strip()
+        if value:
+            fault = _fault(value)
+            if fault:
+                raise ConfigError(f"{variable} holds no key: {fault}. Correct or unset it.")
+            return Key(provider, variable, value)
+    return None
+
+
+def _from_file(path: Path) -> dict[str, Key]:
+    keys: dict[str, Key] = {}
+    try:
+        entries = tomllib.loads(_read(path))
+    except tomllib.TOMLDecodeError as wrong:
+        # The parser's own words may quote the line, and the line may be a key.
+        at = re.search(r"\(at [^)]*\)", str(wrong))
+        raise ConfigError(f"{path} is no valid TOML {at[0] if at else ''}. {_REWRITE}") from None
+    for name, value in entries.items():
+        if not isinstance(value, str) or _fault(value) or not _PROVIDER.fullmatch(name):
+            raise ConfigError(f'{path}: an entry is not of the form provider = "key". {_REWRITE}')
+        keys[name] = Key(name, str(path), value)
+    return keys
+
+
+_REWRITE = "Remove the file and store the keys again with `ava key set PROVIDER`."
+
+
+def _read(path: Path) -> str:
+    """Return the file's text, or nothing when there is none; checked and read through one descriptor."""
+    try:
+        if path.is_symlink():
+            raise ConfigError(f"{path} is a symbolic link, and keys are not read through one. {_REWRITE}")
+        fd = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+    except FileNotFoundError:
+        return ""
+    except OSError as failed:
+        raise _unreadable(path, failed) from failed
+    try:
+        with os.fdopen(fd, encoding="utf-8") as file:
+            _check(path, os.fstat(fd))
+            return file.read()
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} is not UTF-8 text. {_REWRITE}") from None
+    except OSError as failed:
+        raise _unreadable(path, failed) from failed
+
+
+def _check(path: Path, status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise ConfigError(f"{path} is no regular file. {_REWRITE}")
+    if os.name != "posix":
+        return
+    if status.st_uid not in (os.geteuid(), 0):
+        raise ConfigError(f"{path} belongs to another user. {_REWRITE}")
+    if status.st_mode & 0o077:
+        raise ConfigError(
+            f"Others may read {path}. Mend it with: chmod 600 {path} "
+            "(and get new keys if others use this machine)."
+        )
+
+
+def _unreadable(path: Path, failed: OSError) -> ConfigError:
+    return ConfigError(
+        f"{path} cannot be used: {failed.strerror or type(failed).__name__}. Make it this user's own."
+    )
+
+
+def _rewrite(path: Path, provider: str, value: str | None) -> None:
+    """Replace the file by one with this entry changed; comments and order stay, and no one writes at once."""
+    import portalocker
+    import tomlkit
+
+    try:
+        with portalocker.Lock(path.with_name(path.name + ".lock"), timeout=LOCK_TIMEOUT_S):
+            _from_file(path)
+            document = tomlkit.parse(_read(path))
+            if value is None:
+                del document[provider]
+            else:
+                document[provider] = value
+            _replace(path, tomlkit.dumps(document))
+    except portalocker.LockException:
+        raise ConfigError(
+            f"Another `ava key` is writing {path}, for {LOCK_TIMEOUT_S:.0f} s now. End it and try again."
+        ) from None
+    except OSError as failed:
+        raise _unreadable(path, failed) from failed
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write a new file beside the old one, to the disk, and put it in its place."""
+    fresh = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
+    fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o600)
+    try:
+        with os.fdopen(fd, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(path)
+    except BaseException:
+        fresh.unlink(missing_ok=True)
+        raise
+
+
+def _fault(value: str) -> str | None:
+    """Return why a value can be no key, without showing it."""
+    if len(value) < SHORTEST:
+        return f"it has fewer than {SHORTEST} characters"
+    if any(char.isspace() for char in value):
+        return "it has white space in it"
+    if not value.isascii() or not value.isprintable():
+        return "it has characters that no key has"
+    return None

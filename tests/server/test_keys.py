@@ -1,0 +1,156 @@
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ava_server.errors import AvaError, BadInput, ConfigError
+from ava_server.keys import Key, find_key, list_keys, remove_key, set_key
+
+VALUE = "sk-or-v1-0a1b2c3d4e5f60718293a4b5c6d7e8f9"
+OTHER = "sk-or-v1-ffffffffffffffffffffffffffffffff"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "keys.toml"
+
+
+def value_of(provider: str, file: Path, **env: str) -> str | None:
+    key = find_key(provider, file, env)
+    return None if key is None else key.value
+
+
+def test_a_key_that_was_set_is_found_and_only_its_owner_can_read_it(file: Path) -> None:
+    set_key("openrouter", VALUE + "\n", file)
+
+    assert find_key("openrouter", file, {}) == Key("openrouter", str(file), VALUE)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert sorted(path.name for path in file.parent.iterdir()) == ["keys.toml", "keys.toml.lock"]
+
+
+def test_the_environment_stands_above_the_file_and_our_own_name_above_the_usual_one(file: Path) -> None:
+    set_key("openrouter", VALUE, file)
+
+    assert value_of("openrouter", file, OPENROUTER_API_KEY=OTHER) == OTHER
+    assert value_of("openrouter", file, OPENROUTER_API_KEY="12345678", AVA_KEY_OPENROUTER=OTHER) == OTHER
+    assert value_of("openrouter", file, OPENROUTER_API_KEY="  ") == VALUE
+    assert value_of("LM-Studio", file, AVA_KEY_LM_STUDIO=OTHER) == OTHER
+    assert value_of("kagi", file) is None
+
+
+def test_the_list_says_where_each_key_is_from_and_shows_none(file: Path) -> None:
+    set_key("brave", VALUE, file)
+    set_key("openai", VALUE, file)
+    keys = list_keys(
+        file, {"OPENAI_API_KEY": OTHER, "AVA_KEY_LOCAL": OTHER, "AVA_KEY_": OTHER, "PATH": "/bin"}
+    )
+
+    assert [(key.provider, key.where) for key in keys] == [
+        ("brave", str(file)),
+        ("local", "AVA_KEY_LOCAL"),
+        ("openai", "OPENAI_API_KEY"),
+    ]
+    assert VALUE not in repr(keys)
+    assert OTHER not in repr(keys)
+
+
+def test_setting_again_replaces_and_removing_takes_one_away_and_keeps_the_rest_of_the_file(
+    file: Path,
+) -> None:
+    set_key("openai", OTHER, file)
+    file.write_text("# mine\n" + file.read_text())
+    set_key("openai", VALUE, file)
+    set_key("kagi", VALUE, file)
+
+    assert remove_key("OpenAI", file)
+    assert not remove_key("openai", file)
+    assert [key.provider for key in list_keys(file, {})] == ["kagi"]
+    assert file.read_text().startswith("# mine\n")
+    assert OTHER not in file.read_text()
+
+
+def test_a_file_that_others_may_read_is_refused_with_how_to_mend_it(file: Path) -> None:
+    set_key("openai", VALUE, file)
+    file.chmod(0o640)
+
+    for use in (
+        lambda: find_key("openai", file, {}),
+        lambda: set_key("kagi", VALUE, file),
+        lambda: remove_key("openai", file),
+    ):
+        with pytest.raises(ConfigError, match="chmod 600"):
+            use()
+
+
+def test_a_symbolic_link_in_the_files_place_is_refused(file: Path) -> None:
+    real = file.with_name("real.toml")
+    set_key("openai", VALUE, real)
+    file.symlink_to(real)
+
+    with pytest.raises(ConfigError, match="symbolic link"):
+        find_key("openai", file, {})
+    with pytest.raises(ConfigError, match="symbolic link"):
+        set_key("openai", OTHER, file)
+    assert VALUE in real.read_text()
+
+
+def test_what_is_no_regular_file_is_refused_without_waiting(file: Path) -> None:
+    os.mkfifo(file, 0o600)
+    with pytest.raises(ConfigError, match="no regular file"):
+        find_key("openai", file, {})
+
+
+@pytest.mark.parametrize(
+    "text", [f"openai = {VALUE}", f'openai = ["{VALUE}"]', f'[openai]\nkey = "{VALUE}"', f'"{VALUE}" = "x"']
+)
+def test_a_broken_file_is_refused_without_showing_what_is_in_it(file: Path, text: str) -> None:
+    file.write_text(text)
+    file.chmod(0o600)
+    with pytest.raises(ConfigError) as refused:
+        find_key("openai", file, {})
+
+    assert str(file) in str(refused.value)
+    assert "ava key set" in str(refused.value)
+    assert VALUE[:12] not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "value", ["", "short", "two words of text", "Bearer " + VALUE, "schlüsselwörter", VALUE + "\0"]
+)
+def test_what_can_be_no_key_is_refused_without_showing_it(file: Path, value: str) -> None:
+    with pytest.raises(BadInput) as refused:
+        set_key("openai", value, file)
+    assert not value or value not in str(refused.value)
+    assert not file.exists()
+
+    if value.strip():
+        with pytest.raises(ConfigError, match="OPENAI_API_KEY holds no key"):
+            find_key("openai", file, {"OPENAI_API_KEY": value})
+
+
+@given(st.text(max_size=60))
+def test_a_key_given_in_the_names_place_is_not_shown(text: str) -> None:
+    try:
+        find_key(text, Path("/nowhere/keys.toml"), {})
+    except AvaError as refused:
+        assert len(text) < 8 or text not in str(refused)
+
+
+def test_keys_set_by_many_processes_at_once_are_all_kept(file: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; from ava_server.keys import set_key; "
+        "set_key(*sys.argv[1:3], Path(sys.argv[3]))"
+    )
+    running = [
+        subprocess.Popen([sys.executable, "-c", program, f"p{number}", VALUE, str(file)])
+        for number in range(6)
+    ]
+
+    assert [process.wait(30) for process in running] == [0] * 6
+    assert [key.provider for key in list_keys(file, {})] == [f"p{number}" for number in range(6)]
+    assert not list(file.parent.glob(".keys*"))

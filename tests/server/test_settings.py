@@ -1,0 +1,368 @@
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from ava_server.data_root import DataRoot, find_data_root
+from ava_server.errors import ConfigError
+from ava_server.settings import Settings, load_settings
+
+KEY = "sk-ant-api03-Ab3Cd4Ef5Gh6Ij7Kl8Mn9Op0Qr1St2Uv3Wx4Yz5"
+
+
+def load(root: Path, toml: str = "", **env: str) -> Settings:
+    (root / "config.toml").write_text(toml, "utf-8")
+    return load_settings(root, env)
+
+
+def refused(root: Path, toml: str = "", **env: str) -> str:
+    with pytest.raises(ConfigError) as error:
+        load(root, toml, **env)
+    text = str(error.value)
+    assert "pydantic" not in text.lower()
+    assert "validation error" not in text
+    return text
+
+
+def test_without_a_file_everything_has_the_default_of_the_design(tmp_path: Path) -> None:
+    settings = load_settings(tmp_path / "nothing-there", {})
+
+    assert (settings.enabled, settings.approval, settings.proposal_ttl_s) == (True, "ask", 600)
+    assert (settings.auto_approve_cents, settings.auto_approve_daily_cents) == (0, 0)
+    assert (settings.background, settings.mirror, settings.retention_days, settings.on_event) == (
+        False,
+        True,
+        90,
+        (),
+    )
+    assert settings.limits.model_dump() == {
+        "running_per_user": 3,
+        "running": 10,
+        "spawns_per_hour": 10,
+        "user_daily_cents": 1000,
+        "installation_daily_cents": 2500,
+        "max_cost_cents": 500,
+        "max_timeout_s": 3600,
+        "max_tokens": 200_000,
+        "max_tokens_deep": 1_000_000,
+        "max_iterations": 100,
+        "max_tool_calls": 200,
+    }
+    assert (settings.sandbox.mode, settings.sandbox.read_only) == ("auto", ())
+    assert (settings.workspace.roots, settings.fetch.proxy) == ((), "")
+    assert not (tmp_path / "nothing-there").exists()
+
+
+def test_a_file_with_every_setting_is_read(tmp_path: Path) -> None:
+    settings = load(
+        tmp_path,
+        """
+        approval = "auto"
+        auto_approve_cents = 20
+        on_event = ["notify-send", "Ava"]
+        [limits]
+        running = 4
+        [models]
+        fast = "openrouter:x/y"
+        [providers.local]
+        base_url = "http://127.0.0.1:11434/v1/"
+        [providers.openrouter]
+        stream = false
+        [prices."local:llama"]
+        input = 3
+        output = 15.0
+        cache_read = 0.3
+        [workspace]
+        roots = ["/srv/code"]
+        [sandbox]
+        mode = "none"
+        [mcp_servers.tickets]
+        command = "tickets-mcp"
+        args = ["--stdio"]
+        env = { TICKETS_TOKEN = "{{secret:TICKETS}}" }
+        network = true
+        [users.ben]
+        workspaces = ["/srv/code/ben"]
+        daily_cents = 100
+        approval = "human"
+        """,
+    )
+
+    assert settings.limits.running == 4
+    assert settings.limits.running_per_user == 3
+    assert settings.models.fast == "openrouter:x/y"
+    assert settings.providers["local"].base_url == "http://127.0.0.1:11434/v1"
+    assert settings.providers["local"].stream
+    assert not settings.providers["openrouter"].stream
+    assert settings.prices["local:llama"].model_dump(exclude_none=True) == {
+        "input": 3.0,
+        "output": 15.0,
+        "cache_read": 0.3,
+        "per_request": 0.0,
+    }
+    assert settings.workspace.roots == (Path("/srv/code"),)
+    assert settings.sandbox.mode == "none"
+    assert settings.mcp_servers["tickets"].args == ("--stdio",)
+    assert settings.users["ben"].workspaces == (Path("/srv/code/ben"),)
+
+
+def test_settings_cannot_be_changed_once_read(tmp_path: Path) -> None:
+    settings = load(tmp_path)
+    with pytest.raises(ValidationError):
+        settings.enabled = False  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("toml", "says"),
+    [
+        ('approval = "never"', ["approval", '"never"', "ask, human or auto"]),
+        ("[limits]\nrunning = -1", ["limits.running", "-1", "a number from 0 up"]),
+        ("[limits]\nrunning = true", ["limits.running", "true", "a whole number"]),
+        ("[limits]\nrunning = 2.5", ["limits.running", "2.5", "a whole number"]),
+        ("[limits]\nmax_cost_cents = 0", ["limits.max_cost_cents", "0", "a number from 1 up"]),
+        ('mirror = "perhaps"', ["mirror", '"perhaps"', "true or false"]),
+        ("limits = 3", ["limits", "3", "a table"]),
+        ('on_event = "notify-send"', ["on_event", '"notify-send"', "a list"]),
+        ("[limits]\nruning = 3", ["limits.runing is no setting", "did you mean running?"]),
+        ("aproval = 'ask'", ["aproval is no setting", "did you mean approval?"]),
+        (
+            "[providers.local]\nurl = 'http://x/v1'",
+            ["providers.local.url is no setting", "did you mean base_url?"],
+        ),
+        (
+            "[users.ben]\nshoe_size = 3",
+            ["users.ben.shoe_size is no setting", "known there: approval, daily_cents"],
+        ),
+        ("[providers.local]\nstream = true", ["base_url", "local"]),
+        (
+            "[providers.local]\nbase_url = 'ftp://x'",
+            ["providers.local.base_url", "ftp://x", "https://host/v1"],
+        ),
+        ("[prices.x]\ninput = 1", ["prices.x.output is missing"]),
+        ("[prices.x]\ninput = nan\noutput = 1", ["prices.x.input", "a number"]),
+        ("[workspace]\nroots = ['code']", ["workspace.roots.0", "code", "a folder from the root on"]),
+        ("[mcp_servers.x]\nargs = []", ["mcp_servers.x", "either command"]),
+        ("approval = ask", ["no valid TOML", "line 1"]),
+        ("approval = 'x'\nmirror = 3\n[limits]\nrunning = 'a'", ["approval", "2 more"]),
+    ],
+)
+def test_a_wrong_setting_names_the_file_the_key_the_value_and_what_is_allowed(
+    tmp_path: Path, toml: str, says: list[str]
+) -> None:
+    text = refused(tmp_path, toml)
+
+    assert str(tmp_path / "config.toml") in text
+    assert [part for part in says if part not in text] == [], text
+
+
+@pytest.mark.parametrize(
+    ("toml", "says"),
+    [
+        (f"api_key = '{KEY}'", "`ava key set PROVIDER`"),
+        (f"openrouter_api_key = '{KEY}'", "`ava key set openrouter`"),
+        (f"[providers.local]\nbase_url='http://x/v1'\napi_key='{KEY}'", "`ava key set local`"),
+        ("[providers.local]\ntoken='short'", "`ava key set local`"),
+        ("[users.ben]\npassword='hunter22'", "users.ben.password"),
+        (f"[models]\nfast = '{KEY}'", "models.fast looks like a key"),
+        ("[fetch]\nproxy = 'http://ava:s3cr3t-x@proxy:3128'", "AVA_FETCH__PROXY"),
+        (f"[mcp_servers.x]\ncommand='x'\nenv={{X_TOKEN='{KEY}'}}", "{{secret:NAME}}"),
+        ("[mcp_servers.x]\nurl='https://x/'\nheaders={Authorization='abc'}", "{{secret:NAME}}"),
+        (f"[mcp_servers.x]\ncommand='x'\nargs=['--k', '{KEY}']", "mcp_servers.x.args holds a secret"),
+    ],
+)
+def test_a_key_in_the_file_is_refused_without_showing_it(tmp_path: Path, toml: str, says: str) -> None:
+    text = refused(tmp_path, toml)
+
+    assert says in text
+    assert KEY not in text
+    assert "hunter22" not in text
+    assert "s3cr3t" not in text
+
+
+def test_a_key_given_by_mistake_in_a_variable_is_not_shown(tmp_path: Path) -> None:
+    assert KEY not in refused(tmp_path, AVA_APPROVAL=KEY)
+
+
+def test_the_environment_stands_above_the_file(tmp_path: Path) -> None:
+    settings = load(
+        tmp_path,
+        '[models]\nfast = "a:b"\ndeep = "c:d"',
+        AVA_MODELS__FAST="e:f",
+        AVA_MIRROR="false",
+        AVA_LIMITS__RUNNING="2",
+        AVA_PROVIDERS__LOCAL__BASE_URL="http://127.0.0.1:1/v1",
+        AVA_WORKSPACE__ROOTS='["/srv/a", "/srv/b"]',
+        AVA_SANDBOX='{"mode": "auto"}',
+        AVA_RETENTION_DAYS="",
+        AVA_MODEL_BASE_URL="http://127.0.0.1:2/v1",
+        AVA_MODEL_API_KEY=KEY,
+        AVA_MODEL="some/model",
+        AVA_WORKSPACE="/srv/a",
+        AVA_KEY_LOCAL="12345678",
+        AVA_RUN_ID="S-7f3a2b",
+        OTHER="x",
+        AVA_PATH="/of/some/other/program",
+    )
+
+    assert (settings.models.fast, settings.models.deep) == ("e:f", "c:d")
+    assert not settings.mirror
+    assert settings.limits.running == 2
+    assert settings.limits.running_per_user == 3
+    assert settings.providers["local"].base_url == "http://127.0.0.1:1/v1"
+    assert settings.workspace.roots == (Path("/srv/a"), Path("/srv/b"))
+    assert settings.retention_days == 90
+    assert settings.model_base_url == "http://127.0.0.1:2/v1"
+    assert settings.model_api_key is not None
+    assert settings.model_api_key.get_secret_value() == KEY
+    assert KEY not in repr(settings)
+    assert (settings.model, settings.default_workspace) == ("some/model", Path("/srv/a"))
+
+
+@pytest.mark.parametrize(
+    ("variables", "says"),
+    [
+        ({"AVA_LIMITS__RUNING": "3"}, ["AVA_LIMITS__RUNING is no setting", "did you mean running?"]),
+        ({"AVA_LIMIT__RUNNING": "3"}, ["AVA_LIMIT__RUNNING", "did you mean AVA_LIMITS__RUNNING?"]),
+        ({"AVA_ENABELD": "false"}, ["AVA_ENABELD", "did you mean AVA_ENABLED?"]),
+        ({"AVA_LIMITS__RUNNING": "many"}, ["AVA_LIMITS__RUNNING", '"many"', "a whole number"]),
+        ({"AVA_WORKSPACE__ROOTS": "[/srv]"}, ["AVA_WORKSPACE__ROOTS", "as JSON"]),
+        ({"AVA_MODEL_BASE_URL": "localhost"}, ["AVA_MODEL_BASE_URL", "localhost", "https://host/v1"]),
+        ({"AVA_LIMITS": "3", "AVA_LIMITS__RUNNING": "3"}, ["AVA_LIMITS__RUNNING", "unset one of them"]),
+    ],
+)
+def test_a_wrong_variable_is_named_with_what_is_allowed(
+    tmp_path: Path, variables: dict[str, str], says: list[str]
+) -> None:
+    text = refused(tmp_path, **variables)
+
+    assert [part for part in says if part not in text] == [], text
+
+
+@pytest.mark.parametrize(
+    ("toml", "variable", "value", "read"),
+    [
+        ("", "AVA_ENABLED", "false", False),
+        ("", "AVA_APPROVAL", "human", "human"),
+        ('approval = "auto"', "AVA_APPROVAL", "ask", "ask"),
+        ("auto_approve_cents = 10", "AVA_AUTO_APPROVE_CENTS", "9", 9),
+        ("", "AVA_LIMITS__USER_DAILY_CENTS", "0", 0),
+        ("", "AVA_LIMITS__MAX_COST_CENTS", "500", 500),
+        ('[sandbox]\nmode = "none"', "AVA_SANDBOX__MODE", "auto", "auto"),
+        ('[sandbox]\nread_only = ["/opt/a", "/opt/b"]', "AVA_SANDBOX__READ_ONLY", '["/opt/b"]', ["/opt/b"]),
+        ('[workspace]\nroots = ["/srv"]', "AVA_WORKSPACE__ROOTS", '["/srv/code"]', ["/srv/code"]),
+    ],
+)
+def test_the_environment_may_tighten_what_limits_everybody(
+    tmp_path: Path, toml: str, variable: str, value: str, read: object
+) -> None:
+    got: Any = load(tmp_path, toml, **{variable: value}).model_dump(mode="json")
+    for part in variable.removeprefix("AVA_").lower().split("__"):
+        got = got[part]
+
+    assert got == read
+
+
+@pytest.mark.parametrize(
+    ("toml", "variable", "value"),
+    [
+        ("enabled = false", "AVA_ENABLED", "true"),
+        ("", "AVA_APPROVAL", "auto"),
+        ('approval = "human"', "AVA_APPROVAL", "ask"),
+        ("", "AVA_AUTO_APPROVE_CENTS", "1"),
+        ("", "AVA_AUTO_APPROVE_DAILY_CENTS", "1"),
+        ("[limits]\nuser_daily_cents = 5", "AVA_LIMITS__USER_DAILY_CENTS", "6"),
+        ("", "AVA_LIMITS__MAX_COST_CENTS", "501"),
+        ("", "AVA_LIMITS", '{"running": 11}'),
+        ("", "AVA_SANDBOX__MODE", "none"),
+        ("", "AVA_SANDBOX__READ_ONLY", '["/opt"]'),
+        ('[workspace]\nroots = ["/srv/code"]', "AVA_WORKSPACE__ROOTS", '["/srv"]'),
+    ],
+)
+def test_the_environment_may_not_loosen_what_limits_everybody(
+    tmp_path: Path, toml: str, variable: str, value: str
+) -> None:
+    text = refused(tmp_path, toml, **{variable: value})
+
+    assert variable in text
+    assert "may only tighten" in text
+    assert str(tmp_path / "config.toml") in text
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("AVA_ON_EVENT", '["sh", "-c", "true"]'),
+        ("AVA_MCP_SERVERS", json.dumps({"x": {"command": "x"}})),
+        ("AVA_PRICES", json.dumps({"x:y": {"input": 0, "output": 0}})),
+        ("AVA_USERS__BEN__RUNNING", "1"),
+    ],
+)
+def test_what_runs_programs_or_prices_budgets_may_only_stand_in_the_file(
+    tmp_path: Path, variable: str, value: str
+) -> None:
+    assert "may only stand in" in refused(tmp_path, **{variable: value})
+
+
+def test_a_proposal_lives_ten_minutes_and_under_human_a_day_unless_set(tmp_path: Path) -> None:
+    assert load(tmp_path).proposal_lifetime_s == 600
+    assert load(tmp_path, 'approval = "human"').proposal_lifetime_s == 86_400
+    assert load(tmp_path, AVA_APPROVAL="human").proposal_lifetime_s == 86_400
+    assert load(tmp_path, 'approval = "human"\nproposal_ttl_s = 60').proposal_lifetime_s == 60
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").mkdir()
+    with pytest.raises(ConfigError, match=r"config\.toml cannot be read"):
+        load_settings(tmp_path, {})
+    (tmp_path / "config.toml").rmdir()
+    (tmp_path / "config.toml").write_bytes(b"approval = '\xff'")
+    with pytest.raises(ConfigError, match="not UTF-8"):
+        load_settings(tmp_path, {})
+
+
+def test_the_data_root_is_the_one_given_else_the_variables_else_the_platforms(tmp_path: Path) -> None:
+    env = {"AVA_DATA_ROOT": str(tmp_path)}
+
+    assert find_data_root(tmp_path / "x", env).path == tmp_path / "x"
+    assert load_settings(env=env).data_root == tmp_path
+    assert find_data_root(env={}).path.is_absolute()
+    assert load_settings(tmp_path, {}).paths.db == tmp_path / "ava.db"
+
+
+def test_a_data_root_that_depends_on_the_working_folder_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"AVA_DATA_ROOT is .*a folder from the root on"):
+        find_data_root(env={"AVA_DATA_ROOT": "data/${user_config.folder}"})
+
+
+def test_a_new_data_root_belongs_to_its_owner_alone(tmp_path: Path) -> None:
+    root = DataRoot(tmp_path / "a" / "b")
+    root.create()
+    root.create()
+
+    assert stat.S_IMODE(root.path.stat().st_mode) == 0o700
+
+
+def test_a_data_root_that_cannot_be_one_is_refused_with_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="is no folder"):
+        DataRoot(tmp_path / "file").create()
+    with pytest.raises(ConfigError, match="cannot be made"):
+        DataRoot(tmp_path / "file" / "below").create()
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    with pytest.raises(ConfigError, match="chmod 700"):
+        DataRoot(tmp_path / "open").create()
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may write everywhere")
+def test_a_data_root_that_is_not_writable_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    try:
+        with pytest.raises(ConfigError, match="not writable"):
+            DataRoot(tmp_path).create()
+    finally:
+        tmp_path.chmod(0o700)
