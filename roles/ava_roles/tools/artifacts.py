@@ -54,7 +54,7 @@ class SaveArtifact:
 def _save(folder: Root, args: SaveArtifactArgs) -> ToolOutput:
     if not _NAME.fullmatch(args.name) or _RESERVED.fullmatch(args.name):
         raise AccessRefused(
-            f"{shown(args.name)!r} cannot be the name of an artifact; give a plain file name such as prices.csv"
+            f"{shown(args.name)!r} cannot be an artifact's name; give a plain file name such as prices.csv"
         )
     try:
         data = args.content.encode()
@@ -71,7 +71,9 @@ def _save(folder: Root, args: SaveArtifactArgs) -> ToolOutput:
             f"there is {twin} already, which some systems take for the same name; choose another"
         )
     if args.name not in there and len(there) >= _FILES_MAX:
-        raise ToolFailed(f"there are {_FILES_MAX} artifacts already; replace one by its name")
+        raise ToolFailed(
+            f"there are {_FILES_MAX} artifacts already; put more into one, or replace one by its name"
+        )
     folder.replace(args.name, data)
     digest = hashlib.sha256(data).hexdigest()
     return ToolOutput(f"saved {args.name}: {len(data):,} bytes, sha256 {digest}", count=1)

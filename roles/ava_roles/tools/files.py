@@ -62,7 +62,7 @@ def _read(root: Root, args: ReadFileArgs, room: int) -> ToolOutput:
     if documents.is_pdf(data):
         return _pdf(name, size, data, args, room)
     try:
-        what, text = _text(suffix, data)
+        what, text = _text(suffix, data, more)
     except ToolFailed as error:
         raise ToolFailed(f"{shown(name)}: {error}") from None
     if text is None:
@@ -80,7 +80,7 @@ def _read(root: Root, args: ReadFileArgs, room: int) -> ToolOutput:
     return ToolOutput(f"{head}\n\n{part.text}{tail}", count=1, sources=(Source(name),))
 
 
-def _text(suffix: str, data: bytes) -> tuple[str, str | None]:
+def _text(suffix: str, data: bytes, cut: bool) -> tuple[str, str | None]:
     """Return what a file is and its text, None when it has none."""
     if suffix == ".docx":
         return "Word document", documents.read_docx(data)
@@ -88,7 +88,7 @@ def _text(suffix: str, data: bytes) -> tuple[str, str | None]:
         return "workbook", documents.read_xlsx(data)
     if suffix in (".csv", ".tsv"):
         return "CSV as a table", documents.read_csv(data)
-    return "text", decoded(data)
+    return "text", decoded(data, cut=cut)
 
 
 def _pdf(name: str, size: str, data: bytes, args: ReadFileArgs, room: int) -> ToolOutput:

@@ -91,9 +91,9 @@ def _html(got: Fetched) -> Page:
     text = (text or "").strip()
     note = None
     if len(text) < _THIN:
-        whole, scripted = whole_page(html)
+        whole, hollow = whole_page(html)
         text = whole if len(whole) > len(text) else text
-        if scripted and len(text) < _THIN:
+        if hollow:
             note = "it seems to need JavaScript, which is not run here; look for another source"
         elif not text:
             note = "it holds no text"

@@ -42,8 +42,8 @@ class SearchCodebase:
         name="search_codebase",
         description=(
             "Find the lines of the workspace's files that contain a text (any case) or match a regular "
-            "expression. Returns path:line: text. Use it when you know the word; for a question, search_and_read. "
-            "Files that .gitignore names, binary ones and those over 2 MB are passed over."
+            "expression. Returns path:line: text. Use it when you know the word; for a question, "
+            "search_and_read. Files that .gitignore names, binary ones and those over 2 MB are passed over."
         ),
         args=SearchArgs,
         files=True,

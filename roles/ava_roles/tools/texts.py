@@ -9,10 +9,14 @@ from typing import NamedTuple
 _LONGEST_LINE = 4_000
 
 
-def decoded(data: bytes) -> str | None:
+def decoded(data: bytes, *, cut: bool = False) -> str | None:
     """Return the text that bytes hold, or None when they are no text.
 
     UTF-8 and UTF-16 with a mark are known; anything else without a zero byte is read as Windows-1252.
+
+    Args:
+        data: The bytes.
+        cut: They are the beginning of something, whose last character may be cut in two.
     """
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return data.decode("utf-16", "replace")
@@ -22,7 +26,7 @@ def decoded(data: bytes) -> str | None:
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
-        if error.start > len(data) - 4:  # a character cut in two at the end of what was read
+        if cut and error.start > len(data) - 4:
             return data.decode("utf-8", "ignore")
         return data.decode("cp1252", "replace")
 

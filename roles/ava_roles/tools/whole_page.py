@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from importlib import import_module
 from typing import Any
 
+_HOLLOW = 30  # characters: a page with scripts and less than that shows nothing by itself
+_ASKS_FOR_SCRIPTS = re.compile(
+    r"(enable|activate|requires?|need|without)\s+javascript|javascript\s+(is\s+)?(required|disabled|must)"
+    r"""|\bid=["']?(root|app|__next|__nuxt)["']?[\s>]""",
+    re.IGNORECASE,
+)
 _SILENT = ("script", "style", "noscript", "template", "svg", "head", "iframe")
 _BLOCKS = frozenset(
     {
@@ -32,7 +39,7 @@ _BLOCKS = frozenset(
 
 
 def whole_page(html: str) -> tuple[str, bool]:
-    """Return every word of a page, a line per block, and whether it has scripts that may be what fills it."""
+    """Return every word of a page, a line per block, and whether it is hollow: scripts would fill it."""
     lxml_html: Any = import_module("lxml.html")  # has no types
     etree: Any = import_module("lxml.etree")
     try:
@@ -54,4 +61,5 @@ def whole_page(html: str) -> tuple[str, bool]:
                 parts.append("\n")
             parts.append((element.text if event == "start" else element.tail) or "")
     lines = (" ".join(line.split()) for line in "".join(parts).split("\n"))
-    return "\n".join(line for line in lines if line), scripted
+    text = "\n".join(line for line in lines if line)
+    return text, scripted and (len(text) < _HOLLOW or _ASKS_FOR_SCRIPTS.search(html) is not None)

@@ -1,0 +1,72 @@
+"""`save_artifact`: flat, bounded, and with a digest that can be checked."""
+
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import anyio
+import pytest
+
+from ava_roles.confine.paths import Root
+from ava_roles.errors import AccessRefused, ToolFailed
+from ava_roles.tools.artifacts import SaveArtifact, SaveArtifactArgs
+from ava_roles.tools.base import Place, ToolOutput
+
+
+@pytest.fixture
+def at(tmp_path: Path) -> Iterator[Place]:
+    root = Root.open(tmp_path)
+    yield Place(artifacts=root)
+    root.close()
+
+
+async def save(at: Place, name: str, content: str) -> ToolOutput:
+    with anyio.fail_after(5):
+        return await SaveArtifact()(SaveArtifactArgs(name=name, content=content), at)
+
+
+async def test_an_artifact_is_saved_and_answered_with_size_and_digest(at: Place, tmp_path: Path) -> None:
+    got = await save(at, "prices.csv", "a,b\n1,ü\n")
+    digest = hashlib.sha256("a,b\n1,ü\n".encode()).hexdigest()
+    assert got.text == f"saved prices.csv: 9 bytes, sha256 {digest}"
+    assert at.artifacts is not None
+    assert at.artifacts.read("prices.csv") == ("a,b\n1,ü\n".encode(), False)
+    await save(at, "prices.csv", "new")
+    assert os.listdir(tmp_path) == ["prices.csv"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("", ".", "..", "a/b", "../a", "/etc/x", "a\\b", ".hidden", "a.", "a b", "a\0b", "a\nb", "ä", "CON"),
+        *("nul.txt", "x" * 101, "-rf", "~root"),
+    ],
+)
+async def test_a_name_that_is_no_plain_file_name_is_refused(at: Place, tmp_path: Path, name: str) -> None:
+    with pytest.raises(AccessRefused):
+        await save(at, name, "x")
+    assert not os.listdir(tmp_path)
+
+
+async def test_size_and_number_are_bounded(at: Place) -> None:
+    with pytest.raises(ToolFailed, match="more than 1,000,000"):
+        await save(at, "big.txt", "ü" * 500_001)
+    for number in range(20):
+        await save(at, f"{number}.txt", "x")
+    with pytest.raises(ToolFailed, match="20 artifacts already"):
+        await save(at, "one-more.txt", "x")
+    await save(at, "3.txt", "replaced")
+
+
+async def test_names_that_differ_only_in_case_and_half_characters_are_refused(at: Place) -> None:
+    await save(at, "Report.md", "x")
+    with pytest.raises(ToolFailed, match=r"Report\.md"):
+        await save(at, "report.md", "x")
+    with pytest.raises(ToolFailed, match="half characters"):
+        await save(at, "a.txt", "\ud800")
+
+
+async def test_without_a_folder_the_tool_says_so() -> None:
+    with pytest.raises(ToolFailed, match="no folder for artifacts"):
+        await save(Place(), "a.txt", "x")

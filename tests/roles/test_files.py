@@ -1,0 +1,179 @@
+"""`read_file`: every kind of file is answered sensibly, in pieces that fit."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import anyio
+import pytest
+from support.documents import pdf
+
+from ava_roles.confine.paths import Root
+from ava_roles.errors import AccessRefused, ToolFailed
+from ava_roles.tools import documents
+from ava_roles.tools.base import Place, ToolOutput
+from ava_roles.tools.files import ReadFile, ReadFileArgs
+
+
+@pytest.fixture
+def at(tmp_path: Path) -> Iterator[Place]:
+    root = Root.open(tmp_path)
+    yield Place(files=root)
+    root.close()
+
+
+async def read(at: Place, path: str, offset: int = 1, limit: int | None = None) -> ToolOutput:
+    with anyio.fail_after(5):
+        return await ReadFile()(ReadFileArgs(path=path, offset=offset, limit=limit), at)
+
+
+async def test_a_text_file_is_returned_as_it_is_under_a_line_that_says_what_it_is(
+    at: Place, tmp_path: Path
+) -> None:
+    (tmp_path / "notes.txt").write_text("first  line\n\tsecond — ü\n")
+    got = await read(at, "notes.txt")
+    head, _, text = got.text.partition("\n\n")
+    assert head == "notes.txt (text, 27 bytes): lines 1 to 2 of 2"
+    assert text == "first  line\n\tsecond — ü"
+    assert [source.location for source in got.sources] == ["notes.txt"]
+
+
+async def test_a_long_file_comes_in_pieces_that_join_without_a_gap(at: Place, tmp_path: Path) -> None:
+    lines = [f"line {number} " + "x" * 90 for number in range(1, 501)]
+    (tmp_path / "long.txt").write_text("\n".join(lines))
+    collected: list[str] = []
+    while True:
+        got = await read(at, "long.txt", offset=len(collected) + 1)
+        assert len(got.text) <= ReadFile.spec.max_chars
+        body = got.text.partition("\n\n")[2]
+        text, more, _ = body.partition("\n\n[goes on: offset ")
+        collected += text.split("\n")
+        if not more:
+            break
+    assert collected == lines
+
+
+async def test_offset_and_limit_choose_lines(at: Place, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("1\n2\n3\n4\n")
+    got = await read(at, "a.txt", offset=2, limit=2)
+    assert "lines 2 to 3 of 4\n\n2\n3\n\n[goes on: offset 4]" in got.text
+    with pytest.raises(ToolFailed, match="has 4 lines"):
+        await read(at, "a.txt", offset=5)
+
+
+async def test_one_enormous_line_is_cut_and_said_to_be(at: Place, tmp_path: Path) -> None:
+    (tmp_path / "min.js").write_text("x" * 100_000)
+    got = await read(at, "min.js")
+    assert "cut at 4,000 characters: line 1" in got.text
+    assert len(got.text) < 5_000
+
+
+async def test_binary_empty_and_foreign_encodings_are_answered(at: Place, tmp_path: Path) -> None:
+    (tmp_path / "data.bin").write_bytes(bytes(range(256)) * 10)
+    (tmp_path / "empty").write_bytes(b"")
+    (tmp_path / "old.txt").write_bytes("Grüße".encode("cp1252"))
+    (tmp_path / "wide.txt").write_bytes("Grüße".encode("utf-16"))
+    binary = await read(at, "data.bin")
+    assert (binary.success, "binary (2,560 bytes)" in binary.text) == (False, True)
+    assert "empty" in (await read(at, "empty")).text
+    assert (await read(at, "old.txt")).text.endswith("Grüße")
+    assert (await read(at, "wide.txt")).text.endswith("Grüße")
+
+
+async def test_a_folder_is_listed(at: Place, tmp_path: Path) -> None:
+    (tmp_path / "src").mkdir()
+    (tmp_path / "a.txt").write_text("abc")
+    (tmp_path / "link").symlink_to("/etc/passwd")
+    for path in (".", "", str(tmp_path)):
+        assert (await read(at, path)).text == (
+            ". (folder): 3 entries\n\na.txt  3 bytes\nlink  (link, not followed)\nsrc/"
+        )
+
+
+async def test_a_pdf_is_read_by_pages(at: Place, tmp_path: Path) -> None:
+    (tmp_path / "paper.pdf").write_bytes(pdf("Page one", "Page two", "Page three"))
+    got = await read(at, "paper.pdf")
+    assert "pages 1 to 3 of 3" in got.text
+    assert "[page 2]\nPage two" in got.text
+    got = await read(at, "paper.pdf", offset=2, limit=1)
+    assert "Page one" not in got.text
+    assert got.text.endswith("[page 2]\nPage two\n\n[goes on: offset 3]")
+    with pytest.raises(ToolFailed, match="has 3 pages"):
+        await read(at, "paper.pdf", offset=9)
+
+
+async def test_a_word_document_keeps_its_order_of_headings_words_and_tables(
+    at: Place, tmp_path: Path
+) -> None:
+    import docx
+
+    document = docx.Document()
+    document.add_heading("Offer", level=1)
+    document.add_paragraph("Prices are net.")
+    table = document.add_table(rows=2, cols=2)
+    for row, cells in enumerate([("Item", "Price"), ("Desk", "300")]):
+        for column, text in enumerate(cells):
+            table.cell(row, column).text = text
+    document.add_paragraph("Kind regards")
+    document.save(str(tmp_path / "offer.docx"))
+    text = (await read(at, "offer.docx")).text
+    assert text.endswith(
+        "# Offer\n\nPrices are net.\n\n| Item | Price |\n|---|---|\n| Desk | 300 |\n\nKind regards"
+    )
+
+
+async def test_a_workbook_becomes_a_table_a_sheet(at: Place, tmp_path: Path) -> None:
+    import openpyxl
+
+    book = openpyxl.Workbook()
+    first = book.active
+    assert first is not None
+    first.title = "Sales"
+    first.append(["Month", "Sum"])
+    first.append(["May", 12.5])
+    book.create_sheet("Empty")
+    book.save(tmp_path / "book.xlsx")
+    text = (await read(at, "book.xlsx")).text
+    assert "## Sheet Sales\n\n| Month | Sum |\n|---|---|\n| May | 12.5 |" in text
+    assert "## Sheet Empty\n\n(empty)" in text
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
+async def test_a_csv_becomes_a_table_whatever_separates_its_cells(
+    at: Place, tmp_path: Path, separator: str
+) -> None:
+    rows = [["name", "size"], ["a b", "1"], ["c", "2"]]
+    (tmp_path / "t.csv").write_text("\n".join(separator.join(row) for row in rows))
+    assert (await read(at, "t.csv")).text.endswith("| name | size |\n|---|---|\n| a b | 1 |\n| c | 2 |")
+
+
+def test_a_table_says_how_many_rows_it_left_out() -> None:
+    text = documents.table([str(number), "x"] for number in range(2_500))
+    assert text.endswith("(500 more rows are not shown)")
+
+
+@pytest.mark.parametrize("name", ["x.pdf", "x.docx", "x.xlsx"])
+async def test_a_broken_document_is_a_failure_that_names_it(at: Place, tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"%PDF-1.4 rubbish" if name == "x.pdf" else b"PK\x03\x04 rubbish")
+    with pytest.raises(ToolFailed, match=rf"{name}: this .* cannot be read"):
+        await read(at, name)
+
+
+async def test_an_office_file_that_unpacks_to_too_much_is_refused(at: Place, tmp_path: Path) -> None:
+    import zipfile
+
+    with zipfile.ZipFile(tmp_path / "bomb.xlsx", "w", zipfile.ZIP_DEFLATED) as archive:
+        for number in range(11):
+            archive.writestr(f"xl/{number}.xml", bytes(10_000_000))
+    with pytest.raises(ToolFailed, match="more than 100 MB"):
+        await read(at, "bomb.xlsx")
+
+
+async def test_what_is_outside_is_refused_and_a_run_without_workspace_says_so(
+    at: Place, tmp_path: Path
+) -> None:
+    (tmp_path / "link").symlink_to("/etc/passwd")
+    for path in ("../x", "/etc/passwd", "link"):
+        with pytest.raises(AccessRefused):
+            await read(at, path)
+    with pytest.raises(ToolFailed, match="no workspace"):
+        await read(Place(), "x")

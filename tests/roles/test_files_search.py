@@ -1,0 +1,185 @@
+"""Searching the workspace: lines, and the passages that fit a question."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import anyio
+import pytest
+
+from ava_roles.confine.paths import Root
+from ava_roles.errors import AccessRefused, ToolFailed
+from ava_roles.tools import grep
+from ava_roles.tools.base import Place, ToolOutput
+from ava_roles.tools.passages import cut_up, words_of
+from ava_roles.tools.search import SearchAndRead, SearchAndReadArgs, SearchArgs, SearchCodebase
+
+
+@pytest.fixture
+def at(tmp_path: Path) -> Iterator[Place]:
+    files = {
+        "src/main.py": "import os\n\ndef Main():\n    return os.getcwd()\n",
+        "src/util.ts": "export const main = 1\n",
+        "docs/guide.md": "# Guide\n\nThe main thing is the pump.\n",
+        "build/out.py": "main generated\n",
+        "src/debug.log": "main log\n",
+        "src/keep.log": "main kept\n",
+        ".gitignore": "build/\n*.log\n",
+        "src/.gitignore": "!keep.log\n",
+        ".git/config": "main = git\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    (tmp_path / "src" / "blob.bin").write_bytes(b"main\0\1\2")
+    (tmp_path / "outside").symlink_to("/etc")
+    root = Root.open(tmp_path)
+    yield Place(files=root)
+    root.close()
+
+
+async def search(at: Place, query: str, **more: object) -> ToolOutput:
+    with anyio.fail_after(20):
+        return await SearchCodebase()(SearchArgs.model_validate({"query": query, **more}), at)
+
+
+async def ask(at: Place, query: str, **more: object) -> ToolOutput:
+    with anyio.fail_after(5):
+        return await SearchAndRead()(SearchAndReadArgs.model_validate({"query": query, **more}), at)
+
+
+@pytest.mark.parametrize("regex", [False, True])
+async def test_a_search_finds_lines_by_path_and_leaves_out_what_is_ignored(at: Place, regex: bool) -> None:
+    got = await search(at, "(?i)main" if regex else "MAIN", regex=regex)
+    assert got.text.split("\n\n")[1].split("\n") == [
+        "docs/guide.md:3: The main thing is the pump.",
+        "src/keep.log:1: main kept",
+        "src/main.py:3: def Main():",
+        "src/util.ts:1: export const main = 1",
+    ]
+    assert "1 binary, large or closed files passed over" in got.text
+    assert got.sources[0].location == "docs/guide.md"
+
+
+async def test_a_literal_search_takes_special_characters_as_they_are(at: Place) -> None:
+    assert (await search(at, "os.getcwd()")).count == 1
+    assert (await search(at, "o.*s")).count == 0
+
+
+async def test_path_glob_and_number_narrow_a_search(at: Place) -> None:
+    assert "guide" not in (await search(at, "main", path="src")).text
+    assert (await search(at, "main", glob="*.ts")).count == 1
+    assert (await search(at, "main", glob="docs/**/*.md")).count == 1
+    one = await search(at, "main", max_results=1)
+    assert (one.count, "there are more" in one.text) == (1, True)
+    assert (await search(at, "main", path="src/util.ts")).count == 1
+
+
+@pytest.mark.parametrize("path", ["..", "/etc", "outside", "outside/passwd"])
+@pytest.mark.parametrize("regex", [False, True])
+async def test_a_search_does_not_leave_the_workspace(at: Place, path: str, regex: bool) -> None:
+    try:
+        got = await search(at, "root", path=path, regex=regex)
+    except ToolFailed:
+        return
+    assert got.count == 0
+
+
+async def test_a_wrong_expression_and_a_missing_path_are_told(at: Place) -> None:
+    with pytest.raises(ToolFailed, match="is not a regular expression"):
+        await search(at, "(", regex=True)
+    with pytest.raises(ToolFailed, match="does not exist"):
+        await search(at, "x", path="nowhere")
+    with pytest.raises(AccessRefused):
+        await search(at, "x", path="../..")
+
+
+async def test_an_expression_that_never_ends_is_ended_and_does_not_stop_the_server(
+    at: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "evil.txt").write_text("a" * 60 + "b\n")
+    monkeypatch.setattr(grep, "CHILD_SECONDS", -4)  # the parent's patience is this plus 5 seconds
+    ticks = 0
+
+    async def tick() -> None:
+        nonlocal ticks
+        while True:
+            await anyio.sleep(0.01)
+            ticks += 1
+
+    began = time.monotonic()
+    async with anyio.create_task_group() as group:
+        group.start_soon(tick)
+        with pytest.raises(ToolFailed, match="took longer"):
+            await search(at, "(a+)+$", regex=True, path="evil.txt")
+        group.cancel_scope.cancel()
+    assert ticks > 10
+    assert time.monotonic() - began < 4
+
+
+async def test_a_cancelled_search_ends_at_once(at: Place, tmp_path: Path) -> None:
+    (tmp_path / "evil.txt").write_text("a" * 60 + "b\n")
+    with anyio.move_on_after(0.3) as scope, anyio.fail_after(5):
+        await search(at, "(a+)+$", regex=True, path="evil.txt")
+    assert scope.cancelled_caught
+
+
+async def test_a_question_is_answered_with_passages_letter_for_letter(at: Place, tmp_path: Path) -> None:
+    filler = "\n\n".join(f"Paragraph {number} speaks of gardens and weather." for number in range(200))
+    passage = "The pump   runs at 3,200 rpm;\n  its “filter” must be changed every 90 days."
+    (tmp_path / "manual.txt").write_text(f"{filler}\n\n{passage}\n\n{filler}\n")
+    got = await ask(at, "How often must the filter of the pump be changed?")
+    assert got.sources[0].location == "manual.txt"
+    assert passage in got.text
+    start = f"{filler}\n\n".count("\n") + 1
+    where = got.text[: got.text.index(passage)].rpartition("lines ")[2]
+    first, last = (int(word) for word in where.partition(":")[0].split(" to "))
+    assert first <= start <= last
+
+
+async def test_the_best_file_comes_first_and_only_as_many_as_asked_for(at: Place, tmp_path: Path) -> None:
+    for number in range(6):
+        (tmp_path / f"note{number}.md").write_text("pump\n" if number else "pump pump filter valve\n")
+    got = await ask(at, "pump filter valve", max_files=2)
+    assert got.sources[0].location == "note0.md"
+    assert got.count == 2
+
+
+async def test_documents_are_read_too(at: Place, tmp_path: Path) -> None:
+    import docx
+
+    document = docx.Document()
+    document.add_paragraph("The zeppelin leaves on Tuesday.")
+    document.save(str(tmp_path / "plan.docx"))
+    got = await ask(at, "zeppelin")
+    assert "The zeppelin leaves on Tuesday." in got.text
+
+
+async def test_a_question_that_fits_nothing_says_what_was_looked_for(at: Place) -> None:
+    got = await ask(at, "what is the zymurgy?")
+    assert (got.count, got.success) == (0, True)
+    assert "looked for: zymurgy" in got.text
+    assert (await ask(at, '"*^ OR NEAR(')).count == 0
+    assert (await ask(at, "???")).count == 0
+
+
+async def test_an_answer_stays_within_what_the_model_is_shown(at: Place, tmp_path: Path) -> None:
+    for number in range(20):
+        (tmp_path / f"big{number}.txt").write_text(
+            "\n".join(f"pump {line} " + "y" * 800 for line in range(50))
+        )
+    got = await ask(at, "pump", max_files=20)
+    assert len(got.text) <= SearchAndRead.spec.max_chars + 20 * 1_000
+    assert got.count == 20
+
+
+def test_passages_are_whole_lines_and_together_the_text() -> None:
+    text = "\n".join(f"line {number} " + "z" * (number % 80) for number in range(500))
+    pieces = [passage.text for passage in cut_up(text)]
+    assert "\n".join(pieces) == text
+    assert max(map(len, pieces)) <= 1_300
+
+
+def test_common_words_do_not_count_unless_there_are_no_others() -> None:
+    assert words_of("What is the filter?") == ["filter"]
+    assert words_of("to be or not to be") == ["to", "be", "or", "not"]

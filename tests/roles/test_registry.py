@@ -1,0 +1,53 @@
+"""The built-in tools: complete, honest about what they do, and cheap to import."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from ava_roles.tools.registry import builtin_tools
+
+
+def test_the_built_in_tools_are_known_by_name() -> None:
+    tools = builtin_tools()
+    assert sorted(tools) == [
+        "http_get",
+        "read_file",
+        "read_webpages",
+        "save_artifact",
+        "search_and_read",
+        "search_codebase",
+    ]
+    for name, tool in tools.items():
+        assert tool.spec.name == name
+        schema = tool.spec.schema()
+        assert schema["additionalProperties"] is False
+        assert len(json.dumps(schema)) + len(tool.spec.description) < 1_500
+
+
+@pytest.mark.parametrize(
+    ("name", "network", "files", "read_only"),
+    [
+        ("http_get", True, False, True),
+        ("read_webpages", True, False, True),
+        ("read_file", False, True, True),
+        ("search_codebase", False, True, True),
+        ("search_and_read", False, True, True),
+        ("save_artifact", False, False, False),
+    ],
+)
+def test_a_tool_says_what_it_reaches(name: str, network: bool, files: bool, read_only: bool) -> None:
+    spec = builtin_tools()[name].spec
+    assert (spec.network, spec.files, spec.read_only) == (network, files, read_only)
+    assert spec.writes is (not read_only)
+
+
+def test_making_the_tools_imports_nothing_heavy() -> None:
+    program = (
+        "import sys; from ava_roles.tools.registry import builtin_tools; builtin_tools()\n"
+        "heavy = 'trafilatura lxml pypdf openpyxl docx protego pathspec httpx2 httpcore2'.split()\n"
+        "sys.exit(','.join(name for name in heavy if name in sys.modules) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stderr) == (0, "")

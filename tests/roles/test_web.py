@@ -1,0 +1,228 @@
+"""Reading pages of a real site: as Markdown, by pages, as it is; with robots.txt honoured."""
+
+import json
+
+import anyio
+import anyio.abc
+import pytest
+from pydantic import ValidationError
+from support.documents import pdf
+from support.web_site import HOST, Answer, Page, Site, site
+
+from ava_roles.errors import AccessRefused, ToolFailed
+from ava_roles.tools.base import Place, ToolOutput
+from ava_roles.tools.robots import Robots
+from ava_roles.tools.web import HttpGet, HttpGetArgs, ReadWebpages, ReadWebpagesArgs
+
+ARTICLE = (
+    "<html><head><title>Prices  2026</title>"
+    '<meta property="article:published_time" content="2026-03-04"></head>'
+    '<body><nav><a href="/a">Home</a></nav><article><h1>Podcast prices</h1>'
+    '<p>The plan Pro costs $20 a month. See <a href="/more">details</a>.</p>'
+    f"<p>{'Further words about the quality of transcription. ' * 10}</p></article></body></html>"
+)
+
+
+async def read(web: Site, *urls: str, tool: ReadWebpages | None = None) -> ToolOutput:
+    with anyio.fail_after(5):
+        return await (tool or ReadWebpages())(ReadWebpagesArgs(urls=list(urls)), Place(fetch=web.fetcher))
+
+
+async def test_an_article_becomes_markdown_with_title_date_and_url() -> None:
+    async with site({"/prices": ARTICLE}) as web:
+        got = await read(web, web.url("/prices"))
+        assert got.text.startswith(
+            f"# Podcast prices\nURL: http://{HOST}/prices\nstatus 200 · text/html · date 2026-03-04"
+        )
+        assert f"The plan Pro costs $20 a month. See [details](http://{HOST}/more)." in got.text
+        assert (got.success, got.count) == (True, 1)
+        assert [(source.location, source.title) for source in got.sources] == [
+            (f"http://{HOST}/prices", "Podcast prices")
+        ]
+        assert web.paths == ["/robots.txt", "/prices"]
+
+
+async def test_a_short_page_is_read_whole() -> None:
+    page = (
+        "<html><body><div>Opening hours<br>Mon 9-17</div><script>x()</script><p>Tue closed</p></body></html>"
+    )
+    async with site({"/": page}) as web:
+        assert "Opening hours\n\nMon 9-17\n\nTue closed" in (await read(web, web.url("/"))).text
+        assert "JavaScript" not in (await read(web, web.url("/"))).text
+
+
+async def test_a_page_that_is_filled_by_scripts_says_so() -> None:
+    async with site(
+        {"/": '<html><body><div id="root"></div><script src="app.js"></script></body></html>'}
+    ) as web:
+        assert "seems to need JavaScript" in (await read(web, web.url("/"))).text
+
+
+async def test_a_deeply_nested_page_is_read() -> None:
+    async with site({"/": "<div>" * 20_000 + "deep words" + "</div>" * 20_000}) as web:
+        got = await read(web, web.url("/"))
+        assert got.count == 1
+
+
+async def test_a_pdf_is_read_by_pages_and_text_as_it_is() -> None:
+    pages = {
+        "/paper": Page(pdf("First page", "Second page"), content_type="application/pdf"),
+        "/notes.txt": Page("plain  text\n", content_type="text/plain"),
+    }
+    async with site(pages) as web:
+        got = await read(web, web.url("/paper"), web.url("/notes.txt"))
+        assert "[page 2]\nSecond page" in got.text
+        assert "plain  text" in got.text
+        assert got.count == 2
+
+
+async def test_each_url_that_cannot_be_read_says_why_and_one_that_can_is_enough() -> None:
+    pages: dict[str, Answer] = {
+        "/ok": ARTICLE,
+        "/image": Page(b"\x89PNG\0", content_type="image/png"),
+        "/fault": Page("oops", 503),
+    }
+    async with site(pages) as web:
+        got = await read(
+            web, web.url("/gone"), web.url("/image"), "http://127.0.0.1/", web.url("/fault"), web.url("/ok")
+        )
+        assert (got.success, got.count) == (True, 1)
+        for words in (
+            "status 404: there is no such page",
+            "image/png",
+            "not public",
+            "status 503: the site has",
+        ):
+            assert words in got.text
+        got = await read(web, web.url("/gone"))
+        assert (got.success, got.count, got.sources) == (False, 0, ())
+
+
+async def test_a_redirect_is_shown_with_both_urls() -> None:
+    async with site({"/old": Page(status=301, headers={"Location": "/new"}), "/new": ARTICLE}) as web:
+        got = await read(web, web.url("/old"))
+        assert f"URL: http://{HOST}/new\nRedirected from: http://{HOST}/old" in got.text
+
+
+async def test_what_the_model_is_shown_holds_a_share_of_every_page_and_nothing_is_lost() -> None:
+    long = {
+        f"/{name}": Page(f"start of {name} " + "word " * 10_000 + f"end of {name}", content_type="text/plain")
+        for name in "abc"
+    }
+    async with site({**long, "/d": Page("short one", content_type="text/plain")}) as web:
+        got = await read(web, *(web.url(path) for path in ("/a", "/b", "/c", "/d")))
+        shown = got.text[: ReadWebpages.spec.max_chars]
+        for name in "abc":
+            assert f"start of {name}" in shown
+            assert f"end of {name}" in got.text
+        assert "short one" in shown
+
+
+async def test_robots_txt_is_honoured_and_asked_once() -> None:
+    robots = Page(
+        "User-agent: *\nDisallow: /private\n\nUser-agent: Ava\nDisallow: /no-ava\n", content_type="text/plain"
+    )
+    tool = ReadWebpages()
+    async with site({"/robots.txt": robots, "/private": ARTICLE, "/no-ava": ARTICLE}) as web:
+        assert "robots.txt of its site excludes it" in (await read(web, web.url("/no-ava"), tool=tool)).text
+        assert (await read(web, web.url("/private"), tool=tool)).success  # our own group decides
+        assert web.paths == ["/robots.txt", "/private"]
+
+
+async def test_a_redirect_to_an_excluded_page_is_not_followed() -> None:
+    robots = Page("User-agent: *\nDisallow: /private\n", content_type="text/plain")
+    away = Page(status=302, headers={"Location": "/private"})
+    async with site({"/robots.txt": robots, "/": away, "/private": ARTICLE}) as web:
+        assert not (await read(web, web.url("/"))).success
+        assert "/private" not in web.paths
+
+
+async def _hang_up(stream: anyio.abc.ByteStream) -> None:
+    return
+
+
+@pytest.mark.parametrize(
+    ("robots", "open_to_us"),
+    [(Page(status=404), True), (Page(status=403), True), (Page(status=500), False), (_hang_up, False)],
+    ids=["404", "403", "500", "no answer"],
+)
+async def test_without_a_robots_txt_a_site_is_open_and_with_one_that_fails_it_is_closed(
+    robots: Page, open_to_us: bool
+) -> None:
+    async with site({"/robots.txt": robots, "/": ARTICLE}) as web:
+        assert (await read(web, web.url("/"))).success is open_to_us
+        assert ("/" in web.paths) is open_to_us
+
+
+async def test_robots_txt_is_asked_again_after_an_hour() -> None:
+    now = 0.0
+    robots = Robots(lambda: now)
+    async with site({"/robots.txt": Page("User-agent: *\nDisallow: /", content_type="text/plain")}) as web:
+        with pytest.raises(AccessRefused):
+            await robots.check(web.fetcher, web.url("/x"))
+        web.pages["/robots.txt"] = Page("", content_type="text/plain")
+        with pytest.raises(AccessRefused):
+            await robots.check(web.fetcher, web.url("/x"))
+        now = 3_601.0
+        await robots.check(web.fetcher, web.url("/x"))
+
+
+async def test_pages_of_two_hosts_are_fetched_side_by_side() -> None:
+    both = anyio.Event()
+    waiting = 0
+
+    async def together(stream: anyio.abc.ByteStream) -> None:
+        nonlocal waiting
+        waiting += 1
+        if waiting == 2:
+            both.set()
+        await both.wait()
+        await stream.send(b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 2\r\n\r\nhi")
+
+    async with site({"/": together}) as web:
+        assert (await read(web, web.url("/"), web.url("/", host="other.example.com"))).count == 2
+
+
+async def test_http_get_returns_text_unchanged_under_a_line_with_type_and_status() -> None:
+    data = json.dumps({"prices": [1, 2]}, indent=1)
+    pages = {
+        "/data": Page(data, content_type="application/json"),
+        "/image": Page(b"\x89PNG\0\1", content_type="image/png"),
+    }
+    async with site(pages) as web:
+        tool, at = HttpGet(), Place(fetch=web.fetcher)
+        with anyio.fail_after(5):
+            got = await tool(HttpGetArgs(url=web.url("/data")), at)
+            assert (
+                got.text
+                == f"GET http://{HOST}/data: status 200, application/json, {len(data)} bytes\n\n{data}"
+            )
+            cut = await tool(HttpGetArgs(url=web.url("/data"), max_bytes=5), at)
+            assert cut.text.endswith("larger max_bytes)\n\n" + data[:5])
+            assert not (await tool(HttpGetArgs(url=web.url("/missing")), at)).success
+            assert "binary, not shown" in (await tool(HttpGetArgs(url=web.url("/image")), at)).text
+            with pytest.raises(AccessRefused):
+                await tool(HttpGetArgs(url="http://localhost/"), at)
+
+
+def test_activities_are_one_printable_line_of_at_most_80_characters() -> None:
+    tool = ReadWebpages()
+    assert (
+        tool.activity(ReadWebpagesArgs(urls=["https://example.org/pricing?x=1"]))
+        == "Reading example.org/pricing"
+    )
+    assert tool.activity(ReadWebpagesArgs(urls=["https://a.org", "b", "c"])) == "Reading a.org and 2 more"
+    for url in ("http://x/" + "y" * 500, "http://[", "\x1b[31m\n", "http://user:secret@example.org/"):
+        line = tool.activity(ReadWebpagesArgs(urls=[url]))
+        assert len(line) <= 80
+        assert line.isprintable()
+        assert "secret" not in line
+
+
+async def test_without_network_the_tools_say_so_and_wrong_arguments_are_named() -> None:
+    with pytest.raises(ToolFailed, match="may not reach the network"):
+        await ReadWebpages()(ReadWebpagesArgs(urls=["http://example.org"]), Place())
+    with pytest.raises(ValidationError):
+        ReadWebpagesArgs(urls=[])
+    with pytest.raises(ValidationError):
+        ReadWebpagesArgs(urls=["http://example.org"] * 6)
