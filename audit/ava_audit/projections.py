@@ -29,7 +29,7 @@ from ava_audit.view import loads
 PROJECTIONS = ("proposals", "runs", "groups", "budgets")
 
 IndexRow = tuple[int, str, str, str, str, str]
-"""A row of the text index: `seq`, then the tokens of agent, session, user and type, then the text."""
+"""A row of the text index: `seq`, then the tokens of agent, session and user, those of type and severity, the text."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def index_words(
     ).fetchone()
     if (now[0] if now else 0) != after or gone[0] != erased:
         return False
-    db.executemany("INSERT INTO words (rowid, agent, session, user, type, text) VALUES (?, ?, ?, ?, ?, ?)", rows)
+    db.executemany("INSERT INTO words (rowid, agent, session, user, marks, text) VALUES (?, ?, ?, ?, ?, ?)", rows)
     db.execute("INSERT OR REPLACE INTO progress (name, seq) VALUES ('words', ?)", (upto,))
     return True
 
@@ -94,10 +94,10 @@ def forget_words(db: sqlite3.Connection, rows: Sequence[IndexRow], merge: bool =
     """
     for row in rows:
         db.execute(
-            "INSERT INTO words (words, rowid, agent, session, user, type, text) VALUES ('delete', ?, ?, ?, ?, ?, ?)", row
+            "INSERT INTO words (words, rowid, agent, session, user, marks, text) VALUES ('delete', ?, ?, ?, ?, ?, ?)", row
         )
         db.execute(
-            "INSERT INTO words (rowid, agent, session, user, type, text) VALUES (?, ?, ?, ?, ?, '')", row[:5]
+            "INSERT INTO words (rowid, agent, session, user, marks, text) VALUES (?, ?, ?, ?, ?, '')", row[:5]
         )
     if merge:
         db.execute("INSERT INTO words (words) VALUES ('optimize')")

@@ -140,7 +140,7 @@ CREATE TABLE progress (
 -- that a filter is an intersection. Contentless: it keeps no copy of a text, and an entry's words are taken out with
 -- the same words that were put in. Values are single tokens made by search.py.
 CREATE VIRTUAL TABLE words USING fts5 (
-    agent, session, user, type, text,
+    agent, session, user, marks, text,
     content = '', columnsize = 0, tokenize = 'unicode61 remove_diacritics 2'
 );
 

@@ -122,9 +122,9 @@ class Store:
         path = root / "ava.db"
         lock = await anyio.to_thread.run_sync(_prepare, root, path)
         store = Store(path, lock, asyncio.get_running_loop())
-        store._head = await store.read(View.head)
         store._thread.start()
         try:
+            store._head = await store.read(View.head)
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(store._watch)
                 try:
@@ -599,9 +599,13 @@ def _prepare(root: Path, path: Path) -> WriteLock:
     try:
         path.touch(mode=0o600, exist_ok=True)
         lock = WriteLock(root / "write.lock")
-        with lock.held(), contextlib.closing(_connect(path)) as db:
-            db.execute("PRAGMA journal_mode = WAL")
-            migrate(db)
+        try:
+            with lock.held(), contextlib.closing(_connect(path)) as db:
+                db.execute("PRAGMA journal_mode = WAL")
+                migrate(db)
+        except BaseException:
+            lock.close()
+            raise
     except (OSError, sqlite3.Error) as error:
         raise StoreUnavailable(f"the log in {root} cannot be opened: {error}; choose another AVA_DATA_ROOT or mend it") from error
     return lock

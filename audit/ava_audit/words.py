@@ -53,7 +53,7 @@ class TypeFilter:
 
 @dataclass(frozen=True)
 class Match:
-    """A question to the index; `expression` is None when it asks nothing, `impossible` for one that nothing fits."""
+    """A question to the index: None asks nothing; an `impossible` one is fulfilled by no entry."""
 
     expression: str | None
     impossible: bool = False
@@ -131,9 +131,9 @@ def match_expression(
         if wanted:
             parts.append(_any(column, map(_token, wanted)))
     if types is not None and (types.names or types.failed):
-        parts.append(_any("type", [*map(_token, sorted(types.names)), *([_FAILED] if types.failed else [])]))
+        parts.append(_any("marks", [*map(_token, sorted(types.names)), *([_FAILED] if types.failed else [])]))
     if level is not None and level != _LEVELS[0]:
-        parts.append(_any("type", [f"level{name}" for name in _LEVELS[_LEVELS.index(level) :]]))
+        parts.append(_any("marks", [f"level{name}" for name in _LEVELS[_LEVELS.index(level) :]]))
     if search is not None and search.strip():
         phrases = _phrases(search)
         if not phrases:

@@ -1,0 +1,305 @@
+"""Log queries: whatever a person types is found as words, in the index and in what is not indexed yet."""
+
+from __future__ import annotations
+
+import dataclasses
+import sqlite3
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+
+import anyio
+import pytest
+from ava_audit.errors import BadQuery, StoreUnavailable
+from ava_audit.events import FACTS, Entry, Event, Usage, UserMessage, Who
+from ava_audit.keeper import index_news
+from ava_audit.projections import forget_words
+from ava_audit.search import LogQuery, follow, search
+from ava_audit.store import Store
+from ava_audit.view import View
+from ava_audit.words import index_row, type_filter
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.log import AVA, Life, child, run_who, said, write, write_each, write_texts
+
+TESTS = Path(__file__).parent.parent
+
+
+@pytest.fixture(params=["indexed", "half indexed", "not indexed"])
+def state(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+async def log(tmp_path: Path) -> AsyncIterator[Store]:
+    async with Store.open(tmp_path) as store:
+        yield store
+
+
+async def fill(log: Store, state: str, *texts: str) -> None:
+    """Write texts, and bring the index to the given state."""
+    half = len(texts) // 2 if state == "half indexed" else len(texts)
+    await write_texts(log, texts[:half])
+    if state != "not indexed":
+        await index_news(log)
+    if texts[half:]:
+        await write_texts(log, texts[half:])
+
+
+async def found(log: Store, text: str) -> list[str]:
+    page = await search(log.path, LogQuery(search=text))
+    return [entry.fact.words() for entry in page.entries if entry.fact]
+
+
+async def seqs(log: Store, query: LogQuery) -> list[int]:
+    return [entry.seq for entry in (await search(log.path, query)).entries]
+
+
+async def test_the_newest_entries_come_first_and_the_cursor_goes_on(log: Store, state: str) -> None:
+    with anyio.fail_after(5):
+        await fill(log, state, *(f"message {number}" for number in range(10)))
+        first = await search(log.path, LogQuery(search="message", limit=4))
+        assert [entry.seq for entry in first.entries] == [10, 9, 8, 7]
+        await write_texts(log, ["message in between"])
+        rest: list[int] = []
+        cursor = first.next
+        while cursor is not None:
+            page = await search(
+                log.path, LogQuery(search="message", limit=4, before_seq=cursor, upto_seq=first.upto)
+            )
+            rest += [entry.seq for entry in page.entries]
+            cursor = page.next
+        assert rest == [6, 5, 4, 3, 2, 1]
+
+
+async def test_a_page_that_is_exactly_full_is_the_last_one(log: Store) -> None:
+    with anyio.fail_after(5):
+        await fill(log, "indexed", "a", "b", "c")
+        assert (await search(log.path, LogQuery(limit=3))).next is None
+        assert (await search(log.path, LogQuery(limit=2))).next == 2
+
+
+@pytest.mark.parametrize(
+    ("typed", "text"),
+    [
+        ("hello", "Well, HELLO there"),
+        ("S-7f3a2b", "started S-7f3a2b now"),
+        ("otter.ai/pricing", "Reading https://otter.ai/pricing…"),
+        ('"connection reset"', "the connection reset by peer"),
+        ("cafe", "at the Café"),
+        ("Ünïcödé", "unicode here"),
+        ("研究", "我们研究播客价格"),
+        ("価格", "ポッドキャストの価格を調べる"),
+        ("ราคา", "ตรวจสอบราคาแล้ว"),
+        ("가격", "팟캐스트가격표"),
+        ("😀", "done😀!"),
+        ("❤️", "with ❤ from"),
+        ("👩‍💻", "a 👩‍💻 at work"),
+        ("web_search", "web_search {}"),
+        ("C++", "written in C++ only"),
+        ("a AND b", "a and b"),
+        ("NEAR(a", "near a"),
+        ("(((", None),
+        ('"', None),
+        ("***", None),
+        ('say "unbalanced', "he would say unbalanced things"),
+        ("text:secret", "text: secret"),
+        ("-minus", "a minus b"),
+        ("^first", "the first"),
+        ("x' OR 1=1 --", "x or 1 1"),
+        ("nul\x00byte", "a nul byte"),
+        ("half \ud83d pair", "half a pair"),
+        ("{a b}: c", "a b c"),
+        ("\ua7ca", None),
+    ],
+)
+async def test_any_text_is_found_as_words_and_is_never_an_error(
+    typed: str, text: str | None, log: Store, state: str
+) -> None:
+    with anyio.fail_after(5):
+        await fill(log, state, "something else", "nothing", *([text] if text else []))
+        assert await found(log, typed) == ([text] if text else [])
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.text(max_size=40))
+def test_no_text_at_all_is_an_error(text: str) -> None:
+    from ava_audit.search import _Conditions, _matching
+
+    conditions = _Conditions(LogQuery(search=text))
+    _matching([ROW], conditions.words)
+
+
+ROW = (1, 1, "s", "ava", "ben", "UserMessage", 1, *[None] * 10, '{"text":"x"}', b"", b"")
+
+
+async def test_a_long_pasted_text_is_a_search_too(log: Store) -> None:
+    pasted = " ".join(f"word{number}" for number in range(3_000))
+    with anyio.fail_after(5):
+        await fill(log, "indexed", pasted, "other")
+        assert await found(log, pasted) == [pasted]
+
+
+async def test_filters_hold_together(log: Store, state: str) -> None:
+    eve = Who("sess-2", "ava", "eve")
+    with anyio.fail_after(5):
+        await write(log, said("one"), said("two", eve), Event(run_who("S-aaaaaa"), UserMessage(text="two")))
+        if state != "not indexed":
+            await index_news(log)
+        await write(log, said("two"))
+        assert await seqs(log, LogQuery(users=("ben",))) == [4, 3, 1]
+        assert await seqs(log, LogQuery(users=("ben",), search="two")) == [4, 3]
+        assert await seqs(log, LogQuery(users=("ben", "eve"), agents=("ava",), search="two")) == [4, 2]
+        assert await seqs(log, LogQuery(sessions=("sess-2",))) == [2]
+        assert await seqs(log, LogQuery(agents=("S-aaaaaa",), users=("eve",))) == []
+        assert await seqs(log, LogQuery(agents=("S-aaaaaa",))) == [3]
+        assert await seqs(log, LogQuery(types=("toolcall",))) == []
+        assert await seqs(log, LogQuery(types=("message",), after_seq=2)) == [4, 3]
+        assert await seqs(log, LogQuery(users=("Ben",))) == []
+
+
+async def test_the_type_error_means_errors_failed_results_and_bad_endings(log: Store, state: str) -> None:
+    good, bad = Life("S-aaaaaa"), Life("S-bbbbbb")
+    with anyio.fail_after(5):
+        await write_each(log, good.whole())
+        if state != "not indexed":
+            await index_news(log)
+        failing = [*bad.begun(), bad.failed(), *bad.tool(success=False), *bad.ended("cost_exceeded")]
+        await write_each(log, failing)
+        if state == "indexed":
+            await index_news(log)
+        page = await search(log.path, LogQuery(types=("ERROR",)))
+        assert [entry.type for entry in page.entries] == [
+            "RunEnded", "SubagentComplete", "ToolResult", "ErrorOccurred",
+        ]  # fmt: skip
+        severe = await search(log.path, LogQuery(level="error"))
+        assert [entry.type for entry in severe.entries] == ["ToolResult", "ErrorOccurred"]
+        cost = await search(log.path, LogQuery(types=("error", "cost"), level="warning"))
+        assert len(cost.entries) == 4
+
+
+async def test_every_exact_type_name_is_accepted_in_any_case_and_an_unknown_one_is_told_the_names() -> None:
+    for name in FACTS:
+        assert type_filter([name.upper()]).names == {name}
+    with pytest.raises(BadQuery, match=r"no event type 'pirate'.*thinking.*UserMessage"):
+        type_filter(["pirate"])
+
+
+async def test_a_time_range_holds_also_when_the_clock_was_set_back(log: Store, state: str, tmp_path: Path) -> None:
+    with anyio.fail_after(5):
+        await write_texts(log, ["a"] * 6)
+    db = sqlite3.connect(tmp_path / "ava.db", isolation_level=None)
+    db.execute("DROP TRIGGER events_fixed")
+    for seq, ts in enumerate((100, 200, 300, 150, 250, 350), 1):
+        db.execute("UPDATE events SET ts_us = ? WHERE seq = ?", (ts, seq))
+    db.close()
+    if state != "not indexed":
+        await index_news(log)
+    assert await seqs(log, LogQuery(since_us=200)) == [6, 5, 3, 2]
+    assert await seqs(log, LogQuery(since_us=200, search="a")) == [6, 5, 3, 2]
+    assert await seqs(log, LogQuery(since_us=150, until_us=300, users=("ben",))) == [5, 4, 2]
+    assert await seqs(log, LogQuery(since_us=400)) == []
+
+
+async def test_a_search_needs_no_write_lock(log: Store, tmp_path: Path) -> None:
+    with anyio.fail_after(5):
+        await fill(log, "half indexed", "hello", "hello again")
+        other = sqlite3.connect(tmp_path / "ava.db", isolation_level=None)
+        try:
+            other.execute("BEGIN IMMEDIATE")
+            assert await found(log, "hello") == ["hello again", "hello"]
+        finally:
+            other.close()
+
+
+async def test_a_log_that_cannot_be_read_is_said_so(tmp_path: Path) -> None:
+    (tmp_path / "ava.db").write_bytes(b"no database at all" * 100)
+    with pytest.raises(StoreUnavailable, match="cannot be read"):
+        await search(tmp_path / "ava.db", LogQuery())
+
+
+async def test_usage_and_cost_come_back_with_the_entry(log: Store) -> None:
+    life = Life("S-aaaaaa")
+    with anyio.fail_after(5):
+        await write_each(log, [*life.begun(), life.reserved(), life.settled(cost=12_345)])
+        (entry,) = (await search(log.path, LogQuery(types=("CostUpdate",)))).entries
+    assert (entry.cost_micros, entry.usage) == (12_345, Usage(input_tokens=20, output_tokens=10))
+
+
+async def test_the_words_of_an_erased_entry_are_gone_from_the_index_and_filters_still_find_it(
+    log: Store, tmp_path: Path
+) -> None:
+    with anyio.fail_after(5):
+        await write_texts(log, ["keep this xylophone", "erase that zeppelin"])
+        await index_news(log)
+        entry = await log.read(lambda view: view.entry(2))
+        assert entry is not None
+
+        def erase(db: sqlite3.Connection, entry: Entry) -> None:
+            forget_words(db, [index_row(entry)])
+            db.execute("UPDATE events SET content = NULL WHERE seq = ?", (entry.seq,))
+
+        await log.keep_house(partial(erase, entry=entry))
+        await log.checkpoint()
+        assert await seqs(log, LogQuery(search="zeppelin")) == []
+        assert await seqs(log, LogQuery(search="xylophone")) == [1]
+        assert await seqs(log, LogQuery(agents=("ava",))) == [2, 1]
+    raw = (tmp_path / "ava.db").read_bytes()
+    assert b"zeppelin" not in raw
+    assert b"xylophone" in raw
+
+
+async def test_an_entry_of_a_type_of_a_newer_program_is_found(log: Store, tmp_path: Path) -> None:
+    with anyio.fail_after(5):
+        await write_texts(log, ["a"])
+        db = sqlite3.connect(tmp_path / "ava.db", isolation_level=None)
+        db.execute("INSERT INTO events SELECT 2, ts_us, session_id, agent_id, user_id, 'Novelty', 7, run_id, generation,"
+                   " NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, '{\"what\":\"trombone\"}', content_sha, hash"
+                   " FROM events")  # fmt: skip  # noqa: E501
+        db.close()
+        assert await seqs(log, LogQuery(search="trombone")) == [2]
+        await index_news(log)
+        assert await seqs(log, LogQuery(search="trombone")) == [2]
+
+
+async def test_follow_yields_what_any_process_writes_in_order_and_filtered(log: Store, tmp_path: Path) -> None:
+    write_other = (
+        "import sys, anyio\nfrom pathlib import Path\nsys.path.insert(0, sys.argv[2])\n"
+        "from ava_audit.store import Store\nfrom support.log import write_texts\n"
+        "async def main():\n"
+        "    async with Store.open(Path(sys.argv[1])) as log:\n"
+        "        await write_texts(log, ['wanted two', 'skip', 'wanted three'])\n"
+        "anyio.run(main)\n"
+    )
+    with anyio.fail_after(10):
+        await write_texts(log, ["wanted but old"])
+        entries = follow(log, LogQuery(search="wanted", users=("ben",)))
+        got: list[str] = []
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(partial(write_texts, log, ["wanted one"], AVA))
+            async for entry in entries:
+                assert entry.fact is not None
+                got.append(entry.fact.words())
+                if len(got) == 1:
+                    tasks.start_soon(partial(anyio.run_process, child(write_other, tmp_path, TESTS)))
+                if len(got) == 3:
+                    break
+        await entries.aclose()  # type: ignore[attr-defined]
+    assert got == ["wanted one", "wanted two", "wanted three"]
+
+
+async def test_following_from_an_entry_on_brings_what_came_after_it(log: Store) -> None:
+    with anyio.fail_after(5):
+        await write_texts(log, ["a", "b", "c"])
+        seen: list[int] = []
+        async for entry in follow(log, LogQuery(after_seq=1)):
+            seen.append(entry.seq)
+            if len(seen) == 2:
+                break
+        assert seen == [2, 3]
+
+
+def test_a_query_is_a_value() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        LogQuery().limit = 1  # type: ignore[misc]
+    assert View.head is not None
