@@ -1,7 +1,6 @@
 """`save_artifact`: flat, bounded, and with a digest that can be checked."""
 
 import hashlib
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,14 +25,14 @@ async def save(at: Place, name: str, content: str) -> ToolOutput:
         return await SaveArtifact()(SaveArtifactArgs(name=name, content=content), at)
 
 
-async def test_an_artifact_is_saved_and_answered_with_size_and_digest(at: Place, tmp_path: Path) -> None:
+async def test_an_artifact_is_saved_and_answered_with_size_and_digest(at: Place) -> None:
     got = await save(at, "prices.csv", "a,b\n1,ü\n")
     digest = hashlib.sha256("a,b\n1,ü\n".encode()).hexdigest()
     assert got.text == f"saved prices.csv: 9 bytes, sha256 {digest}"
     assert at.artifacts is not None
     assert at.artifacts.read("prices.csv") == ("a,b\n1,ü\n".encode(), False)
     await save(at, "prices.csv", "new")
-    assert os.listdir(tmp_path) == ["prices.csv"]
+    assert [entry.name for entry in at.artifacts.entries()] == ["prices.csv"]
 
 
 @pytest.mark.parametrize(
@@ -43,10 +42,11 @@ async def test_an_artifact_is_saved_and_answered_with_size_and_digest(at: Place,
         *("nul.txt", "x" * 101, "-rf", "~root"),
     ],
 )
-async def test_a_name_that_is_no_plain_file_name_is_refused(at: Place, tmp_path: Path, name: str) -> None:
+async def test_a_name_that_is_no_plain_file_name_is_refused(at: Place, name: str) -> None:
     with pytest.raises(AccessRefused):
         await save(at, name, "x")
-    assert not os.listdir(tmp_path)
+    assert at.artifacts is not None
+    assert not at.artifacts.entries()
 
 
 async def test_size_and_number_are_bounded(at: Place) -> None:

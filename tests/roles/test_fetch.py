@@ -208,6 +208,22 @@ async def test_a_page_arrives_with_its_type_and_the_name_in_the_host_header() ->
         assert web.requests[0].headers["accept-encoding"] == "gzip"
 
 
+@pytest.mark.parametrize(
+    ("content_type", "body", "text"),
+    [
+        ("text/html; charset=windows-1251", "Привет".encode("cp1251"), "Привет"),
+        ("text/html", b"<meta charset='shift_jis'>" + "こんにちは".encode("shift_jis"), "こんにちは"),
+        ("text/html", "Grüße".encode("cp1252"), "Grüße"),
+        ("text/html; charset=punycode", "Grüße".encode(), "Grüße"),
+        ("text/html; charset=nonsense", "Grüße".encode(), "Grüße"),
+        ("text/html; charset=ascii", "Grüße".encode(), "Grüße"),
+    ],
+)
+async def test_the_charset_that_site_or_page_name_is_used(content_type: str, body: bytes, text: str) -> None:
+    async with site({"/": Page(body, content_type=content_type)}) as web:
+        assert (await web.fetcher.get(web.url("/"))).text().endswith(text)
+
+
 async def test_an_error_status_is_an_answer() -> None:
     async with site({}) as web:
         assert (await web.fetcher.get(web.url("/missing"))).status == 404

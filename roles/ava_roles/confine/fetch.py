@@ -26,6 +26,14 @@ if TYPE_CHECKING:
 
 ROBOTS_NAME = "Ava"
 _CONNECT_S = 10.0  # one address of several; the whole has the caller's deadline
+_HEADER_CHARSET = re.compile(r"charset\s*=\s*[\"']?([\w.:-]+)", re.IGNORECASE | re.ASCII)
+_PAGE_CHARSET = re.compile(rb"<meta\b[^>]{0,200}?\bcharset\s*=\s*[\"']?([\w.:-]+)", re.IGNORECASE)
+# Not every codec of Python: some of them take for ever on hostile input (punycode).
+_CHARSET = re.compile(
+    r"utf-?(8|16|16le|16be)|(us-)?ascii|iso-?8859-\d{1,2}|latin-?1|(windows-|cp)\d{3,4}|shift[_-]jis|sjis"
+    r"|euc-(jp|kr)|gbk|gb2312|gb18030|big5(-hkscs)?|koi8-[ru]|iso-2022-(jp|kr)|tis-620",
+    re.IGNORECASE,
+)
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 
 
@@ -52,20 +60,23 @@ class Fetched:
     redirects: tuple[str, ...] = ()
 
     def text(self) -> str:
-        """Return the body as text: the charset that the site names, else UTF-8, else Windows-1252."""
-        found = re.search(
-            r"charset\s*=\s*[\"']?([\w.:-]+)", self.headers.get("content-type", ""), re.IGNORECASE
-        )
-        for charset in (found[1] if found else "utf-8", "utf-8"):
+        """Return the body as text: the charset that header or page name, else UTF-8, else Windows-1252."""
+        for charset in (*self._named_charsets(), "utf-8"):
             try:
                 return self.body.decode(charset)
             except UnicodeDecodeError as error:
                 # A character that the size limit cut in two is no reason to doubt the charset.
                 if self.truncated and error.start > len(self.body) - 8:
                     return self.body.decode(charset, "ignore")
-            except (LookupError, UnicodeError):
+            except LookupError:
                 continue
         return self.body.decode("cp1252", "replace")
+
+    def _named_charsets(self) -> list[str]:
+        header = _HEADER_CHARSET.search(self.headers.get("content-type", ""))
+        page = _PAGE_CHARSET.search(self.body[:2_048])
+        named = [header[1] if header else "", page[1].decode("ascii") if page else ""]
+        return [charset for charset in named if _CHARSET.fullmatch(charset)]
 
 
 @dataclass(frozen=True)
