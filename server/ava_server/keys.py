@@ -194,10 +194,10 @@ def _rewrite(path: Path, provider: str, value: str | None) -> None:
         with portalocker.Lock(path.with_name(path.name + ".lock"), timeout=LOCK_TIMEOUT_S):
             _from_file(path)
             document = tomlkit.parse(_read(path))
-            if value is None:
-                del document[provider]
-            else:
+            if value is not None:
                 document[provider] = value
+            elif provider in document:
+                del document[provider]
             _replace(path, tomlkit.dumps(document))
     except portalocker.LockException:
         raise ConfigError(

@@ -1,0 +1,122 @@
+"""The `ava` command: its groups, registered when needed, and the border where errors become exit codes."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
+from typing import Annotated, cast
+
+import typer
+
+from ava_audit.errors import AuditError, DataRootRefused, SchemaNewer
+from ava_roles.errors import RoleFileError, RolesError, UnknownRole, WorkspaceRefused
+from ava_server.data_root import DataRoot
+from ava_server.errors import AvaError, BadInput, ConfigError, ModelError, Refused
+
+COMMANDS: Mapping[str, str] = {
+    "key": "ava_server.cli.key",
+}
+"""Each first word, and the module that registers it: `register(app)` adds its commands to the app."""
+
+USAGE, NOT_APPROVED, MODEL, CONFIGURATION, OUR_FAULT, INTERRUPTED = 2, 10, 20, 30, 70, 130
+"""Exit codes of errors; those of a run's endings stand with the commands that wait for one."""
+
+_CODES: Mapping[type, int] = {
+    BadInput: USAGE,
+    UnknownRole: USAGE,
+    WorkspaceRefused: USAGE,
+    Refused: NOT_APPROVED,
+    ModelError: MODEL,
+    ConfigError: CONFIGURATION,
+    RoleFileError: CONFIGURATION,
+    DataRootRefused: CONFIGURATION,
+    SchemaNewer: CONFIGURATION,
+    AvaError: OUR_FAULT,
+    RolesError: OUR_FAULT,
+    AuditError: OUR_FAULT,
+}
+
+
+def main(args: Sequence[str]) -> int:
+    """Run the command line and return its exit code.
+
+    An error of ours becomes one sentence on stderr, without a traceback; anything else is a fault of ours and
+    keeps its traceback, for whoever mends it.
+    """
+    try:
+        build(args)(args=list(args), prog_name="ava")
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except (Exception, BaseExceptionGroup) as error:
+        return _report(error)
+    return 0
+
+
+def build(args: Sequence[str] = ()) -> typer.Typer:
+    """Return the app with the commands that these arguments need; with all for help and unknown words."""
+    app = typer.Typer(
+        name="ava",
+        help="Background subagents with a price tag: approved before they run, capped while they run.",
+        no_args_is_help=True,
+        add_completion=False,
+        # Plain help starts faster, and reads the same in a terminal, a pipe and the docs.
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+    )
+    app.callback()(_options)
+    first = next((arg for arg in args if not arg.startswith("-")), "")
+    for module in dict.fromkeys([COMMANDS[first]] if first in COMMANDS else COMMANDS.values()):
+        import_module(module).register(app)
+    return app
+
+
+def heading(root: DataRoot) -> None:
+    """Begin a screen: its first line names the data root."""
+    typer.echo(f"Data root: {root.path}")
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"ava {version('ava-subagents')}")
+        raise typer.Exit
+
+
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True),
+    ] = False,
+) -> None:
+    """Hold what stands before the command; the help text is the app's."""
+
+
+def _report(error: BaseException) -> int:
+    """Tell a person of an error and return its exit code, also where a task group has wrapped it."""
+    leaves = list(_leaves(error))
+    if any(isinstance(leaf, KeyboardInterrupt) for leaf in leaves):
+        return INTERRUPTED
+    codes = [next((_CODES[kind] for kind in type(leaf).__mro__ if kind in _CODES), None) for leaf in leaves]
+    if codes[0] is not None and None not in codes:
+        typer.echo(f"ava: {leaves[0]}", err=True)
+        return codes[0]
+    traceback.print_exception(error, file=sys.stderr)
+    typer.echo(
+        f"ava: this is a fault of Ava's own ({type(leaves[0]).__name__}), not of yours. "
+        "Please report it with the lines above.",
+        err=True,
+    )
+    return OUR_FAULT
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for inner in cast("BaseExceptionGroup[BaseException]", error).exceptions:
+            yield from _leaves(inner)
+    else:
+        yield error
