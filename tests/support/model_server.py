@@ -60,7 +60,9 @@ class Fail:
 class Raw:
     """Bytes as they are, in the pieces given; `missing` more are promised and never come.
 
-    With `chunked`, the chunked coding is left without its end when `cut` is set.
+    With `chunked`, the chunked coding is left without its end when `cut` is set. With `stall`, the connection
+    stays open and silent after the pieces, until the gate is released or the client leaves; `pause_s` is the
+    time between pieces.
     """
 
     pieces: Sequence[bytes]
@@ -70,6 +72,8 @@ class Raw:
     chunked: bool = False
     cut: bool = False
     gate: Gate | None = None
+    stall: Gate | None = None
+    pause_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -117,8 +121,7 @@ class ModelServer:
             number = len(self.requests)
             self.requests.append(received)
             step = self._step(number, received)
-            if step.gate is not None:
-                self.gates.append(step.gate)
+            self.gates += [gate for gate in (step.gate, getattr(step, "stall", None)) if gate is not None]
         return step
 
     def _step(self, number: int, received: Received) -> Step:
@@ -189,7 +192,7 @@ async def _converse(server: ModelServer, reader: asyncio.StreamReader, writer: a
         step = server.next_step(Received(first.split(" ")[1], headers, body))
         if step.gate is not None and not await _held(step.gate, reader):
             return
-        if not await _answer(step, json.loads(body), writer):
+        if not await _answer(step, json.loads(body), reader, writer):
             return
 
 
@@ -209,7 +212,9 @@ async def _held(gate: Gate, reader: asyncio.StreamReader) -> bool:
     return True
 
 
-async def _answer(step: Step, request: dict[str, Any], writer: asyncio.StreamWriter) -> bool:
+async def _answer(
+    step: Step, request: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> bool:
     """Send one answer; False when the connection is to be closed after it."""
     turn = sum(message.get("role") == "assistant" for message in request.get("messages", ()))
     match step:
@@ -223,7 +228,9 @@ async def _answer(step: Step, request: dict[str, Any], writer: asyncio.StreamWri
             _head(writer, step.status, JSON, {**extra, "content-length": str(len(content))})
             writer.write(content)
         case Raw():
-            return await _raw(step, writer)
+            if not await _raw(step, writer):
+                return False
+            return step.stall is None or await _held(step.stall, reader)
         case Say() if request.get("stream") and step.stream:
             _head(writer, 200, EVENTS, {"transfer-encoding": "chunked"})
             for data in events(step, turn):
@@ -248,10 +255,11 @@ async def _raw(step: Raw, writer: asyncio.StreamWriter) -> bool:
         else:
             writer.write(piece)
         await writer.drain()
+        await asyncio.sleep(step.pause_s)
     if step.chunked and not step.cut:
         writer.write(b"0\r\n\r\n")
         await writer.drain()
-    return not step.missing and not step.cut
+    return step.stall is not None or not (step.missing or step.cut)
 
 
 def events(step: Say, turn: int = 0) -> list[bytes]:

@@ -176,8 +176,8 @@ def _for_tier(tier: str, settings: ModelSettings, providers: Mapping[str, Provid
     if settings.base_url:
         if not settings.model:
             raise ConfigError(
-                f"AVA_MODEL_BASE_URL is set to {_host(settings.base_url)}, but not AVA_MODEL. Set it to the id "
-                "of a model there."
+                f"AVA_MODEL_BASE_URL is set to {_host(settings.base_url)}, but AVA_MODEL is not; set it to "
+                "the id of a model there."
             )
         return f"{CUSTOM}:{settings.model}"
     if settings.model:

@@ -1,7 +1,7 @@
 """A model that answers from a script, without a network: for tests that drive the real loop, and for demos.
 
 A step is chosen by how many answers the request's history holds already, so that a run that was killed and
-goes on in another process gets the step that comes next. A step that is a list holds the attempts of one turn.
+goes on in another process gets the step that comes next. A step that is a list is one turn's attempts.
 """
 
 from __future__ import annotations

@@ -1,0 +1,282 @@
+"""What an endpoint can do wrong: each case has a sentence of its own, and settles as what it is."""
+
+import json
+import re
+import socket
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+
+import anyio
+import pytest
+from support.model_server import Fail, Gate, HangUp, Raw, Say, Step, events, running_model_server
+
+from ava_server.errors import ModelError, ModelTimeout
+from ava_server.models.base import Completion, Request, UserTurn
+from ava_server.models.chat_errors import Endpoint, may_have_been_billed, retry_after
+from ava_server.models.clients import ClientPool
+from ava_server.models.openai_chat import Deadlines, OpenAIChat
+
+PATIENT = Deadlines()
+KEY = "sk-or-v1-0123456789abcdef0123"
+ASK = Request("acme/model-1", "", (), (UserTurn("hello"),), 256)
+WORDS = events(Say("the blue döor"))
+HALF = b'{"choices": [{"index": 0, "message": {"role": "assistant", "content": "blu'
+ERROR = {"error": {"message": f"no such thing for {KEY}", "code": 503}}
+
+
+@dataclass(frozen=True)
+class Case:
+    step: Step
+    kind: str
+    says: str
+    answered: bool = True
+    billed: bool = True
+    retryable: bool = True
+
+
+def cut_in_character() -> bytes:
+    whole = b"".join(WORDS)
+    return whole[: whole.index("ö".encode()) + 1]
+
+
+CASES = {
+    "401": Case(Fail(401), "auth", "refused the key sk-… (HTTP 401)", False, False, False),
+    "402": Case(Fail(402), "usage_limit", "has no credit left", False, False, False),
+    "404": Case(Fail(404), "bad_request", "no such path or model 'acme/model-1'", False, False, False),
+    "400": Case(Fail(400), "bad_request", "refused the request to 'acme/model-1'", False, False, False),
+    "429 with seconds": Case(Fail(429, retry_after="7"), "rate_limit", "no more calls for 7 s", False, False),
+    "429 without": Case(Fail(429), "rate_limit", "does not say until when", False, False),
+    "500": Case(Fail(500), "overloaded", "failed (HTTP 500): scripted failure", False, False),
+    "529": Case(Fail(529, b"<html>busy"), "overloaded", "failed (HTTP 529).", False, False),
+    "redirect": Case(
+        Fail(308, headers={"location": f"https://x.example/v1?k={KEY}"}),
+        "bad_request",
+        "redirects to https://x.example/v1 (HTTP 308)",
+        False,
+        False,
+        False,
+    ),
+    "hung up": Case(HangUp(), "connection", "hung up before it answered", False),
+    "half a body": Case(Raw([HALF], "application/json", missing=99), "dropped", "broke off after 74 bytes"),
+    "half a body, said to be whole": Case(
+        Raw([HALF], "application/json"), "dropped", "is half a body: 74 bytes"
+    ),
+    "html": Case(
+        Raw([b"<!doctype html><p>Welcome"], "text/html"), "bad_answer", "a web page instead", retryable=False
+    ),
+    "text": Case(Raw([b"OK"], "text/plain"), "bad_answer", "text that is not JSON: 'OK'", retryable=False),
+    "no choices": Case(
+        Raw([b'{"id": 1, "output": []}'], "application/json"),
+        "bad_answer",
+        "JSON without `choices` (it has: id, output)",
+        retryable=False,
+    ),
+    "error in a body": Case(
+        Raw([json.dumps(ERROR).encode()], "application/json"),
+        "overloaded",
+        "200 with an error in the body: no such thing for … [503]",
+    ),
+    "stream cut in a character": Case(
+        Raw([cut_in_character()], chunked=True, cut=True),
+        "dropped",
+        "broke off in the middle of a UTF-8 character",
+    ),
+    "stream ends in a character": Case(
+        Raw([cut_in_character()]), "dropped", "stopped in the middle of a UTF-8 character"
+    ),
+    "stream broken": Case(
+        Raw(WORDS[:3], chunked=True, cut=True), "dropped", f"broke off after {sum(map(len, WORDS[:3]))} bytes"
+    ),
+    "stream without its end": Case(Raw(WORDS[:3]), "dropped", "ended without a finish reason"),
+    "stream of something else": Case(
+        Raw([b"data: pong\n\n"]), "bad_answer", "an event that is not JSON: 'pong'", retryable=False
+    ),
+    "stream of a list": Case(
+        Raw([b"data: []\n\n"]), "bad_answer", "an event that is a list", retryable=False
+    ),
+    "stream as plain text": Case(
+        Raw(WORDS[:3], "text/plain"),
+        "dropped",
+        "(a stream sent as plain text) ended before its finish reason",
+    ),
+}
+
+
+@pytest.fixture
+async def clients() -> AsyncIterator[ClientPool]:
+    async with ClientPool() as clients:
+        yield clients
+
+
+async def ask(base_url: str, clients: ClientPool, deadlines: Deadlines = PATIENT) -> Completion:
+    model = OpenAIChat("custom", "acme/model-1", base_url, KEY, clients, deadlines)
+    with anyio.fail_after(5):
+        async with model.stream(ASK) as stream:
+            async for _ in stream:
+                pass
+        return stream.completion
+
+
+async def failure(base_url: str, clients: ClientPool, deadlines: Deadlines = PATIENT) -> ModelError:
+    with pytest.raises(ModelError) as caught:
+        await ask(base_url, clients, deadlines)
+    return caught.value
+
+
+@pytest.mark.parametrize("name", CASES)
+async def test_a_bad_answer_is_told_in_a_sentence(name: str, clients: ClientPool) -> None:
+    case = CASES[name]
+    with running_model_server([case.step, Say("fine")]) as server:
+        error = await failure(server.base_url, clients)
+        assert case.says in str(error)
+        assert f"127.0.0.1:{server.port}/v1/chat/completions" in str(error)
+        assert KEY not in f"{error} {error.what_to_do}"
+        assert error.what_to_do
+        assert (error.kind, error.sent, error.answered) == (case.kind, True, case.answered)
+        assert error.retryable is case.retryable
+        assert may_have_been_billed(error) is case.billed
+        assert (await ask(server.base_url, clients)).text == "fine"
+        assert len(server.requests) == 2
+
+
+async def test_no_two_cases_share_a_sentence(clients: ClientPool) -> None:
+    sentences: set[str] = set()
+    with running_model_server([case.step for case in CASES.values()]) as server:
+        for _ in CASES:
+            error = await failure(server.base_url, clients)
+            sentences.add(re.sub(r"\d+", "0", re.sub(r"\(HTTP \d+\)", "", str(error))))
+    assert len(sentences) == len(CASES)
+
+
+async def test_an_endpoint_that_is_down_was_not_billed(clients: ClientPool) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        error = await failure(f"http://127.0.0.1:{unused.getsockname()[1]}/v1", clients)
+    assert "No connection to 127.0.0.1:" in str(error)
+    assert (error.kind, error.sent, error.retryable) == ("connection", False, True)
+    assert not may_have_been_billed(error)
+
+
+@pytest.mark.parametrize(
+    ("step", "deadlines", "says"),
+    [
+        (Say("x", gate=Gate()), Deadlines(first_byte_s=0.1), "0.1 s: no answer began"),
+        (Raw(WORDS[:3], missing=9, stall=Gate()), Deadlines(between_s=0.1), "0.1 s: no further byte"),
+        (
+            Raw(WORDS[:3], missing=9, stall=Gate()),
+            Deadlines(total_s=0.2),
+            "0.2 s: the answer was not complete",
+        ),
+    ],
+)
+async def test_each_wait_has_its_deadline(
+    step: Step, deadlines: Deadlines, says: str, clients: ClientPool
+) -> None:
+    with running_model_server([step]) as server:
+        error = await failure(server.base_url, clients, deadlines)
+    assert isinstance(error, ModelTimeout)
+    assert says in str(error)
+    assert may_have_been_billed(error)
+
+
+async def test_a_drip_does_not_outlive_the_total_deadline(clients: ClientPool) -> None:
+    drip = Raw([b": still here\n\n"] * 1000, chunked=True, pause_s=0.02)
+    with running_model_server([drip]) as server:
+        error = await failure(server.base_url, clients, Deadlines(between_s=5, total_s=0.3))
+    assert "the answer was not complete" in str(error)
+
+
+async def test_what_breaks_after_the_finish_reason_is_a_note(clients: ClientPool) -> None:
+    with running_model_server([Raw(WORDS[:-2], chunked=True, cut=True)]) as server:
+        completion = await ask(server.base_url, clients)
+    assert completion.text == "the blue döor"
+    assert completion.usage is None
+    assert any(note.startswith("after the answer: ") for note in completion.notes)
+    assert "the provider reported no usage" in completion.notes
+
+
+def usage_case(usage: str, said: str) -> tuple[bytes, str]:
+    answer = '{"choices": [{"message": {"content": "hi"}, "finish_reason": "stop"}], "usage": ' + usage + "}"
+    return answer.encode(), said
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        usage_case('{"prompt_tokens": NaN, "completion_tokens": 1}', "prompt_tokens is nan"),
+        usage_case(f'{{"prompt_tokens": 1{"0" * 30}, "completion_tokens": 1}}', "prompt_tokens is 1000"),
+        usage_case(f'{{"prompt_tokens": 1, "completion_tokens": 1{"0" * 5000}}}', "completion_tokens is inf"),
+        usage_case('{"prompt_tokens": -3, "completion_tokens": 1}', "prompt_tokens is -3"),
+        usage_case('{"prompt_tokens": "many", "completion_tokens": 1}', "prompt_tokens is many"),
+        usage_case('{"completion_tokens": 1}', "prompt_tokens is missing"),
+        usage_case("null", "reported no usage"),
+    ],
+)
+async def test_figures_that_cannot_be_are_not_counted(answer: bytes, said: str, clients: ClientPool) -> None:
+    with running_model_server([Raw([answer], "application/json")]) as server:
+        completion = await ask(server.base_url, clients)
+    assert completion.usage is None
+    assert completion.text == "hi"
+    assert any(said in note for note in completion.notes), completion.notes
+
+
+async def test_half_a_character_becomes_storable_and_is_noted(clients: ClientPool) -> None:
+    pieces = [r"a \ud83d", r"\ude00 b \ud800", " c"]
+    chunks = ['data: {"choices": [{"delta": {"content": "' + piece + '"}}]}\n\n' for piece in pieces]
+    chunks.append('data: {"choices": [{"delta": {}, "finish_reason": "stop"}]}\n\ndata: [DONE]\n\n')
+    with running_model_server([Raw([chunk.encode() for chunk in chunks])]) as server:
+        completion = await ask(server.base_url, clients)
+    assert completion.text == completion.raw["content"] == "a \U0001f600 b \ufffd c"
+    assert "replaced 1 lone surrogate by U+FFFD" in completion.notes
+
+
+@pytest.mark.parametrize("arguments", ["{not json", "[1]", '{"a": NaN}', '"text"', "[" * 100_000])
+async def test_tool_arguments_that_are_no_object_are_kept_as_text(
+    arguments: str, clients: ClientPool
+) -> None:
+    with running_model_server([Say(calls=[("search", arguments)], fragment=5000)]) as server:
+        completion = await ask(server.base_url, clients)
+    assert completion.calls[0].args is None
+    assert completion.calls[0].raw_args == arguments
+
+
+async def test_no_arguments_are_an_empty_object(clients: ClientPool) -> None:
+    with running_model_server([Say(calls=[("list", "")])]) as server:
+        completion = await ask(server.base_url, clients)
+    assert completion.calls[0].args == {}
+
+
+NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [
+        ("3", 3.0),
+        ("0.5", 0.5),
+        ("-4", 0.0),
+        (format_datetime(NOW + timedelta(seconds=90), usegmt=True), 90.0),
+        (format_datetime(NOW - timedelta(days=1), usegmt=True), 0.0),
+        ("soon", None),
+        ("nan", None),
+        ("inf", None),
+        (None, None),
+    ],
+)
+def test_retry_after_is_seconds_or_a_date(value: str | None, seconds: float | None) -> None:
+    assert retry_after(value, NOW) == seconds
+
+
+def test_an_endpoint_is_named_without_its_secrets() -> None:
+    endpoint = Endpoint("https://user:pw@host.example:8/v1?k=1", "m", KEY)
+    assert endpoint.place == "host.example:8/v1"
+    assert KEY[3:] not in endpoint.key
+    assert endpoint.clean(f"bad\n\x1b[31m {KEY} sk-proj-abcdefgh123 Bearer xyz") == "bad [31m … … …"
+
+
+async def test_a_spent_account_is_a_usage_limit_and_not_a_rate(clients: ClientPool) -> None:
+    spent = Fail(429, {"error": {"message": "x", "code": "insufficient_quota"}})
+    with running_model_server([spent]) as server:
+        assert (await failure(server.base_url, clients)).kind == "usage_limit"

@@ -1,0 +1,213 @@
+import random
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import anyio
+import pytest
+
+from ava_roles.confine.paths import Root
+from ava_roles.tools.base import Place, Tool
+from ava_roles.tools.registry import builtin_tools
+from ava_roles.wrap import wrap_tool_output
+from ava_server.models import extracts
+from ava_server.models.base import (
+    AssistantTurn,
+    Completion,
+    Request,
+    ToolSchema,
+    ToolTurn,
+    Turn,
+    UserTurn,
+)
+from ava_server.models.offline import OfflineModel
+
+NAMES = ("read_file", "search_and_read", "read_webpages")
+GUIDE = """# Refunds
+
+Customers may return a lamp within thirty days.
+
+The refund is paid to the card that was used, at the latest five working days after the
+lamp has arrived. Shipping is not refunded, except where the lamp was broken.
+
+# Opening hours
+
+- Monday: nine to five
+- Tuesday: closed
+"""
+
+
+@pytest.fixture
+async def folder(tmp_path: Path) -> AsyncIterator[Root]:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "guide.md").write_text(GUIDE, encoding="utf-8")
+    (tmp_path / "notes.txt").write_text("Nothing of interest here.\n", encoding="utf-8")
+    root = Root.open(tmp_path)
+    yield root
+    root.close()
+
+
+def offered(names: Sequence[str] = NAMES) -> tuple[ToolSchema, ...]:
+    tools = builtin_tools()
+    specs = [tools[name].spec for name in names]
+    own = ToolSchema("submit_result", "Hand over.", {"type": "object"})
+    return (*(ToolSchema(spec.name, spec.description, spec.schema()) for spec in specs), own)
+
+
+def request(task: str, *later: Turn, system: str = "", names: Sequence[str] = NAMES) -> Request:
+    return Request("extractive", system, offered(names), (UserTurn(task), *later), 1024)
+
+
+async def ask(asked: Request) -> Completion:
+    with anyio.fail_after(5):
+        async with OfflineModel().stream(asked) as stream:
+            deltas = [delta.text async for delta in stream]
+        assert "".join(deltas) == stream.completion.text
+        return stream.completion
+
+
+async def run(task: str, root: Root, names: Sequence[str] = ("read_file", "search_and_read")) -> Completion:
+    """Do what the loop does: call the tools that were asked for, show their output, ask again."""
+    first = await ask(request(task, names=names))
+    turns: list[Turn] = [AssistantTurn(first.raw)]
+    for call in first.calls:
+        tool: Tool = builtin_tools()[call.name]
+        try:
+            output = await tool(tool.spec.args.model_validate(call.args), Place(files=root))
+            text = wrap_tool_output(output.text, tool=call.name, nonce="0123456789abcdef")
+        except Exception as error:
+            text = str(error)
+        turns.append(ToolTurn(call.call_id, call.name, text))
+    return await ask(request(task, *turns, names=names))
+
+
+def submitted(completion: Completion) -> dict[str, object]:
+    (call,) = completion.calls
+    assert call.name == "submit_result"
+    assert call.args is not None
+    return dict(call.args)
+
+
+async def test_it_asks_the_tools_that_the_task_suggests() -> None:
+    task = "What do docs/guide.md and https://example.org/lamps (see http://a.example/b.html) say of refunds?"
+    completion = await ask(request(task))
+
+    assert [(call.name, call.args) for call in completion.calls] == [
+        ("read_webpages", {"urls": ["https://example.org/lamps", "http://a.example/b.html"]}),
+        ("read_file", {"path": "docs/guide.md"}),
+        ("search_and_read", {"query": "docs guide md refunds"}),
+    ]
+    assert completion.cost_micros == 0
+    assert completion.usage is not None
+    assert completion.usage.counted == 0
+
+
+async def test_it_asks_only_for_tools_on_offer_and_reads_the_task_context() -> None:
+    system = "You.\n\n---\n\n## Task context\n\nSee https://x.example/y.\n\n## Capabilities\n\nhttps://no.example\n"
+    completion = await ask(
+        request("Compare e.g. prices at example.com", system=system, names=("read_webpages",))
+    )
+    assert [call.args for call in completion.calls] == [{"urls": ["https://x.example/y"]}]
+
+
+async def test_quotes_come_letter_for_letter_from_the_files(folder: Root) -> None:
+    result = submitted(await run("When is the refund for a lamp paid?", folder))
+
+    findings = result["findings"]
+    assert isinstance(findings, list)
+    assert findings
+    assert all(finding["quote"] in GUIDE and len(finding["quote"]) <= 300 for finding in findings)
+    assert "five working days" in findings[0]["quote"]
+    assert findings[0]["source_url"] == "docs/guide.md:5"
+    assert findings[0]["source_name"] == "guide.md, line 5"
+    assert "**docs/guide.md**" in str(result["output"])
+    assert result["confidence"] is None
+    assert "No language model read this" in str(result["caveats"])
+    assert len(str(result["summary"])) <= 500
+
+
+async def test_a_file_that_the_task_names_is_shown_even_without_its_words(folder: Root) -> None:
+    result = submitted(await run("Explain notes.txt", folder, names=("read_file",)))
+    assert "Nothing of interest here." in str(result["output"])
+    assert "from the beginning" in str(result["summary"])
+
+
+async def test_finding_nothing_is_said_with_what_to_do(folder: Root) -> None:
+    result = submitted(await run("Where is the xylophone?", folder))
+    assert result["output"] is None
+    assert result["findings"] == []
+    assert "No language model is configured" in str(result["summary"])
+    assert "ava key set openrouter" in str(result["caveats"])
+    assert "AVA_MODEL_BASE_URL" in str(result["caveats"])
+    assert "search_and_read brought nothing: 0 files fit best" in str(result["caveats"])
+
+
+async def test_what_could_not_be_read_is_a_caveat(folder: Root) -> None:
+    result = submitted(await run("Does missing.md speak of the refund?", folder))
+    assert result["findings"]
+    assert any("missing.md" in caveat for caveat in result["caveats"])  # type: ignore[attr-defined]
+
+
+async def test_without_a_tool_to_read_with_it_says_so() -> None:
+    result = submitted(await ask(request("Think about lamps.", names=())))
+    assert result["output"] is None
+    assert "had no tool to read with" in str(result["summary"])
+
+
+async def test_on_the_last_turn_it_submits_at_once() -> None:
+    notice = UserTurn("This is the last turn: max_iterations is reached. Only submit_result is accepted now.")
+    assert submitted(await ask(request("Find lamps in docs/guide.md", notice)))["output"] is None
+
+
+async def test_the_same_request_gets_the_same_answer(folder: Root) -> None:
+    task = "When is the refund for a lamp paid?"
+    assert await run(task, folder) == await run(task, folder)
+
+
+async def test_random_words_are_found_where_they_stand(tmp_path: Path) -> None:
+    chance = random.Random(7)
+    letters = "bcdfghklmnprstvz"
+    words = ["".join(chance.choice(letters) + chance.choice("aeiou") for _ in range(4)) for _ in range(400)]
+
+    def lines(count: int) -> str:
+        return "\n".join(" ".join(chance.choice(words[10:]) for _ in range(11)) for _ in range(count))
+
+    texts = {f"{number}.txt": lines(60) for number in range(12)}
+    texts["3.txt"] += f" {words[0]} {words[1]} " + lines(30)
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    root = Root.open(tmp_path)
+    result = submitted(await run(f"What is said about {words[0]} {words[1]}?", root))
+    root.close()
+    findings = result["findings"]
+    assert isinstance(findings, list)
+    assert findings[0]["source_url"].startswith("3.txt")
+    assert f"{words[0]} {words[1]}" in findings[0]["quote"]
+    assert all(finding["quote"] in texts["3.txt"] for finding in findings)
+
+
+def test_pages_are_read_in_the_form_in_which_the_tool_prints_them() -> None:
+    printed = (
+        "# Lamps\nURL: https://a.example/lamps\nRedirected from: https://a.example/\n"
+        "status 200 · text/html · date 2026-01-01 · 5,000 characters\n\n"
+        "A lamp gives light.\n\n# Kinds\n\nOil lamps are old.\n\n"
+        "[12 more characters of this page follow below]\n\n"
+        "# https://b.example/gone\nNot read: status 404: there is no such page\n\n"
+        "# The rest of https://a.example/lamps\n\nThe end of lamps."
+    )
+    found = extracts.passages(
+        "read_webpages", wrap_tool_output(printed, tool="read_webpages", nonce="01234567")
+    )
+    assert [(passage.source, passage.text) for passage in found] == [
+        ("https://a.example/lamps", "A lamp gives light.\n\n# Kinds\n\nOil lamps are old."),
+        ("https://a.example/lamps", "The end of lamps."),
+    ]
+    assert {passage.title for passage in found} == {"Lamps"}
+    assert extracts.failures("read_webpages", printed) == [
+        "https://b.example/gone: status 404: there is no such page"
+    ]
+
+
+def test_a_failure_has_no_passages() -> None:
+    assert extracts.passages("read_file", "Failed.\n<tool_output_x>\na.bin: binary\n</tool_output_x>") == []
+    assert extracts.passages("read_file", "no such file: a.md; list the folder") == []
+    assert extracts.passages("web_search", "# x\nURL: https://a.example\n") == []
