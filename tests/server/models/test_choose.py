@@ -1,0 +1,171 @@
+import pytest
+from support.model_server import Say, running_model_server
+
+from ava_server.errors import AvaError, BadInput, ConfigError
+from ava_server.models.base import Request, UserTurn
+from ava_server.models.choose import (
+    KNOWN_URLS,
+    TIERS,
+    Choice,
+    ModelSettings,
+    Provider,
+    build_model,
+    choose,
+    default_tiers,
+)
+from ava_server.models.clients import ClientPool
+from ava_server.models.offline import OfflineModel
+from ava_server.models.openai_chat import OpenAIChat
+from ava_server.prices import Price, Unpriced, UserPrice
+
+KEY = "sk-or-v1-0123456789abcdef0123"
+ROUTER = {"openrouter": Provider(api_key=KEY)}
+BOTH = {**ROUTER, "openai": Provider(api_key=KEY)}
+LOCAL = {"local": Provider("http://127.0.0.1:11434/v1")}
+CUSTOM = ModelSettings(base_url="http://127.0.0.1:9/v1", model="qwen3:8b")
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_a_tier_is_a_current_model_of_the_provider_with_a_key(tier: str) -> None:
+    choice = choose(None, tier, ModelSettings(providers=ROUTER))
+    assert choice.name == f"openrouter:{default_tiers()['openrouter'][tier]}"
+    assert (choice.tier, choice.base_url, choice.api_key) == (tier, KNOWN_URLS["openrouter"], KEY)
+    assert KEY not in repr(choice)
+
+
+def test_without_key_and_endpoint_the_reader_answers() -> None:
+    choice = choose(None, "balanced", ModelSettings())
+    assert (choice.name, choice.wire, choice.price.free) == ("offline/extractive", "offline", True)
+    assert isinstance(build_model(choice, ClientPool()), OfflineModel)
+    assert choose("offline/extractive", "fast", ModelSettings(providers=ROUTER)).name == choice.name
+
+
+@pytest.mark.parametrize("wanted", [None, "", "fast", "deep", "qwen3:8b", "custom:qwen3:8b"])
+def test_the_custom_endpoint_serves_everything(wanted: str | None) -> None:
+    choice = choose(wanted, "balanced", CUSTOM)
+    assert (choice.name, choice.price.source) == ("custom:qwen3:8b", "free (local)")
+    assert choice.tier == (wanted if wanted in TIERS else "balanced")
+
+
+def test_the_users_tiers_come_before_the_defaults() -> None:
+    settings = ModelSettings(tiers={"fast": "local:qwen3"}, providers={**ROUTER, **LOCAL})
+    assert choose(None, "fast", settings).name == "local:qwen3"
+    assert choose(None, "deep", settings).provider == "openrouter"
+    assert choose("fast", "deep", settings).name == "local:qwen3"
+
+
+def test_a_model_is_asked_for_by_provider_and_id() -> None:
+    settings = ModelSettings(providers={**BOTH, **LOCAL})
+    assert choose("openai:gpt-5", "fast", settings).base_url == KNOWN_URLS["openai"]
+    assert choose("local:qwen3:8b", "fast", settings).model_id == "qwen3:8b"
+    assert choose("openrouter:openai/gpt-5", "fast", settings).model_id == "openai/gpt-5"
+
+
+def test_an_id_goes_to_the_one_provider_that_knows_it() -> None:
+    assert choose("gpt-5", "fast", ModelSettings(providers=BOTH)).name == "openai:gpt-5"
+    assert choose("openai/gpt-5", "fast", ModelSettings(providers=BOTH)).name == "openrouter:openai/gpt-5"
+    assert choose("anything", "fast", ModelSettings(providers=LOCAL)).name == "local:anything"
+
+
+def test_avas_model_without_an_endpoint_is_what_is_used_when_nothing_is_asked_for() -> None:
+    settings = ModelSettings(model="gpt-5", providers=BOTH)
+    assert choose(None, "fast", settings).name == "openai:gpt-5"
+    assert choose("openrouter:openai/gpt-5", "fast", settings).provider == "openrouter"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "tier", "settings", "error", "says"),
+    [
+        (None, "huge", ModelSettings(), BadInput, "there is no 'huge'; choose one of fast, balanced, deep"),
+        ("gpt-5", "fast", ModelSettings(), BadInput, "no model is configured. Store a key with `ava key set"),
+        ("openai:gpt-5", "fast", ModelSettings(), BadInput, "needs a key for openai"),
+        ("openai:gpt-5", "fast", ModelSettings(providers=ROUTER), BadInput, "run `ava key set openai`"),
+        ("openai:", "fast", ModelSettings(providers=BOTH), BadInput, "write openai:ID"),
+        ("llama", "fast", ModelSettings(providers=BOTH), BadInput, "(configured: openrouter, openai)"),
+        (
+            "pirate:x",
+            "fast",
+            ModelSettings(providers=BOTH),
+            BadInput,
+            "no configured provider knows 'pirate:x'",
+        ),
+        (
+            "gpt-5",
+            "fast",
+            ModelSettings(providers={**BOTH, **LOCAL}, prices={"local:gpt-5": UserPrice(0, 0)}),
+            BadInput,
+            "openai and local both know 'gpt-5'; write openai:gpt-5 or local:gpt-5",
+        ),
+        (
+            None,
+            "fast",
+            ModelSettings(base_url="http://u:p@h/v1"),
+            ConfigError,
+            "http://h/v1, but AVA_MODEL is not",
+        ),
+        (None, "fast", ModelSettings(providers=LOCAL), ConfigError, '[models] fast = "local:ID"'),
+        ("openrouter:nope", "fast", ModelSettings(providers=ROUTER), Unpriced, '[prices."openrouter:nope"]'),
+        (
+            None,
+            "fast",
+            ModelSettings(base_url="https://user:hidden@h.example/v1", model="m"),
+            ConfigError,
+            "base URL of custom (https://h.example/v1) cannot be used",
+        ),
+        (None, "fast", ModelSettings(base_url="ftp://h/v1", model="m"), ConfigError, "cannot be used"),
+        (None, "fast", ModelSettings(base_url="http://h:x/v1", model="m"), ConfigError, "cannot be used"),
+        (
+            None,
+            "fast",
+            ModelSettings(base_url="http://api.example/v1", api_key=KEY, model="m"),
+            ConfigError,
+            "send its key unencrypted to api.example",
+        ),
+        (
+            None,
+            "fast",
+            ModelSettings(base_url="http://127.0.0.1/v1", api_key=f"{KEY}\n", model="m"),
+            ConfigError,
+            "has characters that no key has",
+        ),
+    ],
+)
+def test_what_cannot_be_chosen_is_told_with_a_next_step(
+    wanted: str | None, tier: str, settings: ModelSettings, error: type[AvaError], says: str
+) -> None:
+    with pytest.raises(error) as caught:
+        choose(wanted, tier, settings)
+    assert says in str(caught.value)
+    assert KEY not in str(caught.value)
+    assert "hidden" not in str(caught.value)
+
+
+async def test_a_gateway_may_not_pass_a_call_on_to_somebody_dearer() -> None:
+    price = Price(3000, 15_000, 300, 3750)
+    url = KNOWN_URLS["openrouter"]
+    async with ClientPool() as clients:
+        model = build_model(
+            Choice("openrouter", "a/b", "openrouter:a/b", "fast", "openai", price, url, KEY), clients
+        )
+        assert isinstance(model, OpenAIChat)
+        body = model.encode(Request("a/b", "", (), (UserTurn("x"),), 16))
+    assert b'"provider":{"max_price":{"prompt":3.0,"completion":15.0}}' in body
+
+
+async def test_the_chosen_model_answers() -> None:
+    with running_model_server([Say("hello")]) as server:
+        choice = choose(None, "fast", ModelSettings(base_url=server.base_url, api_key=KEY, model="m"))
+        async with ClientPool() as clients:
+            model = build_model(choice, clients)
+            async with model.stream(Request(choice.model_id, "", (), (UserTurn("x"),), 16)) as stream:
+                async for _ in stream:
+                    pass
+            assert stream.completion.text == "hello"
+        assert server.requests[0].headers["authorization"] == f"Bearer {KEY}"
+
+
+def test_openai_is_asked_in_its_own_words() -> None:
+    model = build_model(choose("openai:gpt-5", "fast", ModelSettings(providers=BOTH)), ClientPool())
+    body = model.encode(Request("gpt-5", "", (), (UserTurn("x"),), 16))
+    assert b'"max_completion_tokens":16' in body
+    assert b"max_price" not in body

@@ -1,0 +1,212 @@
+from datetime import UTC, datetime
+from decimal import Decimal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ava_audit.events import Usage
+from ava_server.errors import Refused
+from ava_server.models.base import Bound
+from ava_server.models.choose import KNOWN_URLS, TIERS, default_tiers
+from ava_server.price_table import look_up
+from ava_server.prices import (
+    Price,
+    Step,
+    Unpriced,
+    UserPrice,
+    cost_by,
+    cost_micros,
+    find_price,
+    is_local,
+    nanos,
+    reserve_micros,
+)
+
+SONNET = Price(input=3000, output=15_000, cache_read=300, cache_write=3750)
+counts = st.integers(0, 10**6)
+rates = st.integers(0, 10**6)
+prices = st.builds(Price, rates, rates, rates, rates, per_request=rates)
+usages = st.builds(
+    lambda fresh, read, write, output, thinking: Usage(
+        input_tokens=fresh,
+        cache_read_tokens=read,
+        cache_write_tokens=write,
+        output_tokens=output + thinking,
+        thinking_tokens=thinking,
+    ),
+    counts,
+    counts,
+    counts,
+    counts,
+    counts,
+)
+
+
+def find(provider: str, model_id: str, base_url: str | None = None) -> Price:
+    return find_price(provider, model_id, base_url=base_url, overrides={})
+
+
+def test_a_call_costs_what_the_hand_calculation_says() -> None:
+    usage = Usage(input_tokens=300, cache_read_tokens=600, cache_write_tokens=100, output_tokens=50)
+    assert cost_micros(SONNET, usage) == 2205
+
+
+def test_a_cost_is_rounded_up_once() -> None:
+    odd = Price(input=1, output=1, cache_read=1, cache_write=1)
+    assert cost_micros(odd, Usage(input_tokens=1, output_tokens=1)) == 1
+    assert cost_micros(odd, Usage(input_tokens=600, output_tokens=400)) == 1
+    assert cost_micros(odd, Usage()) == 0
+
+
+def test_a_reservation_takes_the_dearest_input_price_and_some_output_more() -> None:
+    assert reserve_micros(SONNET, Bound(1000, 500)) == (1000 * 3750 + 516 * 15_000) // 1000
+    assert reserve_micros(Price(1, 0, 0, 0, per_request=1), Bound(1, 1)) == 1
+
+
+@given(prices, usages, st.integers(0, 10**12))
+def test_the_parts_of_a_cost_sum_to_it_to_the_micro(price: Price, usage: Usage, total: int) -> None:
+    parts = cost_by(price, usage, total)
+    assert sum(parts.values()) == total
+    assert all(part >= 0 for part in parts.values())
+    assert set(parts) == {"input", "cache", "output", "thinking"}
+
+
+@given(prices, usages)
+def test_a_call_within_its_bound_never_costs_more_than_was_reserved(price: Price, usage: Usage) -> None:
+    prompt = usage.input_tokens + usage.cache_read_tokens + usage.cache_write_tokens
+    assert cost_micros(price, usage) <= reserve_micros(price, Bound(prompt, usage.output_tokens))
+
+
+def test_thinking_is_told_apart_from_output() -> None:
+    usage = Usage(output_tokens=100, thinking_tokens=40)
+    assert cost_by(SONNET, usage, 1500) == {"input": 0, "cache": 0, "output": 900, "thinking": 600}
+
+
+def test_a_shorter_prompt_is_settled_at_its_own_tier_and_reserved_at_the_dearest() -> None:
+    price = Price(20, 40, 20, 20, steps=(Step(100, 10, 30, 10, 10),))
+    assert cost_micros(price, Usage(input_tokens=100_000 // 1000, output_tokens=0)) == 1
+    assert cost_micros(price, Usage(input_tokens=60, cache_read_tokens=41)) == -(-101 * 20 // 1000)
+    assert reserve_micros(price, Bound(100, 0)) == -(-(100 * 20 + 16 * 40) // 1000)
+
+
+def test_the_users_price_comes_before_all_others() -> None:
+    own = UserPrice(input=1.5, output=2.0)
+    exact = find_price(
+        "openai", "gpt-5", base_url=None, overrides={"openai:gpt-5": own, "gpt-5": UserPrice(9, 9)}
+    )
+    assert exact == Price(1500, 2000, 1500, 1500, source='settings [prices."openai:gpt-5"]')
+    by_id = find_price(
+        "x", "gpt-5", base_url="http://127.0.0.1/v1", overrides={"gpt-5": UserPrice(9, 9, 1, 2, 0.01)}
+    )
+    assert (by_id.cache_read, by_id.cache_write, by_id.per_request, by_id.free) == (
+        1000,
+        2000,
+        10_000_000,
+        False,
+    )
+    nothing = find_price("x", "y", base_url="https://x.example/v1", overrides={"y": UserPrice(0, 0)})
+    assert nothing.free
+
+
+@pytest.mark.parametrize(
+    ("url", "local"),
+    [
+        ("http://localhost:11434/v1", True),
+        ("http://127.0.0.1/v1", True),
+        ("http://127.8.9.1:80/v1", True),
+        ("http://[::1]:8000/v1", True),
+        ("http://10.1.2.3/v1", True),
+        ("http://192.168.0.9:1234/v1", True),
+        ("http://[fd00::1]/v1", True),
+        ("http://100.64.0.1/v1", True),
+        ("http://[::ffff:10.0.0.1]/v1", True),
+        ("http://[::ffff:8.8.8.8]/v1", False),
+        ("https://8.8.8.8/v1", False),
+        ("https://localhost.example.com/v1", False),
+        ("https://127.0.0.1.example.com/v1", False),
+        ("https://openrouter.ai/api/v1", False),
+        ("http://[bad/v1", False),
+        ("", False),
+    ],
+)
+def test_only_this_machine_and_private_addresses_are_free(url: str, local: bool) -> None:
+    assert is_local(url) is local
+
+
+def test_a_local_endpoint_and_a_free_id_cost_nothing() -> None:
+    local = find("custom", "qwen3", "http://127.0.0.1:11434/v1")
+    assert (local.free, local.source) == (True, "free (local)")
+    assert find("openrouter", "some/model:free", KNOWN_URLS["openrouter"]).free
+
+
+@pytest.mark.parametrize(
+    ("provider", "model_id", "url", "why"),
+    [
+        ("openrouter", "acme/unheard-of", KNOWN_URLS["openrouter"], "sells none"),
+        (
+            "openrouter",
+            "google/lyria-3-pro-preview",
+            KNOWN_URLS["openrouter"],
+            "lacks an input or output price",
+        ),
+        ("anthropic", "claude-sonnet-4-5-hypothetical-max", None, "only the similar claude-sonnet-4-5"),
+        ("openrouter", "anthropic/claude-sonnet-4.5:floor", KNOWN_URLS["openrouter"], "sells none"),
+        ("openrouter", "anthropic/claude-sonnet-4.5", "https://else.example/v1", "knows no provider"),
+        ("mine", "m", "https://mine.example/v1", "knows no provider"),
+    ],
+)
+def test_a_model_without_a_sure_price_is_refused_with_the_lines_to_add(
+    provider: str, model_id: str, url: str | None, why: str
+) -> None:
+    with pytest.raises(Unpriced, match="No price is known") as refused:
+        find(provider, model_id, url)
+    assert isinstance(refused.value, Refused)
+    assert f'[prices."{provider}:{model_id}"]\ninput = …\noutput = …' in str(refused.value)
+    assert why in str(refused.value)
+
+
+def test_an_id_with_a_date_behind_it_is_the_model_that_the_table_names() -> None:
+    dated = find("anthropic", "claude-sonnet-4-5-20250929")
+    assert dated == find("anthropic", "claude-sonnet-4-5")
+
+
+@pytest.mark.parametrize("provider", KNOWN_URLS)
+@pytest.mark.parametrize("tier", TIERS)
+def test_each_default_model_has_a_price(provider: str, tier: str) -> None:
+    price = find(provider, default_tiers()[provider][tier], KNOWN_URLS[provider])
+    assert price.input > 0
+    assert price.output > 0
+    assert not price.free
+    assert price.source.startswith("genai-prices ")
+    assert price.window
+
+
+def test_the_table_agrees_with_the_calculation_of_the_library_it_comes_from() -> None:
+    from genai_prices import Usage as TheirUsage
+    from genai_prices import calc_price
+
+    now = datetime(2026, 11, 20, tzinfo=UTC)
+    for provider, ids in default_tiers().items():
+        for model_id in ids.values():
+            price = look_up(provider, model_id, base_url=KNOWN_URLS[provider], now=now)
+            assert isinstance(price, Price)
+            for prompt in (1000, 400_000):
+                theirs = calc_price(
+                    TheirUsage(input_tokens=prompt, output_tokens=700),
+                    model_id,
+                    provider_id=provider,
+                    genai_request_timestamp=now,
+                ).total_price
+                ours = cost_micros(price, Usage(input_tokens=prompt, output_tokens=700))
+                assert Decimal(ours - 1) < theirs * 1_000_000 <= ours
+
+
+def test_a_price_survives_the_log() -> None:
+    price = find("openai", default_tiers()["openai"]["deep"], KNOWN_URLS["openai"])
+    assert price.steps
+    assert Price.from_dict(price.as_dict()) == price
+
+
+def test_a_price_is_rounded_up_to_whole_nano_dollars() -> None:
+    assert (nanos(3.0), nanos(0.0833333), nanos(Decimal("0.0001")), nanos(0)) == (3000, 84, 1, 0)
