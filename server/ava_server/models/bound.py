@@ -28,7 +28,7 @@ TOOLS_TOKENS = 1024
 TOOL_TOKENS = 32
 """What a template adds around one tool."""
 
-_ESCAPED_IN_TEMPLATES = "<>&'"
+_ESCAPED = "<>&'\x7f"  # templates escape the first four, JSON in ASCII the last
 _ESCAPE_GROWTH = 5  # `<` becomes \u003c
 _UNKNOWN_GROWTH = 11  # the longest normal form there is: U+FDFA, from 3 bytes to 33
 
@@ -36,7 +36,7 @@ _UNKNOWN_GROWTH = 11  # the longest normal form there is: U+FDFA, from 3 bytes t
 def text_bound(text: str) -> int:
     """Return the most bytes that a text, as it stands in a request, can have when a tokenizer sees it."""
     if text.isascii():
-        return len(text) + _ESCAPE_GROWTH * sum(map(text.count, _ESCAPED_IN_TEMPLATES))
+        return len(text) + _ESCAPE_GROWTH * sum(map(text.count, _ESCAPED))
     return sum(_longest(character) * count for character, count in Counter(text).items())
 
 
@@ -94,7 +94,7 @@ def _json(value: Mapping[str, Any]) -> str:
 def _longest(character: str) -> int:
     """Return the bytes of a character's longest form: as it is, escaped, or normalised."""
     if character.isascii():
-        return 1 + (_ESCAPE_GROWTH if character in _ESCAPED_IN_TEMPLATES else 0)
+        return 1 + (_ESCAPE_GROWTH if character in _ESCAPED else 0)
     code = ord(character)
     if 0xD800 <= code < 0xE000:
         return 6  # half a pair, sent as U+FFFD

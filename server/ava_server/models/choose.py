@@ -203,7 +203,12 @@ def _whose(wanted: str, settings: ModelSettings, providers: Mapping[str, Provide
         if rest.strip():
             return prefix, rest.strip()
         raise BadInput(f"model: {wanted!r} names a provider without a model; write {prefix}:ID")
-    if colon and (prefix in KNOWN_URLS or prefix in settings.providers):
+    if colon and prefix in settings.providers and prefix not in KNOWN_URLS:
+        raise BadInput(
+            f"model: {wanted!r} needs the address of {prefix}; add base_url to [providers.{prefix}] in "
+            "config.toml"
+        )
+    if colon and prefix in KNOWN_URLS:
         raise BadInput(
             f"model: {wanted!r} needs a key for {prefix}, and there is none; run `ava key set {prefix}`"
         )

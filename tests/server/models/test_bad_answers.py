@@ -15,8 +15,9 @@ from support.model_server import Fail, Gate, HangUp, Raw, Say, Step, events, run
 from ava_server.errors import ModelError, ModelTimeout
 from ava_server.models.base import Completion, Request, UserTurn
 from ava_server.models.chat_errors import Endpoint, may_have_been_billed, retry_after
+from ava_server.models.chat_stream import Deadlines
 from ava_server.models.clients import ClientPool
-from ava_server.models.openai_chat import Deadlines, OpenAIChat
+from ava_server.models.openai_chat import OpenAIChat
 
 PATIENT = Deadlines()
 KEY = "sk-or-v1-0123456789abcdef0123"

@@ -58,7 +58,16 @@ def test_the_short_way_for_ascii_counts_like_the_long_one(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "tokens"),
-    [("ab", 2), ("<", 6), ("é", 6), ("\U0001f600", 12), ("\ufdfa", 33), ("\U000e0fff", 44), ("\ud800", 6)],
+    [
+        ("ab", 2),
+        ("<", 6),
+        ("\x7f", 6),
+        ("é", 6),
+        ("\U0001f600", 12),
+        ("\ufdfa", 33),
+        ("\U000e0fff", 44),
+        ("\ud800", 6),
+    ],
 )
 def test_a_character_counts_in_its_longest_form(text: str, tokens: int) -> None:
     assert text_bound(text) == tokens

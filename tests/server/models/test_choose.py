@@ -80,6 +80,13 @@ def test_avas_model_without_an_endpoint_is_what_is_used_when_nothing_is_asked_fo
         ("gpt-5", "fast", ModelSettings(), BadInput, "no model is configured. Store a key with `ava key set"),
         ("openai:gpt-5", "fast", ModelSettings(), BadInput, "needs a key for openai"),
         ("openai:gpt-5", "fast", ModelSettings(providers=ROUTER), BadInput, "run `ava key set openai`"),
+        (
+            "anthropic:claude",
+            "fast",
+            ModelSettings(providers={**ROUTER, "anthropic": Provider(api_key=KEY)}),
+            BadInput,
+            "add base_url to [providers.anthropic]",
+        ),
         ("openai:", "fast", ModelSettings(providers=BOTH), BadInput, "write openai:ID"),
         ("llama", "fast", ModelSettings(providers=BOTH), BadInput, "(configured: openrouter, openai)"),
         (

@@ -8,8 +8,9 @@ from support.model_server import Gate, Received, Say, Script, events, running_mo
 
 from ava_audit.events import Usage
 from ava_server.models.base import AssistantTurn, Completion, Known, Request, ToolSchema, ToolTurn, UserTurn
+from ava_server.models.chat_stream import Deadlines
 from ava_server.models.clients import ClientPool
-from ava_server.models.openai_chat import Deadlines, OpenAIChat
+from ava_server.models.openai_chat import OpenAIChat
 from ava_server.models.sse import EventReader
 
 SEARCH = ToolSchema("search", "Finds things.", {"type": "object", "properties": {"q": {"type": "string"}}})
@@ -186,3 +187,17 @@ def test_later_calls_are_bounded_by_what_the_provider_reported() -> None:
     tight = model.bound(ASK, Known(prompt_tokens=40, turns=1))
     assert loose.prompt_tokens > 1024 > tight.prompt_tokens == 40
     assert loose.output_tokens == tight.output_tokens == 256
+
+
+async def test_calls_go_through_the_proxy_of_the_environment(
+    clients: ClientPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("http_proxy", "all_proxy", "no_proxy", "ALL_PROXY", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    with anyio.fail_after(5), running_model_server([Say("through the proxy")]) as server:
+        monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{server.port}")
+        async with OpenAIChat("p", "m", "http://model.invalid/v1", None, clients).stream(ASK) as stream:
+            async for _ in stream:
+                pass
+        assert stream.completion.text == "through the proxy"
+        assert server.requests[0].path == "http://model.invalid/v1/chat/completions"

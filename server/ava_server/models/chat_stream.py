@@ -1,0 +1,206 @@
+"""Reading an answer of chat completions as it arrives: to its end, or to the sentence about what went wrong."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import anyio
+
+from ava_server.models import chat_wire, wire_json
+from ava_server.models.base import Completion, Delta
+from ava_server.models.chat_errors import Endpoint
+from ava_server.models.sse import EventReader, LineTooLongError, ends_inside_character
+
+if TYPE_CHECKING:
+    import httpx2
+
+    from ava_server.errors import ModelError
+
+MOST_BYTES = 64 * 1024 * 1024
+"""No answer is longer; an endpoint that sends more is broken."""
+_AFTER_END_S = 0.25
+
+
+@dataclass(frozen=True)
+class Deadlines:
+    """Seconds that a call may take; local servers read a long prompt for minutes before the first byte."""
+
+    connect_s: float = 10.0
+    first_byte_s: float = 180.0
+    between_s: float = 90.0
+    total_s: float = 600.0
+
+
+class ChatStream:
+    """An answer on its way, as a stream of events or, from servers that do not stream, in one piece."""
+
+    def __init__(
+        self, response: httpx2.Response, endpoint: Endpoint, deadlines: Deadlines, end: float
+    ) -> None:
+        """Take over a response with status 200; `end` is the call's deadline on the event loop's clock."""
+        self._headers = response.headers
+        self._body = response.aiter_bytes()
+        self._endpoint = endpoint
+        self._deadlines = deadlines
+        self._end = end
+        self._received = 0
+        self._tail = b""
+        self._answer = chat_wire.Answer()
+        self._notes: list[str] = []
+        self._completion: Completion | None = None
+
+    @property
+    def completion(self) -> Completion:
+        """The complete answer; only after the iteration has ended by itself."""
+        if self._completion is None:
+            raise RuntimeError("the answer is complete only after the stream was read to its end")
+        return self._completion
+
+    async def __aiter__(self) -> AsyncGenerator[Delta]:
+        """Yield what arrives; raises ModelError when it breaks off or is no answer."""
+        kind = self._headers.get("content-type", "").lower()
+        if kind.startswith("text/event-stream"):
+            async for delta in self._events():
+                yield delta
+        else:
+            yield self._whole(b"".join([piece async for piece in self._pieces()]), kind)
+        request_id = self._headers.get("x-request-id")
+        self._completion = self._answer.complete(request_id=request_id, notes=tuple(self._notes))
+
+    async def _events(self) -> AsyncGenerator[Delta]:
+        reader = EventReader()
+        try:
+            async for piece in self._pieces():
+                for data in reader.feed(piece):
+                    if data.strip() == "[DONE]":
+                        await self._say_goodbye(reader)
+                        return
+                    yield self._chunk(data)
+        except LineTooLongError as error:
+            raise self._endpoint.bad_answer(
+                f"200 with {error}", "Check the endpoint; it is broken."
+            ) from None
+        self._check_tail()
+        for data in reader.finish():
+            if data.strip() != "[DONE]":
+                yield self._chunk(data)
+        await self._say_goodbye(reader, read_on=False)
+
+    async def _say_goodbye(self, reader: EventReader, *, read_on: bool = True) -> None:
+        """Check that the stream came to its end, and read what is left, for the next call to use the line."""
+        if not self._answer.finish_reason:
+            raise self._endpoint.dropped(f"ended without a finish reason after {self._received:,} bytes")
+        if reader.replaced:
+            self._notes.append(f"replaced {reader.replaced} invalid UTF-8 sequence(s) by U+FFFD")
+        if read_on:
+            end, self._end = self._end, min(self._end, anyio.current_time() + _AFTER_END_S)
+            async for _ in self._pieces():
+                pass
+            self._end = end
+
+    def _chunk(self, data: str) -> Delta:
+        try:
+            chunk = wire_json.decode(data)
+        except wire_json.NotJsonError:
+            raise self._endpoint.bad_answer(
+                f"a stream with an event that is not JSON: {self._endpoint.clean(data[:80])!r}",
+                "Check that nothing between here and the endpoint changes its answers.",
+            ) from None
+        fields = wire_json.as_object(chunk)
+        if fields is None:
+            raise self._endpoint.bad_answer(
+                f"a stream with an event that is a {type(chunk).__name__}, not an object",
+                "Check that the endpoint speaks chat completions.",
+            )
+        if error := fields.get("error"):
+            raise self._endpoint.error_body(error)
+        return self._answer.add(fields)
+
+    def _whole(self, content: bytes, kind: str) -> Delta:
+        """Read an answer that came in one piece."""
+        head = content[:64].lstrip().lower()
+        if head.startswith(b"<") or (kind.startswith("text/html") and not head.startswith(b"{")):
+            raise self._endpoint.html(content)
+        if head.startswith((b"data:", b"event:", b"id:", b":")):
+            return self._mislabelled(content)
+        text, replaced = wire_json.decode_text(content)
+        if replaced:
+            self._notes.append(f"replaced {replaced} invalid UTF-8 sequence(s) by U+FFFD")
+        try:
+            answer = wire_json.decode(text)
+        except wire_json.NotJsonError:
+            if head.startswith(b"{"):
+                raise self._endpoint.dropped(
+                    f"is half a body: {len(content):,} bytes of JSON without an end"
+                ) from None
+            raise self._endpoint.not_json(content) from None
+        fields = wire_json.as_object(answer) or {}
+        if error := fields.get("error"):
+            raise self._endpoint.error_body(error)
+        choices = wire_json.as_list(fields.get("choices"))
+        if not choices or not (wire_json.as_object(choices[0]) or {}).get("message"):
+            raise self._endpoint.no_choices(answer)
+        return self._answer.add(fields)
+
+    def _mislabelled(self, content: bytes) -> Delta:
+        """Read a stream whose content type does not say that it is one."""
+        reader = EventReader()
+        for data in (*reader.feed(content), *reader.finish()):
+            if data.strip() != "[DONE]":
+                self._chunk(data)
+        self._check_tail()
+        if not self._answer.finish_reason:
+            raise self._endpoint.dropped("(a stream sent as plain text) ended before its finish reason")
+        return Delta()
+
+    def _check_tail(self) -> None:
+        if ends_inside_character(self._tail) and not self._answer.finish_reason:
+            raise self._endpoint.dropped(
+                f"stopped in the middle of a UTF-8 character, after {self._received:,} bytes"
+            )
+
+    def _broke_off(self, error: Exception) -> ModelError:
+        if ends_inside_character(self._tail):
+            return self._endpoint.dropped(
+                f"broke off in the middle of a UTF-8 character, after {self._received:,} bytes"
+            )
+        cause = self._endpoint.clean(str(error)) or type(error).__name__
+        return self._endpoint.dropped(f"broke off after {self._received:,} bytes ({cause})")
+
+    async def _pieces(self) -> AsyncGenerator[bytes]:
+        """Yield what arrives, until the end or a deadline.
+
+        What breaks after the finish reason is noted, not raised: the answer is there, its figures may not be.
+        """
+        import httpx2
+
+        error: ModelError
+        while True:
+            left = self._end - anyio.current_time()
+            allowed = min(self._deadlines.between_s, left)
+            try:
+                with anyio.fail_after(max(allowed, 0)):
+                    piece = await anext(self._body, None)
+            except TimeoutError:
+                total = left <= self._deadlines.between_s
+                what = "the answer was not complete" if total else "no further byte of the answer came"
+                seconds = self._deadlines.total_s if total else self._deadlines.between_s
+                error = self._endpoint.timeout(what, seconds, answered=self._received > 0)
+                break
+            except httpx2.HTTPError as broken:
+                error = self._broke_off(broken)
+                break
+            if piece is None:
+                return
+            self._received += len(piece)
+            self._tail = (self._tail + piece)[-4:]
+            if self._received > MOST_BYTES:
+                raise self._endpoint.bad_answer(
+                    f"200 with more than {MOST_BYTES:,} bytes", "Use another endpoint."
+                )
+            yield piece
+        if not self._answer.finish_reason:
+            raise error
+        self._notes.append(f"after the answer: {error}")
