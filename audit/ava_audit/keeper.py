@@ -68,8 +68,7 @@ async def _keep(store: Store, mirror: Mirror | None) -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_duty, "the text index", store, partial(index_news, store))
             if mirror is not None:
-                await _retried("the mirror", mirror.take_over)
-                tasks.start_soon(_duty, "the mirror", store, mirror.catch_up)
+                tasks.start_soon(_mirror, store, mirror)
             tasks.start_soon(_mind_the_wal, store)
     finally:
         with anyio.move_on_after(FINAL_S, shield=True):
@@ -84,6 +83,11 @@ async def _finish(store: Store, mirror: Mirror | None) -> None:
         await store.checkpoint()
     except Exception as error:  # the next keeper completes it
         log.warning("the keeper ended before its work was done: %s", error)
+
+
+async def _mirror(store: Store, mirror: Mirror) -> None:
+    await _retried("the mirror", mirror.take_over)
+    await _duty("the mirror", store, mirror.catch_up)
 
 
 async def _duty(name: str, store: Store, work: Callable[[], Awaitable[None]]) -> None:

@@ -10,17 +10,17 @@ from pathlib import Path
 
 import anyio
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.log import AVA, Life, child, run_who, said, write, write_each, write_texts
+
 from ava_audit.errors import BadQuery, StoreUnavailable
 from ava_audit.events import FACTS, Entry, Event, Usage, UserMessage, Who
 from ava_audit.keeper import index_news
 from ava_audit.projections import forget_words
-from ava_audit.search import LogQuery, follow, search
+from ava_audit.search import LogQuery, _Conditions, _matching, follow, search
 from ava_audit.store import Store
-from ava_audit.view import View
 from ava_audit.words import index_row, type_filter
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from support.log import AVA, Life, child, run_who, said, write, write_each, write_texts
 
 TESTS = Path(__file__).parent.parent
 
@@ -124,8 +124,6 @@ async def test_any_text_is_found_as_words_and_is_never_an_error(
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.text(max_size=40))
 def test_no_text_at_all_is_an_error(text: str) -> None:
-    from ava_audit.search import _Conditions, _matching
-
     conditions = _Conditions(LogQuery(search=text))
     _matching([ROW], conditions.words)
 
@@ -185,7 +183,9 @@ async def test_every_exact_type_name_is_accepted_in_any_case_and_an_unknown_one_
         type_filter(["pirate"])
 
 
-async def test_a_time_range_holds_also_when_the_clock_was_set_back(log: Store, state: str, tmp_path: Path) -> None:
+async def test_a_time_range_holds_also_when_the_clock_was_set_back(
+    log: Store, state: str, tmp_path: Path
+) -> None:
     with anyio.fail_after(5):
         await write_texts(log, ["a"] * 6)
     db = sqlite3.connect(tmp_path / "ava.db", isolation_level=None)
@@ -253,16 +253,21 @@ async def test_an_entry_of_a_type_of_a_newer_program_is_found(log: Store, tmp_pa
     with anyio.fail_after(5):
         await write_texts(log, ["a"])
         db = sqlite3.connect(tmp_path / "ava.db", isolation_level=None)
-        db.execute("INSERT INTO events SELECT 2, ts_us, session_id, agent_id, user_id, 'Novelty', 7, run_id, generation,"
-                   " NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, '{\"what\":\"trombone\"}', content_sha, hash"
-                   " FROM events")  # fmt: skip  # noqa: E501
+        db.execute(
+            "INSERT INTO events (seq, ts_us, session_id, agent_id, user_id, type, v, content,"
+            " content_sha, hash)"
+            " SELECT 2, ts_us, session_id, agent_id, user_id, 'Novelty', 7, '{\"what\":\"trombone\"}',"
+            " content_sha, hash FROM events"
+        )
         db.close()
         assert await seqs(log, LogQuery(search="trombone")) == [2]
         await index_news(log)
         assert await seqs(log, LogQuery(search="trombone")) == [2]
 
 
-async def test_follow_yields_what_any_process_writes_in_order_and_filtered(log: Store, tmp_path: Path) -> None:
+async def test_follow_yields_what_any_process_writes_in_order_and_filtered(
+    log: Store, tmp_path: Path
+) -> None:
     write_other = (
         "import sys, anyio\nfrom pathlib import Path\nsys.path.insert(0, sys.argv[2])\n"
         "from ava_audit.store import Store\nfrom support.log import write_texts\n"
@@ -302,4 +307,3 @@ async def test_following_from_an_entry_on_brings_what_came_after_it(log: Store) 
 def test_a_query_is_a_value() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         LogQuery().limit = 1  # type: ignore[misc]
-    assert View.head is not None

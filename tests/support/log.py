@@ -120,7 +120,9 @@ class Life:
         )
         return self.wrote(fact)
 
-    def settled(self, turn: int = 1, cost: int = 3_000, reserved: int = 5_000, unknown: bool = False) -> Event:
+    def settled(
+        self, turn: int = 1, cost: int = 3_000, reserved: int = 5_000, unknown: bool = False
+    ) -> Event:
         fact = CostUpdate(
             turn=turn,
             attempt=1,
@@ -130,7 +132,9 @@ class Life:
             reserved_micros=reserved,
             overrun=cost > reserved,
         )
-        return self.wrote(fact, usage=Usage(input_tokens=20, output_tokens=10), cost_micros=cost, model="test:model")
+        return self.wrote(
+            fact, usage=Usage(input_tokens=20, output_tokens=10), cost_micros=cost, model="test:model"
+        )
 
     def tool(self, output: str = "found it", success: bool = True) -> tuple[Event, Event]:
         call = self.wrote(ToolCall(tool="web_search", args={"query": "prices"}))
@@ -154,7 +158,14 @@ class Life:
 
     def whole(self, status: Ending = "success") -> list[Event]:
         """Everything from the proposal to the ending."""
-        return [*self.begun(), self.reserved(), self.settled(), *self.tool(), self.answered(), *self.ended(status)]
+        return [
+            *self.begun(),
+            self.reserved(),
+            self.settled(),
+            *self.tool(),
+            self.answered(),
+            *self.ended(status),
+        ]
 
     def begun(self) -> list[Event]:
         """Everything up to the claim."""

@@ -1,0 +1,180 @@
+"""The keeper: one at a time, taken over when it dies, late but never fatal."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+import anyio
+import pytest
+from support.log import Life, child, write_each, write_texts
+
+from ava_audit import keeper
+from ava_audit.keeper import index_news, run_keeper
+from ava_audit.locks import try_hold
+from ava_audit.store import Store
+from ava_audit.view import View
+
+TESTS = Path(__file__).parent.parent
+
+
+@asynccontextmanager
+async def kept(root: Path, *, mirror: bool = True) -> AsyncIterator[Store]:
+    """A store with a keeper, which is ended as a server would end it."""
+    async with Store.open(root) as log, anyio.create_task_group() as tasks:
+        tasks.start_soon(partial(run_keeper, log, root, mirror=mirror))
+        yield log
+        tasks.cancel_scope.cancel()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait until something outside of our reach is so: a file, another process."""
+    while not await anyio.to_thread.run_sync(condition):  # noqa: ASYNC110
+        await anyio.sleep(0.01)
+
+
+async def until_progress(log: Store, duty: str, seq: int) -> None:
+    while await log.read(partial(View.progress, duty=duty)) < seq:  # noqa: ASYNC110
+        await anyio.sleep(0.01)
+
+
+def lines(root: Path) -> int:
+    return sum(path.read_bytes().count(b"\n") for path in (root / "logs").rglob("*.jsonl"))
+
+
+async def test_news_is_indexed_and_mirrored_within_a_second_of_the_commit(tmp_path: Path) -> None:
+    with anyio.fail_after(5):
+        async with kept(tmp_path) as log:
+            await write_each(log, Life("S-aaaaaa").whole())
+            with anyio.fail_after(1):
+                await until_progress(log, "mirror", 11)
+            assert lines(tmp_path) == 11
+            await until_progress(log, "words", 11)
+            await write_texts(log, ["more"])
+            with anyio.fail_after(1):
+                await until(lambda: lines(tmp_path) == 12)
+
+
+async def test_a_keeper_that_is_ended_finishes_what_was_written_and_empties_the_wal(tmp_path: Path) -> None:
+    with anyio.fail_after(5):
+        async with Store.open(tmp_path) as log:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(partial(run_keeper, log, tmp_path, mirror=True))
+                await write_texts(log, ["a"])
+                await until_progress(log, "mirror", 1)
+                await write_texts(log, ["the last words"] * 700)
+                tasks.cancel_scope.cancel()
+            assert lines(tmp_path) == 701
+            assert await log.read(partial(View.progress, duty="words")) == 701
+            assert (tmp_path / "ava.db-wal").stat().st_size == 0
+            held = try_hold(tmp_path / "keeper.lock")
+            assert held is not None
+            held.release()
+
+
+async def test_without_the_mirror_no_file_is_written(tmp_path: Path) -> None:
+    with anyio.fail_after(5):
+        async with kept(tmp_path, mirror=False) as log:
+            await write_texts(log, ["a"])
+            await until_progress(log, "words", 1)
+        assert not (tmp_path / "logs").exists()
+
+
+KEEP = """
+import sys, anyio
+from pathlib import Path
+from functools import partial
+from ava_audit.keeper import run_keeper
+from ava_audit.store import Store
+async def main():
+    root = Path(sys.argv[1])
+    async with Store.open(root) as log, anyio.create_task_group() as tasks:
+        tasks.start_soon(partial(run_keeper, log, root, mirror=True))
+        await anyio.sleep_forever()
+anyio.run(main)
+"""
+
+
+async def test_only_one_process_keeps_and_another_takes_over_when_it_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeper, "TAKE_OVER_S", 0.05)
+    with anyio.fail_after(10):
+        async with (
+            Store.open(tmp_path) as log,
+            await anyio.open_process(child(KEEP, tmp_path), stderr=None) as process,
+        ):
+            await write_texts(log, ["a"])
+            await until(lambda: (tmp_path / "logs").exists() and lines(tmp_path) == 1)
+            assert try_hold(tmp_path / "keeper.lock") is None
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(partial(run_keeper, log, tmp_path, mirror=True))
+                os.kill(process.pid, signal.SIGKILL)
+                await process.wait()
+                await write_texts(log, ["b"])
+                await until(lambda: lines(tmp_path) == 2)
+                assert try_hold(tmp_path / "keeper.lock") is None
+                tasks.cancel_scope.cancel()
+
+
+async def test_a_mirror_that_cannot_be_written_stops_nothing_and_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(keeper, "RETRY_S", (0.02,))
+    (tmp_path / "logs").write_text("in the way")
+    with anyio.fail_after(5):
+        async with kept(tmp_path) as log:
+            await write_texts(log, ["a"])
+            await until(lambda: "the mirror could not be brought up to date" in caplog.text)
+            await until_progress(log, "words", 1)  # its other duties go on
+            (tmp_path / "logs").unlink()
+            await until_progress(log, "mirror", 1)
+        assert lines(tmp_path) == 1
+
+
+async def test_a_large_write_ahead_log_is_emptied_while_others_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeper, "WAL_LOOK_S", 0.02)
+    monkeypatch.setattr(keeper, "WAL_BYTES", 100_000)
+    monkeypatch.setattr(keeper, "IDLE_LOOKS", 10**9)
+    with anyio.fail_after(5):
+        async with kept(tmp_path) as log:
+            await write_texts(log, ["x" * 200_000])
+            await until(lambda: (tmp_path / "ava.db-wal").stat().st_size < 100_000)
+
+
+async def test_a_quiet_log_is_moved_into_the_database_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeper, "WAL_LOOK_S", 0.02)
+    with anyio.fail_after(5):
+        async with kept(tmp_path) as log:
+            await write_texts(log, ["a"])
+            await until_progress(log, "mirror", 1)
+            await until(lambda: (tmp_path / "ava.db-wal").stat().st_size == 0)
+
+
+async def test_an_index_batch_made_before_an_erasure_is_made_again(tmp_path: Path) -> None:
+    from ava_audit.keeper import _next_words
+    from ava_audit.projections import index_words
+
+    with anyio.fail_after(5):
+        async with Store.open(tmp_path) as log:
+            await write_texts(log, ["a", "b"])
+            done, upto, erased, rows = await log.read(_next_words)
+
+            def erase(db: sqlite3.Connection) -> None:
+                db.execute("UPDATE events SET content = NULL WHERE seq = 2")
+
+            await log.keep_house(erase)
+            put_in = partial(index_words, rows=rows, after=done, upto=upto, erased=erased)
+            assert not await log.keep_house(put_in)
+            await index_news(log)
+            assert not await log.keep_house(put_in)
+            assert await log.read(partial(View.progress, duty="words")) == 2

@@ -1,0 +1,104 @@
+"""Locks between processes: who lives, and whose turn it is."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+from anyio.abc import Process
+from support.log import child
+
+from ava_audit.locks import Instances, WriteLock, try_hold
+
+JOIN = """
+import sys, pathlib
+from ava_audit.locks import Instances
+name, held = Instances(pathlib.Path(sys.argv[1])).join()
+print(name, flush=True)
+sys.stdin.read()
+"""
+
+
+@asynccontextmanager
+async def instance(folder: Path) -> AsyncIterator[tuple[Process, str]]:
+    """A child process that has joined; it ends with its stdin."""
+    async with await anyio.open_process(child(JOIN, folder), stderr=None) as process:
+        assert process.stdout is not None and process.stdin is not None
+        name = (await process.stdout.receive()).decode().strip()
+        yield process, name
+        await process.stdin.aclose()
+        await process.wait()
+
+
+async def test_an_instance_is_alive_until_its_process_is_killed(tmp_path: Path) -> None:
+    instances = Instances(tmp_path / "instances")
+    with anyio.fail_after(5):
+        async with instance(instances.folder) as (process, name):
+            assert instances.alive(name)
+            os.kill(process.pid, signal.SIGKILL)
+            await process.wait()
+            assert not instances.alive(name)
+
+
+async def test_asking_whether_an_instance_lives_does_not_take_its_lock(tmp_path: Path) -> None:
+    instances = Instances(tmp_path / "instances")
+    name, held = instances.join()
+    assert [instances.alive(name) for _ in range(3)] == [True] * 3
+    held.release()
+    assert [instances.alive(name) for _ in range(3)] == [False] * 3
+    assert not instances.alive("never")
+
+
+async def test_dead_instances_are_swept_but_those_that_live_or_own_a_run(tmp_path: Path) -> None:
+    instances = Instances(tmp_path / "instances")
+    with anyio.fail_after(5):
+        async with instance(instances.folder) as (_process, living):
+            dead, held = instances.join()
+            held.release()
+            owner, held = instances.join()
+            held.release()
+            instances.sweep(keep=frozenset({owner}))
+            assert {path.stem for path in instances.folder.iterdir()} == {living, owner}
+            assert dead not in {living, owner}
+            assert instances.alive(living)
+
+
+async def test_a_lock_is_held_by_one_only_and_free_again_after_release(tmp_path: Path) -> None:
+    first = try_hold(tmp_path / "some.lock")
+    assert first is not None
+    assert try_hold(tmp_path / "some.lock") is None
+    with first:
+        pass
+    first.release()
+    second = try_hold(tmp_path / "some.lock")
+    assert second is not None
+    second.release()
+
+
+async def test_the_write_lock_is_waited_for_and_lets_go_when_its_holder_dies(tmp_path: Path) -> None:
+    hold = (
+        "import sys, pathlib; from ava_audit.locks import WriteLock\n"
+        "with WriteLock(pathlib.Path(sys.argv[1])).held(): print('held', flush=True); sys.stdin.read()\n"
+    )
+    lock = WriteLock(tmp_path / "write.lock")
+    order: list[str] = []
+
+    def wait() -> None:
+        with lock.held():
+            order.append("mine")
+
+    with anyio.fail_after(5):
+        async with await anyio.open_process(child(hold, tmp_path / "write.lock"), stderr=None) as process:
+            assert process.stdout is not None
+            await process.stdout.receive()
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(anyio.to_thread.run_sync, wait)
+                order.append("theirs")
+                os.kill(process.pid, signal.SIGKILL)
+                await process.wait()
+    lock.close()
+    assert order == ["theirs", "mine"]

@@ -1,0 +1,307 @@
+"""The mirror: lines that can be verified alone, in files that heal from whatever cut them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.log import Life, said, write, write_each, write_texts
+
+from ava_audit.chain import content_sha
+from ava_audit.events import Event, ToolCall, Who
+from ava_audit.line import line_fault, mirror_line
+from ava_audit.mirror import Mirror, file_of
+from ava_audit.projections import note_mirrored
+from ava_audit.store import Store
+from ava_audit.verify import verify_lines
+from ava_audit.view import View
+
+
+@pytest.fixture
+async def log(tmp_path: Path) -> AsyncIterator[Store]:
+    async with Store.open(tmp_path) as store:
+        yield store
+
+
+async def mirrored(log: Store) -> dict[str, bytes]:
+    """Take the mirror over as a new keeper would, bring it up to date, and return its files."""
+    folder = log.path.parent / "logs"
+    mirror = Mirror(log, folder)
+    await mirror.take_over()
+    await mirror.catch_up()
+    return files(folder)
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*.jsonl")}
+
+
+def lines(file: bytes) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.splitlines()]
+
+
+def today() -> str:
+    return f"ava/{datetime.now(UTC):%Y-%m-%d}.jsonl"
+
+
+async def test_each_event_stands_once_in_the_file_of_its_agent_in_order(log: Store) -> None:
+    one, two = Life("S-aaaaaa"), Life("S-bbbbbb")
+    with anyio.fail_after(5):
+        await write_each(log, [*one.begun(), *two.whole(), *one.tool(), *one.ended()])
+        found = await mirrored(log)
+    assert set(found) == {today(), "subagents/S-aaaaaa.jsonl", "subagents/S-bbbbbb.jsonl"}
+    seqs = {file: [line["seq"] for line in lines(content)] for file, content in found.items()}
+    assert sorted(seq for every in seqs.values() for seq in every) == list(range(1, 4 + 11 + 4 + 1))
+    assert all(every == sorted(every) for every in seqs.values())
+    assert {line["agentId"] for line in lines(found["subagents/S-aaaaaa.jsonl"])} == {"S-aaaaaa"}
+    assert [line["eventType"] for line in lines(found[today()])].count("SubagentComplete") == 2
+
+
+async def test_a_line_has_the_names_of_the_seed_and_nothing_that_is_null(log: Store) -> None:
+    life = Life("S-aaaaaa")
+    with anyio.fail_after(5):
+        await write_each(log, [*life.begun(), life.reserved(), life.settled(cost=12_345)])
+        line = lines((await mirrored(log))["subagents/S-aaaaaa.jsonl"])[-1]
+        row = await log.read(lambda view: next(view.rows("seq = 6")))
+    assert list(line) == [
+        "timestamp", "sessionId", "agentId", "userId", "eventType", "content", "metadata",
+        "seq", "v", "runId", "generation", "timestampUs", "costMicros", "contentSha", "prevHash", "hash",
+    ]  # fmt: skip
+    assert line["metadata"] == {
+        "inputTokens": 20, "outputTokens": 10, "cacheReadTokens": 0, "cacheWriteTokens": 0,
+        "modelId": "test:model", "parentAgentId": "ava", "costCents": 1.2345,
+    }  # fmt: skip
+    assert (line["costMicros"], line["eventType"]) == (12_345, "CostUpdate")
+    assert datetime.fromisoformat(line["timestamp"]).timestamp() == pytest.approx(line["timestampUs"] / 1e6)
+    assert line["timestamp"].endswith("Z")
+    assert b'"costCents":1.2345}' in mirror_line(row)
+
+
+@pytest.mark.parametrize(
+    ("micros", "cents"),
+    [(0, "0"), (10_000, "1"), (1, "0.0001"), (12_300, "1.23"), (10**15 + 1, "100000000000.0001")],
+)
+async def test_cents_are_exact_decimals(micros: int, cents: str, log: Store) -> None:
+    life = Life("S-aaaaaa")
+    await write_each(log, [*life.begun(), life.reserved(), life.settled(cost=micros, reserved=10**16)])
+    row = await log.read(lambda view: next(view.rows("seq = 6")))
+    assert f'"costCents":{cents}}}'.encode() in mirror_line(row)
+
+
+NASTY = 'quote " comma ,"content":{"x":1} back\\slash new\nline \u2028 \x85 emoji 😀 "}'
+
+
+async def test_every_line_can_be_verified_alone_and_its_content_is_the_stored_bytes(log: Store) -> None:
+    who = Who(NASTY, "ava", NASTY)
+    with anyio.fail_after(5):
+        await write(
+            log, said(NASTY, who), Event(who, ToolCall(tool="t", args={"content": {"a": [1, NASTY]}}))
+        )
+        await write_each(log, Life("S-aaaaaa").whole())
+        found = await mirrored(log)
+    for content in found.values():
+        assert content.endswith(b"\n")
+        for line in content[:-1].split(b"\n"):
+            assert line_fault(line) is None
+            value = json.loads(line)
+            raw = line[line.index(b',"content":') + len(b',"content":') : line.index(b',"metadata":{')]
+            if NASTY not in (value["sessionId"],):
+                assert content_sha(raw).hex() == value["contentSha"]
+    for file in found:
+        assert verify_lines(log.path.parent / "logs" / file).ok
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b'"text":"hello"', b'"text":"hullo"'),
+        (b'"userId":"ben"', b'"userId":"eve"'),
+        (b'"metadata":{}', b'"metadata":{"costCents":1}'),
+        (b'"timestamp":"2', b'"timestamp":"1'),
+        (b'"seq":1', b'"seq":2'),
+        (b'"v":1', b'"v":1,"runId":"S-ffffff"'),
+        (b'{"timestamp"', b'{{"timestamp"'),
+        (b'"hash":"', b'"hash":"zz'),
+        (b'"metadata":{}', b'"metadata":[]'),
+        (b'"timestampUs":', b'"timestampUs":9999999999'),
+    ],
+)
+async def test_a_changed_line_is_named(old: bytes, new: bytes, log: Store, tmp_path: Path) -> None:
+    await write_texts(log, ["hello", "next"])
+    content = (await mirrored(log))[today()]
+    assert old in content
+    (tmp_path / "changed.jsonl").write_bytes(content.replace(old, new, 1))
+    (fault,) = verify_lines(tmp_path / "changed.jsonl").faults
+    assert "line 1" in fault.text
+
+
+async def test_exchanged_lines_and_doubled_lines_are_named(log: Store, tmp_path: Path) -> None:
+    await write_texts(log, ["a", "b", "c"])
+    one, two, three = (await mirrored(log))[today()].splitlines(keepends=True)
+    file = tmp_path / "some.jsonl"
+    for wrong in (one + three + two, one + one + two):
+        file.write_bytes(wrong)
+        assert not verify_lines(file).ok
+    file.write_bytes(one + three)  # the other agents' entries are in other files
+    assert verify_lines(file).ok
+
+
+async def test_files_and_folders_are_for_this_user_only(log: Store) -> None:
+    await write_each(log, Life("S-aaaaaa").whole())
+    await mirrored(log)
+    folder = log.path.parent / "logs"
+    for path in (folder, folder / "ava", folder / "subagents"):
+        assert path.stat().st_mode & 0o777 == 0o700
+    for path in folder.rglob("*.jsonl"):
+        assert path.stat().st_mode & 0o777 == 0o600
+
+
+async def test_an_agent_id_that_is_no_subagent_never_becomes_a_file_name() -> None:
+    assert file_of("S-../../etc", 0) == "ava/1970-01-01.jsonl"
+    assert file_of("S-7f3a2b", 0) == "subagents/S-7f3a2b.jsonl"
+    assert file_of("ava", 1_706_745_599_999_999) == "ava/2024-01-31.jsonl"
+    assert file_of("ava", 1_706_745_600_000_000) == "ava/2024-02-01.jsonl"
+
+
+async def test_a_link_in_place_of_a_file_is_not_followed(log: Store, tmp_path: Path) -> None:
+    await write_texts(log, ["a"])
+    (tmp_path / "victim").write_bytes(b"precious")
+    day = tmp_path / "logs" / today()
+    day.parent.mkdir(parents=True)
+    day.symlink_to(tmp_path / "victim")
+    with pytest.raises(OSError, match="symbolic link"):
+        await mirrored(log)
+    assert (tmp_path / "victim").read_bytes() == b"precious"
+
+
+async def test_an_event_of_another_day_goes_into_that_days_file_also_when_healed(
+    log: Store, tmp_path: Path
+) -> None:
+    await write_texts(log, ["a", "b", "c", "d"])
+    db = sqlite3.connect(tmp_path / "ava.db", isolation_level=None)
+    db.execute("DROP TRIGGER events_fixed")
+    day = 86_400_000_000
+    for seq, ts in enumerate((day - 1, day, day - 2, 2 * day - 1), 1):
+        db.execute("UPDATE events SET ts_us = ? WHERE seq = ?", (ts, seq))
+    db.close()
+    found = await mirrored(log)
+    assert {file: [line["seq"] for line in lines(content)] for file, content in found.items()} == {
+        "ava/1970-01-01.jsonl": [1, 3],
+        "ava/1970-01-02.jsonl": [2, 4],
+    }
+    shutil.rmtree(tmp_path / "logs")
+    assert await mirrored(log) == found
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_cut_of_the_mirror_heals(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
+    root = tmp_path_factory.mktemp("root")
+    damage = data.draw(
+        st.lists(
+            st.tuples(st.integers(0, 2), st.sampled_from(["cut", "remove", "add", "torn", "double", "lose"])),
+            max_size=3,
+            unique_by=lambda harmed: harmed[0],
+        )
+    )
+    killed = data.draw(st.booleans())
+
+    async def live() -> None:
+        async with Store.open(root) as log:
+            await write_each(log, Life("S-aaaaaa").begun())
+            await mirrored(log)
+            sizes, upto = await log.read(lambda view: (view.mirrored(), view.progress("mirror")))
+            await write_each(log, [*Life("S-aaaaaa").whole()[4:], *Life("S-bbbbbb").begun()])
+            await mirrored(log)
+            if killed:  # after the lines were written, and before that was noted
+                await log.keep_house(lambda db: go_back(db, upto, sizes))
+            await write_texts(log, ["meanwhile", "more"])
+            good = await meant(log)
+            folder = root / "logs"
+            names = sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*.jsonl"))
+            for place, kind in damage:
+                harm(data, folder / names[place], kind)
+            assert await mirrored(log) == good
+            assert await mirrored(log) == good
+
+    anyio.run(live)
+
+
+def go_back(db: sqlite3.Connection, upto: int, sizes: dict[str, int]) -> None:
+    db.execute("DELETE FROM mirrored")
+    note_mirrored(db, upto, sizes)
+
+
+async def meant(log: Store) -> dict[str, bytes]:
+    """What the files must be: each line made from the log."""
+    expected: dict[str, bytes] = {}
+    for row in await log.read(lambda view: list(view.rows("1"))):
+        file = file_of(row[3], row[1])
+        expected[file] = expected.get(file, b"") + mirror_line(row)
+    return expected
+
+
+def harm(data: st.DataObject, path: Path, kind: str) -> None:
+    content = path.read_bytes() if path.exists() else b""
+    every = content.splitlines(keepends=True)
+    if kind == "cut":
+        path.write_bytes(content[: data.draw(st.integers(0, len(content)))])
+    elif kind == "remove":
+        path.unlink(missing_ok=True)
+    elif kind == "add":
+        path.write_bytes(content + b"rubbish")
+    elif kind == "torn":
+        path.write_bytes(content + b'{"timestamp":"20')
+    elif every:
+        place = data.draw(st.integers(0, len(every) - 1))
+        changed = [*every[:place], *([every[place]] * 2 if kind == "double" else []), *every[place + 1 :]]
+        path.write_bytes(b"".join(changed))
+
+
+async def test_a_file_that_is_removed_while_the_keeper_runs_is_written_again(
+    log: Store, tmp_path: Path
+) -> None:
+    mirror = Mirror(log, tmp_path / "logs")
+    await mirror.take_over()
+    await write_texts(log, ["a", "b"])
+    await mirror.catch_up()
+    (tmp_path / "logs" / today()).unlink()
+    await write_texts(log, ["c"])
+    await mirror.catch_up()
+    assert [line["seq"] for line in lines(files(tmp_path / "logs")[today()])] == [1, 2, 3]
+
+
+async def test_a_rewritten_file_after_an_erasure_has_no_content_and_still_verifies(
+    log: Store, tmp_path: Path
+) -> None:
+    await write_texts(log, ["a secret", "b"])
+    await mirrored(log)
+
+    def erase(db: sqlite3.Connection) -> None:
+        db.execute("UPDATE events SET content = NULL WHERE seq = 1")
+        db.execute("UPDATE mirrored SET bytes = -1")
+
+    await log.keep_house(erase)
+    content = (await mirrored(log))[today()]
+    assert b"secret" not in content
+    assert "content" not in lines(content)[0]
+    assert verify_lines(tmp_path / "logs" / today()).ok
+
+
+async def test_the_mirror_of_large_entries_is_written_in_slices_that_fit_the_memory(
+    log: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ava_audit.mirror.SLICE_CHARS", 1_000)
+    await write_texts(log, ["x" * 900] * 5)
+    assert len(lines((await mirrored(log))[today()])) == 5
+    assert await log.read(partial(View.progress, duty="mirror")) == 5

@@ -1,0 +1,250 @@
+"""Projections: a fold of the log, whatever the history, and with no budget held that nobody will settle."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import anyio
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.log import AVA, Life, run_who, write, write_each
+
+from ava_audit.events import (
+    TRANSCRIPT_TYPES,
+    CancelRequested,
+    Ending,
+    Event,
+    SpawnDecided,
+    ToolCall,
+    ToolResult,
+)
+from ava_audit.projections import PROJECTIONS
+from ava_audit.store import Store
+from ava_audit.verify import verify
+from ava_audit.view import Bucket, RunRow, View
+
+
+async def run_of(log: Store, run_id: str = "S-aaaaaa") -> RunRow:
+    run = await log.read(lambda view: view.run(run_id))
+    assert run is not None
+    return run
+
+
+async def held(log: Store, life: Life) -> list[Bucket]:
+    return [await log.read(partial(View.bucket, scope=scope)) for scope in life.scopes]
+
+
+async def test_a_run_goes_from_proposal_to_ending_with_what_it_used(tmp_path: Path) -> None:
+    life = Life("S-aaaaaa")
+    with anyio.fail_after(5):
+        async with Store.open(tmp_path) as log:
+            states: list[str] = []
+            for event in [*life.begun(), life.reserved(), life.settled(), *life.tool(), *life.ended()]:
+                await write(log, event)
+                states.append((await run_of(log)).state)
+            run = await run_of(log)
+            proposal = await log.read(lambda view: view.proposal("P-aaaaaa00"))
+    assert list(dict.fromkeys(states)) == ["awaiting_approval", "queued", "running", "success"]
+    assert (run.turns, run.tool_calls, run.tokens, run.cost_micros) == (1, 1, 30, 3_000)
+    assert (run.input_tokens, run.output_tokens, run.generation, run.instance) == (20, 10, 1, "abc")
+    assert (run.task_seq, run.result_seq, run.in_flight, run.ended) == (2, 9, None, True)
+    assert proposal is not None
+    assert (proposal.state, proposal.channel) == ("approved", "host_call")
+
+
+async def test_a_reservation_holds_the_call_and_the_wrap_up_until_settled_and_ended(tmp_path: Path) -> None:
+    life = Life("S-aaaaaa")
+    with anyio.fail_after(5):
+        async with Store.open(tmp_path) as log:
+            await write_each(log, [*life.begun(), life.reserved(micros=5_000, wrap=1_000)])
+            assert await held(log, life) == [Bucket(0, 6_000)] * 3
+            await write(log, life.settled(cost=3_000))
+            assert await held(log, life) == [Bucket(3_000, 1_000)] * 3
+            await write(log, life.reserved(turn=2, micros=4_000, wrap=1_500))
+            assert await held(log, life) == [Bucket(3_000, 5_500)] * 3
+            await write(log, life.settled(turn=2, cost=9_000, reserved=4_000))
+            assert await held(log, life) == [Bucket(12_000, 1_500)] * 3
+            await write_each(log, life.ended())
+            assert await held(log, life) == [Bucket(12_000, 0)] * 3
+            assert (await run_of(log)).overrun == 1
+
+
+async def test_an_unknown_settlement_is_counted_as_uncosted(tmp_path: Path) -> None:
+    life = Life("S-aaaaaa")
+    async with Store.open(tmp_path) as log:
+        await write_each(log, [*life.begun(), life.reserved(), life.settled(cost=5_000, unknown=True)])
+        run = await run_of(log)
+    assert (run.cost_micros, run.uncosted_micros) == (5_000, 5_000)
+
+
+async def test_a_group_starts_its_clock_with_its_first_run(tmp_path: Path) -> None:
+    one, two = Life("S-aaaaaa"), Life("S-bbbbbb")
+    async with Store.open(tmp_path) as log:
+        await write_each(
+            log, [one.proposed(), two.proposed(), one.decided("G-1", 500), two.decided("G-1", 500)]
+        )
+        group = await log.read(lambda view: view.group("G-1"))
+        assert group is not None and (group.cap_micros, group.started_us) == (500, None)
+        await write(log, one.claimed())
+        first = await log.read(lambda view: view.group("G-1"))
+        await write(log, two.claimed())
+        second = await log.read(lambda view: view.group("G-1"))
+        members = await log.read(lambda view: view.group_runs("G-1"))
+    assert first is not None and first.started_us is not None and first == second
+    assert {run.id for run in members} == {"S-aaaaaa", "S-bbbbbb"}
+
+
+async def test_changes_of_the_decision_are_part_of_the_config_that_runs(tmp_path: Path) -> None:
+    life = Life("S-aaaaaa")
+    fact = SpawnDecided(pending_id=life.pending_id, decision="approved", changes={"max_cost_micros": 5})
+    async with Store.open(tmp_path) as log:
+        await write_each(log, [life.proposed(max_cost_micros=10), Event(AVA, fact, run_id=life.run_id)])
+        assert '"max_cost_micros":5' in (await run_of(log)).config
+
+
+async def test_a_result_counts_as_fetched_only_when_an_answer_of_ours_carried_it_after_the_end(
+    tmp_path: Path,
+) -> None:
+    life = Life("S-aaaaaa")
+    answer = Event(AVA, ToolResult(tool="check_subagent", success=True), run_id=life.run_id)
+    async with Store.open(tmp_path) as log:
+        await write_each(log, [*life.begun(), answer, *life.tool()])
+        assert (await run_of(log)).fetched_us is None
+        await write_each(
+            log, [*life.ended(), Event(AVA, ToolCall(tool="check_subagent"), run_id=life.run_id)]
+        )
+        assert (await run_of(log)).fetched_us is None
+        await write(log, answer)
+        first = (await run_of(log)).fetched_us
+        await write(log, answer)
+        assert first is not None
+        assert (await run_of(log)).fetched_us == first
+        assert (await run_of(log)).tool_calls == 1
+
+
+@dataclass
+class History:
+    """A random but possible history of a few runs: what a machine of states would let happen."""
+
+    lives: list[Life]
+    events: list[Event] = field(default_factory=list)
+    at: dict[str, str] = field(default_factory=dict)
+    ended: set[str] = field(default_factory=set)
+
+    def step(self, draw: st.DrawFn) -> None:
+        life = draw(st.sampled_from(self.lives))
+        state = self.at.get(life.run_id, "new")
+        if state == "new":
+            self.go(life, "waiting", life.proposed(), life.task(draw(st.text(max_size=5))))
+        elif state == "waiting":
+            group = draw(st.sampled_from([None, "G-1", "G-2"]))
+            self.go(life, "queued", life.decided(group, 100 if group else None))
+        elif state == "queued":
+            self.go(life, "running", life.claimed())
+        elif state in ("running", "calling"):
+            self.running(draw, life, state)
+        else:
+            self.events.append(
+                Event(run_who(life.run_id), CancelRequested(subagent_id=life.run_id), run_id=life.run_id)
+            )
+
+    def running(self, draw: st.DrawFn, life: Life, state: str) -> None:
+        micros = draw(st.integers(0, 10**6))
+        if state == "calling":
+            unknown = draw(st.booleans())
+            self.go(life, "running", life.settled(cost=micros, unknown=unknown))
+            if draw(st.booleans()):  # taken over by another instance
+                life.generation += 1
+                self.events.append(life.claimed())
+            return
+        what = draw(st.sampled_from(["reserve", "tool", "say", "fail", "end"]))
+        if what == "reserve":
+            self.go(
+                life, "calling", life.reserved(draw(st.integers(1, 9)), micros, draw(st.integers(0, 1000)))
+            )
+        elif what == "tool":
+            self.events += life.tool()
+        elif what == "say":
+            self.events.append(life.answered())
+        elif what == "fail":
+            self.events.append(life.failed())
+        else:
+            ending: Ending = draw(st.sampled_from(["success", "timeout", "cancelled", "error"]))
+            self.go(life, "ended", *life.ended(ending))
+            self.ended.add(life.run_id)
+
+    def go(self, life: Life, state: str, *events: Event) -> None:
+        self.at[life.run_id] = state
+        self.events += events
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> History:
+    history = History([Life(f"S-{number:06x}") for number in range(3)])
+    for _ in range(draw(st.integers(1, 40))):
+        history.step(draw)
+    return history
+
+
+@settings(max_examples=40, deadline=None)
+@given(history=histories(), batch=st.integers(1, 7))
+def test_tables_kept_up_step_by_step_are_what_a_rebuild_of_the_log_gives(
+    history: History, batch: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    root = tmp_path_factory.mktemp("root")
+
+    async def live() -> None:
+        async with Store.open(root) as log:
+            for start in range(0, len(history.events), batch):
+                async with (
+                    anyio.create_task_group() as tasks
+                ):  # tasks start in order: one batch of the writer
+                    for event in history.events[start : start + batch]:
+                        tasks.start_soon(write, log, event)
+            for run_id in history.ended:
+                bucket = await log.read(partial(View.bucket, scope=f"run:{run_id}"))
+                run = await run_of(log, run_id)
+                assert bucket == Bucket(run.cost_micros, 0)
+            if history.ended == set(history.at):
+                day = await log.read(lambda view: view.bucket("all:2026-01-31"))
+                assert day.held_micros == 0
+
+    anyio.run(live)
+    path = root / "ava.db"
+    assert verify(path).ok
+    before = tables(path)
+    with contextlib.closing(sqlite3.connect(path)) as db, db:
+        marks = ", ".join("?" * len(TRANSCRIPT_TYPES))
+        db.execute(f"UPDATE events SET content = NULL WHERE type IN ({marks})", (*TRANSCRIPT_TYPES,))
+    assert verify(path).ok  # the rebuild is of a log without a word of its transcripts, and the same
+    assert tables(path) == before
+
+
+def tables(path: Path) -> dict[str, list[object]]:
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        return {table: db.execute(f"SELECT * FROM {table} ORDER BY 1").fetchall() for table in PROJECTIONS}
+
+
+async def test_runs_are_found_by_user_state_and_ending(tmp_path: Path) -> None:
+    ben, eve = Life("S-aaaaaa"), Life("S-bbbbbb", user="eve")
+    async with Store.open(tmp_path) as log:
+        await write_each(log, [*ben.whole(), *eve.begun()])
+
+        def ids(view: View) -> list[list[str]]:
+            return [
+                [run.id for run in view.runs()],
+                [run.id for run in view.runs(user="eve")],
+                [run.id for run in view.runs(states=["running"])],
+                [run.id for run in view.runs(ended_since_us=0)],
+                [run.id for run in view.runs(ended_since_us=2**60)],
+                [run.id for run in view.runs(limit=1)],
+            ]
+
+        assert await log.read(ids) == [
+            ["S-aaaaaa", "S-bbbbbb"], ["S-bbbbbb"], ["S-bbbbbb"], ["S-aaaaaa"], [], ["S-bbbbbb"],
+        ]  # fmt: skip

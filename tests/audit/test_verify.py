@@ -1,0 +1,275 @@
+"""Verification: any change of the log is found and named, and the projections are what follows from it."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.log import Life, write_each, write_texts
+
+from ava_audit import verify as verification
+from ava_audit.chain import GENESIS, content_sha, entry_hash
+from ava_audit.errors import BadQuery, StoreUnavailable
+from ava_audit.store import Store
+from ava_audit.verify import Report, verify
+from ava_audit.view import ENTRY_COLUMNS, HEADER
+
+N = len(HEADER)
+
+
+@pytest.fixture(autouse=True)
+def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verification, "SLICE", 3)
+
+
+@pytest.fixture
+async def path(tmp_path: Path) -> Path:
+    """A log of ten messages."""
+    with anyio.fail_after(5):
+        async with Store.open(tmp_path) as log:
+            await write_texts(log, [f"message {number}" for number in range(1, 11)])
+    return tmp_path / "ava.db"
+
+
+@contextmanager
+def tampering(path: Path) -> Iterator[sqlite3.Connection]:
+    """A connection of somebody who knows the file, with the triggers out of the way."""
+    db = sqlite3.connect(path, isolation_level=None)
+    db.execute("DROP TRIGGER IF EXISTS events_keep")
+    db.execute("DROP TRIGGER IF EXISTS events_fixed")
+    try:
+        yield db
+    finally:
+        db.close()
+
+
+def renumber(db: sqlite3.Connection, first: int, by: int) -> None:
+    db.execute("UPDATE events SET seq = -(seq + ?) WHERE seq >= ?", (by, first))
+    db.execute("UPDATE events SET seq = -seq WHERE seq < 0")
+
+
+def fault_of(report: Report) -> tuple[str, int]:
+    assert len(report.faults) == 1, report
+    assert str(report.faults[0].seq) in report.faults[0].text
+    return report.faults[0].kind, report.faults[0].seq
+
+
+async def test_an_untouched_log_is_whole_and_its_head_is_told(path: Path) -> None:
+    report = verify(path)
+    db = sqlite3.connect(path)
+    head = db.execute("SELECT hash FROM events WHERE seq = 10").fetchone()[0]
+    db.close()
+    assert report == Report(entries=10, seq=10, head=head.hex(), faults=(), projections=True)
+    assert report.ok
+
+
+async def test_an_empty_log_is_whole(tmp_path: Path) -> None:
+    async with Store.open(tmp_path):
+        pass
+    assert verify(tmp_path / "ava.db") == Report(0, 0, GENESIS.hex(), (), True)
+
+
+@pytest.mark.parametrize("seq", [1, 3, 4, 10])
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("content", '{"text":"message X","kind":"message"}'),
+        ("ts_us", 1),
+        ("user_id", "eve"),
+        ("type", "AssistantMessage"),
+        ("duration_ms", 7),
+        ("run_id", "S-ffffff"),
+        ("content_sha", bytes(32)),
+        ("hash", bytes(32)),
+    ],
+)
+async def test_a_changed_entry_is_named(seq: int, column: str, value: Any, path: Path) -> None:
+    with tampering(path) as db:
+        db.execute(f"UPDATE events SET {column} = ? WHERE seq = ?", (value, seq))
+    kind, where = fault_of(verify(path))
+    assert (kind, where) == ("changed", seq)
+
+
+@pytest.mark.parametrize("renumbered", [False, True])
+@pytest.mark.parametrize(("first", "last"), [(1, 1), (4, 4), (4, 6), (8, 9)])
+async def test_missing_entries_are_named(first: int, last: int, renumbered: bool, path: Path) -> None:
+    with tampering(path) as db:
+        db.execute("DELETE FROM events WHERE seq BETWEEN ? AND ?", (first, last))
+        if renumbered:
+            renumber(db, last + 1, first - last - 1)
+    kind, where = fault_of(verify(path))
+    if renumbered and last == 9:  # the last entry alone has no successor that still holds on to it
+        assert where == first
+    else:
+        assert (kind, where) == ("missing", first)
+
+
+def insert(db: sqlite3.Connection, seq: int, *, hashed: bool) -> None:
+    """Put an entry at a place and renumber what follows; a careful forger gives it a right hash."""
+    renumber(db, seq, 1)
+    row = list(db.execute(f"SELECT {ENTRY_COLUMNS} FROM events WHERE seq = ?", (seq - 1,)).fetchone())
+    before = row[N + 2]
+    row[0], row[N] = seq, '{"text":"forged","kind":"message"}'
+    row[N + 1] = content_sha(row[N].encode())
+    row[N + 2] = entry_hash(before, row[:N], row[N + 1]) if hashed else bytes(range(32))
+    db.execute(f"INSERT INTO events ({ENTRY_COLUMNS}) VALUES ({', '.join('?' * len(row))})", row)
+
+
+@pytest.mark.parametrize("hashed", [False, True])
+@pytest.mark.parametrize("seq", [2, 5, 10])
+async def test_an_inserted_entry_is_named(seq: int, hashed: bool, path: Path) -> None:
+    with tampering(path) as db:
+        insert(db, seq, hashed=hashed)
+    assert fault_of(verify(path)) == ("inserted", seq)
+
+
+@pytest.mark.parametrize(("one", "other"), [(1, 2), (3, 4), (2, 9), (9, 10)])
+async def test_reordered_entries_are_named(one: int, other: int, path: Path) -> None:
+    with tampering(path) as db:
+        db.execute("UPDATE events SET seq = -seq WHERE seq IN (?, ?)", (one, other))
+        db.execute("UPDATE events SET seq = ? WHERE seq = ?", (other, -one))
+        db.execute("UPDATE events SET seq = ? WHERE seq = ?", (one, -other))
+    assert fault_of(verify(path)) == ("reordered", one)
+
+
+async def test_a_cut_tail_shows_only_against_a_head_that_was_noted(path: Path) -> None:
+    head = verify(path).head
+    assert verify(path, head=head.upper()).ok
+    with tampering(path) as db:
+        db.execute("DELETE FROM events WHERE seq > 8")
+    assert verify(path).ok
+    (fault,) = verify(path, head=head).faults
+    assert fault.kind == "head"
+    assert "cut off" in fault.text
+
+
+async def test_an_older_head_is_still_in_a_log_that_has_grown(path: Path) -> None:
+    head = verify(path).head
+    async with Store.open(path.parent) as log:
+        await write_texts(log, ["more"])
+    assert verify(path, head=head).ok
+
+
+async def test_from_a_noted_entry_on_only_what_follows_is_checked(path: Path) -> None:
+    with tampering(path) as db:
+        db.execute("UPDATE events SET user_id = 'eve' WHERE seq = 2")
+        middle = db.execute("SELECT hash FROM events WHERE seq = 5").fetchone()[0].hex()
+    report = verify(path, since=middle)
+    assert (report.ok, report.entries, report.projections) == (True, 5, False)
+    with pytest.raises(BadQuery, match="no entry with the hash"):
+        verify(path, since="ab" * 32)
+    with pytest.raises(BadQuery, match="64 hexadecimal digits"):
+        verify(path, head="pirate")
+
+
+async def test_an_erased_transcript_verifies_and_an_erased_fact_does_not(tmp_path: Path) -> None:
+    life = Life("S-aaaaaa")
+    path = tmp_path / "ava.db"
+    with anyio.fail_after(5):
+        async with Store.open(tmp_path) as log:
+            await write_each(log, life.whole())
+    with tampering(path) as db:
+        db.execute(
+            "UPDATE events SET content = NULL WHERE type IN ('UserMessage', 'ToolResult', 'SubagentComplete')"
+        )
+    assert verify(path).ok
+    with tampering(path) as db:
+        db.execute("UPDATE events SET content = NULL WHERE type = 'CostUpdate'")
+    assert fault_of(verify(path))[0] == "changed"
+
+
+TAMPERED: dict[str, Callable[[sqlite3.Connection], object]] = {
+    "runs S-aaaaaa has another cost_micros": lambda db: db.execute("UPDATE runs SET cost_micros = 0"),
+    "runs lacks id S-aaaaaa": lambda db: db.execute("DELETE FROM runs"),
+    "budgets has scope gift": lambda db: db.execute("INSERT INTO budgets VALUES ('gift', -5, 0)"),
+    "proposals P-aaaaaa00 has another state, channel": lambda db: db.execute(
+        "UPDATE proposals SET state = 'rejected', channel = NULL"
+    ),
+}
+
+
+@pytest.mark.parametrize("text", TAMPERED)
+async def test_a_changed_projection_is_named_with_the_entry_at_which_it_was_compared(
+    text: str, tmp_path: Path
+) -> None:
+    with anyio.fail_after(5):
+        async with Store.open(tmp_path) as log:
+            await write_each(log, Life("S-aaaaaa").whole())
+    with tampering(tmp_path / "ava.db") as db:
+        TAMPERED[text](db)
+    (fault,) = verify(tmp_path / "ava.db").faults
+    assert fault.kind == "projection"
+    assert text in fault.text
+    assert "at entry 11" in fault.text
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_change_of_any_byte_of_an_entry_is_found(
+    data: st.DataObject, whole_log: bytes, tmp_path: Path
+) -> None:
+    path = tmp_path / "changed.db"
+    path.write_bytes(whole_log)
+    seq = data.draw(st.integers(1, 11))
+    column = data.draw(st.sampled_from([*HEADER[1:], "content", "content_sha", "hash"]))
+    with tampering(path) as db:
+        (old,) = db.execute(f"SELECT {column} FROM events WHERE seq = ?", (seq,)).fetchone()
+        new: object
+        if isinstance(old, int):
+            new = old ^ (1 << data.draw(st.integers(0, 20)))
+        elif old is None:
+            numbers = ("generation", "cost_micros", "duration_ms")
+            new = 1 if column in numbers or column.endswith("tokens") else "x"
+        else:
+            raw = bytearray(old.encode() if isinstance(old, str) else old)
+            place = data.draw(st.integers(0, len(raw) - 1))
+            raw[place] ^= 1 << data.draw(st.integers(0, 6))
+            new = bytes(raw) if isinstance(old, bytes) else raw.decode("ascii")
+        db.execute(f"UPDATE events SET {column} = ? WHERE seq = ?", (new, seq))
+    report = verify(path)
+    assert report.faults
+    assert report.faults[0].seq == seq
+    path.unlink()
+
+
+@pytest.fixture
+def whole_log(tmp_path: Path) -> bytes:
+    async def live() -> None:
+        async with Store.open(tmp_path) as log:
+            await write_each(log, Life("S-aaaaaa").whole())
+            await log.checkpoint()
+
+    anyio.run(live)
+    return (tmp_path / "ava.db").read_bytes()
+
+
+async def test_a_log_that_is_written_meanwhile_is_checked_to_its_end(tmp_path: Path) -> None:
+    with anyio.fail_after(5):
+        async with Store.open(tmp_path) as log:
+            await write_texts(log, ["x"] * 50)
+            async with anyio.create_task_group() as tasks:
+                for number in range(20):
+                    life = Life(f"S-{number:06x}")
+                    tasks.start_soon(write_each, log, life.whole())
+                for _ in range(3):
+                    assert (await anyio.to_thread.run_sync(verify, log.path)).ok
+            assert verify(log.path).entries == 50 + 20 * 11
+
+
+async def test_what_is_no_log_is_said_so(tmp_path: Path) -> None:
+    with pytest.raises(StoreUnavailable, match="there is no log"):
+        verify(tmp_path / "ava.db")
+    (tmp_path / "ava.db").write_bytes(b"garbage" * 1000)
+    with pytest.raises(StoreUnavailable, match="cannot be read as a log"):
+        verify(tmp_path / "ava.db")
+    sqlite3.connect(tmp_path / "empty.db").close()
+    (tmp_path / "empty.db").touch()
+    with pytest.raises(StoreUnavailable, match="schema"):
+        verify(tmp_path / "empty.db")
