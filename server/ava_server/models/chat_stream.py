@@ -1,4 +1,4 @@
-"""Reading an answer of chat completions as it arrives: to its end, or to the sentence about what went wrong."""
+"""Reading an answer of chat completions as it arrives: to its end, or to a sentence about what went wrong."""
 
 from __future__ import annotations
 
