@@ -98,7 +98,8 @@ class UserMessage(Fact):
 class AssistantMessage(Fact):
     """A model's words (agent `S-…`), or the text of a proposal that was shown (agent `ava`).
 
-    `raw` is the provider's message, stored verbatim and sent back verbatim.
+    `raw` is the provider's message, stored verbatim and sent back verbatim; `calls` are the tool calls in it, in
+    order, as `call_id name args raw_args`.
     """
 
     transcript: ClassVar[bool] = True
@@ -107,6 +108,7 @@ class AssistantMessage(Fact):
     turn: int | None = None
     attempt: int | None = None
     raw: dict[str, Any] | None = None
+    calls: tuple[dict[str, Any], ...] = ()
     stop_reason: str | None = None
     request_id: str | None = None
     notes: tuple[str, ...] = ()
@@ -139,6 +141,7 @@ class ToolResult(Fact):
     tool: str
     success: bool
     output: str = ""
+    output_sha: str | None = None
     call_id: str | None = None
     turn: int | None = None
     count: int | None = None

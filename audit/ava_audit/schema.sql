@@ -106,6 +106,7 @@ CREATE INDEX runs_user ON runs (user_id, state);
 CREATE INDEX runs_created ON runs (created_us);
 CREATE INDEX runs_state ON runs (state);
 CREATE INDEX runs_task_id ON runs (user_id, task_id) WHERE task_id IS NOT NULL;
+CREATE INDEX runs_unfetched ON runs (user_id, ended_us) WHERE result_seq IS NOT NULL AND fetched_us IS NULL;
 CREATE INDEX runs_queued ON runs (user_id, queued_us) WHERE queued_us IS NOT NULL;
 
 CREATE TABLE groups (

@@ -178,6 +178,15 @@ class View:
         ).fetchall()
         return [RunRow(*row) for row in reversed(rows)]
 
+    def unfetched(self, user: str, limit: int = 50) -> list[RunRow]:
+        """Return this user's runs that ended with a result that nobody has fetched, newest first."""
+        rows = self._db.execute(
+            f"SELECT {_RUN_COLUMNS} FROM runs WHERE user_id = ? AND result_seq IS NOT NULL AND fetched_us IS NULL"  # noqa: S608
+            " ORDER BY ended_us DESC LIMIT ?",
+            (user, limit),
+        )
+        return [RunRow(*row) for row in rows]
+
     def proposal(self, pending_id: str) -> ProposalRow | None:
         """Return a proposal, or None."""
         row = self._db.execute(

@@ -28,14 +28,14 @@ def encode(value: Any) -> bytes:
         return whole_text(text)[0].encode()
 
 
-def decode(text: str | bytes) -> Any:
+def decode(text: str) -> Any:
     """Read JSON as it comes; NaN and absurd numbers stay in it, as floats, until `storable` has them.
 
     Raises:
         NotJsonError: It is no JSON, or nested too deeply to be an answer.
     """
     try:
-        return json.loads(text, parse_int=_integer)
+        return _DECODER.decode(text)
     except (ValueError, RecursionError) as error:
         raise NotJsonError(str(error)) from error
 
@@ -45,7 +45,7 @@ def decode_object(text: str) -> dict[str, Any] | None:
     if not text.strip():
         return {}
     try:
-        value = json.loads(text, parse_int=_integer, parse_constant=_refuse)
+        value = _STRICT_DECODER.decode(text)
     except (ValueError, RecursionError):
         return None
     return as_object(storable(value)[0])
@@ -137,3 +137,7 @@ def _refuse(constant: str) -> Any:
 
 def _s(count: int) -> str:
     return "" if count == 1 else "s"
+
+
+_DECODER = json.JSONDecoder(parse_int=_integer)
+_STRICT_DECODER = json.JSONDecoder(parse_int=_integer, parse_constant=_refuse)

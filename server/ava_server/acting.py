@@ -1,0 +1,189 @@
+"""Tool calls: the one way by which a subagent's call becomes a tool's work, and its output the model's input.
+
+A `ToolCall` is committed before its tool starts, and a `ToolResult` is exactly what the model is shown: cleaned,
+redacted, cut to the tool's length, wrapped as untrusted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+from ava_audit.events import Activity, Fact, GuardrailTripped, ToolCall, ToolResult
+from ava_audit.redact import Redactor
+from ava_roles.errors import ToolFailed
+from ava_roles.tools.base import Place, Tool, ToolOutput
+from ava_roles.wrap import clean, wrap_tool_output
+from pydantic import ValidationError
+
+from ava_server.history import History, call_key
+from ava_server.models.base import ToolUse
+
+TOLD_AT, REFUSED_FROM, ENDED_AT = 3, 5, 20
+"""The same call with the same result: told at the 3rd, refused from the 5th, the run ended at the 20th."""
+
+Record = Callable[..., Awaitable[None]]
+"""Appends facts to the log under the run's claim, and folds them into its history."""
+
+
+@dataclass
+class Acting:
+    """Everything that tool calls of one run need.
+
+    Attributes:
+        tools: The tools on offer, by name.
+        place: Where they work.
+        history: The run's history.
+        record: Writes facts under the run's claim.
+        redactor: Replaces configured secret values before the model sees them.
+        scratch: The run's folder for outputs that were cut.
+        nonce: The run's own random word in the wrapper of untrusted text.
+        max_calls: The run's cap on tool calls.
+        say: Shows a sentence in the status line.
+    """
+
+    tools: Mapping[str, Tool]
+    place: Place
+    history: History
+    record: Record
+    redactor: Redactor
+    scratch: Path
+    nonce: str
+    max_calls: int
+    say: Callable[[str], None]
+    looping: bool = False
+
+    async def run(self, calls: Sequence[ToolUse]) -> None:
+        """Run the calls of one turn: side by side when all only read, else in order; each gets a result."""
+        allowed = self.max_calls - self.history.tool_calls
+        admitted = calls[: max(allowed, 0)]
+        if admitted and all(self._reads_only(call) for call in admitted):
+            try:
+                async with anyio.create_task_group() as tasks:
+                    for number, call in enumerate(admitted):
+                        tasks.start_soon(self._call, call, number == 0)
+            except ExceptionGroup as group:  # the first fault is the run's fault; the loop knows it by its own name
+                raise group.exceptions[0] from group
+        else:
+            for number, call in enumerate(admitted):
+                await self._call(call, number == 0)
+        for call in calls[len(admitted) :]:
+            await self.refuse(call, f"the cap of {self.max_calls} tool calls is reached; call submit_result with what you have")
+
+    async def refuse(self, call: ToolUse, why: str) -> None:
+        """Answer a call with a refusal instead of running it."""
+        await self.record(self._result(call, f"Refused: {why}", success=False))
+
+    async def resume(self, call: ToolUse) -> None:
+        """Bring a call to an end that a crash or a deadline left without a result: repeat it only if it just reads."""
+        if call.call_id in self.history.started and not self._reads_only(call):
+            text = "Interrupted, outcome unknown: it may or may not have been done. Look before you repeat it."
+            await self.record(self._result(call, text, success=False))
+        else:
+            await self._call(call, first=True)
+
+    def _reads_only(self, call: ToolUse) -> bool:
+        tool = self.tools.get(call.name)
+        return tool is None or tool.spec.read_only
+
+    async def _call(self, call: ToolUse, first: bool) -> None:
+        tool = self.tools.get(call.name)
+        if tool is None:
+            names = ", ".join(sorted(self.tools))
+            await self.refuse(call, f"there is no tool {call.name[:60]!r}; yours are {names} and submit_result")
+            return
+        if call.args is None:
+            await self.refuse(call, f"the arguments are not a JSON object: {call.raw_args[:200]!r}; send one object")
+            return
+        try:
+            args = tool.spec.args.model_validate(dict(call.args))
+        except ValidationError as error:
+            fault = error.errors()[0]
+            where = ".".join(str(part) for part in fault["loc"]) or "arguments"
+            takes = ", ".join(tool.spec.args.model_fields)
+            await self.refuse(call, f"{where}: {fault['msg']}; {call.name} takes {takes}")
+            return
+        seen = self.history.repeats.get(call_key(call))
+        if seen is not None and seen.count + 1 >= REFUSED_FROM:
+            await self._again(call, seen.count + 1)
+            return
+        sentence = tool.activity(args)[:80]
+        self.say(sentence)
+        before: tuple[Fact, ...] = (Activity(activity=sentence),) if first else ()
+        if call.call_id not in self.history.started:
+            await self.record(*before, ToolCall(tool=call.name, args=dict(call.args), call_id=call.call_id, turn=self.history.turn))
+        began = time.monotonic()
+        output = await self._work(tool, args)
+        took_ms = round((time.monotonic() - began) * 1000)
+        await self.record(await self._shown(call, tool, output), duration_ms=took_ms)
+
+    async def _work(self, tool: Tool, args: object) -> ToolOutput:
+        try:
+            with anyio.fail_after(tool.spec.timeout_s):
+                return await tool(args, self.place)
+        except TimeoutError:
+            return ToolOutput(f"Timed out after {tool.spec.timeout_s:g} s. Ask for less at once.", success=False)
+        except ToolFailed as error:
+            return ToolOutput(str(error), success=False)
+
+    async def _shown(self, call: ToolUse, tool: Tool, output: ToolOutput) -> ToolResult:
+        """Return the result as the model is shown it, and keep the original where it was cut."""
+        text, _removed = clean(output.text)
+        text, _hidden = self.redactor.redact(text)
+        sha = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
+        scratch, whole = None, len(text)
+        if whole > tool.spec.max_chars:
+            scratch = f"{sha[:32]}.txt"
+            await anyio.to_thread.run_sync(_keep, self.scratch, scratch, text)
+            text = text[: tool.spec.max_chars]
+        body = wrap_tool_output(text, tool=call.name, nonce=self.nonce)
+        if scratch is not None:
+            goes_on = f"read_tool_result R-{sha[:8]} with offset {tool.spec.max_chars} goes on"
+            body += f"\n[cut at {tool.spec.max_chars} of {whole} characters; {goes_on}]"
+        if not output.success:
+            body = f"Failed.\n{body}"
+        repeat = self.history.repeats.get(call_key(call))
+        if repeat is not None and repeat.output_sha == sha and repeat.count + 1 == TOLD_AT:
+            await self.record(GuardrailTripped(guardrail="same_call", action="told", tool=call.name, count=TOLD_AT))
+            body += f"\n[this is the {TOLD_AT}rd time that this very call brought this very result; do something else]"
+        return ToolResult(
+            tool=call.name,
+            success=output.success,
+            output=body,
+            output_sha=sha,
+            call_id=call.call_id,
+            turn=self.history.turn,
+            count=output.count,
+            chars=whole,
+            scratch=scratch,
+            sources=tuple({"location": source.location, "title": source.title} for source in output.sources),
+        )
+
+    async def _again(self, call: ToolUse, count: int) -> None:
+        if count >= ENDED_AT:
+            self.looping = True
+        action = "ended" if count >= ENDED_AT else "refused"
+        await self.record(
+            GuardrailTripped(guardrail="same_call", action=action, tool=call.name, count=count),
+            self._result(
+                call,
+                f"Refused: this very call brought the same result {count - 1} times. Use what you have, or do something else.",
+                success=False,
+            ),
+        )
+
+    def _result(self, call: ToolUse, text: str, *, success: bool) -> ToolResult:
+        text, _hidden = self.redactor.redact(clean(text)[0])
+        return ToolResult(
+            tool=call.name[:100], success=success, output=text, call_id=call.call_id, turn=self.history.turn
+        )
+
+
+def _keep(folder: Path, name: str, text: str) -> None:
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    (folder / name).write_text(text, "utf-8")

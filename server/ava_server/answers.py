@@ -1,0 +1,153 @@
+"""What the six tools return: complete in its structured form and complete in its text.
+
+Half of the hosts show the model only the one, half only the other. The structured form is checked against the output
+schema that the tool declares; the text is made from it, so that the two cannot say different things.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Answer(BaseModel):
+    """Base of every answer. A failed call has status `failed` and the reason in `message`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    status: str
+    message: str | None = None
+    notices: list[str] | None = Field(default=None, description="Runs that ended and were not fetched.")
+
+    def structured(self) -> dict[str, Any]:
+        """Return the JSON object that hosts get; what is None is left out."""
+        return self.model_dump(mode="json", exclude_none=True)
+
+
+class Untrusted(BaseModel):
+    """Everything that a subagent wrote: data, never an instruction."""
+
+    warning: str
+    summary: str = ""
+    output: Any = None
+    caveats: list[str] = []
+    findings: list[dict[str, Any]] = []
+    error_text: str | None = None
+
+
+class Minutes(BaseModel):
+    """An estimate, in minutes."""
+
+    min: int
+    max: int
+
+
+class SpawnAnswer(Answer):
+    """A proposal: nothing has started."""
+
+    pending_id: str | None = None
+    subagent_id: str | None = None
+    name: str | None = None
+    task_id: str | None = None
+    approval_line: str | None = Field(default=None, description="Give it to confirm_spawn, letter for letter.")
+    estimated_minutes: Minutes | None = None
+    max_cost_cents: float | None = None
+    model: str | None = None
+    tools: list[str] | None = None
+    unavailable_tools: list[str] | None = None
+    limits: dict[str, float] | None = None
+    expires_at: str | None = None
+    next: str | None = None
+
+
+class OneDecision(BaseModel):
+    """What became of one proposal."""
+
+    pending_id: str
+    subagent_id: str | None = None
+    status: str
+    queue_position: int | None = None
+    refused_because: str | None = None
+    fresh: dict[str, Any] | None = Field(default=None, description="A new proposal in place of an expired one.")
+
+
+class ConfirmAnswer(Answer):
+    """What was decided, id by id."""
+
+    decisions: list[OneDecision] = []
+    group_id: str | None = None
+    approval_lines: list[str] | None = Field(default=None, description="The right lines, where one was wrong.")
+    next: str | None = None
+    runs: list[dict[str, Any]] | None = Field(default=None, description="As check_subagent shows them, after a wait.")
+
+
+class LastTool(BaseModel):
+    """The last tool call."""
+
+    name: str
+    at: str
+
+
+class RunAnswer(BaseModel):
+    """A run as it is now, and its result when it has ended."""
+
+    subagent_id: str
+    pending_id: str | None = None
+    role: str
+    name: str | None = None
+    task_id: str | None = None
+    group_id: str | None = None
+    state: str
+    status_line: str
+    untrusted_activity: str | None = None
+    iteration: int = 0
+    tokens: int = 0
+    cost_cents: float = 0
+    elapsed_seconds: float = 0
+    last_tool: LastTool | None = None
+    queue_position: int | None = None
+    expires_at: str | None = None
+    waits_for: str | None = None
+    stop_reason: str | None = None
+    model: str | None = None
+    confidence: float | None = None
+    duration_seconds: float | None = None
+    error: dict[str, Any] | None = None
+    tool_receipts: dict[str, Any] | None = None
+    cost_by: dict[str, float] | None = None
+    uncosted: bool | None = None
+    overrun: bool | None = None
+    artifacts: list[dict[str, Any]] | None = None
+    quotes_checked: list[dict[str, Any]] | None = None
+    untrusted_result: Untrusted | None = None
+    cursor: str | None = Field(default=None, description="The result goes on: call check_subagent with it.")
+
+
+class CheckAnswer(Answer):
+    """The state of one run, of a group, or of everything that is going on."""
+
+    runs: list[RunAnswer] = []
+
+
+class MessageAnswer(Answer):
+    """What became of a message."""
+
+    subagent_id: str | None = None
+
+
+class CancelAnswer(Answer):
+    """The runs as they ended, with what they had."""
+
+    runs: list[dict[str, Any]] = Field(default=[], description="As check_subagent shows them.")
+
+
+class LogAnswer(Answer):
+    """Entries of the log, newest last."""
+
+    untrusted_entries: list[str] = []
+    cursor: str | None = Field(default=None, description="Older entries: call again with it.")
+
+
+Failure = Literal["failed"]
+FAILED: Failure = "failed"

@@ -1,0 +1,211 @@
+"""The MCP server: what is wired to what. `initialize` is answered first; the data root is opened after it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio
+from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
+from mcp.server.lowlevel import Server
+
+from ava_server.session import Session
+
+if TYPE_CHECKING:
+    from ava_server.desk import Desk
+    from ava_server.house import House
+    from ava_server.settings import Settings
+
+log = logging.getLogger("ava.app")
+CLOSE_WITHIN_S = 4.0
+OPEN_WITHIN_S = 20.0
+"""How long a call waits for the data root to be opened: migrations of a large log take seconds."""
+
+
+class App:
+    """One server in one process: the house, once it is open, and the session that uses it."""
+
+    def __init__(self, load: Callable[[], Settings], transport: str) -> None:
+        self.transport = transport
+        self._load = load
+        self._go = anyio.Event()
+        self._open = anyio.Event()
+        self._closing = anyio.Event()
+        self._keeping = anyio.CancelScope(shield=True)
+        self._error: Exception | None = None
+        self._house: House | None = None
+        self._desk: Desk | None = None
+        self.session: Session | None = None
+
+    async def keep_open(self) -> None:
+        """Open the data root once the first message was answered, and keep it open until the server ends."""
+        await self._go.wait()
+        try:
+            # Shielded: a server that is cancelled still says farewell and lets its runs stop; `close` sets the deadline.
+            with self._keeping:
+                async with AsyncExitStack() as stack:
+                    house = await self._enter(stack)
+                    self._house = house
+                    self._open.set()
+                    await self._closing.wait()
+                    self._farewell(house)
+        except Exception as error:  # told to whoever calls next: the server itself goes on and says what is wrong
+            if self._house is not None:
+                raise
+            log.error("the data root could not be opened: %s", error)
+            self._error = error
+            self._open.set()
+
+    async def _enter(self, stack: AsyncExitStack) -> House:
+        modules = await anyio.to_thread.run_sync(_import_house)
+        settings = self._load()
+        house: House = await stack.enter_async_context(modules(settings))
+        return house
+
+    def start(self) -> None:
+        """Begin to open the data root; twice is harmless."""
+        self._go.set()
+
+    def close(self) -> None:
+        """Begin to close it, within 4 s; twice is harmless."""
+        if not self._closing.is_set():
+            self._keeping.deadline = anyio.current_time() + CLOSE_WITHIN_S
+        self._closing.set()
+        self._go.set()
+
+    async def desk(self, ctx: ServerRequestContext[App, Any]) -> Desk:
+        """Return the desk of the session, waiting for the data root to be open.
+
+        Raises:
+            AvaError: It could not be opened; says why.
+        """
+        from ava_server.desk import Desk
+        from ava_server.errors import ConfigError
+
+        self.start()
+        with anyio.move_on_after(OPEN_WITHIN_S):
+            await self._open.wait()
+        if self._error is not None:
+            raise ConfigError(str(self._error)) from self._error
+        if self._house is None:
+            raise ConfigError(f"the data root is not open after {OPEN_WITHIN_S:.0f} s; try again, or see `ava doctor`")
+        if self._desk is None:
+            self.session = Session(user=self._house.user, transport=self.transport)
+            self._house.manager.adopt_session(self.session.id)
+            self._desk = Desk(self._house, self.session)
+        await self._greet(ctx)
+        return self._desk
+
+    @property
+    def house(self) -> House:
+        """The open house; only after `desk`."""
+        assert self._house is not None
+        return self._house
+
+    async def _greet(self, ctx: ServerRequestContext[App, Any]) -> None:
+        """Write the session's first entry, with what the client has said of itself."""
+        from ava_audit.events import Event, SessionStart
+
+        session = self.session
+        if session is None or session.started or self._house is None:
+            return
+        session.started = True
+        client = ctx.session.client_params
+        if client is not None:
+            session.client = client.client_info.name
+            session.client_version = client.client_info.version
+        session.protocol = ctx.protocol_version
+        fact = SessionStart(
+            client=session.client,
+            client_version=session.client_version,
+            protocol=session.protocol,
+            transport=session.transport,
+            folder=str(Path.cwd()),
+        )
+        self._house.store.post(_append(Event(session.who, fact)))
+        session.roots = await _roots(ctx)
+
+    def _farewell(self, house: House) -> None:
+        from ava_audit.events import Event, SessionEnd
+
+        if self.session is not None and self.session.started:
+            house.store.post(_append(Event(self.session.who, SessionEnd(reason="the connection ended"))))
+
+
+def build_server(load: Callable[[], Settings], *, transport: str = "stdio") -> Server[App]:
+    """Return the MCP server.
+
+    Args:
+        load: Reads the settings; called after `initialize` was answered.
+        transport: What the log calls the connection.
+    """
+    from ava_server import resources, tools
+    from ava_server.words import INSTRUCTIONS
+
+    @asynccontextmanager
+    async def lifespan(_server: Server[App]) -> AsyncIterator[App]:
+        app = App(load, transport)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(app.keep_open)
+            try:
+                yield app
+            finally:
+                app.close()
+
+    async def open_after_answer(ctx: ServerRequestContext[App, Any], call_next: CallNext) -> HandlerResult:
+        answer = await call_next(ctx)
+        ctx.lifespan_context.start()
+        return answer
+
+    server: Server[App] = Server(
+        "ava",
+        version=version("ava-subagents"),
+        title="Ava",
+        instructions=INSTRUCTIONS,
+        lifespan=lifespan,
+        on_list_tools=tools.list_tools,
+        on_call_tool=tools.call_tool,
+        on_list_resources=resources.list_resources,
+        on_list_resource_templates=resources.list_templates,
+        on_read_resource=resources.read_resource,
+        on_list_prompts=resources.list_prompts,
+        on_get_prompt=resources.get_prompt,
+    )
+    server.middleware.append(open_after_answer)
+    return server
+
+
+async def _roots(ctx: ServerRequestContext[App, Any]) -> tuple[str, ...]:
+    """Return the folders that the client names, where it can be asked."""
+    capabilities = ctx.session.client_capabilities
+    if capabilities is None or capabilities.roots is None or not ctx.session.can_send_request:
+        return ()
+    import warnings
+
+    with anyio.move_on_after(2), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # roots are deprecated, and still how hosts of the handshake era name a folder
+        try:
+            answer = await ctx.session.list_roots()
+        except Exception as error:  # a client that declares roots and cannot say them is no reason to fail
+            log.info("the client did not name its folders: %s", error)
+            return ()
+        return tuple(str(root.uri) for root in answer.roots)
+    return ()
+
+
+def _append(event: Any) -> Any:
+    from ava_audit.store import Outcome
+
+    return lambda _view, _now_us: Outcome(None, (event,))
+
+
+def _import_house() -> Any:
+    """Import what takes long, off the event loop."""
+    from ava_server import desk as _desk  # noqa: F401
+    from ava_server.house import open_house
+
+    return open_house

@@ -1,0 +1,467 @@
+"""Proposals and decisions: nothing runs before it was approved, and an approval covers exactly what was shown."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ava_audit.events import (
+    AssistantMessage,
+    Channel,
+    Ending,
+    Event,
+    RunEnded,
+    SpawnDecided,
+    SpawnProposed,
+    SubagentSpawn,
+    UserMessage,
+    Who,
+)
+from ava_audit.money import format_usd
+from ava_audit.store import Command, Outcome
+from ava_audit.view import WAITING, ProposalRow, RunRow, View
+
+from ava_server.budget import DayCaps, installation_scope, user_scope, utc_day
+from ava_server.run_config import CAPS, RunConfig, Texts, digest
+
+AGENT = "ava"
+TASK_CHARS = 120
+HOUR_US = 3_600_000_000
+
+_WEB = {"web_search", "read_webpages", "http_get"}
+_FILES = {"read_file", "search_codebase", "search_and_read"}
+_CHANGES = {"edit_file", "write_file"}
+_COMMANDS = {"run_bash", "python_exec"}
+
+
+@dataclass(frozen=True)
+class SpawnLimits:
+    """What limits approvals: a user's spawns in an hour, and the day's money."""
+
+    spawns_per_hour: int
+    days: DayCaps
+    ttl_us: int
+
+
+@dataclass(frozen=True)
+class Proposed:
+    """A proposal that waits: its run, its configuration and the words that were shown."""
+
+    run: RunRow
+    config: RunConfig
+    texts: Texts
+    line: str
+    message: str
+    expires_us: int
+    existing: bool = False
+
+
+@dataclass(frozen=True)
+class Declined:
+    """A proposal that was refused before it was made: why, and what to do."""
+
+    why: str
+
+
+def approval_line(config: RunConfig, texts: Texts) -> str:
+    """Return the line that an approval must repeat, letter for letter: role, caps, reach, and the task's beginning."""
+    cost = "free" if config.price.get("free") else f"at most {format_usd(config.max_cost_micros, exact=True)}"
+    and_time = f"{cost}, at most {minutes(config.timeout_s)}" if cost == "free" else f"{cost} and {minutes(config.timeout_s)}"
+    return f"{config.role}, {and_time}, {reach(config)}: {beginning(texts.task)}"
+
+
+def group_line(count: int, cap_micros: int, timeout_s: float | None) -> str:
+    """Return the last line of an approval of several: how many, under which caps."""
+    clock = f" and {minutes(timeout_s)}" if timeout_s is not None else ""
+    return f"{count} subagents together, at most {format_usd(cap_micros, exact=True)}{clock}"
+
+
+def beginning(task: str) -> str:
+    """Return a task's first 120 characters, white space and invisible characters made one space, cut with `…`."""
+    plain = "".join(" " if unicodedata.category(char) in ("Cf", "Cc", "Cn", "Co", "Cs") else char for char in task)
+    plain = re.sub(r"\s+", " ", plain).strip()
+    return plain if len(plain) <= TASK_CHARS else plain[:TASK_CHARS].rstrip() + "…"
+
+
+def minutes(seconds: float) -> str:
+    """Return a duration as an approval line has it: `10 min`, `45 s`."""
+    whole = round(seconds)
+    return f"{whole // 60} min" if whole >= 60 and whole % 60 == 0 else f"{seconds:g} s"
+
+
+def reach(config: RunConfig) -> str:
+    """Return what a run may read, reach and change, in a few words."""
+    tools = set(config.tools)
+    web = tools & _WEB
+    parts: list[str] = []
+    if config.workspace and tools & _CHANGES:
+        parts.append(f"can change {config.workspace} on a branch of its own")
+    elif config.workspace and tools & _FILES:
+        parts.append(f"can read {config.workspace}" + (" and reach the web" if web else ""))
+    elif web:
+        parts.append("can search and read the web" if "web_search" in web else "can read the web")
+    if tools & _COMMANDS:
+        parts.append("can run commands in a sandbox")
+    return ", ".join(parts) if parts else "can reach neither files nor the web"
+
+
+def proposal_message(config: RunConfig, texts: Texts) -> str:
+    """Return the proposal for the person who approves: plain sentences, dollars, no JSON."""
+    low, high = config.estimated_minutes
+    free = bool(config.price.get("free"))
+    task = texts.task if len(texts.task) <= 600 else texts.task[:600].rstrip() + "…"
+    label = f"{config.role} ({config.name})" if config.name else config.role
+    lines = [f'Ava wants to start a {label}: "{task}".']
+    can = reach(config)
+    files = "" if config.workspace and set(config.tools) & _FILES else "; it cannot read your files"
+    lines.append(f"It {can}{files}.")
+    cost = "costs nothing" if free else f"costs at most {format_usd(config.max_cost_micros, exact=True)}"
+    lines.append(f"It takes about {low} to {high} minutes, at most {minutes(config.timeout_s)}, and {cost}.")
+    if config.model.startswith("offline/"):
+        lines.append(
+            "No language model is configured, so the offline reader does it: it finds passages and quotes them,"
+            " and writes nothing of its own."
+        )
+    else:
+        lines.append(f"Model: {config.model}{' (free)' if free else ''}.")
+    if config.unavailable_tools:
+        lines.append(f"Not available here: {', '.join(config.unavailable_tools)}.")
+    lines.extend(f"{note[0].upper()}{note[1:]}." for note in config.clamped)
+    if texts.rationale:
+        lines.append(f"Why: {texts.rationale.rstrip('.')}.")
+    return "\n".join(lines)
+
+
+def propose(
+    config: RunConfig,
+    texts: Texts,
+    who: Who,
+    candidates: tuple[tuple[str, str], ...],
+    limits: SpawnLimits,
+    *,
+    retry_of: str | None = None,
+) -> Command[Proposed | Declined]:
+    """Make a proposal; the same `task_id` and configuration while the first is unended returns the first.
+
+    Args:
+        config: The resolved configuration.
+        texts: Its words.
+        who: The session and the user that propose.
+        candidates: Fresh `(pending_id, subagent_id)` pairs; the first that nobody has is taken.
+        limits: Proposals live for `ttl_us`; an exhausted day is refused here already.
+        retry_of: The ended run that this one repeats.
+    """
+    sha = digest(config, texts)
+    line, message = approval_line(config, texts), proposal_message(config, texts)
+
+    def command(view: View, now_us: int) -> Outcome[Proposed | Declined]:
+        if config.task_id is not None:
+            for run in view.with_task_id(who.user_id, config.task_id):
+                row = view.proposal(run.pending_id)
+                if row is not None and row.digest == sha and not (run.state == WAITING and row.expires_us <= now_us):
+                    return Outcome(Proposed(run, config, texts, line, message, row.expires_us, existing=True))
+        if not config.price.get("free") and (why := exhausted(view, who.user_id, limits.days, now_us)):
+            return Outcome(Declined(why))
+        pending_id, run_id = next(
+            pair for pair in candidates if view.proposal(pair[0]) is None and view.run(pair[1]) is None
+        )
+        expires_us = now_us + limits.ttl_us
+        agent = Who(who.session_id, run_id, who.user_id, parent_agent_id=AGENT)
+        proposed = SpawnProposed(
+            pending_id=pending_id,
+            subagent_id=run_id,
+            digest=sha,
+            expires_us=expires_us,
+            config=config.model_dump(mode="json", exclude_none=True),
+            retry_of=retry_of,
+        )
+        task = UserMessage(
+            text=texts.task,
+            kind="task",
+            context=texts.context,
+            system_prompt=texts.system_prompt,
+            rationale=texts.rationale,
+        )
+        events = (
+            Event(who, proposed, run_id=run_id, model=config.model),
+            Event(agent, task, run_id=run_id),
+            Event(who, AssistantMessage(text=f"{message}\n{line}"), run_id=run_id),
+        )
+        run = _as_proposed(config, who, pending_id, run_id, now_us, retry_of)
+        return Outcome(Proposed(run, config, texts, line, message, expires_us), events)
+
+    return command
+
+
+def exhausted(view: View, user: str, days: DayCaps, now_us: int) -> str | None:
+    """Return why no money is left today, or None."""
+    day = utc_day(now_us)
+    for what, scope, cap, setting in (
+        ("you", user_scope(user, day), days.user_micros, "limits.user_daily_cents"),
+        ("this installation", installation_scope(day), days.installation_micros, "limits.installation_daily_cents"),
+    ):
+        spent = view.bucket(scope).committed
+        if spent >= cap:
+            return (
+                f"today's budget of {what} is used up ({format_usd(spent)} of {format_usd(cap)}); it starts anew at"
+                f" 00:00 UTC, or raise {setting} in config.toml"
+            )
+    return None
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What was decided about one proposal: `approved`, `rejected`, or refused with the reason."""
+
+    pending_id: str
+    subagent_id: str | None
+    status: Literal["approved", "rejected", "refused"]
+    refused_because: str | None = None
+    expired: bool = False
+
+
+@dataclass(frozen=True)
+class Decided:
+    """The outcome of one `confirm_spawn`: a decision for each id, the group, and the right lines where one was wrong."""
+
+    decisions: tuple[Decision, ...]
+    group_id: str | None = None
+    approval_lines: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Approval:
+    """An approval as it was asked for."""
+
+    pending_ids: tuple[str, ...]
+    approving: tuple[str, ...] | None
+    changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    group_max_micros: int | None = None
+    group_timeout_s: float | None = None
+    group_id: str = ""
+
+
+def approve(asked: Approval, who: Who, channel: Channel, limits: SpawnLimits) -> Command[Decided]:
+    """Approve one proposal, or several as one group: if one cannot start, none does."""
+
+    def command(view: View, now_us: int) -> Outcome[Decided]:
+        found = [_look(view, pending_id, who.user_id, now_us) for pending_id in asked.pending_ids]
+        refused = [item for item in found if isinstance(item, Decision)]
+        if refused:
+            return _nothing(view, asked, found, who)
+        pending = [item for item in found if isinstance(item, _Pending)]
+        cap = sum(item.config.max_cost_micros for item in pending)
+        group = len(pending) > 1
+        if group and asked.group_max_micros is not None:
+            if asked.group_max_micros > cap:
+                why = f"group_max_cost_cents is above the sum of the members' caps, {format_usd(cap)}; give that or less"
+                return Outcome(Decided(tuple(item.refused(why) for item in pending)))
+            cap = asked.group_max_micros
+        lines = [approval_line(item.config, item.texts) for item in pending]
+        if group:
+            lines.append(group_line(len(pending), cap, asked.group_timeout_s))
+        if asked.approving is None or list(asked.approving) != lines:
+            why = "`approving` was left out" if asked.approving is None else "`approving` is not, letter for letter, what was proposed"
+            why += "; show the person approval_lines and give exactly these"
+            return Outcome(Decided(tuple(item.refused(why) for item in pending), approval_lines=tuple(lines)))
+        if why_not := _too_many(view, who.user_id, len(pending), limits, now_us):
+            return Outcome(Decided(tuple(item.refused(why_not) for item in pending)))
+        free = all(item.config.price.get("free") for item in pending)
+        if not free and (why_not := exhausted(view, who.user_id, limits.days, now_us)):
+            return Outcome(Decided(tuple(item.refused(why_not) for item in pending)))
+        events: list[Event] = []
+        for item in pending:
+            changes = _resolved(item.config, asked.changes.get(item.row.pending_id, {}))
+            if why_not := _raises(item.config, changes):
+                return Outcome(Decided(tuple(other.refused(why_not if other is item else None) for other in pending)))
+            events.extend(_approved(item, who, channel, changes, asked, cap if group else None))
+        decisions = tuple(Decision(item.row.pending_id, item.run.id, "approved") for item in pending)
+        return Outcome(Decided(decisions, asked.group_id if group else None), tuple(events))
+
+    return command
+
+
+def reject(pending_ids: tuple[str, ...], who: Who, channel: Channel) -> Command[Decided]:
+    """Reject proposals, id by id."""
+
+    def command(view: View, now_us: int) -> Outcome[Decided]:
+        events: list[Event] = []
+        decisions: list[Decision] = []
+        for pending_id in pending_ids:
+            item = _look(view, pending_id, who.user_id, now_us)
+            if isinstance(item, Decision) and not item.expired:
+                decisions.append(item)
+                continue
+            row = view.proposal(pending_id)
+            run = view.run(row.run_id) if row else None
+            assert row is not None and run is not None
+            events.extend(close_proposal(row, run, who, "rejected", channel=channel))
+            decisions.append(Decision(pending_id, run.id, "rejected"))
+        return Outcome(Decided(tuple(decisions)), tuple(events))
+
+    return command
+
+
+def close_proposal(
+    row: ProposalRow,
+    run: RunRow,
+    who: Who,
+    decision: Literal["rejected", "expired", "superseded"],
+    *,
+    channel: Channel | None = None,
+    status: Ending | None = None,
+) -> tuple[Event, ...]:
+    """Return the events that end a proposal without a run."""
+    decided = SpawnDecided(pending_id=row.pending_id, decision=decision, channel=channel, digest=row.digest)
+    ended = RunEnded(status=status or decision, stop_reason=f"the proposal was {decision}")
+    return (Event(who, decided, run_id=run.id), Event(who, ended, run_id=run.id))
+
+
+@dataclass(frozen=True)
+class _Pending:
+    row: ProposalRow
+    run: RunRow
+    config: RunConfig
+    texts: Texts
+
+    def refused(self, why: str | None) -> Decision:
+        return Decision(
+            self.row.pending_id, self.run.id, "refused", why or "another of this group cannot start, so none does"
+        )
+
+
+def texts_of(view: View, run: RunRow) -> Texts | None:
+    """Return a run's texts, or None where they were erased."""
+    entry = view.entry(run.task_seq) if run.task_seq is not None else None
+    if entry is None or not isinstance(entry.fact, UserMessage):
+        return None
+    said = entry.fact
+    return Texts(task=said.text, context=said.context, system_prompt=said.system_prompt, rationale=said.rationale)
+
+
+def _look(view: View, pending_id: str, user: str, now_us: int) -> _Pending | Decision:
+    row = view.proposal(pending_id)
+    run = view.run(row.run_id) if row is not None else None
+    if row is None or run is None or row.user_id != user:
+        why = f"no proposal {pending_id} of yours is known; call check_subagent without an id for what waits"
+        return Decision(pending_id, None, "refused", why)
+    if row.state != WAITING:
+        why = f"{pending_id} is {row.state} already, and an approval is used once; make a new proposal with spawn_subagent"
+        return Decision(pending_id, run.id, "refused", why)
+    if row.expires_us <= now_us:
+        why = "it expired before it was approved; a fresh proposal was made, show it to the person and confirm that one"
+        return Decision(pending_id, run.id, "refused", why, expired=True)
+    texts = texts_of(view, run)
+    if texts is None:
+        return Decision(pending_id, run.id, "refused", "its texts were erased; make a new proposal with spawn_subagent")
+    return _Pending(row, run, RunConfig.model_validate_json(run.config), texts)
+
+
+def _nothing(view: View, asked: Approval, found: list[_Pending | Decision], who: Who) -> Outcome[Decided]:
+    """Refuse all because one cannot start; what has expired is closed on the way."""
+    events: list[Event] = []
+    decisions: list[Decision] = []
+    for item in found:
+        if isinstance(item, Decision):
+            decisions.append(item)
+            row = view.proposal(item.pending_id) if item.expired else None
+            run = view.run(row.run_id) if row is not None else None
+            if row is not None and run is not None:
+                events.extend(close_proposal(row, run, who, "expired"))
+        else:
+            decisions.append(item.refused(None))
+    return Outcome(Decided(tuple(decisions)), tuple(events))
+
+
+def _too_many(view: View, user: str, count: int, limits: SpawnLimits, now_us: int) -> str | None:
+    recent = view.approved_since(user, now_us - HOUR_US)
+    if len(recent) + count <= limits.spawns_per_hour:
+        return None
+    freed = recent[len(recent) + count - limits.spawns_per_hour - 1] if count <= limits.spawns_per_hour else None
+    when = (
+        f"the next is possible in {max(1, round((freed + HOUR_US - now_us) / 60_000_000))} min"
+        if freed is not None
+        else f"no more than {limits.spawns_per_hour} can ever be approved at once"
+    )
+    return f"{len(recent)} subagents were approved in the last hour, at most {limits.spawns_per_hour} are allowed; {when}"
+
+
+def _resolved(config: RunConfig, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return changes as fields of the configuration: `blocked_tools` becomes what is left of `tools`."""
+    fields = {name: value for name, value in changes.items() if name != "blocked_tools"}
+    if blocked := changes.get("blocked_tools"):
+        fields["tools"] = [name for name in config.tools if name not in blocked]
+    return fields
+
+
+def _raises(config: RunConfig, changes: Mapping[str, Any]) -> str | None:
+    for cap in CAPS:
+        if cap in changes and changes[cap] > getattr(config, cap):
+            return f"changes: {cap} would be raised, and an approval may only lower; propose anew with spawn_subagent"
+    return None
+
+
+def _approved(
+    item: _Pending,
+    who: Who,
+    channel: Channel,
+    changes: Mapping[str, Any],
+    asked: Approval,
+    group_cap: int | None,
+) -> tuple[Event, ...]:
+    group_id = asked.group_id if group_cap is not None else None
+    decided = SpawnDecided(
+        pending_id=item.row.pending_id,
+        decision="approved",
+        channel=channel,
+        digest=item.row.digest,
+        changes=dict(changes),
+        group_id=group_id,
+        group_max_cost_micros=group_cap,
+        group_timeout_s=asked.group_timeout_s if group_cap is not None else None,
+    )
+    spawn = SubagentSpawn(
+        role=item.config.role,
+        task=item.texts.task,
+        subagent_id=item.run.id,
+        pending_id=item.row.pending_id,
+        name=item.config.name,
+        task_id=item.config.task_id,
+        max_cost_cents=changes.get("max_cost_micros", item.config.max_cost_micros) / 10_000,
+        model=item.config.model,
+        group_id=group_id,
+    )
+    said: tuple[Event, ...] = ()
+    if channel in ("elicitation", "terminal", "http"):  # a person's own channel; a host's call is not claimed to be one
+        text = f"approved {item.row.pending_id}: {approval_line(item.config, item.texts)}"
+        said = (Event(who, UserMessage(text=text, kind="decision"), run_id=item.run.id),)
+    run_id = item.run.id
+    return (*said, Event(who, decided, run_id=run_id), Event(who, spawn, run_id=run_id, model=item.config.model))
+
+
+def _as_proposed(
+    config: RunConfig, who: Who, pending_id: str, run_id: str, now_us: int, retry_of: str | None
+) -> RunRow:
+    """Return the row that the proposal's events will make, for the answer to its caller."""
+    empty: dict[str, Any] = dict.fromkeys(RunRow.__dataclass_fields__)
+    counted = {name: 0 for name in ("active_us", "generation", "turns", "tool_calls", "tokens", "input_tokens",
+        "output_tokens", "cache_read_tokens", "cache_write_tokens", "cost_micros", "uncosted_micros", "overrun", "wrap_micros")}  # fmt: skip
+    own = {
+        "id": run_id,
+        "pending_id": pending_id,
+        "user_id": who.user_id,
+        "session_id": who.session_id,
+        "role": config.role,
+        "name": config.name,
+        "task_id": config.task_id,
+        "model": config.model,
+        "config": config.model_dump_json(exclude_none=True),
+        "config_sha": "",
+        "retry_of": retry_of,
+        "state": WAITING,
+        "created_us": now_us,
+    }
+    return RunRow(**{**empty, **counted, **own})

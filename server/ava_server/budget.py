@@ -1,0 +1,216 @@
+"""Caps: no call is sent whose worst case does not fit every one of them.
+
+A reservation is a pair that must fit as a pair: the call at its worst, and the wrap-up after it. The call's share is
+settled with the call; the wrap-up's share stays held until the next reservation takes its place or the run ends.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Literal
+
+from ava_audit.events import CostReserved, CostUpdate, Event, Fence, Settlement, Usage, Who
+from ava_audit.store import Command, Outcome
+from ava_audit.view import RunRow, View, loads
+
+from ava_server.prices import Price, cost_by, cost_micros
+from ava_server.run_config import RunConfig
+
+CapName = Literal["max_cost_cents", "max_tokens", "group_max_cost", "user_daily_cents", "installation_daily_cents", "overrun"]
+
+
+@dataclass(frozen=True)
+class DayCaps:
+    """What may be spent in a UTC day, in micro-USD; 0 means nothing."""
+
+    user_micros: int
+    installation_micros: int
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A model call that wants to be sent: its worst case, the wrap-up's, and the recipe of its request.
+
+    `tokens` and `wrap_tokens` are the most that either can count against `max_tokens`.
+    """
+
+    turn: int
+    attempt: int
+    micros: int
+    wrap_micros: int
+    tokens: int
+    wrap_tokens: int
+    prompt_tokens: int
+    max_output: int
+    upto_seq: int
+    elide: tuple[int, ...]
+    notice: str | None
+    wrap_up: bool
+    request_sha: str
+
+
+@dataclass(frozen=True)
+class Reservation:
+    """A granted call: what is held for it, and where."""
+
+    asked: Asked
+    scopes: tuple[str, ...]
+    seq: int
+
+
+@dataclass(frozen=True)
+class CapReached:
+    """A refused call: which cap it does not fit, and what is left under that cap (micro-USD, or tokens)."""
+
+    cap: CapName
+    left: int
+
+    @property
+    def status(self) -> Literal["cost_exceeded", "token_exceeded"]:
+        """The ending that this cap leads to."""
+        return "token_exceeded" if self.cap == "max_tokens" else "cost_exceeded"
+
+
+def utc_day(now_us: int) -> str:
+    """Return the UTC day of a moment, as `YYYY-MM-DD`."""
+    return time.strftime("%Y-%m-%d", time.gmtime(now_us // 1_000_000))
+
+
+def scopes_of(run: RunRow, now_us: int) -> tuple[str, ...]:
+    """Return the scopes of every cap that covers a run's call made now: run, group, user-day, installation-day."""
+    day = utc_day(now_us)
+    group = (run.group_id,) if run.group_id else ()
+    return (run.id, *group, user_scope(run.user_id, day), installation_scope(day))
+
+
+def user_scope(user: str, day: str) -> str:
+    """Return the scope of a user's day."""
+    return f"user:{user}:{day}"
+
+
+def installation_scope(day: str) -> str:
+    """Return the scope of the installation's day."""
+    return f"all:{day}"
+
+
+def money_left(view: View, run: RunRow, caps: DayCaps, now_us: int) -> tuple[CapName, int]:
+    """Return the tightest money cap over a run and what is left under it in micro-USD, its own wrap-up not counted."""
+    config = RunConfig.model_validate_json(run.config)
+    day = utc_day(now_us)
+    limits: list[tuple[CapName, str, int]] = [("max_cost_cents", run.id, config.max_cost_micros)]
+    if run.group_id and (group := view.group(run.group_id)):
+        limits.append(("group_max_cost", run.group_id, group.cap_micros))
+    limits.append(("user_daily_cents", user_scope(run.user_id, day), caps.user_micros))
+    limits.append(("installation_daily_cents", installation_scope(day), caps.installation_micros))
+    own = set(loads(run.wrap_scopes) or ())
+    left: list[tuple[CapName, int]] = []
+    for name, scope, cap in limits:
+        committed = view.bucket(scope).committed - (run.wrap_micros if scope in own else 0)
+        left.append((name, cap - committed))
+    return min(left, key=lambda item: item[1])
+
+
+def reserve(fence: Fence, who: Who, asked: Asked, caps: DayCaps) -> Command[Reservation | CapReached]:
+    """Hold a call's worst case and the wrap-up's in every covering cap at once, or say which one it does not fit."""
+
+    def command(view: View, now_us: int) -> Outcome[Reservation | CapReached]:
+        run = view.run(fence.run_id)
+        assert run is not None, "a claim is of a run that exists"
+        if run.overrun:
+            return Outcome(CapReached("overrun", 0))
+        cap, left = money_left(view, run, caps, now_us)
+        if asked.micros + asked.wrap_micros > max(left, 0):
+            return Outcome(CapReached(cap, max(left, 0)))
+        config = RunConfig.model_validate_json(run.config)
+        tokens_left = config.max_tokens - run.tokens
+        if asked.tokens + asked.wrap_tokens > tokens_left:
+            return Outcome(CapReached("max_tokens", max(tokens_left, 0)))
+        scopes = scopes_of(run, now_us)
+        fact = CostReserved(
+            turn=asked.turn,
+            attempt=asked.attempt,
+            scopes=scopes,
+            micros=asked.micros,
+            wrap_micros=asked.wrap_micros,
+            prompt_tokens=asked.prompt_tokens,
+            max_output=asked.max_output,
+            upto_seq=asked.upto_seq,
+            elide=asked.elide,
+            notice=asked.notice,
+            wrap_up=asked.wrap_up,
+            request_sha=asked.request_sha,
+        )
+        event = Event(who=who, fact=fact, fence=fence, model=config.model)
+        return Outcome(Reservation(asked, scopes, view.head() + 1), (event,))
+
+    return command
+
+
+@dataclass(frozen=True)
+class Spend:
+    """What a settled call cost, in micro-USD, and whether that was more than was reserved for it."""
+
+    micros: int
+    overrun: bool
+
+
+def settlement_event(
+    fence: Fence | None,
+    run_id: str,
+    who: Who,
+    model: str,
+    price: Price,
+    *,
+    turn: int,
+    attempt: int,
+    reserved_micros: int,
+    reserved_tokens: int,
+    settlement: Settlement,
+    usage: Usage | None = None,
+    reported_micros: int | None = None,
+    request_id: str | None = None,
+    duration_ms: int | None = None,
+) -> tuple[Event, Spend]:
+    """Return the event that settles a call.
+
+    `billed` books what the provider reported, else the price table's figure; `not_billed` books nothing; `unknown`
+    books the full reservation, in money and in tokens. More than was reserved is booked in full and flagged.
+    """
+    parts: dict[str, int] = {}
+    if settlement == "not_billed":
+        cost, tokens, usage = 0, 0, None
+    elif settlement == "unknown" or usage is None:
+        settlement = "unknown"
+        cost, tokens, usage = reserved_micros, reserved_tokens, None
+        parts = {"uncosted": cost}
+    else:
+        cost = cost_micros(price, usage) if reported_micros is None or price.free else reported_micros
+        tokens = usage.counted
+        parts = cost_by(price, usage, cost)
+    overrun = cost > reserved_micros or tokens > reserved_tokens
+    fact = CostUpdate(
+        turn=turn,
+        attempt=attempt,
+        settlement=settlement,
+        tokens=tokens,
+        cost_cents=cost / 10_000,
+        reserved_micros=reserved_micros,
+        thinking_tokens=usage.thinking_tokens if usage else 0,
+        price_source="provider" if reported_micros is not None and not price.free else price.source,
+        request_id=request_id,
+        overrun=overrun,
+        free=price.free,
+        cost_by={name: micros for name, micros in parts.items() if micros},
+    )
+    event = Event(
+        who=who,
+        fact=fact,
+        fence=fence,
+        run_id=run_id,
+        usage=usage,
+        cost_micros=cost,
+        model=model,
+        duration_ms=duration_ms,
+    )
+    return event, Spend(cost, overrun)

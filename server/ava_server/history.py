@@ -1,0 +1,263 @@
+"""A run's history, folded from its entries: every request can be rebuilt from the log, byte for byte.
+
+The same fold serves a new run, a resumed one and the test that compares: `add` takes each entry in order, `turns`
+answers the conversation as the model is shown it under a recipe (`upto_seq`, what is elided, which notice is added).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ava_audit.events import (
+    AssistantMessage,
+    CostReserved,
+    CostUpdate,
+    Entry,
+    Fact,
+    GuardrailTripped,
+    RunStarted,
+    ToolCall,
+    ToolResult,
+    Usage,
+    UserMessage,
+)
+
+from ava_server.models.base import AssistantTurn, Known, Request, ToolSchema, ToolTurn, ToolUse, Turn, UserTurn
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a request adds to the history before it: how far it reads, what it leaves out, what it says."""
+
+    upto_seq: int
+    elide: tuple[int, ...] = ()
+    notice: str | None = None
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """How often a call came in a row with one and the same result."""
+
+    output_sha: str
+    count: int
+
+
+@dataclass
+class _Item:
+    """One turn of the conversation, and the entry that it came from."""
+
+    seq: int
+    turn: Turn
+
+
+@dataclass
+class History:
+    """What a run has said, called and been told so far."""
+
+    run_id: str
+    prefix: RunStarted | None = None
+    task: UserMessage | None = None
+    turn: int = 0
+    attempt: int = 0
+    answered: bool = True
+    tool_calls: int = 0
+    last_message_seq: int = 0
+    known: Known | None = None
+    calls: tuple[ToolUse, ...] = ()
+    results: dict[str, ToolResult] = field(default_factory=dict)
+    started: dict[str, ToolCall] = field(default_factory=dict)
+    outputs: list[tuple[int, ToolResult]] = field(default_factory=list)
+    words: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    repeats: dict[str, Repeat] = field(default_factory=dict)
+    told: set[str] = field(default_factory=set)
+    unknown_attempts: int = 0
+    cost_by: dict[str, int] = field(default_factory=dict)
+    tool_counts: dict[str, list[int]] = field(default_factory=dict)
+    _items: list[_Item] = field(default_factory=list)
+    _waiting: list[tuple[int, str]] = field(default_factory=list)
+    _arrived: dict[str, int] = field(default_factory=dict)
+    _elided: set[int] = field(default_factory=set)
+    _results_in: bool = True
+
+    def add_all(self, entries: Iterable[Entry]) -> None:
+        """Fold entries as they stand in the log."""
+        for entry in entries:
+            if entry.fact is not None:
+                self.add(entry.seq, entry.fact, entry.usage, fenced=entry.generation is not None)
+
+    def add(self, seq: int, fact: Fact, usage: Usage | None = None, *, fenced: bool = True) -> None:
+        """Fold one entry; `fenced` tells a run's own entries from what others wrote about it."""
+        match fact:
+            case RunStarted():
+                self.prefix = fact
+            case UserMessage(kind="task"):
+                self.task = fact
+                self._items.append(_Item(seq, UserTurn(fact.text)))
+            case UserMessage(kind="message"):
+                self.last_message_seq = max(self.last_message_seq, seq)
+                self._waiting.append((seq, fact.text))
+            case CostReserved():
+                self._reserved(seq, fact)
+            case CostUpdate():
+                self._settled(fact, usage)
+            case AssistantMessage() if fenced:
+                self._said(seq, fact)
+            case ToolCall() if fenced:
+                self.tool_calls += 1
+                if fact.call_id:
+                    self.started[fact.call_id] = fact
+            case ToolResult() if fenced:
+                self._answered(seq, fact)
+            case GuardrailTripped():
+                self.told.add(f"{fact.guardrail}:{fact.action}:{fact.tool}")
+            case _:
+                pass
+
+    # -- the conversation -----------------------------------------------------------------------------------------
+
+    def turns(self, recipe: Recipe) -> tuple[Turn, ...]:
+        """Return the conversation as a request with this recipe shows it."""
+        elided = self._elided | set(recipe.elide)
+        items = [*self._items, *self._added(recipe)]
+        return tuple(_shown(item, elided) for item in items)
+
+    def request(self, recipe: Recipe, max_output: int) -> Request:
+        """Return the whole request; the run must have its prefix."""
+        assert self.prefix is not None, "a run starts with its prefix"
+        return Request(
+            model=self.prefix.model.partition(":")[2] or self.prefix.model,
+            system=self.prefix.system,
+            tools=tuple(ToolSchema(**tool) for tool in self.prefix.tools),
+            turns=self.turns(recipe),
+            max_output=max_output,
+        )
+
+    def messages_upto(self, seq: int) -> int:
+        """Return how many messages wait that a request reading up to `seq` delivers."""
+        return sum(1 for at, _text in self._waiting if at <= seq)
+
+    def open_calls(self) -> tuple[ToolUse, ...]:
+        """Return the last answer's tool calls that have no result yet."""
+        return tuple(call for call in self.calls if call.call_id not in self.results)
+
+    def elidable(self) -> list[tuple[int, int]]:
+        """Return `(seq, characters saved)` of the tool results that may be elided, oldest first, the last turn's not."""
+        found = []
+        for item in self._items:
+            if isinstance(item.turn, ToolTurn) and item.seq not in self._elided:
+                saved = len(item.turn.text) - len(_line(item.seq, item.turn))
+                if saved > 0 and item.turn.call_id not in self.results:
+                    found.append((item.seq, saved))
+        return found
+
+    def fresh_results(self) -> tuple[int, ...]:
+        """Return the `seq` of the last answer's tool results, which a wrap-up may elide."""
+        return tuple(
+            item.seq
+            for item in self._pending_results()
+            if isinstance(item.turn, ToolTurn) and len(_line(item.seq, item.turn)) < len(item.turn.text)
+        )
+
+    # -- folding --------------------------------------------------------------------------------------------------
+
+    def _added(self, recipe: Recipe) -> list[_Item]:
+        """Return what a request adds: the last answer's results in call order, messages that came, its notice."""
+        added = self._pending_results()
+        added.extend(_Item(seq, UserTurn(_message(text))) for seq, text in self._waiting if seq <= recipe.upto_seq)
+        if recipe.notice:
+            added.append(_Item(0, UserTurn(recipe.notice)))
+        return added
+
+    def _pending_results(self) -> list[_Item]:
+        if self._results_in:
+            return []
+        return [
+            _Item(self._arrived[call.call_id], ToolTurn(call.call_id, call.name, self.results[call.call_id].output))
+            for call in self.calls
+            if call.call_id in self.results
+        ]
+
+    def _reserved(self, seq: int, fact: CostReserved) -> None:
+        recipe = Recipe(fact.upto_seq, fact.elide, fact.notice)
+        self._items.extend(_Item(item.seq or seq, item.turn) for item in self._added(recipe))
+        self._results_in = True
+        if fact.wrap_up:
+            self.told.add("wrap_up")
+        self._elided.update(fact.elide)
+        self._waiting = [(at, text) for at, text in self._waiting if at > fact.upto_seq]
+        if fact.turn != self.turn:
+            self.unknown_attempts = 0
+        self.turn, self.attempt, self.answered = fact.turn, fact.attempt, False
+
+    def _settled(self, fact: CostUpdate, usage: Usage | None) -> None:
+        for name, micros in fact.cost_by.items():
+            self.cost_by[name] = self.cost_by.get(name, 0) + micros
+        if fact.settlement == "unknown":
+            self.unknown_attempts += 1
+        elif usage is not None:
+            total = usage.input_tokens + usage.cache_read_tokens + usage.cache_write_tokens + usage.output_tokens
+            # The answer follows as the next item; its tokens are in the count, so it is covered too.
+            self.known = Known(prompt_tokens=total, turns=len(self._items) + 1)
+
+    def _said(self, seq: int, fact: AssistantMessage) -> None:
+        self.answered = True
+        self.words.append(fact.text)
+        self.calls = tuple(ToolUse(**call) for call in fact.calls)
+        self.results, self.started, self._arrived = {}, {}, {}
+        self._results_in = False
+        self._items.append(_Item(seq, AssistantTurn(fact.raw or {})))
+
+    def _answered(self, seq: int, fact: ToolResult) -> None:
+        if fact.call_id is None:
+            return
+        self.results[fact.call_id] = fact
+        self._arrived[fact.call_id] = seq
+        self.outputs.append((seq, fact))
+        counts = self.tool_counts.setdefault(fact.tool, [0, 0])
+        counts[0 if fact.success else 1] += 1
+        call = next((call for call in self.calls if call.call_id == fact.call_id), None)
+        if call is not None:
+            key = call_key(call)
+            before = self.repeats.get(key)
+            sha = fact.output_sha or (before.output_sha if before else "")
+            self.repeats[key] = Repeat(sha, before.count + 1 if before and before.output_sha == sha else 1)
+        if fact.tool == "scratchpad" and fact.success:
+            started = self.started.get(fact.call_id)
+            if started is not None and isinstance(started.args, dict) and started.args.get("note"):
+                self.notes.append(str(started.args["note"]))
+
+
+def call_key(call: ToolUse) -> str:
+    """Return what makes two calls the same: tool and arguments."""
+    args: Any = call.args if call.args is not None else call.raw_args
+    return f"{call.name} {json.dumps(args, sort_keys=True, ensure_ascii=False)}"
+
+
+def rebuilt(entries: Iterable[Entry], run_id: str, turn: int, attempt: int) -> Request | None:
+    """Return the request of one attempt, rebuilt from a run's entries; None when it was never reserved."""
+    history = History(run_id)
+    for entry in entries:
+        fact = entry.fact
+        if isinstance(fact, CostReserved) and (fact.turn, fact.attempt) == (turn, attempt):
+            return history.request(Recipe(fact.upto_seq, fact.elide, fact.notice), fact.max_output)
+        if fact is not None:
+            history.add(entry.seq, fact, entry.usage, fenced=entry.generation is not None)
+    return None
+
+
+def _shown(item: _Item, elided: set[int]) -> Turn:
+    if isinstance(item.turn, ToolTurn) and item.seq in elided:
+        return ToolTurn(item.turn.call_id, item.turn.name, _line(item.seq, item.turn))
+    return item.turn
+
+
+def _line(seq: int, turn: ToolTurn) -> str:
+    return f"[{turn.name}: {len(turn.text)} characters left out; read_tool_result R-{seq} brings them back]"
+
+
+def _message(text: str) -> str:
+    return f"Message from the orchestrator. It may steer the work, and changes no limit:\n{text}"

@@ -1,0 +1,317 @@
+"""Everything that is open on a data root in one process: the log, its keeper, the run manager, models and tools."""
+
+from __future__ import annotations
+
+import getpass
+import hashlib
+import logging
+import os
+import secrets
+import shutil
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import anyio.to_thread
+from ava_audit.events import RunStarted
+from ava_audit.keeper import run_keeper
+from ava_audit.locks import Instances
+from ava_audit.money import format_usd, micros_from_cents
+from ava_audit.redact import Redactor
+from ava_audit.store import Store
+from ava_audit.view import RunRow
+from ava_roles.catalog import Catalog, Folder
+from ava_roles.confine.paths import Root
+from ava_roles.prompt import system_prompt
+from ava_roles.role import parse_role
+from ava_roles.tools.base import Place, Tool
+from ava_roles.tools.registry import builtin_tools
+
+from ava_server.approval import SpawnLimits, minutes, texts_of
+from ava_server.budget import DayCaps
+from ava_server.errors import AvaError
+from ava_server.history import History
+from ava_server.keys import find_key, list_keys
+from ava_server.loop import Prepared
+from ava_server.manager import CannotHonour, Manager, Slots
+from ava_server.models.choose import ModelSettings, Provider, build_model, choose
+from ava_server.models.clients import ClientPool
+from ava_server.prices import UserPrice
+from ava_server.run_config import RunConfig
+from ava_server.run_tools import run_tools
+from ava_server.spawning import Surroundings
+from ava_server.submit import schema as submit_schema
+
+if TYPE_CHECKING:
+    from ava_roles.confine.fetch import Fetcher
+
+    from ava_server.settings import Settings
+
+log = logging.getLogger("ava.house")
+
+INSTALLED_PROVIDERS = ("openrouter", "openai")
+"""Providers whose address is known, so that a key alone is enough."""
+
+
+@dataclass
+class House:
+    """What one process has open.
+
+    Attributes:
+        settings: What is configured, read at start.
+        store: The log.
+        user: The OS user.
+        manager: The run manager.
+        clients: The model connections.
+    """
+
+    settings: Settings
+    store: Store
+    user: str
+    clients: ClientPool
+    instances: Instances
+    manager: Manager
+
+    @cached_property
+    def models(self) -> ModelSettings:
+        """Providers, keys, tiers and prices."""
+        return model_settings(self.settings)
+
+    @cached_property
+    def tools(self) -> Mapping[str, Tool]:
+        """The built-in tools, made once for all runs."""
+        return builtin_tools()
+
+    @cached_property
+    def fetcher(self) -> Fetcher:
+        """The guarded fetcher: one for all runs, because it spaces out the requests to a host."""
+        from ava_roles.confine.fetch import Fetcher
+
+        return Fetcher()
+
+    @cached_property
+    def redactor(self) -> Redactor:
+        """Replaces every key that this process holds."""
+        keys = {key.provider: key.value for key in list_keys(self.settings.paths.keys)}
+        if self.settings.model_api_key is not None:
+            keys["AVA_MODEL_API_KEY"] = self.settings.model_api_key.get_secret_value()
+        return Redactor(keys)
+
+    @property
+    def day_caps(self) -> DayCaps:
+        """What may be spent in a day."""
+        limits = self.settings.limits
+        return DayCaps(micros_from_cents(limits.user_daily_cents), micros_from_cents(limits.installation_daily_cents))
+
+    @property
+    def spawn_limits(self) -> SpawnLimits:
+        """What limits approvals."""
+        ttl_us = int(self.settings.proposal_lifetime_s * 1_000_000)
+        return SpawnLimits(self.settings.limits.spawns_per_hour, self.day_caps, ttl_us)
+
+    async def surroundings(self, client_roots: Sequence[str]) -> Surroundings:
+        """Return what a proposal is resolved against; role files are read anew."""
+        return await anyio.to_thread.run_sync(self._surroundings, tuple(client_roots))
+
+    def _surroundings(self, client_roots: tuple[str, ...]) -> Surroundings:
+        return Surroundings(
+            settings=self.settings,
+            models=self.models,
+            catalog=read_catalog(self.settings),
+            tools=self.tools,
+            redactor=self.redactor,
+            client_roots=client_roots,
+            cwd=Path.cwd(),
+            home=Path.home(),
+        )
+
+    async def prepare(self, run: RunRow, history: History) -> Prepared:
+        """Make everything that a claimed run works with.
+
+        Raises:
+            CannotHonour: This instance cannot run it as approved.
+        """
+        config = RunConfig.model_validate_json(run.config)
+        texts = await self.store.read(lambda view: texts_of(view, run))
+        if texts is None:
+            raise CannotHonour("its task was erased")
+        try:
+            choice = await anyio.to_thread.run_sync(choose, config.model, config.tier or "balanced", self.models)
+        except AvaError as error:
+            raise CannotHonour(str(error)) from error
+        if choice.base_url != config.base_url:
+            raise CannotHonour(f"it was approved for {config.base_url}, and {config.provider} is now {choice.base_url}")
+        scratch = self.settings.data_root / "scratch" / run.id
+        tools: dict[str, Tool] = {**self.tools, **run_tools(history, scratch)}
+        missing = [name for name in config.tools if name not in tools]
+        if missing:
+            raise CannotHonour(f"the tool {missing[0]} is not available in this version")
+        own = {name: tools[name] for name in config.tools}
+        files, artifacts = await anyio.to_thread.run_sync(self._open_folders, config, run.id)
+        networked = any(tool.spec.network for tool in own.values())
+        folder = self.settings.paths.artifacts / run.id
+
+        def close(ended: bool) -> None:
+            for root in (files, artifacts):
+                if root is not None:
+                    root.close()
+            if ended:
+                shutil.rmtree(scratch, ignore_errors=True)
+            if folder.is_dir() and not any(folder.iterdir()):
+                folder.rmdir()
+
+        return Prepared(
+            model=build_model(choice, self.clients),
+            started=_started(config, texts.system_prompt, texts.context, own),
+            tools=own,
+            place=Place(files=files, fetch=self.fetcher if networked else None, artifacts=artifacts),
+            redactor=self.redactor,
+            scratch=scratch,
+            caps=self.day_caps,
+            artifacts=lambda: list_artifacts(folder),
+            close=close,
+        )
+
+    def _open_folders(self, config: RunConfig, run_id: str) -> tuple[Root | None, Root | None]:
+        try:
+            files = Root.open(Path(config.workspace)) if config.workspace else None
+        except OSError as error:
+            raise CannotHonour(f"its workspace {config.workspace} cannot be opened: {error.strerror}") from error
+        if "save_artifact" not in config.tools:
+            return files, None
+        folder = self.settings.paths.artifacts / run_id
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return files, Root.open(folder)
+
+
+@asynccontextmanager
+async def open_house(settings: Settings, *, runs: bool = True) -> AsyncIterator[House]:
+    """Open a data root, and look after its runs until the context ends; runs that go on stay in the log.
+
+    Args:
+        settings: What is configured.
+        runs: Claim runs; False for commands that only look.
+
+    Raises:
+        ConfigError: The data root cannot be used.
+        AuditError: The log cannot be opened.
+    """
+    await anyio.to_thread.run_sync(settings.paths.create)
+    async with Store.open(settings.data_root) as store:
+        instances = Instances(settings.paths.instances)
+        name, lock = await anyio.to_thread.run_sync(instances.join)
+        clients = ClientPool()
+        limits = settings.limits
+        slots = Slots(limits.running_per_user, limits.running)
+        user = getpass.getuser()
+        house: House
+
+        async def prepare(run: RunRow, history: History) -> Prepared:
+            return await house.prepare(run, history)
+
+        manager = Manager(store, instances, name, user, slots, prepare)
+        house = House(settings, store, user, clients, instances, manager)
+        try:
+            async with anyio.create_task_group() as keeping:
+                keeping.start_soon(lambda: run_keeper(store, settings.data_root, mirror=settings.mirror))
+                try:
+                    async with anyio.create_task_group() as running:
+                        if runs:
+                            running.start_soon(manager.run)
+                        yield house
+                        running.cancel_scope.cancel()
+                finally:
+                    keeping.cancel_scope.cancel()
+        finally:
+            with anyio.CancelScope(shield=True), anyio.move_on_after(2):
+                await clients.aclose()
+            lock.release()
+            lock.path.unlink(missing_ok=True)
+
+
+def model_settings(settings: Settings) -> ModelSettings:
+    """Return what the settings and the stored keys say about models."""
+    names = {*INSTALLED_PROVIDERS, *settings.providers}
+    providers = {
+        name: Provider(
+            base_url=own.base_url if (own := settings.providers.get(name)) else None,
+            api_key=key.value if (key := find_key(name, settings.paths.keys)) else None,
+        )
+        for name in sorted(names)
+    }
+    tiers = settings.models
+    given = {"fast": tiers.fast, "balanced": tiers.balanced, "deep": tiers.deep}
+    return ModelSettings(
+        base_url=settings.model_base_url,
+        api_key=settings.model_api_key.get_secret_value() if settings.model_api_key else None,
+        model=settings.model,
+        tiers={name: model for name, model in given.items() if model},
+        providers=providers,
+        prices={name: UserPrice(**price.model_dump()) for name, price in settings.prices.items()},
+    )
+
+
+def read_catalog(settings: Settings) -> Catalog:
+    """Read the role files: built in, then the data root's. Blocking."""
+    return Catalog.load([Folder(settings.paths.roles, "roles of the data root")])
+
+
+def list_artifacts(folder: Path) -> list[dict[str, Any]]:
+    """Return name, size in bytes and sha256 of each file that a run handed over."""
+    if not folder.is_dir():
+        return []
+    found = []
+    for path in sorted(folder.iterdir()):
+        if path.is_file() and not path.is_symlink():
+            data = path.read_bytes()
+            found.append({"name": path.name, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()})
+    return found
+
+
+def _started(config: RunConfig, own_words: str | None, context: str | None, tools: Mapping[str, Tool]) -> RunStarted:
+    """Return the run's rendered prefix."""
+    role = parse_role(config.role_text, config.role_source, config.role)
+    free = bool(config.price.get("free"))
+    limits = {
+        "time": minutes(config.timeout_s),
+        "money": "free" if free else format_usd(config.max_cost_micros, exact=True),
+        "tokens": f"{config.max_tokens:,}",
+        "turns": str(config.max_iterations),
+        "tool calls": str(config.max_tool_calls),
+    }
+    specs = [tools[name].spec for name in sorted(tools)]
+    submit = submit_schema(config.output_schema)
+    schemas = (
+        *({"name": spec.name, "description": spec.description, "parameters": spec.schema()} for spec in specs),
+        {"name": submit.name, "description": submit.description, "parameters": dict(submit.parameters)},
+    )
+    text = system_prompt(
+        role,
+        system_prompt=own_words,
+        context=context,
+        tools=specs,
+        limits=limits,
+        output_schema=config.output_schema,
+    )
+    return RunStarted(
+        system=text,
+        tools=schemas,
+        model=config.model,
+        price=config.price,
+        limits=limits,
+        max_output=config.max_output,
+        nonce=secrets.token_hex(8),
+        workspace=config.workspace,
+    )
+
+
+def refuse_recursion() -> str | None:
+    """Return why this process must not serve or run subagents, or None: it is itself part of a subagent's run."""
+    run = os.environ.get("AVA_RUN_ID")
+    if run:
+        return f"this process belongs to subagent {run[:20]}, and a subagent starts no subagents (AVA_RUN_ID is set)"
+    return None

@@ -1,0 +1,42 @@
+"""Ids, and how people and models write them: with or without prefix, in any case."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Callable
+
+from ava_server.errors import BadInput
+
+_FORMS = {
+    "subagent_id": ("S-", 6, "a subagent id looks like S-7f3a2b"),
+    "pending_id": ("P-", 8, "a pending id looks like P-1c22b09d"),
+    "group_id": ("G-", 7, "a group id looks like G-4e1b2c3"),
+}
+
+
+def new_id(field: str, taken: Callable[[str], bool]) -> str:
+    """Return a fresh id of a field's form that `taken` does not know."""
+    prefix, digits, _hint = _FORMS[field]
+    while True:
+        candidate = prefix + secrets.token_hex(4)[:digits]
+        if not taken(candidate):
+            return candidate
+
+
+def parse_id(field: str, given: str) -> str:
+    """Return an id in its canonical form.
+
+    Args:
+        field: `subagent_id`, `pending_id` or `group_id`; names the argument in the error.
+        given: What was given.
+
+    Raises:
+        BadInput: It does not have the form.
+    """
+    prefix, digits, hint = _FORMS[field]
+    text = given.strip().lower()
+    bare = text.removeprefix(prefix.lower())
+    if not re.fullmatch(rf"[0-9a-f]{{{digits}}}", bare):
+        raise BadInput(f"{field}: {given[:40]!r} is not an id; {hint}. Call check_subagent without an id for the list.")
+    return prefix + bare

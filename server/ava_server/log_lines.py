@@ -1,0 +1,70 @@
+"""One line an event: local time, agent, type, tool, the most telling arguments, outcome with a count, cost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ava_audit.events import (
+    AssistantMessage,
+    CostReserved,
+    CostUpdate,
+    Entry,
+    ErrorOccurred,
+    SubagentComplete,
+    SubagentSpawn,
+    ToolCall,
+    ToolResult,
+    UserMessage,
+)
+from ava_audit.money import format_usd
+from ava_audit.times import format_ts
+from ava_roles.wrap import clean
+
+from ava_server.words import compact
+
+VALUE_CHARS = 80
+
+
+def entry_line(entry: Entry, *, utc: bool = False, width: int = 160) -> str:
+    """Return an entry on one line of at most `width` characters; control and invisible characters are out."""
+    when = format_ts(entry.ts_us, utc)
+    cost = f" {format_usd(entry.cost_micros)}" if entry.cost_micros else ""
+    what = compact(clean(_what(entry))[0], 10_000)
+    line = f"[{when}] {entry.who.agent_id} {entry.type} {what}{cost}".rstrip()
+    return line if len(line) <= width else line[: max(width - 1, 1)] + "…"
+
+
+def _what(entry: Entry) -> str:
+    match entry.fact:
+        case None:
+            return "(erased)"
+        case ToolCall(tool=tool, args=args):
+            return f"{tool} {_arguments(args)}"
+        case ToolResult() as result:
+            count = f", {result.count} results" if result.count is not None else ""
+            return f"{result.tool} ({'success' if result.success else 'failed'}{count}) {result.output}"
+        case CostUpdate() as spent:
+            return f"turn {spent.turn}: {spent.tokens} tokens, {spent.settlement}{', overrun' if spent.overrun else ''}"
+        case CostReserved() as held:
+            return f"turn {held.turn} attempt {held.attempt}: at most {format_usd(held.micros)} held"
+        case SubagentSpawn() as spawn:
+            return f"{spawn.subagent_id} {spawn.role} {spawn.name or ''}: {spawn.task}"
+        case SubagentComplete() as done:
+            return f"{done.subagent_id} {done.status} {done.tokens} tokens, {done.duration:g} s: {done.summary}"
+        case ErrorOccurred() as error:
+            return f"{error.kind}: {error.error}"
+        case UserMessage() as said:
+            return f"({said.kind}) {said.text}"
+        case AssistantMessage() as answer:
+            calls = ", ".join(str(call.get("name")) for call in answer.calls)
+            return f"{answer.text}{f' → {calls}' if calls else ''}"
+        case fact:
+            return fact.words()
+
+
+def _arguments(args: Any) -> str:
+    """Return the two most telling arguments: the first two that have a value."""
+    if not isinstance(args, dict):
+        return compact(args, VALUE_CHARS)
+    telling = [(name, value) for name, value in args.items() if value not in (None, "", [], {})][:2]
+    return " ".join(f"{name}={compact(value, VALUE_CHARS)}" for name, value in telling)

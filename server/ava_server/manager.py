@@ -1,0 +1,342 @@
+"""The run manager: who may run, who owns what, and what becomes of a run whose owner is gone.
+
+An instance claims queued runs while slots are free, takes over running ones whose owner's lock is free, hears of
+cancels through the log, and holds every run that it owns in one task group.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import anyio
+import anyio.abc
+from ava_audit.errors import AuditError
+from ava_audit.events import CancelRequested, Event, RunClaimed, Who
+from ava_audit.locks import Instances
+from ava_audit.store import Command, Outcome, Store
+from ava_audit.view import QUEUED, RUNNING, WAITING, RunRow, View, loads
+
+from ava_server.approval import AGENT, close_proposal
+from ava_server.budget import settlement_event
+from ava_server.history import History
+from ava_server.loop import AgentRun, Prepared, ending_events
+from ava_server.result import Drafts, Ended, build_result
+from ava_server.run_config import RunConfig
+
+log = logging.getLogger("ava.manager")
+
+LOOK_EVERY_S = 1.0
+"""How often owners' locks are tried and queued runs looked at without news."""
+TAKEOVER_WITHIN_US = 30 * 60 * 1_000_000
+"""A server takes over by itself what was interrupted within the last 30 minutes; older runs wait to be resumed."""
+SETTLE_S = 0.05
+"""Commits come in bursts; they are looked at together. What this process does itself pokes the manager at once."""
+GRACE_S = 1.0
+"""The instance that approved a run has this long to claim it before others do."""
+CANCEL_ANSWER_S = 4.0
+"""A cancel that the owner has not answered within this is carried out by the one who asked."""
+
+
+class CannotHonour(Exception):
+    """Raised when this instance cannot run a run as it was approved; says what it waits for."""
+
+
+@dataclass(frozen=True)
+class Slots:
+    """How many runs may be running: of one user, and in all."""
+
+    per_user: int
+    total: int
+
+
+Prepare = Callable[[RunRow, History], Awaitable[Prepared]]
+"""Makes everything that a claimed run works with.
+
+Raises:
+    CannotHonour: This instance cannot run it as approved.
+"""
+
+
+@dataclass(frozen=True)
+class NotClaimed:
+    """Why a claim was not granted."""
+
+    why: str
+
+
+def claim(
+    run_id: str, instance: str, who: Who, alive: frozenset[str], slots: Slots
+) -> Command[RunRow | NotClaimed]:
+    """Claim a queued run, or a running one whose owner is not alive; raises its generation.
+
+    What the old generation left in flight is settled as unknown in the same transaction.
+
+    Args:
+        run_id: The run.
+        instance: Who claims it.
+        who: The session that the claim is written under; the run's user.
+        alive: Instances that hold their locks, this one included.
+        slots: Counted over live owners.
+    """
+
+    def command(view: View, now_us: int) -> Outcome[RunRow | NotClaimed]:
+        run = view.run(run_id)
+        if run is None or run.state not in (QUEUED, RUNNING):
+            return Outcome(NotClaimed("it has ended or waits for approval"))
+        if run.state == RUNNING and run.instance in alive:
+            return Outcome(NotClaimed(f"instance {run.instance} has it"))
+        owned = [row for row in view.runs(states=(RUNNING,)) if row.instance in alive]
+        if len(owned) >= slots.total:
+            return Outcome(NotClaimed(f"all {slots.total} slots are taken"))
+        if sum(row.user_id == run.user_id for row in owned) >= slots.per_user:
+            return Outcome(NotClaimed(f"all {slots.per_user} slots of {run.user_id} are taken"))
+        agent = Who(who.session_id, run.id, run.user_id, parent_agent_id=AGENT)
+        reason = "start" if run.generation == 0 else "takeover"
+        events = (*unsettled(run, agent), _claimed(run, instance, agent, reason))
+        return Outcome(run, events)
+
+    return command
+
+
+def unsettled(run: RunRow, who: Who) -> tuple[Event, ...]:
+    """Return the settlement, as unknown, of a call that a dead generation left in flight."""
+    held = loads(run.in_flight)
+    if held is None:
+        return ()
+    config = RunConfig.model_validate_json(run.config)
+    event, _spend = settlement_event(
+        None, run.id, who, run.model, config.to_price(),
+        turn=held["turn"], attempt=held["attempt"], reserved_micros=held["micros"],
+        reserved_tokens=held["prompt_tokens"] + held["max_output"], settlement="unknown",
+    )  # fmt: skip
+    return (event,)
+
+
+def _claimed(run: RunRow, instance: str, who: Who, reason: str) -> Event:
+    fact = RunClaimed(instance=instance, generation=run.generation + 1, reason=reason)  # type: ignore[arg-type]
+    return Event(who, fact, run_id=run.id)
+
+
+@dataclass(frozen=True)
+class CancelOutcome:
+    """What a cancel found: the run's state before it, and whether it has to be awaited."""
+
+    run: RunRow | None
+    pending: bool = False
+
+
+def cancel(run_id: str, who: Who, reason: str | None, by: str) -> Command[CancelOutcome]:
+    """Ask for a run's end. A waiting or queued one ends here and now; a running one by its owner."""
+
+    def command(view: View, now_us: int) -> Outcome[CancelOutcome]:
+        run = view.run(run_id)
+        if run is None or run.user_id != who.user_id:
+            return Outcome(CancelOutcome(None))
+        if run.ended:
+            return Outcome(CancelOutcome(run))
+        fact = CancelRequested(subagent_id=run.id, reason=reason, by=by)  # type: ignore[arg-type]
+        asked = Event(who, fact, run_id=run.id)
+        if run.state == RUNNING:
+            again = run.cancel_seq is not None
+            return Outcome(CancelOutcome(run, pending=True), () if again else (asked,))
+        if run.state == WAITING:
+            row = view.proposal(run.pending_id)
+            assert row is not None
+            return Outcome(CancelOutcome(run), (asked, *close_proposal(row, run, who, "rejected", status="cancelled")))
+        ended = Ended("cancelled", reason or "cancelled before it started")
+        return Outcome(CancelOutcome(run), (asked, *_ended_without_owner(view, run, ended)))
+
+    return command
+
+
+def end_unanswered(run_id: str, instance: str, ended: Ended) -> Command[bool]:
+    """End a run whose owner has not answered: raises the generation, so that the owner can neither write nor spend."""
+
+    def command(view: View, now_us: int) -> Outcome[bool]:
+        run = view.run(run_id)
+        if run is None or run.state != RUNNING:
+            return Outcome(False)
+        agent = Who(run.session_id, run.id, run.user_id, parent_agent_id=AGENT)
+        claimed = _claimed(run, instance, agent, "cancel")
+        return Outcome(True, (*unsettled(run, agent), claimed, *_ended_without_owner(view, run, ended)))
+
+    return command
+
+
+def _ended_without_owner(view: View, run: RunRow, ended: Ended) -> tuple[Event, ...]:
+    """Return the ending of a run that nobody owns, with whatever its log has of a result."""
+    history = History(run.id)
+    history.add_all(view.entries(run.id))
+    result = build_result(run, history, ended, Drafts(), [], run.active_us / 1e6)
+    agent = Who(run.session_id, run.id, run.user_id, parent_agent_id=AGENT)
+    return ending_events(run, result, ended, agent, None, run.active_us)
+
+
+class Manager:
+    """Owns the runs of this process.
+
+    Attributes:
+        instance: This process's id on the data root.
+        waiting_for: What runs that this instance cannot honour wait for, by run.
+    """
+
+    def __init__(
+        self, store: Store, instances: Instances, instance: str, user: str, slots: Slots, prepare: Prepare
+    ) -> None:
+        self.instance = instance
+        self.waiting_for: dict[str, str] = {}
+        self._store = store
+        self._instances = instances
+        self._user = user
+        self._slots = slots
+        self._prepare = prepare
+        self._owned: dict[str, AgentRun | None] = {}
+        self._sessions: set[str] = set()
+        self._first_seen: dict[str, float] = {}
+        self._poked = anyio.Event()
+
+    def adopt_session(self, session_id: str) -> None:
+        """Note a session of this process: its runs are claimed at once, others' after a grace."""
+        self._sessions.add(session_id)
+
+    def poke(self) -> None:
+        """Look for work now."""
+        self._poked.set()
+
+    def activity(self, run_id: str) -> str | None:
+        """Return what an owned run is doing this second, or None."""
+        run = self._owned.get(run_id)
+        return run.activity if run is not None else None
+
+    async def run(self) -> None:
+        """Look after runs until cancelled; every run is a task of this call."""
+        async with anyio.create_task_group() as tasks:
+            while True:
+                poked = self._poked = anyio.Event()
+                seen = self._store.head
+                try:
+                    await self._look(tasks)
+                except AuditError as error:  # the log is out of reach: looked at again, and nothing is claimed
+                    log.warning("looking for runs: %s", error)
+                with anyio.move_on_after(LOOK_EVERY_S):
+                    await self._news(seen, poked)
+
+    async def _news(self, seen: int, poked: anyio.Event) -> None:
+        async def on_commit() -> None:
+            await self._store.newer_than(seen)
+            await anyio.sleep(SETTLE_S)
+            waiting.cancel_scope.cancel()
+
+        async def on_poke() -> None:
+            await poked.wait()
+            waiting.cancel_scope.cancel()
+
+        async with anyio.create_task_group() as waiting:
+            waiting.start_soon(on_commit)
+            waiting.start_soon(on_poke)
+
+    async def _look(self, tasks: anyio.abc.TaskGroup) -> None:
+        rows = await self._store.read(lambda view: view.runs(states=(QUEUED, RUNNING)))
+        for row in rows:
+            owned = self._owned.get(row.id)
+            if owned is not None and row.cancel_seq is not None:
+                owned.cancel("cancelled on request")
+        free = [row for row in rows if row.id not in self._owned and row.user_id == self._user]
+        if not free:
+            return
+        alive = await anyio.to_thread.run_sync(self._alive, rows)
+        running = [row for row in rows if row.state == RUNNING and row.instance in alive]
+        per_user = {row.user_id: sum(other.user_id == row.user_id for other in running) for row in rows}
+        for row in sorted(free, key=lambda row: (per_user[row.user_id], row.queued_us or 0)):
+            if self._mine_now(row, alive):
+                await self._take(row, alive, tasks)
+
+    def _alive(self, rows: list[RunRow]) -> frozenset[str]:
+        names = {row.instance for row in rows if row.state == RUNNING and row.instance}
+        return frozenset({self.instance} | {name for name in names if self._instances.alive(name)})
+
+    def _mine_now(self, row: RunRow, alive: frozenset[str]) -> bool:
+        if row.state == RUNNING:
+            recent = (row.last_us or 0) > _now_us() - TAKEOVER_WITHIN_US
+            return row.instance not in alive and recent
+        if row.session_id in self._sessions:
+            return True
+        first = self._first_seen.setdefault(row.id, anyio.current_time())
+        return anyio.current_time() - first >= GRACE_S
+
+    async def _take(self, row: RunRow, alive: frozenset[str], tasks: anyio.abc.TaskGroup) -> None:
+        """Claim a run and start it, if this instance can honour it."""
+        history = History(row.id)
+        try:
+            prepared = await self._prepare(row, history)
+        except CannotHonour as error:
+            self.waiting_for[row.id] = str(error)
+            return
+        self.waiting_for.pop(row.id, None)
+        who = Who(row.session_id, AGENT, row.user_id)
+        got = await self._store.do(claim(row.id, self.instance, who, alive, self._slots))
+        if isinstance(got, NotClaimed):
+            prepared.close(False)
+            self.waiting_for[row.id] = got.why
+            return
+        run = await self._store.read(lambda view: view.run(row.id))
+        assert run is not None
+        history.add_all(await self._store.read(lambda view: view.entries(row.id)))
+        agent = Who(run.session_id, run.id, run.user_id, parent_agent_id=AGENT)
+        owned = AgentRun(self._store, run, agent, history, prepared)
+        self._owned[run.id] = owned
+        tasks.start_soon(self._drive, owned, run, prepared)
+
+    async def _drive(self, owned: AgentRun, run: RunRow, prepared: Prepared) -> None:
+        try:
+            if run.cancel_seq is not None:
+                owned.cancel("cancelled on request")
+            await owned.drive(await self._group_time(run))
+        except AuditError as error:  # the log cannot take the ending: the run stays, for whoever claims it next
+            log.error("%s: %s", run.id, error)
+        finally:
+            del self._owned[run.id]
+            prepared.close(owned.done)
+            self.poke()
+
+    async def _group_time(self, run: RunRow) -> float | None:
+        """Return the seconds that a group's clock leaves, None without one."""
+        group_id = run.group_id
+        if group_id is None:
+            return None
+        group = await self._store.read(lambda view: view.group(group_id))
+        if group is None or group.timeout_s is None or group.started_us is None:
+            return None
+        return max(0.0, group.timeout_s - (_now_us() - group.started_us) / 1e6)
+
+    async def cancel(self, run_id: str, who: Who, reason: str | None, by: str = "model") -> RunRow | None:
+        """Cancel a run and return it as it ended, within 5 s; None when there is none of this user."""
+        found = await self._store.do(cancel(run_id, who, reason, by))
+        if found.run is None:
+            return None
+        if found.pending:
+            owned = self._owned.get(run_id)
+            if owned is not None:  # act in memory first
+                owned.cancel(reason or "cancelled on request")
+            with anyio.move_on_after(CANCEL_ANSWER_S):
+                await self.ended(run_id)
+            ended = Ended("cancelled", reason or "cancelled on request")
+            await self._store.do(end_unanswered(run_id, self.instance, ended))
+        return await self._store.read(lambda view: view.run(run_id))
+
+    async def ended(self, run_id: str) -> RunRow:
+        """Wait until a run has ended, in any process."""
+        while True:
+            seen = self._store.head
+            run = await self._store.read(lambda view: view.run(run_id))
+            assert run is not None
+            if run.ended:
+                return run
+            await self._store.newer_than(seen)
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1000

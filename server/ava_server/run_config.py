@@ -1,0 +1,80 @@
+"""A run's complete resolved configuration: what is approved, and what runs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from ava_server.prices import Price
+
+
+class Texts(BaseModel):
+    """The words of a proposal. They stand in the run's first `UserMessage`, so that they can be erased."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    task: str
+    context: str | None = None
+    system_prompt: str | None = None
+    rationale: str | None = None
+
+
+class RunConfig(BaseModel):
+    """Everything that was resolved at the proposal, but for the texts. Caps are the run's own.
+
+    Attributes:
+        role_text: The role file's content, read once, at the proposal.
+        model: `provider:id`, as it stands in the log.
+        price: The price per token, as a mapping of `prices.Price`.
+        workspace_given: The call itself gave the workspace, so that a networked role may read it.
+        clamped: What was asked above a hard cap, in words.
+        asked: The call's own arguments but for the texts: the defaults of a retry, or of a fresh proposal.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    role: str
+    role_source: str
+    role_text: str
+    model: str
+    provider: str
+    model_id: str
+    tier: str | None = None
+    base_url: str | None = None
+    stream: bool = True
+    price: dict[str, Any]
+    timeout_s: float
+    max_cost_micros: int
+    max_tokens: int
+    max_iterations: int
+    max_tool_calls: int
+    max_output: int = 4096
+    tools: tuple[str, ...]
+    unavailable_tools: tuple[str, ...] = ()
+    workspace: str | None = None
+    workspace_given: bool = False
+    workspace_note: str = ""
+    estimated_minutes: tuple[int, int]
+    name: str | None = None
+    task_id: str | None = None
+    output_schema: dict[str, Any] | None = None
+    clamped: tuple[str, ...] = ()
+    asked: dict[str, Any] = {}
+
+    def to_price(self) -> Price:
+        """Return the price that was approved."""
+        return Price.from_dict(self.price)
+
+
+CAPS = ("timeout_s", "max_cost_micros", "max_tokens", "max_iterations", "max_tool_calls")
+"""The caps of a run, as fields of its configuration."""
+
+
+def digest(config: RunConfig, texts: Texts) -> str:
+    """Return the hash of what is approved: the complete configuration and the whole texts."""
+    both = {"config": config.model_dump(mode="json"), "texts": texts.model_dump(mode="json")}
+    line = json.dumps(both, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
+    return hashlib.sha256(line.encode()).hexdigest()

@@ -1,0 +1,100 @@
+"""The tools that need the log: scratchpad and read_tool_result. They are part of every run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import anyio.to_thread
+from ava_roles.errors import ToolFailed
+from ava_roles.tools.base import Place, Tool, ToolArgs, ToolOutput, ToolSpec
+from pydantic import Field
+
+from ava_server.history import History
+
+NOTE_CHARS = 4_000
+
+
+class ScratchpadArgs(ToolArgs):
+    """Arguments of `scratchpad`."""
+
+    note: str = Field(default="", max_length=NOTE_CHARS, description="A note to keep; leave it out to read them all.")
+
+
+class Scratchpad:
+    """Notes that survive the trimming of the context; they live in the log, as the calls that wrote them."""
+
+    spec = ToolSpec(
+        name="scratchpad",
+        description="Keep a note, or read your notes back. Notes survive when older tool results are left out.",
+        args=ScratchpadArgs,
+        timeout_s=5,
+    )
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+
+    def activity(self, args: ScratchpadArgs) -> str:
+        """Return the sentence for the status line."""
+        return "Taking a note" if args.note else "Reading its notes"
+
+    async def __call__(self, args: ScratchpadArgs, at: Place) -> ToolOutput:
+        """Keep the note (the call itself is the record) and return all notes."""
+        notes = [*self._history.notes, *([args.note] if args.note else [])]
+        if not notes:
+            return ToolOutput("There are no notes yet.", count=0)
+        return ToolOutput("\n".join(f"{number}. {note}" for number, note in enumerate(notes, 1)), count=len(notes))
+
+
+class ReadToolResultArgs(ToolArgs):
+    """Arguments of `read_tool_result`."""
+
+    id: str = Field(description="R-… as it stands in place of the result.")
+    offset: int = Field(default=0, ge=0, description="Characters to skip.")
+
+
+class ReadToolResult:
+    """Brings back a tool result that was cut or left out."""
+
+    spec = ToolSpec(
+        name="read_tool_result",
+        description="Read an earlier tool result again, or go on in one that was cut.",
+        args=ReadToolResultArgs,
+        timeout_s=10,
+    )
+
+    def __init__(self, history: History, scratch: Path) -> None:
+        self._history = history
+        self._scratch = scratch
+
+    def activity(self, args: ReadToolResultArgs) -> str:
+        """Return the sentence for the status line."""
+        return "Reading an earlier result again"
+
+    async def __call__(self, args: ReadToolResultArgs, at: Place) -> ToolOutput:
+        """Return the result from `offset` on.
+
+        Raises:
+            ToolFailed: There is no result of that id.
+        """
+        number = args.id.removeprefix("R-")
+        found = next(
+            (fact for seq, fact in self._history.outputs if number in (str(seq), (fact.output_sha or "-")[:8])), None
+        )
+        if found is None:
+            known = ", ".join(f"R-{seq}" for seq, _fact in self._history.outputs[-10:]) or "none yet"
+            raise ToolFailed(f"there is no earlier result {args.id!r}; the latest are {known}")
+        text = found.output
+        if found.scratch:
+            text = await anyio.to_thread.run_sync((self._scratch / found.scratch).read_text, "utf-8")
+        if args.offset >= len(text):
+            raise ToolFailed(f"{args.id} has {len(text)} characters; give a smaller offset than {args.offset}")
+        return ToolOutput(text[args.offset :])
+
+
+def run_tools(history: History, scratch: Path) -> dict[str, Tool]:
+    """Return the tools of this module for one run."""
+    tools: tuple[Tool, ...] = (Scratchpad(history), ReadToolResult(history, scratch))
+    return {tool.spec.name: tool for tool in tools}
+
+
+RUN_TOOL_NAMES = ("scratchpad", "read_tool_result")

@@ -1,0 +1,39 @@
+"""One host connection: whom it acts for, and what the log says of it."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, field
+
+from ava_audit.events import Who
+
+from ava_server.approval import AGENT
+
+
+@dataclass
+class Session:
+    """A host connection.
+
+    Attributes:
+        id: Its id in the log.
+        user: Whom it acts for.
+        transport: `stdio`, `memory` or `http`.
+        client: The client's name and version, once it has said them.
+        roots: Folders that the client named.
+        seen: What each run looked like when this session last polled it: a poll that saw nothing new is not logged.
+    """
+
+    user: str
+    transport: str
+    id: str = field(default_factory=lambda: f"sess-{secrets.token_hex(6)}")
+    client: str | None = None
+    client_version: str | None = None
+    protocol: str | None = None
+    roots: tuple[str, ...] = ()
+    started: bool = False
+    seen: dict[str, tuple[object, ...]] = field(default_factory=dict)
+
+    @property
+    def who(self) -> Who:
+        """The orchestrator of this session, as the log names it."""
+        return Who(self.id, AGENT, self.user)

@@ -1,0 +1,244 @@
+"""From the arguments of a spawn to a complete resolved configuration: role, tools, model, price, caps, workspace."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ava_audit.money import format_usd, micros_from_cents
+from ava_audit.redact import Redactor
+from ava_roles.catalog import Catalog
+from ava_roles.errors import RolesError
+from ava_roles.role import Role
+from ava_roles.tools.base import Tool
+from ava_roles.workspace import Workspace, resolve_workspace
+
+from ava_server.arguments import SpawnArgs
+from ava_server.errors import BadInput, Refused
+from ava_server.models.choose import Choice, ModelSettings, choose
+from ava_server.run_config import RunConfig, Texts
+from ava_server.run_tools import RUN_TOOL_NAMES
+
+if TYPE_CHECKING:
+    from ava_server.settings import Settings
+
+MAX_OUTPUT = 4_096
+MAX_OUTPUT_CODER = 8_192
+_URL = re.compile(r"https?://[^\s<>\"']+")
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a proposal is resolved against: everything that is there at this moment.
+
+    Attributes:
+        settings: What is configured.
+        models: Providers, keys, tiers and prices.
+        catalog: The role files, read just now.
+        tools: The tools that exist here, by name.
+        redactor: Knows the configured secret values.
+        client_roots: Folders that the client named.
+        cwd: The server's working folder.
+        home: The home folder of the user whom the server runs as.
+    """
+
+    settings: Settings
+    models: ModelSettings
+    catalog: Catalog
+    tools: Mapping[str, Tool]
+    redactor: Redactor
+    client_roots: Sequence[str]
+    cwd: Path
+    home: Path
+
+
+def resolve(args: SpawnArgs, around: Surroundings) -> tuple[RunConfig, Texts]:
+    """Return what a spawn would run, complete.
+
+    Reads role files' results and price tables only, but may import the latter: call it in a thread.
+
+    Raises:
+        BadInput: An argument cannot be used.
+        Refused: It may not, or cannot, be run here; the text says what to do.
+    """
+    settings = around.settings
+    if not settings.enabled:
+        raise Refused("subagents are switched off here (enabled = false in config.toml); set it to true to spawn again")
+    try:
+        role = around.catalog.get(args.role)
+    except RolesError as error:
+        raise BadInput(f"role: {error}") from error
+    _not_yet(args, role)
+    texts = _texts(args, role, around.redactor)
+    choice = choose(args.model, role.model, around.models)
+    workspace = _workspace(args, around)
+    tools, unavailable = _scope(args, role, workspace, around.tools)
+    _needs(role, tools, texts, around.tools)
+    caps, clamped = _caps(args, role, choice, settings)
+    config = RunConfig(
+        role=role.name,
+        role_source=role.source,
+        role_text=role.text,
+        model=choice.name,
+        provider=choice.provider,
+        model_id=choice.model_id,
+        tier=choice.tier,
+        base_url=choice.base_url,
+        price=choice.price.as_dict(),
+        max_output=MAX_OUTPUT_CODER if role.name == "coder" else MAX_OUTPUT,
+        tools=tools,
+        unavailable_tools=unavailable,
+        workspace=str(workspace.path) if workspace.path and _sees_files(tools, around.tools) else None,
+        workspace_given=workspace.given,
+        workspace_note=workspace.why,
+        estimated_minutes=role.estimated_minutes,
+        name=args.name,
+        task_id=args.task_id,
+        output_schema=args.output_schema,
+        clamped=clamped,
+        asked=args.model_dump(mode="json", exclude_unset=True, exclude=set(Texts.model_fields) | {"retry_of"}),
+        **caps,
+    )
+    return config, texts
+
+
+def _not_yet(args: SpawnArgs, role: Role) -> None:
+    """Refuse arguments whose feature this version does not have, rather than pass them over.
+
+    Raises:
+        BadInput: One was given.
+    """
+    for field, given in (
+        ("plan", args.plan),
+        ("extended_thinking", args.extended_thinking),
+        ("context_from", args.context_from),
+        ("verify", args.verify),
+        ("namespace", args.namespace),
+    ):
+        if given:
+            raise BadInput(f"{field}: this version of Ava does not have it yet (see CHANGELOG.md); leave it out")
+
+
+def _texts(args: SpawnArgs, role: Role, redactor: Redactor) -> Texts:
+    """Return the words of the spawn, with no secret in them.
+
+    Raises:
+        BadInput: A required text is missing, or one contains the form of a key.
+    """
+    if not args.task.strip():
+        raise BadInput("task: only white space was given; say what the subagent shall find out or do")
+    if role.name == "custom" and not (args.system_prompt or "").strip():
+        raise BadInput("system_prompt: role custom has no words of its own; say what kind of subagent it shall be")
+    if role.name == "coder" and not (args.context or "").strip():
+        raise BadInput("context: role coder needs it; give related files, decisions and constraints")
+    for field in Texts.model_fields:
+        text = getattr(args, field)
+        shapes = redactor.find_shapes(text) if text else ()
+        if shapes:
+            raise BadInput(
+                f"{field}: it contains what looks like a key ({shapes[0].name}); leave it out: the subagent and its"
+                " provider must not see it. Store it with `ava secret set NAME` and write {{secret:NAME}}"
+            )
+    return Texts(
+        **{field: redactor.redact(text)[0] for field in Texts.model_fields if (text := getattr(args, field)) is not None}
+    )
+
+
+def _workspace(args: SpawnArgs, around: Surroundings) -> Workspace:
+    settings = around.settings
+    try:
+        return resolve_workspace(
+            asked=args.workspace,
+            client_roots=around.client_roots,
+            env=settings.default_workspace,
+            cwd=around.cwd,
+            roots=settings.workspace.roots,
+            data_root=settings.data_root,
+            home=around.home,
+        )
+    except RolesError as error:
+        raise BadInput(str(error)) from error
+
+
+def _scope(
+    args: SpawnArgs, role: Role, workspace: Workspace, tools: Mapping[str, Tool]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the tools of the run, and those of the role that it goes without.
+
+    The role's tools, then the allow-list, then the block-list. A role that reaches the network sees files only when the
+    call itself gave the folder.
+    """
+    for field, names in (("tools", args.tools or ()), ("blocked_tools", args.blocked_tools or ())):
+        unknown = [name for name in names if name not in role.tools]
+        if unknown:
+            raise BadInput(f"{field}: {role.name} has no tool {unknown[0]!r}; it has {', '.join(role.tools)}")
+    wanted = [
+        name
+        for name in role.tools
+        if (args.tools is None or name in args.tools) and name not in (args.blocked_tools or ())
+    ]
+    networked = any(name in tools and tools[name].spec.network for name in wanted)
+    files_open = workspace.path is not None and (workspace.given or not networked)
+    usable = tuple(
+        name
+        for name in wanted
+        if name in RUN_TOOL_NAMES or (name in tools and (files_open or not tools[name].spec.files))
+    )
+    return usable, tuple(name for name in wanted if name not in usable)
+
+
+def _sees_files(tools: Sequence[str], known: Mapping[str, Tool]) -> bool:
+    return any(name in known and known[name].spec.files for name in tools)
+
+
+def _needs(role: Role, tools: Sequence[str], texts: Texts, known: Mapping[str, Tool]) -> None:
+    """Refuse a role that would go without a tool that it needs.
+
+    Raises:
+        Refused: It needs one that is not there.
+    """
+    for need in role.needs:
+        if need in tools:
+            continue
+        if need == "web_search":
+            if _URL.search(" ".join(part for part in (texts.task, texts.context) if part)) and "read_webpages" in tools:
+                continue  # the pages are named: it can do without looking for them
+            raise Refused(
+                f"{role.name} needs web_search, and no search provider is set up here: name the pages (https://…) in"
+                " task or context, or use role data_extractor or researcher with a workspace"
+            )
+        raise Refused(
+            f"{role.name} needs {need}, which " + ("was taken away; leave it in tools" if need in known else
+            "this version of Ava does not have yet; use another role")  # fmt: skip
+        )
+
+
+def _caps(
+    args: SpawnArgs, role: Role, choice: Choice, settings: Settings
+) -> tuple[dict[str, float | int], tuple[str, ...]]:
+    """Return the run's caps, clamped to the hard ones, and what was clamped, in words."""
+    hard = settings.limits
+    most_tokens = hard.max_tokens_deep if choice.tier == "deep" else hard.max_tokens
+    asked: dict[str, tuple[float, float]] = {
+        "timeout": (args.timeout or role.timeout_s, hard.max_timeout_s),
+        "max_cost_cents": (args.max_cost_cents or role.max_cost_cents, hard.max_cost_cents),
+        "max_tokens": (args.max_tokens or role.max_tokens, most_tokens),
+        "max_iterations": (args.max_iterations or role.max_iterations, hard.max_iterations),
+        "max_tool_calls": (args.max_tool_calls or role.max_tool_calls, hard.max_tool_calls),
+    }
+    notes: list[str] = []
+    for name, (wanted, most) in asked.items():
+        if wanted > most:
+            shown = (f"{format_usd(micros_from_cents(wanted))}", f"{format_usd(micros_from_cents(most))}") if name == "max_cost_cents" else (f"{wanted:,g}", f"{most:,g}")  # fmt: skip
+            notes.append(f"{name} was asked as {shown[0]}, and lowered to the hard cap of {shown[1]}")
+    got = {name: min(pair) for name, pair in asked.items()}
+    return {
+        "timeout_s": got["timeout"],
+        "max_cost_micros": micros_from_cents(got["max_cost_cents"]),
+        "max_tokens": int(got["max_tokens"]),
+        "max_iterations": int(got["max_iterations"]),
+        "max_tool_calls": int(got["max_tool_calls"]),
+    }, tuple(notes)

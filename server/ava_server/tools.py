@@ -1,0 +1,200 @@
+"""The six tools as hosts see them: the border where models come in and our errors become answers."""
+
+from __future__ import annotations
+
+import logging
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import anyio.to_thread
+import mcp_types as types
+from mcp.server.context import ServerRequestContext
+
+from ava_server.answers import (
+    FAILED,
+    Answer,
+    CancelAnswer,
+    CheckAnswer,
+    ConfirmAnswer,
+    LogAnswer,
+    MessageAnswer,
+    SpawnAnswer,
+)
+from ava_server.errors import AvaError
+
+if TYPE_CHECKING:
+    from ava_server.app import App
+    from ava_server.arguments import Arguments
+
+log = logging.getLogger("ava.tools")
+ROLES_CHARS = 1_200
+FAULT = "a fault of Ava itself, written to its standard error; try again, and report it if it comes back"
+_LOADED = {"anthropic/alwaysLoad": True}
+
+
+async def list_tools(
+    ctx: ServerRequestContext[App, Any], params: types.PaginatedRequestParams | None
+) -> types.ListToolsResult:
+    """List the six tools; the roles stand in the description of `spawn_subagent`."""
+    return types.ListToolsResult(tools=await anyio.to_thread.run_sync(_tools))
+
+
+async def call_tool(ctx: ServerRequestContext[App, Any], params: types.CallToolRequestParams) -> types.CallToolResult:
+    """Call one of the tools. Whatever goes wrong is an answer that says so, in both forms."""
+    from ava_server.words import text_of
+
+    began = anyio.current_time()
+
+    async def progress(line: str) -> None:
+        await ctx.session.report_progress(anyio.current_time() - began, None, line)
+
+    try:
+        desk = await ctx.lifespan_context.desk(ctx)
+        answer = await desk.call(params.name, dict(params.arguments or {}), progress)
+    except AvaError as error:
+        answer = Answer(status=FAILED, message=str(error))
+    except Exception as error:
+        from ava_audit.errors import AuditError
+
+        if isinstance(error, AuditError):
+            answer = Answer(status=FAILED, message=str(error))
+        else:
+            log.exception("%s failed", params.name)
+            answer = Answer(status=FAILED, message=f"{params.name}: {FAULT}")
+    failed = answer.status == FAILED
+    return types.CallToolResult(
+        content=[types.TextContent(type="text", text=text_of(answer))],
+        structured_content=answer.structured(),
+        is_error=failed,
+    )
+
+
+@cache
+def _fixed_tools() -> tuple[types.Tool, ...]:
+    from ava_server import arguments
+
+    def tool(
+        name: str,
+        title: str,
+        description: str,
+        takes: type[Arguments],
+        gives: type[Answer],
+        annotations: types.ToolAnnotations,
+        *,
+        loaded: bool = False,
+    ) -> types.Tool:
+        return types.Tool(
+            name=name,
+            title=title,
+            description=description,
+            input_schema=_small(takes.model_json_schema()),
+            output_schema=_small(gives.model_json_schema(mode="serialization"), output=True),
+            annotations=annotations,
+            _meta=_LOADED if loaded else None,
+        )
+
+    reads = types.ToolAnnotations(read_only_hint=True, open_world_hint=False)
+    return (
+        tool(
+            "spawn_subagent",
+            "Propose a subagent",
+            "Propose a subagent that works in the background. Starts nothing: it returns a price tag to show the person,"
+            " and confirm_spawn starts it when they agree. Say 'requested', never 'started'.",
+            arguments.SpawnArgs,
+            SpawnAnswer,
+            types.ToolAnnotations(
+                read_only_hint=False, destructive_hint=False, idempotent_hint=True, open_world_hint=False
+            ),
+            loaded=True,
+        ),
+        tool(
+            "confirm_spawn",
+            "Start approved subagents",
+            "Start (or reject) proposed subagents, after the person agreed. This spends money. `approving` repeats each"
+            " approval_line letter for letter. Two or more ids become a group under one cost cap; give their last line"
+            " too, as the refusal shows it.",
+            arguments.ConfirmArgs,
+            ConfirmAnswer,
+            types.ToolAnnotations(
+                read_only_hint=False, destructive_hint=True, idempotent_hint=False, open_world_hint=True
+            ),
+            loaded=True,
+        ),
+        tool(
+            "check_subagent",
+            "Look after subagents",
+            "Status of a subagent, or its result when it has ended; without an id, all that wait, run or ended lately.",
+            arguments.CheckArgs,
+            CheckAnswer,
+            reads,
+            loaded=True,
+        ),
+        tool(
+            "message_subagent",
+            "Message a subagent",
+            "Send a running subagent a message, read before its next turn. It may steer the work, never widen it.",
+            arguments.MessageArgs,
+            MessageAnswer,
+            types.ToolAnnotations(read_only_hint=False, destructive_hint=False, open_world_hint=False),
+        ),
+        tool(
+            "cancel_subagent",
+            "Cancel a subagent",
+            "End a subagent, a group or a proposal within 5 s. What it has so far is kept and returned.",
+            arguments.CancelArgs,
+            CancelAnswer,
+            types.ToolAnnotations(
+                read_only_hint=False, destructive_hint=False, idempotent_hint=True, open_world_hint=False
+            ),
+        ),
+        tool(
+            "read_ava_logs",
+            "Read Ava's log",
+            "Read what happened: one subagent's log, the last entries, or a search. For diagnosis.",
+            arguments.LogArgs,
+            LogAnswer,
+            reads,
+        ),
+    )
+
+
+def _tools() -> list[types.Tool]:
+    """Return the tools, with the roles that there are at this moment. Reads the role files: call it in a thread."""
+    from ava_roles.catalog import Catalog, Folder
+
+    from ava_server.data_root import find_data_root
+
+    try:
+        folders = [Folder(find_data_root().roles, "roles of the data root")]
+    except AvaError:  # a wrong AVA_DATA_ROOT is told by every call; the tools are listed all the same
+        folders = []
+    roles = Catalog.load(folders).describe(ROLES_CHARS)
+    spawn, *others = _fixed_tools()
+    return [spawn.model_copy(update={"description": f"{spawn.description}\nRoles:\n{roles}"}), *others]
+
+
+def _small(schema: Any, *, output: bool = False) -> Any:
+    """Return a JSON schema without what costs tokens and says nothing: titles, null alternatives, defaults of null."""
+    if isinstance(schema, list):
+        return [_small(item, output=output) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    small: dict[str, Any] = {}
+    for key, value in schema.items():
+        if (key == "title" and isinstance(value, str)) or (key == "default" and value in (None, [], {}, "", 0)):
+            continue
+        if output and key == "additionalProperties" and value is not False:
+            continue
+        small[key] = (
+            {name: _small(item, output=output) for name, item in value.items()}
+            if key in ("properties", "$defs")
+            else _small(value, output=output)
+        )
+    options = small.get("anyOf")
+    if isinstance(options, list):
+        kept = [option for option in options if option != {"type": "null"}]
+        if len(kept) == 1 and len(kept) < len(options):
+            del small["anyOf"]
+            small = {**kept[0], **small}
+    return small
