@@ -39,20 +39,21 @@ def mirror_line(row: Sequence[Any]) -> bytes:
     """
     header: dict[str, Any] = dict(zip(HEADER, row, strict=False))
     content, sha, digest, before = row[len(HEADER) : len(HEADER) + 4]
-    parts = [_field("timestamp", iso_utc(header["ts_us"]))]
-    parts += [_field(name, header[column]) for column, name in _SEED.items()]
-    if content is not None:
-        parts.append(b'"content":' + content.encode())
-    metadata = [
-        _field(name, header[column]) for column, name in _METADATA.items() if header[column] is not None
+    seed = {"timestamp": iso_utc(header["ts_us"]), **_named(header, _SEED)}
+    metadata = _members(_named(header, _METADATA))
+    if header["cost_micros"] is not None:  # written as the exact decimal, which no float is
+        metadata += (b"," if metadata else b"") + b'"costCents":' + _cents(header["cost_micros"]).encode()
+    chain = {
+        "contentSha": sha.hex(),
+        "prevHash": (GENESIS if before is None else before).hex(),
+        "hash": digest.hex(),
+    }
+    parts = [
+        _members(seed),
+        *([] if content is None else [b'"content":' + content.encode()]),
+        b'"metadata":{' + metadata + b"}",
+        _members({**_named(header, _TOP), **chain}),
     ]
-    if header["cost_micros"] is not None:
-        metadata.append(b'"costCents":' + _cents(header["cost_micros"]).encode())
-    parts.append(b'"metadata":{' + b",".join(metadata) + b"}")
-    parts += [_field(name, header[column]) for column, name in _TOP.items() if header[column] is not None]
-    parts.append(_field("contentSha", sha.hex()))
-    parts.append(_field("prevHash", (GENESIS if before is None else before).hex()))
-    parts.append(_field("hash", digest.hex()))
     return b"{" + b",".join(parts) + b"}\n"
 
 
@@ -62,9 +63,7 @@ def line_fault(line: bytes) -> str | None:
         value = json.loads(line)
         metadata = value["metadata"]
         header = [
-            value[_SEED[column]]
-            if column in _SEED
-            else (metadata if column in _METADATA else value).get(name)
+            value[_SEED[column]] if column in _SEED else (metadata if column in _METADATA else value).get(name)
             for column, name in ((column, {**_SEED, **_METADATA, **_TOP}[column]) for column in HEADER)
         ]
         stored = {name: bytes.fromhex(value[name]) for name in ("contentSha", "prevHash", "hash")}
@@ -79,8 +78,13 @@ def line_fault(line: bytes) -> str | None:
     return None
 
 
-def _field(name: str, value: object) -> bytes:
-    return f'"{name}":{json.dumps(value, ensure_ascii=False)}'.encode()
+def _named(header: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
+    return {name: header[column] for column, name in names.items() if header[column] is not None}
+
+
+def _members(values: dict[str, Any]) -> bytes:
+    """Return the members of a JSON object, without its braces."""
+    return json.dumps(values, ensure_ascii=False, separators=(",", ":"))[1:-1].encode()
 
 
 def _cents(micros: int) -> str:

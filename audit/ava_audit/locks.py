@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -27,7 +27,7 @@ class WriteLock:
         self._file: IO[Any] = path.open("ab")
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def held(self) -> Generator[None]:
         """Wait for the turn (without limit: a dead holder lets go by dying) and hold it."""
         portalocker.lock(self._file, _EXCLUSIVE)
         try:

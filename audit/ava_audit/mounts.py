@@ -27,9 +27,7 @@ def refuse_unfit(root: Path) -> None:
         DataRootRefused: It is not a folder, or lies on a network file system.
     """
     if not root.is_dir():
-        raise DataRootRefused(
-            f"the data root {root} is not a folder: create it, or choose another AVA_DATA_ROOT"
-        )
+        raise DataRootRefused(f"the data root {root} is not a folder: create it, or choose another AVA_DATA_ROOT")
     kind = network_file_system(root)
     if kind is not None:
         raise DataRootRefused(

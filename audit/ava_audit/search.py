@@ -94,13 +94,14 @@ async def search(path: Path, query: LogQuery) -> Page:
         StoreUnavailable: The log cannot be read.
     """
     conditions = _Conditions(query)
+    if not await anyio.Path(path).is_file():  # connecting would create it
+        raise StoreUnavailable(f"there is no log at {path}")
     rows: list[Any] = []
     wanted = query.limit + 1
     try:
         with anyio.fail_after(SEARCH_S):
             async with _reading(path) as db:
-                head = await _number(db, "SELECT coalesce(max(seq), 0) FROM events")
-                indexed = await _number(db, "SELECT coalesce(max(seq), 0) FROM progress WHERE name = 'words'")
+                head, indexed = await _state(db)
                 low, high = await _bounds(db, query, head)
                 if not conditions.nothing:
                     if high > indexed:
@@ -110,9 +111,7 @@ async def search(path: Path, query: LogQuery) -> Page:
     except sqlite3.Error as error:
         raise StoreUnavailable(f"the log cannot be read: {error}; `ava doctor` tells more") from error
     except TimeoutError as error:
-        raise StoreUnavailable(
-            f"the log did not answer within {SEARCH_S:.0f} s; `ava doctor` tells more"
-        ) from error
+        raise StoreUnavailable(f"the log did not answer within {SEARCH_S:.0f} s; `ava doctor` tells more") from error
     entries = tuple(entry_of(row) for row in rows[: query.limit])
     more = len(rows) > query.limit and bool(entries)
     return Page(entries, entries[-1].seq if more else None, head)
@@ -185,17 +184,16 @@ class _Conditions:
 async def _reading(path: Path) -> AsyncGenerator[aiosqlite.Connection]:
     """Open a connection that cannot write, with one consistent state of the log."""
     async with aiosqlite.connect(path, isolation_level=None, timeout=1.0) as db:
-        await db.execute("PRAGMA query_only = ON")
-        await db.execute("PRAGMA wal_autocheckpoint = 0")
-        await db.execute("BEGIN")
+        await db.executescript("PRAGMA query_only = ON; BEGIN")
         yield db
         await db.execute("ROLLBACK")
 
 
-async def _number(db: aiosqlite.Connection, sql: str, *values: object) -> int:
-    async with db.execute(sql, values) as cursor:
-        row = await cursor.fetchone()
-    return int(row[0]) if row is not None else 0
+async def _state(db: aiosqlite.Connection) -> tuple[int, int]:
+    """Return the newest `seq`, and the newest one that the index has."""
+    sql = "SELECT (SELECT max(seq) FROM events), (SELECT seq FROM progress WHERE name = 'words')"
+    (row,) = await db.execute_fetchall(sql)
+    return int(row[0] or 0), int(row[1] or 0)
 
 
 async def _bounds(db: aiosqlite.Connection, query: LogQuery, head: int) -> tuple[int, int]:
@@ -220,9 +218,7 @@ async def _bounds(db: aiosqlite.Connection, query: LogQuery, head: int) -> tuple
     return low, high
 
 
-async def _index(
-    db: aiosqlite.Connection, conditions: _Conditions, low: int, high: int, limit: int
-) -> Iterable[Any]:
+async def _index(db: aiosqlite.Connection, conditions: _Conditions, low: int, high: int, limit: int) -> Iterable[Any]:
     """Ask the index of the log, or without a question the log itself."""
     if conditions.match is None:
         sql = (
@@ -239,9 +235,7 @@ async def _index(
     return await db.execute_fetchall(sql, (conditions.match, low, high, *conditions.values, limit))
 
 
-async def _tail(
-    db: aiosqlite.Connection, conditions: _Conditions, low: int, high: int, limit: int
-) -> list[Any]:
+async def _tail(db: aiosqlite.Connection, conditions: _Conditions, low: int, high: int, limit: int) -> list[Any]:
     """Return what fits among the entries that are not indexed yet, newest first."""
     found: list[Any] = []
     sql = (

@@ -14,7 +14,7 @@ import queue
 import sqlite3
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,9 +80,7 @@ class _Job:
 
     __slots__ = ("command", "error", "future", "state", "value")
 
-    def __init__(
-        self, command: Command[Any] | _Housekeeping | _Checkpoint, future: asyncio.Future[Any] | None
-    ) -> None:
+    def __init__(self, command: Command[Any] | _Housekeeping | _Checkpoint, future: asyncio.Future[Any] | None) -> None:
         self.command = command
         self.future = future
         self.state = _PENDING
@@ -111,7 +109,7 @@ class Store:
 
     @staticmethod
     @asynccontextmanager
-    async def open(root: Path) -> AsyncIterator[Store]:
+    async def open(root: Path) -> AsyncGenerator[Store]:
         """Open (and create or migrate) the log in a data root, until the context ends.
 
         Raises:
@@ -344,7 +342,9 @@ class Store:
                 with self._gate:  # nobody waits for what is only posted: it is dropped with a word
                     waiting = any(job.state in (_PENDING, _RUNNING) and job.future is not None for job in batch)
                 if not waiting:
-                    log.warning("another program holds ava.db: %d entries that nobody waited for were not written", len(batch))
+                    log.warning(
+                        "another program holds ava.db: %d entries that nobody waited for were not written", len(batch)
+                    )
                     return False
             else:
                 return True
@@ -418,7 +418,7 @@ class Store:
             return query(View(db))
 
     @contextmanager
-    def _reader(self) -> Iterator[sqlite3.Connection]:
+    def _reader(self) -> Generator[sqlite3.Connection]:
         try:
             db = self._readers.get_nowait()
         except queue.Empty:
@@ -568,16 +568,22 @@ def _translated(error: BaseException) -> BaseException:
     if isinstance(error, sqlite3.Error):
         text = str(error)
         if "full" in text:
-            return StoreUnavailable("the disk of the data root is full, so nothing was written: free some space and try again")
+            return StoreUnavailable(
+                "the disk of the data root is full, so nothing was written: free some space and try again"
+            )
         if "readonly" in text:
-            return StoreUnavailable("the data root is read-only, so nothing was written: make it writable and try again")
+            return StoreUnavailable(
+                "the data root is read-only, so nothing was written: make it writable and try again"
+            )
         return StoreUnavailable(f"the log could not be written ({text}), so nothing was: see `ava doctor`")
     return error
 
 
 def _connect(path: Path, *, readonly: bool = False) -> sqlite3.Connection:
     """Open a connection as this module uses it: our own transactions, durable commits, no checkpoints by chance."""
-    db = sqlite3.connect(path, timeout=BUSY_MS / 1000, isolation_level=None, check_same_thread=False, cached_statements=256)
+    db = sqlite3.connect(
+        path, timeout=BUSY_MS / 1000, isolation_level=None, check_same_thread=False, cached_statements=256
+    )
     db.execute("PRAGMA synchronous = FULL")
     db.execute("PRAGMA foreign_keys = ON")
     db.execute("PRAGMA wal_autocheckpoint = 0")
@@ -607,5 +613,7 @@ def _prepare(root: Path, path: Path) -> WriteLock:
             lock.close()
             raise
     except (OSError, sqlite3.Error) as error:
-        raise StoreUnavailable(f"the log in {root} cannot be opened: {error}; choose another AVA_DATA_ROOT or mend it") from error
+        raise StoreUnavailable(
+            f"the log in {root} cannot be opened: {error}; choose another AVA_DATA_ROOT or mend it"
+        ) from error
     return lock

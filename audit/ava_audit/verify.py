@@ -121,9 +121,7 @@ def _open(path: Path) -> sqlite3.Connection:
     db.execute("PRAGMA wal_autocheckpoint = 0")
     if schema_version(db) != SCHEMA_VERSION:
         db.close()
-        raise StoreUnavailable(
-            f"{path} has another schema than this program: open it once with the newest ava"
-        )
+        raise StoreUnavailable(f"{path} has another schema than this program: open it once with the newest ava")
     return db
 
 
@@ -205,9 +203,7 @@ class _Walk:
         try:
             self._fold(row)
         except (ValueError, TypeError, AssertionError, LookupError, sqlite3.Error, AuditError) as error:
-            return Fault(
-                "changed", seq, f"entry {seq} is as it was written, but nothing follows from it: {error}"
-            )
+            return Fault("changed", seq, f"entry {seq} is as it was written, but nothing follows from it: {error}")
         return None
 
     def _fold(self, row: _Row) -> None:
@@ -312,7 +308,5 @@ def _seq_of(db: sqlite3.Connection, digest: str) -> int | None:
 def _pinned(db: sqlite3.Connection, digest: str) -> tuple[int, bytes]:
     seq = _seq_of(db, digest)
     if seq is None:
-        raise BadQuery(
-            f"the log has no entry with the hash {digest}: its end was cut off, or it was rewritten"
-        )
+        raise BadQuery(f"the log has no entry with the hash {digest}: its end was cut off, or it was rewritten")
     return seq, bytes.fromhex(digest)

@@ -10,15 +10,30 @@ from typing import Any
 
 from ava_audit.events import Entry, Usage, Who, read_fact
 
-HEADER = (
-    "seq ts_us session_id agent_id user_id type v run_id generation input_tokens output_tokens cache_read_tokens "
-    "cache_write_tokens cost_micros model parent_agent_id duration_ms"
-).split()
+HEADER = [
+    "seq",
+    "ts_us",
+    "session_id",
+    "agent_id",
+    "user_id",
+    "type",
+    "v",
+    "run_id",
+    "generation",
+    "input_tokens",
+    "output_tokens",
+    "cache_read_tokens",
+    "cache_write_tokens",
+    "cost_micros",
+    "model",
+    "parent_agent_id",
+    "duration_ms",
+]
 """The columns of an entry's header, in the order in which they are hashed."""
 
 ENTRY_COLUMNS = ", ".join([*HEADER, "content", "content_sha", "hash"])
 
-LINE_COLUMNS = f"{ENTRY_COLUMNS}, (SELECT hash FROM events AS before WHERE before.seq = events.seq - 1)"
+LINE_COLUMNS = ENTRY_COLUMNS + ", (SELECT hash FROM events AS before WHERE before.seq = events.seq - 1)"
 """The columns of a mirror line: the entry's, and the hash of the entry before it."""
 
 WAITING = "awaiting_approval"
@@ -126,6 +141,9 @@ class Bucket:
         return self.spent_micros + self.held_micros
 
 
+COUNTED = tuple(field.name for field in fields(RunRow) if field.type == "int" and field.name != "created_us")
+"""The columns of a run that begin at 0."""
+
 _RUN_COLUMNS = ", ".join(field.name for field in fields(RunRow))
 _PROPOSAL_COLUMNS = ", ".join(field.name for field in fields(ProposalRow))
 
@@ -161,7 +179,8 @@ class View:
             ended_since_us: Only those that ended at or after this time.
             limit: At most so many, the newest of them.
         """
-        where, values = ["1"], []
+        where = ["1"]
+        values: list[str | int] = []
         if user is not None:
             where.append("user_id = ?")
             values.append(user)
@@ -171,7 +190,7 @@ class View:
             values.extend(wanted)
         if ended_since_us is not None:
             where.append("ended_us >= ?")
-            values.append(ended_since_us)  # type: ignore[arg-type]
+            values.append(ended_since_us)
         rows = self._db.execute(
             f"SELECT {_RUN_COLUMNS} FROM runs WHERE {' AND '.join(where)} ORDER BY created_us DESC, id LIMIT ?",  # noqa: S608
             (*values, limit),

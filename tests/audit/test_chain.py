@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 from ava_audit.chain import GENESIS, content_sha, entry_hash
 
 HEADER = (1, 5, "sess", "ava", "ben", "UserMessage", 1, *[None] * 10)
-columns = st.lists(
-    st.none() | st.integers(-(2**63), 2**63 - 1) | st.text(max_size=8), min_size=17, max_size=17
-)
+columns = st.lists(st.none() | st.integers(-(2**63), 2**63 - 1) | st.text(max_size=8), min_size=17, max_size=17)
 
 
 def test_the_hash_is_sha256_over_previous_hash_header_and_content_hash() -> None:

@@ -149,9 +149,7 @@ async def test_a_large_write_ahead_log_is_emptied_while_others_write(
             await until(lambda: (tmp_path / "ava.db-wal").stat().st_size < 100_000)
 
 
-async def test_a_quiet_log_is_moved_into_the_database_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_quiet_log_is_moved_into_the_database_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keeper, "WAL_LOOK_S", 0.02)
     with anyio.fail_after(5):
         async with kept(tmp_path) as log:

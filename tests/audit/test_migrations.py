@@ -42,9 +42,7 @@ async def test_a_newer_database_is_refused_and_left_as_it_is(tmp_path: Path) -> 
         await write_texts(log, ["a"])
     with contextlib.closing(sqlite3.connect(tmp_path / "ava.db")) as db:
         db.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
-    with pytest.raises(
-        SchemaNewer, match=f"schema {SCHEMA_VERSION + 1}, this program knows {SCHEMA_VERSION}"
-    ):
+    with pytest.raises(SchemaNewer, match=f"schema {SCHEMA_VERSION + 1}, this program knows {SCHEMA_VERSION}"):
         async with Store.open(tmp_path):
             pass
     with contextlib.closing(sqlite3.connect(tmp_path / "ava.db")) as db:

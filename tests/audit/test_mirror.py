@@ -104,9 +104,7 @@ NASTY = 'quote " comma ,"content":{"x":1} back\\slash new\nline \u2028 \x85 emoj
 async def test_every_line_can_be_verified_alone_and_its_content_is_the_stored_bytes(log: Store) -> None:
     who = Who(NASTY, "ava", NASTY)
     with anyio.fail_after(5):
-        await write(
-            log, said(NASTY, who), Event(who, ToolCall(tool="t", args={"content": {"a": [1, NASTY]}}))
-        )
+        await write(log, said(NASTY, who), Event(who, ToolCall(tool="t", args={"content": {"a": [1, NASTY]}})))
         await write_each(log, Life("S-aaaaaa").whole())
         found = await mirrored(log)
     for content in found.values():
@@ -184,9 +182,7 @@ async def test_a_link_in_place_of_a_file_is_not_followed(log: Store, tmp_path: P
     assert (tmp_path / "victim").read_bytes() == b"precious"
 
 
-async def test_an_event_of_another_day_goes_into_that_days_file_also_when_healed(
-    log: Store, tmp_path: Path
-) -> None:
+async def test_an_event_of_another_day_goes_into_that_days_file_also_when_healed(log: Store, tmp_path: Path) -> None:
     await write_texts(log, ["a", "b", "c", "d"])
     db = sqlite3.connect(tmp_path / "ava.db", isolation_level=None)
     db.execute("DROP TRIGGER events_fixed")
@@ -268,9 +264,7 @@ def harm(data: st.DataObject, path: Path, kind: str) -> None:
         path.write_bytes(b"".join(changed))
 
 
-async def test_a_file_that_is_removed_while_the_keeper_runs_is_written_again(
-    log: Store, tmp_path: Path
-) -> None:
+async def test_a_file_that_is_removed_while_the_keeper_runs_is_written_again(log: Store, tmp_path: Path) -> None:
     mirror = Mirror(log, tmp_path / "logs")
     await mirror.take_over()
     await write_texts(log, ["a", "b"])
@@ -281,9 +275,7 @@ async def test_a_file_that_is_removed_while_the_keeper_runs_is_written_again(
     assert [line["seq"] for line in lines(files(tmp_path / "logs")[today()])] == [1, 2, 3]
 
 
-async def test_a_rewritten_file_after_an_erasure_has_no_content_and_still_verifies(
-    log: Store, tmp_path: Path
-) -> None:
+async def test_a_rewritten_file_after_an_erasure_has_no_content_and_still_verifies(log: Store, tmp_path: Path) -> None:
     await write_texts(log, ["a secret", "b"])
     await mirrored(log)
 

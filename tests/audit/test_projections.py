@@ -85,9 +85,7 @@ async def test_an_unknown_settlement_is_counted_as_uncosted(tmp_path: Path) -> N
 async def test_a_group_starts_its_clock_with_its_first_run(tmp_path: Path) -> None:
     one, two = Life("S-aaaaaa"), Life("S-bbbbbb")
     async with Store.open(tmp_path) as log:
-        await write_each(
-            log, [one.proposed(), two.proposed(), one.decided("G-1", 500), two.decided("G-1", 500)]
-        )
+        await write_each(log, [one.proposed(), two.proposed(), one.decided("G-1", 500), two.decided("G-1", 500)])
         group = await log.read(lambda view: view.group("G-1"))
         assert group is not None and (group.cap_micros, group.started_us) == (500, None)
         await write(log, one.claimed())
@@ -115,9 +113,7 @@ async def test_a_result_counts_as_fetched_only_when_an_answer_of_ours_carried_it
     async with Store.open(tmp_path) as log:
         await write_each(log, [*life.begun(), answer, *life.tool()])
         assert (await run_of(log)).fetched_us is None
-        await write_each(
-            log, [*life.ended(), Event(AVA, ToolCall(tool="check_subagent"), run_id=life.run_id)]
-        )
+        await write_each(log, [*life.ended(), Event(AVA, ToolCall(tool="check_subagent"), run_id=life.run_id)])
         assert (await run_of(log)).fetched_us is None
         await write(log, answer)
         first = (await run_of(log)).fetched_us
@@ -164,9 +160,7 @@ class History:
             return
         what = draw(st.sampled_from(["reserve", "tool", "say", "fail", "end"]))
         if what == "reserve":
-            self.go(
-                life, "calling", life.reserved(draw(st.integers(1, 9)), micros, draw(st.integers(0, 1000)))
-            )
+            self.go(life, "calling", life.reserved(draw(st.integers(1, 9)), micros, draw(st.integers(0, 1000))))
         elif what == "tool":
             self.events += life.tool()
         elif what == "say":
@@ -201,9 +195,7 @@ def test_tables_kept_up_step_by_step_are_what_a_rebuild_of_the_log_gives(
     async def live() -> None:
         async with Store.open(root) as log:
             for start in range(0, len(history.events), batch):
-                async with (
-                    anyio.create_task_group() as tasks
-                ):  # tasks start in order: one batch of the writer
+                async with anyio.create_task_group() as tasks:  # tasks start in order: one batch of the writer
                     for event in history.events[start : start + batch]:
                         tasks.start_soon(write, log, event)
             for run_id in history.ended:

@@ -64,9 +64,7 @@ async def test_the_newest_entries_come_first_and_the_cursor_goes_on(log: Store, 
         rest: list[int] = []
         cursor = first.next
         while cursor is not None:
-            page = await search(
-                log.path, LogQuery(search="message", limit=4, before_seq=cursor, upto_seq=first.upto)
-            )
+            page = await search(log.path, LogQuery(search="message", limit=4, before_seq=cursor, upto_seq=first.upto))
             rest += [entry.seq for entry in page.entries]
             cursor = page.next
         assert rest == [6, 5, 4, 3, 2, 1]
@@ -183,9 +181,7 @@ async def test_every_exact_type_name_is_accepted_in_any_case_and_an_unknown_one_
         type_filter(["pirate"])
 
 
-async def test_a_time_range_holds_also_when_the_clock_was_set_back(
-    log: Store, state: str, tmp_path: Path
-) -> None:
+async def test_a_time_range_holds_also_when_the_clock_was_set_back(log: Store, state: str, tmp_path: Path) -> None:
     with anyio.fail_after(5):
         await write_texts(log, ["a"] * 6)
     db = sqlite3.connect(tmp_path / "ava.db", isolation_level=None)
@@ -216,6 +212,12 @@ async def test_a_log_that_cannot_be_read_is_said_so(tmp_path: Path) -> None:
     (tmp_path / "ava.db").write_bytes(b"no database at all" * 100)
     with pytest.raises(StoreUnavailable, match="cannot be read"):
         await search(tmp_path / "ava.db", LogQuery())
+
+
+async def test_a_search_does_not_make_a_log_where_there_is_none(tmp_path: Path) -> None:
+    with pytest.raises(StoreUnavailable, match="there is no log"):
+        await search(tmp_path / "ava.db", LogQuery())
+    assert [path async for path in anyio.Path(tmp_path).iterdir()] == []
 
 
 async def test_usage_and_cost_come_back_with_the_entry(log: Store) -> None:
@@ -265,9 +267,7 @@ async def test_an_entry_of_a_type_of_a_newer_program_is_found(log: Store, tmp_pa
         assert await seqs(log, LogQuery(search="trombone")) == [2]
 
 
-async def test_follow_yields_what_any_process_writes_in_order_and_filtered(
-    log: Store, tmp_path: Path
-) -> None:
+async def test_follow_yields_what_any_process_writes_in_order_and_filtered(log: Store, tmp_path: Path) -> None:
     write_other = (
         "import sys, anyio\nfrom pathlib import Path\nsys.path.insert(0, sys.argv[2])\n"
         "from ava_audit.store import Store\nfrom support.log import write_texts\n"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sqlite3
 import threading
 from pathlib import Path
@@ -235,9 +237,7 @@ TESTS = Path(__file__).parent.parent
 
 async def test_two_processes_that_append_at_once_lose_nothing_and_the_chain_holds(tmp_path: Path) -> None:
     async def append(name: str) -> None:
-        async with await anyio.open_process(
-            child(APPEND, tmp_path, name, "60", TESTS), stderr=None
-        ) as process:
+        async with await anyio.open_process(child(APPEND, tmp_path, name, "60", TESTS), stderr=None) as process:
             assert process.stdout is not None and process.stdin is not None
             await process.stdout.receive()
             ready.append(name)
@@ -257,18 +257,52 @@ async def test_two_processes_that_append_at_once_lose_nothing_and_the_chain_hold
             written = texts(await log.read(all_entries))
     assert sorted(written) == sorted(f"{name} {number}" for name in ("one", "two") for number in range(60))
     for name in ("one", "two"):
-        assert [text for text in written if text.startswith(name)] == [
-            f"{name} {number}" for number in range(60)
-        ]
+        assert [text for text in written if text.startswith(name)] == [f"{name} {number}" for number in range(60)]
     assert verify(tmp_path / "ava.db").ok
+
+
+ACKNOWLEDGE = """
+import sys, anyio
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from ava_audit.store import Store
+from support.log import said, write
+async def main():
+    async with Store.open(Path(sys.argv[1])) as log, anyio.create_task_group() as tasks:
+        async def produce(name):
+            for number in range(100_000):
+                await write(log, said(f"{name}-{number}"))
+                sys.stdout.write(f"{name}-{number}\\n")
+                sys.stdout.flush()
+        for name in "abcdefgh":
+            tasks.start_soon(produce, name)
+anyio.run(main)
+"""
+
+
+async def test_no_acknowledged_entry_is_lost_when_the_writer_is_killed(tmp_path: Path) -> None:
+    with anyio.fail_after(15):
+        for attempt in range(3):
+            root = tmp_path / str(attempt)
+            root.mkdir()
+            async with await anyio.open_process(child(ACKNOWLEDGE, root, TESTS), stderr=None) as process:
+                assert process.stdout is not None
+                heard = b""
+                while heard.count(b"\n") < 200:
+                    heard += await process.stdout.receive()
+                os.kill(process.pid, signal.SIGKILL)
+                async for more in process.stdout:
+                    heard += more
+            acknowledged = heard.decode().splitlines()[: heard.count(b"\n")]
+            assert verify(root / "ava.db").ok
+            async with Store.open(root) as log:
+                assert set(acknowledged) <= set(texts(await log.read(all_entries)))
 
 
 async def test_newer_than_sees_what_another_process_committed(tmp_path: Path) -> None:
     with anyio.fail_after(10):
         async with Store.open(tmp_path) as log:
-            async with await anyio.open_process(
-                child(APPEND, tmp_path, "other", "1", TESTS), stderr=None
-            ) as process:
+            async with await anyio.open_process(child(APPEND, tmp_path, "other", "1", TESTS), stderr=None) as process:
                 assert process.stdin is not None
                 await process.stdin.send(b"go\n")
                 assert await log.newer_than(0) == 1
@@ -423,9 +457,7 @@ async def test_a_network_file_system_is_refused_and_named(
     assert mounts.network_file_system(Path(folder)) == kind
 
 
-async def test_a_data_root_on_a_network_file_system_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_data_root_on_a_network_file_system_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = tmp_path / "mountinfo"
     table.write_text(f"1 0 0:1 / {tmp_path} rw - nfs server:/x rw\n")
     monkeypatch.setattr(mounts, "_MOUNTS", table)

@@ -176,9 +176,7 @@ async def test_an_erased_transcript_verifies_and_an_erased_fact_does_not(tmp_pat
         async with Store.open(tmp_path) as log:
             await write_each(log, life.whole())
     with tampering(path) as db:
-        db.execute(
-            "UPDATE events SET content = NULL WHERE type IN ('UserMessage', 'ToolResult', 'SubagentComplete')"
-        )
+        db.execute("UPDATE events SET content = NULL WHERE type IN ('UserMessage', 'ToolResult', 'SubagentComplete')")
     assert verify(path).ok
     with tampering(path) as db:
         db.execute("UPDATE events SET content = NULL WHERE type = 'CostUpdate'")
@@ -196,9 +194,7 @@ TAMPERED: dict[str, Callable[[sqlite3.Connection], object]] = {
 
 
 @pytest.mark.parametrize("text", TAMPERED)
-async def test_a_changed_projection_is_named_with_the_entry_at_which_it_was_compared(
-    text: str, tmp_path: Path
-) -> None:
+async def test_a_changed_projection_is_named_with_the_entry_at_which_it_was_compared(text: str, tmp_path: Path) -> None:
     with anyio.fail_after(5):
         async with Store.open(tmp_path) as log:
             await write_each(log, Life("S-aaaaaa").whole())
@@ -212,9 +208,7 @@ async def test_a_changed_projection_is_named_with_the_entry_at_which_it_was_comp
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_a_change_of_any_byte_of_an_entry_is_found(
-    data: st.DataObject, whole_log: bytes, tmp_path: Path
-) -> None:
+def test_a_change_of_any_byte_of_an_entry_is_found(data: st.DataObject, whole_log: bytes, tmp_path: Path) -> None:
     path = tmp_path / "changed.db"
     path.write_bytes(whole_log)
     seq = data.draw(st.integers(1, 11))

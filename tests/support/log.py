@@ -120,9 +120,7 @@ class Life:
         )
         return self.wrote(fact)
 
-    def settled(
-        self, turn: int = 1, cost: int = 3_000, reserved: int = 5_000, unknown: bool = False
-    ) -> Event:
+    def settled(self, turn: int = 1, cost: int = 3_000, reserved: int = 5_000, unknown: bool = False) -> Event:
         fact = CostUpdate(
             turn=turn,
             attempt=1,
@@ -132,9 +130,7 @@ class Life:
             reserved_micros=reserved,
             overrun=cost > reserved,
         )
-        return self.wrote(
-            fact, usage=Usage(input_tokens=20, output_tokens=10), cost_micros=cost, model="test:model"
-        )
+        return self.wrote(fact, usage=Usage(input_tokens=20, output_tokens=10), cost_micros=cost, model="test:model")
 
     def tool(self, output: str = "found it", success: bool = True) -> tuple[Event, Event]:
         call = self.wrote(ToolCall(tool="web_search", args={"query": "prices"}))
