@@ -33,7 +33,7 @@ HEADER = [
 
 ENTRY_COLUMNS = ", ".join([*HEADER, "content", "content_sha", "hash"])
 
-LINE_COLUMNS = ENTRY_COLUMNS + ", (SELECT hash FROM events AS before WHERE before.seq = events.seq - 1)"
+LINE_COLUMNS = ENTRY_COLUMNS + ", (SELECT hash FROM events AS before WHERE before.seq = events.seq - 1)"  # noqa: S608
 """The columns of a mirror line: the entry's, and the hash of the entry before it."""
 
 WAITING = "awaiting_approval"
