@@ -1,12 +1,12 @@
 """The errors of the log.
 
-    AuditError
-    ├── StoreUnavailable   the store did not answer in time, or its disk is full: nothing was written
-    ├── SchemaNewer        a newer program has migrated the database: restart this one
-    ├── StaleOwner         an event of an older generation, or of a run that has ended: nothing was written
-    ├── EntryTooLarge      an entry over 2 MB
-    ├── DataRootRefused    a data root that cannot hold the log (a network file system, not a folder, ...)
-    └── BadQuery           a question to the log that cannot be understood; names what is allowed
+AuditError
+├── StoreUnavailable   the store did not answer in time, or its disk is full: nothing was written
+├── SchemaNewer        a newer program has migrated the database: restart this one
+├── StaleOwner         an event of an older generation, or of a run that has ended: nothing was written
+├── EntryTooLarge      an entry over 2 MB
+├── DataRootRefused    a data root that cannot hold the log (a network file system, not a folder, ...)
+└── BadQuery           a question to the log that cannot be understood; names what is allowed
 """
 
 

@@ -8,7 +8,7 @@ event as it stands there. Facts marked `transcript` carry the words of people an
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, cast, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -31,6 +31,8 @@ Ending = Literal[
 ]
 ENDINGS: frozenset[str] = frozenset(get_args(Ending))
 
+ClaimReason = Literal["start", "takeover", "resume", "cancel"]
+CancelledBy = Literal["person", "model", "system"]
 Channel = Literal["host_call", "elicitation", "terminal", "auto", "http"]
 Settlement = Literal["billed", "not_billed", "unknown"]
 
@@ -270,7 +272,7 @@ class CancelRequested(Fact):
 
     subagent_id: str
     reason: str | None = None
-    by: Literal["person", "model", "system"] = "model"
+    by: CancelledBy = "model"
 
     def words(self) -> str:
         """Return id and reason."""
@@ -365,7 +367,7 @@ class RunClaimed(Fact):
 
     instance: str
     generation: int
-    reason: Literal["start", "takeover", "resume", "cancel"] = "start"
+    reason: ClaimReason = "start"
 
     def words(self) -> str:
         """Return the instance."""
@@ -609,7 +611,7 @@ def readable(value: Any) -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, dict):
-        return " ".join(readable(item) for item in value.values())
+        return " ".join(readable(item) for item in cast("dict[str, Any]", value).values())
     if isinstance(value, list | tuple):
-        return " ".join(readable(item) for item in value)
+        return " ".join(readable(item) for item in cast("list[Any]", value))
     return "" if value is None else str(value)

@@ -58,9 +58,7 @@ def reduce(db: sqlite3.Connection, header: Header, fact: Fact | None) -> None:
         db.execute("UPDATE runs SET last_us = ? WHERE id = ?", (header.ts_us, header.run_id))
 
 
-def index_words(
-    db: sqlite3.Connection, rows: Sequence[IndexRow], after: int, upto: int, erased: int
-) -> bool:
+def index_words(db: sqlite3.Connection, rows: Sequence[IndexRow], after: int, upto: int, erased: int) -> bool:
     """Put the words of the entries after `after` up to `upto` into the text index.
 
     Args:
@@ -94,11 +92,10 @@ def forget_words(db: sqlite3.Connection, rows: Sequence[IndexRow], merge: bool =
     """
     for row in rows:
         db.execute(
-            "INSERT INTO words (words, rowid, agent, session, user, marks, text) VALUES ('delete', ?, ?, ?, ?, ?, ?)", row
+            "INSERT INTO words (words, rowid, agent, session, user, marks, text) VALUES ('delete', ?, ?, ?, ?, ?, ?)",
+            row,
         )
-        db.execute(
-            "INSERT INTO words (rowid, agent, session, user, marks, text) VALUES (?, ?, ?, ?, ?, '')", row[:5]
-        )
+        db.execute("INSERT INTO words (rowid, agent, session, user, marks, text) VALUES (?, ?, ?, ?, ?, '')", row[:5])
     if merge:
         db.execute("INSERT INTO words (words) VALUES ('optimize')")
 
@@ -115,7 +112,15 @@ def _proposed(db: sqlite3.Connection, header: Header, fact: Any) -> None:
     db.execute(
         "INSERT INTO proposals (pending_id, run_id, user_id, session_id, state, digest, created_us, expires_us)"
         " VALUES (?, ?, ?, ?, 'awaiting_approval', ?, ?, ?)",
-        (fact.pending_id, fact.subagent_id, header.user_id, header.session_id, fact.digest, header.ts_us, fact.expires_us),
+        (
+            fact.pending_id,
+            fact.subagent_id,
+            header.user_id,
+            header.session_id,
+            fact.digest,
+            header.ts_us,
+            fact.expires_us,
+        ),
     )
     db.execute(
         "INSERT INTO runs (id, pending_id, user_id, session_id, role, name, task_id, model, config, config_sha,"
@@ -173,7 +178,8 @@ def _claimed(db: sqlite3.Connection, header: Header, fact: Any) -> None:
     assert isinstance(fact, RunClaimed)
     # What the old owner was active ends with its last entry; a clock that was set back counts as no time.
     db.execute(
-        "UPDATE runs SET active_us = active_us + max(0, coalesce(last_us - claimed_us, 0)) WHERE id = ? AND generation > 0",
+        "UPDATE runs SET active_us = active_us + max(0, coalesce(last_us - claimed_us, 0))"
+        " WHERE id = ? AND generation > 0",
         (header.run_id,),
     )
     db.execute(
@@ -182,8 +188,7 @@ def _claimed(db: sqlite3.Connection, header: Header, fact: Any) -> None:
         (fact.generation, fact.instance, header.ts_us, header.ts_us, header.ts_us, header.run_id),
     )
     db.execute(
-        "UPDATE groups SET started_us = ? WHERE started_us IS NULL"
-        " AND id = (SELECT group_id FROM runs WHERE id = ?)",
+        "UPDATE groups SET started_us = ? WHERE started_us IS NULL AND id = (SELECT group_id FROM runs WHERE id = ?)",
         (header.ts_us, header.run_id),
     )
 

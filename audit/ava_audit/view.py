@@ -141,9 +141,6 @@ class Bucket:
         return self.spent_micros + self.held_micros
 
 
-COUNTED = tuple(field.name for field in fields(RunRow) if field.type == "int" and field.name != "created_us")
-"""The columns of a run that begin at 0."""
-
 _RUN_COLUMNS = ", ".join(field.name for field in fields(RunRow))
 _PROPOSAL_COLUMNS = ", ".join(field.name for field in fields(ProposalRow))
 

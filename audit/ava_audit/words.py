@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import get_args
 
 from ava_audit.errors import BadQuery
-from ava_audit.events import FACTS, Entry, RunEnded, Severity, SubagentComplete, ToolResult
+from ava_audit.events import FACTS, Entry, Severity, SubagentComplete, ToolResult
 from ava_audit.projections import IndexRow
 
 SHORT_TYPES: dict[str, tuple[str, ...]] = {
@@ -111,7 +111,7 @@ def is_error(entry: Entry) -> bool:
     fact = entry.fact
     if isinstance(fact, ToolResult):
         return not fact.success
-    if isinstance(fact, SubagentComplete | RunEnded):
+    if isinstance(fact, SubagentComplete):
         return fact.status not in ("success", "cancelled")
     return entry.type == "ErrorOccurred"
 

@@ -1,11 +1,11 @@
 """The errors of roles and tools.
 
-    RolesError
-    ├── RoleFileError      a role file cannot be read as a role; names file, line and key
-    ├── UnknownRole        no role of that name; names the known ones
-    ├── WorkspaceRefused   a folder may not be a workspace; says why and what may be given
-    └── ToolFailed         a tool could not do what it was asked: data for the model, never a crash
-        └── AccessRefused  a path or an address that the confinement does not let through
+RolesError
+├── RoleFileError      a role file cannot be read as a role; names file, line and key
+├── UnknownRole        no role of that name; names the known ones
+├── WorkspaceRefused   a folder may not be a workspace; says why and what may be given
+└── ToolFailed         a tool could not do what it was asked: data for the model, never a crash
+    └── AccessRefused  a path or an address that the confinement does not let through
 """
 
 

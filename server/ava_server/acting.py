@@ -14,13 +14,13 @@ from pathlib import Path
 
 import anyio
 import anyio.to_thread
+from pydantic import ValidationError
+
 from ava_audit.events import Activity, Fact, GuardrailTripped, ToolCall, ToolResult
 from ava_audit.redact import Redactor
 from ava_roles.errors import ToolFailed
 from ava_roles.tools.base import Place, Tool, ToolOutput
 from ava_roles.wrap import clean, wrap_tool_output
-from pydantic import ValidationError
-
 from ava_server.history import History, call_key
 from ava_server.models.base import ToolUse
 
@@ -73,7 +73,9 @@ class Acting:
             for number, call in enumerate(admitted):
                 await self._call(call, number == 0)
         for call in calls[len(admitted) :]:
-            await self.refuse(call, f"the cap of {self.max_calls} tool calls is reached; call submit_result with what you have")
+            await self.refuse(
+                call, f"the cap of {self.max_calls} tool calls is reached; call submit_result with what you have"
+            )
 
     async def refuse(self, call: ToolUse, why: str) -> None:
         """Answer a call with a refusal instead of running it."""
@@ -116,7 +118,9 @@ class Acting:
         self.say(sentence)
         before: tuple[Fact, ...] = (Activity(activity=sentence),) if first else ()
         if call.call_id not in self.history.started:
-            await self.record(*before, ToolCall(tool=call.name, args=dict(call.args), call_id=call.call_id, turn=self.history.turn))
+            await self.record(
+                *before, ToolCall(tool=call.name, args=dict(call.args), call_id=call.call_id, turn=self.history.turn)
+            )
         began = time.monotonic()
         output = await self._work(tool, args)
         took_ms = round((time.monotonic() - began) * 1000)
@@ -172,7 +176,7 @@ class Acting:
             GuardrailTripped(guardrail="same_call", action=action, tool=call.name, count=count),
             self._result(
                 call,
-                f"Refused: this very call brought the same result {count - 1} times. Use what you have, or do something else.",
+                f"Refused: this very call brought the same result {count - 1} times. Use what you have.",
                 success=False,
             ),
         )

@@ -23,7 +23,6 @@ from ava_audit.events import (
 from ava_audit.money import format_usd
 from ava_audit.store import Command, Outcome
 from ava_audit.view import WAITING, ProposalRow, RunRow, View
-
 from ava_server.budget import DayCaps, installation_scope, user_scope, utc_day
 from ava_server.run_config import CAPS, RunConfig, Texts, digest
 
@@ -48,15 +47,18 @@ class SpawnLimits:
 
 @dataclass(frozen=True)
 class Proposed:
-    """A proposal that waits: its run, its configuration and the words that were shown."""
+    """A proposal: its ids, its configuration and the words that were shown.
 
-    run: RunRow
+    `state` is that of the run: a repeated `task_id` brings back a proposal that may have been approved already.
+    """
+
+    pending_id: str
+    subagent_id: str
+    state: str
     config: RunConfig
-    texts: Texts
     line: str
     message: str
     expires_us: int
-    existing: bool = False
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,9 @@ class Declined:
 def approval_line(config: RunConfig, texts: Texts) -> str:
     """Return the line that an approval must repeat, letter for letter: role, caps, reach, and the task's beginning."""
     cost = "free" if config.price.get("free") else f"at most {format_usd(config.max_cost_micros, exact=True)}"
-    and_time = f"{cost}, at most {minutes(config.timeout_s)}" if cost == "free" else f"{cost} and {minutes(config.timeout_s)}"
+    and_time = (
+        f"{cost}, at most {minutes(config.timeout_s)}" if cost == "free" else f"{cost} and {minutes(config.timeout_s)}"
+    )
     return f"{config.role}, {and_time}, {reach(config)}: {beginning(texts.task)}"
 
 
@@ -162,7 +166,7 @@ def propose(
             for run in view.with_task_id(who.user_id, config.task_id):
                 row = view.proposal(run.pending_id)
                 if row is not None and row.digest == sha and not (run.state == WAITING and row.expires_us <= now_us):
-                    return Outcome(Proposed(run, config, texts, line, message, row.expires_us, existing=True))
+                    return Outcome(Proposed(row.pending_id, run.id, run.state, config, line, message, row.expires_us))
         if not config.price.get("free") and (why := exhausted(view, who.user_id, limits.days, now_us)):
             return Outcome(Declined(why))
         pending_id, run_id = next(
@@ -190,8 +194,7 @@ def propose(
             Event(agent, task, run_id=run_id),
             Event(who, AssistantMessage(text=f"{message}\n{line}"), run_id=run_id),
         )
-        run = _as_proposed(config, who, pending_id, run_id, now_us, retry_of)
-        return Outcome(Proposed(run, config, texts, line, message, expires_us), events)
+        return Outcome(Proposed(pending_id, run_id, WAITING, config, line, message, expires_us), events)
 
     return command
 
@@ -225,7 +228,7 @@ class Decision:
 
 @dataclass(frozen=True)
 class Decided:
-    """The outcome of one `confirm_spawn`: a decision for each id, the group, and the right lines where one was wrong."""
+    """The outcome of one `confirm_spawn`: a decision for each id, the group, the right lines where one was wrong."""
 
     decisions: tuple[Decision, ...]
     group_id: str | None = None
@@ -238,7 +241,7 @@ class Approval:
 
     pending_ids: tuple[str, ...]
     approving: tuple[str, ...] | None
-    changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
     group_max_micros: int | None = None
     group_timeout_s: float | None = None
     group_id: str = ""
@@ -257,14 +260,20 @@ def approve(asked: Approval, who: Who, channel: Channel, limits: SpawnLimits) ->
         group = len(pending) > 1
         if group and asked.group_max_micros is not None:
             if asked.group_max_micros > cap:
-                why = f"group_max_cost_cents is above the sum of the members' caps, {format_usd(cap)}; give that or less"
+                why = (
+                    f"group_max_cost_cents is above the sum of the members' caps, {format_usd(cap)}; give that or less"
+                )
                 return Outcome(Decided(tuple(item.refused(why) for item in pending)))
             cap = asked.group_max_micros
         lines = [approval_line(item.config, item.texts) for item in pending]
         if group:
             lines.append(group_line(len(pending), cap, asked.group_timeout_s))
         if asked.approving is None or list(asked.approving) != lines:
-            why = "`approving` was left out" if asked.approving is None else "`approving` is not, letter for letter, what was proposed"
+            why = (
+                "`approving` was left out"
+                if asked.approving is None
+                else "`approving` is not, letter for letter, what was proposed"
+            )
             why += "; show the person approval_lines and give exactly these"
             return Outcome(Decided(tuple(item.refused(why) for item in pending), approval_lines=tuple(lines)))
         if why_not := _too_many(view, who.user_id, len(pending), limits, now_us):
@@ -349,7 +358,7 @@ def _look(view: View, pending_id: str, user: str, now_us: int) -> _Pending | Dec
         why = f"no proposal {pending_id} of yours is known; call check_subagent without an id for what waits"
         return Decision(pending_id, None, "refused", why)
     if row.state != WAITING:
-        why = f"{pending_id} is {row.state} already, and an approval is used once; make a new proposal with spawn_subagent"
+        why = f"{pending_id} is {row.state} already, and an approval is used once; propose anew with spawn_subagent"
         return Decision(pending_id, run.id, "refused", why)
     if row.expires_us <= now_us:
         why = "it expired before it was approved; a fresh proposal was made, show it to the person and confirm that one"
@@ -386,7 +395,9 @@ def _too_many(view: View, user: str, count: int, limits: SpawnLimits, now_us: in
         if freed is not None
         else f"no more than {limits.spawns_per_hour} can ever be approved at once"
     )
-    return f"{len(recent)} subagents were approved in the last hour, at most {limits.spawns_per_hour} are allowed; {when}"
+    return (
+        f"{len(recent)} subagents were approved in the last hour, at most {limits.spawns_per_hour} are allowed; {when}"
+    )
 
 
 def _resolved(config: RunConfig, changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -440,28 +451,3 @@ def _approved(
         said = (Event(who, UserMessage(text=text, kind="decision"), run_id=item.run.id),)
     run_id = item.run.id
     return (*said, Event(who, decided, run_id=run_id), Event(who, spawn, run_id=run_id, model=item.config.model))
-
-
-def _as_proposed(
-    config: RunConfig, who: Who, pending_id: str, run_id: str, now_us: int, retry_of: str | None
-) -> RunRow:
-    """Return the row that the proposal's events will make, for the answer to its caller."""
-    empty: dict[str, Any] = dict.fromkeys(RunRow.__dataclass_fields__)
-    counted = {name: 0 for name in ("active_us", "generation", "turns", "tool_calls", "tokens", "input_tokens",
-        "output_tokens", "cache_read_tokens", "cache_write_tokens", "cost_micros", "uncosted_micros", "overrun", "wrap_micros")}  # fmt: skip
-    own = {
-        "id": run_id,
-        "pending_id": pending_id,
-        "user_id": who.user_id,
-        "session_id": who.session_id,
-        "role": config.role,
-        "name": config.name,
-        "task_id": config.task_id,
-        "model": config.model,
-        "config": config.model_dump_json(exclude_none=True),
-        "config_sha": "",
-        "retry_of": retry_of,
-        "state": WAITING,
-        "created_us": now_us,
-    }
-    return RunRow(**{**empty, **counted, **own})

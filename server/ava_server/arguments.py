@@ -74,7 +74,9 @@ class SpawnArgs(Arguments):
     verify: str | None = Field(default=None, description="Coder: command line that checks the work.")
     workspace: str | None = Field(default=None, description="Folder that it may read. Absolute path.")
     output_schema: dict[str, Any] | None = Field(default=None, description="JSON schema that `output` must match.")
-    task_id: str | None = Field(default=None, max_length=64, description="Your own reference; makes the call idempotent.")
+    task_id: str | None = Field(
+        default=None, max_length=64, description="Your own reference; makes the call idempotent."
+    )
     rationale: str | None = Field(default=None, max_length=2_000, description="Why, for the person who approves.")
 
 
@@ -161,7 +163,8 @@ def shown(value: Any) -> str:
 def _sentence(model: type[Arguments], tool: str, given: dict[str, Any], error: Any) -> str:
     loc = [str(part) for part in error["loc"]]
     field, kind = ".".join(loc), str(error["type"])
-    value, ctx = error.get("input"), error.get("ctx") or {}
+    value: Any = error.get("input")
+    ctx: dict[str, Any] = error.get("ctx") or {}
     known = ", ".join(model.model_fields)
     if kind == "extra_forbidden":
         if field == "confirmed":

@@ -13,11 +13,12 @@ from typing import Literal
 from ava_audit.events import CostReserved, CostUpdate, Event, Fence, Settlement, Usage, Who
 from ava_audit.store import Command, Outcome
 from ava_audit.view import RunRow, View, loads
-
 from ava_server.prices import Price, cost_by, cost_micros
 from ava_server.run_config import RunConfig
 
-CapName = Literal["max_cost_cents", "max_tokens", "group_max_cost", "user_daily_cents", "installation_daily_cents", "overrun"]
+CapName = Literal[
+    "max_cost_cents", "max_tokens", "group_max_cost", "user_daily_cents", "installation_daily_cents", "overrun"
+]
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ def money_left(view: View, run: RunRow, caps: DayCaps, now_us: int) -> tuple[Cap
         limits.append(("group_max_cost", run.group_id, group.cap_micros))
     limits.append(("user_daily_cents", user_scope(run.user_id, day), caps.user_micros))
     limits.append(("installation_daily_cents", installation_scope(day), caps.installation_micros))
-    own = set(loads(run.wrap_scopes) or ())
+    own = set[str](loads(run.wrap_scopes) or ())
     left: list[tuple[CapName, int]] = []
     for name, scope, cap in limits:
         committed = view.bucket(scope).committed - (run.wrap_micros if scope in own else 0)

@@ -5,13 +5,14 @@ Every call of a tool is on the record: a `ToolCall` before it acts, a `ToolResul
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import anyio.to_thread
+
+from ava_audit.errors import BadQuery
 from ava_audit.events import Event, ToolCall, ToolResult, UserMessage, Who
 from ava_audit.money import cents, format_usd, micros_from_cents
 from ava_audit.search import LogQuery, search
@@ -19,7 +20,6 @@ from ava_audit.store import Command, Outcome
 from ava_audit.times import iso_utc, parse_time
 from ava_audit.view import RUNNING, UNENDED, RunRow, View
 from ava_roles.errors import RolesError
-
 from ava_server.answers import (
     FAILED,
     Answer,
@@ -59,6 +59,8 @@ HOUR_US = 3_600_000_000
 LOG_CHARS = 9_000
 """Characters of entries that one answer of `read_ava_logs` carries; with all around them it stays under 10,000."""
 LINE_CHARS = 900
+CANDIDATES = 4
+"""Ids that a proposal may choose from: that all of them are taken happens once in 10^20 spawns."""
 NOTICES = 5
 PROGRESS_EVERY_S = 5.0
 
@@ -112,11 +114,8 @@ class Desk:
     async def _propose(self, args: SpawnArgs, retry_of: str | None = None) -> SpawnAnswer:
         around = await self._house.surroundings(self._session.roots)
         config, texts = await anyio.to_thread.run_sync(resolve, args, around)
-        never = lambda _id: False  # noqa: E731 - the command looks for one that is free
-        candidates = tuple((new_id("pending_id", never), new_id("subagent_id", never)) for _ in range(4))
-        command = propose(
-            config, texts, self._session.who, candidates, self._house.spawn_limits, retry_of=retry_of
-        )
+        candidates = tuple((new_id("pending_id"), new_id("subagent_id")) for _ in range(CANDIDATES))
+        command = propose(config, texts, self._session.who, candidates, self._house.spawn_limits, retry_of=retry_of)
         made = await self._store.do(command)
         if isinstance(made, Declined):
             raise Refused(made.why)
@@ -145,9 +144,7 @@ class Desk:
             if not settings.enabled:
                 raise Refused("subagents are switched off here (enabled = false in config.toml); nothing was started")
             if settings.approval == "human":
-                raise Refused(
-                    'approval = "human" is set in config.toml, so no MCP call can approve; a person does it in a terminal'
-                )
+                raise Refused('approval = "human" is set in config.toml, so no MCP call can approve: a person must')
             changes = {parse_id("pending_id", key): _caps_of(value) for key, value in (args.changes or {}).items()}
             asked = Approval(
                 pending_ids=ids,
@@ -155,7 +152,7 @@ class Desk:
                 changes=changes,
                 group_max_micros=micros_from_cents(args.group_max_cost_cents) if args.group_max_cost_cents else None,
                 group_timeout_s=args.group_timeout,
-                group_id="G-" + secrets.token_hex(4)[:7],
+                group_id=new_id("group_id"),
             )
             decided = await self._store.do(approve(asked, who, "host_call", self._house.spawn_limits))
         self._house.manager.poke()
@@ -280,7 +277,7 @@ class Desk:
         )
         try:
             page = await search(self._store.path, query)
-        except ValueError as error:
+        except BadQuery as error:
             raise BadInput(f"types: {error}") from error
         lines: list[str] = []
         size, older = 0, page.next
@@ -381,7 +378,7 @@ class Desk:
         ][:NOTICES]
 
     async def _record(self, call: Event, tool: str, answer: Answer, began: float, *, reading: bool) -> None:
-        """Log the answer. A poll that saw nothing new is not logged; one that carried a result is, before it is given."""
+        """Log the answer: before it is given if it carries a result, not at all if a poll saw nothing new."""
         carried = [run for run in _runs_in(answer) if run.get("untrusted_result")]
         failed = answer.status == FAILED
         text = text_of(answer)
@@ -392,9 +389,7 @@ class Desk:
                 return
             self._session.seen.update(looks)
         stored, _count = self._house.redactor.redact(text)
-        result = Event(
-            self._session.who, ToolResult(tool=tool, success=not failed, output=stored), duration_ms=took_ms
-        )
+        result = Event(self._session.who, ToolResult(tool=tool, success=not failed, output=stored), duration_ms=took_ms)
         events = (call, result) if reading else (result,)
         # One more entry for each result that was carried: it is what says that the run was fetched.
         fetched = tuple(
@@ -415,9 +410,10 @@ class Desk:
             text, _count = self._house.redactor.redact(value)
             return text
         if isinstance(value, dict):
-            return {str(key): self._redacted(item) for key, item in value.items()}
+            members = cast("dict[str, Any]", value)
+            return {str(key): self._redacted(item) for key, item in members.items()}
         if isinstance(value, list):
-            return [self._redacted(item) for item in value]
+            return [self._redacted(item) for item in cast("list[Any]", value)]
         return value
 
     def _agent_of(self, run: RunRow) -> Who:
@@ -456,9 +452,9 @@ def _deliver(run_id: str, event: Event) -> Command[str]:
 def _proposal(made: Proposed) -> SpawnAnswer:
     config = made.config
     return SpawnAnswer(
-        status=made.run.state,
-        pending_id=made.run.pending_id,
-        subagent_id=made.run.id,
+        status=made.state,
+        pending_id=made.pending_id,
+        subagent_id=made.subagent_id,
         name=config.name,
         task_id=config.task_id,
         approval_line=made.line,
@@ -478,7 +474,7 @@ def _proposal(made: Proposed) -> SpawnAnswer:
         expires_at=iso_utc(made.expires_us),
         next=(
             "Requested, not started. Show the person the message; when they agree, call confirm_spawn with "
-            f'pending_ids ["{made.run.pending_id}"] and approving [the approval_line].'
+            f'pending_ids ["{made.pending_id}"] and approving [the approval_line].'
         ),
     )
 
@@ -524,8 +520,9 @@ def _dumped(runs: list[RunAnswer]) -> list[dict[str, Any]]:
 
 
 def _runs_in(answer: Answer) -> list[dict[str, Any]]:
-    runs = getattr(answer, "runs", None) or []
-    return [run if isinstance(run, dict) else run.model_dump(mode="json", exclude_none=True) for run in runs]
+    if isinstance(answer, CheckAnswer):
+        return _dumped(answer.runs)
+    return (answer.runs or []) if isinstance(answer, ConfirmAnswer | CancelAnswer) else []
 
 
 def _run_in(given: dict[str, Any]) -> str | None:

@@ -1,11 +1,11 @@
 """The errors of the server.
 
-    AvaError
-    ├── BadInput           an argument that cannot be used: field, what was given, what to do
-    ├── Refused            a request that was understood and may not be done now; says when or how it may
-    ├── ConfigError        a wrong setting or file, found at start
-    └── ModelError         a model call that brought no answer; knows whether it may have been billed
-        └── ModelTimeout   the call's own deadline passed
+AvaError
+├── BadInput           an argument that cannot be used: field, what was given, what to do
+├── Refused            a request that was understood and may not be done now; says when or how it may
+├── ConfigError        a wrong setting or file, found at start
+└── ModelError         a model call that brought no answer; knows whether it may have been billed
+└── ModelTimeout   the call's own deadline passed
 """
 
 from __future__ import annotations

@@ -24,7 +24,6 @@ from ava_audit.events import (
     Usage,
     UserMessage,
 )
-
 from ava_server.models.base import AssistantTurn, Known, Request, ToolSchema, ToolTurn, ToolUse, Turn, UserTurn
 
 
@@ -67,20 +66,20 @@ class History:
     last_message_seq: int = 0
     known: Known | None = None
     calls: tuple[ToolUse, ...] = ()
-    results: dict[str, ToolResult] = field(default_factory=dict)
-    started: dict[str, ToolCall] = field(default_factory=dict)
-    outputs: list[tuple[int, ToolResult]] = field(default_factory=list)
-    words: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    repeats: dict[str, Repeat] = field(default_factory=dict)
-    told: set[str] = field(default_factory=set)
+    results: dict[str, ToolResult] = field(default_factory=dict[str, ToolResult])
+    started: dict[str, ToolCall] = field(default_factory=dict[str, ToolCall])
+    outputs: list[tuple[int, ToolResult]] = field(default_factory=list[tuple[int, ToolResult]])
+    words: list[str] = field(default_factory=list[str])
+    notes: list[str] = field(default_factory=list[str])
+    repeats: dict[str, Repeat] = field(default_factory=dict[str, Repeat])
+    told: set[str] = field(default_factory=set[str])
     unknown_attempts: int = 0
-    cost_by: dict[str, int] = field(default_factory=dict)
-    tool_counts: dict[str, list[int]] = field(default_factory=dict)
-    _items: list[_Item] = field(default_factory=list)
-    _waiting: list[tuple[int, str]] = field(default_factory=list)
-    _arrived: dict[str, int] = field(default_factory=dict)
-    _elided: set[int] = field(default_factory=set)
+    cost_by: dict[str, int] = field(default_factory=dict[str, int])
+    tool_counts: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
+    _items: list[_Item] = field(default_factory=list[_Item])
+    _waiting: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
+    _arrived: dict[str, int] = field(default_factory=dict[str, int])
+    _elided: set[int] = field(default_factory=set[int])
     _results_in: bool = True
 
     def add_all(self, entries: Iterable[Entry]) -> None:
@@ -145,8 +144,8 @@ class History:
         return tuple(call for call in self.calls if call.call_id not in self.results)
 
     def elidable(self) -> list[tuple[int, int]]:
-        """Return `(seq, characters saved)` of the tool results that may be elided, oldest first, the last turn's not."""
-        found = []
+        """Return `(seq, characters saved)` of tool results that may be elided, oldest first; none of the last turn."""
+        found: list[tuple[int, int]] = []
         for item in self._items:
             if isinstance(item.turn, ToolTurn) and item.seq not in self._elided:
                 saved = len(item.turn.text) - len(_line(item.seq, item.turn))
@@ -227,8 +226,9 @@ class History:
             self.repeats[key] = Repeat(sha, before.count + 1 if before and before.output_sha == sha else 1)
         if fact.tool == "scratchpad" and fact.success:
             started = self.started.get(fact.call_id)
-            if started is not None and isinstance(started.args, dict) and started.args.get("note"):
-                self.notes.append(str(started.args["note"]))
+            note = dict[str, Any](started.args or {}).get("note") if started is not None else None
+            if note:
+                self.notes.append(str(note))
 
 
 def call_key(call: ToolUse) -> str:

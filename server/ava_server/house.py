@@ -8,15 +8,16 @@ import logging
 import os
 import secrets
 import shutil
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.to_thread
+
 from ava_audit.events import RunStarted
 from ava_audit.keeper import run_keeper
 from ava_audit.locks import Instances
@@ -30,7 +31,6 @@ from ava_roles.prompt import system_prompt
 from ava_roles.role import parse_role
 from ava_roles.tools.base import Place, Tool
 from ava_roles.tools.registry import builtin_tools
-
 from ava_server.approval import SpawnLimits, minutes, texts_of
 from ava_server.budget import DayCaps
 from ava_server.errors import AvaError
@@ -48,11 +48,12 @@ from ava_server.submit import schema as submit_schema
 
 if TYPE_CHECKING:
     from ava_roles.confine.fetch import Fetcher
-
     from ava_server.settings import Settings
 
 log = logging.getLogger("ava.house")
 
+WINDOW = 128_000
+"""Tokens of context that a model is taken to hold when its price table does not say."""
 INSTALLED_PROVIDERS = ("openrouter", "openai")
 """Providers whose address is known, so that a key alone is enough."""
 
@@ -164,14 +165,16 @@ class House:
             if folder.is_dir() and not any(folder.iterdir()):
                 folder.rmdir()
 
+        price = config.to_price()  # what was approved, whatever the table says today
         return Prepared(
-            model=build_model(choice, self.clients),
+            model=build_model(replace(choice, price=price), self.clients),
             started=_started(config, texts.system_prompt, texts.context, own),
             tools=own,
             place=Place(files=files, fetch=self.fetcher if networked else None, artifacts=artifacts),
             redactor=self.redactor,
             scratch=scratch,
             caps=self.day_caps,
+            window=price.window or WINDOW,
             artifacts=lambda: list_artifacts(folder),
             close=close,
         )
@@ -189,7 +192,7 @@ class House:
 
 
 @asynccontextmanager
-async def open_house(settings: Settings, *, runs: bool = True) -> AsyncIterator[House]:
+async def open_house(settings: Settings, *, runs: bool = True) -> AsyncGenerator[House]:
     """Open a data root, and look after its runs until the context ends; runs that go on stay in the log.
 
     Args:
@@ -264,7 +267,7 @@ def list_artifacts(folder: Path) -> list[dict[str, Any]]:
     """Return name, size in bytes and sha256 of each file that a run handed over."""
     if not folder.is_dir():
         return []
-    found = []
+    found: list[dict[str, Any]] = []
     for path in sorted(folder.iterdir()):
         if path.is_file() and not path.is_symlink():
             data = path.read_bytes()

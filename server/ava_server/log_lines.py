@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from ava_audit.events import (
     AssistantMessage,
@@ -19,7 +19,6 @@ from ava_audit.events import (
 from ava_audit.money import format_usd
 from ava_audit.times import format_ts
 from ava_roles.wrap import clean
-
 from ava_server.words import compact
 
 VALUE_CHARS = 80
@@ -66,5 +65,6 @@ def _arguments(args: Any) -> str:
     """Return the two most telling arguments: the first two that have a value."""
     if not isinstance(args, dict):
         return compact(args, VALUE_CHARS)
-    telling = [(name, value) for name, value in args.items() if value not in (None, "", [], {})][:2]
+    given = cast("dict[str, Any]", args)
+    telling = [(name, value) for name, value in given.items() if value not in (None, "", [], {})][:2]
     return " ".join(f"{name}={compact(value, VALUE_CHARS)}" for name, value in telling)

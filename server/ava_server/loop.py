@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+
 from ava_audit.errors import StaleOwner, StoreUnavailable
 from ava_audit.events import (
     AssistantMessage,
@@ -32,7 +33,6 @@ from ava_audit.redact import Redactor
 from ava_audit.store import Command, Outcome, Store, T
 from ava_audit.view import RunRow, View
 from ava_roles.tools.base import Place, Tool
-
 from ava_server.acting import Acting
 from ava_server.approval import AGENT
 from ava_server.budget import Asked, CapReached, DayCaps, Reservation, reserve, settlement_event
@@ -86,7 +86,7 @@ class Prepared:
     redactor: Redactor
     scratch: Path
     caps: DayCaps
-    window: int = 128_000
+    window: int
     artifacts: Callable[[], list[dict[str, Any]]] = field(default=list)
     close: Callable[[bool], None] = field(default=_nothing)
 
@@ -193,10 +193,20 @@ class AgentRun:
                 except Exception as error:  # a bug of ours ends this run, on the record, and no other
                     log.exception("%s failed", self.id)
                     text = f"{type(error).__name__}: {error}"
-                    await self._record(ErrorOccurred(error=text, kind="internal", what_to_do=_REPORT, turn=self._history.turn))
-                    return Ended("error", "a fault of Ava itself", error_kind="internal", error_message=text, what_to_do=_REPORT)
+                    await self._record(
+                        ErrorOccurred(error=text, kind="internal", what_to_do=_REPORT, turn=self._history.turn)
+                    )
+                    return Ended(
+                        "error", "a fault of Ava itself", error_kind="internal", error_message=text, what_to_do=_REPORT
+                    )
         except StoreUnavailable as error:
-            return Ended("error", "the log could not be written", error_kind="store", error_message=str(error), what_to_do="Run `ava doctor`.")
+            return Ended(
+                "error",
+                "the log could not be written",
+                error_kind="store",
+                error_message=str(error),
+                what_to_do="Run `ava doctor`.",
+            )
         return Ended("cancelled", self.cancelled_because or "cancelled")
 
     async def _work(self) -> Ended:
@@ -284,16 +294,25 @@ class AgentRun:
                 f"{config.max_tool_calls - self._history.tool_calls} tool calls",
             ),
             "tokens": (run.tokens, config.max_tokens, f"{config.max_tokens - run.tokens} tokens"),
-            "money": (run.cost_micros, config.max_cost_micros, f"${(config.max_cost_micros - run.cost_micros) / 1e6:.2f}"),
+            "money": (
+                run.cost_micros,
+                config.max_cost_micros,
+                f"${(config.max_cost_micros - run.cost_micros) / 1e6:.2f}",
+            ),
         }
-        near = [name for name, (have, cap, _left) in used.items() if have >= 0.8 * cap and f"left:{name}" not in self._history.told]
+        near = [
+            name
+            for name, (have, cap, _left) in used.items()
+            if have >= 0.8 * cap and f"left:{name}" not in self._history.told
+        ]
         if not near:
             return None
         self._history.told.update(f"left:{name}" for name in near)
-        return f"Left of your limits: {', '.join(used[name][2] for name in near)}. Come to an end; call submit_result in time."
+        left = ", ".join(used[name][2] for name in near)
+        return f"Left of your limits: {left}. Come to an end; call submit_result in time."
 
     def _trimmed(self, upto: int) -> tuple[int, ...]:
-        """Return the oldest tool results to leave out, when the prompt passes 70 % of the window or of the tokens left."""
+        """Return the oldest tool results to leave out, when the prompt passes 70 % of the window or the tokens left."""
         elidable = self._history.elidable()
         if not elidable:
             return ()
@@ -329,7 +348,7 @@ class AgentRun:
         )
 
     def _fitting(self, asked: Asked, reached: CapReached) -> int | None:
-        """Return the most output tokens with which the pair fits what is left, or None below the least that is useful."""
+        """Return the most output tokens with which the pair fits what is left, None below the least that is useful."""
         low, high = LEAST_OUTPUT, asked.max_output - 1
         best = None
         while low <= high:
@@ -413,9 +432,7 @@ class AgentRun:
         reason = f"the model failed {asked.attempt} times" if asked.attempt > 1 else "the model failed"
         return Ended("error", reason, error_kind=error.kind, error_message=str(error), what_to_do=error.what_to_do)
 
-    async def _settle(
-        self, reserved: Reservation, settlement: Any, *, took_ms: int, also: Fact | None = None
-    ) -> None:
+    async def _settle(self, reserved: Reservation, settlement: Any, *, took_ms: int, also: Fact | None = None) -> None:
         asked = reserved.asked
         event, _spend = settlement_event(
             self._fence, self.id, self._who, self._config.model, self._price,
@@ -432,7 +449,11 @@ class AgentRun:
         if submit is not None:
             accepted = accept(submit, self._config.output_schema)
             if isinstance(accepted, SubmitArgs):
-                await self._record(ToolResult(tool=SUBMIT, success=True, output="accepted", call_id=submit.call_id, turn=self._history.turn))
+                await self._record(
+                    ToolResult(
+                        tool=SUBMIT, success=True, output="accepted", call_id=submit.call_id, turn=self._history.turn
+                    )
+                )
                 return self._handed_over(accepted)
             return await self._repair(completion, submit.call_id, submit.args or submit.raw_args, accepted)
         if not completion.calls:

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 import anyio
 import anyio.abc
+
 from ava_audit.errors import AuditError
-from ava_audit.events import CancelRequested, Event, RunClaimed, Who
+from ava_audit.events import CancelledBy, CancelRequested, ClaimReason, Event, RunClaimed, Who
 from ava_audit.locks import Instances
 from ava_audit.store import Command, Outcome, Store
 from ava_audit.view import QUEUED, RUNNING, WAITING, RunRow, View, loads
-
 from ava_server.approval import AGENT, close_proposal
 from ava_server.budget import settlement_event
 from ava_server.history import History
@@ -67,9 +67,7 @@ class NotClaimed:
     why: str
 
 
-def claim(
-    run_id: str, instance: str, who: Who, alive: frozenset[str], slots: Slots
-) -> Command[RunRow | NotClaimed]:
+def claim(run_id: str, instance: str, who: Who, alive: frozenset[str], slots: Slots) -> Command[RunRow | NotClaimed]:
     """Claim a queued run, or a running one whose owner is not alive; raises its generation.
 
     What the old generation left in flight is settled as unknown in the same transaction.
@@ -94,7 +92,7 @@ def claim(
         if sum(row.user_id == run.user_id for row in owned) >= slots.per_user:
             return Outcome(NotClaimed(f"all {slots.per_user} slots of {run.user_id} are taken"))
         agent = Who(who.session_id, run.id, run.user_id, parent_agent_id=AGENT)
-        reason = "start" if run.generation == 0 else "takeover"
+        reason: ClaimReason = "start" if run.generation == 0 else "takeover"
         events = (*unsettled(run, agent), _claimed(run, instance, agent, reason))
         return Outcome(run, events)
 
@@ -115,8 +113,8 @@ def unsettled(run: RunRow, who: Who) -> tuple[Event, ...]:
     return (event,)
 
 
-def _claimed(run: RunRow, instance: str, who: Who, reason: str) -> Event:
-    fact = RunClaimed(instance=instance, generation=run.generation + 1, reason=reason)  # type: ignore[arg-type]
+def _claimed(run: RunRow, instance: str, who: Who, reason: ClaimReason) -> Event:
+    fact = RunClaimed(instance=instance, generation=run.generation + 1, reason=reason)
     return Event(who, fact, run_id=run.id)
 
 
@@ -128,7 +126,7 @@ class CancelOutcome:
     pending: bool = False
 
 
-def cancel(run_id: str, who: Who, reason: str | None, by: str) -> Command[CancelOutcome]:
+def cancel(run_id: str, who: Who, reason: str | None, by: CancelledBy) -> Command[CancelOutcome]:
     """Ask for a run's end. A waiting or queued one ends here and now; a running one by its owner."""
 
     def command(view: View, now_us: int) -> Outcome[CancelOutcome]:
@@ -137,7 +135,7 @@ def cancel(run_id: str, who: Who, reason: str | None, by: str) -> Command[Cancel
             return Outcome(CancelOutcome(None))
         if run.ended:
             return Outcome(CancelOutcome(run))
-        fact = CancelRequested(subagent_id=run.id, reason=reason, by=by)  # type: ignore[arg-type]
+        fact = CancelRequested(subagent_id=run.id, reason=reason, by=by)
         asked = Event(who, fact, run_id=run.id)
         if run.state == RUNNING:
             again = run.cancel_seq is not None
@@ -312,7 +310,7 @@ class Manager:
             return None
         return max(0.0, group.timeout_s - (_now_us() - group.started_us) / 1e6)
 
-    async def cancel(self, run_id: str, who: Who, reason: str | None, by: str = "model") -> RunRow | None:
+    async def cancel(self, run_id: str, who: Who, reason: str | None, by: CancelledBy = "model") -> RunRow | None:
         """Cancel a run and return it as it ended, within 5 s; None when there is none of this user."""
         found = await self._store.do(cancel(run_id, who, reason, by))
         if found.run is None:

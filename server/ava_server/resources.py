@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from ava_server.app import App
     from ava_server.house import House
 
+    Ctx = ServerRequestContext[App, Any]
+
 _ARTIFACT_BYTES = 1_000_000
 _RUN = re.compile(r"ava://runs/(?P<id>[^/]+)(?:/(?P<part>transcript|artifacts/(?P<name>[^/]+)))?\Z")
-
-Ctx = ServerRequestContext["App", Any]
 
 
 async def list_resources(ctx: Ctx, params: types.PaginatedRequestParams | None) -> types.ListResourcesResult:
@@ -31,14 +31,21 @@ async def list_resources(ctx: Ctx, params: types.PaginatedRequestParams | None) 
     house, session = ctx.lifespan_context.house, desk
     since_us = time.time_ns() // 1000 - 3_600_000_000
     rows = await house.store.read(
-        lambda view: view.runs(user=session, states=("awaiting_approval", "queued", "running"))
-        + view.runs(user=session, ended_since_us=since_us)
+        lambda view: (
+            view.runs(user=session, states=("awaiting_approval", "queued", "running"))
+            + view.runs(user=session, ended_since_us=since_us)
+        )
     )
     resources = [
         types.Resource(uri="ava://roles", name="roles", title="Roles and models", mime_type="application/json")
     ]
     resources.extend(
-        types.Resource(uri=f"ava://runs/{row.id}", name=row.id, title=f"{row.role} {row.name or row.id}: {row.state}", mime_type="application/json")  # fmt: skip
+        types.Resource(
+            uri=f"ava://runs/{row.id}",
+            name=row.id,
+            title=f"{row.role} {row.name or row.id}: {row.state}",
+            mime_type="application/json",
+        )
         for row in rows
     )
     return types.ListResourcesResult(resources=resources)
@@ -83,7 +90,11 @@ async def get_prompt(ctx: Ctx, params: types.GetPromptRequestParams) -> types.Ge
     """Return the prompt with its task."""
     task = (params.arguments or {}).get("task", "").strip()
     if params.name != "delegate" or not task:
-        why = "delegate needs a task: what shall be handed over?" if params.name == "delegate" else f"no prompt {params.name!r}; there is delegate"
+        why = (
+            "delegate needs a task: what shall be handed over?"
+            if params.name == "delegate"
+            else f"no prompt {params.name!r}; there is delegate"
+        )
         raise MCPError(code=types.INVALID_PARAMS, message=why)
     content = types.TextContent(type="text", text=DELEGATE.format(task=task))
     return types.GetPromptResult(
@@ -122,16 +133,16 @@ async def _content(house: House, user: str, uri: str) -> tuple[str, str]:
         return "application/json", json.dumps({"roles": roles, "problems": problems}, ensure_ascii=False, indent=1)
     match = _RUN.fullmatch(uri)
     if match is None:
-        raise BadInput(f"there is no resource {uri[:100]!r}; there are ava://roles, ava://runs/S-… and what is in a run")
+        raise BadInput(
+            f"there is no resource {uri[:100]!r}; there are ava://roles, ava://runs/S-… and what is in a run"
+        )
     run_id = parse_id("subagent_id", match["id"])
     run = await house.store.read(lambda view: view.run(run_id))
     if run is None or run.user_id != user:
         raise BadInput(f"there is no run {run_id} of yours; check_subagent without an id lists them")
     if match["part"] is None:
         now_us = time.time_ns() // 1000
-        answer = await house.store.read(
-            lambda view: run_answer(view, run, house.instances.alive, now_us, whole=True)
-        )
+        answer = await house.store.read(lambda view: run_answer(view, run, house.instances.alive, now_us, whole=True))
         return "application/json", answer.model_dump_json(exclude_none=True, indent=1)
     if match["part"] == "transcript":
         entries = await house.store.read(lambda view: view.entries(run_id))
@@ -143,7 +154,6 @@ async def _content(house: House, user: str, uri: str) -> tuple[str, str]:
 def _artifact(house: House, run_id: str, name: str) -> str:
     from ava_roles.confine.paths import Root
     from ava_roles.errors import RolesError
-
     from ava_server.errors import BadInput
 
     folder = house.settings.paths.artifacts / run_id

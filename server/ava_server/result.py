@@ -11,12 +11,11 @@ from typing import Any
 
 from ava_audit.events import Ending
 from ava_audit.view import RunRow
-
 from ava_server.history import History
 from ava_server.submit import SubmitArgs, cut
 
 NEAR = 0.9
-_MARKS = str.maketrans({mark: '"' for mark in "“”„«»‟″"} | {mark: "'" for mark in "‘’‚‹›‛′`"})
+_MARKS = str.maketrans(dict.fromkeys("“”„«»‟″", '"') | dict.fromkeys("‘’‚‹›‛′`", "'"))
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ class Ended:
 class Drafts:
     """What a run has of an answer before it is handed over: kept for an ending that comes first."""
 
-    submitted: list[Any] = field(default_factory=list)
+    submitted: list[Any] = field(default_factory=list[Any])
 
 
 def build_result(

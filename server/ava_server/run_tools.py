@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import anyio.to_thread
-from ava_roles.errors import ToolFailed
-from ava_roles.tools.base import Place, Tool, ToolArgs, ToolOutput, ToolSpec
 from pydantic import Field
 
+from ava_roles.errors import ToolFailed
+from ava_roles.tools.base import Place, Tool, ToolArgs, ToolOutput, ToolSpec
 from ava_server.history import History
 
 NOTE_CHARS = 4_000

@@ -6,7 +6,6 @@ import secrets
 from dataclasses import dataclass, field
 
 from ava_audit.events import Who
-
 from ava_server.approval import AGENT
 
 
@@ -31,7 +30,7 @@ class Session:
     protocol: str | None = None
     roots: tuple[str, ...] = ()
     started: bool = False
-    seen: dict[str, tuple[object, ...]] = field(default_factory=dict)
+    seen: dict[str, tuple[object, ...]] = field(default_factory=dict[str, tuple[object, ...]])
 
     @property
     def who(self) -> Who:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ava_audit.money import format_usd, micros_from_cents
 from ava_audit.redact import Redactor
@@ -15,7 +15,6 @@ from ava_roles.errors import RolesError
 from ava_roles.role import Role
 from ava_roles.tools.base import Tool
 from ava_roles.workspace import Workspace, resolve_workspace
-
 from ava_server.arguments import SpawnArgs
 from ava_server.errors import BadInput, Refused
 from ava_server.models.choose import Choice, ModelSettings, choose
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
 
 MAX_OUTPUT = 4_096
 MAX_OUTPUT_CODER = 8_192
+_MISSING_TOOL = "this version of Ava does not have yet; use another role"
 _URL = re.compile(r"https?://[^\s<>\"']+")
 
 
@@ -143,7 +143,11 @@ def _texts(args: SpawnArgs, role: Role, redactor: Redactor) -> Texts:
                 " provider must not see it. Store it with `ava secret set NAME` and write {{secret:NAME}}"
             )
     return Texts(
-        **{field: redactor.redact(text)[0] for field in Texts.model_fields if (text := getattr(args, field)) is not None}
+        **{
+            field: redactor.redact(text)[0]
+            for field in Texts.model_fields
+            if (text := getattr(args, field)) is not None
+        }
     )
 
 
@@ -153,7 +157,7 @@ def _workspace(args: SpawnArgs, around: Surroundings) -> Workspace:
         return resolve_workspace(
             asked=args.workspace,
             client_roots=around.client_roots,
-            env=settings.default_workspace,
+            env=str(settings.default_workspace) if settings.default_workspace else None,
             cwd=around.cwd,
             roots=settings.workspace.roots,
             data_root=settings.data_root,
@@ -211,14 +215,16 @@ def _needs(role: Role, tools: Sequence[str], texts: Texts, known: Mapping[str, T
                 " task or context, or use role data_extractor or researcher with a workspace"
             )
         raise Refused(
-            f"{role.name} needs {need}, which " + ("was taken away; leave it in tools" if need in known else
-            "this version of Ava does not have yet; use another role")  # fmt: skip
+            f"{role.name} needs {need}, which "
+            + (
+                "was taken away; leave it in tools"
+                if need in known
+                else "this version of Ava does not have yet; use another role"
+            )
         )
 
 
-def _caps(
-    args: SpawnArgs, role: Role, choice: Choice, settings: Settings
-) -> tuple[dict[str, float | int], tuple[str, ...]]:
+def _caps(args: SpawnArgs, role: Role, choice: Choice, settings: Settings) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return the run's caps, clamped to the hard ones, and what was clamped, in words."""
     hard = settings.limits
     most_tokens = hard.max_tokens_deep if choice.tier == "deep" else hard.max_tokens
@@ -232,8 +238,8 @@ def _caps(
     notes: list[str] = []
     for name, (wanted, most) in asked.items():
         if wanted > most:
-            shown = (f"{format_usd(micros_from_cents(wanted))}", f"{format_usd(micros_from_cents(most))}") if name == "max_cost_cents" else (f"{wanted:,g}", f"{most:,g}")  # fmt: skip
-            notes.append(f"{name} was asked as {shown[0]}, and lowered to the hard cap of {shown[1]}")
+            as_shown = _usd if name == "max_cost_cents" else _number
+            notes.append(f"{name} was asked as {as_shown(wanted)}, and lowered to the hard cap of {as_shown(most)}")
     got = {name: min(pair) for name, pair in asked.items()}
     return {
         "timeout_s": got["timeout"],
@@ -242,3 +248,11 @@ def _caps(
         "max_iterations": int(got["max_iterations"]),
         "max_tool_calls": int(got["max_tool_calls"]),
     }, tuple(notes)
+
+
+def _usd(cents: float) -> str:
+    return format_usd(micros_from_cents(cents), exact=True)
+
+
+def _number(value: float) -> str:
+    return f"{value:,g}"

@@ -11,7 +11,6 @@ from ava_audit.money import format_usd
 from ava_audit.times import iso_utc
 from ava_audit.view import QUEUED, RUNNING, WAITING, RunRow, View
 from ava_roles.wrap import clean
-
 from ava_server.answers import LastTool, RunAnswer, Untrusted
 from ava_server.run_config import RunConfig
 
@@ -141,7 +140,8 @@ def _add_result(answer: RunAnswer, result: dict[str, Any], offset: int, *, whole
     answer.tool_receipts = result.get("tool_receipts") or None
     answer.cost_by = result.get("cost_by") or None
     answer.quotes_checked = result.get("quotes_checked") or None
-    kept, used = [], 0
+    kept: list[dict[str, Any]] = []
+    used = 0
     for finding in untrusted.findings:
         used += len(json.dumps(finding, ensure_ascii=False))
         if used > most:

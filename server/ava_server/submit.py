@@ -35,7 +35,8 @@ class SubmitArgs(BaseModel):
     )
     caveats: list[str] = Field(default_factory=list, description="What is missing, doubtful or was tried in vain.")
     findings: list[Finding] = Field(
-        default_factory=list, description="Claims with source and a quote, letter for letter from what a tool returned."
+        default_factory=list[Finding],
+        description="Claims with source and a quote, letter for letter as a tool gave it.",
     )
 
     @field_validator("caveats", mode="before")

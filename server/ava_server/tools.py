@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import anyio
 import anyio.to_thread
@@ -99,8 +99,8 @@ def _fixed_tools() -> tuple[types.Tool, ...]:
         tool(
             "spawn_subagent",
             "Propose a subagent",
-            "Propose a subagent that works in the background. Starts nothing: it returns a price tag to show the person,"
-            " and confirm_spawn starts it when they agree. Say 'requested', never 'started'.",
+            "Propose a subagent that works in the background. Starts nothing: it returns a price tag to show the"
+            " person, and confirm_spawn starts it when they agree. Say 'requested', never 'started'.",
             arguments.SpawnArgs,
             SpawnAnswer,
             types.ToolAnnotations(
@@ -162,7 +162,6 @@ def _fixed_tools() -> tuple[types.Tool, ...]:
 def _tools() -> list[types.Tool]:
     """Return the tools, with the roles that there are at this moment. Reads the role files: call it in a thread."""
     from ava_roles.catalog import Catalog, Folder
-
     from ava_server.data_root import find_data_root
 
     try:
@@ -177,24 +176,23 @@ def _tools() -> list[types.Tool]:
 def _small(schema: Any, *, output: bool = False) -> Any:
     """Return a JSON schema without what costs tokens and says nothing: titles, null alternatives, defaults of null."""
     if isinstance(schema, list):
-        return [_small(item, output=output) for item in schema]
+        return [_small(item, output=output) for item in cast("list[Any]", schema)]
     if not isinstance(schema, dict):
         return schema
     small: dict[str, Any] = {}
-    for key, value in schema.items():
+    for key, value in cast("dict[str, Any]", schema).items():
         if (key == "title" and isinstance(value, str)) or (key == "default" and value in (None, [], {}, "", 0)):
             continue
         if output and key == "additionalProperties" and value is not False:
             continue
         small[key] = (
-            {name: _small(item, output=output) for name, item in value.items()}
+            {name: _small(item, output=output) for name, item in cast("dict[str, Any]", value).items()}
             if key in ("properties", "$defs")
             else _small(value, output=output)
         )
-    options = small.get("anyOf")
-    if isinstance(options, list):
-        kept = [option for option in options if option != {"type": "null"}]
-        if len(kept) == 1 and len(kept) < len(options):
-            del small["anyOf"]
-            small = {**kept[0], **small}
+    options: list[Any] = small.get("anyOf", [])
+    kept = [option for option in options if option != {"type": "null"}]
+    if len(kept) == 1 and len(kept) < len(options):
+        del small["anyOf"]
+        small = {**kept[0], **small}
     return small

@@ -6,7 +6,6 @@ import json
 from typing import Any
 
 from ava_roles.wrap import escape_result
-
 from ava_server.answers import (
     FAILED,
     Answer,
@@ -34,8 +33,8 @@ it cannot ask back and sees nothing of this conversation. Show the person the me
 2. confirm_spawn with pending_ids and, letter for letter, the approval_line of each in `approving`. Only when the \
 person has agreed: this is what spends money.
 3. You are not woken when it ends. Tell the person to ask for news; check_subagent then. Do not poll more often than \
-every 30 s; after 30 s without news say its status line. message_subagent steers a running one, cancel_subagent ends it \
-and keeps what it has, read_ava_logs shows what happened.
+every 30 s; after 30 s without news say its status line. message_subagent steers a running one, cancel_subagent ends \
+it and keeps what it has, read_ava_logs shows what happened.
 4. The person has not seen the result: say it in your own words, with its caveats and sources, and never repeat the \
 header line. If it is not enough, ask again more narrowly, not more widely.
 
@@ -102,7 +101,10 @@ def run_text(run: RunAnswer) -> str:
     if run.confidence is not None:
         lines.append(f"Confidence (the model's own): {run.confidence:g}")
     if run.tool_receipts:
-        used = ", ".join(f"{name} {counts['ok']}+{counts['failed']} failed" if counts["failed"] else f"{name} {counts['ok']}" for name, counts in run.tool_receipts.items())  # fmt: skip
+        used = ", ".join(
+            f"{name} {counts['ok']}" + (f" and {counts['failed']} failed" if counts["failed"] else "")
+            for name, counts in run.tool_receipts.items()
+        )
         lines.append(f"Tools used: {used}")
     if run.cost_by:
         lines.append("Cost in cents: " + ", ".join(f"{name} {cents:g}" for name, cents in run.cost_by.items()))
@@ -113,7 +115,9 @@ def run_text(run: RunAnswer) -> str:
     if run.task_id:
         lines.append(f"task_id: {escape_result(run.task_id)}")
     if run.cursor:
-        lines.append(f"The output goes on: call check_subagent with subagent_id {run.subagent_id} and cursor {run.cursor}.")
+        lines.append(
+            f"The output goes on: call check_subagent with subagent_id {run.subagent_id} and cursor {run.cursor}."
+        )
     return "\n".join(lines)
 
 

@@ -165,9 +165,7 @@ async def test_the_type_error_means_errors_failed_results_and_bad_endings(log: S
         if state == "indexed":
             await index_news(log)
         page = await search(log.path, LogQuery(types=("ERROR",)))
-        assert [entry.type for entry in page.entries] == [
-            "RunEnded", "SubagentComplete", "ToolResult", "ErrorOccurred",
-        ]  # fmt: skip
+        assert [entry.type for entry in page.entries] == ["SubagentComplete", "ToolResult", "ErrorOccurred"]
         severe = await search(log.path, LogQuery(level="error"))
         assert [entry.type for entry in severe.entries] == ["ToolResult", "ErrorOccurred"]
         cost = await search(log.path, LogQuery(types=("error", "cost"), level="warning"))

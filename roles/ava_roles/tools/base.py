@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from pydantic import BaseModel, ConfigDict
 
@@ -48,7 +48,8 @@ class ToolSpec:
 
     def schema(self) -> dict[str, Any]:
         """Return the JSON schema of the arguments, without pydantic's titles."""
-        return _untitled(self.args.model_json_schema())
+        schema: dict[str, Any] = _untitled(self.args.model_json_schema())
+        return schema
 
 
 @dataclass(frozen=True)
@@ -121,11 +122,10 @@ class Tool(Protocol):
 def _untitled(schema: Any) -> Any:
     """Drop pydantic's generated titles, which cost tokens and say nothing."""
     if isinstance(schema, dict):
+        members = cast("dict[str, Any]", schema)
         return {
-            key: _untitled(value)
-            for key, value in schema.items()
-            if not (key == "title" and isinstance(value, str))
+            key: _untitled(value) for key, value in members.items() if not (key == "title" and isinstance(value, str))
         }
     if isinstance(schema, list):
-        return [_untitled(value) for value in schema]
+        return [_untitled(value) for value in cast("list[Any]", schema)]
     return schema
