@@ -13,11 +13,10 @@ import anyio
 from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
 from mcp.server.lowlevel import Server
 
-from ava_server.session import Session
-
 if TYPE_CHECKING:
     from ava_server.desk import Desk
     from ava_server.house import House
+    from ava_server.session import Session
     from ava_server.settings import Settings
 
 log = logging.getLogger("ava.app")
@@ -45,7 +44,7 @@ class App:
         """Open the data root once the first message was answered, and keep it open until the server ends."""
         await self._go.wait()
         try:
-            # Shielded: a server that is cancelled still says farewell and lets its runs stop; `close` sets the deadline.
+            # Shielded: a server that is cancelled still says farewell and stops its runs; `close` sets the deadline.
             with self._keeping:
                 async with AsyncExitStack() as stack:
                     house = await self._enter(stack)
@@ -72,7 +71,9 @@ class App:
 
     def close(self) -> None:
         """Begin to close it, within 4 s; twice is harmless."""
-        if not self._closing.is_set():
+        if self._house is None:  # nothing was acknowledged, so nothing is lost
+            self._keeping.cancel()
+        elif not self._closing.is_set():
             self._keeping.deadline = anyio.current_time() + CLOSE_WITHIN_S
         self._closing.set()
         self._go.set()
@@ -83,7 +84,6 @@ class App:
         Raises:
             AvaError: It could not be opened; says why.
         """
-        from ava_server.desk import Desk
         from ava_server.errors import ConfigError
 
         self.start()
@@ -94,6 +94,9 @@ class App:
         if self._house is None:
             raise ConfigError(f"the data root is not open after {OPEN_WITHIN_S:.0f} s; try again, or see `ava doctor`")
         if self._desk is None:
+            from ava_server.desk import Desk
+            from ava_server.session import Session
+
             self.session = Session(user=self._house.user, transport=self.transport)
             self._house.manager.adopt_session(self.session.id)
             self._desk = Desk(self._house, self.session)

@@ -1,22 +1,27 @@
 """The stdio transport: ended by end of stdin, SIGTERM or SIGINT, each within 5 s and with everything on record.
 
-The SDK's own `run()` dies at SIGTERM without clean-up, and hangs at SIGINT on the thread that reads stdin
-(shared/notes/mcp-sdk.md): here stdin is read by the event loop, and signals end the one task that serves.
+The SDK's own `run()` dies at SIGTERM without clean-up, hangs at SIGINT on the thread that reads stdin, and leaves a
+line that is no JSON-RPC without an answer (shared/notes/mcp-sdk.md). Here the event loop reads and writes where the
+system lets it, signals end the one task that serves, and what cannot be read is answered as JSON-RPC wants.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
+import re
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, cast
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import IO, TYPE_CHECKING, Any, cast
 
 import anyio
-from mcp.server.stdio import stdio_server
+import mcp_types as types
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+from mcp.shared.message import SessionMessage
 
 from ava_server.app import build_server
 
@@ -24,8 +29,25 @@ if TYPE_CHECKING:
     from ava_server.settings import Settings
 
 LINE_BYTES = 16 * 1024 * 1024
-"""A longer message than any host sends ends the connection."""
+"""A longer message than any host sends is refused; it is never held as a whole."""
 EXIT_WITHIN_S = 4.5
+LAST_WORDS_S = 1.0
+"""How long the last answers may take on their way to a host that has closed stdin and may not read any more."""
+_EDGE = 300
+_ID = rb'"id"\s*:\s*(-?\d{1,18}|"[^"\\]{1,200}")\s*'
+_ID_FIRST = re.compile(rb'\s*\{\s*(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?' + _ID)
+_ID_LAST = re.compile(_ID + rb"\}\s*\Z")
+
+Write = Callable[[bytes], Awaitable[None]]
+"""Writes one message to the host, whole."""
+
+
+class TooLong:
+    """A message that was longer than `LINE_BYTES`: its id, where it can be told from its beginning or end."""
+
+    def __init__(self, head: bytes, tail: bytes) -> None:
+        match = _ID_FIRST.match(head) or _ID_LAST.search(tail)
+        self.id: str | int | None = json.loads(match[1]) if match else None
 
 
 def serve(load: Callable[[], Settings]) -> int:
@@ -36,26 +58,49 @@ def serve(load: Callable[[], Settings]) -> int:
 
 async def _serve(load: Callable[[], Settings]) -> int:
     server = build_server(load)
-    code = 0
+    ending = _Ending()
     async with anyio.create_task_group() as tasks:
-        serving = anyio.CancelScope()
-
-        async def on_signal() -> None:
-            nonlocal code
-            with anyio.open_signal_receiver(*_signals()) as signals:
-                async for number in signals:
-                    code = 128 + number if number == signal.SIGINT else 0
-                    serving.cancel()
-                    _exit_at_last(code)
-                    return
-
-        tasks.start_soon(on_signal)
-        with serving:
-            async with stdio_server(stdin=cast("Any", await _stdin())) as (read, write):
-                await server.run(read, write, server.create_initialization_options())
-        _exit_at_last(code)
+        await tasks.start(ending.watch)
+        with ending.serving:
+            lines, write = await _open_wire()
+            incoming, read = anyio.create_memory_object_stream[SessionMessage | Exception]()
+            answers, outgoing = anyio.create_memory_object_stream[SessionMessage]()
+            async with anyio.create_task_group() as writing:
+                writing.start_soon(_write, outgoing, write)
+                async with anyio.create_task_group() as reading:
+                    reading.start_soon(_read, lines, incoming, answers.clone(), ending)
+                    await server.run(cast("Any", read), cast("Any", answers), server.create_initialization_options())
+                    reading.cancel_scope.cancel()
+                writing.cancel_scope.deadline = anyio.current_time() + LAST_WORDS_S
+        ending.begin(0)
         tasks.cancel_scope.cancel()
-    return code
+    for number in _signals():  # all is on the disk: a host that now gets impatient changes nothing
+        signal.signal(number, signal.SIG_IGN)
+    return ending.code or 0
+
+
+class _Ending:
+    """The end of the server: begun once, by whatever comes first, and over in time whatever hangs."""
+
+    def __init__(self) -> None:
+        self.serving = anyio.CancelScope()
+        self.code: int | None = None
+
+    def begin(self, code: int) -> None:
+        """Set the exit code and the last moment; what was acknowledged is on the disk by then. Twice is harmless."""
+        if self.code is None:
+            self.code = code
+            last = threading.Timer(EXIT_WITHIN_S, os._exit, (code,))  # a thread: the event loop itself may hang
+            last.daemon = True
+            last.start()
+
+    async def watch(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
+        """End the serving at the first signal. Later ones, which some hosts send within 0.1 s, change nothing."""
+        with anyio.open_signal_receiver(*_signals()) as signals:
+            task_status.started()
+            async for number in signals:
+                self.begin(128 + number if number == signal.SIGINT else 0)
+                self.serving.cancel()
 
 
 def _signals() -> tuple[signal.Signals, ...]:
@@ -63,26 +108,160 @@ def _signals() -> tuple[signal.Signals, ...]:
     return (signal.SIGINT,) if sys.platform == "win32" else (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-def _exit_at_last(code: int) -> None:
-    """End the process when clean-up has not come to an end in time: what was acknowledged is on the disk."""
-    loop = asyncio.get_running_loop()
-    loop.call_later(EXIT_WITHIN_S, os._exit, code)
+# -- messages ---------------------------------------------------------------------------------------------------------
 
 
-async def _stdin() -> Any:
-    """Return stdin as an iterator of lines, read by the event loop where the system can; by a thread on Windows."""
-    if sys.platform == "win32":
-        return anyio.wrap_file(sys.stdin)
-    loop = asyncio.get_running_loop()
-    reader = asyncio.StreamReader(limit=LINE_BYTES, loop=loop)
+async def _read(
+    lines: AsyncIterator[bytes | TooLong],
+    incoming: MemoryObjectSendStream[SessionMessage | Exception],
+    answers: MemoryObjectSendStream[SessionMessage],
+    ending: _Ending,
+) -> None:
+    """Hand on the host's messages until its end; answer those that are none."""
+    async with incoming, answers:
+        try:
+            async for line in lines:
+                if isinstance(line, bytes) and not line.strip():
+                    continue
+                message = _message(line)
+                if isinstance(message, types.JSONRPCError):
+                    await answers.send(SessionMessage(message))
+                else:
+                    await incoming.send(SessionMessage(message))
+        except (ConnectionError, anyio.BrokenResourceError, anyio.ClosedResourceError):
+            pass  # the host, or the server, has gone meanwhile
+        ending.begin(0)
+
+
+def _message(line: bytes | TooLong) -> Any:
+    """Return a line as a message; as the error that answers it when it is none."""
+    if isinstance(line, TooLong):
+        return _refusal(types.INVALID_REQUEST, f"the message is longer than {LINE_BYTES:,} bytes; send less", line.id)
     try:
-        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader, loop=loop), sys.stdin)
-    except ValueError:  # stdin is a regular file: read by a thread, it never blocks
-        return anyio.wrap_file(sys.stdin)
-    return _lines(reader)
+        return types.jsonrpc_message_adapter.validate_json(line, by_name=False)
+    except ValueError:
+        pass
+    try:
+        value = json.loads(line)  # more lenient: the id of a request with, say, half a surrogate in it
+    except (ValueError, RecursionError):
+        return _refusal(types.PARSE_ERROR, "the line is not JSON in UTF-8", None)
+    given = value.get("id") if isinstance(value, dict) else None
+    named = given if isinstance(given, str | int) and not isinstance(given, bool) else None
+    return _refusal(types.INVALID_REQUEST, "the line is not a JSON-RPC 2.0 message", named)
 
 
-async def _lines(reader: asyncio.StreamReader) -> AsyncIterator[str]:
-    with suppress(ConnectionError):
-        while line := await reader.readline():
-            yield line.decode("utf-8", "replace")
+def _refusal(code: int, why: str, request_id: str | int | None) -> types.JSONRPCError:
+    return types.JSONRPCError(jsonrpc="2.0", id=request_id, error=types.ErrorData(code=code, message=why))
+
+
+async def _write(outgoing: MemoryObjectReceiveStream[SessionMessage], write: Write) -> None:
+    """Write what the server says until it has no more to say, or the host has gone."""
+    gone = False
+    async with outgoing:
+        async for item in outgoing:
+            text = item.message.model_dump_json(by_alias=True, exclude_unset=True)
+            try:
+                if not gone:
+                    await write(text.encode() + b"\n")
+            except OSError:  # nobody reads any more; the end of stdin is what ends the server
+                gone = True
+
+
+# -- the wire ---------------------------------------------------------------------------------------------------------
+
+
+async def _open_wire() -> tuple[AsyncIterator[bytes | TooLong], Write]:
+    """Take stdin and stdout for the messages alone.
+
+    What else runs in this process reads an empty stdin, and what it prints goes to stderr.
+    """
+    source, sink = os.fdopen(os.dup(0), "rb", buffering=0), os.fdopen(os.dup(1), "wb", buffering=0)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)
+    return await _lines_of(source), await _writer_to(sink)
+
+
+async def _lines_of(source: IO[bytes]) -> AsyncIterator[bytes | TooLong]:
+    """Return the lines of stdin, read by the event loop where the system can; by a thread elsewhere."""
+    if sys.platform != "win32":
+        loop = asyncio.get_running_loop()
+        reader = asyncio.StreamReader(limit=LINE_BYTES, loop=loop)
+        try:
+            await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader, loop=loop), source)
+        except ValueError:  # a regular file: it never blocks
+            pass
+        else:
+            return _streamed(reader)
+    return _threaded(os.fdopen(os.dup(source.fileno()), "rb"))
+
+
+async def _streamed(reader: asyncio.StreamReader) -> AsyncIterator[bytes | TooLong]:
+    while True:
+        try:
+            yield await reader.readuntil(b"\n")
+        except asyncio.IncompleteReadError as end:
+            if end.partial:
+                yield end.partial
+            return
+        except asyncio.LimitOverrunError as long:
+            yield await _skip(reader, long.consumed)
+
+
+async def _skip(reader: asyncio.StreamReader, consumed: int) -> TooLong:
+    """Read past a line that is too long."""
+    head = tail = b""
+    while True:
+        piece = await reader.readexactly(consumed)
+        head = head or piece[:_EDGE]
+        tail = (tail + piece)[-_EDGE:]
+        try:
+            piece = await reader.readuntil(b"\n")
+            return TooLong(head, (tail + piece)[-_EDGE:])
+        except asyncio.IncompleteReadError as end:
+            return TooLong(head, (tail + end.partial)[-_EDGE:])
+        except asyncio.LimitOverrunError as long:
+            consumed = long.consumed
+
+
+async def _threaded(source: IO[bytes]) -> AsyncIterator[bytes | TooLong]:
+    while line := await anyio.to_thread.run_sync(source.readline, LINE_BYTES, abandon_on_cancel=True):
+        if len(line) < LINE_BYTES or line.endswith(b"\n"):
+            yield line
+            continue
+        head, tail = line[:_EDGE], line[-_EDGE:]
+        while line and not line.endswith(b"\n"):
+            line = await anyio.to_thread.run_sync(source.readline, LINE_BYTES, abandon_on_cancel=True)
+            tail = (tail + line)[-_EDGE:]
+        yield TooLong(head, tail)
+
+
+async def _writer_to(sink: IO[bytes]) -> Write:
+    """Return what writes to stdout: the event loop where the system can, so that nothing hangs on a deaf host."""
+    if sys.platform != "win32":
+        loop = asyncio.get_running_loop()
+        try:
+            protocol = asyncio.StreamReaderProtocol(asyncio.StreamReader(loop=loop), loop=loop)
+            pipe, _protocol = await loop.connect_write_pipe(lambda: protocol, sink)
+        except ValueError:  # a regular file: it never blocks
+            pass
+        else:
+            pipe.set_write_buffer_limits(0)  # `drain` then means written
+            stream = asyncio.StreamWriter(pipe, protocol, None, loop)
+
+            async def write_now(data: bytes) -> None:
+                stream.write(data)
+                await stream.drain()
+
+            return write_now
+
+    def whole(data: bytes) -> None:
+        left = memoryview(data)
+        while left:
+            left = left[sink.write(left) :]
+
+    async def write_in_thread(data: bytes) -> None:
+        await anyio.to_thread.run_sync(whole, data, abandon_on_cancel=True)
+
+    return write_in_thread
