@@ -52,7 +52,7 @@ from ava_server.log_lines import entry_line
 from ava_server.run_config import RunConfig, Texts
 from ava_server.session import Session
 from ava_server.spawning import resolve
-from ava_server.status import label, run_answer
+from ava_server.status import carried, label, run_answer
 from ava_server.words import text_of
 
 HOUR_US = 3_600_000_000
@@ -76,8 +76,19 @@ class Desk:
         self._store = house.store
         self._session = session
 
-    async def call(self, tool: str, given: dict[str, Any], progress: Progress) -> Answer:
-        """Do what a tool was called for; a mistake of the caller is an answer, not an exception."""
+    async def call(self, tool: str, given: dict[str, Any], progress: Progress, *, raises: bool = False) -> Answer:
+        """Do what a tool was called for; a mistake of the caller is an answer, not an exception.
+
+        Args:
+            tool: Its name.
+            given: Its arguments.
+            progress: Told how a wait goes on.
+            raises: Once it is on the record, raise a mistake, for a caller who tells kinds of them apart.
+
+        Raises:
+            AvaError: There is no such tool; with `raises`, any other mistake too.
+            RolesError: With `raises`.
+        """
         handlers: dict[str, Callable[[dict[str, Any], Progress], Awaitable[Answer]]] = {
             "spawn_subagent": self._spawn,
             "confirm_spawn": self._confirm,
@@ -94,12 +105,16 @@ class Desk:
         if not reading:
             self._store.post(_append(call))
         began = time.monotonic()
+        mistake: AvaError | RolesError | None = None
         try:
             answer = await handler(given, progress)
         except (AvaError, RolesError) as error:
+            mistake = error
             answer = _FAILURES[tool](status=FAILED, message=str(error))
         answer.notices = await self._notices(answer) or None
         await self._record(call, tool, answer, began, reading=reading)
+        if raises and mistake is not None:
+            raise mistake
         return answer
 
     # -- the six tools --------------------------------------------------------------------------------------------
@@ -138,7 +153,7 @@ class Desk:
         ids = tuple(dict.fromkeys(parse_id("pending_id", pending_id) for pending_id in args.pending_ids))
         who = self._session.who
         if args.decision == "reject":
-            decided = await self._store.do(reject(ids, who, "host_call"))
+            decided = await self._store.do(reject(ids, who, self._session.channel))
         else:
             settings = self._house.settings
             if not settings.enabled:
@@ -154,7 +169,7 @@ class Desk:
                 group_timeout_s=args.group_timeout,
                 group_id=new_id("group_id"),
             )
-            decided = await self._store.do(approve(asked, who, "host_call", self._house.spawn_limits))
+            decided = await self._store.do(approve(asked, who, self._session.channel, self._house.spawn_limits))
         self._house.manager.poke()
         decisions = [OneDecision(**_plain(decision)) for decision in decided.decisions]
         for decision, made in zip(decisions, decided.decisions, strict=True):
@@ -324,7 +339,10 @@ class Desk:
         def query(view: View) -> list[RunAnswer]:
             rows = view.runs(user=user, states=UNENDED) + view.runs(user=user, ended_since_us=now_us - HOUR_US)
             rows += [row for row in view.unfetched(user) if row.ended_us and row.ended_us < now_us - HOUR_US]
-            return [run_answer(view, row, alive, now_us, result=False) for row in rows]
+            answers = [run_answer(view, row, alive, now_us, result=False) for row in rows]
+            stale = now_us - HOUR_US - int(self._house.settings.proposal_lifetime_s * 1e6)
+            expired = {row.id for row in rows if row.created_us < stale}
+            return [run for run in answers if run.state != "expired" or run.subagent_id not in expired]
 
         return await self._store.read(query)
 
@@ -379,28 +397,22 @@ class Desk:
 
     async def _record(self, call: Event, tool: str, answer: Answer, began: float, *, reading: bool) -> None:
         """Log the answer: before it is given if it carries a result, not at all if a poll saw nothing new."""
-        carried = [run for run in _runs_in(answer) if run.get("untrusted_result")]
+        results = [run for run in _runs_in(answer) if run.get("untrusted_result")]
         failed = answer.status == FAILED
         text = text_of(answer)
         took_ms = round((time.monotonic() - began) * 1000)
-        if tool == "check_subagent" and not failed and not carried:
+        if tool == "check_subagent" and not failed and not results:
             looks = {run["subagent_id"]: (run["state"], run.get("iteration")) for run in _runs_in(answer)}
             if looks and all(self._session.seen.get(run_id) == look for run_id, look in looks.items()):
                 return
             self._session.seen.update(looks)
+        if isinstance(answer, LogAnswer) and not failed:  # what was read is in the log already
+            text = f"{len(answer.untrusted_entries)} entries"
         stored, _count = self._house.redactor.redact(text)
         result = Event(self._session.who, ToolResult(tool=tool, success=not failed, output=stored), duration_ms=took_ms)
         events = (call, result) if reading else (result,)
-        # One more entry for each result that was carried: it is what says that the run was fetched.
-        fetched = tuple(
-            Event(
-                self._session.who,
-                ToolResult(tool=tool, success=True, output=f"carried the result of {run['subagent_id']}"),
-                run_id=str(run["subagent_id"]),
-            )
-            for run in carried
-        )
-        if carried or not reading:
+        fetched = tuple(carried(self._session.who, tool, str(run["subagent_id"])) for run in results)
+        if results or not reading:
             await self._store.do(_append(*events, *fetched))
         else:
             self._store.post(_append(*events))

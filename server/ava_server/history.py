@@ -59,6 +59,7 @@ class History:
     run_id: str
     prefix: RunStarted | None = None
     task: UserMessage | None = None
+    answer: AssistantMessage | None = None
     turn: int = 0
     attempt: int = 0
     answered: bool = True
@@ -203,7 +204,7 @@ class History:
             self.known = Known(prompt_tokens=total, turns=len(self._items) + 1)
 
     def _said(self, seq: int, fact: AssistantMessage) -> None:
-        self.answered = True
+        self.answer, self.answered = fact, True
         self.words.append(fact.text)
         self.calls = tuple(ToolUse(**call) for call in fact.calls)
         self.results, self.started, self._arrived = {}, {}, {}

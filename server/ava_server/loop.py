@@ -6,7 +6,7 @@ import hashlib
 import logging
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,7 @@ from ava_server.submit import NAME as SUBMIT
 from ava_server.submit import SubmitArgs, accept
 
 log = logging.getLogger("ava.loop")
+_FAULT = "a fault of Ava itself"
 _REPORT = "Report it with the entries of this run: `ava logs export --run`."
 
 WRAP_S = 30.0
@@ -59,7 +60,9 @@ UNKNOWN_ATTEMPTS = 2
 REPAIRS = 2
 MOST_CALLS = 16
 """Tool calls of one answer that are run; the wrap-up's bound has room for as many lines."""
-TRIM_SHARE = 0.7
+TRIM_SHARE, TRIM_TO = 0.7, 0.5
+"""Trimming begins at 70 % of the room and ends at 50 %, so that it is rare: each one costs the provider's cache."""
+MESSAGES = ("UserMessage",)
 END_S = 10.0
 LIVE_EVERY_S = 0.4
 
@@ -176,43 +179,46 @@ class AgentRun:
         if seconds_left is not None and seconds_left < left:
             left, cap = seconds_left, _Cap("timeout", "the group's timeout")
         work_s = max(left - min(WRAP_S, timeout / 5), 0.0)  # what is left of it after the work is the wrap-up's
-        try:
-            with self.scope:
-                try:
-                    if self._history.prefix is None:
-                        await self._record(self._prepared.started)
-                    with anyio.move_on_after(work_s):
-                        return await self._work()
-                    self._cap = self._cap or cap
-                    with anyio.move_on_after(max(left - work_s, 0.0)):
-                        await self._close_open_calls()
-                        return await self._turns()
-                    return Ended(self._cap.status, self._cap.reason)
-                except (StaleOwner, StoreUnavailable):
-                    raise
-                except Exception as error:  # a bug of ours ends this run, on the record, and no other
-                    log.exception("%s failed", self.id)
-                    text = f"{type(error).__name__}: {error}"
-                    await self._record(
-                        ErrorOccurred(error=text, kind="internal", what_to_do=_REPORT, turn=self._history.turn)
-                    )
-                    return Ended(
-                        "error", "a fault of Ava itself", error_kind="internal", error_message=text, what_to_do=_REPORT
-                    )
-        except StoreUnavailable as error:
-            return Ended(
-                "error",
-                "the log could not be written",
-                error_kind="store",
-                error_message=str(error),
-                what_to_do="Run `ava doctor`.",
-            )
+        with self.scope:
+            try:
+                return await self._within(work_s, left, cap)
+            except StaleOwner:
+                raise
+            except Exception as error:  # a bug of ours ends this run, on the record, and no other
+                log.exception("%s failed", self.id)
+                text = f"{type(error).__name__}: {error}"
+                turn = self._history.turn
+                await self._record(ErrorOccurred(error=text, kind="internal", what_to_do=_REPORT, turn=turn))
+                return Ended("error", _FAULT, error_kind="internal", error_message=text, what_to_do=_REPORT)
         return Ended("cancelled", self.cancelled_because or "cancelled")
 
+    async def _within(self, work_s: float, left_s: float, cap: _Cap) -> Ended:
+        """Work for `work_s` seconds; when they are over, wrap up in what is left of `left_s`."""
+        if self._history.prefix is None:
+            await self._record(self._prepared.started)
+        with anyio.move_on_after(work_s):
+            return await self._work()
+        self._cap = self._cap or cap
+        with anyio.move_on_after(max(left_s - work_s, 0.0)):
+            await self._close_open_calls()
+            return await self._turns()
+        return Ended(self._cap.status, self._cap.reason)
+
     async def _work(self) -> Ended:
-        for call in self._history.open_calls() if self._history.answered else ():
+        ended = await self._take_up()
+        return ended if ended is not None else await self._turns()
+
+    async def _take_up(self) -> Ended | None:
+        """Finish the turn that a crash cut off: its answer is in the log, but not all that follows from it."""
+        history = self._history
+        said, open_calls = history.answer, history.open_calls()
+        if said is None or not history.answered or (history.calls and not open_calls):
+            return None
+        if not history.calls or any(call.name == SUBMIT for call in open_calls):
+            return await self._act(Completion(text=said.text, calls=open_calls, raw=said.raw or {}, usage=None))
+        for call in open_calls:
             await self._acting.resume(call)
-        return await self._turns()
+        return None
 
     async def _turns(self) -> Ended:
         while True:
@@ -230,7 +236,7 @@ class AgentRun:
     async def _drain(self) -> None:
         """Take up what others wrote about this run since it last looked: messages to it."""
         after = self._history.last_message_seq
-        entries = await self._store.read(lambda view: view.entries(self.id, after, ("UserMessage",)))
+        entries = await self._hold(lambda: self._store.read(lambda view: view.entries(self.id, after, MESSAGES)))
         for entry in entries:
             if entry.fact is not None:
                 self._history.add(entry.seq, entry.fact)
@@ -320,8 +326,10 @@ class AgentRun:
         elide: list[int] = []
         recipe = Recipe(upto)
         bound = self._model.bound(self._history.request(recipe, LEAST_OUTPUT), self._history.known).prompt_tokens
+        if bound <= room:
+            return ()
         for seq, saved in elidable:
-            if bound <= room:
+            if bound <= room * TRIM_TO / TRIM_SHARE:
                 break
             elide.append(seq)
             bound -= saved // 4  # a modest guess of what it frees; the reservation uses the real bound
@@ -329,6 +337,8 @@ class AgentRun:
 
     def _asked(self, request: Request, recipe: Recipe, turn: int, attempt: int, *, wrap_up: bool) -> Asked:
         bound = self._model.bound(request, self._history.known)
+        if recipe.elide:  # what was reported covers what is now left out: both are upper bounds, the lower one holds
+            bound = min(bound, self._model.bound(request, None), key=lambda both: both.prompt_tokens)
         prompt, output = bound.prompt_tokens, request.max_output
         wrap = Bound(prompt + output + WRAP_PROMPT, WRAP_OUTPUT)
         return Asked(
@@ -526,7 +536,7 @@ class AgentRun:
 
     async def _end(self, ended: Ended) -> None:
         """Record the ending and its result under the claim."""
-        run = await self._store.read(lambda view: view.run(self.id))
+        run = await self._hold(lambda: self._store.read(lambda view: view.run(self.id)))
         assert run is not None
         artifacts = self._prepared.artifacts()
         result = build_result(run, self._history, ended, self._drafts, artifacts, self.active_s)
@@ -547,11 +557,14 @@ class AgentRun:
             self._history.add(first + number, event.fact, event.usage)
 
     async def _do(self, command: Command[T]) -> T:
-        """Run a command; while the store is out of reach the run holds still, until its time ends."""
+        return await self._hold(lambda: self._store.do(command))
+
+    async def _hold(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """Ask the store; while it is out of reach the run holds still, until its time ends."""
         wait_s = 0.2
         while True:
             try:
-                return await self._store.do(command)
+                return await ask()
             except StoreUnavailable as error:
                 self.activity = f"On hold: {error}"[:80]
                 log.warning("%s holds still: %s", self.id, error)

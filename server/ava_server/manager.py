@@ -36,6 +36,8 @@ SETTLE_S = 0.05
 """Commits come in bursts; they are looked at together. What this process does itself pokes the manager at once."""
 GRACE_S = 1.0
 """The instance that approved a run has this long to claim it before others do."""
+FAULTS = 2
+"""A run that was dropped so often by a fault of ours is not taken up again by this process."""
 CANCEL_ANSWER_S = 4.0
 """A cancel that the owner has not answered within this is carried out by the one who asked."""
 
@@ -68,7 +70,7 @@ class NotClaimed:
 
 
 def claim(run_id: str, instance: str, who: Who, alive: frozenset[str], slots: Slots) -> Command[RunRow | NotClaimed]:
-    """Claim a queued run, or a running one whose owner is not alive; raises its generation.
+    """Claim a queued run, or a running one whose owner is not alive or is this very instance; raises its generation.
 
     What the old generation left in flight is settled as unknown in the same transaction.
 
@@ -84,7 +86,7 @@ def claim(run_id: str, instance: str, who: Who, alive: frozenset[str], slots: Sl
         run = view.run(run_id)
         if run is None or run.state not in (QUEUED, RUNNING):
             return Outcome(NotClaimed("it has ended or waits for approval"))
-        if run.state == RUNNING and run.instance in alive:
+        if run.state == RUNNING and run.instance in alive and run.instance != instance:
             return Outcome(NotClaimed(f"instance {run.instance} has it"))
         owned = [row for row in view.runs(states=(RUNNING,)) if row.instance in alive]
         if len(owned) >= slots.total:
@@ -194,6 +196,7 @@ class Manager:
         self._owned: dict[str, AgentRun | None] = {}
         self._sessions: set[str] = set()
         self._first_seen: dict[str, float] = {}
+        self._faults: dict[str, int] = {}
         self._poked = anyio.Event()
 
     def adopt_session(self, session_id: str) -> None:
@@ -258,6 +261,8 @@ class Manager:
 
     def _mine_now(self, row: RunRow, alive: frozenset[str]) -> bool:
         if row.state == RUNNING:
+            if row.instance == self.instance:  # dropped by a fault of ours, or by a log that could not take its end
+                return self._faults.get(row.id, 0) < FAULTS
             recent = (row.last_us or 0) > _now_us() - TAKEOVER_WITHIN_US
             return row.instance not in alive and recent
         if row.session_id in self._sessions:
@@ -272,6 +277,10 @@ class Manager:
             prepared = await self._prepare(row, history)
         except CannotHonour as error:
             self.waiting_for[row.id] = str(error)
+            return
+        except Exception:  # no run may take the server down with it
+            log.exception("%s cannot be prepared", row.id)
+            self.waiting_for[row.id] = "a fault of Ava itself, written to the server's standard error"
             return
         self.waiting_for.pop(row.id, None)
         who = Who(row.session_id, AGENT, row.user_id)
@@ -295,6 +304,9 @@ class Manager:
             await owned.drive(await self._group_time(run))
         except AuditError as error:  # the log cannot take the ending: the run stays, for whoever claims it next
             log.error("%s: %s", run.id, error)
+        except Exception:
+            log.exception("%s was dropped", run.id)
+            self._faults[run.id] = self._faults.get(run.id, 0) + 1
         finally:
             del self._owned[run.id]
             prepared.close(owned.done)

@@ -169,7 +169,7 @@ async def test_the_type_error_means_errors_failed_results_and_bad_endings(log: S
         severe = await search(log.path, LogQuery(level="error"))
         assert [entry.type for entry in severe.entries] == ["ToolResult", "ErrorOccurred"]
         cost = await search(log.path, LogQuery(types=("error", "cost"), level="warning"))
-        assert len(cost.entries) == 4
+        assert len(cost.entries) == 3
 
 
 async def test_every_exact_type_name_is_accepted_in_any_case_and_an_unknown_one_is_told_the_names() -> None:
