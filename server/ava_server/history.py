@@ -95,6 +95,7 @@ class History:
             case RunStarted():
                 self.prefix = fact
             case UserMessage(kind="task"):
+                self.last_message_seq = max(self.last_message_seq, seq)  # it is read once, and not drained again
                 self.task = fact
                 self._items.append(_Item(seq, UserTurn(fact.text)))
             case UserMessage(kind="message"):
