@@ -215,3 +215,17 @@ def settlement_event(
         duration_ms=duration_ms,
     )
     return event, Spend(cost, overrun)
+
+
+def unsettled(run: RunRow, who: Who) -> tuple[Event, ...]:
+    """Return the settlement, as unknown, of a call that was left in flight: by a dead owner, or by a fault of ours."""
+    held = loads(run.in_flight)
+    if held is None:
+        return ()
+    config = RunConfig.model_validate_json(run.config)
+    event, _spend = settlement_event(
+        None, run.id, who, run.model, config.to_price(),
+        turn=held["turn"], attempt=held["attempt"], reserved_micros=held["micros"],
+        reserved_tokens=held["prompt_tokens"] + held["max_output"], settlement="unknown",
+    )  # fmt: skip
+    return (event,)

@@ -218,7 +218,7 @@ class History:
         self.results[fact.call_id] = fact
         self._arrived[fact.call_id] = seq
         self.outputs.append((seq, fact))
-        counts = self.tool_counts.setdefault(fact.tool, [0, 0])
+        counts = self.tool_counts.setdefault(self._tool_name(fact.tool), [0, 0])
         counts[0 if fact.success else 1] += 1
         call = next((call for call in self.calls if call.call_id == fact.call_id), None)
         if call is not None:
@@ -231,6 +231,10 @@ class History:
             note = dict[str, Any](started.args or {}).get("note") if started is not None else None
             if note:
                 self.notes.append(str(note))
+
+    def _tool_name(self, spelled: str) -> str:
+        """Return a tool's name for the receipts, which are ours to say: not one that the model made up."""
+        return spelled if self.prefix and any(tool["name"] == spelled for tool in self.prefix.tools) else "no such tool"
 
 
 def call_key(call: ToolUse) -> str:

@@ -18,13 +18,13 @@ from ava_audit.errors import AuditError
 from ava_audit.events import CancelledBy, CancelRequested, ClaimReason, Event, RunClaimed, Who
 from ava_audit.locks import Instances
 from ava_audit.store import Command, Outcome, Store
-from ava_audit.view import QUEUED, RUNNING, WAITING, RunRow, View, loads
+from ava_audit.view import QUEUED, RUNNING, WAITING, RunRow, View
 from ava_server.approval import AGENT, close_proposal
-from ava_server.budget import settlement_event
+from ava_server.budget import unsettled
 from ava_server.history import History
-from ava_server.loop import AgentRun, Prepared, ending_events
+from ava_server.loop import AgentRun, Prepared
 from ava_server.result import Drafts, Ended, build_result
-from ava_server.run_config import RunConfig
+from ava_server.run_log import ending_events
 
 log = logging.getLogger("ava.manager")
 
@@ -99,20 +99,6 @@ def claim(run_id: str, instance: str, who: Who, alive: frozenset[str], slots: Sl
         return Outcome(run, events)
 
     return command
-
-
-def unsettled(run: RunRow, who: Who) -> tuple[Event, ...]:
-    """Return the settlement, as unknown, of a call that a dead generation left in flight."""
-    held = loads(run.in_flight)
-    if held is None:
-        return ()
-    config = RunConfig.model_validate_json(run.config)
-    event, _spend = settlement_event(
-        None, run.id, who, run.model, config.to_price(),
-        turn=held["turn"], attempt=held["attempt"], reserved_micros=held["micros"],
-        reserved_tokens=held["prompt_tokens"] + held["max_output"], settlement="unknown",
-    )  # fmt: skip
-    return (event,)
 
 
 def _claimed(run: RunRow, instance: str, who: Who, reason: ClaimReason) -> Event:
