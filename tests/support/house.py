@@ -1,0 +1,328 @@
+"""A whole Ava on a data root of its own: the real house, the real tools, a real HTTP model server behind them.
+
+    async with open_lab(tmp_path, [Say("", [("submit_result", {"summary": "done"})])]) as lab:
+        run_id = await lab.start(task="look it up")
+        answer = await lab.ended(run_id)
+
+The model is reached as any user's is, by AVA_MODEL_BASE_URL. When a lab closes, everything that its model server
+received is compared, byte for byte, with what the log alone says was sent (`check_requests`), and nothing may be
+held in any budget for a run that has ended (`check_budgets`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import anyio
+from mcp import Client
+from mcp_types import CallToolResult
+
+from ava_audit.events import CostReserved, Entry, Event, Fact
+from ava_audit.store import Outcome, Store
+from ava_audit.verify import verify
+from ava_audit.view import RunRow, View
+from ava_server.answers import Answer
+from ava_server.app import build_server
+from ava_server.desk import Desk
+from ava_server.history import rebuilt
+from ava_server.house import House, open_house
+from ava_server.models.base import Request
+from ava_server.models.clients import ClientPool
+from ava_server.models.openai_chat import OpenAIChat
+from ava_server.models.scripted import ScriptedModel
+from ava_server.session import Session
+from ava_server.settings import Settings, load_settings
+from support.model_server import ModelServer, Received, Say, Script, running_model_server
+
+F = TypeVar("F", bound=Fact)
+
+PRICED = """
+[prices."custom:test"]
+input = 3.0
+output = 15.0
+cache_read = 0.3
+cache_write = 3.75
+"""
+"""Prices for the test's model; without them an endpoint on loopback is free."""
+
+DONE = ("submit_result", {"summary": "all is said", "output": "the answer", "confidence": 0.5})
+"""A result, as a model hands it over."""
+
+USER = "somebody"
+
+
+def hand_over(**more: Any) -> Say:
+    """An answer that hands over a result."""
+    return Say(calls=[(DONE[0], {**DONE[1], **more})])
+
+
+def submits(output: Any = "the answer", summary: str = "all is said", **more: Any) -> Say:
+    """An answer that hands over this output."""
+    return Say(calls=[("submit_result", {"summary": summary, "output": output, **more})])
+
+
+@dataclass
+class Lab:
+    """An open house, one session's desk in it, and the model server behind it."""
+
+    house: House
+    desk: Desk
+    session: Session
+    server: ModelServer
+    root: Path
+    workspace: Path
+    progress: list[str] = field(default_factory=list)
+
+    @property
+    def store(self) -> Store:
+        return self.house.store
+
+    async def call(self, tool: str, **given: Any) -> Any:
+        """Call a tool at the desk; a refusal is an answer with status `failed`."""
+
+        async def progress(line: str) -> None:
+            self.progress.append(line)
+
+        answer: Answer = await self.desk.call(tool, given, progress)
+        return answer
+
+    async def propose(self, **more: Any) -> Any:
+        """Propose a researcher that may read the workspace."""
+        given = {"role": "researcher", "task": "What does it cost?", "workspace": str(self.workspace), **more}
+        answer = await self.call("spawn_subagent", **given)
+        assert answer.status == "awaiting_approval", answer.message
+        return answer
+
+    async def approve(self, *proposals: Any, last: str | None = None, **more: Any) -> Any:
+        """Approve proposals with the lines that they returned."""
+        lines = [proposal.approval_line for proposal in proposals] + ([last] if last else [])
+        ids = [proposal.pending_id for proposal in proposals]
+        return await self.call("confirm_spawn", pending_ids=ids, approving=lines, **more)
+
+    async def start(self, **more: Any) -> str:
+        """Propose and approve one run; return its id."""
+        proposal = await self.propose(**more)
+        answer = await self.approve(proposal)
+        assert answer.status == "approved", answer
+        return str(proposal.subagent_id)
+
+    async def ended(self, run_id: str, within_s: float = 20) -> RunRow:
+        """Wait for a run's ending."""
+        with anyio.fail_after(within_s):
+            return await self.house.manager.ended(run_id)
+
+    async def outcome(self, within_s: float = 20, **more: Any) -> dict[str, Any]:
+        """Run one subagent from the proposal to its result, as the log has it."""
+        run_id = await self.start(**more)
+        await self.ended(run_id, within_s)
+        return await self.result(run_id)
+
+    async def result(self, run_id: str) -> dict[str, Any]:
+        """The result of an ended run, as the log has it."""
+
+        def query(view: View) -> dict[str, Any]:
+            run = view.run(run_id)
+            assert run is not None and run.result_seq is not None, f"{run_id} has no result"
+            entry = view.entry(run.result_seq)
+            assert entry is not None and entry.fact is not None
+            found: dict[str, Any] = entry.fact.model_dump()["result"]
+            return found
+
+        return await self.store.read(query)
+
+    async def run(self, run_id: str) -> RunRow:
+        row = await self.store.read(lambda view: view.run(run_id))
+        assert row is not None
+        return row
+
+    async def entries(self, run_id: str) -> list[Entry]:
+        return await self.store.read(lambda view: view.entries(run_id))
+
+    async def facts(self, run_id: str, kind: type[F]) -> list[F]:
+        """The facts of one type that belong to a run."""
+        return [entry.fact for entry in await self.entries(run_id) if isinstance(entry.fact, kind)]
+
+    async def logged(self, run_id: str, type_name: str, count: int = 1, within_s: float = 10) -> Entry:
+        """Wait until a run has so many entries of a type; return the last of them."""
+        with anyio.fail_after(within_s):
+            while True:
+                seen = self.store.head
+                found = await self.store.read(lambda view: view.entries(run_id, 0, (type_name,)))
+                if len(found) >= count:
+                    return found[count - 1]
+                await self.store.newer_than(seen)
+
+    async def in_state(self, run_id: str, *states: str, within_s: float = 10) -> RunRow:
+        """Wait until a run is in one of these states."""
+        with anyio.fail_after(within_s):
+            while True:
+                seen = self.store.head
+                row = await self.run(run_id)
+                if row.state in states:
+                    return row
+                await self.store.newer_than(seen)
+
+    async def write(self, *events: Event) -> None:
+        await self.store.do(lambda _view, _now: Outcome(None, events))
+
+    def as_user(self, user: str) -> Desk:
+        """Another user's desk in the same house."""
+        return Desk(self.house, Session(user=user, transport="memory"))
+
+
+async def arrived(event: Any, within_s: float = 10) -> None:
+    """Wait for a `threading.Event` of the model server."""
+    assert await anyio.to_thread.run_sync(event.wait, within_s), "it did not come"
+
+
+def settings_of(root: Path, base_url: str | None, config: str = "", env: Mapping[str, str] | None = None) -> Settings:
+    """Write `config.toml` and read the settings as any process does."""
+    root.mkdir(mode=0o700, exist_ok=True)
+    (root / "config.toml").write_text(config)
+    model = {"AVA_MODEL_BASE_URL": base_url, "AVA_MODEL": "test"} if base_url else {}
+    return load_settings(root, env={**model, **(env or {})})
+
+
+@contextmanager
+def unwrapped() -> Generator[None]:
+    """Let a test's own failure through as it is, not as a group of task groups around it."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        error: BaseException = group
+        while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+            error = error.exceptions[0]
+        raise error from None
+
+
+def with_workspace(config: str, workspace: Path) -> str:
+    """Return a configuration under which the test's folder may be given."""
+    return f'{config}\n[workspace]\nroots = ["{workspace}"]\n'
+
+
+@asynccontextmanager
+async def open_lab(
+    tmp: Path,
+    script: Script = (),
+    *,
+    config: str = "",
+    server: ModelServer | None = None,
+    env: Mapping[str, str] | None = None,
+    runs: bool = True,
+    check: bool = True,
+) -> AsyncGenerator[Lab]:
+    """Open a house on `tmp/data` with `tmp/workspace` to read and a scripted model server behind it.
+
+    Args:
+        tmp: The test's own folder.
+        script: What the model server answers.
+        config: The text of `config.toml`.
+        server: A model server that runs already, in place of `script`.
+        env: Further variables of the environment.
+        runs: Claim runs.
+        check: Compare requests and budgets with the log at the end; not for a root that another house also uses.
+    """
+    root, workspace = tmp / "data", tmp / "workspace"
+    workspace.mkdir(exist_ok=True)
+    async with AsyncExitStack() as stack:
+        stack.enter_context(unwrapped())
+        if server is None:
+            server = stack.enter_context(running_model_server(script))
+        settings = settings_of(root, server.base_url, with_workspace(config, workspace), env)
+        house = await stack.enter_async_context(open_house(settings, runs=runs))
+        session = Session(user=house.user, transport="memory")
+        house.manager.adopt_session(session.id)
+        yield Lab(house, Desk(house, session), session, server, root, workspace)
+        if check:
+            await house.store.read(lambda view: check_budgets(view))
+    if check:
+        await check_requests(root, server.requests)
+        report = await anyio.to_thread.run_sync(verify, root / "ava.db")
+        assert report.ok, report
+
+
+@asynccontextmanager
+async def connect(
+    tmp: Path,
+    script: Script = (),
+    *,
+    config: str = "",
+    mode: str = "auto",
+    env: Mapping[str, str] | None = None,
+    server: ModelServer | None = None,
+) -> AsyncGenerator[tuple[Client, ModelServer]]:
+    """Open the MCP server in memory, and a client of the SDK's on it."""
+    workspace = tmp / "workspace"
+    workspace.mkdir(exist_ok=True)
+    async with AsyncExitStack() as stack:
+        stack.enter_context(unwrapped())
+        if server is None:
+            server = stack.enter_context(running_model_server(script))
+        settings = settings_of(tmp / "data", server.base_url, with_workspace(config, workspace), env)
+        mcp = build_server(lambda: settings, transport="memory")
+        yield await stack.enter_async_context(Client(mcp, mode=mode)), server
+    await check_requests(tmp / "data", server.requests)
+
+
+def text(answer: CallToolResult) -> str:
+    """The text form of an answer."""
+    return "\n".join(getattr(block, "text", "") for block in answer.content)
+
+
+# -- what every run leaves behind -----------------------------------------------------------------------------------
+
+
+def encoded(request: Request, *, scripted: bool = False) -> bytes:
+    """Return a rebuilt request as its model encodes it."""
+    if scripted:
+        return ScriptedModel([]).encode(request)
+    return OpenAIChat("custom", request.model, "http://127.0.0.1/v1", None, ClientPool()).encode(request)
+
+
+def rebuilt_requests(entries: Sequence[Entry], run_id: str, *, scripted: bool = False) -> list[tuple[str, bytes]]:
+    """Return, for every reservation of a run, the hash that it has and the request rebuilt from the entries."""
+    found = []
+    for entry in entries:
+        if isinstance(entry.fact, CostReserved):
+            request = rebuilt(entries, run_id, entry.fact.turn, entry.fact.attempt)
+            assert request is not None
+            found.append((entry.fact.request_sha, encoded(request, scripted=scripted)))
+    return found
+
+
+async def check_requests(root: Path, received: Iterable[Received]) -> None:
+    """Compare what a model server received with what the log of a data root, read anew, says was sent."""
+    async with Store.open(root) as store:
+        runs = await store.read(lambda view: [(run.id, view.entries(run.id)) for run in view.runs()])
+    sent: Counter[bytes] = Counter()
+    for run_id, entries in runs:
+        for sha, request in rebuilt_requests(entries, run_id):
+            assert hashlib.sha256(request).hexdigest() == sha, f"a request of {run_id} cannot be rebuilt from the log"
+            sent[request] += 1
+    got = Counter(item.body for item in received)
+    assert not got - sent, "the model server received a request that is not in the log"
+
+
+def check_budgets(view: View) -> None:
+    """Nothing is held for a run that has ended, and what was spent is the sum of what the runs have cost."""
+    runs = view.runs()
+    for run in runs:
+        if run.ended:
+            assert run.in_flight is None, f"{run.id} has ended with a call in flight"
+            assert view.bucket(run.id).held_micros == 0, f"{run.id} has ended and holds money"
+            assert view.bucket(run.id).spent_micros == run.cost_micros
+    if all(run.ended for run in runs):
+        for scope in {scope for run in runs for scope in scopes_used(view, run)}:
+            assert view.bucket(scope).held_micros == 0, f"{scope} holds money after every run has ended"
+
+
+def scopes_used(view: View, run: RunRow) -> set[str]:
+    """Every scope in which a run has reserved."""
+    facts = [entry.fact for entry in view.entries(run.id, 0, ("CostReserved",))]
+    return {scope for fact in facts if isinstance(fact, CostReserved) for scope in fact.scopes}
