@@ -19,7 +19,7 @@ from ava_audit.view import RunRow
 from ava_roles.tools.base import Place, Tool
 from ava_server.acting import Acting
 from ava_server.asking import Asking
-from ava_server.budget import DayCaps
+from ava_server.budget import DayCaps, unsettled
 from ava_server.history import History
 from ava_server.models.base import Completion, Model
 from ava_server.reserving import LastTurn, Reserving
@@ -299,4 +299,5 @@ class AgentRun:
         artifacts = self._prepared.artifacts()
         result = build_result(run, self._history, ended, self._drafts, artifacts, self.active_s)
         active_us = round(self.active_s * 1e6)
-        await self._log.append(ending_events(run, result, ended, self._log.who, self._log.fence, active_us))
+        ending = ending_events(run, result, ended, self._log.who, self._log.fence, active_us)
+        await self._log.append([*unsettled(run, self._log.who), *ending])

@@ -1,0 +1,135 @@
+"""Asking: one attempt of a model call, and its settlement. Retries are the loop's: each is a reservation of its own."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+
+from ava_audit.events import AssistantMessage, ErrorOccurred, ExtendedThinking, Fact, Settlement
+from ava_server.budget import Reservation, settlement_event
+from ava_server.errors import ModelError
+from ava_server.models.base import Completion, Model, Request
+from ava_server.models.chat_errors import may_have_been_billed
+from ava_server.result import Ended
+from ava_server.run_config import RunConfig
+from ava_server.run_log import RunLog
+
+ATTEMPTS = 4
+UNKNOWN_ATTEMPTS = 2
+"""Attempts of one turn whose cost may stay unknown; each books its full reservation."""
+SETTLE_S = 3.0
+LIVE_EVERY_S = 0.4
+
+
+class Asking:
+    """Makes the model calls of one run."""
+
+    def __init__(
+        self, run_log: RunLog, config: RunConfig, model: Model, say: Callable[[str], None], left_s: Callable[[], float]
+    ) -> None:
+        self._log = run_log
+        self._config = config
+        self._price = config.to_price()
+        self._model = model
+        self._say = say
+        self._left_s = left_s
+
+    async def once(self, reserved: Reservation, request: Request) -> Completion | Ended | None:
+        """Make one attempt and settle it; None when another attempt shall follow."""
+        began = time.monotonic()
+        self._say("Thinking")
+        heard, sending = 0, False
+        heard_at = began
+        try:
+            await anyio.lowlevel.checkpoint_if_cancelled()  # cancelled before anything was sent: costs nothing
+            sending = True
+            async with self._model.stream(request) as stream:
+                async for delta in stream:
+                    heard += len(delta.text) + len(delta.thinking)
+                    if time.monotonic() - heard_at > LIVE_EVERY_S:
+                        heard_at = time.monotonic()
+                        self._say(f"Thinking ({heard // 4} tokens)")
+            completion = stream.completion
+        except ModelError as error:
+            return await self._failed(reserved, error, _since(began))
+        except anyio.get_cancelled_exc_class():
+            with anyio.CancelScope(shield=True), anyio.move_on_after(SETTLE_S):
+                await self._settle(reserved, "unknown" if sending else "not_billed", took_ms=_since(began))
+            raise
+        asked = reserved.asked
+        usage = completion.usage
+        event, _spend = settlement_event(
+            self._log.fence, self._log.run.id, self._log.who, self._config.model, self._price,
+            turn=asked.turn, attempt=asked.attempt, reserved_micros=asked.micros, reserved_tokens=asked.tokens,
+            settlement="billed" if usage is not None else "unknown", usage=usage,
+            reported_micros=completion.cost_micros, request_id=completion.request_id, duration_ms=_since(began),
+        )  # fmt: skip
+        said = AssistantMessage(
+            text=completion.text,
+            turn=asked.turn,
+            attempt=asked.attempt,
+            raw=dict(completion.raw),
+            calls=tuple(
+                {"call_id": call.call_id, "name": call.name, "args": call.args, "raw_args": call.raw_args}
+                for call in completion.calls
+            ),
+            stop_reason=completion.stop_reason,
+            request_id=completion.request_id,
+            notes=completion.notes,
+        )
+        events = [event, self._log.event(said, model=self._config.model)]
+        thinking = _thinking_of(completion.raw)
+        if thinking:
+            events.append(self._log.event(ExtendedThinking(thinking=thinking, turn=asked.turn)))
+        await self._log.append(events)
+        return completion
+
+    async def _failed(self, reserved: Reservation, error: ModelError, took_ms: int) -> Ended | None:
+        """Settle a failed attempt, and wait for the next one if there is any point in it."""
+        settlement: Settlement = "unknown" if may_have_been_billed(error) else "not_billed"
+        asked = reserved.asked
+        fact = ErrorOccurred(
+            error=str(error), kind=error.kind, what_to_do=error.what_to_do, turn=asked.turn, attempt=asked.attempt
+        )
+        await self._settle(reserved, settlement, took_ms=took_ms, also=fact)
+        tried_enough = asked.attempt >= ATTEMPTS or self._log.history.unknown_attempts >= UNKNOWN_ATTEMPTS
+        wait_s = error.again_after_s if error.again_after_s is not None else _back_off(asked.attempt)
+        if error.retryable and not tried_enough and wait_s < self._left_s():
+            self._say(f"Waiting {wait_s:.0f} s for the model")
+            await anyio.sleep(wait_s)
+            return None
+        reason = f"the model failed {asked.attempt} times" if asked.attempt > 1 else "the model failed"
+        return Ended("error", reason, error_kind=error.kind, error_message=str(error), what_to_do=error.what_to_do)
+
+    async def _settle(
+        self, reserved: Reservation, settlement: Settlement, *, took_ms: int, also: Fact | None = None
+    ) -> None:
+        asked = reserved.asked
+        event, _spend = settlement_event(
+            self._log.fence, self._log.run.id, self._log.who, self._config.model, self._price,
+            turn=asked.turn, attempt=asked.attempt, reserved_micros=asked.micros, reserved_tokens=asked.tokens,
+            settlement=settlement, duration_ms=took_ms,
+        )  # fmt: skip
+        await self._log.append([event] if also is None else [event, self._log.event(also)])
+
+
+def _thinking_of(raw: Mapping[str, Any]) -> str:
+    """Return the readable thinking in a provider's message."""
+    for key in ("reasoning_content", "reasoning"):
+        if isinstance(raw.get(key), str):
+            return str(raw[key])
+    return ""
+
+
+def _back_off(attempt: int) -> float:
+    """Return a jittered wait in seconds that doubles with each attempt: about 1, 2, 4."""
+    return float(2 ** (attempt - 1)) * random.uniform(0.75, 1.25)  # noqa: S311
+
+
+def _since(began: float) -> int:
+    return round((time.monotonic() - began) * 1000)

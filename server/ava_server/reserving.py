@@ -1,0 +1,237 @@
+"""Reserving: which request is sent next, how large it may be, and that its worst case fits every cap."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from dataclasses import dataclass
+
+from ava_audit.events import CostReserved, Ending
+from ava_audit.money import format_usd
+from ava_server.budget import Asked, CapReached, DayCaps, Reservation, reserve
+from ava_server.history import Recipe
+from ava_server.models.base import Bound, Model, Request
+from ava_server.prices import reserve_micros
+from ava_server.result import Ended
+from ava_server.run_config import RunConfig
+from ava_server.run_log import RunLog
+
+WRAP_OUTPUT = 1_024
+WRAP_PROMPT = 1_280
+"""What a wrap-up's prompt has beyond this prompt and this answer: its notice, and a line for each later result."""
+LEAST_OUTPUT = 512
+TRIM_SHARE, TRIM_TO = 0.7, 0.5
+"""Trimming begins at 70 % of the room and ends at 50 %, so that it is rare: each one costs the provider's cache."""
+NEARLY = 0.8
+
+
+@dataclass(frozen=True)
+class LastTurn:
+    """Why the next turn is the last one: the ending that it leads to, and the cap's name."""
+
+    status: Ending
+    reason: str
+
+
+class Reserving:
+    """Reserves the calls of one run.
+
+    Attributes:
+        cap: Set once a cap has been met: from then on only the wrap-up is sent.
+        nudge: What the next request tells the model, once.
+    """
+
+    def __init__(
+        self, run_log: RunLog, config: RunConfig, model: Model, caps: DayCaps, window: int, began: float
+    ) -> None:
+        self.cap: LastTurn | None = None
+        self.nudge: str | None = None
+        self._log = run_log
+        self._history = run_log.history
+        self._config = config
+        self._price = config.to_price()
+        self._model = model
+        self._caps = caps
+        self._window = window
+        self._began = began
+
+    @property
+    def active_s(self) -> float:
+        """Seconds that the run has been active, over all its claims."""
+        return time.monotonic() - self._began
+
+    async def next(self) -> tuple[Reservation, Request] | Ended:
+        """Hold the next call's worst case, smaller or as the wrap-up if that is all that fits."""
+        history = self._history
+        turn = history.turn + 1 if history.answered else history.turn
+        attempt = 1 if history.answered else history.attempt + 1
+        most = self._config.max_output
+        said = self._notice() if attempt == 1 else None
+        while True:
+            cap = self.last_turn(turn)
+            output = WRAP_OUTPUT if cap else most
+            recipe = self._recipe(cap, said)
+            request = history.request(recipe, output)
+            asked = self._asked(request, recipe, turn, attempt, wrap_up=cap is not None)
+            answer = await self._log.do(reserve(self._log.fence, self._log.who, asked, self._caps), self._granted)
+            if isinstance(answer, Reservation):
+                return answer, request
+            if cap is not None:  # not even the wrap-up fits: the run ends with what it has
+                return Ended(cap.status, cap.reason)
+            smaller = self._fitting(asked, answer)
+            if smaller is None or smaller >= most:
+                self.cap = LastTurn(answer.status, _cap_words(answer))
+            else:
+                most = smaller
+
+    def _granted(self, answer: Reservation | CapReached) -> None:
+        if isinstance(answer, Reservation):
+            self._history.add(answer.seq, _reserved(answer))
+
+    def last_turn(self, turn: int | None = None) -> LastTurn | None:
+        """Return why a turn (the one at hand, if none is given) is the last one, or None."""
+        if self.cap is not None:
+            return self.cap
+        turn = self._history.turn if turn is None else turn
+        if turn >= self._config.max_iterations:
+            return LastTurn("iteration_limit", f"max_iterations of {self._config.max_iterations}")
+        if self._history.tool_calls >= self._config.max_tool_calls:
+            return LastTurn("tool_limit", f"max_tool_calls of {self._config.max_tool_calls}")
+        return None
+
+    def _notice(self) -> str | None:
+        nudge, self.nudge = self.nudge, None
+        return nudge or self._eighty()
+
+    def _recipe(self, cap: LastTurn | None, notice: str | None) -> Recipe:
+        history = self._history
+        upto = history.last_message_seq
+        if cap is not None:
+            # The notice is said once: a second attempt of the wrap-up finds it in the history.
+            said = "wrap_up" in history.told
+            return Recipe(upto, history.fresh_results(), None if said else _last_words(cap))
+        return Recipe(upto, self._trimmed(upto), notice)
+
+    def _eighty(self) -> str | None:
+        """Return the notice at 80 % of a cap, once for each cap."""
+        config, run = self._config, self._log.run
+        used = {
+            "time": (self.active_s, config.timeout_s, f"{config.timeout_s - self.active_s:.0f} s"),
+            "turns": (self._history.turn, config.max_iterations, f"{config.max_iterations - self._history.turn} turns"),
+            "tool calls": (
+                self._history.tool_calls,
+                config.max_tool_calls,
+                f"{config.max_tool_calls - self._history.tool_calls} tool calls",
+            ),
+            "tokens": (run.tokens, config.max_tokens, f"{config.max_tokens - run.tokens} tokens"),
+            "money": (
+                run.cost_micros,
+                config.max_cost_micros,
+                format_usd(config.max_cost_micros - run.cost_micros),
+            ),
+        }
+        near = [
+            name
+            for name, (have, cap, _left) in used.items()
+            if have >= NEARLY * cap and f"left:{name}" not in self._history.told
+        ]
+        if not near:
+            return None
+        self._history.told.update(f"left:{name}" for name in near)
+        left = ", ".join(used[name][2] for name in near)
+        return f"Left of your limits: {left}. Come to an end; call submit_result in time."
+
+    def _trimmed(self, upto: int) -> tuple[int, ...]:
+        """Return the oldest tool results to leave out, when the prompt passes 70 % of the window or the tokens left."""
+        elidable = self._history.elidable()
+        if not elidable:
+            return ()
+        room = int(TRIM_SHARE * min(self._window, max(self._config.max_tokens - self._log.run.tokens, 0)))
+        elide: list[int] = []
+        recipe = Recipe(upto)
+        bound = self._model.bound(self._history.request(recipe, LEAST_OUTPUT), self._history.known).prompt_tokens
+        if bound <= room:
+            return ()
+        for seq, saved in elidable:
+            if bound <= room * TRIM_TO / TRIM_SHARE:
+                break
+            elide.append(seq)
+            bound -= saved // 4  # a modest guess of what it frees; the reservation uses the real bound
+        return tuple(elide)
+
+    def _asked(self, request: Request, recipe: Recipe, turn: int, attempt: int, *, wrap_up: bool) -> Asked:
+        bound = self._model.bound(request, self._history.known)
+        if recipe.elide:  # what was reported covers what is now left out: both are upper bounds, the lower one holds
+            bound = min(bound, self._model.bound(request, None), key=lambda both: both.prompt_tokens)
+        prompt, output = bound.prompt_tokens, request.max_output
+        wrap = Bound(prompt + output + WRAP_PROMPT, WRAP_OUTPUT)
+        return Asked(
+            turn=turn,
+            attempt=attempt,
+            micros=reserve_micros(self._price, bound),
+            wrap_micros=0 if wrap_up else reserve_micros(self._price, wrap),
+            tokens=prompt + output,
+            wrap_tokens=0 if wrap_up else wrap.prompt_tokens + wrap.output_tokens,
+            prompt_tokens=prompt,
+            max_output=output,
+            upto_seq=recipe.upto_seq,
+            elide=recipe.elide,
+            notice=recipe.notice,
+            wrap_up=wrap_up,
+            request_sha=hashlib.sha256(self._model.encode(request)).hexdigest(),
+        )
+
+    def _fitting(self, asked: Asked, reached: CapReached) -> int | None:
+        """Return the most output tokens with which the pair fits what is left, None below the least that is useful."""
+        low, high = LEAST_OUTPUT, asked.max_output - 1
+        best = None
+        while low <= high:
+            middle = (low + high) // 2
+            prompt = asked.prompt_tokens
+            wrap = Bound(prompt + middle + WRAP_PROMPT, WRAP_OUTPUT)
+            if reached.cap == "max_tokens":
+                need = prompt + middle + wrap.prompt_tokens + wrap.output_tokens
+            else:
+                need = reserve_micros(self._price, Bound(prompt, middle)) + reserve_micros(self._price, wrap)
+            if need <= reached.left:
+                best, low = middle, middle + 1
+            else:
+                high = middle - 1
+        return best
+
+
+def _reserved(reservation: Reservation) -> CostReserved:
+    asked = reservation.asked
+    return CostReserved(
+        turn=asked.turn,
+        attempt=asked.attempt,
+        scopes=reservation.scopes,
+        micros=asked.micros,
+        wrap_micros=asked.wrap_micros,
+        prompt_tokens=asked.prompt_tokens,
+        max_output=asked.max_output,
+        upto_seq=asked.upto_seq,
+        elide=asked.elide,
+        notice=asked.notice,
+        wrap_up=asked.wrap_up,
+        request_sha=asked.request_sha,
+    )
+
+
+def _last_words(cap: LastTurn) -> str:
+    return (
+        f"This is the last turn: {cap.reason} is reached. Only submit_result is accepted now. Call it with what you"
+        " have, and say in caveats what is missing."
+    )
+
+
+def _cap_words(reached: CapReached) -> str:
+    words = {
+        "max_cost_cents": "the run's max_cost_cents",
+        "max_tokens": "the run's max_tokens",
+        "group_max_cost": "the group's group_max_cost_cents",
+        "user_daily_cents": "the user's budget of the day",
+        "installation_daily_cents": "the installation's budget of the day",
+        "overrun": "a call that cost more than it could, by the provider's own limits",
+    }
+    return words[reached.cap]
