@@ -296,8 +296,10 @@ class AgentRun:
         """Record the ending and its result under the claim."""
         run = await self._log.read(lambda view: view.run(self.id))
         assert run is not None
+        if run.in_flight is not None:  # a fault of ours came between a call and its settlement
+            await self._log.append(unsettled(run, self._log.who))
+            run = await self._log.read(lambda view: view.run(self.id)) or run
         artifacts = self._prepared.artifacts()
         result = build_result(run, self._history, ended, self._drafts, artifacts, self.active_s)
         active_us = round(self.active_s * 1e6)
-        ending = ending_events(run, result, ended, self._log.who, self._log.fence, active_us)
-        await self._log.append([*unsettled(run, self._log.who), *ending])
+        await self._log.append(ending_events(run, result, ended, self._log.who, self._log.fence, active_us))
