@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass, field
 
-from ava_audit.events import Who
+from ava_audit.events import Channel, Who
 from ava_server.approval import AGENT
 
 
@@ -16,7 +16,8 @@ class Session:
     Attributes:
         id: Its id in the log.
         user: Whom it acts for.
-        transport: `stdio`, `memory` or `http`.
+        transport: `stdio`, `memory`, `http` or `terminal`.
+        channel: Over which channel a decision of this session comes; only a person's own counts as a person's.
         client: The client's name and version, once it has said them.
         roots: Folders that the client named.
         seen: What each run looked like when this session last polled it: a poll that saw nothing new is not logged.
@@ -29,6 +30,7 @@ class Session:
     client_version: str | None = None
     protocol: str | None = None
     roots: tuple[str, ...] = ()
+    channel: Channel = "host_call"
     started: bool = False
     seen: dict[str, tuple[object, ...]] = field(default_factory=dict[str, tuple[object, ...]])
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from ava_audit.events import SubagentComplete, ToolCall
+from ava_audit.events import Event, SubagentComplete, ToolCall, ToolResult, Who
 from ava_audit.money import format_usd
 from ava_audit.times import iso_utc
 from ava_audit.view import QUEUED, RUNNING, WAITING, RunRow, View
@@ -49,25 +49,35 @@ def label(run: RunRow) -> str:
 
 def status_line(run: RunRow, doing: str, now_us: int) -> str:
     """Return the status line; `doing` is the activity or the state."""
+    return f"{label(run)}: {doing} · {figures(run, now_us)}"
+
+
+def figures(run: RunRow, now_us: int) -> str:
+    """Return how much of its caps a run has used: `45 s of 600 s · turn 4 of 20 · 12k tokens · $0.06 of $0.50`."""
     config = RunConfig.model_validate_json(run.config)
     cost = (
         "free"
         if config.price.get("free")
         else f"{format_usd(run.cost_micros)} of {format_usd(config.max_cost_micros, exact=True)}"
     )
-    figures = (
+    parts = (
         f"{elapsed_s(run, now_us):.0f} s of {config.timeout_s:g} s",
         f"turn {run.turns} of {config.max_iterations}",
         tokens_short(run.tokens),
         cost,
     )
-    return f"{label(run)}: {doing} · {' · '.join(figures)}"
+    return " · ".join(parts)
 
 
 def activity_of(view: View, run: RunRow) -> str:
     """Return what a run is doing this second: at most 80 characters, control characters out."""
     now = view.live(run.id)
     return clean(now[0])[0].replace("\n", " ")[:80] if now else ""
+
+
+def carried(who: Who, tool: str, run_id: str) -> Event:
+    """Return the entry that says that a run's result was fetched: an answer of ours carried it."""
+    return Event(who, ToolResult(tool=tool, success=True, output=f"carried the result of {run_id}"), run_id=run_id)
 
 
 def run_answer(
