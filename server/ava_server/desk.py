@@ -18,7 +18,7 @@ from ava_audit.money import cents, format_usd, micros_from_cents
 from ava_audit.search import LogQuery, search
 from ava_audit.store import Command, Outcome
 from ava_audit.times import iso_utc, parse_time
-from ava_audit.view import RUNNING, UNENDED, RunRow, View
+from ava_audit.view import QUEUED, RUNNING, UNENDED, RunRow, View
 from ava_roles.errors import RolesError
 from ava_server.answers import (
     FAILED,
@@ -52,7 +52,7 @@ from ava_server.log_lines import entry_line
 from ava_server.run_config import RunConfig, Texts
 from ava_server.session import Session
 from ava_server.spawning import resolve
-from ava_server.status import carried, label, run_answer
+from ava_server.status import INTERRUPTED, carried, label, run_answer
 from ava_server.words import text_of
 
 HOUR_US = 3_600_000_000
@@ -355,7 +355,8 @@ class Desk:
 
         answers = await self._store.read(query)
         for answer in answers:
-            answer.waits_for = self._house.manager.waiting_for.get(answer.subagent_id)
+            if answer.state in (QUEUED, INTERRUPTED):
+                answer.waits_for = self._house.manager.waiting_for.get(answer.subagent_id)
             answer.untrusted_activity = self._house.manager.activity(answer.subagent_id) or answer.untrusted_activity
         return answers
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import anyio
 import anyio.abc
 
 from ava_audit.errors import AuditError
-from ava_audit.events import CancelledBy, CancelRequested, ClaimReason, Event, RunClaimed, Who
+from ava_audit.events import CancelledBy, CancelRequested, ClaimReason, CostUpdate, Event, RunClaimed, Who
 from ava_audit.locks import Instances
 from ava_audit.store import Command, Outcome, Store
 from ava_audit.view import QUEUED, RUNNING, WAITING, RunRow, View
@@ -147,15 +147,33 @@ def end_unanswered(run_id: str, instance: str, ended: Ended) -> Command[bool]:
             return Outcome(False)
         agent = Who(run.session_id, run.id, run.user_id, parent_agent_id=AGENT)
         claimed = _claimed(run, instance, agent, "cancel")
-        return Outcome(True, (*unsettled(run, agent), claimed, *_ended_without_owner(view, run, ended)))
+        settled = unsettled(run, agent)
+        return Outcome(True, (*settled, claimed, *_ended_without_owner(view, run, ended, settled)))
 
     return command
 
 
-def _ended_without_owner(view: View, run: RunRow, ended: Ended) -> tuple[Event, ...]:
-    """Return the ending of a run that nobody owns, with whatever its log has of a result."""
+def _ended_without_owner(view: View, run: RunRow, ended: Ended, settled: tuple[Event, ...] = ()) -> tuple[Event, ...]:
+    """Return the ending of a run that nobody owns, with whatever its log has of a result.
+
+    Args:
+        view: The state.
+        run: The run.
+        ended: How it ends.
+        settled: Settlements that are written just before the ending: they are part of what it cost.
+    """
     history = History(run.id)
     history.add_all(view.entries(run.id))
+    for event in settled:
+        history.add(view.head(), event.fact)
+        cost = event.cost_micros or 0
+        tokens = event.fact.tokens if isinstance(event.fact, CostUpdate) else 0
+        run = replace(
+            run,
+            cost_micros=run.cost_micros + cost,
+            uncosted_micros=run.uncosted_micros + cost,
+            tokens=run.tokens + tokens,
+        )
     result = build_result(run, history, ended, Drafts(), [], run.active_us / 1e6)
     agent = Who(run.session_id, run.id, run.user_id, parent_agent_id=AGENT)
     return ending_events(run, result, ended, agent, None, run.active_us)
