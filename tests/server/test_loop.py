@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from support.house import PRICED, arrived, hand_over, open_lab, submits
-from support.model_server import Fail, Gate, HangUp, ModelServer, Raw, Say, events
+from support.model_server import Fail, Gate, HangUp, ModelServer, Raw, Say, Step, events
 
 from ava_audit.events import (
     AssistantMessage,
@@ -166,12 +166,11 @@ async def test_the_cap_on_tool_calls_ends_with_a_wrap_up(tmp_path: Path) -> None
 
 async def test_a_run_that_cannot_pay_another_turn_is_wrapped_up_within_its_cost(tmp_path: Path) -> None:
     dear = {"prompt_tokens": 5_000, "completion_tokens": 900, "total_tokens": 5_900}
-    script = [Say(calls=[("scratchpad", {"note": f"n{n}"})], usage=dear) for n in range(30)]
 
     def step(request: dict[str, Any]) -> Say:
         if "last turn" in str(request["messages"][-1]["content"]):
             return submits("as far as the money went")
-        return script[sum(message["role"] == "assistant" for message in request["messages"])]
+        return Say(calls=[("scratchpad", {"note": f"n{len(request['messages'])}"})], usage=dear)
 
     async with open_lab(tmp_path, step, config=PRICED) as lab:
         run_id = await lab.start(max_cost_cents=20)
@@ -391,7 +390,7 @@ async def test_a_message_is_delivered_before_the_next_turn(tmp_path: Path) -> No
 
 
 async def test_a_rate_limit_is_waited_for_and_each_attempt_is_a_reservation(tmp_path: Path) -> None:
-    script = [Fail(429, retry_after="0.2"), Fail(503, retry_after="0.1"), hand_over()]
+    script: list[Step] = [Fail(429, retry_after="0.2"), Fail(503, retry_after="0.1"), hand_over()]
     async with open_lab(tmp_path, script, config=PRICED) as lab:
         run_id = await lab.start()
         await lab.ended(run_id)

@@ -1,0 +1,237 @@
+"""Cancelling a run wherever it is, and tools that run together, hang or wait."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.house import PRICED, Lab, arrived, hand_over, open_lab
+from support.model_server import Fail, Gate, Say
+
+from ava_audit.events import CancelRequested, CostUpdate, Entry, RunEnded, ToolResult
+from ava_audit.view import RunRow
+from ava_roles.tools.base import Place, Tool, ToolArgs, ToolOutput, ToolSpec
+from ava_server.history import History
+from ava_server.house import House
+from ava_server.loop import Prepared
+
+
+class Waiting:
+    """A real tool that reads nothing and waits: for its turn to be released, or for ever."""
+
+    def __init__(self, name: str, *, read_only: bool = True, timeout_s: float = 60) -> None:
+        self.spec = ToolSpec(name, "Waits.", ToolArgs, read_only=read_only, timeout_s=timeout_s)
+        self.inside = 0
+        self.most_inside = 0
+        self.entered = anyio.Event()
+        self.together = anyio.Event()
+        self.release = anyio.Event()
+
+    def activity(self, args: ToolArgs) -> str:
+        return "Waiting"
+
+    async def __call__(self, args: ToolArgs, at: Place) -> ToolOutput:
+        self.inside += 1
+        self.most_inside = max(self.most_inside, self.inside)
+        self.entered.set()
+        if self.inside == 2:
+            self.together.set()
+        try:
+            await self.release.wait()
+        finally:
+            self.inside -= 1
+        return ToolOutput("waited")
+
+
+def with_tool(lab: Lab, tool: Tool) -> None:
+    """Offer a tool to the runs of a lab, beside those that they have."""
+    house: House = lab.house
+
+    async def prepare(run: RunRow, history: History) -> Prepared:
+        prepared = await house.prepare(run, history)
+        schema = {"name": tool.spec.name, "description": tool.spec.description, "parameters": tool.spec.schema()}
+        started = prepared.started.model_copy(update={"tools": (*prepared.started.tools, schema)})
+        return replace(prepared, tools={**prepared.tools, tool.spec.name: tool}, started=started)
+
+    house.manager._prepare = prepare
+
+
+async def test_read_only_calls_of_one_turn_are_in_flight_together(tmp_path: Path) -> None:
+    tool = Waiting("wait")
+    async with open_lab(tmp_path, [Say(calls=[("wait", {}), ("wait", {})]), hand_over()]) as lab:
+        with_tool(lab, tool)
+        run_id = await lab.start()
+        with anyio.fail_after(10):
+            await tool.together.wait()
+        tool.release.set()
+        await lab.ended(run_id)
+    assert tool.most_inside == 2
+
+
+async def test_calls_that_change_things_run_one_after_the_other(tmp_path: Path) -> None:
+    tool = Waiting("change", read_only=False)
+    tool.release.set()
+    async with open_lab(tmp_path, [Say(calls=[("change", {}), ("change", {})]), hand_over()]) as lab:
+        with_tool(lab, tool)
+        run_id = await lab.start()
+        await lab.ended(run_id)
+        assert [fact.success for fact in await lab.facts(run_id, ToolResult)] == [True, True, True]
+    assert tool.most_inside == 1
+
+
+async def test_a_tool_that_takes_too_long_is_stopped_and_the_run_goes_on(tmp_path: Path) -> None:
+    tool = Waiting("wait", timeout_s=0.2)
+    async with open_lab(tmp_path, [Say(calls=[("wait", {})]), hand_over()]) as lab:
+        with_tool(lab, tool)
+        run_id = await lab.start()
+        assert (await lab.ended(run_id)).state == "success"
+        result = (await lab.facts(run_id, ToolResult))[0]
+    assert not result.success and "Timed out after 0.2 s" in result.output
+    assert tool.inside == 0
+
+
+async def test_a_run_is_cancelled_while_the_model_thinks(tmp_path: Path) -> None:
+    gate = Gate()
+    async with open_lab(tmp_path, [Say("late", gate=gate)], config=PRICED) as lab:
+        run_id = await lab.start()
+        await arrived(gate.arrived)
+        with anyio.fail_after(5):
+            answer = await lab.call("cancel_subagent", subagent_id=run_id, reason="no longer needed")
+        await arrived(gate.client_left)
+        assert answer.status == "cancelled"
+        run = await lab.run(run_id)
+        assert run.stop_reason == "no longer needed"
+        [settled] = await lab.facts(run_id, CostUpdate)
+        assert settled.settlement == "unknown" and run.cost_micros > 0, "what was sent may be billed"
+
+
+async def test_a_run_is_cancelled_in_a_tool_and_keeps_what_it_had(tmp_path: Path) -> None:
+    tool = Waiting("wait")
+    script = [Say(calls=[("scratchpad", {"note": "half of it"})]), Say(calls=[("wait", {})])]
+    async with open_lab(tmp_path, script) as lab:
+        with_tool(lab, tool)
+        run_id = await lab.start()
+        with anyio.fail_after(10):
+            await tool.entered.wait()
+        with anyio.fail_after(5):
+            answer = await lab.call("cancel_subagent", subagent_id=run_id)
+    assert answer.runs[0]["state"] == "cancelled"
+    assert answer.runs[0]["untrusted_result"]["output"] == "half of it"
+    assert tool.inside == 0
+
+
+async def test_a_run_is_cancelled_while_it_waits_for_another_attempt(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, [Fail(429, retry_after="60")]) as lab:
+        run_id = await lab.start()
+        await lab.logged(run_id, "ErrorOccurred")
+        with anyio.fail_after(5):
+            answer = await lab.call("cancel_subagent", subagent_id=run_id)
+        assert answer.status == "cancelled"
+        assert (await lab.run(run_id)).cost_micros == 0
+
+
+async def test_a_queued_run_and_a_proposal_are_cancelled_at_once(tmp_path: Path) -> None:
+    gate = Gate()
+    async with open_lab(tmp_path, [Say("x", gate=gate)] * 2, config="[limits]\nrunning_per_user = 1") as lab:
+        running = await lab.start()
+        await arrived(gate.arrived)
+        queued = await lab.start(task="second")
+        proposal = await lab.propose(task="third")
+        assert (await lab.call("cancel_subagent", subagent_id=queued)).status == "cancelled"
+        assert (await lab.call("cancel_subagent", pending_id=proposal.pending_id)).status == "cancelled"
+        assert (await lab.run(queued)).generation == 0, "it never ran"
+        refused = await lab.approve(proposal)
+        assert refused.status == "refused"
+        assert (await lab.run(running)).state == "running"
+        gate.released.set()
+        await lab.ended(running)
+        checked = await lab.call("check_subagent", subagent_id=queued)
+        assert checked.runs[0].waits_for is None, "what has ended waits for nothing"
+
+
+async def test_cancelling_twice_is_harmless(tmp_path: Path) -> None:
+    gate = Gate()
+    async with open_lab(tmp_path, [Say("late", gate=gate)]) as lab:
+        run_id = await lab.start()
+        await arrived(gate.arrived)
+        answers: list[Any] = []
+
+        async def cancel() -> None:
+            answers.append(await lab.call("cancel_subagent", subagent_id=run_id))
+
+        with anyio.fail_after(5):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(cancel)
+                tasks.start_soon(cancel)
+            await cancel()
+        assert [answer.status for answer in answers] == ["cancelled"] * 3
+        assert len(await lab.facts(run_id, RunEnded)) == 1
+        assert len(await lab.facts(run_id, CancelRequested)) == 1
+
+
+async def test_a_group_is_cancelled_as_one(tmp_path: Path) -> None:
+    gate = Gate()
+    async with open_lab(tmp_path, [Say("late", gate=gate)] * 2) as lab:
+        first, second = await lab.propose(task="one"), await lab.propose(task="two")
+        approved = await lab.approve(first, second, last="2 subagents together, at most $1.00")
+        assert approved.group_id, approved
+        with anyio.fail_after(6):
+            answer = await lab.call("cancel_subagent", group_id=approved.group_id)
+    assert [run["state"] for run in answer.runs] == ["cancelled", "cancelled"]
+
+
+async def test_a_tool_that_will_not_stop_does_not_hold_up_a_cancel(tmp_path: Path) -> None:
+    inside, go = threading.Event(), threading.Event()
+
+    class Stubborn(Waiting):
+        async def __call__(self, args: ToolArgs, at: Place) -> ToolOutput:
+            def work() -> None:
+                inside.set()
+                go.wait(20)
+
+            await anyio.to_thread.run_sync(work)
+            return ToolOutput("done at last")
+
+    async with open_lab(tmp_path, [Say(calls=[("stubborn", {})])]) as lab:
+        with_tool(lab, Stubborn("stubborn"))
+        run_id = await lab.start()
+        await arrived(inside)
+        with anyio.fail_after(5):
+            answer = await lab.call("cancel_subagent", subagent_id=run_id)
+        go.set()
+        assert answer.status == "cancelled"
+        assert len(await lab.facts(run_id, RunEnded)) == 1
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(steps=st.integers(1, 400))
+async def test_a_cancel_at_any_moment_leaves_one_ending_and_nothing_held(
+    tmp_path_factory: pytest.TempPathFactory, steps: int
+) -> None:
+    script = [Say(calls=[("scratchpad", {"note": f"note {n}"})]) for n in range(8)] + [hand_over()]
+    async with open_lab(tmp_path_factory.mktemp("any"), script, config=PRICED) as lab:
+        run_id = await lab.start()
+        for _ in range(steps):
+            await anyio.lowlevel.checkpoint()
+        with anyio.fail_after(6):
+            await lab.call("cancel_subagent", subagent_id=run_id)
+        assert len(await lab.facts(run_id, RunEnded)) == 1
+        entries = await lab.entries(run_id)
+        assert one_result_a_call(entries)
+
+
+def one_result_a_call(entries: list[Entry]) -> bool:
+    """Tell whether no call has two results."""
+    answered = [entry.fact.call_id for entry in entries if isinstance(entry.fact, ToolResult) and entry.generation]
+    return len(answered) == len(set(answered))
