@@ -10,7 +10,7 @@ import json
 import os
 import tempfile
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast, get_args, get_origin
 
@@ -66,9 +66,9 @@ def tools_page() -> str:
     parts = [
         "# The six tools",
         GENERATED,
-        "This is what a host shows its model. Arguments that are not listed are refused by name. Every answer comes twice"
-        " and is complete both times: as text, and as structured content with the fields listed here. A failed call has"
-        " `status: failed`, and a `message` that says what was wrong and what to do.",
+        "This is what a host shows its model. Arguments that are not listed are refused by name. Every answer comes"
+        " twice and is complete both times: as text, and as structured content with the fields listed here. A failed"
+        " call has `status: failed`, and a `message` that says what was wrong and what to do.",
     ]
     for tool in tools:
         parts += [f"## {tool.name}", *_tool_description(tool.description or ""), f"It is marked {_hints(tool)}."]
@@ -289,16 +289,18 @@ def _fact_kind(kind: Any) -> str:
 
 def commands_page() -> str:
     """Return the reference of the command line."""
-    from ava_server.cli.app import build
     from typer.main import get_command
+
+    from ava_server.cli.app import build
 
     root: Any = get_command(build(()))
     parts = [
         "# Commands",
         GENERATED,
-        "Screens name the data root in their first line. Exit codes: 0 success; 1 a check found a fault; 2 usage; 10 not"
-        " approved; 11 cost or token cap; 12 time; 13 turns or tool calls; 14 guardrail; 15 cancelled; 16 abandoned; 20"
-        " model or provider; 21 verification failed; 30 configuration; 70 a fault of Ava's own; 130 interrupted.",
+        "Screens name the data root in their first line. Exit codes: 0 success; 1 a check found a fault; 2 usage; 10"
+        " not approved; 11 cost or token cap; 12 time; 13 turns or tool calls; 14 guardrail; 15 cancelled; 16"
+        " abandoned; 20 model or provider; 21 verification failed; 30 configuration; 70 a fault of Ava's own; 130"
+        " interrupted.",
     ]
     for path, command in _commands(root, "ava"):
         parts.append(f"## {path}")
@@ -351,7 +353,7 @@ def _same(what: str, code: set[str], written: set[str]) -> None:
         )
 
 
-def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     def line(cells: tuple[str, ...]) -> str:
         return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
 

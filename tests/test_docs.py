@@ -1,0 +1,133 @@
+"""Docs cannot rot: what they say of the code is compared with it, and what they point to is there."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import sys
+import tomllib
+from importlib.metadata import packages_distributions
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from ava_audit.events import FACTS
+from ava_roles.catalog import Catalog
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+DOCS = REPOSITORY / "docs"
+PAGES = sorted([*DOCS.rglob("*.md"), REPOSITORY / "README.md", REPOSITORY / "CHANGELOG.md"])
+PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))["project"]
+_IMPORT = re.compile(r"^\s*(?:from|import) ([a-z_][a-z0-9_]*)", re.MULTILINE | re.IGNORECASE)
+
+
+def script(name: str) -> ModuleType:
+    """Return a file of scripts/ as a module."""
+    spec = importlib.util.spec_from_file_location(name, REPOSITORY / "scripts" / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def normal(name: str) -> str:
+    return re.split(r"[\[<>=!~; ]", name, maxsplit=1)[0].lower().replace("_", "-")
+
+
+def test_the_generated_pages_say_what_the_code_says() -> None:
+    pages = script("gen_docs").pages()
+    stale = [path.name for path, text in pages.items() if not path.exists() or path.read_text("utf-8") != text]
+    assert not stale, f"{', '.join(stale)}: out of date, run `python scripts/gen_docs.py`"
+    assert len(pages) == 5
+
+
+def test_the_reference_has_every_event_type_and_every_tool() -> None:
+    events = (DOCS / "reference" / "events.md").read_text("utf-8")
+    assert all(f"\n## {name}\n" in events for name in FACTS)
+    tools = (DOCS / "reference" / "tools.md").read_text("utf-8")
+    names = re.findall(r"^## (\w+)$", tools, re.MULTILINE)
+    assert names == [
+        "spawn_subagent", "confirm_spawn", "check_subagent", "message_subagent", "cancel_subagent", "read_ava_logs",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
+def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
+    text = page.read_text("utf-8")
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"[a-z]+:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        other = (page.parent / name).resolve() if name else page
+        assert other.exists(), f"{page.name} points to {target}, which is not there"
+        if anchor:
+            heads = re.findall(r"^#+ (.+)$", other.read_text("utf-8"), re.MULTILINE)
+            anchors = [re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads]
+            assert anchor in anchors, f"{page.name} points to {target}; there are {anchors}"
+
+
+def test_every_page_can_be_reached_from_the_map() -> None:
+    seen: set[Path] = set()
+    left = [DOCS / "index.md"]
+    while left:
+        page = left.pop()
+        if page in seen or page.suffix != ".md":
+            continue
+        seen.add(page)
+        targets = re.findall(r"\]\(([^)\s#]+)", page.read_text("utf-8"))
+        left.extend((page.parent / target).resolve() for target in targets if ":" not in target)
+    assert set(DOCS.rglob("*.md")) <= seen
+
+
+def test_the_host_configuration_is_the_same_wherever_it_stands() -> None:
+    config = script("gen_docs").host_config()
+    assert json.loads((REPOSITORY / "mcp.json.example").read_text("utf-8")) == config
+    for page in (REPOSITORY / "README.md", DOCS / "hosts.md"):
+        blocks = re.findall(r"^```json\n(.*?)^```$", page.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+        assert config in [json.loads(block) for block in blocks], f"{page.name} shows another configuration"
+
+
+def test_the_table_of_roles_says_what_the_role_files_say() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| (.+) \|$", (DOCS / "roles.md").read_text("utf-8"), re.MULTILINE)
+    rows_of_seven = [(name, cells.split("|")) for name, cells in rows if cells.count("|") == 6]
+    shown = {name: [cell.strip() for cell in cells] for name, cells in rows_of_seven}
+    roles = {role.name: role for role in Catalog.load().roles}
+    assert set(shown) == set(roles)
+    for name, (tier, timeout, cost, tokens, turns, calls, minutes) in shown.items():
+        role = roles[name]
+        assert tier == role.model
+        assert timeout == f"{role.timeout_s:,g} s"
+        assert cost == f"${role.max_cost_cents / 100:.2f}"
+        assert tokens == f"{role.max_tokens // 1000}k"
+        assert (turns, calls) == (str(role.max_iterations), str(role.max_tool_calls))
+        assert minutes == "{} to {}".format(*role.estimated_minutes)
+
+
+def test_every_dependency_is_told_with_its_reason_and_no_other() -> None:
+    named = re.findall(r"^\| `([\w.-]+)` \| \S.+ \|$", (DOCS / "dependencies.md").read_text("utf-8"), re.MULTILINE)
+    wanted = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["dev"]]
+    assert sorted(normal(name) for name in named) == sorted(normal(name) for name in wanted)
+
+
+def test_every_package_that_is_imported_is_declared() -> None:
+    declared = {normal(name) for name in PROJECT["dependencies"]}
+    known = packages_distributions()
+    for folder in ("server", "roles", "audit"):
+        for path in (REPOSITORY / folder).rglob("*.py"):
+            for name in set(_IMPORT.findall(path.read_text("utf-8"))) - set(sys.stdlib_module_names):
+                if name.startswith("ava_") or name not in known:
+                    continue  # ours, or a word in a docstring
+                assert {normal(found) for found in known[name]} & declared, f"{path.name} imports {name}"
+
+
+def test_nothing_private_stands_in_the_lock_or_in_the_docs() -> None:
+    lock = (REPOSITORY / "uv.lock").read_text("utf-8")
+    hosts = set(re.findall(r"[a-z]+://[^/\"]+", lock))
+    assert hosts == {"https://pypi.org", "https://files.pythonhosted.org"}
+    assert set(re.findall(r"source = \{ (\w+) =", lock)) == {"registry", "editable"}
+    for page in PAGES:
+        assert not re.search(r"(?:/root|/home/\w+|/work)/", page.read_text("utf-8")), (
+            f"{page.name} has a path of a machine"
+        )
