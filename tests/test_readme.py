@@ -1,0 +1,144 @@
+"""Each command of the README is run: those that set up an environment from nothing, the others against a new log."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+README = REPOSITORY / "README.md"
+COMMAND_S = 60
+SETUP_S = 300
+_NETWORK = re.compile(r"(?:PIP|UV)_\w+|SSL_CERT_\w+|REQUESTS_CA_BUNDLE|https?_proxy|no_proxy", re.IGNORECASE)
+
+pytestmark = pytest.mark.requirement("N-07")
+from_nothing = pytest.mark.skipif(
+    "AVA_TEST_SETUP" not in os.environ, reason="builds environments; .ci/run sets AVA_TEST_SETUP"
+)
+
+
+def script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, REPOSITORY / "scripts" / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+COMMANDS: Mapping[str, str] = script("readme_commands").commands()
+
+
+def environment(home: Path, **more: str) -> dict[str, str]:
+    """Return what an empty machine has: a path to programs, an empty home, and what reaching PyPI takes."""
+    outside = [part for part in os.environ["PATH"].split(os.pathsep) if Path(part) != Path(sys.executable).parent]
+    env = {name: value for name, value in os.environ.items() if _NETWORK.fullmatch(name)}
+    return {**env, "HOME": str(home), "PATH": os.pathsep.join(outside), "LANG": "C.UTF-8", **more}
+
+
+def run(command: str, folder: Path, env: Mapping[str, str], seconds: float) -> str:
+    done = subprocess.run(
+        ["sh", "-c", command], cwd=folder, env=env, stdin=subprocess.DEVNULL,
+        capture_output=True, text=True, timeout=seconds, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def copy_of_the_tree(target: Path) -> Path:
+    """Copy what git knows and what it does not ignore, as a clone would have it."""
+    asked = ["git", "-c", "core.quotePath=off", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(asked, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout
+    for name in filter(None, listed.split("\0")):
+        if (REPOSITORY / name).is_file():
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(REPOSITORY / name, target / name)
+    return target
+
+
+def test_the_readme_has_the_commands_that_its_tests_know() -> None:
+    assert set(COMMANDS) == {"demo", "demo-uv", "tests", "tests-uv", "look"}
+    fenced = re.findall(r"^```sh\n(.*?)^```$", README.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    beside = [block.strip() for block in fenced if block.strip() not in COMMANDS.values()]
+    # What is left: it asks for a key without echo, and it is no command but two variables.
+    assert [block.split()[0] for block in beside] == [".venv/bin/ava", "AVA_MODEL_BASE_URL=http://127.0.0.1:11434/v1"]
+    assert beside[0] == ".venv/bin/ava key set openrouter"
+
+
+def test_setting_up_is_one_line_each() -> None:
+    assert all("\n" not in COMMANDS[name] for name in ("demo", "demo-uv", "tests", "tests-uv"))
+
+
+def test_ci_runs_the_readmes_test_command() -> None:
+    printed = run("python3 scripts/readme_commands.py tests", REPOSITORY, os.environ, COMMAND_S)
+    assert printed.strip() == COMMANDS["tests"]
+    assert "readme_commands.py tests" in (REPOSITORY / ".ci" / "run").read_text("utf-8")
+
+
+@pytest.mark.parametrize("line", COMMANDS["look"].splitlines())
+def test_a_command_of_the_readme_works_on_a_new_data_root(line: str, tmp_path: Path) -> None:
+    program, *args = shlex.split(line)
+    assert program == ".venv/bin/ava"
+    command = shlex.join([sys.executable, "-m", "ava_server", *args])
+    root = tmp_path / "data"
+    shown = run(command, tmp_path, environment(tmp_path, AVA_DATA_ROOT=str(root)), COMMAND_S)
+    assert str(root) in shown or "--help" in args
+
+
+def test_storing_a_key_as_the_readme_says_is_what_the_list_shows(tmp_path: Path) -> None:
+    env = environment(tmp_path, AVA_DATA_ROOT=str(tmp_path / "data"))
+    ava = shlex.join([sys.executable, "-m", "ava_server"])
+    run(f"echo a-key-that-opens-nothing | {ava} key set openrouter", tmp_path, env, COMMAND_S)
+    listed = run(f"{ava} key list", tmp_path, env, COMMAND_S)
+    assert "openrouter" in listed
+    assert "a-key-that-opens-nothing" not in listed
+
+
+@from_nothing
+def test_the_first_command_sets_up_and_shows_the_demo(tmp_path: Path) -> None:
+    clone = copy_of_the_tree(tmp_path / "ava")
+    shown = run(COMMANDS["demo"], clone, environment(tmp_path / "home"), SETUP_S)
+    assert re.search(r"\bS-[0-9a-f]{6}\b", shown) and "success" in shown
+    assert re.search(r"docs/|\.md\b", shown), "the quotes come from the documentation"
+    installed = run(
+        ".venv/bin/python -c 'import ava_server; print(ava_server.__file__)'", clone, environment(tmp_path), 60
+    )
+    assert "site-packages" in installed, "the demo ran from the wheel, not from the folder"
+
+
+@from_nothing
+@pytest.mark.skipif(shutil.which("uv") is None, reason="no uv here")
+def test_the_uv_variants_do_the_same(tmp_path: Path) -> None:
+    clone = copy_of_the_tree(tmp_path / "ava")
+    env = environment(tmp_path / "home", PATH=os.environ["PATH"])
+    assert "success" in run(COMMANDS["demo-uv"], clone, env, SETUP_S)
+    shown = run(f"{COMMANDS['tests-uv']} tests/audit/test_times.py", clone, env, SETUP_S)
+    assert re.search(r"\d+ passed", shown)
+
+
+@from_nothing
+def test_the_source_distribution_builds_the_same_wheel(tmp_path: Path) -> None:
+    clone = copy_of_the_tree(tmp_path / "ava")
+    env = environment(tmp_path / "home")
+    run("python3 -m venv .venv && .venv/bin/pip install -q build", clone, env, SETUP_S)
+    run(".venv/bin/python -m build --quiet --outdir dist", clone, env, SETUP_S)  # the wheel comes from the sdist
+    (wheel,) = (clone / "dist").glob("*.whl")
+    names = run(f".venv/bin/python -m zipfile -l {wheel}", clone, env, COMMAND_S)
+    for data in (
+        "ava_server/_docs/index.md",
+        "ava_server/models/tiers.toml",
+        "ava_server/models/stopwords.txt",
+        "ava_roles/researcher.md",
+        "ava_audit/schema.sql",
+        "ava_audit/py.typed",
+    ):
+        assert data in names
