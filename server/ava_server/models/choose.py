@@ -16,9 +16,11 @@ from ava_server.models.clients import ClientPool
 from ava_server.prices import Price, UserPrice, find_price, is_local
 
 Tier = Literal["fast", "balanced", "deep"]
-Wire = Literal["openai", "offline"]
+Wire = Literal["openai", "offline", "scripted"]
 TIERS: tuple[str, ...] = get_args(Tier)
 OFFLINE = "offline/extractive"
+SCRIPTED = "scripted:demo"
+"""Exists only where AVA_MODEL asks for it by this name, and no endpoint is set: the script of `ava demo --scripted`."""
 CUSTOM = "custom"
 KNOWN_URLS: Mapping[str, str] = {
     "openrouter": "https://openrouter.ai/api/v1",
@@ -105,6 +107,8 @@ def choose(wanted: str | None, tier: str, settings: ModelSettings) -> Choice:
         raise BadInput(f"tier: there is no {tier!r}; choose one of {', '.join(TIERS)}")
     if wanted in ("offline", OFFLINE):
         return _offline(tier)
+    if settings.model == SCRIPTED and not settings.base_url and wanted in ("", SCRIPTED):
+        return _scripted(tier)
     providers = configured(settings)
     if not wanted:
         wanted = _for_tier(tier, settings, providers)
@@ -115,9 +119,7 @@ def choose(wanted: str | None, tier: str, settings: ModelSettings) -> Choice:
     base_url = provider.base_url or KNOWN_URLS[name]
     _check_address(name, base_url, provider.api_key)
     price = find_price(name, model_id, base_url=base_url, overrides=settings.prices)
-    return Choice(
-        name, model_id, f"{name}:{model_id}", tier, provider.wire, price, base_url, provider.api_key
-    )
+    return Choice(name, model_id, f"{name}:{model_id}", tier, provider.wire, price, base_url, provider.api_key)
 
 
 def configured(settings: ModelSettings) -> dict[str, Provider]:
@@ -139,6 +141,10 @@ def default_tiers() -> Mapping[str, Mapping[str, str]]:
 
 def build_model(choice: Choice, clients: ClientPool) -> Model:
     """Return the model that was chosen, ready to be called."""
+    if choice.wire == "scripted":
+        from ava_server.models.scripted import ScriptedModel, demo_script
+
+        return ScriptedModel(demo_script())
     if choice.wire == "offline" or choice.base_url is None:
         from ava_server.models.offline import OfflineModel
 
@@ -169,6 +175,12 @@ def _dearest_allowed(price: Price) -> Mapping[str, object]:
 def _offline(tier: str) -> Choice:
     price = Price(0, 0, 0, 0, source="free (offline)", free=True)
     return Choice("offline", "extractive", OFFLINE, tier, "offline", price)
+
+
+def _scripted(tier: str) -> Choice:
+    price = Price(0, 0, 0, 0, source="free (scripted)", free=True)
+    provider, _, model_id = SCRIPTED.partition(":")
+    return Choice(provider, model_id, SCRIPTED, tier, "scripted", price)
 
 
 def _for_tier(tier: str, settings: ModelSettings, providers: Mapping[str, Provider]) -> str:
@@ -205,13 +217,10 @@ def _whose(wanted: str, settings: ModelSettings, providers: Mapping[str, Provide
         raise BadInput(f"model: {wanted!r} names a provider without a model; write {prefix}:ID")
     if colon and prefix in settings.providers and prefix not in KNOWN_URLS:
         raise BadInput(
-            f"model: {wanted!r} needs the address of {prefix}; add base_url to [providers.{prefix}] in "
-            "config.toml"
+            f"model: {wanted!r} needs the address of {prefix}; add base_url to [providers.{prefix}] in config.toml"
         )
     if colon and prefix in KNOWN_URLS:
-        raise BadInput(
-            f"model: {wanted!r} needs a key for {prefix}, and there is none; run `ava key set {prefix}`"
-        )
+        raise BadInput(f"model: {wanted!r} needs a key for {prefix}, and there is none; run `ava key set {prefix}`")
     if not providers:
         raise BadInput(f"model: {wanted!r} cannot be used, because no model is configured. {SET_A_MODEL}")
     knowing = [name for name, provider in providers.items() if _knows(name, provider, wanted, settings)]
@@ -261,16 +270,10 @@ def _check_address(name: str, base_url: str, api_key: str | None) -> None:
             "without user, password or query."
         )
     if api_key and not (api_key.isascii() and api_key.isprintable() and " " not in api_key):
-        raise ConfigError(
-            f"The key of {name} has characters that no key has; store it again: `ava key set {name}`"
-        )
-    inside = is_local(base_url) or "." not in (
-        parts.hostname or ""
-    )  # a name of this network, such as a container's
+        raise ConfigError(f"The key of {name} has characters that no key has; store it again: `ava key set {name}`")
+    inside = is_local(base_url) or "." not in (parts.hostname or "")  # a name of this network, such as a container's
     if api_key and parts.scheme == "http" and not inside:
-        raise ConfigError(
-            f"The base URL of {name} would send its key unencrypted to {parts.hostname}; use https."
-        )
+        raise ConfigError(f"The base URL of {name} would send its key unencrypted to {parts.hostname}; use https.")
 
 
 def _host(base_url: str) -> str:

@@ -67,7 +67,7 @@ class Passage:
 def salient(text: str) -> list[str]:
     """Return the words of a text that can tell one passage from another, in their order, 30 at most."""
     words = list(dict.fromkeys(word for word in re.findall(r"\w+", text.lower()) if len(word) > 1))
-    return ([word for word in words if word not in _stopwords()] or words)[:_WORDS_MOST]
+    return ([word for word in words if word not in stopwords()] or words)[:_WORDS_MOST]
 
 
 def passages(tool: str, output: str) -> list[Passage]:
@@ -99,9 +99,7 @@ def best(pieces: Sequence[Passage], words: Sequence[str], most: int, per_source:
     if not pieces or not words:
         return []
     with closing(sqlite3.connect(":memory:")) as index:
-        index.execute(
-            "CREATE VIRTUAL TABLE pieces USING fts5(text, tokenize = 'porter unicode61 remove_diacritics 2')"
-        )
+        index.execute("CREATE VIRTUAL TABLE pieces USING fts5(text, tokenize = 'porter unicode61 remove_diacritics 2')")
         index.executemany(
             "INSERT INTO pieces (rowid, text) VALUES (?, ?)",
             ((number, piece.text.encode("utf-8", "replace").decode()) for number, piece in enumerate(pieces)),
@@ -217,5 +215,6 @@ def _line(place: str) -> int | None:
 
 
 @cache
-def _stopwords() -> frozenset[str]:
+def stopwords() -> frozenset[str]:
+    """Return the words that are in every text and say nothing about one."""
     return frozenset(files("ava_server.models").joinpath("stopwords.txt").read_text(encoding="utf-8").split())

@@ -6,11 +6,15 @@ goes on in another process gets the step that comes next. A step that is a list 
 
 from __future__ import annotations
 
+import json
+import re
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from importlib.resources import files
+from typing import Any, cast
 
 import anyio
 import anyio.lowlevel
@@ -19,9 +23,19 @@ from ava_audit.events import Usage
 from ava_server.errors import ModelError
 from ava_server.models import bound as bounds
 from ava_server.models import chat_wire, wire_json
-from ava_server.models.base import AssistantTurn, Bound, Completion, Delta, Known, Request
+from ava_server.models.base import (
+    AssistantTurn,
+    Bound,
+    Completion,
+    Delta,
+    Known,
+    Request,
+    ToolTurn,
+    UserTurn,
+)
 
 NO_TOKENS = Usage()
+_PLACE = re.compile(r"\{(?:words|source)\}")
 
 
 @dataclass(frozen=True)
@@ -154,6 +168,51 @@ class ScriptedStream:
             await anyio.lowlevel.checkpoint()
             yield Delta(text=line)
         self._completion = complete(step, self._turn)
+
+
+def demo_script() -> Script:
+    """Return the script of `ava demo --scripted`: `demo_script.json`, filled in with what the tools brought."""
+    steps = json.loads(files("ava_server.models").joinpath("demo_script.json").read_text(encoding="utf-8"))
+    return [partial(_filled_in, step) for step in steps]
+
+
+def _filled_in(step: Mapping[str, Any], request: Request) -> Step:
+    """Return a step of the demo with `{words}`, `{source}` and `{findings}` replaced. Blocks for a moment."""
+    from ava_server.models import extracts
+
+    task = next((turn.text for turn in request.turns if isinstance(turn, UserTurn)), "")
+    results = [turn for turn in request.turns if isinstance(turn, ToolTurn)]
+    words = extracts.salient(task)[:8]
+    pieces = extracts.quotes(piece for turn in results for piece in extracts.passages(turn.name, turn.text))
+    best = extracts.best(pieces, words, most=4, per_source=2)
+    findings = [
+        {
+            "claim": f"{piece.source} has a passage about it",
+            "quote": piece.text,
+            "source_url": piece.location,
+            "source_name": f"{piece.source}, {piece.place}" if piece.place else piece.source,
+        }
+        for piece in best
+    ]
+    values: dict[str, Any] = {
+        "{words}": " ".join(words) or task[:80],
+        "{source}": best[0].source if best else "no file",
+        "{findings}": findings,
+    }
+
+    def fill(value: Any) -> Any:
+        if isinstance(value, str):
+            if value in values:
+                return values[value]
+            return _PLACE.sub(lambda found: str(values[found[0]]), value)
+        if isinstance(value, dict):
+            return {key: fill(item) for key, item in cast("dict[str, Any]", value).items()}
+        if isinstance(value, list):
+            return [fill(item) for item in cast("list[Any]", value)]
+        return value
+
+    filled = fill(dict(step))
+    return Step(text=filled["text"], calls=tuple(Call(call["name"], call["args"]) for call in filled["calls"]))
 
 
 def complete(step: Step, turn: int) -> Completion:
