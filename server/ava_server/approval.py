@@ -123,7 +123,8 @@ def proposal_message(config: RunConfig, texts: Texts) -> str:
     files = "" if config.workspace and set(config.tools) & _FILES else "; it cannot read your files"
     lines.append(f"It {can}{files}.")
     cost = "costs nothing" if free else f"costs at most {format_usd(config.max_cost_micros, exact=True)}"
-    lines.append(f"It takes about {low} to {high} minutes, at most {minutes(config.timeout_s)}, and {cost}.")
+    about = f"{low} to {high} minutes" if low < high else minutes(high * 60)
+    lines.append(f"It takes about {about}, at most {minutes(config.timeout_s)}, and {cost}.")
     if config.model.startswith("offline/"):
         lines.append(
             "No language model is configured, so the offline reader does it: it finds passages and quotes them,"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -94,7 +95,7 @@ def resolve(args: SpawnArgs, around: Surroundings) -> tuple[RunConfig, Texts]:
         workspace=str(workspace.path) if workspace.path and _sees_files(tools, around.tools) else None,
         workspace_given=workspace.given,
         workspace_note=workspace.why,
-        estimated_minutes=role.estimated_minutes,
+        estimated_minutes=_estimate(role, choice, float(caps["timeout_s"])),
         name=args.name,
         task_id=args.task_id,
         output_schema=args.output_schema,
@@ -192,6 +193,13 @@ def _scope(
         if name in RUN_TOOL_NAMES or (name in tools and (files_open or not tools[name].spec.files))
     )
     return usable, tuple(name for name in wanted if name not in usable)
+
+
+def _estimate(role: Role, choice: Choice, timeout_s: float) -> tuple[int, int]:
+    """Return how many minutes the run takes about: no more than it may, and one where no language model thinks."""
+    most = 1 if choice.base_url is None else max(1, math.ceil(timeout_s / 60))
+    low, high = role.estimated_minutes
+    return min(low, most), min(high, most)
 
 
 def _sees_files(tools: Sequence[str], known: Mapping[str, Tool]) -> bool:
