@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import os
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,23 +12,35 @@ from typing import Annotated, cast
 
 import typer
 
-from ava_audit.errors import AuditError, DataRootRefused, SchemaNewer
+from ava_audit.errors import AuditError, BadQuery, DataRootRefused, SchemaNewer
 from ava_roles.errors import RoleFileError, RolesError, UnknownRole, WorkspaceRefused
 from ava_server.data_root import DataRoot
 from ava_server.errors import AvaError, BadInput, ConfigError, ModelError, Refused
 
 COMMANDS: Mapping[str, str] = {
+    "serve": "ava_server.cli.serve",
+    "run": "ava_server.cli.run",
+    "status": "ava_server.cli.status",
+    "show": "ava_server.cli.show",
+    "logs": "ava_server.cli.logs",
     "key": "ava_server.cli.key",
+    "demo": "ava_server.cli.demo",
 }
 """Each first word, and the module that registers it: `register(app)` adds its commands to the app."""
 
-USAGE, NOT_APPROVED, MODEL, CONFIGURATION, OUR_FAULT, INTERRUPTED = 2, 10, 20, 30, 70, 130
-"""Exit codes of errors; those of a run's endings stand with the commands that wait for one."""
+USAGE, NOT_APPROVED, MODEL, CONFIGURATION, OUR_FAULT, INTERRUPTED, READER_GONE = 2, 10, 20, 30, 70, 130, 141
+"""Exit codes of errors; those of a run's endings stand in `views.py`."""
+
+
+class ReaderGone(Exception):
+    """Raised when whoever read our output has gone away, as `head` does: the command ends without a word."""
+
 
 _CODES: Mapping[type, int] = {
     BadInput: USAGE,
     UnknownRole: USAGE,
     WorkspaceRefused: USAGE,
+    BadQuery: USAGE,
     Refused: NOT_APPROVED,
     ModelError: MODEL,
     ConfigError: CONFIGURATION,
@@ -45,6 +59,9 @@ def main(args: Sequence[str]) -> int:
     An error of ours becomes one sentence on stderr, without a traceback; anything else is a fault of ours and
     keeps its traceback, for whoever mends it.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal without UTF-8 shows `?`, and ends nothing
+            stream.reconfigure(errors="replace")
     try:
         build(args)(args=list(args), prog_name="ava")
     except SystemExit as ended:
@@ -101,6 +118,9 @@ def _report(error: BaseException) -> int:
     leaves = list(_leaves(error))
     if any(isinstance(leaf, KeyboardInterrupt) for leaf in leaves):
         return INTERRUPTED
+    if any(isinstance(leaf, ReaderGone) for leaf in leaves):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left unwritten goes nowhere
+        return READER_GONE
     codes = [next((_CODES[kind] for kind in type(leaf).__mro__ if kind in _CODES), None) for leaf in leaves]
     if codes[0] is not None and None not in codes:
         typer.echo(f"ava: {leaves[0]}", err=True)

@@ -73,9 +73,7 @@ def remove_command(provider: Provider) -> None:
     root = find_data_root()
     if not remove_key(name, root.keys):
         key = find_key(name, root.keys, os.environ)
-        where = (
-            f" It comes from {key.where}: unset it there." if key else " `ava key list` shows what there is."
-        )
+        where = f" It comes from {key.where}: unset it there." if key else " `ava key list` shows what there is."
         raise BadInput(f"There is no key for {name} in {root.keys}.{where}")
     heading(root)
     typer.echo(f"Removed the key for {name} from {root.keys}.")
@@ -93,6 +91,4 @@ def _ask(name: str) -> str:
     except EOFError:
         raise BadInput("No key was given; nothing is stored.") from None
     except getpass.GetPassWarning:
-        raise BadInput(
-            f"This terminal would show the key. Pipe it in instead: ava key set {name} < FILE"
-        ) from None
+        raise BadInput(f"This terminal would show the key. Pipe it in instead: ava key set {name} < FILE") from None

@@ -1,0 +1,79 @@
+"""What people write on the command line: ids, times, durations and amounts, each read with its own error."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+
+from ava_server.errors import BadInput
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|sec|m|min|h)?")
+_SECONDS = {None: 1, "s": 1, "sec": 1, "m": 60, "min": 60, "h": 3_600}
+
+
+def cents_of(option: str, given: str | None) -> float | None:
+    """Return dollars, written as `0.50` or `$0.50`, in cents.
+
+    Raises:
+        BadInput: It is not an amount above 0.
+    """
+    if given is None:
+        return None
+    try:
+        dollars = float(given.strip().removeprefix("$"))
+    except ValueError:
+        dollars = math.nan
+    if not (math.isfinite(dollars) and dollars > 0):
+        raise BadInput(f"{option}: {given[:40]!r} is no amount of dollars above 0; write it like 0.50")
+    return round(dollars * 100, 6)
+
+
+def seconds_of(option: str, given: str | None) -> float | None:
+    """Return a duration, written as `90`, `90s`, `10m` or `1h`, in seconds.
+
+    Raises:
+        BadInput: It is not a duration above 0.
+    """
+    if given is None:
+        return None
+    match = _DURATION.fullmatch(given.strip().lower())
+    seconds = float(match[1]) * _SECONDS[match[2]] if match else 0.0
+    if seconds <= 0 or not math.isfinite(seconds):
+        raise BadInput(f"{option}: {given[:40]!r} is no duration above 0; write it like 90, 90s, 10m or 1h")
+    return seconds
+
+
+def time_of(option: str, given: str | None) -> int | None:
+    """Return a point in time as microseconds UTC.
+
+    Raises:
+        BadInput: It is not a time; the error lists the forms.
+    """
+    from ava_audit.times import parse_time
+
+    if given is None:
+        return None
+    try:
+        return parse_time(given, time.time_ns() // 1000)
+    except ValueError as error:
+        raise BadInput(f"{option}: {error}") from None
+
+
+def run_or_proposal(given: str) -> tuple[str, str]:
+    """Return `subagent_id` or `pending_id`, and the id in its canonical form.
+
+    Raises:
+        BadInput: It has the form of neither.
+    """
+    from ava_server.ids import parse_id
+
+    for field in ("subagent_id", "pending_id"):
+        try:
+            return field, parse_id(field, given)
+        except BadInput:
+            continue
+    raise BadInput(
+        f"{given[:40]!r} is no id: a subagent's looks like S-7f3a2b, a proposal's like P-1c22b09d. "
+        "`ava status --once` lists them."
+    )

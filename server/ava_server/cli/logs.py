@@ -1,0 +1,181 @@
+"""`ava logs`: the log, one line an entry, newest last."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import anyio
+import typer
+
+from ava_server.cli.app import heading
+from ava_server.cli.terminal import columns, harmless_json, say, write
+from ava_server.data_root import find_data_root
+from ava_server.errors import BadInput
+
+if TYPE_CHECKING:
+    from ava_audit.events import Entry
+    from ava_audit.search import LogQuery
+    from ava_audit.store import Store
+    from ava_server.data_root import DataRoot
+
+LAST = 50
+LAST_FOLLOWED = 10
+MOST = 10_000
+"""Entries of a time range that are shown when `--last` does not say how many."""
+PIPED_WIDTH = 1_000
+
+
+def register(app: typer.Typer) -> None:
+    """Add `ava logs` to the app."""
+    app.command("logs")(logs_command)
+
+
+def logs_command(
+    subagent: Annotated[
+        str | None, typer.Argument(metavar="[S-ID]", show_default=False, help="Only what this subagent did.")
+    ] = None,
+    last: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=1_000_000, show_default=False, help=f"So many of the newest entries; {LAST} by default."
+        ),
+    ] = None,
+    kind: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--type",
+            metavar="TYPE",
+            show_default=False,
+            help="error, tool, cost, thinking, spawn, complete, message, session, or an event type.",
+        ),
+    ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", show_default=False, help='"1 hour ago", 30m, yesterday, 14:05, 2026-01-31 …'),
+    ] = None,
+    until: Annotated[
+        str | None, typer.Option(metavar="TIME", show_default=False, help="Only before this time.")
+    ] = None,
+    search: Annotated[
+        str | None,
+        typer.Option(metavar="WORDS", show_default=False, help='All these words; "words together" in quotes.'),
+    ] = None,
+    agent: Annotated[
+        list[str] | None, typer.Option(metavar="ID", show_default=False, help="Only of this agent: ava, or S-….")
+    ] = None,
+    user: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", show_default=False, help="Only of this user.")
+    ] = None,
+    session: Annotated[
+        list[str] | None, typer.Option(metavar="ID", show_default=False, help="Only of this host connection.")
+    ] = None,
+    level: Annotated[
+        Literal["info", "warning", "error"] | None, typer.Option(show_default=False, help="At least this serious.")
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on with what any process writes, until Ctrl-C.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object a line, as in the files under logs/.")
+    ] = False,
+    utc: Annotated[bool, typer.Option("--utc", help="Times in UTC.")] = False,
+) -> None:
+    """Show the log of all agents, or of some: newest entries, oldest first."""
+    from ava_audit.search import LogQuery
+    from ava_server.cli.asked import time_of
+
+    root = find_data_root()
+    agents = [_agent(name) for name in agent or ()]
+    ranged = since is not None or until is not None
+    most = last or (LAST_FOLLOWED if follow else MOST if ranged else LAST)
+    query = LogQuery(
+        agents=tuple(agents),
+        users=tuple(user or ()),
+        sessions=tuple(session or ()),
+        types=tuple(kind or ()),
+        since_us=time_of("--since", since),
+        until_us=time_of("--until", until),
+        search=search,
+        level=level,
+        limit=most,
+    )
+    _check_types(query)
+    if not as_json:
+        heading(root)
+    anyio.run(_logs, root, query, subagent, _Printer(as_json, utc), follow)
+
+
+class _Printer:
+    """Writes entries as lines for people, or as lines of the mirror."""
+
+    def __init__(self, as_json: bool, utc: bool) -> None:
+        self.as_json = as_json
+        self._utc = utc
+        self._terminal = sys.stdout.isatty()
+        self._width = max(columns(), 80) if self._terminal else PIPED_WIDTH
+
+    async def entries(self, store: Store, entries: list[Entry]) -> None:
+        """Write entries in the order given."""
+        from ava_audit.line import mirror_line
+        from ava_server.log_lines import entry_line
+
+        if not self.as_json:
+            for entry in entries:
+                say(entry_line(entry, utc=self._utc, width=self._width))
+            return
+        for start in range(0, len(entries), 500):
+            numbers = [entry.seq for entry in entries[start : start + 500]]
+            marks = ", ".join("?" * len(numbers))
+            rows = await store.read(lambda view, n=numbers, m=marks: list(view.rows(f"seq IN ({m})", *n)))  # type: ignore[misc]
+            for row in rows:
+                line = mirror_line(row).decode().rstrip("\n")
+                # A file of these lines can be verified byte for byte; on a terminal nobody does that.
+                write(harmless_json(line) if self._terminal else line)
+
+
+async def _logs(root: DataRoot, query: LogQuery, subagent: str | None, printer: _Printer, follow: bool) -> None:
+    from dataclasses import replace
+
+    from ava_audit import search as log_search
+    from ava_server.cli.reading import find_run, open_log
+
+    async with open_log(root, make=follow) as store:
+        if subagent is not None:
+            run = await find_run(store, subagent)
+            query = replace(query, agents=(*query.agents, run.id))
+        if store is None:
+            if not printer.as_json:
+                say("Nothing is in the log yet.")
+            return
+        page = await log_search.search(store.path, query)
+        if page.next is not None and not printer.as_json and not follow:
+            say(f"The newest {len(page.entries):,} entries; --last shows more.")
+        await printer.entries(store, list(page.entries[::-1]))
+        if not page.entries and not printer.as_json and not follow:
+            say("No entry fits.")
+        if follow:
+            async for entry in log_search.follow(store, replace(query, after_seq=page.upto)):
+                await printer.entries(store, [entry])
+
+
+def _agent(given: str) -> str:
+    from ava_server.approval import AGENT
+    from ava_server.ids import parse_id
+
+    if given.strip().lower() == AGENT:
+        return AGENT
+    try:
+        return parse_id("subagent_id", given)
+    except BadInput:
+        raise BadInput(f"--agent: {given[:40]!r} is no agent; give ava, or a subagent's id such as S-7f3a2b") from None
+
+
+def _check_types(query: LogQuery) -> None:
+    from ava_audit.errors import BadQuery
+    from ava_audit.words import type_filter
+
+    try:
+        type_filter(query.types)
+    except BadQuery as error:
+        raise BadInput(f"--type: {error}") from None

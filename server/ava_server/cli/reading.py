@@ -1,0 +1,90 @@
+"""Looking at a data root from the command line: its log, and a run with its whole result."""
+
+from __future__ import annotations
+
+import getpass
+import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import anyio.to_thread
+
+from ava_audit.store import Outcome, Store
+from ava_audit.view import View
+from ava_server.errors import BadInput
+
+if TYPE_CHECKING:
+    from ava_audit.view import RunRow
+    from ava_server.answers import RunAnswer
+    from ava_server.data_root import DataRoot
+    from ava_server.session import Session
+    from ava_server.status import Alive
+
+
+@asynccontextmanager
+async def open_log(root: DataRoot, *, make: bool = False) -> AsyncGenerator[Store | None]:
+    """Open the log to read it; None where there is none yet, because looking shall not make one.
+
+    Args:
+        root: The data root.
+        make: Make it all the same: for whoever waits for what is to come.
+    """
+    if make:
+        await anyio.to_thread.run_sync(root.create)
+    elif not root.db.exists():
+        yield None
+        return
+    async with Store.open(root.path) as store:
+        yield store
+
+
+async def find_run(store: Store | None, given: str) -> RunRow:
+    """Return the run that a person means by its id, or by its proposal's.
+
+    Raises:
+        BadInput: It is no id, or there is no such run.
+    """
+    from ava_server.cli.asked import run_or_proposal
+
+    field, wanted = run_or_proposal(given)
+
+    def query(view: View) -> RunRow | None:
+        if field == "subagent_id":
+            return view.run(wanted)
+        proposal = view.proposal(wanted)
+        return view.run(proposal.run_id) if proposal is not None else None
+
+    run = await store.read(query) if store is not None else None
+    if run is None:
+        raise BadInput(f"There is no subagent {wanted} in this data root. `ava status --once --all` lists the latest.")
+    return run
+
+
+async def whole_answer(store: Store, run_id: str, alive: Alive) -> tuple[RunRow, RunAnswer]:
+    """Return a run as it is now, and as people see it, with the whole of its result."""
+    from ava_server.status import run_answer
+
+    def query(view: View) -> tuple[RunRow, RunAnswer]:
+        run = view.run(run_id)
+        assert run is not None
+        return run, run_answer(view, run, alive, time.time_ns() // 1000, whole=True)
+
+    return await store.read(query)
+
+
+async def note_fetched(store: Store, session: Session, tool: str, run: RunRow) -> None:
+    """Put on record that a run's result was shown to its own user; nobody is told of it as news after that."""
+    from ava_server.status import carried
+
+    if run.result_seq is None or run.user_id != session.user:
+        return
+    event = carried(session.who, tool, run.id)
+    await store.do(lambda _view, _now_us: Outcome(None, (event,)))
+
+
+def terminal_session() -> Session:
+    """Return a session of this user at the terminal."""
+    from ava_server.session import Session
+
+    return Session(user=getpass.getuser(), transport="terminal", client="ava", channel="terminal")

@@ -1,0 +1,31 @@
+"""`ava serve`: the MCP server of one host, over stdio."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import typer
+
+from ava_server.errors import BadInput
+
+
+def register(app: typer.Typer) -> None:
+    """Add `ava serve` to the app."""
+    app.command("serve")(serve_command)
+
+
+def serve_command() -> None:
+    """Serve one MCP host over stdin and stdout; hosts start this by themselves."""
+    if os.environ.get("AVA_RUN_ID"):  # the house takes long to import, and a host waits about a second for an answer
+        from ava_server.house import refuse_recursion
+
+        raise BadInput(f"ava serve: {refuse_recursion()}.")
+    from ava_server.settings import load_settings
+    from ava_server.stdio import serve
+
+    if sys.stdin.isatty():
+        typer.echo(
+            "ava: waiting for an MCP host on stdin; a person wants `ava run` or `ava demo`. Ctrl-C ends it.", err=True
+        )
+    raise typer.Exit(serve(load_settings))

@@ -1,0 +1,131 @@
+"""`ava show S-…`: a run from its beginning: what was asked, who approved it, what it did, what it brought."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import anyio
+import typer
+
+from ava_server.cli.app import heading
+from ava_server.cli.terminal import columns, say, say_json
+from ava_server.cli.views import block, limits_text, result_text
+from ava_server.data_root import find_data_root
+
+if TYPE_CHECKING:
+    from ava_audit.events import Entry
+    from ava_audit.view import RunRow
+    from ava_server.answers import RunAnswer
+    from ava_server.data_root import DataRoot
+    from ava_server.run_config import Texts
+
+_CHANNELS = {
+    "host_call": "by the host's call (host_call): the log knows of no person's own answer",
+    "elicitation": "by a person, asked by the server through the host (elicitation)",
+    "terminal": "by a person at the terminal (terminal)",
+    "auto": "by the policy auto: nobody was asked",
+    "http": "by a person over HTTP (http)",
+}
+
+
+def register(app: typer.Typer) -> None:
+    """Add `ava show` to the app."""
+    app.command("show")(show_command)
+
+
+def show_command(
+    subagent: Annotated[str, typer.Argument(metavar="S-ID", help="The subagent, or its proposal (P-…).")],
+    as_json: Annotated[bool, typer.Option("--json", help="As one JSON object, with every entry.")] = False,
+    utc: Annotated[bool, typer.Option("--utc", help="Times in UTC.")] = False,
+) -> None:
+    """Show a run: what was asked, who approved it under which caps, what it did, and its result."""
+    root = find_data_root()
+    anyio.run(_show, root, subagent, as_json, utc)
+
+
+async def _show(root: DataRoot, given: str, as_json: bool, utc: bool) -> None:
+    from ava_audit.line import mirror_line
+    from ava_audit.locks import Instances
+    from ava_server.approval import texts_of
+    from ava_server.cli.reading import find_run, note_fetched, open_log, terminal_session, whole_answer
+
+    async with open_log(root) as store:
+        found = await find_run(store, given)
+        assert store is not None
+        run, answer = await whole_answer(store, found.id, Instances(root.instances).alive)
+        entries = await store.read(lambda view: view.entries(run.id))
+        texts = await store.read(lambda view: texts_of(view, run))
+        if as_json:
+            lines = await store.read(lambda view: [mirror_line(row) for row in view.rows("run_id = ?", run.id)])
+            say_json(
+                {
+                    "data_root": str(root.path),
+                    "run": answer.model_dump(mode="json", exclude_none=True),
+                    "asked": texts.model_dump(mode="json", exclude_none=True) if texts else None,
+                    "entries": [json.loads(line) for line in lines],
+                }
+            )
+        else:
+            heading(root)
+            say("\n".join(_screen(run, answer, texts, entries, utc)))
+        await note_fetched(store, terminal_session(), "ava show", run)
+
+
+def _screen(run: RunRow, answer: RunAnswer, texts: Texts | None, entries: list[Entry], utc: bool) -> list[str]:
+    from ava_server.log_lines import entry_line
+
+    width = max(columns(), 80) if sys.stdout.isatty() else 200
+    lines = [f"{run.role} {run.id}{f' ({run.name})' if run.name else ''}: {answer.state}", ""]
+    lines += _asked(run, texts, utc)
+    lines += _decided(run, entries, utc)
+    lines += ["", "What happened:"]
+    lines += [entry_line(entry, utc=utc, width=width) for entry in entries]
+    lines += ["", "Result:" if answer.untrusted_result else "So far:", result_text(answer)]
+    return lines
+
+
+def _asked(run: RunRow, texts: Texts | None, utc: bool) -> list[str]:
+    from ava_audit.times import format_ts
+
+    asked = f"Asked {format_ts(run.created_us, utc)} by {run.user_id} ({run.session_id})"
+    if texts is None:
+        return [f"{asked}: (erased)"]
+    parts = block(asked, texts.task)
+    for title, text in (("Context", texts.context), ("Specialisation", texts.system_prompt), ("Why", texts.rationale)):
+        if text:
+            parts += block(title, text)
+    if run.task_id:
+        parts.append(f"task_id: {run.task_id}")
+    return parts
+
+
+def _decided(run: RunRow, entries: list[Entry], utc: bool) -> list[str]:
+    from ava_audit.events import SpawnDecided
+    from ava_audit.times import format_ts
+    from ava_server.approval import reach
+    from ava_server.run_config import RunConfig
+
+    config = RunConfig.model_validate_json(run.config)
+    lines: list[str] = []
+    for entry in entries:
+        match entry.fact:
+            case SpawnDecided(decision=decision) as fact:
+                how = _CHANNELS.get(fact.channel or "", "by nobody: its time was over" if decision == "expired" else "")
+                lines.append(f"{decision.capitalize()} {format_ts(entry.ts_us, utc)} {how}".rstrip())
+                if fact.changes:
+                    lines.append(f"Lowered in the approval: {_changes(fact.changes)}")
+                if fact.group_id:
+                    lines.append(f"Approved together with others as {fact.group_id}")
+            case _:
+                pass
+    if not lines:
+        lines = [f"Not decided: {run.pending_id} waits for approval"]
+    lines.append(f"Caps: {limits_text(config)}")
+    lines.append(f"Model: {config.model}. It {reach(config)}.")
+    return lines
+
+
+def _changes(changes: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {json.dumps(value, ensure_ascii=False)}" for name, value in changes.items())
