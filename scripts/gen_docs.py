@@ -6,15 +6,17 @@ tests/test_docs.py compares the files with what this makes, so that neither can 
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import tempfile
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast, get_args, get_origin
+from typing import Annotated, Any, Literal, cast, get_args, get_origin, get_type_hints
 
 import anyio
+import typer
 from pydantic import BaseModel
 
 HERE = Path(__file__).resolve().parent
@@ -289,11 +291,8 @@ def _fact_kind(kind: Any) -> str:
 
 def commands_page() -> str:
     """Return the reference of the command line."""
-    from typer.main import get_command
-
     from ava_server.cli.app import build
 
-    root: Any = get_command(build(()))
     parts = [
         "# Commands",
         GENERATED,
@@ -302,45 +301,56 @@ def commands_page() -> str:
         " abandoned; 20 model or provider; 21 verification failed; 30 configuration; 70 a fault of Ava's own; 130"
         " interrupted.",
     ]
-    for path, command in _commands(root, "ava"):
-        parts.append(f"## {path}")
-        parts.append(" ".join((command.help or "").split("\f")[0].split()))
-        arguments = " ".join(_argument(param) for param in command.params if param.param_type_name == "argument")
-        has_options = any(param.param_type_name == "option" for param in command.params)
-        line = " ".join(filter(None, (path, "[OPTIONS]" if has_options else "", arguments)))
-        parts.append(f"```\n{line}\n```")
-        rows = [_parameter(param) for param in command.params if not param.hidden and param.name != "help"]
-        if rows:
-            parts.append(_table(("", "meaning"), rows))
+    for path, function, text in _commands(build(()), "ava"):
+        parameters = list(_parameters(function))
+        arguments = " ".join(shown for shown, _note, is_option in parameters if not is_option)
+        options = "[OPTIONS]" if any(is_option for _shown, _note, is_option in parameters) else ""
+        parts += [
+            f"## {path}",
+            " ".join(text.split()),
+            "```\n" + " ".join(filter(None, (path, options, arguments))) + "\n```",
+        ]
+        if parameters:
+            parts.append(_table(("", "meaning"), [(f"`{shown}`", note) for shown, note, _is_option in parameters]))
     return _page(parts)
 
 
-def _commands(command: Any, path: str) -> Iterator[tuple[str, Any]]:
-    below = getattr(command, "commands", None)
-    if below is None:
-        yield path, command
-        return
-    if getattr(command, "invoke_without_command", False):
-        yield path, command
-    for name, child in below.items():
-        if not child.hidden:
-            yield from _commands(child, f"{path} {name}")
+def _commands(app: typer.Typer, path: str) -> Iterator[tuple[str, Callable[..., Any], str]]:
+    """Yield every command with its path, its function and its help, as they were registered."""
+    for command in app.registered_commands:
+        if command.callback is not None and not command.hidden:
+            name = command.name or command.callback.__name__
+            yield f"{path} {name}", command.callback, command.help or inspect.getdoc(command.callback) or ""
+    for group in app.registered_groups:
+        if group.typer_instance is not None:
+            yield from _commands(group.typer_instance, f"{path} {group.name}")
 
 
-def _argument(param: Any) -> str:
-    name = (param.metavar or param.name).upper()
-    many = "..." if param.nargs == -1 else ""
-    return f"{name}{many}" if param.required else f"[{name}]{many}"
+def _parameters(function: Callable[..., Any]) -> Iterator[tuple[str, str, bool]]:
+    """Yield every parameter as it is written, what it means, and whether it is an option."""
+    hints = get_type_hints(function, include_extras=True)
+    for name, parameter in inspect.signature(function).parameters.items():
+        kind, info = get_args(hints[name])[:2]
+        default = parameter.default
+        if info.hidden:
+            continue
+        if isinstance(info, typer.models.ArgumentInfo):
+            shown = (info.metavar or name.upper()).strip("[]")
+            many = "..." if get_origin(kind) is list else ""
+            yield (shown if default is inspect.Parameter.empty else f"[{shown}]") + many, info.help or "", False
+            continue
+        # In an annotation, typer's first positional argument is the option's first name, whatever it is called there.
+        named = [word for word in (info.default, *(info.param_decls or ())) if str(word).startswith("-")]
+        names = " ".join(named or [f"--{name.replace('_', '-')}"])
+        value = "" if kind is bool else f" {info.metavar or _value(kind)}"
+        told = "" if default in (None, False) or not info.show_default else f" Default: {default}."
+        yield f"{names}{value}", f"{info.help or ''}{told}".strip(), True
 
 
-def _parameter(param: Any) -> tuple[str, str]:
-    if param.param_type_name == "argument":
-        return f"`{_argument(param).strip('[]')}`", param.help or ""
-    names = " ".join((*param.opts, *param.secondary_opts))
-    value = "" if param.is_flag or param.count else f" {(param.metavar or param.type.name).upper()}"
-    default = param.default
-    told = "" if default in (None, False, (), [], "") or callable(default) else f" Default: {default}."
-    return f"`{names}{value}`", f"{param.help or ''}{told}".strip()
+def _value(kind: Any) -> str:
+    plain = [arg for arg in get_args(kind) if arg is not type(None)] or [kind]
+    values = get_args(plain[0]) if get_origin(plain[0]) is Literal else ()
+    return "|".join(values) or {int: "NUMBER", float: "NUMBER", Path: "FILE"}.get(plain[0], "TEXT")
 
 
 # -- what they share ----------------------------------------------------------------------------------------------

@@ -5,16 +5,22 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import shutil
+import subprocess
 import sys
 import tomllib
 from importlib.metadata import packages_distributions
 from pathlib import Path
 from types import ModuleType
 
+import anyio
 import pytest
+from mcp import Client
 
 from ava_audit.events import FACTS
 from ava_roles.catalog import Catalog
+from ava_server.app import build_server
+from ava_server.settings import load_settings
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 DOCS = REPOSITORY / "docs"
@@ -131,3 +137,47 @@ def test_nothing_private_stands_in_the_lock_or_in_the_docs() -> None:
         assert not re.search(r"(?:/root|/home/\w+|/work)/", page.read_text("utf-8")), (
             f"{page.name} has a path of a machine"
         )
+
+
+def jq_lines() -> dict[str, str]:
+    text = (DOCS / "logs.md").read_text("utf-8")
+    return dict(re.findall(r"^<!-- jq: (\w+) -->\n```sh\n(.*?)\n```$", text, re.MULTILINE))
+
+
+def test_the_jq_lines_of_the_docs_name_what_is_in_the_log() -> None:
+    for line in jq_lines().values():
+        (fact,) = re.findall(r'\.eventType=="(\w+)"', line)
+        assert set(re.findall(r"\.content\.(\w+)", line)) <= set(FACTS[fact].model_fields)
+
+
+@pytest.mark.skipif(shutil.which("jq") is None, reason="no jq here")
+@pytest.mark.requirement("S1-27")
+async def test_the_jq_lines_of_the_docs_find_what_they_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, workspace = tmp_path / "data", tmp_path / "shop"
+    workspace.mkdir()
+    monkeypatch.chdir(tmp_path)  # in no repository, so that nothing but the call says where the files are
+    (workspace / "notes.md").write_text("The ferry to Vis leaves at six.\n", "utf-8")
+    server = build_server(lambda: load_settings(root, env={}), transport="memory")
+    with anyio.fail_after(30):
+        async with Client(server) as client:
+            asked = {
+                "role": "researcher",
+                "task": "When does the ferry leave? See missing.md.",
+                "workspace": str(workspace),
+            }
+            proposed = (await client.call_tool("spawn_subagent", asked)).structured_content or {}
+            approval = {"pending_ids": [proposed["pending_id"]], "approving": [proposed["approval_line"]]}
+            await client.call_tool("confirm_spawn", {**approval, "wait_seconds": 20})
+    found = {name: jq(line, root) for name, line in jq_lines().items()}
+    assert found["endings"].split("\t")[1:] == [proposed["subagent_id"], "success", "0"]
+    assert found["failed"].startswith(f"{proposed['subagent_id']}\tread_file\t") and "missing.md" in found["failed"]
+    calls = [json.loads(line) for line in found["calls"].splitlines()]
+    assert {"read_file", "search_and_read"} <= {call["tool"] for call in calls}
+    assert found["spent"] == "0"
+
+
+def jq(line: str, root: Path) -> str:
+    done = subprocess.run(["sh", "-c", line], cwd=root, capture_output=True, text=True, timeout=20, check=True)
+    return done.stdout.strip()

@@ -21,7 +21,7 @@ COMMAND_S = 60
 SETUP_S = 300
 _NETWORK = re.compile(r"(?:PIP|UV)_\w+|SSL_CERT_\w+|REQUESTS_CA_BUNDLE|https?_proxy|no_proxy", re.IGNORECASE)
 
-pytestmark = pytest.mark.requirement("N-07")
+
 from_nothing = pytest.mark.skipif(
     "AVA_TEST_SETUP" not in os.environ, reason="builds environments; .ci/run sets AVA_TEST_SETUP"
 )
