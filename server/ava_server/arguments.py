@@ -22,7 +22,7 @@ Wait = Annotated[float, Field(ge=0, le=WAIT_LIMIT_S, description="Seconds to wai
 class Arguments(BaseModel):
     """Base of every tool's arguments: unknown ones are refused by name."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Caps(Arguments):
