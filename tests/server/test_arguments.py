@@ -1,0 +1,43 @@
+"""Arguments that a JSON parser lets through and that are no arguments all the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ava_server.arguments import CheckArgs, ConfirmArgs, SpawnArgs, parse, shown
+from ava_server.errors import BadInput
+
+TASK = {"role": "researcher", "task": "x"}
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
+def test_a_cap_that_is_no_number_is_refused_by_name(value: float) -> None:
+    with pytest.raises(BadInput, match=r"^timeout: .*give "):
+        parse(SpawnArgs, "spawn_subagent", {**TASK, "timeout": value})
+
+
+def test_a_wait_that_is_no_number_is_refused() -> None:
+    with pytest.raises(BadInput, match=r"^wait_seconds: "):
+        parse(CheckArgs, "check_subagent", {"wait_seconds": float("nan")})
+
+
+@pytest.mark.parametrize(
+    ("changes", "names"),
+    [
+        ({"P-00000000": {"caps": {"max_cost_cents": -1}}}, "max_cost_cents"),
+        ({"P-00000000": {"caps": {"price": 1}}}, "price"),
+        ({"P-00000000": {"model": "other"}}, "model"),
+    ],
+)
+def test_a_change_that_there_is_not_is_refused_by_its_place(changes: dict[str, Any], names: str) -> None:
+    with pytest.raises(BadInput, match=rf"^changes\.P-00000000\..*{names}"):
+        parse(ConfirmArgs, "confirm_spawn", {"pending_ids": ["P-00000000"], "changes": changes})
+
+
+def test_a_value_is_shown_short_and_without_what_looks_like_a_key() -> None:
+    assert len(shown("word " * 100)) <= 90
+    key = "sk-or-" + "v1" + "0" * 30
+    assert key not in shown({"key": key})
+    assert shown("a\ud800").encode("utf-8")
