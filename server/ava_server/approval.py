@@ -284,8 +284,9 @@ def approve(asked: Approval, who: Who, channel: Channel, limits: SpawnLimits) ->
             return Outcome(Decided(tuple(item.refused(why_not) for item in pending)))
         events: list[Event] = []
         for item in pending:
-            changes = _resolved(item.config, asked.changes.get(item.row.pending_id, {}))
-            if why_not := _raises(item.config, changes):
+            given = asked.changes.get(item.row.pending_id, {})
+            changes = _resolved(item.config, given)
+            if why_not := _raises(item.config, changes) or _misses(item.config, given):
                 return Outcome(Decided(tuple(other.refused(why_not if other is item else None) for other in pending)))
             events.extend(_approved(item, who, channel, changes, asked, cap if group else None))
         decisions = tuple(Decision(item.row.pending_id, item.run.id, "approved") for item in pending)
@@ -414,6 +415,13 @@ def _raises(config: RunConfig, changes: Mapping[str, Any]) -> str | None:
         if cap in changes and changes[cap] > getattr(config, cap):
             return f"changes: {cap} would be raised, and an approval may only lower; propose anew with spawn_subagent"
     return None
+
+
+def _misses(config: RunConfig, given: Mapping[str, Any]) -> str | None:
+    unknown = [name for name in given.get("blocked_tools") or () if name not in config.tools]
+    if not unknown:
+        return None
+    return f"changes: it has no tool {unknown[0][:60]!r} that could be blocked; it has {', '.join(config.tools)}"
 
 
 def _approved(

@@ -161,6 +161,7 @@ class Desk:
             if settings.approval == "human":
                 raise Refused('approval = "human" is set in config.toml, so no MCP call can approve: a person must')
             changes = {parse_id("pending_id", key): _caps_of(value) for key, value in (args.changes or {}).items()}
+            _refuse_what_hits_nothing(args, ids, changes)
             asked = Approval(
                 pending_ids=ids,
                 approving=tuple(args.approving) if args.approving is not None else None,
@@ -507,6 +508,23 @@ def _caps_of(changes: Changes) -> dict[str, Any]:
     if changes.blocked_tools:
         caps["blocked_tools"] = list(changes.blocked_tools)
     return caps
+
+
+def _refuse_what_hits_nothing(args: ConfirmArgs, ids: tuple[str, ...], changes: dict[str, Any]) -> None:
+    """Refuse limits that would be passed over in silence.
+
+    Raises:
+        BadInput: A change is of another proposal, or a group's limit was given for one.
+    """
+    for pending_id in changes:
+        if pending_id not in ids:
+            raise BadInput(f"changes: {pending_id} is not among pending_ids; give it there too, or leave it out")
+    for field in ("group_max_cost_cents", "group_timeout"):
+        if len(ids) == 1 and getattr(args, field) is not None:
+            raise BadInput(
+                f"{field}: it is for two or more together, and one was given; lower its own caps with"
+                f' changes {{"{ids[0]}": {{"caps": …}}}}'
+            )
 
 
 def _plain(decision: Any) -> dict[str, Any]:
