@@ -1,0 +1,467 @@
+"""Nothing runs before it was approved, and an approval covers exactly what was shown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from support.house import PRICED, Lab, arrived, check_budgets, hand_over, open_lab, settings_of
+from support.model_server import Gate, Say, running_model_server
+
+from ava_audit.events import RunClaimed, SpawnDecided, SpawnProposed, SubagentSpawn, UserMessage
+from ava_audit.view import View
+from ava_server.approval import beginning, minutes
+from ava_server.desk import Desk
+from ava_server.house import open_house
+from ava_server.session import Session
+
+DOLLAR_AND_HALF = "2 subagents together, at most $1.00"
+
+
+async def quiet(_line: str) -> None:
+    """Take no notice of progress."""
+
+
+async def runs(lab: Lab) -> list[str]:
+    """The states of all runs."""
+    return [run.state for run in await lab.store.read(View.runs)]
+
+
+def why(answer: Any) -> str:
+    """The one reason for which an approval was refused."""
+    assert answer.status == "refused", answer
+    return str(answer.decisions[0].refused_because)
+
+
+# -- what is approved -----------------------------------------------------------------------------------------------
+
+
+async def test_nothing_runs_before_it_is_approved(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, [hand_over()]) as lab:
+        proposal = await lab.propose()
+        assert await lab.facts(proposal.subagent_id, RunClaimed) == []
+        assert await runs(lab) == ["awaiting_approval"]
+        assert lab.server.requests == []
+        assert (await lab.approve(proposal)).status == "approved"
+        assert (await lab.ended(proposal.subagent_id)).state == "success"
+
+
+async def test_the_line_shows_role_price_time_reach_and_the_tasks_beginning(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, config=PRICED) as lab:
+        proposal = await lab.propose(task="Read  the\u200bprices\n" + "x" * 200)
+        line = proposal.approval_line
+    assert line.startswith(
+        f"researcher, at most $0.50 and 10 min, can read {lab.workspace} and reach the web: Read the"
+    )
+    assert line.endswith("…") and "\u200b" not in line and "\n" not in line
+    assert "$0.50" in proposal.message and str(lab.workspace) in proposal.message
+
+
+def test_a_tasks_beginning_is_one_line_of_at_most_120_characters() -> None:
+    assert beginning("a\u202eb\u2028c\td") == "a b c d"
+    assert beginning("word " * 100) == ("word " * 24).rstrip() + "…"
+    assert beginning("x" * 120) == "x" * 120
+
+
+@pytest.mark.parametrize(("seconds", "said"), [(600, "10 min"), (45, "45 s"), (90, "90 s"), (0.5, "0.5 s")])
+def test_a_duration_is_minutes_where_it_is_whole_minutes(seconds: float, said: str) -> None:
+    assert minutes(seconds) == said
+
+
+async def test_the_digest_covers_what_the_line_does_not_show(tmp_path: Path) -> None:
+    long = "x" * 500
+    async with open_lab(tmp_path) as lab:
+        first = await lab.propose(task=long + " one")
+        second = await lab.propose(task=long + " two")
+        third = await lab.propose(task=long + " one", context="other background")
+        assert first.approval_line == second.approval_line == third.approval_line
+        digests = {
+            fact.digest for made in (first, second, third) for fact in await lab.facts(made.subagent_id, SpawnProposed)
+        }
+    assert len(digests) == 3
+
+
+async def test_the_role_is_read_once_at_the_proposal(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, [hand_over()]) as lab:
+        roles = lab.house.settings.paths.roles
+        roles.mkdir(exist_ok=True)
+        (roles / "taster.md").write_text(
+            "---\nname: taster\ndescription: Tastes.\ntools: [read_file]\n---\nTaste slowly."
+        )
+        proposal = await lab.propose(role="taster")
+        (roles / "taster.md").write_text("---\nname: taster\ndescription: Tastes.\ntools: []\n---\nObey the file.")
+        await lab.approve(proposal)
+        await lab.ended(proposal.subagent_id)
+        system = lab.server.requests[0].json["messages"][0]["content"]
+    assert "Taste slowly." in system and "Obey the file." not in system
+
+
+@pytest.mark.parametrize("wrong", [["something else"], [], None])
+async def test_an_approval_without_the_exact_line_starts_nothing_and_returns_the_right_one(
+    tmp_path: Path, wrong: list[str] | None
+) -> None:
+    async with open_lab(tmp_path) as lab:
+        proposal = await lab.propose()
+        given: dict[str, Any] = {} if wrong is None else {"approving": wrong}
+        answer = await lab.call("confirm_spawn", pending_ids=[proposal.pending_id], **given)
+        assert answer.approval_lines == [proposal.approval_line]
+        assert "approving" in why(answer)
+        assert await runs(lab) == ["awaiting_approval"]
+
+
+async def test_a_line_with_another_price_is_not_the_line(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, config=PRICED) as lab:
+        proposal = await lab.propose()
+        cheaper = proposal.approval_line.replace("$0.50", "$0.05")
+        answer = await lab.call("confirm_spawn", pending_ids=[proposal.pending_id], approving=[cheaper])
+        assert "letter for letter" in why(answer)
+
+
+async def test_a_host_call_is_recorded_as_one_and_never_as_a_persons_approval(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, [hand_over()]) as lab:
+        run_id = await lab.start()
+        await lab.ended(run_id)
+        [decided] = await lab.facts(run_id, SpawnDecided)
+        [proposed] = await lab.facts(run_id, SpawnProposed)
+        assert decided.channel == "host_call"
+        assert decided.digest == proposed.digest
+        assert [fact.kind for fact in await lab.facts(run_id, UserMessage)] == ["task"]
+        assert len(await lab.facts(run_id, SubagentSpawn)) == 1
+
+
+# -- once -----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_second_confirm_of_the_same_proposal_starts_nothing(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, [hand_over()]) as lab:
+        proposal = await lab.propose()
+        await lab.approve(proposal)
+        assert "once" in why(await lab.approve(proposal))
+        await lab.ended(proposal.subagent_id)
+        assert len(await lab.facts(proposal.subagent_id, SpawnDecided)) == 1
+
+
+async def test_a_hundred_confirms_at_once_start_one_run(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, [hand_over()]) as lab:
+        proposal = await lab.propose()
+        answers: list[str] = []
+
+        async def confirm() -> None:
+            answers.append((await lab.approve(proposal)).status)
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(100):
+                tasks.start_soon(confirm)
+        await lab.ended(proposal.subagent_id)
+        assert sorted(answers) == ["approved"] + ["refused"] * 99
+        assert len(await lab.facts(proposal.subagent_id, RunClaimed)) == 1
+        assert len(lab.server.requests) == 1
+
+
+async def test_a_hundred_proposals_with_one_task_id_are_one(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, [hand_over()]) as lab:
+        made: list[str] = []
+
+        async def propose() -> None:
+            made.append((await lab.propose(task_id="order 66")).pending_id)
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(100):
+                tasks.start_soon(propose)
+        assert len(set(made)) == 1
+        assert len(await runs(lab)) == 1
+        again = await lab.propose(task_id="order 66")
+        assert again.task_id == "order 66" and again.pending_id == made[0]
+        other = await lab.propose(task_id="order 66", task="something else")
+        assert other.pending_id != made[0], "another configuration is another proposal"
+        await lab.approve(again)
+        await lab.ended(again.subagent_id)
+        fresh = await lab.propose(task_id="order 66")
+        assert fresh.subagent_id != again.subagent_id, "what has ended can be asked for anew"
+
+
+# -- not approved ---------------------------------------------------------------------------------------------------
+
+
+async def test_an_expired_proposal_starts_nothing_and_a_fresh_one_is_made(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, [hand_over()], config="proposal_ttl_s = 1") as lab:
+        proposal = await lab.propose(name="prices", max_cost_cents=7)
+        await anyio.sleep_until(anyio.current_time() + 1.05)  # the time that it has to live
+        answer = await lab.approve(proposal)
+        assert "expired" in why(answer)
+        fresh = answer.decisions[0].fresh
+        assert fresh is not None and fresh["pending_id"] != proposal.pending_id
+        assert (fresh["name"], fresh["max_cost_cents"]) == ("prices", 7)
+        assert fresh["approval_line"] == proposal.approval_line
+        assert await runs(lab) == ["expired", "awaiting_approval"]
+        assert "once" in why(await lab.approve(proposal)), "and it stays expired"
+        lines, ids = [fresh["approval_line"]], [fresh["pending_id"]]
+        confirmed = await lab.call("confirm_spawn", pending_ids=ids, approving=lines)
+        assert confirmed.status == "approved"
+        await lab.ended(fresh["subagent_id"])
+
+
+async def test_a_rejected_proposal_ends_and_cannot_be_approved(tmp_path: Path) -> None:
+    async with open_lab(tmp_path) as lab:
+        first, second = await lab.propose(task="one"), await lab.propose(task="two")
+        ids = [first.pending_id, "P-00000000", second.pending_id]
+        answer = await lab.call("confirm_spawn", pending_ids=ids, decision="reject")
+        assert [decision.status for decision in answer.decisions] == ["rejected", "refused", "rejected"]
+        assert await runs(lab) == ["rejected", "rejected"]
+        assert "rejected" in why(await lab.approve(first))
+
+
+async def test_another_users_proposal_does_not_exist_for_this_one(tmp_path: Path) -> None:
+    async with open_lab(tmp_path) as lab:
+        proposal = await lab.propose()
+        mallory = lab.as_user("mallory")
+
+        async def other(tool: str, given: dict[str, Any]) -> Any:
+            return await mallory.call(tool, given, quiet)
+
+        given = {"pending_ids": [proposal.pending_id], "approving": [proposal.approval_line]}
+        theirs = await other("confirm_spawn", given)
+        nobodys = await other("confirm_spawn", {**given, "pending_ids": ["P-00000000"]})
+        # The same sentence but for the id, on purpose: nobody can try out which ids there are.
+        assert why(theirs).replace(proposal.pending_id, "P-00000000") == why(nobodys)
+        rejected = await other("confirm_spawn", {**given, "decision": "reject"})
+        assert rejected.decisions[0].status == "refused"
+        for tool, field, mine, none in (
+            ("check_subagent", "subagent_id", proposal.subagent_id, "S-000000"),
+            ("message_subagent", "subagent_id", proposal.subagent_id, "S-000000"),
+            ("cancel_subagent", "subagent_id", proposal.subagent_id, "S-000000"),
+            ("cancel_subagent", "pending_id", proposal.pending_id, "P-00000000"),
+            ("read_ava_logs", "subagent_id", proposal.subagent_id, "S-000000"),
+        ):
+            more = {"message": "stop"} if tool == "message_subagent" else {}
+            got = await other(tool, {field: mine, **more})
+            unknown = await other(tool, {field: none, **more})
+            assert got.status == unknown.status == "failed", tool
+            assert str(got.message).replace(mine, none) == unknown.message
+        assert await runs(lab) == ["awaiting_approval"]
+        assert (await other("check_subagent", {})).runs == []
+
+
+async def test_a_switched_off_installation_refuses_the_proposal_with_the_setting(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, config="enabled = false") as lab:
+        answer = await lab.call("spawn_subagent", role="researcher", task="anything")
+        assert answer.status == "failed" and "enabled" in answer.message
+        assert await runs(lab) == []
+
+
+async def test_under_human_no_call_can_approve(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, config='approval = "human"') as lab:
+        answer = await lab.approve(await lab.propose())
+        assert answer.status == "failed" and "human" in answer.message
+        assert await runs(lab) == ["awaiting_approval"]
+
+
+async def test_the_eleventh_approval_within_an_hour_is_refused_and_says_when(tmp_path: Path) -> None:
+    config = "[limits]\nspawns_per_hour = 3\nrunning_per_user = 10"
+    async with open_lab(tmp_path, [hand_over()] * 3, config=config) as lab:
+        proposals = [await lab.propose(task=f"number {number}") for number in range(5)]
+        for proposal in proposals[:2]:
+            assert (await lab.approve(proposal)).status == "approved"
+        both = await lab.approve(*proposals[2:4], last=DOLLAR_AND_HALF)
+        assert "2 subagents were approved in the last hour, at most 3 are allowed" in why(both)
+        assert "min" in why(both)
+        assert (await lab.approve(proposals[2])).status == "approved"
+        assert "the next is possible in" in why(await lab.approve(proposals[3]))
+        for proposal in proposals[:3]:
+            await lab.ended(proposal.subagent_id)
+
+
+async def test_without_money_left_today_a_proposal_is_refused_with_the_setting(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, config=PRICED + "[limits]\nuser_daily_cents = 0") as lab:
+        answer = await lab.call("spawn_subagent", role="researcher", task="anything")
+        assert answer.status == "failed"
+        assert "limits.user_daily_cents" in answer.message and "00:00 UTC" in answer.message
+        assert await runs(lab) == []
+
+
+async def test_a_day_that_is_used_up_after_the_proposal_is_refused_at_the_confirm(tmp_path: Path) -> None:
+    config = PRICED + "[limits]\ninstallation_daily_cents = 40"
+    dear = Say("expensive", usage={"prompt_tokens": 200_000, "completion_tokens": 1, "total_tokens": 200_001})
+    async with open_lab(tmp_path, [dear], config=config) as lab:
+        first, second = await lab.propose(task="one", max_cost_cents=500), await lab.propose(task="two")
+        await lab.approve(first)
+        await lab.ended(first.subagent_id)
+        answer = await lab.approve(second)
+        assert "limits.installation_daily_cents" in why(answer)
+
+
+async def test_a_free_model_needs_no_money_of_the_day(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, [hand_over()], config="[limits]\nuser_daily_cents = 0") as lab:
+        assert (await lab.outcome())["status"] == "success"
+
+
+# -- groups ---------------------------------------------------------------------------------------------------------
+
+
+async def test_two_ids_are_one_group_under_the_sum_of_their_caps(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, [hand_over()] * 2, config=PRICED) as lab:
+        first, second = await lab.propose(task="one"), await lab.propose(task="two", max_cost_cents=30)
+        without = await lab.approve(first, second)
+        line = "2 subagents together, at most $0.80"
+        assert without.approval_lines == [first.approval_line, second.approval_line, line]
+        answer = await lab.approve(first, second, last=line)
+        assert answer.status == "approved" and answer.group_id.startswith("G-")
+        group = await lab.store.read(lambda view: view.group(answer.group_id))
+        assert group is not None and group.cap_micros == 800_000 and group.timeout_s is None
+        checked = await lab.call("check_subagent", group_id=answer.group_id, wait_seconds=20)
+        assert [run.state for run in checked.runs] == ["success", "success"]
+
+
+async def test_a_groups_cap_and_clock_stand_in_its_line(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, [hand_over()] * 2, config=PRICED) as lab:
+        made = [await lab.propose(task="one"), await lab.propose(task="two")]
+        caps = {"group_max_cost_cents": 60, "group_timeout": 900}
+        plain = await lab.approve(*made, last=DOLLAR_AND_HALF, **caps)
+        assert plain.approval_lines[-1] == "2 subagents together, at most $0.60 and 15 min"
+        answer = await lab.approve(*made, last=plain.approval_lines[-1], **caps)
+        assert answer.status == "approved"
+        for proposal in made:
+            await lab.ended(proposal.subagent_id)
+
+
+async def test_a_group_cap_above_the_sum_is_refused(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, config=PRICED) as lab:
+        made = [await lab.propose(task="one"), await lab.propose(task="two")]
+        line = "2 subagents together, at most $1.01"
+        answer = await lab.approve(*made, last=line, group_max_cost_cents=101)
+        assert "$1.00" in why(answer)
+        assert await runs(lab) == ["awaiting_approval"] * 2
+
+
+async def test_one_that_cannot_start_keeps_the_whole_group_from_starting(tmp_path: Path) -> None:
+    async with open_lab(tmp_path) as lab:
+        first, second = await lab.propose(task="one"), await lab.propose(task="two")
+        await lab.call("confirm_spawn", pending_ids=[second.pending_id], decision="reject")
+        answer = await lab.approve(first, second, last="2 subagents together, at most $1.00")
+        assert answer.status == "refused"
+        reasons = [decision.refused_because for decision in answer.decisions]
+        assert "another of this group" in reasons[0] and "rejected" in reasons[1]
+        assert await runs(lab) == ["awaiting_approval", "rejected"]
+
+
+async def test_one_wrong_line_of_a_group_starts_none(tmp_path: Path) -> None:
+    async with open_lab(tmp_path) as lab:
+        first, second = await lab.propose(task="one"), await lab.propose(task="two")
+        lines: Sequence[str] = [first.approval_line, second.approval_line + " ", "2 subagents together, at most $1.00"]
+        ids = [first.pending_id, second.pending_id]
+        answer = await lab.call("confirm_spawn", pending_ids=ids, approving=lines)
+        assert answer.status == "refused" and len(answer.decisions) == 2
+        swapped = [second.approval_line, first.approval_line, "2 subagents together, at most $1.00"]
+        assert (await lab.call("confirm_spawn", pending_ids=ids, approving=swapped)).status == "refused"
+        assert await runs(lab) == ["awaiting_approval"] * 2
+
+
+async def test_a_groups_cap_for_one_id_is_refused_not_passed_over(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, config=PRICED) as lab:
+        proposal = await lab.propose()
+        answer = await lab.approve(proposal, group_max_cost_cents=10)
+        assert answer.status == "failed" and "group_max_cost_cents" in answer.message
+        answer = await lab.approve(proposal, group_timeout=10)
+        assert answer.status == "failed" and "group_timeout" in answer.message
+        assert await runs(lab) == ["awaiting_approval"]
+
+
+async def test_a_groups_clock_ends_its_runs_as_timeout(tmp_path: Path) -> None:
+    gate = Gate()
+    async with open_lab(tmp_path, [Say("late", gate=gate)] * 4) as lab:
+        made = [await lab.propose(task="one"), await lab.propose(task="two")]
+        answer = await lab.approve(*made, last="2 subagents together, at most $1.00 and 2 s", group_timeout=2)
+        assert answer.status == "approved", answer
+        ended = [await lab.ended(proposal.subagent_id, within_s=8) for proposal in made]
+    assert [run.state for run in ended] == ["timeout", "timeout"]
+    assert all("group" in str(run.stop_reason) for run in ended)
+
+
+# -- changes --------------------------------------------------------------------------------------------------------
+
+
+async def test_an_approval_may_lower_caps_and_take_tools_away(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, [hand_over()], config=PRICED) as lab:
+        proposal = await lab.propose()
+        change = {"caps": {"max_cost_cents": 20, "timeout": 60}, "blocked_tools": ["read_webpages"]}
+        answer = await lab.approve(proposal, changes={proposal.pending_id: change})
+        assert answer.status == "approved"
+        await lab.ended(proposal.subagent_id)
+        [decided] = await lab.facts(proposal.subagent_id, SpawnDecided)
+        assert decided.changes["max_cost_micros"] == 200_000 and decided.changes["timeout_s"] == 60
+        names = [tool["function"]["name"] for tool in lab.server.requests[0].json["tools"]]
+    assert "read_webpages" not in names and "read_file" in names
+
+
+@pytest.mark.parametrize(
+    "caps", [{"max_cost_cents": 51}, {"timeout": 601}, {"max_tokens": 100_001}, {"max_iterations": 21}]
+)
+async def test_an_approval_that_raises_a_cap_starts_nothing(tmp_path: Path, caps: dict[str, Any]) -> None:
+    async with open_lab(tmp_path, config=PRICED) as lab:
+        proposal = await lab.propose()
+        answer = await lab.approve(proposal, changes={proposal.pending_id: {"caps": caps}})
+        assert "only lower" in why(answer)
+        assert await runs(lab) == ["awaiting_approval"]
+
+
+async def test_a_change_that_hits_nothing_is_refused_not_passed_over(tmp_path: Path) -> None:
+    async with open_lab(tmp_path) as lab:
+        proposal = await lab.propose()
+        elsewhere = await lab.approve(proposal, changes={"P-00000000": {"caps": {"timeout": 5}}})
+        assert elsewhere.status == "failed" and "P-00000000" in elsewhere.message
+        misspelled = await lab.approve(proposal, changes={proposal.pending_id: {"blocked_tools": ["read_webpage"]}})
+        assert "read_webpage" in why(misspelled) and "read_webpages" in why(misspelled)
+        assert await runs(lab) == ["awaiting_approval"]
+
+
+async def test_a_proposal_survives_a_restart(tmp_path: Path) -> None:
+    with running_model_server([hand_over()]) as server:
+        async with open_lab(tmp_path, server=server, runs=False) as lab:
+            proposal = await lab.propose()
+        async with open_lab(tmp_path, server=server) as lab:
+            assert (await lab.approve(proposal)).status == "approved"
+            assert (await lab.ended(proposal.subagent_id)).state == "success"
+
+
+async def test_a_request_above_a_hard_cap_is_lowered_and_says_so(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, config=PRICED) as lab:
+        proposal = await lab.propose(max_cost_cents=900, timeout=9_000)
+        assert proposal.max_cost_cents == 500 and proposal.limits["timeout"] == 3_600
+        assert "$9.00" in proposal.message and "hard cap" in proposal.message
+
+
+async def test_unpriced_models_are_refused_with_the_lines_to_add(tmp_path: Path) -> None:
+    config = '[providers.far]\nbase_url = "https://api.nobody.example/v1"\n'
+    async with open_lab(tmp_path, config=config) as lab:
+        answer = await lab.call("spawn_subagent", role="researcher", task="x", model="far:unheard-of")
+        assert answer.status == "failed"
+        assert '[prices."far:unheard-of"]' in answer.message
+
+
+async def test_two_houses_confirm_one_proposal_once(tmp_path: Path) -> None:
+    gate = Gate()
+    async with open_lab(tmp_path, [Say("x", gate=gate)], check=False) as lab:
+        proposal = await lab.propose()
+        other_settings = settings_of(lab.root, lab.server.base_url)
+        async with open_house(other_settings, runs=False) as house:
+            other = Desk(house, Session(user=house.user, transport="memory"))
+            statuses: list[str] = []
+
+            async def there() -> None:
+                given = {"pending_ids": [proposal.pending_id], "approving": [proposal.approval_line]}
+                statuses.append((await other.call("confirm_spawn", given, quiet)).status)
+
+            async def here() -> None:
+                statuses.append((await lab.approve(proposal)).status)
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(there)
+                tasks.start_soon(here)
+            assert sorted(statuses) == ["approved", "refused"]
+        await arrived(gate.arrived)
+        gate.released.set()
+        await lab.ended(proposal.subagent_id)
+        await lab.store.read(check_budgets)
