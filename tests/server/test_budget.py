@@ -1,0 +1,290 @@
+"""No call is sent whose worst case does not fit every cap, under any interleaving."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.house import PRICED, arrived, hand_over, open_lab
+from support.model_server import Gate, Say
+
+from ava_audit.events import (
+    CostReserved,
+    Event,
+    Fence,
+    RunClaimed,
+    RunEnded,
+    Settlement,
+    SpawnDecided,
+    SpawnProposed,
+    Usage,
+    Who,
+)
+from ava_audit.store import Outcome, Store
+from ava_audit.view import View
+from ava_server.budget import (
+    Asked,
+    CapReached,
+    DayCaps,
+    Reservation,
+    installation_scope,
+    reserve,
+    settlement_event,
+    user_scope,
+    utc_day,
+)
+from ava_server.prices import Price, UserPrice, find_price
+
+PRICE = find_price("far", "model", base_url="https://far.example", overrides={"model": UserPrice(input=1, output=1)})
+GROUP = "G-0000001"
+RUN_CAP, GROUP_CAP, USER_CAP, ALL_CAP = 1_000, 1_500, 2_200, 3_000
+DAYS = DayCaps(USER_CAP, ALL_CAP)
+MODEL = "far:model"
+
+
+def config(cap: int, price: Price = PRICE) -> dict[str, object]:
+    return {
+        "role": "researcher", "role_source": "built in", "role_text": "", "model": MODEL, "provider": "far",
+        "model_id": "model", "price": price.as_dict(), "timeout_s": 60, "max_cost_micros": cap, "max_tokens": 10**6,
+        "max_iterations": 20, "max_tool_calls": 20, "tools": (), "estimated_minutes": (1, 2),
+    }  # fmt: skip
+
+
+@dataclass
+class Player:
+    """A run that reserves and settles."""
+
+    run_id: str
+    user: str
+    group: str | None
+    turn: int = 0
+    held: Reservation | None = None
+
+    @property
+    def who(self) -> Who:
+        return Who("sess-1", self.run_id, self.user)
+
+    @property
+    def fence(self) -> Fence:
+        return Fence(self.run_id, 1)
+
+    def begun(self) -> Sequence[Event]:
+        pending = "P-" + self.run_id[2:] + "00"
+        proposed = SpawnProposed(
+            pending_id=pending, subagent_id=self.run_id, digest="d", expires_us=2**50, config=config(RUN_CAP)
+        )
+        decided = SpawnDecided(
+            pending_id=pending, decision="approved", group_id=self.group,
+            group_max_cost_micros=GROUP_CAP if self.group else None,
+        )  # fmt: skip
+        claimed = RunClaimed(instance="i", generation=1)
+        return [Event(self.who, fact, run_id=self.run_id) for fact in (proposed, decided, claimed)]
+
+    def asked(self, micros: int, wrap: int) -> Asked:
+        self.turn += 1
+        return Asked(
+            turn=self.turn, attempt=1, micros=micros, wrap_micros=wrap, tokens=10, wrap_tokens=10, prompt_tokens=5,
+            max_output=5, upto_seq=0, elide=(), notice=None, wrap_up=False, request_sha="0" * 64,
+        )  # fmt: skip
+
+    def settled(self, settlement: Settlement, reported: int) -> Event:
+        assert self.held is not None
+        asked = self.held.asked
+        event, _spend = settlement_event(
+            self.fence, self.run_id, self.who, MODEL, PRICE, turn=asked.turn, attempt=1,
+            reserved_micros=asked.micros, reserved_tokens=asked.tokens, settlement=settlement,
+            usage=Usage(input_tokens=1, output_tokens=1), reported_micros=reported,
+        )  # fmt: skip
+        self.held = None
+        return event
+
+
+def players() -> list[Player]:
+    return [
+        Player("S-000001", "ann", GROUP),
+        Player("S-000002", "ann", GROUP),
+        Player("S-000003", "ann", None),
+        Player("S-000004", "bob", None),
+        Player("S-000005", "bob", None),
+    ]
+
+
+async def put(store: Store, *events: Event) -> None:
+    await store.do(lambda _view, _now: Outcome(None, events))
+
+
+def check_caps(view: View, day: str, everybody: Sequence[Player]) -> None:
+    """No cap is passed by what is spent and held together."""
+    for player in everybody:
+        assert view.bucket(player.run_id).committed <= RUN_CAP
+    assert view.bucket(GROUP).committed <= GROUP_CAP
+    for user in ("ann", "bob"):
+        assert view.bucket(user_scope(user, day)).committed <= USER_CAP
+    assert view.bucket(installation_scope(day)).committed <= ALL_CAP
+
+
+STEP = st.tuples(
+    st.integers(0, 4),
+    st.sampled_from(["reserve", "billed", "not_billed", "unknown"]),
+    st.integers(0, 900),
+    st.integers(0, 300),
+    st.floats(0, 1),
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(steps=st.lists(STEP, max_size=30))
+def test_no_cap_is_passed_in_committed_money_whatever_the_order_and_nothing_is_held_at_the_end(
+    steps: list[tuple[int, str, int, int, float]],
+) -> None:
+    async def play() -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            async with Store.open(Path(folder)) as store:
+                everybody = players()
+                day = utc_day(await store.do(lambda _view, now: Outcome(now)))
+                for player in everybody:
+                    for event in player.begun():
+                        await put(store, event)
+                spent = 0
+                for number, what, micros, wrap, share in steps:
+                    player = everybody[number]
+                    if what == "reserve" and player.held is None:
+                        asked = player.asked(micros, wrap)
+                        before = await store.read(View.head)
+                        answer = await store.do(reserve(player.fence, player.who, asked, DAYS))
+                        if isinstance(answer, Reservation):
+                            player.held = answer
+                        else:
+                            assert await store.read(View.head) == before, "a refused call leaves no trace"
+                            assert answer.left < micros + wrap
+                    elif what != "reserve" and player.held is not None:
+                        reported = int(player.held.asked.micros * share)  # within what was reserved: no overrun
+                        event = player.settled(what, reported)  # type: ignore[arg-type]
+                        spent += event.cost_micros or 0
+                        await put(store, event)
+                    await store.read(lambda view: check_caps(view, day, everybody))
+                for player in everybody:
+                    if player.held is not None:
+                        event = player.settled("unknown", 0)
+                        spent += event.cost_micros or 0
+                        await put(store, event)
+                    ended = RunEnded(status="cancelled", stop_reason="the test is over")
+                    await put(store, Event(player.who, ended, fence=player.fence))
+                scopes = [player.run_id for player in everybody] + [GROUP, user_scope("ann", day)]
+                scopes += [user_scope("bob", day), installation_scope(day)]
+                buckets = await store.read(lambda view: [view.bucket(scope) for scope in scopes])
+                assert [bucket.held_micros for bucket in buckets] == [0] * len(scopes)
+                assert buckets[-1].spent_micros == spent
+                assert sum(bucket.spent_micros for bucket in buckets[:5]) == spent
+
+    anyio.run(play)
+
+
+async def test_reservations_at_the_same_moment_share_what_is_left(tmp_path: Path) -> None:
+    async with Store.open(tmp_path) as store:
+        everybody = players()
+        for player in everybody:
+            for event in player.begun():
+                await put(store, event)
+        answers: list[Reservation | CapReached] = []
+
+        async def ask(player: Player) -> None:
+            answers.append(await store.do(reserve(player.fence, player.who, player.asked(700, 100), DAYS)))
+
+        async with anyio.create_task_group() as tasks:
+            for player in everybody:
+                tasks.start_soon(ask, player)
+        # 800 each: one of the group (1,500), two of ann (2,200), three in all (3,000).
+        assert sum(isinstance(answer, Reservation) for answer in answers) == 3
+        assert {answer.cap for answer in answers if isinstance(answer, CapReached)} <= {
+            "group_max_cost",
+            "user_daily_cents",
+            "installation_daily_cents",
+        }
+
+
+async def test_a_days_cap_of_zero_means_that_nothing_may_be_spent(tmp_path: Path) -> None:
+    async with Store.open(tmp_path) as store:
+        player = players()[3]
+        for event in player.begun():
+            await put(store, event)
+        answer = await store.do(reserve(player.fence, player.who, player.asked(1, 0), DayCaps(0, 0)))
+        assert isinstance(answer, CapReached) and answer.left == 0
+        assert answer.status == "cost_exceeded"
+
+
+async def test_after_an_overrun_nothing_more_is_reserved_for_the_run(tmp_path: Path) -> None:
+    async with Store.open(tmp_path) as store:
+        player = players()[3]
+        for event in player.begun():
+            await put(store, event)
+        answer = await store.do(reserve(player.fence, player.who, player.asked(10, 0), DAYS))
+        assert isinstance(answer, Reservation)
+        player.held = answer
+        await put(store, player.settled("billed", 11))
+        again = await store.do(reserve(player.fence, player.who, player.asked(1, 0), DAYS))
+        assert isinstance(again, CapReached) and again.cap == "overrun"
+        assert (await store.read(lambda view: view.bucket(player.run_id))).spent_micros == 11, "booked in full"
+
+
+def test_a_call_that_was_not_billed_costs_nothing_and_one_that_may_have_been_costs_all() -> None:
+    player = players()[3]
+    for settlement, cost, tokens in (("not_billed", 0, 0), ("unknown", 500, 10)):
+        player.held = Reservation(player.asked(500, 0), (), 1)
+        event = player.settled(settlement, 7)  # type: ignore[arg-type]
+        assert event.cost_micros == cost
+        assert getattr(event.fact, "tokens", None) == tokens
+
+
+def test_what_the_provider_reports_counts_and_its_parts_sum_to_it() -> None:
+    usage = Usage(input_tokens=333, output_tokens=77, cache_read_tokens=1_001, thinking_tokens=50)
+    player = players()[3]
+    event, spend = settlement_event(
+        player.fence, player.run_id, player.who, MODEL, PRICE, turn=1, attempt=1, reserved_micros=10**6,
+        reserved_tokens=10**6, settlement="billed", usage=usage, reported_micros=12_345,
+    )  # fmt: skip
+    assert spend.micros == event.cost_micros == 12_345
+    assert sum(getattr(event.fact, "cost_by", {}).values()) == 12_345
+
+
+async def test_a_groups_cap_holds_over_all_its_runs(tmp_path: Path) -> None:
+    usage = {"prompt_tokens": 20_000, "completion_tokens": 500, "total_tokens": 20_500}
+    note = Say(calls=[("scratchpad", {"note": "so far"})], usage=usage)
+
+    def step(request: dict[str, object]) -> Say:
+        messages = request["messages"]
+        assert isinstance(messages, list)
+        if "last turn" in str(messages[-1]["content"]):
+            return hand_over()
+        return Say(calls=[("scratchpad", {"note": f"note {len(messages)}"})], usage=note.usage)
+
+    async with open_lab(tmp_path, step, config=PRICED) as lab:
+        made = [await lab.propose(task=task, max_tokens=200_000) for task in ("one", "two")]
+        last = "2 subagents together, at most $0.40"
+        answer = await lab.approve(*made, last=last, group_max_cost_cents=40)
+        assert answer.status == "approved", answer
+        ended = [await lab.ended(proposal.subagent_id) for proposal in made]
+        assert sum(run.cost_micros for run in ended) <= 400_000
+        assert {run.state for run in ended} == {"cost_exceeded"}
+        assert any("group" in str(run.stop_reason) for run in ended)
+
+
+async def test_every_reservation_names_all_the_caps_that_cover_it(tmp_path: Path) -> None:
+    gate = Gate()
+    async with open_lab(tmp_path, [Say("x", gate=gate)], config=PRICED) as lab:
+        run_id = await lab.start()
+        await arrived(gate.arrived)
+        [reserved] = await lab.facts(run_id, CostReserved)
+        run = await lab.run(run_id)
+        day = utc_day(run.started_us or 0)
+        assert set(reserved.scopes) == {run_id, user_scope(run.user_id, day), installation_scope(day)}
+        for scope in reserved.scopes:
+            bucket = await lab.store.read(lambda view, scope=scope: view.bucket(scope))  # type: ignore[misc]
+            assert bucket.held_micros == reserved.micros + reserved.wrap_micros
+        gate.released.set()
+        await lab.ended(run_id)
