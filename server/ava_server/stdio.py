@@ -13,6 +13,7 @@ import logging
 import os
 import re
 import signal
+import stat
 import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -142,7 +143,7 @@ def _message(line: bytes | TooLong) -> Any:
     except ValueError:
         pass
     try:
-        value = json.loads(line)  # more lenient: the id of a request with, say, half a surrogate in it
+        value = json.loads(line.decode())  # more lenient: the id of a request with, say, half a surrogate
     except (ValueError, RecursionError):
         return _refusal(types.PARSE_ERROR, "the line is not JSON in UTF-8", None)
     given = value.get("id") if isinstance(value, dict) else None
@@ -185,16 +186,18 @@ async def _open_wire() -> tuple[AsyncIterator[bytes | TooLong], Write]:
 
 async def _lines_of(source: IO[bytes]) -> AsyncIterator[bytes | TooLong]:
     """Return the lines of stdin, read by the event loop where the system can; by a thread elsewhere."""
-    if sys.platform != "win32":
+    if _can_be_awaited(source):
         loop = asyncio.get_running_loop()
         reader = asyncio.StreamReader(limit=LINE_BYTES, loop=loop)
-        try:
-            await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader, loop=loop), source)
-        except ValueError:  # a regular file: it never blocks
-            pass
-        else:
-            return _streamed(reader)
+        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader, loop=loop), source)
+        return _streamed(reader)
     return _threaded(os.fdopen(os.dup(source.fileno()), "rb"))
+
+
+def _can_be_awaited(file: IO[bytes]) -> bool:
+    """Tell whether the event loop can wait for a file: what hosts give, and a person's terminal; no /dev/null."""
+    mode = os.fstat(file.fileno()).st_mode
+    return sys.platform != "win32" and (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or file.isatty())
 
 
 async def _streamed(reader: asyncio.StreamReader) -> AsyncIterator[bytes | TooLong]:
@@ -239,22 +242,18 @@ async def _threaded(source: IO[bytes]) -> AsyncIterator[bytes | TooLong]:
 
 async def _writer_to(sink: IO[bytes]) -> Write:
     """Return what writes to stdout: the event loop where the system can, so that nothing hangs on a deaf host."""
-    if sys.platform != "win32":
+    if _can_be_awaited(sink):
         loop = asyncio.get_running_loop()
-        try:
-            protocol = asyncio.StreamReaderProtocol(asyncio.StreamReader(loop=loop), loop=loop)
-            pipe, _protocol = await loop.connect_write_pipe(lambda: protocol, sink)
-        except ValueError:  # a regular file: it never blocks
-            pass
-        else:
-            pipe.set_write_buffer_limits(0)  # `drain` then means written
-            stream = asyncio.StreamWriter(pipe, protocol, None, loop)
+        protocol = asyncio.StreamReaderProtocol(asyncio.StreamReader(loop=loop), loop=loop)
+        pipe, _protocol = await loop.connect_write_pipe(lambda: protocol, sink)
+        pipe.set_write_buffer_limits(0)  # `drain` then means written
+        stream = asyncio.StreamWriter(pipe, protocol, None, loop)
 
-            async def write_now(data: bytes) -> None:
-                stream.write(data)
-                await stream.drain()
+        async def write_now(data: bytes) -> None:
+            stream.write(data)
+            await stream.drain()
 
-            return write_now
+        return write_now
 
     def whole(data: bytes) -> None:
         left = memoryview(data)
