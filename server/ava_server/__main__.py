@@ -3,9 +3,12 @@
 
 def main() -> None:
     """Run the command line."""
-    from ava_server.cli import run
+    try:
+        from ava_server.cli import run
 
-    run()
+        run()
+    except KeyboardInterrupt:  # while the program was still being loaded: no traceback, the shell's own code for it
+        raise SystemExit(130) from None
 
 
 if __name__ == "__main__":
