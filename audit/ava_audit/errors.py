@@ -2,6 +2,7 @@
 
 AuditError
 ├── StoreUnavailable   the store did not answer in time, or its disk is full: nothing was written
+│   └── OutcomeUnknown a command was begun and did not end: whether it was written is not known
 ├── SchemaNewer        a newer program has migrated the database: restart this one
 ├── StaleOwner         an event of an older generation, or of a run that has ended: nothing was written
 ├── EntryTooLarge      an entry over 2 MB
@@ -16,6 +17,10 @@ class AuditError(Exception):
 
 class StoreUnavailable(AuditError):
     """Raised when the store did not take a command: nothing of it was written."""
+
+
+class OutcomeUnknown(StoreUnavailable):
+    """Raised when the store began with a command and did not end: it may or may not have been written."""
 
 
 class SchemaNewer(AuditError):

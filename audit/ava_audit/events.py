@@ -7,6 +7,7 @@ event as it stands there. Facts marked `transcript` carry the words of people an
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, cast, get_args
 
@@ -280,7 +281,10 @@ class CancelRequested(Fact):
 
 
 class RunStarted(Fact):
-    """The rendered prefix of a run: with the entries that follow it, every request can be rebuilt byte for byte."""
+    """The rendered prefix of a run: with the entries that follow it, every request can be rebuilt byte for byte.
+
+    `parameters` is what else shapes a request's bytes: the wire, where it goes, and the fields that its body has.
+    """
 
     transcript: ClassVar[bool] = True
 
@@ -289,6 +293,7 @@ class RunStarted(Fact):
     model: str
     price: dict[str, Any]
     limits: dict[str, Any]
+    parameters: dict[str, Any] = Field(default_factory=dict)
     max_output: int
     nonce: str
     workspace: str | None = None
@@ -346,12 +351,16 @@ class SpawnProposed(Fact):
 
 
 class SpawnDecided(Fact):
-    """A proposal was approved or rejected, or ended without a decision."""
+    """A proposal was approved or rejected, or ended without a decision.
+
+    `digest` is the proposal's; `decision_digest` covers all that was decided with it: changes, and the group.
+    """
 
     pending_id: str
     decision: Literal["approved", "rejected", "expired", "superseded"]
     channel: Channel | None = None
     digest: str | None = None
+    decision_digest: str | None = None
     changes: dict[str, Any] = Field(default_factory=dict)
     group_id: str | None = None
     group_max_cost_micros: int | None = None
@@ -374,10 +383,20 @@ class RunClaimed(Fact):
         return f"claimed by {self.instance} ({self.reason})"
 
 
+class LastTurn(BaseModel):
+    """Why a turn is the last one: the ending that it leads to, and the cap's name."""
+
+    model_config = ConfigDict(frozen=True)
+
+    status: Ending
+    reason: str
+
+
 class CostReserved(Fact):
     """A model call may be sent: its worst case and the wrap-up's are held in every covering cap.
 
-    The recipe of the request: with `RunStarted` and the run's entries up to `upto_seq` it can be rebuilt.
+    The recipe of the request: with `RunStarted` and the run's entries up to `upto_seq` it can be rebuilt. `notice` is
+    what it tells the model, `notices` what that is about, and `last` why this turn is the last one, if it is.
     """
 
     turn: int
@@ -390,7 +409,9 @@ class CostReserved(Fact):
     upto_seq: int
     elide: tuple[int, ...] = ()
     notice: str | None = None
-    wrap_up: bool = False
+    notices: tuple[str, ...] = ()
+    last: LastTurn | None = None
+    thinking: int = 0
     request_sha: str
 
     def words(self) -> str:
@@ -443,7 +464,10 @@ class GuardrailTripped(Fact):
 
 
 class RunEnded(Fact):
-    """The ending of a run, without its words: what a reducer needs when the transcript has been erased."""
+    """The ending of a run, without its words: what a reducer needs when the transcript has been erased.
+
+    `stop_reason` is a sentence of ours; what a person gave as a reason stands in `CancelRequested` and in the result.
+    """
 
     status: Ending
     stop_reason: str
@@ -597,13 +621,16 @@ class Entry:
 
 
 def read_fact(type_name: str, version: int, content: str | bytes) -> Fact:
-    """Return the fact that stored content holds; `Unknown` for a type or version that is not ours."""
-    model = FACTS.get(type_name)
-    if model is None or version != model.version:
-        import json
+    """Return the fact that stored content holds; `Unknown` for a type that is not ours, or a newer version of one.
 
+    How types grow: a new field has a default, so that older entries read as they were meant, and a program that does
+    not know it passes it over. A field that changes its meaning raises the type's `version`; one that a reducer reads
+    needs a migration too (`user_version`), so that older programs on the same data root stop writing.
+    """
+    model = FACTS.get(type_name)
+    if model is None or version > model.version:
         return Unknown(name=type_name, content=json.loads(content))
-    return model.model_validate_json(content)
+    return model.model_validate_json(content, extra="ignore")
 
 
 def readable(value: Any) -> str:

@@ -107,7 +107,8 @@ def note_mirrored(db: sqlite3.Connection, upto: int, sizes: Mapping[str, int]) -
 
 
 def _proposed(db: sqlite3.Connection, header: Header, fact: Any) -> None:
-    assert isinstance(fact, SpawnProposed)
+    if not isinstance(fact, SpawnProposed):  # of a newer version: the program that wrote it knows what follows
+        return
     config = json.dumps(fact.config, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
     db.execute(
         "INSERT INTO proposals (pending_id, run_id, user_id, session_id, state, digest, created_us, expires_us)"
@@ -148,7 +149,8 @@ def _said(db: sqlite3.Connection, header: Header, _fact: Any) -> None:
 
 
 def _decided(db: sqlite3.Connection, header: Header, fact: Any) -> None:
-    assert isinstance(fact, SpawnDecided)
+    if not isinstance(fact, SpawnDecided):  # of a newer version: the program that wrote it knows what follows
+        return
     db.execute(
         "UPDATE proposals SET state = ?, decided_us = ?, channel = ?, group_id = ? WHERE pending_id = ?",
         (fact.decision, header.ts_us, fact.channel, fact.group_id, fact.pending_id),
@@ -175,7 +177,8 @@ def _decided(db: sqlite3.Connection, header: Header, fact: Any) -> None:
 
 
 def _claimed(db: sqlite3.Connection, header: Header, fact: Any) -> None:
-    assert isinstance(fact, RunClaimed)
+    if not isinstance(fact, RunClaimed):  # of a newer version: the program that wrote it knows what follows
+        return
     # What the old owner was active ends with its last entry; a clock that was set back counts as no time.
     db.execute(
         "UPDATE runs SET active_us = active_us + max(0, coalesce(last_us - claimed_us, 0))"
@@ -198,8 +201,10 @@ def _started(db: sqlite3.Connection, header: Header, _fact: Any) -> None:
 
 
 def _reserved(db: sqlite3.Connection, header: Header, fact: Any) -> None:
-    assert isinstance(fact, CostReserved)
+    if not isinstance(fact, CostReserved):  # of a newer version: the program that wrote it knows what follows
+        return
     _release_wrap(db, header.run_id)
+    _release_call(db, header.run_id)
     _hold(db, fact.scopes, fact.micros + fact.wrap_micros)
     db.execute(
         "UPDATE runs SET turns = max(turns, ?), in_flight = ?, wrap_micros = ?, wrap_scopes = ? WHERE id = ?",
@@ -214,14 +219,11 @@ def _reserved(db: sqlite3.Connection, header: Header, fact: Any) -> None:
 
 
 def _settled(db: sqlite3.Connection, header: Header, fact: Any) -> None:
-    assert isinstance(fact, CostUpdate)
-    row = db.execute("SELECT in_flight FROM runs WHERE id = ?", (header.run_id,)).fetchone()
-    held = loads(row[0]) if row else None
+    if not isinstance(fact, CostUpdate):  # of a newer version: the program that wrote it knows what follows
+        return
     cost = header.cost_micros or 0
-    if held is not None:
-        _hold(db, held["scopes"], -int(held["micros"]))
-        for scope in held["scopes"]:
-            db.execute("UPDATE budgets SET spent_micros = spent_micros + ? WHERE scope = ?", (cost, scope))
+    for scope in _release_call(db, header.run_id):
+        db.execute("UPDATE budgets SET spent_micros = spent_micros + ? WHERE scope = ?", (cost, scope))
     usage = header.usage or Usage()
     db.execute(
         "UPDATE runs SET in_flight = NULL, cost_micros = cost_micros + ?, uncosted_micros = uncosted_micros + ?,"
@@ -265,7 +267,8 @@ def _completed(db: sqlite3.Connection, header: Header, _fact: Any) -> None:
 
 
 def _ended(db: sqlite3.Connection, header: Header, fact: Any) -> None:
-    assert isinstance(fact, RunEnded)
+    if not isinstance(fact, RunEnded):  # of a newer version: the program that wrote it knows what follows
+        return
     _release_wrap(db, header.run_id)
     db.execute(
         "UPDATE runs SET state = ?, stop_reason = ?, error_kind = ?, ended_us = ?, wrap_micros = 0, wrap_scopes = NULL,"
@@ -281,6 +284,16 @@ def _hold(db: sqlite3.Connection, scopes: Iterable[str], micros: int) -> None:
             " ON CONFLICT (scope) DO UPDATE SET held_micros = held_micros + excluded.held_micros",
             (scope, micros),
         )
+
+
+def _release_call(db: sqlite3.Connection, run_id: str | None) -> list[str]:
+    """Let go of what is held for the call in flight, and return the scopes that it was held in."""
+    row = db.execute("SELECT in_flight FROM runs WHERE id = ?", (run_id,)).fetchone()
+    held = loads(row[0]) if row else None
+    if held is None:
+        return []
+    _hold(db, held["scopes"], -int(held["micros"]))
+    return [str(scope) for scope in held["scopes"]]
 
 
 def _release_wrap(db: sqlite3.Connection, run_id: str | None) -> None:

@@ -24,7 +24,7 @@ import anyio
 import anyio.to_thread
 
 from ava_audit.chain import GENESIS, content_sha, entry_hash
-from ava_audit.errors import AuditError, EntryTooLarge, SchemaNewer, StaleOwner, StoreUnavailable
+from ava_audit.errors import AuditError, EntryTooLarge, OutcomeUnknown, SchemaNewer, StaleOwner, StoreUnavailable
 from ava_audit.events import Event
 from ava_audit.locks import WriteLock
 from ava_audit.migrations import SCHEMA_VERSION, migrate, schema_version
@@ -40,6 +40,7 @@ ANSWER_S = 5.0
 """A store that has not taken a command within this many seconds has refused it (DESIGN.md section 3)."""
 MAX_ENTRY_BYTES = 2_000_000
 BATCH = 512
+NO_ANSWER = "the log did not answer in time: another program may hold ava.db, or the disk is stuck"
 COMMIT_S = 30.0
 """How much longer a command that the writer has begun may take: a disk that hangs in fsync."""
 POLL_S = 0.05
@@ -58,6 +59,16 @@ class Outcome(Generic[T]):
 Command = Callable[[View, int], Outcome[T]]
 """Pure: `(state, now in microseconds UTC) -> outcome`."""
 Query = Callable[[View], T]
+
+
+def append(*events: Event) -> Command[None]:
+    """Return the command that appends events, whatever the state."""
+
+    def command(_view: View, _now_us: int) -> Outcome[None]:
+        return Outcome(None, events)
+
+    return command
+
 
 _PENDING, _RUNNING, _DONE, _GIVEN_UP = range(4)
 
@@ -223,11 +234,9 @@ class Store:
             raise
         if not job.future.done():
             job.future.add_done_callback(_seen)
-            raise StoreUnavailable(
-                "the log did not answer in time: another program may hold ava.db, or the disk is stuck; "
-                + ("nothing was written" if job.state == _GIVEN_UP else "whether it was written is not known")
-                + "; try again when it is free"
-            )
+            if job.state == _GIVEN_UP:
+                raise StoreUnavailable(f"{NO_ANSWER}; nothing was written; try again when it is free")
+            raise OutcomeUnknown(f"{NO_ANSWER}; whether it was written is not known; look before you try again")
         return job.future.result()
 
     def _give_up(self, job: _Job) -> bool:
