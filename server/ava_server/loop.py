@@ -31,7 +31,7 @@ from ava_server.submit import SubmitArgs, accept
 
 log = logging.getLogger("ava.loop")
 _FAULT = "a fault of Ava itself"
-_REPORT = "Report it with the entries of this run: `ava logs export --run`."
+_REPORT = "Report it with what `ava show S-… --json` prints for this run."
 
 WRAP_S = 30.0
 """Seconds of a run's time, a fifth of it at most, that the wrap-up has for itself."""
