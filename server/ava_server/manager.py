@@ -69,8 +69,8 @@ class NotClaimed:
     why: str
 
 
-def claim(run_id: str, instance: str, who: Who, alive: frozenset[str], slots: Slots) -> Command[RunRow | NotClaimed]:
-    """Claim a queued run, or a running one whose owner is not alive or is this very instance; raises its generation.
+def claim(run_id: str, instance: str, who: Who, gone: frozenset[str], slots: Slots) -> Command[RunRow | NotClaimed]:
+    """Claim a queued run, or a running one whose owner is gone or is this very instance; raises its generation.
 
     What the old generation left in flight is settled as unknown in the same transaction.
 
@@ -78,17 +78,18 @@ def claim(run_id: str, instance: str, who: Who, alive: frozenset[str], slots: Sl
         run_id: The run.
         instance: Who claims it.
         who: The session that the claim is written under; the run's user.
-        alive: Instances that hold their locks, this one included.
-        slots: Counted over live owners.
+        gone: Instances whose locks were found free. One that is not among them lives, as far as this command
+            knows: it may have made its first claim since anybody looked.
+        slots: Counted over owners that are not gone.
     """
 
     def command(view: View, now_us: int) -> Outcome[RunRow | NotClaimed]:
         run = view.run(run_id)
         if run is None or run.state not in (QUEUED, RUNNING):
             return Outcome(NotClaimed("it has ended or waits for approval"))
-        if run.state == RUNNING and run.instance in alive and run.instance != instance:
+        if run.state == RUNNING and run.instance not in gone and run.instance != instance:
             return Outcome(NotClaimed(f"instance {run.instance} has it"))
-        owned = [row for row in view.runs(states=(RUNNING,)) if row.instance in alive]
+        owned = [row for row in view.runs(states=(RUNNING,)) if row.instance not in gone]
         if len(owned) >= slots.total:
             return Outcome(NotClaimed(f"all {slots.total} slots are taken"))
         if sum(row.user_id == run.user_id for row in owned) >= slots.per_user:
@@ -252,29 +253,29 @@ class Manager:
         free = [row for row in rows if row.id not in self._owned and row.user_id == self._user]
         if not free:
             return
-        alive = await anyio.to_thread.run_sync(self._alive, rows)
-        running = [row for row in rows if row.state == RUNNING and row.instance in alive]
+        gone = await anyio.to_thread.run_sync(self._gone, rows)
+        running = [row for row in rows if row.state == RUNNING and row.instance not in gone]
         per_user = {row.user_id: sum(other.user_id == row.user_id for other in running) for row in rows}
         for row in sorted(free, key=lambda row: (per_user[row.user_id], row.queued_us or 0)):
-            if self._mine_now(row, alive):
-                await self._take(row, alive, tasks)
+            if self._mine_now(row, gone):
+                await self._take(row, gone, tasks)
 
-    def _alive(self, rows: list[RunRow]) -> frozenset[str]:
-        names = {row.instance for row in rows if row.state == RUNNING and row.instance}
-        return frozenset({self.instance} | {name for name in names if self._instances.alive(name)})
+    def _gone(self, rows: list[RunRow]) -> frozenset[str]:
+        names = {row.instance for row in rows if row.state == RUNNING and row.instance} - {self.instance}
+        return frozenset(name for name in names if not self._instances.alive(name))
 
-    def _mine_now(self, row: RunRow, alive: frozenset[str]) -> bool:
+    def _mine_now(self, row: RunRow, gone: frozenset[str]) -> bool:
         if row.state == RUNNING:
             if row.instance == self.instance:  # dropped by a fault of ours, or by a log that could not take its end
                 return self._faults.get(row.id, 0) < FAULTS
             recent = (row.last_us or 0) > _now_us() - TAKEOVER_WITHIN_US
-            return row.instance not in alive and recent
+            return row.instance in gone and recent
         if row.session_id in self._sessions:
             return True
         first = self._first_seen.setdefault(row.id, anyio.current_time())
         return anyio.current_time() - first >= GRACE_S
 
-    async def _take(self, row: RunRow, alive: frozenset[str], tasks: anyio.abc.TaskGroup) -> None:
+    async def _take(self, row: RunRow, gone: frozenset[str], tasks: anyio.abc.TaskGroup) -> None:
         """Claim a run and start it, if this instance can honour it."""
         history = History(row.id)
         try:
@@ -288,7 +289,7 @@ class Manager:
             return
         self.waiting_for.pop(row.id, None)
         who = Who(row.session_id, AGENT, row.user_id)
-        got = await self._store.do(claim(row.id, self.instance, who, alive, self._slots))
+        got = await self._store.do(claim(row.id, self.instance, who, gone, self._slots))
         if isinstance(got, NotClaimed):
             prepared.close(False)
             self.waiting_for[row.id] = got.why
