@@ -102,6 +102,7 @@ async def _demo(demo: Demo, place: Path) -> int:
 
     environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
     environment["AVA_DATA_ROOT"] = str(demo.root.path)
+    environment["AVA_WORKSPACE"] = str(demo.folder)  # else the temporary folder's surroundings would decide
     if demo.scripted:
         from ava_server.models.choose import SCRIPTED
 

@@ -124,7 +124,7 @@ async def _run(settings: Settings, order: Order) -> int:
 
     if not order.as_json:
         heading(settings.paths)
-    async with open_house(settings) as house, _session(house, asked=not order.yes) as session:
+    async with open_house(settings) as house, _session(house, order) as session:
         desk = Desk(house, session)
         run_id, code = await _approved(desk, order)
         if run_id is None:
@@ -135,8 +135,12 @@ async def _run(settings: Settings, order: Order) -> int:
 
 
 @asynccontextmanager
-async def _session(house: House, *, asked: bool) -> AsyncGenerator[Session]:
-    """Begin and end a session at the terminal. Where nobody is asked, the log claims no person's approval."""
+async def _session(house: House, order: Order) -> AsyncGenerator[Session]:
+    """Begin and end a session at the terminal.
+
+    Where nobody is asked, the log claims no person's approval. The folder that a person names is to this session what
+    a root is to a host's; only configured roots are above it.
+    """
     from ava_audit.events import Event, SessionEnd, SessionStart
     from ava_audit.store import Outcome
     from ava_server.session import Session
@@ -146,7 +150,8 @@ async def _session(house: House, *, asked: bool) -> AsyncGenerator[Session]:
         transport="terminal",
         client="ava run",
         client_version=version("ava-subagents"),
-        channel="terminal" if asked else "host_call",
+        channel="host_call" if order.yes else "terminal",
+        roots=(str(order.spawn["workspace"]),) if "workspace" in order.spawn else (),
     )
     start = SessionStart(
         client=session.client, client_version=session.client_version, transport="terminal", folder=str(Path.cwd())

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from ava_audit.view import RunRow
     from ava_server.answers import RunAnswer
 
-_CODES = {
+ENDING_CODES = {
     "success": 0,
     "rejected": 10,
     "expired": 10,
@@ -23,7 +23,8 @@ _CODES = {
     "cancelled": 15,
     "abandoned": 16,
 }
-_ERROR_CODES = {"verification": 21, "internal": 70, "store": 70}
+"""Exit codes by ending; of an error the kind decides."""
+_CODES_OF_ERRORS = {"verification": 21, "internal": 70, "store": 70}
 _MODEL = 20
 _VERDICTS = {
     "found": "found, word for word, in what the tools returned",
@@ -35,8 +36,8 @@ _VERDICTS = {
 def exit_code(run: RunRow) -> int:
     """Return the exit code of a command that waited for this run's end."""
     if run.state == "error":
-        return _ERROR_CODES.get(run.error_kind or "", _MODEL)
-    return _CODES[run.state]
+        return _CODES_OF_ERRORS.get(run.error_kind or "", _MODEL)
+    return ENDING_CODES[run.state]
 
 
 def result_text(run: RunAnswer, *, brief: bool = False) -> str:
