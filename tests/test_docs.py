@@ -139,6 +139,17 @@ def test_nothing_private_stands_in_the_lock_or_in_the_docs() -> None:
         )
 
 
+def test_the_lock_was_made_from_what_is_declared() -> None:
+    packages = tomllib.loads((REPOSITORY / "uv.lock").read_text("utf-8"))["package"]
+    (own,) = [package for package in packages if package["name"] == PROJECT["name"]]
+    wanted = {normal(name): name for name in (*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["dev"])}
+    locked = {entry["name"]: entry.get("specifier", "") for entry in own["metadata"]["requires-dist"]}
+    assert set(locked) == set(wanted), "run `uv lock`"
+    for name, specifier in locked.items():
+        declared = re.sub(r"^[\w.-]+(?:\[\w,]+\])?", "", wanted[name])
+        assert sorted(specifier.split(",")) == sorted(declared.strip().split(",")), f"{name}: run `uv lock`"
+
+
 def jq_lines() -> dict[str, str]:
     text = (DOCS / "logs.md").read_text("utf-8")
     return dict(re.findall(r"^<!-- jq: (\w+) -->\n```sh\n(.*?)\n```$", text, re.MULTILINE))
@@ -152,9 +163,7 @@ def test_the_jq_lines_of_the_docs_name_what_is_in_the_log() -> None:
 
 @pytest.mark.skipif(shutil.which("jq") is None, reason="no jq here")
 @pytest.mark.requirement("S1-27")
-async def test_the_jq_lines_of_the_docs_find_what_they_say(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_jq_lines_of_the_docs_find_what_they_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root, workspace = tmp_path / "data", tmp_path / "shop"
     workspace.mkdir()
     monkeypatch.chdir(tmp_path)  # in no repository, so that nothing but the call says where the files are
