@@ -146,7 +146,7 @@ def test_the_lock_was_made_from_what_is_declared() -> None:
     locked = {entry["name"]: entry.get("specifier", "") for entry in own["metadata"]["requires-dist"]}
     assert set(locked) == set(wanted), "run `uv lock`"
     for name, specifier in locked.items():
-        declared = re.sub(r"^[\w.-]+(?:\[\w,]+\])?", "", wanted[name])
+        declared = re.sub(r"^[\w.-]+(?:\[[\w,]+\])?", "", wanted[name])
         assert sorted(specifier.split(",")) == sorted(declared.strip().split(",")), f"{name}: run `uv lock`"
 
 
