@@ -5,14 +5,15 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.to_thread
 
-from ava_audit.errors import StaleOwner
-from ava_audit.events import ErrorOccurred, RunStarted, ToolResult, Who
+from ava_audit.errors import OutcomeUnknown, StaleOwner
+from ava_audit.events import ErrorOccurred, LastTurn, RunStarted, ToolResult, Who
 from ava_audit.redact import Redactor
 from ava_audit.store import Store
 from ava_audit.view import RunRow
@@ -22,8 +23,8 @@ from ava_server.asking import Asking
 from ava_server.budget import DayCaps, unsettled
 from ava_server.history import History
 from ava_server.models.base import Completion, Model
-from ava_server.reserving import LastTurn, Reserving
-from ava_server.result import Drafts, Ended, build_result
+from ava_server.reserving import Reserving
+from ava_server.result import Ended, build_result
 from ava_server.run_config import RunConfig
 from ava_server.run_log import RunLog, ending_events
 from ava_server.submit import NAME as SUBMIT
@@ -36,9 +37,6 @@ _REPORT = "Report it with what `ava show S-… --json` prints for this run."
 WRAP_S = 30.0
 """Seconds of a run's time, a fifth of it at most, that the wrap-up has for itself."""
 REPAIRS = 2
-MOST_CALLS = 16
-"""Tool calls of one answer that are run; the wrap-up's bound has room for as many lines."""
-EMPTY = "Your answer was empty. Go on with a tool call, or call submit_result with what you have."
 MESSAGES = ("UserMessage",)
 END_S = 10.0
 
@@ -84,10 +82,7 @@ class AgentRun:
         self._history = history
         self._log = RunLog(store, run, who, history)
         self._log.on_hold = self._note
-        self._drafts = Drafts()
         self._began = time.monotonic() - run.active_us / 1_000_000
-        self._repairs = 0
-        self._empty = 0
         self._reserving = Reserving(
             self._log, self._config, prepared.model, prepared.caps, prepared.window, self._began
         )
@@ -96,7 +91,7 @@ class AgentRun:
         )
         self._acting = Acting(
             tools=prepared.tools,
-            place=prepared.place,
+            place=replace(prepared.place, say=self.say),
             history=self._history,
             record=self._log.record,
             redactor=prepared.redactor,
@@ -144,14 +139,14 @@ class AgentRun:
     async def _to_the_end(self, seconds_left: float | None) -> Ended:
         timeout = self._config.timeout_s
         left = timeout - self.active_s
-        cap = LastTurn("timeout", f"timeout of {timeout:g} s")
+        cap = LastTurn(status="timeout", reason=f"timeout of {timeout:g} s")
         if seconds_left is not None and seconds_left < left:
-            left, cap = seconds_left, LastTurn("timeout", "the group's timeout")
+            left, cap = seconds_left, LastTurn(status="timeout", reason="the group's timeout")
         work_s = max(left - min(WRAP_S, timeout / 5), 0.0)  # what is left of it after the work is the wrap-up's
         with self.scope:
             try:
                 return await self._within(work_s, left, cap)
-            except StaleOwner:
+            except (StaleOwner, OutcomeUnknown):
                 raise
             except Exception as error:  # a bug of ours ends this run, on the record, and no other
                 log.exception("%s failed", self.id)
@@ -169,7 +164,8 @@ class AgentRun:
             return await self._work()
         last = self._reserving.cap = self._reserving.cap or cap
         with anyio.move_on_after(max(left_s - work_s, 0.0)):
-            await self._close_open_calls()
+            if self._history.answered:
+                await self._refuse_open("the time for tools is over")
             return await self._turns()
         return Ended(last.status, last.reason)
 
@@ -179,15 +175,10 @@ class AgentRun:
 
     async def _take_up(self) -> Ended | None:
         """Finish the turn that a crash cut off: its answer is in the log, but not all that follows from it."""
-        history = self._history
-        said, open_calls = history.answer, history.open_calls()
-        if said is None or not history.answered or (history.calls and not open_calls):
+        said = self._history.answer
+        if said is None or not self._history.answered:
             return None
-        if not history.calls or any(call.name == SUBMIT for call in open_calls):
-            return await self._act(Completion(text=said.text, calls=open_calls, raw=said.raw or {}, usage=None))
-        for call in open_calls:
-            await self._acting.resume(call)
-        return None
+        return await self._act(Completion(text=said.text, calls=self._history.calls, raw=said.raw or {}, usage=None))
 
     async def _turns(self) -> Ended:
         while True:
@@ -213,39 +204,34 @@ class AgentRun:
     # -- act ------------------------------------------------------------------------------------------------------
 
     async def _act(self, completion: Completion) -> Ended | None:
-        """Do what the answer asks for; an ending when a result was handed over, or nothing more can be."""
+        """Do what the answer asks for; an ending when a result was handed over, or nothing more can be.
+
+        What has been done of it before a crash stands in the history, and is not done again.
+        """
         submit = next((call for call in completion.calls if call.name == SUBMIT), None)
         if submit is not None:
             accepted = accept(submit, self._config.output_schema)
             if isinstance(accepted, SubmitArgs):
-                await self._log.record(
-                    ToolResult(
-                        tool=SUBMIT, success=True, output="accepted", call_id=submit.call_id, turn=self._history.turn
-                    )
-                )
-                return self._handed_over(accepted)
-            return await self._repair(completion, submit.call_id, submit.args or submit.raw_args, accepted)
+                return self._handed_over(accepted, submit.call_id)
+            return await self._repair(completion, submit.call_id, accepted)
         if not completion.calls:
-            return await self._plain(completion.text)
-        cap = self._reserving.last_turn()
-        if cap is not None:
-            for call in completion.calls:
-                await self._acting.refuse(call, "the limits are reached, only submit_result was accepted")
-            return Ended(cap.status, cap.reason)
-        await self._acting.run(completion.calls[:MOST_CALLS])
-        for call in completion.calls[MOST_CALLS:]:
-            await self._acting.refuse(call, f"more than {MOST_CALLS} calls at once; ask again")
-        if self._acting.looping:
+            return self._plain(completion.text)
+        last = self._reserving.last_turn()
+        if last is not None:
+            await self._refuse_open("the limits are reached, only submit_result was accepted")
+            return Ended(last.status, last.reason)
+        await self._acting.run(completion.calls)
+        if self._history.looping:
             return Ended("guardrail", "the same tool call with the same result, 20 times")
         return None
 
-    def _handed_over(self, submitted: SubmitArgs) -> Ended:
-        cap = self._reserving.last_turn()
-        if cap is not None:
-            return Ended(cap.status, cap.reason, submitted)
-        return Ended("success", "the subagent handed over its result", submitted)
+    def _handed_over(self, submitted: SubmitArgs, call_id: str | None = None) -> Ended:
+        last = self._reserving.last_turn()
+        if last is not None:
+            return Ended(last.status, last.reason, submitted, call_id=call_id)
+        return Ended("success", "the subagent handed over its result", submitted, call_id=call_id)
 
-    async def _plain(self, text: str) -> Ended | None:
+    def _plain(self, text: str) -> Ended | None:
         """Take plain text instead of the call as the output; an empty answer is asked for again, at most twice."""
         if text.strip():
             if self._config.output_schema is not None:
@@ -256,50 +242,51 @@ class AgentRun:
                 )  # fmt: skip
             first = next(line for line in text.splitlines() if line.strip())
             return self._handed_over(SubmitArgs(summary=first, output=text))
-        self._empty += 1
-        cap = self._reserving.last_turn()
-        if cap is not None:
-            return Ended(cap.status, cap.reason)
-        if self._empty > REPAIRS:
+        last = self._reserving.last_turn()
+        if last is not None:
+            return Ended(last.status, last.reason)
+        if self._history.empties > REPAIRS:
             return Ended(
                 "error", "the model answered with nothing", error_kind="bad_answer",
-                error_message="three empty answers", what_to_do="Try another model.",
+                error_message=f"{self._history.empties} empty answers", what_to_do="Try another model.",
             )  # fmt: skip
-        self._reserving.nudge = (
-            "Your answer was empty. Go on with a tool call, or call submit_result with what you have."
-        )
         return None
 
-    async def _repair(self, completion: Completion, call_id: str, draft: Any, fault: str) -> Ended | None:
+    async def _repair(self, completion: Completion, call_id: str, fault: str) -> Ended | None:
         """Tell the model what is wrong with its result; after two repairs the run ends with the raw draft kept."""
-        self._drafts.submitted.append(draft)
-        self._repairs += 1
         for call in completion.calls:
-            await self._acting.refuse(call, fault if call.call_id == call_id else "a result was handed over with it")
-        cap = self._reserving.last_turn()
-        if cap is not None:
-            return Ended(cap.status, cap.reason)
-        if self._repairs > REPAIRS:
+            if call.call_id not in self._history.results:
+                await self._acting.refuse(call, fault if call.call_id == call_id else "a result was handed over with it")
+        last = self._reserving.last_turn()
+        if last is not None:
+            return Ended(last.status, last.reason)
+        if len(self._history.drafts) > REPAIRS:
             return Ended(
                 "error", "the result could not be brought into the form asked for", error_kind="bad_output",
                 error_message=fault, what_to_do="Ask again with a simpler output_schema, or without one.",
             )  # fmt: skip
         return None
 
-    async def _close_open_calls(self) -> None:
-        """Answer calls that the deadline cut off, so that the wrap-up's history is whole."""
-        if self._history.answered:
-            for call in self._history.open_calls():
-                await self._acting.refuse(call, "the time for tools is over")
+    async def _refuse_open(self, why: str) -> None:
+        """Answer the calls that have no result yet, so that the history is whole."""
+        for call in self._history.open_calls():
+            await self._acting.refuse(call, why)
 
     async def _end(self, ended: Ended) -> None:
         """Record the ending and its result under the claim."""
         run = await self._log.read(lambda view: view.run(self.id))
         assert run is not None
         if run.in_flight is not None:  # a fault of ours came between a call and its settlement
-            await self._log.append(unsettled(run, self._log.who))
+            await self._log.append(unsettled(run, self._log.who, self._log.fence))
             run = await self._log.read(lambda view: view.run(self.id)) or run
-        artifacts = self._prepared.artifacts()
-        result = build_result(run, self._history, ended, self._drafts, artifacts, self.active_s)
-        active_us = round(self.active_s * 1e6)
-        await self._log.append(ending_events(run, result, ended, self._log.who, self._log.fence, active_us))
+        artifacts = await anyio.to_thread.run_sync(self._prepared.artifacts)
+        result = await anyio.to_thread.run_sync(
+            build_result, run, self._history, ended, artifacts, self.active_s, abandon_on_cancel=True
+        )
+        events = list(ending_events(run, result, ended, self._log.who, self._log.fence, round(self.active_s * 1e6)))
+        if ended.call_id is not None and ended.call_id not in self._history.results:
+            accepted = ToolResult(
+                tool=SUBMIT, success=True, output="accepted", call_id=ended.call_id, turn=self._history.turn
+            )
+            events.insert(0, self._log.event(accepted))
+        await self._log.append(events)
