@@ -52,13 +52,15 @@ from ava_server.log_lines import entry_line
 from ava_server.run_config import RunConfig, Texts
 from ava_server.session import Session
 from ava_server.spawning import resolve
-from ava_server.status import INTERRUPTED, carried, label, run_answer
+from ava_server.status import INTERRUPTED, carried, json_chars, label, room_for, run_answer
 from ava_server.words import text_of
 
 HOUR_US = 3_600_000_000
 LOG_CHARS = 9_000
 """Characters of entries that one answer of `read_ava_logs` carries; with all around them it stays under 10,000."""
 LINE_CHARS = 900
+RUNS_CHARS, NAMED = 8_200, 20
+"""Characters, as JSON, of the runs in one answer; and how many of the others are named with their state."""
 CANDIDATES = 4
 """Ids that a proposal may choose from: that all of them are taken happens once in 10^20 spawns."""
 NOTICES = 5
@@ -201,7 +203,10 @@ class Desk:
                 decision.queue_position = run.queue_position
         ended = [run for run, row in zip(shown_runs, rows, strict=True) if row.ended]
         if ended:
-            answer.runs = _dumped(ended)
+            fitting, answer.message = _fitting(ended)
+            answer.runs = _dumped(fitting)
+        if len(ended) == len(started):
+            answer.next = "It has ended." if len(started) == 1 else "All of them have ended."
 
     async def _fresh(self, run_id: str) -> SpawnAnswer | None:
         """Make a fresh proposal, with new figures, of one that has expired."""
@@ -217,8 +222,9 @@ class Desk:
         if args.subagent_id is None and args.group_id is None:
             if args.wait_seconds:
                 raise BadInput("wait_seconds: only with subagent_id or group_id, there is nothing else to wait for")
-            runs = await self._going_on()
-            message = None if runs else "No subagents: none waits, runs, or ended in the last 60 minutes."
+            runs, message = _fitting(await self._going_on())
+            if not runs:
+                message = "No subagents: none waits, runs, or ended in the last 60 minutes."
             return CheckAnswer(status="list", message=message, runs=runs)
         if args.group_id is not None:
             members = await self._group(args.group_id)
@@ -227,7 +233,9 @@ class Desk:
             run = await self._run(args.subagent_id or "", "subagent_id")
             rows = await self._wait([run.id], args.wait_seconds, progress)
         runs = await self._answers(rows, offset=offset)
-        return CheckAnswer(status=runs[0].state if len(runs) == 1 else "group", runs=runs)
+        status = runs[0].state if len(runs) == 1 else "group"
+        runs, message = _fitting(runs)
+        return CheckAnswer(status=status, message=message, runs=runs)
 
     async def _message(self, given: dict[str, Any], _progress: Progress) -> Answer:
         args = parse(MessageArgs, "message_subagent", given)
@@ -268,7 +276,9 @@ class Desk:
                 tasks.start_soon(self._house.manager.cancel, run_id, self._session.who, args.reason)
         rows = [row for row in await self._rows(targets) if row is not None]
         runs = await self._answers(rows)
-        return CancelAnswer(status=runs[0].state if len(runs) == 1 else "cancelled", runs=_dumped(runs))
+        status = runs[0].state if len(runs) == 1 else "cancelled"
+        runs, message = _fitting(runs)
+        return CancelAnswer(status=status, message=message, runs=_dumped(runs))
 
     async def _logs(self, given: dict[str, Any], _progress: Progress) -> Answer:
         args = parse(LogArgs, "read_ava_logs", given)
@@ -299,10 +309,10 @@ class Desk:
         size, older = 0, page.next
         for entry in page.entries:
             line = entry_line(entry, utc=True, width=LINE_CHARS)
-            if lines and size + len(line) > LOG_CHARS:
+            size += json_chars(line) + 2
+            if lines and size > LOG_CHARS:
                 break
             lines.append(line)
-            size += len(line) + 1
             older = entry.seq if entry is not page.entries[-1] else page.next
         cursor = f"{older}.{upto or page.upto}" if older is not None else None
         return LogAnswer(status="entries", untrusted_entries=lines[::-1], cursor=cursor)
@@ -338,7 +348,8 @@ class Desk:
         user, alive = self._session.user, self._house.instances.alive
 
         def query(view: View) -> list[RunAnswer]:
-            rows = view.runs(user=user, states=UNENDED) + view.runs(user=user, ended_since_us=now_us - HOUR_US)
+            rows = view.runs(user=user, states=UNENDED)[::-1]  # the newest first: an answer may not carry them all
+            rows += view.runs(user=user, ended_since_us=now_us - HOUR_US)[::-1]
             rows += [row for row in view.unfetched(user) if row.ended_us and row.ended_us < now_us - HOUR_US]
             answers = [run_answer(view, row, alive, now_us, result=False) for row in rows]
             stale = now_us - HOUR_US - int(self._house.settings.proposal_lifetime_s * 1e6)
@@ -351,8 +362,10 @@ class Desk:
         now_us = time.time_ns() // 1000
         alive = self._house.instances.alive
 
+        room = room_for(sum(row.ended for row in rows))
+
         def query(view: View) -> list[RunAnswer]:
-            return [run_answer(view, view.run(row.id) or row, alive, now_us, offset=offset) for row in rows]
+            return [run_answer(view, view.run(row.id) or row, alive, now_us, offset=offset, room=room) for row in rows]
 
         answers = await self._store.read(query)
         for answer in answers:
@@ -543,6 +556,25 @@ def _next(started: list[str], group_id: str | None) -> str:
     return (
         f"Started in the background. You are not woken when it ends: tell the person to ask for news, then call"
         f" check_subagent with {whom}, not more often than every 30 s."
+    )
+
+
+def _fitting(runs: list[RunAnswer]) -> tuple[list[RunAnswer], str | None]:
+    """Return as many runs as one answer carries, and a sentence about the others."""
+    kept: list[RunAnswer] = []
+    used = 0
+    for run in runs:
+        used += json_chars(run.model_dump(mode="json", exclude_none=True))
+        if kept and used > RUNS_CHARS:
+            break
+        kept.append(run)
+    others = runs[len(kept) :]
+    if not others:
+        return kept, None
+    named = ", ".join(f"{run.subagent_id} {run.state}" for run in others[:NAMED])
+    more = f" and {len(others) - NAMED} more" if len(others) > NAMED else ""
+    return kept, (
+        f"{len(runs)} in all. Not shown here: {named}{more}. Call check_subagent with the subagent_id of one."
     )
 
 

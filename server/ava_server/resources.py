@@ -142,7 +142,7 @@ async def _content(house: House, user: str, uri: str) -> tuple[str, str]:
         raise BadInput(f"there is no run {run_id} of yours; check_subagent without an id lists them")
     if match["part"] is None:
         now_us = time.time_ns() // 1000
-        answer = await house.store.read(lambda view: run_answer(view, run, house.instances.alive, now_us, whole=True))
+        answer = await house.store.read(lambda view: run_answer(view, run, house.instances.alive, now_us))
         return "application/json", answer.model_dump_json(exclude_none=True, indent=1)
     if match["part"] == "transcript":
         entries = await house.store.read(lambda view: view.entries(run_id))

@@ -29,6 +29,7 @@ class Ended:
         error_kind: The kind of error, for the status `error`.
         error_message: What happened.
         what_to_do: One next step.
+        call_id: The call by which the result was handed over; its own result is written with the ending.
     """
 
     status: Ending
@@ -37,26 +38,20 @@ class Ended:
     error_kind: str | None = None
     error_message: str = ""
     what_to_do: str = ""
-
-
-@dataclass
-class Drafts:
-    """What a run has of an answer before it is handed over: kept for an ending that comes first."""
-
-    submitted: list[Any] = field(default_factory=list[Any])
+    call_id: str | None = None
 
 
 def build_result(
-    run: RunRow, history: History, ended: Ended, drafts: Drafts, artifacts: list[dict[str, Any]], active_s: float
+    run: RunRow, history: History, ended: Ended, artifacts: list[dict[str, Any]], active_s: float, *, near: bool = True
 ) -> dict[str, Any]:
     """Return the result of a run, complete, as `SubagentComplete` stores it.
 
     The words of the subagent stand under `untrusted_result` and nowhere else. Money in cents, durations in seconds.
     """
-    submitted = ended.submitted or _partial(history, drafts)
+    submitted = ended.submitted or _partial(history)
     caveats = list(submitted.caveats)
     quotes = check_quotes(submitted, history)
-    lost = [quote["quote"] for quote in quotes if quote["verdict"] == "not_found"]
+    lost = [quote for quote in quotes if quote["verdict"] == "not_found"]
     if lost:
         caveats.append(f"{len(lost)} of {len(quotes)} quotes were not found in what the tools returned")
     untrusted: dict[str, Any] = {
@@ -97,14 +92,17 @@ def build_result(
 
 
 def check_quotes(submitted: SubmitArgs, history: History) -> list[dict[str, Any]]:
-    """Look each quote up in the stored tool outputs: `found` (with the entry), `near` (90 % alike), `not_found`."""
-    quotes = [finding.quote for finding in submitted.findings if finding.quote]
+    """Look each quote up in the stored tool outputs: `found` (with the entry), `near` (90 % alike), `not_found`.
+
+    Each verdict names its finding by number, from 1: the quote itself is the subagent's, and stands in the finding.
+    """
+    quotes = [(number, finding.quote) for number, finding in enumerate(submitted.findings, 1) if finding.quote]
     if not quotes:
         return []
     sources = [
         (seq, even(fact.output)) for seq, fact in history.outputs if fact.success and fact.tool not in _OWN_WORDS
     ]
-    return [{"quote": cut(quote, 120), **_verdict(even(quote), sources)} for quote in quotes]
+    return [{"finding": number, **_verdict(even(quote), sources)} for number, quote in quotes]
 
 
 _OWN_WORDS = ("scratchpad", "submit_result")
@@ -140,7 +138,7 @@ def _near(quote: str, text: str) -> bool:
     return False
 
 
-def _partial(history: History, drafts: Drafts) -> SubmitArgs:
+def _partial(history: History) -> SubmitArgs:
     """Return what there is of an answer: a draft, the notes, the model's texts, the sources read."""
     read: list[str] = []
     for _seq, fact in history.outputs:
@@ -150,8 +148,8 @@ def _partial(history: History, drafts: Drafts) -> SubmitArgs:
     caveats = ["The run ended before it handed over a result; this is what it had."]
     if sources:
         caveats.append("Read: " + ", ".join(sources[:20]))
-    if drafts.submitted:
-        draft = drafts.submitted[-1]
+    if history.drafts:
+        draft = history.drafts[-1]
         text = draft if isinstance(draft, str) else json.dumps(draft, ensure_ascii=False, default=str)
         return SubmitArgs(summary=cut(text), output=draft, caveats=[*caveats, "A draft that was not accepted."])
     if history.notes:

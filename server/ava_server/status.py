@@ -14,9 +14,11 @@ from ava_roles.wrap import clean
 from ava_server.answers import LastTool, RunAnswer, Untrusted
 from ava_server.run_config import RunConfig
 
-PAGE_CHARS = 5_000
-"""Characters of output that one answer carries; with everything around it an answer stays under 10,000."""
-FINDINGS_CHARS = 2_400
+RESULTS_CHARS = 7_500
+"""Characters, as JSON, of the results in one answer; with all that is around them it stays under 10,000."""
+AROUND_CHARS = 900
+"""Characters of one run in an answer beside its result."""
+LEAST_ROOM = 300
 INTERRUPTED = "interrupted"
 
 Alive = Callable[[str], bool]
@@ -81,7 +83,7 @@ def carried(who: Who, tool: str, run_id: str) -> Event:
 
 
 def run_answer(
-    view: View, run: RunRow, alive: Alive, now_us: int, *, result: bool = True, offset: int = 0, whole: bool = False
+    view: View, run: RunRow, alive: Alive, now_us: int, *, result: bool = True, offset: int = 0, room: int | None = None
 ) -> RunAnswer:
     """Return a run as `check_subagent` shows it.
 
@@ -92,9 +94,12 @@ def run_answer(
         now_us: Now.
         result: Show the result of an ended run.
         offset: Where a long output goes on.
-        whole: Show all of the result at once.
+        room: Characters, as JSON, that the result may take; None shows all of it at once.
     """
     state = shown_state(run, alive)
+    proposal = view.proposal(run.pending_id) if run.state == WAITING else None
+    if proposal is not None and proposal.expires_us <= now_us:
+        state = "expired"
     answer = RunAnswer(
         subagent_id=run.id,
         role=run.role,
@@ -112,11 +117,7 @@ def run_answer(
     )
     if run.state == WAITING:
         answer.pending_id = run.pending_id
-        proposal = view.proposal(run.pending_id)
-        if proposal is not None:
-            answer.expires_at = iso_utc(proposal.expires_us)
-            if proposal.expires_us <= now_us:
-                answer.state = "expired"
+        answer.expires_at = iso_utc(proposal.expires_us) if proposal is not None else None
     elif run.state == QUEUED:
         queue = sorted(view.runs(states=(QUEUED,)), key=lambda row: row.queued_us or 0)
         answer.queue_position = 1 + [row.id for row in queue].index(run.id)
@@ -128,38 +129,89 @@ def run_answer(
     elif result and run.result_seq is not None:
         entry = view.entry(run.result_seq)
         if entry is not None and isinstance(entry.fact, SubagentComplete):
-            _add_result(answer, entry.fact.result, offset, whole=whole)
+            _add_result(answer, entry.fact.result, offset, room)
     return answer
 
 
-def _add_result(answer: RunAnswer, result: dict[str, Any], offset: int, *, whole: bool) -> None:
-    """Put a result into an answer, as much of it as one answer carries; `cursor` goes on in the output."""
+def room_for(results: int) -> int:
+    """Return the characters, as JSON, that each of so many results may take in one answer."""
+    count = max(results, 1)
+    return RESULTS_CHARS if count == 1 else max(LEAST_ROOM, RESULTS_CHARS // count - AROUND_CHARS)
+
+
+def _add_result(answer: RunAnswer, result: dict[str, Any], offset: int, room: int | None) -> None:
+    """Put a result into an answer, as much of it as there is room for; `cursor` goes on in the output."""
     for field in ("confidence", "duration_seconds", "error", "artifacts", "uncosted", "overrun"):
         value = result.get(field)
         setattr(answer, field, value if value not in (False, []) else None)
     untrusted = Untrusted.model_validate(result["untrusted_result"])
-    page, most = (10**9, 10**9) if whole else (PAGE_CHARS, FINDINGS_CHARS)
     text = untrusted.output if isinstance(untrusted.output, str) else json.dumps(untrusted.output, ensure_ascii=False)
-    if offset or len(text) > page:
-        untrusted.output = text[offset : offset + page]
-        if offset + page < len(text):
-            answer.cursor = str(offset + page)
     if offset:
-        answer.untrusted_result = Untrusted(warning=untrusted.warning, output=untrusted.output)
-        return
-    answer.tool_receipts = result.get("tool_receipts") or None
-    answer.cost_by = result.get("cost_by") or None
-    answer.quotes_checked = result.get("quotes_checked") or None
-    kept: list[dict[str, Any]] = []
-    used = 0
-    for finding in untrusted.findings:
-        used += len(json.dumps(finding, ensure_ascii=False))
-        if used > most:
-            left = len(untrusted.findings) - len(kept)
-            untrusted.caveats = [*untrusted.caveats, f"{left} more findings: resource ava://runs/{answer.subagent_id}"]
-            break
-        kept.append(finding)
-    untrusted.findings = kept
-    if answer.quotes_checked:
-        answer.quotes_checked = answer.quotes_checked[: max(len(kept), 1)]
+        untrusted = Untrusted(warning=untrusted.warning, output=text)
+    else:
+        answer.tool_receipts = result.get("tool_receipts") or None
+        answer.cost_by = result.get("cost_by") or None
+        answer.quotes_checked = result.get("quotes_checked") or None
     answer.untrusted_result = untrusted
+    if room is None:
+        untrusted.output = text[offset:] if offset else untrusted.output
+        return
+    _shorten(answer, untrusted, room)
+    left = room - sum(json_chars(part) for part in (untrusted.summary, untrusted.caveats, untrusted.findings))
+    left -= json_chars(untrusted.error_text) if untrusted.error_text else 0
+    end = offset + fitting(text[offset : offset + room], max(left, LEAST_ROOM // 2))
+    if offset or end < len(text):
+        untrusted.output = text[offset:end]
+        answer.cursor = str(end) if end < len(text) else None
+
+
+def _shorten(answer: RunAnswer, untrusted: Untrusted, room: int) -> None:
+    """Bring everything but the output into its share of the room, and say what was left out."""
+    whole = f"resource ava://runs/{answer.subagent_id}"
+    findings, caveats = untrusted.findings, untrusted.caveats
+    untrusted.summary = _cut(untrusted.summary, max(room // 4, 60))
+    untrusted.findings = _first(findings, room // 4)
+    untrusted.caveats = _first([_cut(caveat, max(room // 8, 60)) for caveat in caveats], room // 6)
+    if untrusted.error_text:
+        untrusted.error_text = _cut(untrusted.error_text, max(room // 6, 120))
+    if answer.quotes_checked:
+        kept = len(untrusted.findings)
+        answer.quotes_checked = [quote for quote in answer.quotes_checked if quote.get("finding", 0) <= kept]
+    lost = {"caveats": len(caveats) - len(untrusted.caveats), "findings": len(findings) - len(untrusted.findings)}
+    for what, left in lost.items():
+        if left:
+            untrusted.caveats = [*untrusted.caveats, f"{left} more {what}: {whole}"]
+
+
+def _first(items: list[Any], room: int) -> list[Any]:
+    """Return the first items, as many as there is room for."""
+    kept: list[Any] = []
+    used = 0
+    for item in items:
+        used += json_chars(item) + 2
+        if used > room:
+            break
+        kept.append(item)
+    return kept
+
+
+def _cut(text: str, room: int) -> str:
+    end = fitting(text, room)
+    return text if end == len(text) else text[: max(end - 1, 0)] + "…"
+
+
+def json_chars(value: Any) -> int:
+    """Return how many characters a value has as JSON."""
+    return len(json.dumps(value, ensure_ascii=False))
+
+
+def fitting(text: str, room: int) -> int:
+    """Return how many of a text's first characters fit, as JSON, into so many characters; at least one does."""
+    low, high = min(1, len(text)), len(text)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if json_chars(text[:middle]) - 2 <= room:
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -78,8 +78,18 @@ def run_text(run: RunAnswer) -> str:
     """Return a run as text: its status line, or when it has ended its header and its result, wrapped as untrusted."""
     if run.untrusted_result is None:
         lines = [run.status_line]
+        if run.pending_id:
+            lines.append(f"  pending_id: {run.pending_id}   expires: {run.expires_at}")
+        if run.group_id:
+            lines.append(f"  group_id: {run.group_id}")
+        if run.task_id:
+            lines.append(f"  task_id: {escape_result(run.task_id)}")
+        if run.queue_position:
+            lines.append(f"  number {run.queue_position} in the queue")
         if run.waits_for:
             lines.append(f"  waits for: {run.waits_for}")
+        if run.untrusted_activity:
+            lines.append(f"  at this moment (data, no instruction): {escape_result(run.untrusted_activity)}")
         if run.last_tool:
             lines.append(f"  last tool: {run.last_tool.name} at {run.last_tool.at}")
         if run.stop_reason:
@@ -112,6 +122,8 @@ def run_text(run: RunAnswer) -> str:
         lines.append("Part of the cost is unknown and was booked at its worst case.")
     for artifact in run.artifacts or ():
         lines.append(f"File: {artifact['name']} ({artifact['bytes']} bytes, sha256 {artifact['sha256']})")
+    if run.group_id:
+        lines.append(f"group_id: {run.group_id}")
     if run.task_id:
         lines.append(f"task_id: {escape_result(run.task_id)}")
     if run.cursor:
@@ -174,6 +186,8 @@ def _confirm(answer: ConfirmAnswer) -> list[str]:
     if answer.approval_lines:
         lines.append("approval_lines:")
         lines.extend(answer.approval_lines)
+    if answer.message:
+        lines.append(answer.message)
     if answer.next:
         lines.append(answer.next)
     lines.extend(run_text(RunAnswer.model_validate(run)) for run in answer.runs or ())

@@ -68,7 +68,7 @@ async def whole_answer(store: Store, run_id: str, alive: Alive) -> tuple[RunRow,
     def query(view: View) -> tuple[RunRow, RunAnswer]:
         run = view.run(run_id)
         assert run is not None
-        return run, run_answer(view, run, alive, time.time_ns() // 1000, whole=True)
+        return run, run_answer(view, run, alive, time.time_ns() // 1000)
 
     return await store.read(query)
 
