@@ -220,7 +220,7 @@ async def test_the_time_cap_ends_with_a_wrap_up_and_books_the_broken_call_in_ful
         reserved = await lab.facts(run_id, CostReserved)
         assert [fact.settlement for fact in settled] == ["billed", "unknown", "billed"]
         assert settled[1].cost_cents == reserved[1].micros / 10_000
-        assert reserved[2].wrap_up and reserved[2].turn == 2 and reserved[2].attempt == 2
+        assert reserved[2].last is not None and reserved[2].turn == 2 and reserved[2].attempt == 2
     assert result["status"] == "timeout"
     assert result["untrusted_result"]["output"] == "in time"
     assert result["uncosted"] is True

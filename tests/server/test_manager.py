@@ -1,0 +1,337 @@
+"""Who may run, who owns what, and what becomes of a run whose owner is gone."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import pytest
+from support import owner
+from support.house import PRICED, Lab, arrived, check_budgets, check_requests, hand_over, open_lab
+from support.model_server import Gate, ModelServer, Say, Script, Step, running_model_server
+
+from ava_audit.errors import StaleOwner
+from ava_audit.events import (
+    Activity,
+    AssistantMessage,
+    CostReserved,
+    CostUpdate,
+    Entry,
+    Event,
+    Fence,
+    RunClaimed,
+    RunEnded,
+    ToolResult,
+    Who,
+)
+from ava_audit.store import Outcome, Store
+from ava_audit.view import View
+from ava_server.budget import Asked, DayCaps, reserve
+from ava_server.manager import NotClaimed, Slots, claim
+
+NOTE = Say(calls=[("scratchpad", {"note": "half of it"})])
+
+
+@contextmanager
+def owning_process(root: Path, server: ModelServer) -> Generator[subprocess.Popen[str]]:
+    """A process of its own that claims the runs of a data root."""
+    command = [sys.executable, owner.__file__, str(root), server.base_url]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None and process.stdout.readline().startswith("open ")
+            yield process
+        finally:
+            process.kill()
+
+
+async def propose_for(tmp: Path, server: ModelServer, config: str = "", count: int = 1) -> list[str]:
+    """Approve runs in a house that claims none."""
+    async with open_lab(tmp, server=server, config=config, runs=False, check=False) as lab:
+        return [await lab.start(task=f"number {number}") for number in range(count)]
+
+
+# -- slots ----------------------------------------------------------------------------------------------------------
+
+
+async def test_three_runs_of_a_user_run_at_once_and_the_fourth_waits_its_turn(tmp_path: Path) -> None:
+    gates = [Gate() for _ in range(4)]
+    async with open_lab(tmp_path, [Say("done", gate=gate) for gate in gates]) as lab:
+        run_ids = [await lab.start(task=f"number {number}") for number in range(4)]
+        for gate in gates[:3]:
+            await arrived(gate.arrived)
+        states = sorted([(await lab.run(run_id)).state for run_id in run_ids])
+        assert states == ["queued", "running", "running", "running"]
+        [queued] = [run_id for run_id in run_ids if (await lab.run(run_id)).state == "queued"]
+        checked = await lab.call("check_subagent", subagent_id=queued)
+        assert checked.runs[0].queue_position == 1
+        gates[0].released.set()
+        await arrived(gates[3].arrived)
+        for gate in gates:
+            gate.released.set()
+        for run_id in run_ids:
+            assert (await lab.ended(run_id)).state == "success"
+
+
+async def test_slots_are_counted_over_live_owners_in_the_claim_itself(tmp_path: Path) -> None:
+    with running_model_server([]) as server:
+        first, second = await propose_for(tmp_path, server, count=2)
+        async with open_lab(tmp_path, server=server, runs=False, check=False) as lab:
+            who = Who("sess-x", "ava", lab.house.user)
+            one = Slots(per_user=1, total=10)
+            got = await lab.store.do(claim(first, "other", who, frozenset(), one))
+            assert not isinstance(got, NotClaimed)
+            full = await lab.store.do(claim(second, "me", who, frozenset(), one))
+            assert isinstance(full, NotClaimed) and "1 slots" in full.why
+            free = await lab.store.do(claim(second, "me", who, frozenset({"other"}), one))
+            assert not isinstance(free, NotClaimed), "a dead owner's run takes no slot"
+            none = await lab.store.do(claim(first, "me", who, frozenset({"other"}), Slots(per_user=9, total=1)))
+            assert isinstance(none, NotClaimed)
+
+
+async def test_a_run_that_is_owned_is_claimed_by_nobody_else(tmp_path: Path) -> None:
+    with running_model_server([]) as server:
+        [run_id] = await propose_for(tmp_path, server)
+        async with open_lab(tmp_path, server=server, runs=False, check=False) as lab:
+            who, slots = Who("sess-x", "ava", lab.house.user), Slots(9, 9)
+            # Neither knew of the other when it looked: what is not known to be gone is alive.
+            answers = [await lab.store.do(claim(run_id, name, who, frozenset(), slots)) for name in ("one", "two")]
+            assert not isinstance(answers[0], NotClaimed)
+            assert isinstance(answers[1], NotClaimed) and "one" in answers[1].why
+            assert (await lab.run(run_id)).generation == 1
+
+
+# -- fencing --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_stale_generation_can_neither_write_nor_spend(tmp_path: Path) -> None:
+    with running_model_server([]) as server:
+        [run_id] = await propose_for(tmp_path, server, config=PRICED)
+        async with open_lab(tmp_path, server=server, config=PRICED, runs=False, check=False) as lab:
+            who, slots = Who("sess-x", "ava", lab.house.user), Slots(9, 9)
+            await lab.store.do(claim(run_id, "one", who, frozenset(), slots))
+            await lab.store.do(claim(run_id, "two", who, frozenset({"one"}), slots))
+            agent, stale = Who("sess-x", run_id, lab.house.user), Fence(run_id, 1)
+            head = await lab.store.read(View.head)
+            with pytest.raises(StaleOwner):
+                await lab.write(Event(agent, Activity(activity="still here"), fence=stale))
+            asked = Asked(
+                turn=1, attempt=1, micros=1, wrap_micros=1, tokens=1, wrap_tokens=1, prompt_tokens=1, max_output=1,
+                upto_seq=0, elide=(), notice=None, wrap_up=False, request_sha="0" * 64,
+            )  # fmt: skip
+            with pytest.raises(StaleOwner):
+                await lab.store.do(reserve(stale, agent, asked, DayCaps(10**9, 10**9)))
+            ended = RunEnded(status="success", stop_reason="I say so")
+            with pytest.raises(StaleOwner):
+                await lab.store.do(lambda _view, _now: Outcome(None, (Event(agent, ended, fence=stale),)))
+            assert await lab.store.read(View.head) == head
+            assert (await lab.run(run_id)).state == "running"
+
+
+# -- owners that are gone -------------------------------------------------------------------------------------------
+
+
+async def test_a_killed_owners_run_is_taken_over_within_five_seconds_and_asks_nothing_twice(tmp_path: Path) -> None:
+    gate = Gate()
+    script: Script = [NOTE, Say("lost", gate=gate), hand_over()]
+    with running_model_server(script) as server:
+        [run_id] = await propose_for(tmp_path, server, config=PRICED)
+        with owning_process(tmp_path / "data", server) as process:
+            await arrived(gate.arrived)
+            async with open_lab(tmp_path, server=server, config=PRICED, check=False) as lab:
+                assert (await lab.run(run_id)).state == "running"
+                process.send_signal(signal.SIGKILL)
+                await anyio.to_thread.run_sync(process.wait)
+                gate.released.set()
+                with anyio.fail_after(5):
+                    await lab.logged(run_id, "RunClaimed", 2)
+                run = await lab.ended(run_id)
+                assert run.state == "success" and run.generation == 2
+                settled = await lab.facts(run_id, CostUpdate)
+                reserved = await lab.facts(run_id, CostReserved)
+                assert [fact.settlement for fact in settled] == ["billed", "unknown", "billed"]
+                assert settled[1].cost_cents == reserved[1].micros / 10_000
+                assert [(fact.turn, fact.attempt) for fact in reserved] == [(1, 1), (2, 1), (2, 2)]
+                assert len([fact for fact in await lab.facts(run_id, AssistantMessage) if fact.turn == 1]) == 1
+                assert (await lab.result(run_id))["uncosted"] is True
+                reasons = [fact.reason for fact in await lab.facts(run_id, RunClaimed)]
+                assert reasons == ["start", "takeover"]
+                await lab.store.read(check_budgets)
+        bodies = [request.body for request in server.requests]
+        assert len(bodies) == 3 and bodies[1] == bodies[2], "the resumed run sends what the killed one sent"
+        await check_requests(tmp_path / "data", server.requests)
+
+
+async def test_a_run_that_nobody_owns_is_shown_as_interrupted_and_can_be_cancelled(tmp_path: Path) -> None:
+    gate = Gate()
+    with running_model_server([NOTE, Say("lost", gate=gate)]) as server:
+        [run_id] = await propose_for(tmp_path, server, config=PRICED)
+        with owning_process(tmp_path / "data", server):
+            await arrived(gate.arrived)
+        async with open_lab(tmp_path, server=server, config=PRICED, runs=False) as lab:
+            checked = await lab.call("check_subagent", subagent_id=run_id)
+            assert checked.status == "interrupted"
+            with anyio.fail_after(6):
+                answer = await lab.call("cancel_subagent", subagent_id=run_id, reason="enough")
+            assert answer.status == "cancelled"
+            run = await lab.run(run_id)
+            result = await lab.result(run_id)
+            assert run.cost_micros > 0
+            assert result["cost_cents"] == run.cost_micros / 10_000, "the true spend is in every ending"
+            assert result["tokens_used"] == run.tokens
+            assert sum(result["cost_by"].values()) == pytest.approx(result["cost_cents"])
+            assert result["untrusted_result"]["output"] == "half of it"
+
+
+SCRIPT = (
+    Say(calls=[("scratchpad", {"note": "half of it"}), ("read_file", {"path": "a.md"})]),
+    Say("I save it.", calls=[("save_artifact", {"name": "a.csv", "content": "1,2"})]),
+)
+ENDINGS = {
+    "a submitted result": Say(calls=[("submit_result", {"summary": "done", "output": "the answer"})]),
+    "plain text": Say("the answer"),
+}
+
+
+@pytest.mark.parametrize("last", ENDINGS.values(), ids=ENDINGS)
+async def test_a_kill_after_any_entry_leads_to_the_same_result_and_asks_no_logged_answer_again(
+    tmp_path: Path, last: Say
+) -> None:
+    """The log is cut behind each entry of a run in turn: that is what a kill at that moment leaves."""
+
+    def script(request: dict[str, Any]) -> Step:
+        return (*SCRIPT, last)[sum(message["role"] == "assistant" for message in request["messages"])]
+
+    (tmp_path / "workspace").mkdir()
+    (tmp_path / "workspace/a.md").write_text("twelve cents")
+    with running_model_server(script) as server:
+        async with open_lab(tmp_path, server=server) as lab:
+            run_id = await lab.start()
+            await lab.ended(run_id)
+            wanted = await lab.result(run_id)
+            entries = await lab.store.read(
+                lambda view: [entry for seq in range(1, view.head() + 1) if (entry := view.entry(seq)) is not None]
+            )
+        assert wanted["status"] == "success"
+        whole = next(number for number, entry in enumerate(entries) if entry.type == "RunEnded")
+        first = next(number for number, entry in enumerate(entries) if entry.type == "RunClaimed")
+        for count in range(first + 1, whole + 1):
+            before = len(server.requests)
+            kept = entries[:count]
+            cut = tmp_path / f"cut-{count}"
+            (cut / "data").mkdir(parents=True, mode=0o700)
+            async with Store.open(cut / "data") as store:
+                for entry in kept:
+                    await store.do(lambda _view, _now, entry=entry: Outcome(None, (as_event(entry),)))  # type: ignore[misc]
+            async with open_lab(cut, server=server, check=False) as lab:
+                with anyio.fail_after(10):
+                    await lab.ended(run_id)
+                result = await lab.result(run_id)
+                await lab.store.read(check_budgets)
+                answers = [fact for fact in await lab.facts(run_id, AssistantMessage) if fact.turn is not None]
+            place = f"cut behind {kept[-1].type} (entry {count})"
+            assert result["status"] == "success", place
+            assert result["untrusted_result"]["output"] == wanted["untrusted_result"]["output"], place
+            logged = sum(entry.type == "AssistantMessage" and entry.generation is not None for entry in kept)
+            assert len(server.requests) - before == 3 - logged, f"{place}: an answer that was paid for is asked again"
+            assert len(answers) == 3, place
+            await check_requests(cut / "data", server.requests[before:])
+
+
+def as_event(entry: Entry) -> Event:
+    """Return an entry as the event that it was."""
+    assert entry.fact is not None
+    fence = None if entry.generation is None else Fence(str(entry.run_id), entry.generation)
+    return Event(
+        entry.who, entry.fact, run_id=entry.run_id, fence=fence, usage=entry.usage, cost_micros=entry.cost_micros,
+        model=entry.model, duration_ms=entry.duration_ms,
+    )  # fmt: skip
+
+
+# -- two houses -----------------------------------------------------------------------------------------------------
+
+
+async def test_two_houses_claim_a_queued_run_once(tmp_path: Path) -> None:
+    with running_model_server([hand_over()] * 6) as server:
+        config = "[limits]\nrunning_per_user = 6"
+        run_ids = await propose_for(tmp_path, server, config, count=6)
+        async with (
+            open_lab(tmp_path, server=server, config=config, check=False) as one,
+            open_lab(tmp_path, server=server, config=config, check=False) as two,
+        ):
+            assert one.house.manager.instance != two.house.manager.instance
+            for run_id in run_ids:
+                assert (await one.ended(run_id)).state == "success"
+                assert (await two.ended(run_id)).state == "success"
+                assert len(await one.facts(run_id, RunClaimed)) == 1
+                assert len(await two.facts(run_id, RunEnded)) == 1
+        assert len(server.requests) == 6
+
+
+async def test_a_cancel_and_a_message_reach_a_run_of_another_process(tmp_path: Path) -> None:
+    gates = [Gate(), Gate()]
+    with running_model_server([Say(calls=NOTE.calls, gate=gates[0]), Say("x", gate=gates[1])]) as server:
+        [run_id] = await propose_for(tmp_path, server)
+        with owning_process(tmp_path / "data", server):
+            await arrived(gates[0].arrived)
+            async with open_lab(tmp_path, server=server, runs=False, check=False) as lab:
+                await lab.call("message_subagent", subagent_id=run_id, message="and Otter too")
+                gates[0].released.set()
+                await arrived(gates[1].arrived)
+                assert "and Otter too" in server.requests[1].json["messages"][-1]["content"]
+                with anyio.fail_after(5):
+                    answer = await lab.call("cancel_subagent", subagent_id=run_id)
+                assert answer.status == "cancelled"
+                assert (await lab.run(run_id)).generation == 1, "its owner ended it"
+        await check_requests(tmp_path / "data", server.requests)
+
+
+async def test_a_run_that_cannot_be_honoured_waits_and_says_for_what(tmp_path: Path) -> None:
+    with running_model_server([hand_over()]) as server, running_model_server([]) as elsewhere:
+        [run_id] = await propose_for(tmp_path, server)
+        async with open_lab(tmp_path, server=elsewhere, check=False) as lab:
+            with anyio.fail_after(10):
+                while not (found := await waits_for(lab, run_id)):
+                    await lab.store.newer_than(lab.store.head - 1)
+            assert server.base_url in found and "approved" in found
+            assert (await lab.run(run_id)).state == "queued"
+        assert elsewhere.requests == []
+
+
+async def test_a_workspace_that_is_gone_is_waited_for_and_nobody_else_is_held_up(tmp_path: Path) -> None:
+    with running_model_server([hand_over()]) as server:
+        async with open_lab(tmp_path, server=server, runs=False, check=False) as lab:
+            gone = lab.workspace / "gone"
+            gone.mkdir()
+            waiting = await lab.start(task="one", workspace=str(gone))
+            fine = await lab.start(task="two")
+            shutil.rmtree(gone)
+        async with open_lab(tmp_path, server=server, check=False) as lab:
+            assert (await lab.ended(fine)).state == "success"
+            assert "gone" in str(await waits_for(lab, waiting))
+
+
+async def waits_for(lab: Lab, run_id: str) -> str | None:
+    """What `check_subagent` says that a run waits for."""
+    answer = await lab.call("check_subagent", subagent_id=run_id)
+    found: str | None = answer.runs[0].waits_for
+    return found
+
+
+async def test_shutdown_leaves_the_run_to_the_next_process(tmp_path: Path) -> None:
+    gate = Gate()
+    with running_model_server([NOTE, Say("lost", gate=gate), hand_over()]) as server:
+        async with open_lab(tmp_path, server=server, check=False) as lab:
+            run_id = await lab.start()
+            await arrived(gate.arrived)
+        async with open_lab(tmp_path, server=server) as lab:
+            run = await lab.ended(run_id)
+            assert run.state == "success" and run.generation == 2
+            assert len(await lab.facts(run_id, ToolResult)) == 2
