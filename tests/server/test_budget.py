@@ -87,17 +87,18 @@ class Player:
 
     def asked(self, micros: int, wrap: int) -> Asked:
         self.turn += 1
-        return Asked(
-            turn=self.turn, attempt=1, micros=micros, wrap_micros=wrap, tokens=10, wrap_tokens=10, prompt_tokens=5,
-            max_output=5, upto_seq=0, elide=(), notice=None, wrap_up=False, request_sha="0" * 64,
+        fact = CostReserved(
+            turn=self.turn, attempt=1, scopes=(), micros=micros, wrap_micros=wrap, prompt_tokens=5, max_output=5,
+            upto_seq=0, request_sha="0" * 64,
         )  # fmt: skip
+        return Asked(fact, tokens=10, wrap_tokens=10)
 
     def settled(self, settlement: Settlement, reported: int) -> Event:
         assert self.held is not None
-        asked = self.held.asked
+        held = self.held.fact
         event, _spend = settlement_event(
-            self.fence, self.run_id, self.who, MODEL, PRICE, turn=asked.turn, attempt=1,
-            reserved_micros=asked.micros, reserved_tokens=asked.tokens, settlement=settlement,
+            self.fence, self.run_id, self.who, MODEL, PRICE, turn=held.turn, attempt=1,
+            reserved_micros=held.micros, reserved_tokens=self.held.tokens, settlement=settlement,
             usage=Usage(input_tokens=1, output_tokens=1), reported_micros=reported,
         )  # fmt: skip
         self.held = None
@@ -163,7 +164,7 @@ def test_no_cap_is_passed_in_committed_money_whatever_the_order_and_nothing_is_h
                             assert await store.read(View.head) == before, "a refused call leaves no trace"
                             assert answer.left < micros + wrap
                     elif what != "reserve" and player.held is not None:
-                        reported = int(player.held.asked.micros * share)  # within what was reserved: no overrun
+                        reported = int(player.held.fact.micros * share)  # within what was reserved: no overrun
                         event = player.settled(what, reported)  # type: ignore[arg-type]
                         spent += event.cost_micros or 0
                         await put(store, event)
@@ -235,7 +236,7 @@ async def test_after_an_overrun_nothing_more_is_reserved_for_the_run(tmp_path: P
 def test_a_call_that_was_not_billed_costs_nothing_and_one_that_may_have_been_costs_all() -> None:
     player = players()[3]
     for settlement, cost, tokens in (("not_billed", 0, 0), ("unknown", 500, 10)):
-        player.held = Reservation(player.asked(500, 0), (), 1)
+        player.held = Reservation(player.asked(500, 0).fact, 10, 1)
         event = player.settled(settlement, 7)  # type: ignore[arg-type]
         assert event.cost_micros == cost
         assert getattr(event.fact, "tokens", None) == tokens

@@ -122,10 +122,11 @@ async def test_a_stale_generation_can_neither_write_nor_spend(tmp_path: Path) ->
             head = await lab.store.read(View.head)
             with pytest.raises(StaleOwner):
                 await lab.write(Event(agent, Activity(activity="still here"), fence=stale))
-            asked = Asked(
-                turn=1, attempt=1, micros=1, wrap_micros=1, tokens=1, wrap_tokens=1, prompt_tokens=1, max_output=1,
-                upto_seq=0, elide=(), notice=None, wrap_up=False, request_sha="0" * 64,
+            fact = CostReserved(
+                turn=1, attempt=1, scopes=(), micros=1, wrap_micros=1, prompt_tokens=1, max_output=1, upto_seq=0,
+                request_sha="0" * 64,
             )  # fmt: skip
+            asked = Asked(fact, tokens=1, wrap_tokens=1)
             with pytest.raises(StaleOwner):
                 await lab.store.do(reserve(stale, agent, asked, DayCaps(10**9, 10**9)))
             ended = RunEnded(status="success", stop_reason="I say so")

@@ -1,0 +1,207 @@
+"""Every request can be rebuilt from the log; what is left out is left out for good and can be read back."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from support.house import arrived, check_requests, hand_over, open_lab
+from support.model_server import Gate, Say, Step, running_model_server
+
+from ava_audit.events import AssistantMessage, CostReserved, CostUpdate, RunStarted, ToolCall, ToolResult, UserMessage
+from ava_audit.events import Usage as Used
+from ava_server.history import History, Recipe
+from ava_server.models.base import AssistantTurn, ToolTurn, UserTurn
+
+LEFT_OUT = "characters left out"
+
+
+def started() -> RunStarted:
+    return RunStarted(
+        system="You are one.", tools=({"name": "read_file", "description": "Reads.", "parameters": {}},), model="far:m",
+        price={}, limits={}, max_output=100, nonce="0123456789abcdef",
+    )  # fmt: skip
+
+
+def reserved(turn: int, upto: int = 0, **more: Any) -> CostReserved:
+    fields: dict[str, Any] = {"attempt": 1, **more}
+    return CostReserved(
+        turn=turn, scopes=(), micros=1, wrap_micros=0, prompt_tokens=1, max_output=1, upto_seq=upto,
+        request_sha="0" * 64, **fields,
+    )  # fmt: skip
+
+
+def said(*names: str, text: str = "") -> AssistantMessage:
+    calls = tuple({"call_id": name, "name": "read_file", "args": {}, "raw_args": "{}"} for name in names)
+    return AssistantMessage(text=text, raw={"role": "assistant", "content": text or None}, calls=calls, turn=1)
+
+
+def settled(**more: Any) -> CostUpdate:
+    fields: dict[str, Any] = {"settlement": "billed", "tokens": 1, **more}
+    return CostUpdate(turn=1, attempt=1, cost_cents=0, reserved_micros=1, **fields)
+
+
+def result(call_id: str, output: str) -> ToolResult:
+    return ToolResult(tool="read_file", success=True, output=output, call_id=call_id, output_sha=output)
+
+
+def begun() -> History:
+    """A history with its prefix, its task and one answer that asks for two files."""
+    history = History("S-000001")
+    history.add(1, UserMessage(text="the task", kind="task"))
+    history.add(2, started())
+    history.add(3, reserved(1))
+    history.add(4, settled(), Used(input_tokens=10, output_tokens=5))
+    history.add(5, said("a", "b"))
+    return history
+
+
+def test_results_stand_in_the_order_of_the_calls_not_of_their_arrival() -> None:
+    history = begun()
+    for seq, call_id in ((6, "b"), (7, "a")):
+        history.add(seq, ToolCall(tool="read_file", call_id=call_id))
+        history.add(seq + 10, result(call_id, f"this is {call_id}"))
+    turns = history.turns(Recipe(0))
+    assert [turn.text for turn in turns if isinstance(turn, ToolTurn)] == ["this is a", "this is b"]
+    assert isinstance(turns[0], UserTurn) and isinstance(turns[1], AssistantTurn)
+
+
+def test_a_message_stands_behind_the_results_and_only_once() -> None:
+    history = begun()
+    history.add(6, result("a", "A"))
+    history.add(7, result("b", "B"))
+    history.add(8, UserMessage(text="and Otter", kind="message"))
+    without = [turn for turn in history.turns(Recipe(0)) if isinstance(turn, UserTurn)]
+    assert len(without) == 1, "a request that reads up to an earlier entry does not have it"
+    history.add(9, reserved(2, upto=8))
+    turns = history.turns(Recipe(8))
+    assert isinstance(turns[-1], UserTurn) and "and Otter" in turns[-1].text
+    assert sum("and Otter" in str(turn) for turn in turns) == 1
+
+
+def test_the_task_is_there_once_however_often_it_is_read() -> None:
+    history = begun()
+    assert history.last_message_seq >= 1, "it is not drained as a message"
+    assert sum("the task" in str(turn) for turn in history.turns(Recipe(0))) == 1
+
+
+def test_calls_without_a_result_are_open_and_those_of_the_last_answer_only() -> None:
+    history = begun()
+    history.add(6, result("a", "A"))
+    assert [call.call_id for call in history.open_calls()] == ["b"]
+    history.add(7, result("b", "B"))
+    history.add(8, reserved(2))
+    history.add(9, settled(), Used(input_tokens=10, output_tokens=5))
+    history.add(10, said("c"))
+    assert [call.call_id for call in history.open_calls()] == ["c"]
+
+
+def test_what_the_provider_counted_covers_its_answer_too() -> None:
+    history = begun()
+    assert history.known is not None
+    assert history.known.prompt_tokens == 15
+    assert history.known.turns == len(history.turns(Recipe(0)))
+
+
+def test_an_attempt_of_unknown_outcome_is_counted_within_its_turn() -> None:
+    history = begun()
+    history.add(6, result("a", "A"))
+    history.add(7, result("b", "B"))
+    history.add(8, reserved(2))
+    history.add(9, settled(settlement="unknown"))
+    assert history.unknown_attempts == 1
+    history.add(10, reserved(2, attempt=2))
+    assert history.unknown_attempts == 1
+    history.add(11, settled(), Used())
+    history.add(12, said("c"))
+    history.add(13, result("c", "C"))
+    history.add(14, reserved(3))
+    assert history.unknown_attempts == 0
+
+
+# -- trimming, over a real run --------------------------------------------------------------------------------------
+
+
+def counted(request: dict[str, Any], step: Say) -> Say:
+    """Count as a provider with a cache does: the prompt was read from it."""
+    size = len(json.dumps(request["messages"])) // 2
+    usage = {
+        "prompt_tokens": size,
+        "completion_tokens": 50,
+        "total_tokens": size + 50,
+        "prompt_tokens_details": {"cached_tokens": size},
+    }
+    return Say(step.text, calls=step.calls, usage=usage, gate=step.gate)
+
+
+def write_files(workspace: Path, count: int) -> None:
+    workspace.mkdir(exist_ok=True)
+    for number in range(count):
+        lines = "".join(f"file {number} line {line} says twelve cents\n" for line in range(450))
+        (workspace / f"{number}.md").write_text(lines)
+
+
+async def test_the_oldest_results_are_left_out_once_and_for_good_and_can_be_read_back(tmp_path: Path) -> None:
+    write_files(tmp_path / "workspace", 18)
+
+    def step(request: dict[str, Any]) -> Step:
+        messages = request["messages"]
+        turn = sum(message["role"] == "assistant" for message in messages)
+        elided = re.search(rf"{LEFT_OUT}; read_tool_result (R-\d+)", json.dumps(messages))
+        if turn >= 16 and elided and "read_tool_result" not in str(messages[-2]):
+            return counted(request, Say(calls=[("read_tool_result", {"id": elided[1]})]))
+        if turn >= 17:
+            return counted(request, hand_over())
+        return counted(request, Say(calls=[("read_file", {"path": f"{turn}.md"})]))
+
+    async with open_lab(tmp_path, step) as lab:
+        run_id = await lab.start(max_iterations=30, max_tokens=200_000)
+        assert (await lab.ended(run_id)).state == "success"
+        requests = [request.json["messages"] for request in lab.server.requests]
+        assert await lab.facts(run_id, ToolResult)
+    first, last = requests[0], requests[-1]
+    assert last[:2] == first[:2], "system prompt and task are never cut"
+    trimmed = [
+        {place for place, message in enumerate(messages) if LEFT_OUT in str(message["content"])}
+        for messages in requests
+    ]
+    assert trimmed[-1], "nothing was left out"
+    for before, after in itertools.pairwise(trimmed):
+        assert before <= after, "what is left out stays out"
+    assert all(messages[-1]["role"] != "tool" or LEFT_OUT not in messages[-1]["content"] for messages in requests)
+    lengths = [sum(1 for _ in filter(None, places)) for places in trimmed]
+    assert len(set(lengths)) <= 4, "trimming is rare: each one costs the provider's cache"
+    back = next(str(message["content"]) for message in last if "file 0 line 10" in str(message["content"]))
+    assert "file 0 line 449" in back or "goes on" in back
+
+
+async def test_a_resumed_run_sends_what_the_first_owner_would_have_sent(tmp_path: Path) -> None:
+    """Message, resume and wrap-up in one run; the lab compares every request with the log."""
+    write_files(tmp_path / "workspace", 6)
+    gate = Gate()
+    turns: list[int] = []
+
+    def step(request: dict[str, Any]) -> Step:
+        turn = sum(message["role"] == "assistant" for message in request["messages"])
+        turns.append(turn)
+        if "last turn" in str(request["messages"][-1]["content"]):
+            return counted(request, hand_over())
+        held = gate if turn == 2 and turns.count(2) == 1 else None
+        return counted(request, Say(calls=[("read_file", {"path": f"{turn}.md"})], gate=held))
+
+    with running_model_server(step) as server:
+        async with open_lab(tmp_path, server=server, check=False) as lab:
+            run_id = await lab.start(max_iterations=5, max_tokens=200_000)
+            await arrived(gate.arrived)
+            await lab.call("message_subagent", subagent_id=run_id, message="look at Otter")
+        gate.released.set()
+        async with open_lab(tmp_path, server=server) as lab:
+            run = await lab.ended(run_id)
+            assert run.state == "iteration_limit" and run.generation == 2
+            attempts = [(fact.turn, fact.attempt) for fact in await lab.facts(run_id, CostReserved)]
+        assert attempts == [(1, 1), (2, 1), (3, 1), (3, 2), (4, 1), (5, 1)]
+        assert any("look at Otter" in request.body.decode() for request in server.requests[3:])
+        await check_requests(tmp_path / "data", server.requests)
