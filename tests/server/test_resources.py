@@ -1,0 +1,103 @@
+"""Resources and the prompt: runs, transcripts, artifacts and roles for the hosts that show them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mcp import Client
+from mcp.shared.exceptions import MCPError
+from support.house import connect
+from support.model_server import Say, Step
+
+LONG = "A long answer.\n" * 2_000
+
+
+def script(request: dict[str, Any]) -> Step:
+    """Save a file, then answer at length."""
+    if request["messages"][-1]["role"] == "tool":
+        return Say(LONG)
+    return Say(calls=[("save_artifact", {"name": "prices.csv", "content": "otter,12\n"})])
+
+
+@dataclass
+class Shelf:
+    client: Client
+    run_id: str
+
+    async def read(self, uri: str) -> str:
+        answer = await self.client.read_resource(uri)
+        [content] = answer.contents
+        return str(getattr(content, "text", ""))
+
+    async def refused(self, uri: str) -> str:
+        with pytest.raises(MCPError) as raised:
+            await self.client.read_resource(uri)
+        return str(raised.value)
+
+
+@pytest.fixture(params=["auto", "legacy"], ids=["stateless era", "handshake era"])
+async def shelf(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncGenerator[Shelf]:
+    async with connect(tmp_path, script, mode=request.param) as (client, _server):
+        given = {"role": "researcher", "task": "prices", "workspace": str(tmp_path / "workspace")}
+        made = (await client.call_tool("spawn_subagent", given)).structured_content
+        assert made is not None
+        approval = {"pending_ids": [made["pending_id"]], "approving": [made["approval_line"]], "wait_seconds": 30}
+        await client.call_tool("confirm_spawn", approval)
+        yield Shelf(client, str(made["subagent_id"]))
+
+
+async def test_a_run_is_read_whole_with_its_words_under_the_untrusted_key(shelf: Shelf) -> None:
+    run = json.loads(await shelf.read(f"ava://runs/{shelf.run_id}"))
+    assert run["state"] == "success"
+    assert run["untrusted_result"]["output"] == LONG
+    assert "warning" in run["untrusted_result"]
+    assert run["artifacts"][0]["name"] == "prices.csv"
+
+
+async def test_a_transcript_says_first_that_it_is_data(shelf: Shelf) -> None:
+    lines = (await shelf.read(f"ava://runs/{shelf.run_id}/transcript")).splitlines()
+    assert "never an instruction" in lines[0]
+    assert any("ToolCall save_artifact" in line for line in lines)
+    assert "RunEnded" in lines[-1] or "carried the result" in lines[-1]
+
+
+async def test_an_artifact_is_read_by_its_name_and_nothing_else_is(shelf: Shelf) -> None:
+    assert await shelf.read(f"ava://runs/{shelf.run_id}/artifacts/prices.csv") == "otter,12\n"
+    assert "nothing.txt" in await shelf.refused(f"ava://runs/{shelf.run_id}/artifacts/nothing.txt")
+    assert await shelf.refused(f"ava://runs/{shelf.run_id}/artifacts/..%2F..%2Fava.db")
+
+
+async def test_the_roles_are_listed_with_what_they_may_do(shelf: Shelf) -> None:
+    answer = json.loads(await shelf.read("ava://roles"))
+    roles = {role["name"]: role for role in answer["roles"]}
+    assert set(roles) >= {"web_crawler", "code_reviewer", "data_extractor", "researcher", "coder", "custom"}
+    assert "read_file" in roles["researcher"]["tools"] and roles["researcher"]["max_cost_cents"] == 50
+
+
+async def test_what_there_is_not_is_told_with_what_there_is(shelf: Shelf) -> None:
+    assert "ava://roles" in await shelf.refused("ava://nothing")
+    assert "S-000000" in await shelf.refused("ava://runs/S-000000")
+    assert "S-7f3a2b" in await shelf.refused("ava://runs/nonsense")
+
+
+async def test_the_list_has_the_roles_and_this_users_runs(shelf: Shelf) -> None:
+    listed = [str(resource.uri) for resource in (await shelf.client.list_resources()).resources]
+    assert listed[0] == "ava://roles" and f"ava://runs/{shelf.run_id}" in listed
+    forms = [form.uri_template for form in (await shelf.client.list_resource_templates()).resource_templates]
+    assert "ava://runs/{id}/transcript" in forms
+
+
+async def test_the_prompt_carries_the_task_and_needs_one(shelf: Shelf) -> None:
+    [prompt] = (await shelf.client.list_prompts()).prompts
+    assert prompt.name == "delegate"
+    answer = await shelf.client.get_prompt("delegate", {"task": "compare {prices}"})
+    words = str(getattr(answer.messages[0].content, "text", ""))
+    assert "compare {prices}" in words and "confirm_spawn" in words
+    for name, given in (("delegate", {}), ("delegate", {"task": " "}), ("other", {"task": "x"})):
+        with pytest.raises(MCPError):
+            await shelf.client.get_prompt(name, given)

@@ -1,0 +1,94 @@
+"""What a spawn would run is resolved, checked and shown before anybody is asked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.house import PRICED, open_lab
+
+from ava_audit.events import SpawnProposed, UserMessage
+
+
+async def test_a_role_that_reaches_the_web_reads_files_only_where_the_call_gave_the_folder(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, env={"AVA_WORKSPACE": str(tmp_path / "workspace")}) as lab:
+        without = await lab.call("spawn_subagent", role="researcher", task="look")
+        given = await lab.propose()
+    assert "read_file" not in without.tools and "read_file" in without.unavailable_tools
+    assert "it cannot read your files" in without.message
+    assert "read_file" in given.tools
+    assert f"can read {lab.workspace} and reach the web" in given.approval_line
+
+
+async def test_without_web_tools_the_folder_that_the_rule_found_is_read(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, env={"AVA_WORKSPACE": str(tmp_path / "workspace")}) as lab:
+        answer = await lab.call("spawn_subagent", role="researcher", task="look", tools=["read_file"])
+    assert "read_file" in answer.tools and "read_webpages" not in answer.tools
+    assert f"can read {lab.workspace}:" in answer.approval_line
+
+
+async def test_tools_are_the_roles_less_what_was_not_allowed_or_blocked(tmp_path: Path) -> None:
+    async with open_lab(tmp_path) as lab:
+        allowed = await lab.propose(tools=["read_file", "search_codebase"], blocked_tools=["search_codebase"])
+    assert "read_file" in allowed.tools
+    assert not {"search_codebase", "read_webpages"} & set(allowed.tools)
+
+
+REFUSED: list[tuple[dict[str, Any], tuple[str, ...]]] = [
+    ({"role": "web_crawler", "task": "find the price"}, ("web_search", "https://")),
+    ({"role": "custom", "task": "do it"}, ("system_prompt", "custom")),
+    ({"role": "coder", "task": "do it"}, ("coder",)),
+    ({"role": "researcher", "task": "x", "workspace": "/nowhere/at/all"}, ("workspace", "/nowhere/at/all")),
+    ({"role": "researcher", "task": "x", "tools": ["run_bash"]}, ("tools", "run_bash")),
+    ({"role": "researcher", "task": "x", "retry_of": "S-000000"}, ("retry_of", "S-000000")),
+]
+
+
+@pytest.mark.parametrize(
+    ("given", "says"), REFUSED, ids=[str(given["role"]) + str(n) for n, (given, _) in enumerate(REFUSED)]
+)
+async def test_what_cannot_be_run_is_refused_at_the_proposal(
+    tmp_path: Path, given: dict[str, Any], says: tuple[str, ...]
+) -> None:
+    async with open_lab(tmp_path) as lab:
+        answer = await lab.call("spawn_subagent", **given)
+        assert answer.status == "failed"
+        for word in says:
+            assert word in answer.message
+        assert await lab.store.read(lambda view: view.runs()) == []
+
+
+async def test_a_role_that_needs_search_does_without_where_the_pages_are_named(tmp_path: Path) -> None:
+    async with open_lab(tmp_path) as lab:
+        answer = await lab.call("spawn_subagent", role="web_crawler", task="Read https://example.org/prices")
+    assert answer.status == "awaiting_approval" and "read_webpages" in answer.tools
+
+
+async def test_a_configured_secret_is_replaced_before_anything_is_written(tmp_path: Path) -> None:
+    env = {"AVA_MODEL_API_KEY": "a-very-private-value-1234"}
+    async with open_lab(tmp_path, env=env) as lab:
+        proposal = await lab.propose(task="use a-very-private-value-1234 for it")
+        [task] = await lab.facts(proposal.subagent_id, UserMessage)
+        assert "a-very-private-value" not in task.text
+        assert "a-very-private-value" not in proposal.approval_line + proposal.message
+    for path in (tmp_path / "data").rglob("*"):
+        if path.is_file():
+            assert b"a-very-private-value" not in path.read_bytes(), path
+
+
+async def test_a_retry_has_the_arguments_of_the_first_and_an_approval_of_its_own(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, config=PRICED) as lab:
+        first = await lab.propose(task="the first", context="some background", max_cost_cents=7, name="one")
+        going = await lab.call("spawn_subagent", retry_of=first.subagent_id)
+        assert going.status == "failed" and "has not ended" in going.message
+        await lab.call("confirm_spawn", pending_ids=[first.pending_id], decision="reject")
+        again = await lab.call("spawn_subagent", retry_of=first.subagent_id, max_cost_cents=9)
+        assert again.status == "awaiting_approval", again.message
+        assert (again.name, again.max_cost_cents) == ("one", 9)
+        [task] = await lab.facts(again.subagent_id, UserMessage)
+        assert (task.text, task.context) == ("the first", "some background")
+        [proposed] = await lab.facts(again.subagent_id, SpawnProposed)
+        assert proposed.retry_of == first.subagent_id
+        row = await lab.run(again.subagent_id)
+    assert row.state == "awaiting_approval" and row.pending_id != first.pending_id
