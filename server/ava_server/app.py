@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import anyio
 from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
 from mcp.server.lowlevel import Server
+from mcp.shared.exceptions import MCPError
+from mcp_types import INTERNAL_ERROR
 
 if TYPE_CHECKING:
     from ava_server.desk import Desk
@@ -160,9 +162,12 @@ def build_server(load: Callable[[], Settings], *, transport: str = "stdio") -> S
                 app.close()
 
     async def open_after_answer(ctx: ServerRequestContext[App, Any], call_next: CallNext) -> HandlerResult:
-        answer = await call_next(ctx)
-        ctx.lifespan_context.start()
-        return answer
+        try:
+            return await call_next(ctx)
+        except Exception as error:
+            raise _explained(error) from error
+        finally:
+            ctx.lifespan_context.start()
 
     server: Server[App] = Server(
         "ava",
@@ -198,6 +203,17 @@ async def _roots(ctx: ServerRequestContext[App, Any]) -> tuple[str, ...]:
             return ()
         return tuple(str(root.uri) for root in answer.roots)
     return ()
+
+
+def _explained(error: Exception) -> Exception:
+    """Turn an error of ours into one that reaches the host in its own words: resources have no other way."""
+    from ava_audit.errors import AuditError
+    from ava_roles.errors import RolesError
+    from ava_server.errors import AvaError
+
+    if isinstance(error, AvaError | AuditError | RolesError):
+        return MCPError(code=INTERNAL_ERROR, message=str(error))
+    return error
 
 
 def _append(event: Any) -> Any:

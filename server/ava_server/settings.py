@@ -250,7 +250,7 @@ def load_settings(data_root: Path | None = None, env: Mapping[str, str] | None =
 def _read_config(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):  # a root that is no folder is told when it is opened
         return {}
     except tomllib.TOMLDecodeError as wrong:
         raise ConfigError(f"{path} is no valid TOML: {wrong}. Correct it there.") from None
