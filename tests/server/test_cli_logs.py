@@ -1,0 +1,203 @@
+"""`ava logs` as people and scripts use it: real processes on a real log."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import anyio
+import pytest
+from support.log import AVA, Life, run_who, said, write_each
+from support.terminal import COMMAND, ava, environment, on_terminal
+
+from ava_audit.events import Event, SessionStart, Who
+from ava_audit.line import line_fault
+from ava_audit.store import Store
+
+ONE, OTHER = "S-aaaaaa", "S-bbbbbb"
+
+
+def put(root: Path, *events: Event) -> None:
+    """Write events, one command each, as another process would."""
+
+    async def work() -> None:
+        async with Store.open(root) as store:
+            await write_each(store, events)
+
+    anyio.run(work)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A log with two runs of two users: one that went well, one with a failed tool and an error."""
+    other = Life(OTHER, user="eve")
+    put(
+        tmp_path,
+        Event(AVA, SessionStart(client="claude-code", transport="stdio")),
+        *Life(ONE).whole(),
+        *other.begun(),
+        *other.tool("no such page", success=False),
+        other.failed("no answer"),
+        *other.ended("timeout"),
+        said("the zebra walks", Who("sess-2", "ava", "ben")),
+    )
+    return tmp_path
+
+
+def lines(root: Path, *args: str, env: dict[str, str] | None = None) -> list[str]:
+    """The entries, without what stands above them."""
+    done = ava(root, "logs", *args, env=env)
+    assert done.returncode == 0, done.stderr
+    first, *others = done.stdout.splitlines()
+    assert first == f"Data root: {root}"
+    return [line for line in others if line.startswith("[")]
+
+
+def types(root: Path, *args: str) -> list[str]:
+    return [line.split()[3] for line in lines(root, *args)]
+
+
+def agents(root: Path, *args: str) -> set[str]:
+    return {line.split()[2] for line in lines(root, *args)}
+
+
+def test_the_last_entries_of_all_agents_newest_last(root: Path) -> None:
+    everything = lines(root, "--last", "100")
+    assert agents(root, "--last", "100") == {"ava", ONE, OTHER}
+    assert "SessionStart claude-code stdio" in everything[0]
+    assert everything[-1].endswith("ava UserMessage (message) the zebra walks")
+    assert lines(root, "--last", "2") == everything[-2:]
+    assert "The newest 2 entries; --last shows more." in ava(root, "logs", "--last", "2").stdout
+
+
+def test_one_subagents_trace_by_its_id_in_any_form(root: Path) -> None:
+    trace = lines(root, ONE)
+    assert agents(root, ONE) == {ONE}
+    assert any("ToolCall web_search query=prices" in line for line in trace)
+    assert lines(root, "AAAAAA") == trace
+    assert lines(root, "P-aaaaaa00") == trace
+
+
+def test_errors_of_the_last_hour(root: Path) -> None:
+    found = types(root, "--type", "error", "--since", "1 hour ago")
+    assert sorted(found) == ["ErrorOccurred", "SubagentComplete", "ToolResult"]
+    assert agents(root, "--type", "error", "--since", "1 hour ago") == {"ava", OTHER}
+    assert lines(root, "--type", "error", "--until", "1 hour ago") == []
+    assert "No entry fits." in ava(root, "logs", "--since", "2100-01-01").stdout
+
+
+def test_each_filter_and_all_of_them_together(root: Path) -> None:
+    assert set(types(root, "--type", "toolcall", "--type", "cost")) == {"ToolCall", "CostReserved", "CostUpdate"}
+    assert agents(root, "--agent", ONE, "--agent", OTHER) == {ONE, OTHER}
+    assert agents(root, "--agent", "AVA") == {"ava"}
+    assert agents(root, "--user", "eve") == {"ava", OTHER}
+    assert lines(root, "--session", "sess-2") == lines(root, "--search", "zebra")
+    assert lines(root, "--search", '"zebra walks"') == lines(root, "--last", "1")
+    assert lines(root, "--search", '"walks zebra"') == []
+    assert set(types(root, "--level", "error")) == {"ErrorOccurred", "ToolResult"}
+    assert types(root, OTHER, "--user", "eve", "--type", "tool", "--level", "error", "--since", "1h") == ["ToolResult"]
+
+
+def test_times_are_local_or_utc(root: Path) -> None:
+    (utc,) = lines(root, "--last", "1", "--utc", env={"TZ": "Asia/Tokyo"})
+    (local,) = lines(root, "--last", "1", env={"TZ": "JST-9"})
+    assert utc.split("] ")[0].endswith("Z")
+    (hour_utc, hour_local) = (int(line.split(":")[0][-2:]) for line in (utc, local))
+    assert (hour_local - hour_utc) % 24 == 9
+
+
+def test_json_lines_are_those_of_the_mirror_and_verify(root: Path) -> None:
+    done = ava(root, "logs", "--json", "--last", "1000")
+    found = done.stdout.encode().splitlines(keepends=True)
+    assert [line_fault(line) for line in found] == [None] * len(found)
+    entries = [json.loads(line) for line in found]
+    assert [entry["seq"] for entry in entries] == list(range(1, len(entries) + 1))
+    assert {"timestamp", "sessionId", "agentId", "userId", "eventType", "content", "metadata", "hash"} <= set(
+        entries[0]
+    )
+    assert len(ava(root, "logs", "--json", "--type", "error").stdout.splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (("--type", "pirate"), "--type: no event type 'pirate'; short names are error, tool"),
+        (("--since", "whenever"), "--since: 'whenever' is not a time; accepted are"),
+        (("--until", "nope"), "--until: 'nope' is not a time"),
+        (("S-123456",), "There is no subagent S-123456"),
+        (("nonsense",), "'nonsense' is no id"),
+        (("--agent", "bob"), "--agent: 'bob' is no agent"),
+    ],
+)
+def test_a_mistake_is_one_sentence(root: Path, args: tuple[str, ...], says: str) -> None:
+    done = ava(root, "logs", *args)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"ava: {says}")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("args", [("--last", "0"), ("--last", "many"), ("--level", "loud"), ("--unknown",)])
+def test_a_wrong_option_is_a_usage_error(root: Path, args: tuple[str, ...]) -> None:
+    done = ava(root, "logs", *args)
+    assert done.returncode == 2
+    assert "Usage: ava logs" in done.stderr
+    assert args[0] in done.stderr
+
+
+def test_an_empty_place_is_said_and_nothing_is_made(tmp_path: Path) -> None:
+    root = tmp_path / "data"
+    done = ava(root, "logs", "--last", "5")
+    assert (done.returncode, done.stdout) == (0, f"Data root: {root}\nNothing is in the log yet.\n")
+    assert ava(root, "logs", "--json").stdout == ""
+    assert not root.exists()
+
+
+def test_following_shows_what_another_process_writes(root: Path) -> None:
+    with on_terminal(root, "logs", "-f", "--type", "message", columns=120) as screen:
+        screen.until("the zebra walks")
+        put(root, said("a giraffe follows"), *Life("S-cccccc").begun()[:1], said("and a gnu", run_who("S-dddddd")))
+        shown = screen.until("and a gnu")
+        screen.interrupt()
+        assert screen.ended() == 130
+    assert "a giraffe follows" in shown
+    assert "S-cccccc" not in shown
+    assert "Traceback" not in screen.text
+
+
+def test_following_begins_before_there_is_anything(tmp_path: Path) -> None:
+    root = tmp_path / "data"
+    with on_terminal(root, "logs", "--follow", "--json", columns=200) as screen:
+        folder = tmp_path / "work"
+        folder.mkdir()
+        (folder / "a.txt").write_text("Nothing much.\n")
+        args = ("run", "researcher", "Something", "--workspace", str(folder), "--yes", "--max-cost", "1")
+        assert ava(root, *args).returncode == 0
+        screen.until('"eventType":"SubagentComplete"')
+        screen.interrupt()
+        assert screen.ended() == 130
+
+
+def test_a_reader_that_goes_away_ends_it_quietly(root: Path) -> None:
+    put(root, *(said(f"entry {number} " + "x" * 200) for number in range(1_000)))
+    process = subprocess.Popen(
+        [*COMMAND, "logs", "--last", "1000"],
+        env=environment(root),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert os.read(process.stdout.fileno(), 10)
+    process.stdout.close()
+    errors = process.stderr.read()
+    process.stderr.close()
+    assert (process.wait(20), errors) == (141, b"")
+
+
+def test_a_line_fits_the_terminal(root: Path) -> None:
+    put(root, said("long " * 200))
+    with on_terminal(root, "logs", "--last", "3", columns=90) as screen:
+        assert screen.ended() == 0
+    first, *others = screen.text.splitlines()
+    assert first == f"Data root: {root}"
+    assert max(map(len, others)) == 90

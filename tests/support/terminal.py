@@ -1,0 +1,119 @@
+"""The `ava` command as people run it: in a pipe, and on a real terminal (a pty).
+
+done = ava(root, "status", "--once")
+with on_terminal(root, "demo") as screen:
+    screen.until("Start it?")
+    screen.type("y\n")
+    assert screen.ended() == 0
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+COMMAND = (sys.executable, "-m", "ava_server")
+WITHIN_S = 30.0
+
+
+def environment(root: Path | str, **more: str) -> dict[str, str]:
+    """No keys, no settings but the data root."""
+    kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
+    return {**kept, "AVA_DATA_ROOT": str(root), "TERM": "xterm", "LANG": "C.UTF-8", **more}
+
+
+def ava(
+    root: Path | str, *args: str, cwd: Path | None = None, stdin: str = "", env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a command without a terminal."""
+    return subprocess.run(
+        [*COMMAND, *args],
+        env=environment(root, **(env or {})),
+        cwd=cwd,
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=WITHIN_S * 2,
+        check=False,
+    )
+
+
+class Screen:
+    """A command on a terminal, and everything that it has written there."""
+
+    def __init__(self, process: subprocess.Popen[bytes], descriptor: int) -> None:
+        self.process = process
+        self._descriptor = descriptor
+        self._bytes = b""
+
+    @property
+    def text(self) -> str:
+        return self._bytes.decode("utf-8", "replace").replace("\r\n", "\n")
+
+    def until(self, text: str) -> str:
+        """Read until a text stands on the screen, and return everything."""
+        deadline = time.monotonic() + WITHIN_S
+        while text not in self.text:
+            assert self._more(deadline), f"{text!r} never came; there was: {self.text}"
+        return self.text
+
+    def type(self, text: str) -> None:
+        os.write(self._descriptor, text.encode())
+
+    def interrupt(self) -> None:
+        """What Ctrl-C does."""
+        self.process.send_signal(signal.SIGINT)
+
+    def ended(self) -> int:
+        """Read to the end, and return the exit code."""
+        deadline = time.monotonic() + WITHIN_S
+        while self._more(deadline):
+            pass
+        return self.process.wait(WITHIN_S)
+
+    def _more(self, deadline: float) -> bool:
+        ready, _, _ = select.select([self._descriptor], [], [], max(0.0, deadline - time.monotonic()))
+        assert ready, f"nothing more came in time; there was: {self.text}"
+        try:
+            data = os.read(self._descriptor, 65_536)
+        except OSError:  # Linux says so when the other end is closed
+            return False
+        self._bytes += data
+        return bool(data)
+
+
+@contextmanager
+def on_terminal(
+    root: Path | str, *args: str, cwd: Path | None = None, columns: int = 100, env: Mapping[str, str] | None = None
+) -> Generator[Screen]:
+    """Run a command on a terminal of its own; killed if it has not ended when the block does."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    process = subprocess.Popen(
+        [*COMMAND, *args],
+        env=environment(root, **(env or {})),
+        cwd=cwd,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+    )
+    os.close(theirs)
+    try:
+        yield Screen(process, ours)
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+        os.close(ours)

@@ -1,0 +1,411 @@
+"""`ava run`, and what the other commands then tell of it: real processes, a real model server."""
+
+import json
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.model_server import Gate, Say, running_model_server
+from support.terminal import COMMAND, ava, environment, on_terminal
+
+from ava_audit.events import ENDINGS
+from ava_server.cli.views import ENDING_CODES
+
+TASK = "What does transcription pricing cost?"
+DONE = Say("", [("submit_result", {"summary": "All looked up.", "output": "Twelve cents a minute."})])
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Path:
+    folder = tmp_path / "work"
+    folder.mkdir()
+    (folder / "notes.md").write_text("# Pricing\n\nThe transcription price of Otter is twelve cents a minute.\n")
+    return folder
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "data"
+
+
+def local(base_url: str) -> dict[str, str]:
+    return {"AVA_MODEL_BASE_URL": base_url, "AVA_MODEL": "test"}
+
+
+def subagent_in(text: str) -> str:
+    found = re.search(r"S-[0-9a-f]{6}", text)
+    assert found is not None, text
+    return found[0]
+
+
+def events(root: Path, *args: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in ava(root, "logs", "--json", "--last", "1000", *args).stdout.splitlines()]
+
+
+# -- without a terminal ------------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_nobody_is_asked_about_prints_its_result_and_claims_no_persons_approval(
+    root: Path, workspace: Path
+) -> None:
+    done = ava(
+        root, "run", "researcher", TASK, "--workspace", "work", "--yes", "--max-cost", "0.10", cwd=workspace.parent
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[0] == f"Data root: {root}"
+    assert "The transcription price of Otter is twelve cents a minute." in done.stdout
+    assert "quote: found, word for word" in done.stdout
+    assert "source: notes.md, line 3, notes.md:3" in done.stdout
+    assert "Ava wants to start a researcher" in done.stderr
+    assert f"can read {workspace}" in done.stderr
+    decided = events(root, "--type", "SpawnDecided")
+    assert [event["content"]["channel"] for event in decided] == ["host_call"]
+    assert [event["content"]["transport"] for event in events(root, "--type", "SessionStart")] == ["terminal"]
+    said = [event["content"] for event in events(root, "--type", "UserMessage")]
+    assert [message["kind"] for message in said] == ["task"]
+
+
+def test_without_a_terminal_and_without_yes_nothing_is_proposed(root: Path, workspace: Path) -> None:
+    done = ava(root, "run", "researcher", TASK, "--workspace", str(workspace), stdin="y\n")
+    assert done.returncode == 10
+    assert done.stderr == (
+        "ava: There is no terminal to ask on, so nothing was proposed. Run it in a terminal, or add --yes and"
+        " --max-cost.\n"
+    )
+    assert not root.exists()
+
+
+def test_the_result_goes_into_a_file_as_json(root: Path, workspace: Path, tmp_path: Path) -> None:
+    out = tmp_path / "result.json"
+    args = ("run", "researcher", TASK, "--workspace", str(workspace), "--yes", "--max-cost", "$0.10", "--json")
+    to_file = ava(root, *args, "--out", str(out), "--name", "prices", "--task-id", "t-1")
+    to_stdout = ava(root, *args)
+
+    assert (to_file.returncode, to_file.stdout, to_stdout.returncode) == (0, "", 0)
+    for text in (out.read_text(), to_stdout.stdout):
+        result = json.loads(text)
+        assert result["data_root"] == str(root)
+        assert result["state"] == "success"
+        assert {quote["verdict"] for quote in result["quotes_checked"]} == {"found"}
+    assert (json.loads(out.read_text())["name"], json.loads(out.read_text())["task_id"]) == ("prices", "t-1")
+
+
+def test_limits_of_the_command_line_are_those_of_the_proposal(root: Path, workspace: Path) -> None:
+    limits = ("--timeout", "2m", "--max-cost", "0.125", "--max-tokens", "5000", "--max-iterations", "3")
+    args = ("run", "researcher", TASK, "--workspace", str(workspace), "--context", "for a podcast", *limits, "--yes")
+    assert ava(root, *args).returncode == 0
+    (proposed,) = events(root, "--type", "SpawnProposed")
+    config = proposed["content"]["config"]
+    caps = ("timeout_s", "max_cost_micros", "max_tokens", "max_iterations")
+    assert [config[cap] for cap in caps] == [120, 125_000, 5_000, 3]
+    (task,) = (event["content"] for event in events(root, "--type", "UserMessage"))
+    assert task["context"] == "for a podcast"
+
+
+def test_an_endpoint_that_is_down_is_exit_20_with_what_to_do(root: Path, workspace: Path) -> None:
+    done = ava(
+        root, "run", "researcher", TASK, "--workspace", str(workspace), "--yes", "--max-cost", "0.10",
+        env=local("http://127.0.0.1:9/v1"),
+    )  # fmt: skip
+    assert done.returncode == 20
+    assert "Ended as error" in done.stdout
+    assert "127.0.0.1:9" in done.stdout
+    assert "What to do: " in done.stdout
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("script", "limits", "code", "says"),
+    [
+        ([Say("", [("scratchpad", {"note": "a"})]), DONE], ("--max-iterations", "1"), 13, "Ended as iteration_limit"),
+        ([DONE], ("--max-tokens", "1"), 11, "Ended as token_exceeded"),
+    ],
+)
+def test_a_cap_has_its_exit_code(
+    root: Path, workspace: Path, script: list[Say], limits: tuple[str, ...], code: int, says: str
+) -> None:
+    with running_model_server(script) as server:
+        args = ("run", "researcher", TASK, "--workspace", str(workspace), "--yes", "--max-cost", "0.10", *limits)
+        done = ava(root, *args, env=local(server.base_url))
+    assert (done.returncode, says in done.stdout) == (code, True), done.stdout + done.stderr
+
+
+def test_every_ending_has_an_exit_code() -> None:
+    assert set(ENDING_CODES) | {"error"} == set(ENDINGS)
+    assert sorted(set(ENDING_CODES.values())) == [0, 10, 11, 12, 13, 14, 15, 16]
+
+
+def test_a_broken_config_is_exit_30_and_names_the_file(root: Path, workspace: Path) -> None:
+    root.mkdir()
+    (root / "config.toml").write_text("limits = = 3\n")
+    for args in (("run", "researcher", TASK, "--yes", "--max-cost", "1"), ("status", "--once")):
+        done = ava(root, *args)
+        assert done.returncode == 30
+        assert done.stderr.startswith(f"ava: {root}/config.toml is no valid TOML")
+        assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (("researcher", "x", "--yes"), "--max-cost 0.50"),
+        (("researcher", "x", "--yes", "--max-cost", "0"), "--max-cost: '0'"),
+        (("researcher", "x", "--yes", "--max-cost", "nan"), "--max-cost: 'nan'"),
+        (("researcher", "x", "--yes", "--max-cost", "much"), "--max-cost: 'much'"),
+        (("researcher", "x", "--yes", "--max-cost", "1", "--timeout", "soon"), "--timeout: 'soon'"),
+        (("researcher", "x", "--yes", "--max-cost", "1", "--timeout", "0m"), "--timeout: '0m'"),
+        (("researcher", "x", "--yes", "--max-cost", "1", "--max-tokens", "-5"), "max_tokens"),
+        (("researcher", " ", "--yes", "--max-cost", "1"), "task: only white space"),
+        (("pirate", "x", "--yes", "--max-cost", "1"), "pirate"),
+        (("researcher", "x", "--yes", "--max-cost", "1", "--workspace", "/nowhere/at/all"), "does not exist"),
+        (("researcher", "x", "--yes", "--max-cost", "1", "--model", "gpt-x"), "model: 'gpt-x'"),
+        (("researcher", "x", "--yes", "--max-cost", "1", "--out", "/nowhere/at/all.txt"), "--out: "),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_exit_2(root: Path, tmp_path: Path, args: tuple[str, ...], says: str) -> None:
+    done = ava(root, "run", *args, cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert says in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("command", [("serve",), ("run", "researcher", "x", "--yes", "--max-cost", "1")])
+def test_inside_of_a_run_neither_serve_nor_run_starts(root: Path, command: tuple[str, ...]) -> None:
+    done = ava(root, *command, env={"AVA_RUN_ID": "S-7f3a2b"})
+    assert done.returncode == 2
+    assert "a subagent starts no subagents (AVA_RUN_ID is set)" in done.stderr
+    assert not root.exists()
+
+
+def test_policy_human_is_not_loosened_by_a_terminal(root: Path) -> None:
+    root.mkdir()
+    (root / "config.toml").write_text('approval = "human"\n')
+    done = ava(root, "run", "researcher", "x", "--yes", "--max-cost", "1")
+    assert done.returncode == 10
+    assert 'approval = "human"' in done.stderr
+    assert not (root / "ava.db").exists()
+
+
+def test_sigint_without_a_terminal_cancels_and_shows_what_there_is(root: Path, workspace: Path) -> None:
+    gate = Gate()
+    with running_model_server([Say("", [("scratchpad", {"note": "first note"})]), Say("", gate=gate)]) as server:
+        process = subprocess.Popen(
+            [*COMMAND, "run", "researcher", TASK, "--workspace", str(workspace), "--yes", "--max-cost", "1"],
+            env=environment(root, **local(server.base_url)),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert gate.arrived.wait(20)
+        process.send_signal(signal.SIGINT)
+        out, errors = process.communicate(timeout=20)
+    assert process.returncode == 15
+    assert "Ended as cancelled" in out
+    assert "first note" in out
+    assert "Traceback" not in errors
+
+
+# -- on a terminal -----------------------------------------------------------------------------------------------------
+
+
+def test_yes_on_the_terminal_is_a_persons_approval(root: Path, workspace: Path) -> None:
+    with on_terminal(root, "run", "researcher", TASK, "--workspace", str(workspace)) as screen:
+        screen.until("Start it? [y/N]")
+        screen.type("yes\n")
+        assert screen.ended() == 0
+    assert screen.text.startswith(f"Data root: {root}\n")
+    assert "twelve cents a minute" in screen.text
+    (decided,) = events(root, "--type", "SpawnDecided")
+    assert decided["content"]["channel"] == "terminal"
+    said = [event["content"] for event in events(root, "--type", "UserMessage")]
+    assert [message["kind"] for message in said] == ["task", "decision"]
+
+    shown = ava(root, "show", subagent_in(screen.text))
+    assert "by a person at the terminal" in shown.stdout
+
+
+@pytest.mark.parametrize("answer", ["\n", "n\n", "yes please\n", "\x04", "ctrl-c"])
+def test_anything_but_yes_on_the_terminal_starts_nothing(root: Path, workspace: Path, answer: str) -> None:
+    with on_terminal(root, "run", "researcher", TASK, "--workspace", str(workspace)) as screen:
+        screen.until("Start it? [y/N]")
+        if answer == "ctrl-c":
+            screen.interrupt()
+        else:
+            screen.type(answer)
+        assert screen.ended() == 10
+    assert "Not approved; nothing was started." in screen.text
+    assert "Traceback" not in screen.text
+    assert [event["content"]["decision"] for event in events(root, "--type", "SpawnDecided")] == ["rejected"]
+
+
+@pytest.mark.parametrize("answer", ["c\n", "ctrl-c"])
+def test_ctrl_c_asks_and_cancels(root: Path, workspace: Path, answer: str) -> None:
+    gate = Gate()
+    args = ("run", "researcher", TASK, "--workspace", str(workspace), "--yes", "--max-cost", "1")
+    with (
+        running_model_server([Say("", gate=gate)]) as server,
+        on_terminal(root, *args, env=local(server.base_url)) as screen,
+    ):
+        assert gate.arrived.wait(20)
+        screen.interrupt()
+        screen.until("[c]ancel or [l]eave:")
+        if answer == "ctrl-c":
+            screen.interrupt()
+        else:
+            screen.type(answer)
+        assert screen.ended() == 15
+    assert "Ended as cancelled" in screen.text
+    assert "Traceback" not in screen.text
+
+
+def test_ctrl_c_asks_and_leaves_it_interrupted_for_the_next_server(root: Path, workspace: Path) -> None:
+    gate = Gate()
+    args = ("run", "researcher", TASK, "--workspace", str(workspace), "--yes", "--max-cost", "1")
+    # The call in flight is booked as unknown, and made again by whoever takes the run up.
+    with running_model_server([Say("", gate=gate), DONE]) as server:
+        with on_terminal(root, *args, env=local(server.base_url)) as screen:
+            assert gate.arrived.wait(20)
+            screen.interrupt()
+            screen.until("[c]ancel or [l]eave:")
+            screen.type("l\n")
+            assert screen.ended() == 130
+        run_id = subagent_in(screen.text)
+        assert f"Left. `ava show {run_id}` tells what became of it." in screen.text
+        status = ava(root, "status", "--once")
+        assert re.search(rf"^{run_id}  interrupted +researcher$", status.stdout, re.MULTILINE)
+
+        other = ("run", "researcher", "Something else", "--workspace", str(workspace), "--yes", "--max-cost", "1")
+        with on_terminal(root, *other) as second:
+            assert second.ended() == 0
+        # Another server that cannot honour it leaves it alone; one with the same endpoint takes it up.
+        process = subprocess.Popen(
+            [*COMMAND, "serve"], env=environment(root, **local(server.base_url)), stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        assert process.stdin is not None
+        hello = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
+        message = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": hello}
+        process.stdin.write(json.dumps(message).encode() + b"\n")
+        process.stdin.flush()
+        deadline = time.monotonic() + 20
+        while "success" not in ava(root, "show", run_id).stdout.splitlines()[1]:
+            assert time.monotonic() < deadline
+        process.communicate(timeout=10)
+    assert "All looked up." in ava(root, "show", run_id).stdout
+
+
+def test_what_a_model_writes_cannot_steer_the_terminal(root: Path, workspace: Path) -> None:
+    evil = "\x1b]0;owned\x07\x1b[2J\x9b31m red \u202e over"
+    result = {
+        "summary": evil,
+        "output": f"{evil} output",
+        "caveats": [evil],
+        "findings": [{"claim": evil, "quote": evil}],
+    }
+    with running_model_server(
+        [Say(evil, [("scratchpad", {"note": evil})]), Say("", [("submit_result", result)])]
+    ) as server:
+        args = ("run", "researcher", TASK, "--workspace", str(workspace), "--yes", "--max-cost", "1")
+        with on_terminal(root, *args, env=local(server.base_url)) as screen:
+            assert screen.ended() == 0
+    run_id = subagent_in(screen.text)
+    texts = [screen.text]
+    for command in (("show", run_id), ("show", run_id, "--json"), ("logs",), ("logs", "--json"), ("status", "--once")):
+        with on_terminal(root, *command) as view:
+            assert view.ended() == 0
+        texts.append(view.text)
+    for text in texts:
+        assert "owned" in text or "Today" in text
+        for steering in ("\x1b]", "\x07", "\x1b[2J", "\x9b", "\u202e"):
+            assert steering not in text
+
+
+# -- what the other commands tell of it --------------------------------------------------------------------------------
+
+
+def test_show_tells_the_whole_run_and_marks_it_as_fetched(root: Path, workspace: Path) -> None:
+    args = ("run", "researcher", TASK, "--workspace", str(workspace), "--context", "for a podcast", "--yes")
+    left = ava(root, *args, "--max-cost", "0.10", "--json", "--name", "prices")
+    run_id = json.loads(left.stdout)["subagent_id"]
+    shown = ava(root, "show", run_id.removeprefix("S-").upper())
+
+    assert shown.returncode == 0, shown.stderr
+    lines = shown.stdout.splitlines()
+    assert lines[0] == f"Data root: {root}"
+    assert lines[1] == f"researcher {run_id} (prices): success"
+    order = [
+        *(TASK, "Context: for a podcast", "Approved ", "host_call", "Caps: free, 10 min"),
+        *("What happened:", "ToolCall search_and_read", "SubagentComplete"),
+        *("Result:", "twelve cents a minute", "Cost: $0.00"),
+    ]
+    places = [shown.stdout.index(part) for part in order]
+    assert places == sorted(places)
+    carried = [
+        event for event in events(root, "--type", "ToolResult", "--agent", "ava") if event.get("runId") == run_id
+    ]
+    assert [event["content"]["tool"] for event in carried] == ["ava run", "ava show"]
+
+    as_json = json.loads(ava(root, "show", run_id, "--json").stdout)
+    assert as_json["run"]["untrusted_result"]["findings"]
+    assert as_json["asked"]["context"] == "for a podcast"
+    assert as_json["entries"][0]["eventType"] == "SpawnProposed"
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [("S-000000", "no subagent S-000000"), ("P-00000000", "P-00000000"), ("seven", "'seven' is no id")],
+)
+def test_show_of_something_unknown_is_one_sentence(root: Path, given: str, says: str) -> None:
+    done = ava(root, "show", given)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert says in done.stderr
+    assert not root.exists(), "looking makes no data root"
+
+
+def test_status_shows_what_goes_on_what_has_ended_and_todays_budgets_in_80_columns(root: Path, workspace: Path) -> None:
+    gate = Gate()
+    args = ("run", "researcher", TASK, "--workspace", str(workspace), "--yes", "--max-cost", "1", "--name", "x" * 60)
+    first = ava(root, *args)
+    assert first.returncode == 0
+    with (
+        running_model_server([Say("", gate=gate), DONE]) as server,
+        on_terminal(root, *args, env=local(server.base_url)) as screen,
+    ):
+        assert gate.arrived.wait(20)
+        status = ava(root, "status", "--once")
+        as_json = json.loads(ava(root, "status", "--json", "--all").stdout)
+        gate.released.set()
+        screen.ended()
+
+    lines = status.stdout.splitlines()
+    assert lines[0] == f"Data root: {root}"
+    assert max(map(len, lines[1:])) <= 80
+    assert re.match(r"S-\w{6}  running           researcher \(xxx", lines[1])
+    assert re.search(r"s of 600 s · turn \d of 20 · ", lines[2])
+    assert "Ended within the last hour:" in lines
+    assert any(re.match(r"S-\w{6}  success ", line) for line in lines)
+    assert any(line.endswith("$0.00 of $25.00 spent") for line in lines)
+    assert sorted(run["state"] for run in as_json["runs"]) == ["running", "success"]
+    assert [budget["cap_cents"] for budget in as_json["today"]] == [1000, 2500]
+
+
+def test_status_of_an_empty_place_says_so_and_makes_nothing(root: Path) -> None:
+    done = ava(root, "status")
+    assert done.returncode == 0
+    assert "No subagents: none waits, runs, or ended within the last hour." in done.stdout
+    assert not root.exists()
+
+
+def test_status_on_a_terminal_stays_until_ctrl_c(root: Path) -> None:
+    with on_terminal(root, "status") as screen:
+        screen.until("Today (UTC):")
+        screen.interrupt()
+        assert screen.ended() == 130
+    assert "Traceback" not in screen.text

@@ -1,0 +1,204 @@
+"""`ava demo`, as a first user meets it: a child server, a real MCP client, real files."""
+
+import os
+import random
+import re
+import string
+import time
+from pathlib import Path
+
+import pytest
+from support.terminal import ava, on_terminal
+
+QUOTE = re.compile(r'^   "(.+)"$', re.MULTILINE)
+
+
+@pytest.fixture
+def words() -> list[str]:
+    """Words that stand nowhere else in the world."""
+    chance = random.Random()
+    return ["".join(chance.choices(string.ascii_lowercase, k=9)) for _ in range(240)]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, words: list[str]) -> Path:
+    """A folder of random words, in sentences."""
+    folder = tmp_path / "random"
+    (folder / "deeper").mkdir(parents=True)
+    for number in range(6):
+        taken = words[number * 40 : number * 40 + 40]
+        sentences = [" ".join(taken[at : at + 8]).capitalize() + "." for at in range(0, 40, 8)]
+        place = folder / "deeper" if number % 2 else folder
+        (place / f"file{number}.txt").write_text("\n\n".join(sentences) + "\n")
+    return folder
+
+
+def quotes_of(screen: str) -> list[str]:
+    return QUOTE.findall(screen)
+
+
+def text_in(folder: Path) -> str:
+    return "\n".join(path.read_text() for path in sorted(folder.rglob("*.txt")))
+
+
+@pytest.mark.parametrize("option", [(), ("--scripted",)])
+def test_a_folder_of_random_words_gives_quotes_from_there(
+    tmp_path: Path, folder: Path, words: list[str], option: tuple[str, ...]
+) -> None:
+    done = ava(tmp_path / "unused", "demo", str(folder), *option)
+
+    assert done.returncode == 0, done.stderr
+    asked = re.search(r"What do these files say about (\w+), (\w+) and (\w+)\?", done.stdout)
+    assert asked is not None
+    assert set(asked.groups()) <= set(words)
+    quotes = quotes_of(done.stdout)
+    assert len(quotes) >= 2
+    for quote in quotes:
+        assert quote in text_in(folder)
+        assert any(word in quote.lower() for word in asked.groups())
+    assert "NOT found" not in done.stdout
+    assert done.stdout.count("quote: found, word for word") == len(quotes)
+    assert re.search(r"source: file\d\.txt, line \d+, (deeper/)?file\d\.txt:\d+", done.stdout)
+    assert not (tmp_path / "unused").exists(), "the demo leaves the user's own data root alone"
+
+
+def test_without_a_folder_it_reads_the_shipped_documentation_within_ten_seconds(tmp_path: Path) -> None:
+    began = time.monotonic()
+    done = ava(tmp_path, "demo", env={"TMPDIR": str(tmp_path)})
+    took = time.monotonic() - began
+
+    assert done.returncode == 0, done.stderr
+    assert took < 10
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith(f"Data root: {tmp_path}")
+    assert "There is no terminal to ask on, so the demo approves it by itself." in lines
+    assert "Cost: $0.00" in lines
+    assert quotes_of(done.stdout)
+    assert done.stderr == ""
+    order = [
+        "Proposed (spawn_subagent)",
+        "Approval (confirm_spawn)",
+        "Running",
+        "-- Result",
+        "On the record",
+        "The log:",
+    ]
+    places = [done.stdout.index(part) for part in order]
+    assert places == sorted(places)
+
+
+def test_a_key_in_the_environment_is_not_used(tmp_path: Path, folder: Path) -> None:
+    dead = {
+        "OPENROUTER_API_KEY": "sk-or-v1-" + "0" * 64,
+        "AVA_MODEL_BASE_URL": "http://127.0.0.1:9/v1",
+        "AVA_MODEL": "x",
+    }
+    done = ava(tmp_path, "demo", str(folder), env=dead)
+    assert done.returncode == 0, done.stderr
+    assert "the offline reader does it" in done.stdout
+
+
+def test_on_a_terminal_yes_starts_it(tmp_path: Path, folder: Path) -> None:
+    with on_terminal(tmp_path, "demo", str(folder)) as screen:
+        shown = screen.until("Start it? [y/N]")
+        assert "-- Running" not in shown
+        screen.type("y\n")
+        assert screen.ended() == 0
+    assert "-- Result --" in screen.text
+    assert quotes_of(screen.text)
+
+
+@pytest.mark.parametrize("answer", ["n\n", "\n", "\x04"])
+def test_on_a_terminal_anything_else_starts_nothing(tmp_path: Path, folder: Path, answer: str) -> None:
+    with on_terminal(tmp_path, "demo", str(folder)) as screen:
+        screen.until("Start it? [y/N]")
+        screen.type(answer)
+        assert screen.ended() == 10
+    assert "Rejected; nothing was started." in screen.text
+    assert "-- Running" not in screen.text
+
+
+def test_ctrl_c_ends_it_quietly_and_leaves_no_folder(tmp_path: Path, folder: Path) -> None:
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    with on_terminal(tmp_path, "demo", str(folder), env={"TMPDIR": str(temporary)}) as screen:
+        screen.until("Start it? [y/N]")
+        screen.interrupt()
+        assert screen.ended() == 130
+    assert "Traceback" not in screen.text
+    assert list(temporary.iterdir()) == []
+
+
+def test_the_data_root_is_removed_unless_it_is_kept(tmp_path: Path, folder: Path) -> None:
+    gone = ava(tmp_path, "demo", str(folder), env={"TMPDIR": str(tmp_path)})
+    kept = ava(tmp_path, "demo", str(folder), "--keep", env={"TMPDIR": str(tmp_path)})
+
+    assert "The data root of the demo is removed now" in gone.stdout
+    assert not Path(gone.stdout.splitlines()[0].removeprefix("Data root: ")).exists()
+    root = Path(kept.stdout.splitlines()[0].removeprefix("Data root: "))
+    assert f"Kept: AVA_DATA_ROOT={root} ava logs" in kept.stdout
+    logs = ava(root, "logs", "--type", "complete")
+    assert "SubagentComplete" in logs.stdout
+    for line in kept.stdout.splitlines():
+        if line.startswith(("The log: ", "As JSON lines: ", "               ")):
+            assert Path(line.rpartition(" ")[2]).is_file()
+
+
+def test_a_task_of_ones_own_is_asked(tmp_path: Path, folder: Path, words: list[str]) -> None:
+    done = ava(tmp_path, "demo", str(folder), "--task", f"Where does {words[7]} stand?")
+    assert f'"Where does {words[7]} stand?"' in done.stdout
+    assert words[7] in quotes_of(done.stdout)[0].lower()
+
+
+def test_control_characters_of_a_file_do_not_reach_the_screen(tmp_path: Path, folder: Path, words: list[str]) -> None:
+    (folder / "evil.txt").write_text(
+        f"# {words[0]} {words[0]}\n\x1b]0;owned\x07 {words[0]} \x1b[31mred \u202e text\x9b2J\n"
+    )
+    with on_terminal(tmp_path, "demo", str(folder), "--task", f"{words[0]}") as screen:
+        screen.until("Start it?")
+        screen.type("y\n")
+        assert screen.ended() == 0
+    assert "evil.txt" in screen.text
+    for steering in ("\x1b]", "\x07", "\x1b[31m", "\u202e", "\x9b"):
+        assert steering not in screen.text
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda path: None, "does not exist"),
+        (lambda path: path.write_text("text"), "is no folder"),
+        (lambda path: path.mkdir(), "there is no text to read"),
+        (lambda path: (path.mkdir(), (path / "x.bin").write_bytes(b"\0" * 99)), "there is no text to read"),
+        (lambda path: path.symlink_to(path.parent / "nowhere"), "does not exist"),
+    ],
+)
+def test_a_folder_that_cannot_be_read_is_one_sentence(tmp_path: Path, make: object, says: str) -> None:
+    assert callable(make)
+    path = tmp_path / "given"
+    make(path)
+    done = ava(tmp_path / "root", "demo", str(path))
+
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert says in done.stderr
+    assert str(path) in done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every folder")
+def test_a_folder_without_permission_is_one_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "closed"
+    path.mkdir(mode=0o000)
+    done = ava(tmp_path / "root", "demo", str(path))
+    path.chmod(0o700)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+
+
+def test_a_folder_that_no_subagent_may_read_is_refused_with_a_reason(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "text.txt").write_text("Something to read here.\n")
+    done = ava(tmp_path / "root", "demo", str(home), env={"HOME": str(home)})
+    assert done.returncode == 2
+    assert "is a home folder" in done.stderr
+    assert "Traceback" not in done.stderr
