@@ -1,0 +1,296 @@
+"""The server as hosts run it: a child process on stdio, spoken to by the SDK's own client, or line by line.
+
+async with connected(root, mode="legacy", cwd=workspace) as client: ...   # what well-behaved hosts do
+async with serving(root) as wire: ...                                     # what all others do
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sqlite3
+import sys
+import tempfile
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.abc
+from anyio.streams.buffered import BufferedByteReceiveStream
+from mcp import Client, StdioServerParameters
+from mcp.client.stdio import stdio_client
+from mcp_types import CallToolResult, Implementation
+
+from ava_audit.verify import verify
+
+AVA = (str(Path(sys.executable).with_name("ava")), "serve")
+"""The installed command."""
+MODES = ("legacy", "auto")
+"""The handshake era, and the stateless one that a client which asks for it is given, as the SDK names them."""
+MODERN = "2026-07-28"
+ANSWER_S = 20.0
+EXIT_S = 5.0
+"""What the design gives a server to end."""
+LONGEST_LINE = 32 * 1024 * 1024
+
+
+def environment(root: Path, **more: str) -> dict[str, str]:
+    """What hosts leave of the environment, the data root, and `more`."""
+    kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "TMPDIR") if name in os.environ}
+    return {**kept, "AVA_DATA_ROOT": str(root), **more}
+
+
+def using(base_url: str) -> dict[str, str]:
+    """The variables that make a server use the scripted model server."""
+    return {"AVA_MODEL_BASE_URL": base_url, "AVA_MODEL": "scripted", "AVA_MODEL_API_KEY": "none-needed"}
+
+
+class Stderr:
+    """What the server has said on stderr, in a file that outlives it."""
+
+    def __init__(self) -> None:
+        self.file = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115 - closed by `checked`
+
+    @property
+    def text(self) -> str:
+        # pread: the position is shared with the child, which writes at it
+        size = os.fstat(self.file.fileno()).st_size
+        return os.pread(self.file.fileno(), size, 0).decode("utf-8", "replace")
+
+    @contextmanager
+    def checked(self) -> Generator[Stderr]:
+        try:
+            yield self
+            assert "Traceback" not in self.text, self.text
+        finally:
+            self.file.close()
+
+
+@asynccontextmanager
+async def connected(
+    root: Path, *, mode: str = "legacy", cwd: Path, env: Mapping[str, str] | None = None, name: str = "test-host"
+) -> AsyncGenerator[Client]:
+    """The SDK's own client with a server of its own; nothing may be a traceback on the server's stderr."""
+    command, *args = AVA
+    server = StdioServerParameters(command=command, args=args, env=environment(root, **(env or {})), cwd=cwd)
+    with Stderr().checked() as stderr:
+        transport = stdio_client(server, errlog=stderr.file)
+        info = Implementation(name=name, version="1.0")
+        async with Client(transport, mode=mode, client_info=info, read_timeout_seconds=60, cache=None) as client:
+            yield client
+
+
+def told(result: CallToolResult) -> tuple[dict[str, Any], str]:
+    """Both forms of an answer: structured and text."""
+    assert result.structured_content is not None
+    assert result.content[0].type == "text"
+    return result.structured_content, result.content[0].text
+
+
+class Wire:
+    """A server spoken to line by line, in the handshake era."""
+
+    def __init__(self, process: anyio.abc.Process, stderr: Stderr) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self.process = process
+        self.pid = process.pid
+        self.notifications: list[dict[str, Any]] = []
+        self._in = process.stdin
+        self._out = BufferedByteReceiveStream(process.stdout)
+        self._stderr = stderr
+        self._answers: dict[Any, dict[str, Any]] = {}
+        self._next = 0
+
+    @property
+    def stderr(self) -> str:
+        return self._stderr.text
+
+    async def send(self, message: Mapping[str, Any] | bytes) -> None:
+        data = message if isinstance(message, bytes) else json.dumps(message).encode()
+        await self._in.send(data if data.endswith(b"\n") else data + b"\n")
+
+    async def receive(self) -> dict[str, Any]:
+        """The next line of stdout; every one of them is a JSON-RPC message."""
+        line = await self._out.receive_until(b"\n", LONGEST_LINE)
+        message: dict[str, Any] = json.loads(line)
+        assert message["jsonrpc"] == "2.0"
+        return message
+
+    async def ask(self, method: str, params: Mapping[str, Any] | None = None) -> int:
+        """Send a request, and return its id."""
+        self._next += 1
+        await self.send({"jsonrpc": "2.0", "id": self._next, "method": method, "params": params or {}})
+        return self._next
+
+    async def answer(self, request_id: int | str | None) -> dict[str, Any]:
+        """The whole message that answers a request; what comes before it is kept."""
+        with anyio.fail_after(ANSWER_S):
+            while request_id not in self._answers:
+                message = await self.receive()
+                if "method" in message:
+                    self.notifications.append(message)
+                else:
+                    assert message["id"] not in self._answers, "one request, one answer"
+                    self._answers[message["id"]] = message
+        return self._answers.pop(request_id)
+
+    async def next_answer(self) -> dict[str, Any]:
+        """The next message that answers anything, whatever its id."""
+        with anyio.fail_after(ANSWER_S):
+            while "method" in (message := await self.receive()):
+                self.notifications.append(message)
+        return message
+
+    async def request(self, method: str, params: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        return await self.answer(await self.ask(method, params))
+
+    async def notify(self, method: str, params: Mapping[str, Any] | None = None) -> None:
+        await self.send({"jsonrpc": "2.0", "method": method, "params": params or {}})
+
+    async def initialize(self) -> dict[str, Any]:
+        hello = {
+            "protocolVersion": "2025-11-25",
+            "capabilities": {},
+            "clientInfo": {"name": "wire", "version": "1.0"},
+        }
+        answer = await self.request("initialize", hello)
+        await self.notify("notifications/initialized")
+        return answer
+
+    async def tool(self, tool: str, **arguments: Any) -> dict[str, Any]:
+        """Call a tool that succeeds, and return the structured form."""
+        found = await self.tool_result(tool, **arguments)
+        assert not found.get("isError"), found["content"][0]["text"]
+        content: dict[str, Any] = found["structuredContent"]
+        return content
+
+    async def tool_result(self, tool: str, **arguments: Any) -> dict[str, Any]:
+        answer = await self.request("tools/call", {"name": tool, "arguments": arguments})
+        result: dict[str, Any] = answer["result"]
+        return result
+
+    async def start_run(self, **spawn: Any) -> str:
+        """Propose and approve; return the run's id."""
+        proposed = await self.tool("spawn_subagent", **{"role": "researcher", "task": "Look it up", **spawn})
+        confirmed = await self.tool(
+            "confirm_spawn", pending_ids=[proposed["pending_id"]], approving=[proposed["approval_line"]]
+        )
+        assert confirmed["status"] == "approved", confirmed
+        run_id: str = proposed["subagent_id"]
+        return run_id
+
+    async def close_stdin(self) -> None:
+        await self._in.aclose()
+
+    async def close_stdout(self) -> None:
+        """Close the end from which a host reads."""
+        await self._out.aclose()
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    async def exited(self) -> int:
+        """Wait for the end, which comes within 5 s, and return the exit code."""
+        with anyio.fail_after(EXIT_S):
+            return await self.process.wait()
+
+
+@asynccontextmanager
+async def serving(
+    root: Path,
+    *,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    initialize: bool = True,
+    before: Sequence[str] = (),
+) -> AsyncGenerator[Wire]:
+    """A server of one's own; killed if the test has not ended it. No traceback may be on its stderr.
+
+    `before` is a program that starts it, with its arguments.
+    """
+    with Stderr().checked() as stderr:
+        child = await anyio.open_process(
+            [*before, *AVA], env=environment(root, **(env or {})), cwd=cwd or root.parent, stderr=stderr.file
+        )
+        wire = Wire(child, stderr)
+        try:
+            if initialize:
+                await wire.initialize()
+            yield wire
+        finally:
+            with anyio.CancelScope(shield=True):
+                if child.returncode is None:
+                    child.kill()
+                await child.wait()
+                await child.aclose()
+
+
+# -- what is on the record --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Logged:
+    """An entry of the log, as it is stored."""
+
+    seq: int
+    agent: str
+    session: str
+    type: str
+    run_id: str | None
+    content: dict[str, Any]
+
+
+def logged(root: Path, *types: str, run: str | None = None) -> list[Logged]:
+    """The entries of the log, of these types, of this run; none while there is no log yet."""
+    path = root / "ava.db"
+    if not path.exists():
+        return []
+    with contextlib.closing(sqlite3.connect(path, timeout=5)) as db:
+        if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'events'").fetchone():
+            return []
+        rows = db.execute("SELECT seq, agent_id, session_id, type, run_id, content FROM events ORDER BY seq").fetchall()
+    entries = [
+        Logged(seq, agent, session, kind, run_id, json.loads(content))
+        for seq, agent, session, kind, run_id, content in rows
+    ]
+    return [entry for entry in entries if (not types or entry.type in types) and (run is None or entry.run_id == run)]
+
+
+def state_of(root: Path, run: str) -> str:
+    """The stored state of a run."""
+    with contextlib.closing(sqlite3.connect(root / "ava.db", timeout=5)) as db:
+        state: str = db.execute("SELECT state FROM runs WHERE id = ?", (run,)).fetchone()[0]
+        return state
+
+
+def made(root: Path, mode: int = 0o700, **files: str) -> Path:
+    """Make a data root before a server does, with files in it (`config_toml` is config.toml)."""
+    root.mkdir(mode=mode)
+    for name, text in files.items():
+        (root / name.replace("_", ".")).write_text(text)
+    return root
+
+
+async def until(found: Callable[[], Any], within_s: float = 10.0) -> Any:
+    """Look again and again until something is there, and return it."""
+    with anyio.fail_after(within_s):
+        while not (value := found()):  # noqa: ASYNC110 - it happens in another process
+            await anyio.sleep(0.02)
+    return value
+
+
+def assert_intact(root: Path) -> None:
+    """The chain holds, and the projections are what follows from the log."""
+    report = verify(root / "ava.db")
+    assert report.faults == ()
+    assert report.projections
+
+
+def instance_locks(root: Path) -> list[str]:
+    return sorted(path.name for path in (root / "instances").glob("*.lock"))

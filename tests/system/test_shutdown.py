@@ -1,0 +1,250 @@
+"""The end of a server, whoever brings it about: within 5 s, on record, and nothing of it left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import anyio
+import pytest
+from support.model_server import Gate, Raw, Say, running_model_server
+from support.stdio import (
+    Wire,
+    assert_intact,
+    instance_locks,
+    logged,
+    made,
+    serving,
+    state_of,
+    until,
+    using,
+)
+
+from ava_audit.locks import WriteLock
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals as POSIX has them")
+
+DONE = Say(calls=[("submit_result", {"summary": "done", "output": "done"})])
+
+
+async def _eof(wire: Wire) -> None:
+    await wire.close_stdin()
+
+
+async def _sigterm(wire: Wire) -> None:
+    wire.signal(signal.SIGTERM)
+
+
+async def _sigint(wire: Wire) -> None:
+    wire.signal(signal.SIGINT)
+
+
+async def _like_claude_code(wire: Wire) -> None:
+    wire.signal(signal.SIGINT)
+    await anyio.sleep(0.1)
+    wire.signal(signal.SIGTERM)
+
+
+async def _like_opencode(wire: Wire) -> None:
+    await wire.close_stdin()
+    wire.signal(signal.SIGTERM)
+
+
+End = Callable[[Wire], Awaitable[None]]
+ENDS = {
+    "end of stdin": (_eof, 0),
+    "SIGTERM": (_sigterm, 0),
+    "SIGINT": (_sigint, 130),
+    "SIGINT and SIGTERM within 0.1 s": (_like_claude_code, 130),
+    "end of stdin and SIGTERM at once": (_like_opencode, 0),
+}
+
+
+@pytest.fixture(params=list(ENDS.values()), ids=list(ENDS))
+def end(request: pytest.FixtureRequest) -> tuple[End, int]:
+    chosen: tuple[End, int] = request.param
+    return chosen
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Path:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "notes.md").write_text("a" * 60 + "b\n")
+    return folder
+
+
+async def _ends(wire: Wire, end: tuple[End, int], root: Path) -> None:
+    """End the server, and look at what every end leaves: a clean record, no lock, a quiet stderr."""
+    bring_about, code = end
+    await bring_about(wire)
+    assert await wire.exited() == code
+    assert wire.stderr == ""
+    assert instance_locks(root) == []
+    assert len(logged(root, "SessionEnd")) == len(logged(root, "SessionStart")) == 1
+    assert_intact(root)
+
+
+async def test_an_idle_server_ends_with_its_session_on_record(root: Path, end: tuple[End, int]) -> None:
+    async with serving(root) as wire:
+        await wire.tool("check_subagent")
+        await _ends(wire, end, root)
+    mirrored = next((root / "logs" / "ava").glob("*.jsonl")).read_text()
+    assert '"SessionEnd"' in mirrored  # the keeper has finished what it had begun
+
+
+async def test_while_a_model_call_hangs_the_run_is_left_for_the_next_server(
+    root: Path, workspace: Path, end: tuple[End, int]
+) -> None:
+    gate = Gate()
+    with running_model_server([Say("never said", gate=gate), DONE]) as models:
+        async with serving(root, env=using(models.base_url)) as wire:
+            run = await wire.start_run(workspace=str(workspace))
+            await until(gate.arrived.is_set)
+            await _ends(wire, end, root)
+        assert state_of(root, run) == "running"
+        await until(gate.client_left.is_set)
+
+        async with serving(root, env=using(models.base_url)) as wire:
+            ended = await wire.tool("check_subagent", subagent_id=run, wait_seconds=20)
+            assert ended["status"] == "success"
+            assert len(models.requests) == 2
+        settled = [entry.content["settlement"] for entry in logged(root, "CostUpdate", run=run)]
+        assert settled == ["unknown", "billed"]  # what the call in flight cost is not known
+    assert_intact(root)
+
+
+async def test_while_an_answer_stops_in_the_middle_of_its_stream(root: Path, workspace: Path) -> None:
+    stall = Gate()
+    half = Raw([b'data: {"choices":[{"index":0,"delta":{"content":"half an ans'], chunked=True, cut=True, stall=stall)
+    with running_model_server([half]) as models:
+        async with serving(root, env=using(models.base_url)) as wire:
+            run = await wire.start_run(workspace=str(workspace))
+            await until(stall.arrived.is_set)
+            await _ends(wire, (_sigterm, 0), root)
+    assert state_of(root, run) == "running"
+
+
+async def test_while_a_tool_runs_its_child_process_ends_too(root: Path, workspace: Path, end: tuple[End, int]) -> None:
+    endless = Say(calls=[("search_codebase", {"query": "(a+)+$", "regex": True})])
+    with running_model_server([endless, DONE]) as models:
+        async with serving(root, env=using(models.base_url)) as wire:
+            run = await wire.start_run(workspace=str(workspace))
+            await until(lambda: _children(wire.pid))
+            children = _children(wire.pid)
+            await _ends(wire, end, root)
+            await until(lambda: not any(map(_lives, children)))
+    assert state_of(root, run) == "running"
+    assert [entry.content["tool"] for entry in logged(root, "ToolCall", run=run) if entry.agent == run] == [
+        "search_codebase"
+    ]
+
+
+async def test_before_the_first_message(root: Path, end: tuple[End, int]) -> None:
+    bring_about, code = end
+    async with serving(root, initialize=False) as wire:
+        await until(lambda: _catches(wire.pid, signal.SIGTERM))
+        await bring_about(wire)
+        assert await wire.exited() == code
+        assert wire.stderr == ""
+    assert not await anyio.Path(root).exists()
+
+
+async def test_initialize_is_answered_while_the_store_cannot_be_opened_and_the_server_still_ends(
+    root: Path, end: tuple[End, int]
+) -> None:
+    other = WriteLock(made(root) / "write.lock")
+    try:
+        with other.held():
+            async with serving(root, initialize=False) as wire:
+                with anyio.fail_after(10):
+                    assert (await wire.initialize())["result"]["serverInfo"]["name"] == "ava"
+                    assert len((await wire.request("tools/list"))["result"]["tools"]) == 6
+                waiting = await wire.ask("tools/call", {"name": "check_subagent", "arguments": {}})
+                assert (await wire.request("ping"))["result"] == {}  # the call waits, the connection does not
+                bring_about, code = end
+                await bring_about(wire)
+                assert await wire.exited() == code
+                assert "Traceback" not in wire.stderr
+                assert waiting
+    finally:
+        other.close()
+
+
+async def test_a_call_that_came_before_the_store_was_open_is_answered_when_it_is(root: Path) -> None:
+    other = WriteLock(made(root) / "write.lock")
+    try:
+        with other.held():
+            async with serving(root) as wire:
+                waiting = await wire.ask("tools/call", {"name": "check_subagent", "arguments": {}})
+                assert (await wire.request("ping"))["result"] == {}
+                other.close()  # lets go of the lock
+                answer = await wire.answer(waiting)
+                assert answer["result"]["structuredContent"]["status"] == "list"
+    except ValueError:  # `held` cannot unlock the file that is closed already
+        pass
+
+
+async def test_killed_10_ms_after_the_end_of_stdin_nothing_acknowledged_is_lost(root: Path, workspace: Path) -> None:
+    gate = Gate()
+    with running_model_server([Say("never said", gate=gate), DONE]) as models:
+        async with serving(root, env=using(models.base_url)) as wire:
+            run = await wire.start_run(workspace=str(workspace))
+            await until(gate.arrived.is_set)
+            proposed = await wire.tool("spawn_subagent", role="researcher", task="Another", workspace=str(workspace))
+            await wire.close_stdin()
+            await anyio.sleep(0.01)
+            wire.signal(signal.SIGKILL)
+            await wire.exited()
+        assert_intact(root)
+        assert state_of(root, run) == "running"
+        assert state_of(root, proposed["subagent_id"]) == "awaiting_approval"
+        async with serving(root, env=using(models.base_url)) as wire:
+            ended = await wire.tool("check_subagent", subagent_id=run, wait_seconds=20)
+            assert ended["status"] == "success"
+            confirmed = await wire.tool("confirm_spawn", pending_ids=[proposed["pending_id"]], decision="reject")
+            assert confirmed["status"] == "rejected"
+    assert_intact(root)
+
+
+async def test_a_finished_run_and_its_result_outlive_the_server(root: Path, workspace: Path) -> None:
+    with running_model_server([DONE]) as models:
+        async with serving(root, env=using(models.base_url)) as wire:
+            run = await wire.start_run(workspace=str(workspace))
+            await wire.tool("check_subagent", subagent_id=run, wait_seconds=20)
+            await _ends(wire, (_eof, 0), root)
+        async with serving(root, env=using(models.base_url)) as wire:
+            again = await wire.tool("check_subagent", subagent_id=run)
+            assert again["runs"][0]["untrusted_result"]["output"] == "done"
+        assert len(models.requests) == 1
+
+
+def _children(pid: int) -> list[int]:
+    """The child processes of a process, as /proc has them."""
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        found += map(int, (task / "children").read_text().split())
+    return found
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return " Z " not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2][:4]
+
+
+def _catches(pid: int, number: signal.Signals) -> bool:
+    """Tell whether a process has a handler for a signal."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    mask = int(next(line for line in status.splitlines() if line.startswith("SigCgt:")).split()[1], 16)
+    return bool(mask >> (number - 1) & 1)
