@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from support.house import PRICED, arrived, hand_over, open_lab, submits
-from support.model_server import Fail, Gate, HangUp, ModelServer, Raw, Say, Step, events
+from support.model_server import Fail, Gate, HangUp, ModelServer, Raw, Say, Step, counted, events
 
 from ava_audit.events import (
     AssistantMessage,
@@ -21,7 +21,7 @@ from ava_audit.events import (
     ToolResult,
     UserMessage,
 )
-from ava_server.loop import MOST_CALLS
+from ava_server.acting import MOST_CALLS
 
 NOTE = [("scratchpad", {"note": "remember this"})]
 PROVIDER_COUNT = {"prompt_tokens": 3_000, "completion_tokens": 200, "total_tokens": 3_200}
@@ -55,7 +55,8 @@ async def test_a_submitted_result_is_the_outcome_as_it_was_submitted(tmp_path: P
         assert untrusted["output"] == {"price": 12}
         assert untrusted["summary"] == "It costs 12 cents."
         assert untrusted["caveats"][0] == "one source"
-        assert result["iterations"] == 1 and result["tokens_used"] == 120
+        (asked,) = lab.server.requests
+        assert result["iterations"] == 1 and result["tokens_used"] == counted(asked.body)["total_tokens"]
 
 
 async def test_plain_text_is_taken_as_the_output_with_no_confidence(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from ava_audit.view import RunRow
 from ava_roles.tools.base import Place, Tool, ToolArgs, ToolOutput, ToolSpec
 from ava_server.history import History
 from ava_server.house import House
-from ava_server.loop import Prepared
+from ava_server.prepared import Prepared
 
 
 class Waiting:
@@ -49,17 +49,24 @@ class Waiting:
         return ToolOutput("waited")
 
 
+class Offering:
+    """An outfitter that offers a tool to the runs of a house, beside those that they have."""
+
+    def __init__(self, house: House, tool: Tool) -> None:
+        self._house = house
+        self._tool = tool
+        self.honour, self.artifacts, self.tidy = house.honour, house.artifacts, house.tidy
+
+    async def prepare(self, run: RunRow, history: History) -> Prepared:
+        prepared, spec = await self._house.prepare(run, history), self._tool.spec
+        schema = {"name": spec.name, "description": spec.description, "parameters": spec.schema()}
+        started = prepared.started.model_copy(update={"tools": (*prepared.started.tools, schema)})
+        return replace(prepared, tools={**prepared.tools, spec.name: self._tool}, started=started)
+
+
 def with_tool(lab: Lab, tool: Tool) -> None:
     """Offer a tool to the runs of a lab, beside those that they have."""
-    house: House = lab.house
-
-    async def prepare(run: RunRow, history: History) -> Prepared:
-        prepared = await house.prepare(run, history)
-        schema = {"name": tool.spec.name, "description": tool.spec.description, "parameters": tool.spec.schema()}
-        started = prepared.started.model_copy(update={"tools": (*prepared.started.tools, schema)})
-        return replace(prepared, tools={**prepared.tools, tool.spec.name: tool}, started=started)
-
-    house.manager._prepare = prepare
+    lab.house.manager._outfitter = Offering(lab.house, tool)
 
 
 async def test_read_only_calls_of_one_turn_are_in_flight_together(tmp_path: Path) -> None:
