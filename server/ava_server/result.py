@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import json
-import re
-import unicodedata
-from dataclasses import dataclass, field
-from difflib import SequenceMatcher
+from dataclasses import dataclass
 from typing import Any
 
 from ava_audit.events import Ending
 from ava_audit.view import RunRow
 from ava_server.history import History
+from ava_server.quotes import check_quotes
 from ava_server.submit import SubmitArgs, cut
-
-NEAR = 0.9
-_MARKS = str.maketrans(dict.fromkeys("“”„«»‟″", '"') | dict.fromkeys("‘’‚‹›‛′`", "'"))
 
 
 @dataclass(frozen=True)
@@ -50,7 +45,7 @@ def build_result(
     """
     submitted = ended.submitted or _partial(history)
     caveats = list(submitted.caveats)
-    quotes = check_quotes(submitted, history)
+    quotes = check_quotes(submitted.findings, history.outputs, near=near)
     lost = [quote for quote in quotes if quote["verdict"] == "not_found"]
     if lost:
         caveats.append(f"{len(lost)} of {len(quotes)} quotes were not found in what the tools returned")
@@ -89,53 +84,6 @@ def build_result(
         "quotes_checked": quotes,
         "untrusted_result": untrusted,
     }
-
-
-def check_quotes(submitted: SubmitArgs, history: History) -> list[dict[str, Any]]:
-    """Look each quote up in the stored tool outputs: `found` (with the entry), `near` (90 % alike), `not_found`.
-
-    Each verdict names its finding by number, from 1: the quote itself is the subagent's, and stands in the finding.
-    """
-    quotes = [(number, finding.quote) for number, finding in enumerate(submitted.findings, 1) if finding.quote]
-    if not quotes:
-        return []
-    sources = [
-        (seq, even(fact.output)) for seq, fact in history.outputs if fact.success and fact.tool not in _OWN_WORDS
-    ]
-    return [{"finding": number, **_verdict(even(quote), sources)} for number, quote in quotes]
-
-
-_OWN_WORDS = ("scratchpad", "submit_result")
-"""Tools whose output is the subagent's own words: a quote that stands only there was not read anywhere."""
-
-
-def even(text: str) -> str:
-    """Return text with compatible forms, white space and quote marks made equal."""
-    text = unicodedata.normalize("NFKC", text.replace("&lt;", "<")).translate(_MARKS)
-    return re.sub(r"\s+", " ", text).strip().casefold()
-
-
-def _verdict(quote: str, sources: list[tuple[int, str]]) -> dict[str, Any]:
-    for seq, text in sources:
-        if quote and quote in text:
-            return {"verdict": "found", "event": seq}
-    for seq, text in sources:
-        if quote and _near(quote, text):
-            return {"verdict": "near", "event": seq}
-    return {"verdict": "not_found"}
-
-
-def _near(quote: str, text: str) -> bool:
-    """Tell whether a passage of the quote's length is 90 % alike, looked for where its longest piece stands."""
-    pieces = sorted((piece for piece in re.split(r"[.,;:!?]", quote) if len(piece.strip()) >= 8), key=len, reverse=True)
-    for piece in pieces[:3] or [quote[:40]]:
-        at = text.find(piece.strip())
-        if at >= 0:
-            start = max(0, at - quote.find(piece.strip()))
-            window = text[start : start + len(quote)]
-            if SequenceMatcher(None, quote, window, autojunk=False).ratio() >= NEAR:
-                return True
-    return False
 
 
 def _partial(history: History) -> SubmitArgs:

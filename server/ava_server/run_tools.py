@@ -8,7 +8,7 @@ import anyio.to_thread
 from pydantic import Field
 
 from ava_roles.errors import ToolFailed
-from ava_roles.tools.base import Place, Tool, ToolArgs, ToolOutput, ToolSpec
+from ava_roles.tools.base import Place, Source, Tool, ToolArgs, ToolOutput, ToolSpec
 from ava_server.history import History
 
 NOTE_CHARS = 4_000
@@ -88,7 +88,9 @@ class ReadToolResult:
             text = await anyio.to_thread.run_sync((self._scratch / found.scratch).read_text, "utf-8")
         if args.offset >= len(text):
             raise ToolFailed(f"{args.id} has {len(text)} characters; give a smaller offset than {args.offset}")
-        return ToolOutput(text[args.offset :])
+        # What was read stays with it: a quote counts as read only where a source stands.
+        sources = tuple(Source(str(source["location"]), source.get("title")) for source in found.sources)
+        return ToolOutput(text[args.offset :], sources=sources)
 
 
 def run_tools(history: History, scratch: Path) -> dict[str, Tool]:
