@@ -102,7 +102,7 @@ class AssistantMessage(Fact):
     """A model's words (agent `S-…`), or the text of a proposal that was shown (agent `ava`).
 
     `raw` is the provider's message, stored verbatim and sent back verbatim; `calls` are the tool calls in it, in
-    order, as `call_id name args raw_args`.
+    order, as `call_id name raw_args`.
     """
 
     transcript: ClassVar[bool] = True

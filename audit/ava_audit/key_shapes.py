@@ -50,9 +50,7 @@ SHAPES = (
         "xoxb- xoxp- xoxa- xoxr- xoxs- xoxc- xoxe. xapp-",
         r"(?=[A-Za-z-]{0,20}[0-9])[A-Za-z0-9.-]{20,}+",
     ),
-    _shape(
-        "slack-webhook", "hooks.slack.com/services/T", r"[A-Z0-9]{6,16}+/B[A-Z0-9]{6,16}+/[A-Za-z0-9]{16,}+"
-    ),
+    _shape("slack-webhook", "hooks.slack.com/services/T", r"[A-Z0-9]{6,16}+/B[A-Z0-9]{6,16}+/[A-Za-z0-9]{16,}+"),
     _shape("huggingface-token", "hf_", r"[A-Za-z0-9]{30,}+"),
     _shape("stripe-key", "sk_live_ sk_test_ rk_live_ rk_test_ whsec_", r"[A-Za-z0-9]{16,}+"),
     _shape("npm-token", "npm_", r"[A-Za-z0-9]{36}" + _END),

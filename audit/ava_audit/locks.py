@@ -96,7 +96,10 @@ class Instances:
         path = self.folder / f"{name}.lock"
         if not path.exists():
             return False
-        held = try_hold(path)
+        try:
+            held = try_hold(path)
+        except OSError:  # it cannot be asked (another user's file, too many open): who may live is not robbed
+            return True
         if held is None:
             return True
         held.release()

@@ -45,12 +45,7 @@ def headers(text: str) -> Iterator[Found]:
         for match in _after(text, literal, _AUTHORIZATION):
             scheme, value = match[1], match[2]
             secret = _mixed(value) or (scheme is not None and _jumbled(value))
-            if (
-                match.start() >= done
-                and secret
-                and not is_placeholder(value)
-                and (scheme or not _code(value))
-            ):
+            if match.start() >= done and secret and not is_placeholder(value) and (scheme or not _code(value)):
                 done = _end(_TOKEN_REST, text, match.end(2))
                 yield Found("authorization", match.start(2), done)
     for literal in ("ookie", "OOKIE"):
@@ -78,12 +73,8 @@ _NAMES = {
     }.items()
     for literal in literals
 }
-_KEY_OF = re.compile(
-    r"(?:api|access|secret|private|auth|account|signing|encryption|master)[_ -]?\Z", re.IGNORECASE
-)
-_NO_TOKEN_OF = re.compile(
-    r"(?:next|page|continuation|csrf|xsrf|sync|nextpage|cursor)[_-]?t?\Z", re.IGNORECASE
-)
+_KEY_OF = re.compile(r"(?:api|access|secret|private|auth|account|signing|encryption|master)[_ -]?\Z", re.IGNORECASE)
+_NO_TOKEN_OF = re.compile(r"(?:next|page|continuation|csrf|xsrf|sync|nextpage|cursor)[_-]?t?\Z", re.IGNORECASE)
 _ASSIGNED = re.compile(
     r"(?:s|_?[0-9]{1,2}|[_-](?:value|base|prod|dev|test|live))?\\?[\"'`]?\]?"
     r"(?:\s{0,5}(?::\s{0,3}(?:str|string|bytes|SecretStr)(?:\s?\|\s?None)?\s{0,3}=|=>|:=|=|:)\s{0,5}|( ))"
@@ -174,11 +165,7 @@ def _jumbled(value: str) -> bool:
 
 def _telling(value: str, shortest: int) -> bool:
     """Tell whether a value is random enough to be a secret: long, mixed, many characters, no placeholder."""
-    if (
-        len(value) < shortest
-        or not (_mixed(value) or _jumbled(value))
-        or len(set(value)) < min(10, shortest - 2)
-    ):
+    if len(value) < shortest or not (_mixed(value) or _jumbled(value)) or len(set(value)) < min(10, shortest - 2):
         return False
     return not is_placeholder(value) and "://" not in value and not _IDENTIFIER.fullmatch(value)
 
@@ -190,6 +177,4 @@ _SNAKE = re.compile(r"_*+[A-Za-z]++[0-9]{0,3}(?:_[A-Za-z]{0,20}+[0-9]{0,3}+)++")
 def _code(value: str) -> bool:
     """Tell whether an unquoted value reads as an expression or a path (`settings.key2`, `get_token_v2`)."""
     value = value.rstrip("=.,;!&")
-    return bool(_DOTTED.fullmatch(value) or _SNAKE.fullmatch(value)) or value.startswith(
-        ("/", "./", "~/", "--")
-    )
+    return bool(_DOTTED.fullmatch(value) or _SNAKE.fullmatch(value)) or value.startswith(("/", "./", "~/", "--"))

@@ -221,6 +221,10 @@ def _reserved(db: sqlite3.Connection, header: Header, fact: Any) -> None:
 def _settled(db: sqlite3.Connection, header: Header, fact: Any) -> None:
     if not isinstance(fact, CostUpdate):  # of a newer version: the program that wrote it knows what follows
         return
+    row = db.execute("SELECT in_flight FROM runs WHERE id = ?", (header.run_id,)).fetchone()
+    held = loads(row[0]) if row else None
+    if held is None or (held["turn"], held["attempt"]) != (fact.turn, fact.attempt):
+        return  # of a call that is not in flight (any more): what it cost was booked when it was given up
     cost = header.cost_micros or 0
     for scope in _release_call(db, header.run_id):
         db.execute("UPDATE budgets SET spent_micros = spent_micros + ? WHERE scope = ?", (cost, scope))

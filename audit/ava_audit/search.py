@@ -109,9 +109,13 @@ async def search(path: Path, query: LogQuery) -> Page:
                     if len(rows) < wanted:
                         rows += await _index(db, conditions, low, min(high, indexed), wanted - len(rows))
     except sqlite3.Error as error:
-        raise StoreUnavailable(f"the log cannot be read: {error}; `ava doctor` tells more") from error
+        raise StoreUnavailable(
+            f"the log cannot be read: {error}; see that nothing else holds ava.db, and try again"
+        ) from error
     except TimeoutError as error:
-        raise StoreUnavailable(f"the log did not answer within {SEARCH_S:.0f} s; `ava doctor` tells more") from error
+        raise StoreUnavailable(
+            f"the log did not answer within {SEARCH_S:.0f} s; see that nothing else holds ava.db, and try again"
+        ) from error
     entries = tuple(entry_of(row) for row in rows[: query.limit])
     more = len(rows) > query.limit and bool(entries)
     return Page(entries, entries[-1].seq if more else None, head)

@@ -436,7 +436,9 @@ class Store:
             db.execute("BEGIN")
             yield db
         except sqlite3.Error as error:
-            raise StoreUnavailable(f"the log cannot be read: {error}; `ava doctor` tells more") from error
+            raise StoreUnavailable(
+                f"the log cannot be read: {error}; see that nothing else holds ava.db, and try again"
+            ) from error
         finally:
             with contextlib.suppress(sqlite3.Error):
                 db.execute("ROLLBACK")
@@ -584,7 +586,7 @@ def _translated(error: BaseException) -> BaseException:
             return StoreUnavailable(
                 "the data root is read-only, so nothing was written: make it writable and try again"
             )
-        return StoreUnavailable(f"the log could not be written ({text}), so nothing was: see `ava doctor`")
+        return StoreUnavailable(f"the log could not be written ({text}), so nothing was; mend that and try again")
     return error
 
 

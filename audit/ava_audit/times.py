@@ -64,9 +64,7 @@ def _parse(words: str, now_us: int, tz: tzinfo | None) -> int:
     if _CLOCK.fullmatch(words):
         words = f"{_local_day(now_us, tz).isoformat()} {words}"
     if _ISO.fullmatch(words):
-        return _us(
-            datetime.fromisoformat(words.replace(" +", "+").replace(" -", "-").replace(" z", "z").upper()), tz
-        )
+        return _us(datetime.fromisoformat(words.replace(" +", "+").replace(" -", "-").replace(" z", "z").upper()), tz)
     raise ValueError
 
 

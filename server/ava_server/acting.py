@@ -24,6 +24,8 @@ from ava_roles.wrap import clean, wrap_tool_output
 from ava_server.history import History, call_key
 from ava_server.models.base import ToolUse
 
+MOST_CALLS = 16
+"""Tool calls of one answer that are run; the wrap-up's bound has room for as many lines."""
 TOLD_AT, REFUSED_FROM, ENDED_AT = 3, 5, 20
 """The same call with the same result: told at the 3rd, refused from the 5th, the run ended at the 20th."""
 
@@ -56,44 +58,58 @@ class Acting:
     nonce: str
     max_calls: int
     say: Callable[[str], None]
-    looping: bool = False
 
     async def run(self, calls: Sequence[ToolUse]) -> None:
-        """Run the calls of one turn: side by side when all only read, else in order; each gets a result."""
+        """Give each call of one answer that has no result yet one: side by side when all only read, else in order.
+
+        The first 16 are run while the run's cap on tool calls allows; the others are refused. After a crash the same
+        way is gone again: what has a result is passed over, what had begun was counted then.
+        """
+        begun = self.history.started
         allowed = self.max_calls - self.history.tool_calls
-        admitted = calls[: max(allowed, 0)]
-        if admitted and all(self._reads_only(call) for call in admitted):
-            try:
-                async with anyio.create_task_group() as tasks:
-                    for number, call in enumerate(admitted):
-                        tasks.start_soon(self._call, call, number == 0)
-            except ExceptionGroup as group:  # the first fault is the run's fault; the loop knows it by its own name
-                raise group.exceptions[0] from group
+        admitted: list[ToolUse] = []
+        refused: list[tuple[ToolUse, str]] = []
+        for number, call in enumerate(calls):
+            if call.call_id in self.history.results:
+                continue
+            if call.call_id in begun:
+                admitted.append(call)
+            elif number >= MOST_CALLS:
+                refused.append((call, f"more than {MOST_CALLS} calls at once; ask again"))
+            elif allowed <= 0:
+                refused.append((call, f"the cap of {self.max_calls} tool calls is reached; call submit_result now"))
+            else:
+                allowed -= 1
+                admitted.append(call)
+        if all(self._reads_only(call) for call in admitted):
+            await self._together(admitted)
         else:
             for number, call in enumerate(admitted):
                 await self._call(call, number == 0)
-        for call in calls[len(admitted) :]:
-            await self.refuse(
-                call, f"the cap of {self.max_calls} tool calls is reached; call submit_result with what you have"
-            )
+        for call, why in refused:
+            await self.refuse(call, why)
+
+    async def _together(self, calls: Sequence[ToolUse]) -> None:
+        try:
+            async with anyio.create_task_group() as tasks:
+                for number, call in enumerate(calls):
+                    tasks.start_soon(self._call, call, number == 0)
+        except ExceptionGroup as group:  # the first fault is the run's fault; the loop knows it by its own name
+            raise group.exceptions[0] from group
 
     async def refuse(self, call: ToolUse, why: str) -> None:
         """Answer a call with a refusal instead of running it."""
         await self.record(self._result(call, f"Refused: {why}", success=False))
-
-    async def resume(self, call: ToolUse) -> None:
-        """Bring a call to an end that a crash or a deadline left without a result: repeat it only if it just reads."""
-        if call.call_id in self.history.started and not self._reads_only(call):
-            text = "Interrupted, outcome unknown: it may or may not have been done. Look before you repeat it."
-            await self.record(self._result(call, text, success=False))
-        else:
-            await self._call(call, first=True)
 
     def _reads_only(self, call: ToolUse) -> bool:
         tool = self.tools.get(call.name)
         return tool is None or tool.spec.read_only
 
     async def _call(self, call: ToolUse, first: bool) -> None:
+        if call.call_id in self.history.started and not self._reads_only(call):
+            text = "Interrupted, outcome unknown: it may or may not have been done. Look before you repeat it."
+            await self.record(self._result(call, text, success=False))
+            return
         tool = self.tools.get(call.name)
         if tool is None:
             names = ", ".join(sorted(self.tools))
@@ -169,8 +185,6 @@ class Acting:
         )
 
     async def _again(self, call: ToolUse, count: int) -> None:
-        if count >= ENDED_AT:
-            self.looping = True
         action = "ended" if count >= ENDED_AT else "refused"
         await self.record(
             GuardrailTripped(guardrail="same_call", action=action, tool=call.name, count=count),

@@ -33,6 +33,7 @@ class Untrusted(BaseModel):
     output: Any = None
     caveats: list[str] = []
     findings: list[dict[str, Any]] = []
+    artifacts: list[dict[str, Any]] = []
     error_text: str | None = None
 
 
@@ -111,14 +112,17 @@ class RunAnswer(BaseModel):
     waits_for: str | None = None
     stop_reason: str | None = None
     model: str | None = None
+    status: str | None = None
+    tokens_used: int | None = None
+    iterations: int | None = None
     confidence: float | None = None
     duration_seconds: float | None = None
+    cancel_reason: str | None = None
     error: dict[str, Any] | None = None
     tool_receipts: dict[str, Any] | None = None
     cost_by: dict[str, float] | None = None
     uncosted: bool | None = None
     overrun: bool | None = None
-    artifacts: list[dict[str, Any]] | None = None
     quotes_checked: list[dict[str, Any]] | None = None
     untrusted_result: Untrusted | None = None
     cursor: str | None = Field(default=None, description="The result goes on: call check_subagent with it.")

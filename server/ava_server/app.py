@@ -36,6 +36,7 @@ class App:
         self._go = anyio.Event()
         self._open = anyio.Event()
         self._closing = anyio.Event()
+        self._greeting = anyio.Lock()
         self._keeping = anyio.CancelScope(shield=True)
         self._error: Exception | None = None
         self._house: House | None = None
@@ -94,7 +95,7 @@ class App:
         if self._error is not None:
             raise ConfigError(str(self._error)) from self._error
         if self._house is None:
-            raise ConfigError(f"the data root is not open after {OPEN_WITHIN_S:.0f} s; try again, or see `ava doctor`")
+            raise ConfigError(f"the data root is not open after {OPEN_WITHIN_S:.0f} s; try again in a moment")
         if self._desk is None:
             from ava_server.desk import Desk
             from ava_server.session import Session
@@ -102,7 +103,8 @@ class App:
             self.session = Session(user=self._house.user, transport=self.transport)
             self._house.manager.adopt_session(self.session.id)
             self._desk = Desk(self._house, self.session)
-        await self._greet(ctx)
+        async with self._greeting:  # a second call that comes meanwhile waits for what the first one asks the client
+            await self._greet(ctx)
         return self._desk
 
     @property

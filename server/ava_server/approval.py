@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 import unicodedata
 from collections.abc import Mapping
@@ -24,16 +26,11 @@ from ava_audit.money import format_usd
 from ava_audit.store import Command, Outcome
 from ava_audit.view import WAITING, ProposalRow, RunRow, View
 from ava_server.budget import DayCaps, installation_scope, user_scope, utc_day
+from ava_server.ids import AGENT
 from ava_server.run_config import CAPS, RunConfig, Texts, digest
 
-AGENT = "ava"
 TASK_CHARS = 120
 HOUR_US = 3_600_000_000
-
-_WEB = {"web_search", "read_webpages", "http_get"}
-_FILES = {"read_file", "search_codebase", "search_and_read"}
-_CHANGES = {"edit_file", "write_file"}
-_COMMANDS = {"run_bash", "python_exec"}
 
 
 @dataclass(frozen=True)
@@ -74,7 +71,7 @@ def approval_line(config: RunConfig, texts: Texts) -> str:
     and_time = (
         f"{cost}, at most {minutes(config.timeout_s)}" if cost == "free" else f"{cost} and {minutes(config.timeout_s)}"
     )
-    return f"{config.role}, {and_time}, {reach(config)}: {beginning(texts.task)}"
+    return f"{config.role}, {and_time}, {config.reach}: {beginning(texts.task)}"
 
 
 def group_line(count: int, cap_micros: int, timeout_s: float | None) -> str:
@@ -96,22 +93,6 @@ def minutes(seconds: float) -> str:
     return f"{whole // 60} min" if whole >= 60 and whole % 60 == 0 else f"{seconds:g} s"
 
 
-def reach(config: RunConfig) -> str:
-    """Return what a run may read, reach and change, in a few words."""
-    tools = set(config.tools)
-    web = tools & _WEB
-    parts: list[str] = []
-    if config.workspace and tools & _CHANGES:
-        parts.append(f"can change {config.workspace} on a branch of its own")
-    elif config.workspace and tools & _FILES:
-        parts.append(f"can read {config.workspace}" + (" and reach the web" if web else ""))
-    elif web:
-        parts.append("can search and read the web" if "web_search" in web else "can read the web")
-    if tools & _COMMANDS:
-        parts.append("can run commands in a sandbox")
-    return ", ".join(parts) if parts else "can reach neither files nor the web"
-
-
 def proposal_message(config: RunConfig, texts: Texts) -> str:
     """Return the proposal for the person who approves: plain sentences, dollars, no JSON."""
     low, high = config.estimated_minutes
@@ -119,8 +100,8 @@ def proposal_message(config: RunConfig, texts: Texts) -> str:
     task = texts.task if len(texts.task) <= 600 else texts.task[:600].rstrip() + "…"
     label = f"{config.role} ({config.name})" if config.name else config.role
     lines = [f'Ava wants to start a {label}: "{task}".']
-    can = reach(config)
-    files = "" if config.workspace and set(config.tools) & _FILES else "; it cannot read your files"
+    can = config.reach
+    files = "" if config.workspace else "; it cannot read your files"
     lines.append(f"It {can}{files}.")
     cost = "costs nothing" if free else f"costs at most {format_usd(config.max_cost_micros, exact=True)}"
     about = f"{low} to {high} minutes" if low < high else minutes(high * 60)
@@ -424,6 +405,15 @@ def _misses(config: RunConfig, given: Mapping[str, Any]) -> str | None:
     return f"changes: it has no tool {unknown[0][:60]!r} that could be blocked; it has {', '.join(config.tools)}"
 
 
+def _decision_digest(item: _Pending, changes: Mapping[str, Any], asked: Approval, group_cap: int | None) -> str:
+    """Return the hash of all that is decided with a proposal: its digest, what changes, and the group it is in."""
+    group = [sorted(asked.pending_ids), group_cap, asked.group_timeout_s] if group_cap is not None else None
+    line = json.dumps(
+        [item.row.digest, dict(changes), group], ensure_ascii=False, separators=(",", ":"), sort_keys=True
+    )
+    return hashlib.sha256(line.encode()).hexdigest()
+
+
 def _approved(
     item: _Pending,
     who: Who,
@@ -438,6 +428,7 @@ def _approved(
         decision="approved",
         channel=channel,
         digest=item.row.digest,
+        decision_digest=_decision_digest(item, changes, asked, group_cap),
         changes=dict(changes),
         group_id=group_id,
         group_max_cost_micros=group_cap,

@@ -10,18 +10,18 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 
+from ava_audit.errors import EntryTooLarge
 from ava_audit.events import AssistantMessage, ErrorOccurred, ExtendedThinking, Fact, Settlement
 from ava_server.budget import Reservation, settlement_event
 from ava_server.errors import ModelError
 from ava_server.models.base import Completion, Model, Request
 from ava_server.models.chat_errors import may_have_been_billed
+from ava_server.reserving import UNKNOWN_ATTEMPTS
 from ava_server.result import Ended
 from ava_server.run_config import RunConfig
 from ava_server.run_log import RunLog
 
 ATTEMPTS = 4
-UNKNOWN_ATTEMPTS = 2
-"""Attempts of one turn whose cost may stay unknown; each books its full reservation."""
 SETTLE_S = 3.0
 LIVE_EVERY_S = 0.4
 
@@ -61,22 +61,21 @@ class Asking:
             with anyio.CancelScope(shield=True), anyio.move_on_after(SETTLE_S):
                 await self._settle(reserved, "unknown" if sending else "not_billed", took_ms=_since(began))
             raise
-        asked = reserved.asked
+        held = reserved.fact
         usage = completion.usage
         event, _spend = settlement_event(
             self._log.fence, self._log.run.id, self._log.who, self._config.model, self._price,
-            turn=asked.turn, attempt=asked.attempt, reserved_micros=asked.micros, reserved_tokens=asked.tokens,
+            turn=held.turn, attempt=held.attempt, reserved_micros=held.micros, reserved_tokens=reserved.tokens,
             settlement="billed" if usage is not None else "unknown", usage=usage,
             reported_micros=completion.cost_micros, request_id=completion.request_id, duration_ms=_since(began),
         )  # fmt: skip
         said = AssistantMessage(
             text=completion.text,
-            turn=asked.turn,
-            attempt=asked.attempt,
+            turn=held.turn,
+            attempt=held.attempt,
             raw=dict(completion.raw),
             calls=tuple(
-                {"call_id": call.call_id, "name": call.name, "args": call.args, "raw_args": call.raw_args}
-                for call in completion.calls
+                {"call_id": call.call_id, "name": call.name, "raw_args": call.raw_args} for call in completion.calls
             ),
             stop_reason=completion.stop_reason,
             request_id=completion.request_id,
@@ -85,34 +84,39 @@ class Asking:
         events = [event, self._log.event(said, model=self._config.model)]
         thinking = _thinking_of(completion.raw)
         if thinking:
-            events.append(self._log.event(ExtendedThinking(thinking=thinking, turn=asked.turn)))
-        await self._log.append(events)
+            events.append(self._log.event(ExtendedThinking(thinking=thinking, turn=held.turn)))
+        try:
+            await self._log.append(events)
+        except EntryTooLarge as error:  # it is paid for all the same, with what the provider said it cost
+            fact = ErrorOccurred(error=str(error), kind="bad_answer", turn=held.turn, attempt=held.attempt)
+            await self._log.append([event, self._log.event(fact)])
+            return Ended("error", "an answer too large to be kept", error_kind="bad_answer", error_message=str(error))
         return completion
 
     async def _failed(self, reserved: Reservation, error: ModelError, took_ms: int) -> Ended | None:
         """Settle a failed attempt, and wait for the next one if there is any point in it."""
         settlement: Settlement = "unknown" if may_have_been_billed(error) else "not_billed"
-        asked = reserved.asked
+        held = reserved.fact
         fact = ErrorOccurred(
-            error=str(error), kind=error.kind, what_to_do=error.what_to_do, turn=asked.turn, attempt=asked.attempt
+            error=str(error), kind=error.kind, what_to_do=error.what_to_do, turn=held.turn, attempt=held.attempt
         )
         await self._settle(reserved, settlement, took_ms=took_ms, also=fact)
-        tried_enough = asked.attempt >= ATTEMPTS or self._log.history.unknown_attempts >= UNKNOWN_ATTEMPTS
-        wait_s = error.again_after_s if error.again_after_s is not None else _back_off(asked.attempt)
+        tried_enough = held.attempt >= ATTEMPTS or self._log.history.unknown_attempts >= UNKNOWN_ATTEMPTS
+        wait_s = error.again_after_s if error.again_after_s is not None else _back_off(held.attempt)
         if error.retryable and not tried_enough and wait_s < self._left_s():
             self._say(f"Waiting {wait_s:.0f} s for the model")
             await anyio.sleep(wait_s)
             return None
-        reason = f"the model failed {asked.attempt} times" if asked.attempt > 1 else "the model failed"
+        reason = f"the model failed {held.attempt} times" if held.attempt > 1 else "the model failed"
         return Ended("error", reason, error_kind=error.kind, error_message=str(error), what_to_do=error.what_to_do)
 
     async def _settle(
         self, reserved: Reservation, settlement: Settlement, *, took_ms: int, also: Fact | None = None
     ) -> None:
-        asked = reserved.asked
+        held = reserved.fact
         event, _spend = settlement_event(
             self._log.fence, self._log.run.id, self._log.who, self._config.model, self._price,
-            turn=asked.turn, attempt=asked.attempt, reserved_micros=asked.micros, reserved_tokens=asked.tokens,
+            turn=held.turn, attempt=held.attempt, reserved_micros=held.micros, reserved_tokens=reserved.tokens,
             settlement=settlement, duration_ms=took_ms,
         )  # fmt: skip
         await self._log.append([event] if also is None else [event, self._log.event(also)])

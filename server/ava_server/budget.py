@@ -31,32 +31,22 @@ class DayCaps:
 
 @dataclass(frozen=True)
 class Asked:
-    """A model call that wants to be sent: its worst case, the wrap-up's, and the recipe of its request.
+    """A model call that wants to be sent: its entry but for the scopes, and what it can count against `max_tokens`.
 
-    `tokens` and `wrap_tokens` are the most that either can count against `max_tokens`.
+    `tokens` is the most that the call can count, `wrap_tokens` the most that the wrap-up after it can.
     """
 
-    turn: int
-    attempt: int
-    micros: int
-    wrap_micros: int
+    fact: CostReserved
     tokens: int
     wrap_tokens: int
-    prompt_tokens: int
-    max_output: int
-    upto_seq: int
-    elide: tuple[int, ...]
-    notice: str | None
-    wrap_up: bool
-    request_sha: str
 
 
 @dataclass(frozen=True)
 class Reservation:
-    """A granted call: what is held for it, and where."""
+    """A granted call: the entry that holds its worst case, and its place in the log."""
 
-    asked: Asked
-    scopes: tuple[str, ...]
+    fact: CostReserved
+    tokens: int
     seq: int
 
 
@@ -121,29 +111,15 @@ def reserve(fence: Fence, who: Who, asked: Asked, caps: DayCaps) -> Command[Rese
         if run.overrun:
             return Outcome(CapReached("overrun", 0))
         cap, left = money_left(view, run, caps, now_us)
-        if asked.micros + asked.wrap_micros > max(left, 0):
+        fact = asked.fact.model_copy(update={"scopes": scopes_of(run, now_us)})
+        if fact.micros + fact.wrap_micros > max(left, 0):
             return Outcome(CapReached(cap, max(left, 0)))
         config = RunConfig.model_validate_json(run.config)
         tokens_left = config.max_tokens - run.tokens
         if asked.tokens + asked.wrap_tokens > tokens_left:
             return Outcome(CapReached("max_tokens", max(tokens_left, 0)))
-        scopes = scopes_of(run, now_us)
-        fact = CostReserved(
-            turn=asked.turn,
-            attempt=asked.attempt,
-            scopes=scopes,
-            micros=asked.micros,
-            wrap_micros=asked.wrap_micros,
-            prompt_tokens=asked.prompt_tokens,
-            max_output=asked.max_output,
-            upto_seq=asked.upto_seq,
-            elide=asked.elide,
-            notice=asked.notice,
-            wrap_up=asked.wrap_up,
-            request_sha=asked.request_sha,
-        )
         event = Event(who=who, fact=fact, fence=fence, model=config.model)
-        return Outcome(Reservation(asked, scopes, view.head() + 1), (event,))
+        return Outcome(Reservation(fact, asked.tokens, view.head() + 1), (event,))
 
     return command
 
@@ -186,7 +162,7 @@ def settlement_event(
         cost, tokens, usage = reserved_micros, reserved_tokens, None
         parts = {"uncosted": cost}
     else:
-        cost = cost_micros(price, usage) if reported_micros is None or price.free else reported_micros
+        cost = cost_micros(price, usage) if reported_micros is None else reported_micros
         tokens = usage.counted
         parts = cost_by(price, usage, cost)
     overrun = cost > reserved_micros or tokens > reserved_tokens
@@ -198,10 +174,10 @@ def settlement_event(
         cost_cents=cost / 10_000,
         reserved_micros=reserved_micros,
         thinking_tokens=usage.thinking_tokens if usage else 0,
-        price_source="provider" if reported_micros is not None and not price.free else price.source,
+        price_source="provider" if reported_micros is not None else price.source,
         request_id=request_id,
         overrun=overrun,
-        free=price.free,
+        free=price.free and cost == 0,
         cost_by={name: micros for name, micros in parts.items() if micros},
     )
     event = Event(
@@ -217,14 +193,17 @@ def settlement_event(
     return event, Spend(cost, overrun)
 
 
-def unsettled(run: RunRow, who: Who) -> tuple[Event, ...]:
-    """Return the settlement, as unknown, of a call that was left in flight: by a dead owner, or by a fault of ours."""
+def unsettled(run: RunRow, who: Who, fence: Fence | None = None) -> tuple[Event, ...]:
+    """Return the settlement, as unknown, of a call that was left in flight: by a dead owner, or by a fault of ours.
+
+    With a fence the owner itself settles; without one it is the command that takes the run from its owner.
+    """
     held = loads(run.in_flight)
     if held is None:
         return ()
     config = RunConfig.model_validate_json(run.config)
     event, _spend = settlement_event(
-        None, run.id, who, run.model, config.to_price(),
+        fence, run.id, who, run.model, config.to_price(),
         turn=held["turn"], attempt=held["attempt"], reserved_micros=held["micros"],
         reserved_tokens=held["prompt_tokens"] + held["max_output"], settlement="unknown",
     )  # fmt: skip

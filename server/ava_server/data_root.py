@@ -81,9 +81,7 @@ class DataRoot:
         if not os.access(self.path, os.R_OK | os.W_OK | os.X_OK):
             raise ConfigError(f"The data root {self.path} is not writable for this user. {_ELSEWHERE}")
         if os.name == "posix" and mode & stat.S_IWOTH:
-            raise ConfigError(
-                f"Anybody may write to the data root {self.path}. Mend it with: chmod 700 {self.path}"
-            )
+            raise ConfigError(f"Anybody may write to the data root {self.path}. Mend it with: chmod 700 {self.path}")
 
 
 def find_data_root(data_root: Path | None = None, env: Mapping[str, str] | None = None) -> DataRoot:

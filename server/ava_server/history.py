@@ -18,6 +18,7 @@ from ava_audit.events import (
     Entry,
     Fact,
     GuardrailTripped,
+    LastTurn,
     RunStarted,
     ToolCall,
     ToolResult,
@@ -25,6 +26,11 @@ from ava_audit.events import (
     UserMessage,
 )
 from ava_server.models.base import AssistantTurn, Known, Request, ToolSchema, ToolTurn, ToolUse, Turn, UserTurn
+from ava_server.models.chat_wire import tool_use
+from ava_server.submit import NAME as SUBMIT
+
+SCRATCHPAD = "scratchpad"
+"""The tool whose results are never left out: notes are there to survive trimming."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +81,10 @@ class History:
     repeats: dict[str, Repeat] = field(default_factory=dict[str, Repeat])
     told: set[str] = field(default_factory=set[str])
     unknown_attempts: int = 0
+    last: LastTurn | None = None
+    empties: int = 0
+    looping: bool = False
+    drafts: list[Any] = field(default_factory=list[Any])
     cost_by: dict[str, int] = field(default_factory=dict[str, int])
     tool_counts: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
     _items: list[_Item] = field(default_factory=list[_Item])
@@ -113,8 +123,8 @@ class History:
                     self.started[fact.call_id] = fact
             case ToolResult() if fenced:
                 self._answered(seq, fact)
-            case GuardrailTripped():
-                self.told.add(f"{fact.guardrail}:{fact.action}:{fact.tool}")
+            case GuardrailTripped(action="ended"):
+                self.looping = True
             case _:
                 pass
 
@@ -137,10 +147,6 @@ class History:
             max_output=max_output,
         )
 
-    def messages_upto(self, seq: int) -> int:
-        """Return how many messages wait that a request reading up to `seq` delivers."""
-        return sum(1 for at, _text in self._waiting if at <= seq)
-
     def open_calls(self) -> tuple[ToolUse, ...]:
         """Return the last answer's tool calls that have no result yet."""
         return tuple(call for call in self.calls if call.call_id not in self.results)
@@ -148,10 +154,11 @@ class History:
     def elidable(self) -> list[tuple[int, int]]:
         """Return `(seq, characters saved)` of tool results that may be elided, oldest first; none of the last turn."""
         found: list[tuple[int, int]] = []
+        kept = self._elided | set(self._arrived.values())
         for item in self._items:
-            if isinstance(item.turn, ToolTurn) and item.seq not in self._elided:
+            if isinstance(item.turn, ToolTurn) and item.seq not in kept and item.turn.name != SCRATCHPAD:
                 saved = len(item.turn.text) - len(_line(item.seq, item.turn))
-                if saved > 0 and item.turn.call_id not in self.results:
+                if saved > 0:
                     found.append((item.seq, saved))
         return found
 
@@ -160,7 +167,9 @@ class History:
         return tuple(
             item.seq
             for item in self._pending_results()
-            if isinstance(item.turn, ToolTurn) and len(_line(item.seq, item.turn)) < len(item.turn.text)
+            if isinstance(item.turn, ToolTurn)
+            and item.turn.name != SCRATCHPAD
+            and len(_line(item.seq, item.turn)) < len(item.turn.text)
         )
 
     # -- folding --------------------------------------------------------------------------------------------------
@@ -186,8 +195,8 @@ class History:
         recipe = Recipe(fact.upto_seq, fact.elide, fact.notice)
         self._items.extend(_Item(item.seq or seq, item.turn) for item in self._added(recipe))
         self._results_in = True
-        if fact.wrap_up:
-            self.told.add("wrap_up")
+        self.told.update(fact.notices)
+        self.last = fact.last
         self._elided.update(fact.elide)
         self._waiting = [(at, text) for at, text in self._waiting if at > fact.upto_seq]
         if fact.turn != self.turn:
@@ -207,7 +216,9 @@ class History:
     def _said(self, seq: int, fact: AssistantMessage) -> None:
         self.answer, self.answered = fact, True
         self.words.append(fact.text)
-        self.calls = tuple(ToolUse(**call) for call in fact.calls)
+        self.calls = tuple(tool_use(call["call_id"], call["name"], call["raw_args"]) for call in fact.calls)
+        if not self.calls and not fact.text.strip():
+            self.empties += 1
         self.results, self.started, self._arrived = {}, {}, {}
         self._results_in = False
         self._items.append(_Item(seq, AssistantTurn(fact.raw or {})))
@@ -221,12 +232,14 @@ class History:
         counts = self.tool_counts.setdefault(self._tool_name(fact.tool), [0, 0])
         counts[0 if fact.success else 1] += 1
         call = next((call for call in self.calls if call.call_id == fact.call_id), None)
+        if call is not None and call.name == SUBMIT and not fact.success:
+            self.drafts.append(call.raw_args if call.args is None else dict(call.args))
         if call is not None:
             key = call_key(call)
             before = self.repeats.get(key)
             sha = fact.output_sha or (before.output_sha if before else "")
             self.repeats[key] = Repeat(sha, before.count + 1 if before and before.output_sha == sha else 1)
-        if fact.tool == "scratchpad" and fact.success:
+        if fact.tool == SCRATCHPAD and fact.success:
             started = self.started.get(fact.call_id)
             note = dict[str, Any](started.args or {}).get("note") if started is not None else None
             if note:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import hashlib
 import logging
@@ -10,7 +11,7 @@ import secrets
 import shutil
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,7 @@ from ava_audit.locks import Instances
 from ava_audit.money import format_usd, micros_from_cents
 from ava_audit.redact import Redactor
 from ava_audit.store import Store
-from ava_audit.view import RunRow
+from ava_audit.view import UNENDED, RunRow
 from ava_roles.catalog import Catalog, Folder
 from ava_roles.confine.paths import Root
 from ava_roles.prompt import system_prompt
@@ -36,13 +37,13 @@ from ava_server.budget import DayCaps
 from ava_server.errors import AvaError
 from ava_server.history import History
 from ava_server.keys import find_key, list_keys
-from ava_server.loop import Prepared
 from ava_server.manager import CannotHonour, Manager, Slots
-from ava_server.models.choose import ModelSettings, Provider, build_model, choose
+from ava_server.models.choose import Choice, ModelSettings, Provider, build_model, choose
 from ava_server.models.clients import ClientPool
+from ava_server.prepared import Prepared
 from ava_server.prices import UserPrice
 from ava_server.run_config import RunConfig
-from ava_server.run_tools import run_tools
+from ava_server.run_tools import RUN_TOOL_NAMES, run_tools
 from ava_server.spawning import Surroundings
 from ava_server.submit import schema as submit_schema
 
@@ -75,7 +76,7 @@ class House:
     user: str
     clients: ClientPool
     instances: Instances
-    manager: Manager
+    manager: Manager = field(init=False)
 
     @cached_property
     def models(self) -> ModelSettings:
@@ -124,60 +125,79 @@ class House:
             models=self.models,
             catalog=read_catalog(self.settings),
             tools=self.tools,
-            redactor=self.redactor,
             client_roots=client_roots,
             cwd=Path.cwd(),
             home=Path.home(),
         )
 
+    async def honour(self, run: RunRow) -> None:
+        """Look whether a run can be run here as it was approved; opens nothing.
+
+        Raises:
+            CannotHonour: It cannot; says what it waits for.
+        """
+        config = RunConfig.model_validate_json(run.config)
+        await self._choice(config)
+        missing = [name for name in config.tools if name not in self.tools and name not in RUN_TOOL_NAMES]
+        if missing:
+            raise CannotHonour(f"the tool {missing[0]} is not available in this version")
+        if await self.store.read(lambda view: texts_of(view, run)) is None:
+            raise CannotHonour("its task was erased")
+        workspace = config.workspace
+        if workspace and not await anyio.to_thread.run_sync(os.access, workspace, os.R_OK | os.X_OK):
+            raise CannotHonour(f"its workspace {workspace} cannot be read")
+
     async def prepare(self, run: RunRow, history: History) -> Prepared:
         """Make everything that a claimed run works with.
 
         Raises:
-            CannotHonour: This instance cannot run it as approved.
+            CannotHonour: It cannot be run here, after all.
         """
         config = RunConfig.model_validate_json(run.config)
         texts = await self.store.read(lambda view: texts_of(view, run))
         if texts is None:
             raise CannotHonour("its task was erased")
-        try:
-            choice = await anyio.to_thread.run_sync(choose, config.model, config.tier or "balanced", self.models)
-        except AvaError as error:
-            raise CannotHonour(str(error)) from error
-        if choice.base_url != config.base_url:
-            raise CannotHonour(f"it was approved for {config.base_url}, and {config.provider} is now {choice.base_url}")
+        choice = await self._choice(config)
+        price = config.to_price()  # what was approved, whatever the table says today
         scratch = self.settings.data_root / "scratch" / run.id
         tools: dict[str, Tool] = {**self.tools, **run_tools(history, scratch)}
-        missing = [name for name in config.tools if name not in tools]
-        if missing:
-            raise CannotHonour(f"the tool {missing[0]} is not available in this version")
         own = {name: tools[name] for name in config.tools}
         files, artifacts = await anyio.to_thread.run_sync(self._open_folders, config, run.id)
         networked = any(tool.spec.network for tool in own.values())
-        folder = self.settings.paths.artifacts / run.id
 
         def close(ended: bool) -> None:
             for root in (files, artifacts):
                 if root is not None:
                     root.close()
             if ended:
-                shutil.rmtree(scratch, ignore_errors=True)
-            if folder.is_dir() and not any(folder.iterdir()):
-                folder.rmdir()
+                self.tidy(run.id)
 
-        price = config.to_price()  # what was approved, whatever the table says today
         return Prepared(
             model=build_model(replace(choice, price=price), self.clients),
-            started=_started(config, texts.system_prompt, texts.context, own),
+            started=history.prefix or _started(config, texts.system_prompt, texts.context, own),
             tools=own,
             place=Place(files=files, fetch=self.fetcher if networked else None, artifacts=artifacts),
             redactor=self.redactor,
             scratch=scratch,
             caps=self.day_caps,
             window=price.window or WINDOW,
-            artifacts=lambda: list_artifacts(folder),
+            artifacts=lambda: self.artifacts(run.id),
             close=close,
         )
+
+    async def _choice(self, config: RunConfig) -> Choice:
+        """Return the model that was approved, with this process's key.
+
+        Raises:
+            CannotHonour: It is not configured here, or leads elsewhere.
+        """
+        try:
+            choice = await anyio.to_thread.run_sync(choose, config.model, config.tier or "balanced", self.models)
+        except AvaError as error:
+            raise CannotHonour(str(error)) from error
+        if choice.base_url != config.base_url:
+            raise CannotHonour(f"it was approved for {config.base_url}, and {config.provider} is now {choice.base_url}")
+        return choice
 
     def _open_folders(self, config: RunConfig, run_id: str) -> tuple[Root | None, Root | None]:
         try:
@@ -189,6 +209,30 @@ class House:
         folder = self.settings.paths.artifacts / run_id
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         return files, Root.open(folder)
+
+    def artifacts(self, run_id: str) -> list[dict[str, Any]]:
+        """Return name, size in bytes and sha256 of each file that a run has handed over. Blocking."""
+        return list_artifacts(self.settings.paths.artifacts / run_id)
+
+    def tidy(self, run_id: str) -> None:
+        """Remove what was only an ended run's own: its scratch folder, and a folder of artifacts that stayed empty."""
+        shutil.rmtree(self.settings.data_root / "scratch" / run_id, ignore_errors=True)
+        with contextlib.suppress(OSError):  # not empty, or never made
+            (self.settings.paths.artifacts / run_id).rmdir()
+
+    async def sweep(self) -> None:
+        """Remove what dead processes left: scratch folders of ended runs, lock files of instances that own nothing."""
+        rows = await self.store.read(lambda view: view.runs(states=UNENDED))
+        unended = {row.id for row in rows}
+        owners = frozenset(row.instance for row in rows if row.instance)
+
+        def work() -> None:
+            for folder in (self.settings.data_root / "scratch").glob("S-*"):
+                if folder.name not in unended:
+                    self.tidy(folder.name)
+            self.instances.sweep(owners)
+
+        await anyio.to_thread.run_sync(work)
 
 
 @asynccontextmanager
@@ -211,13 +255,8 @@ async def open_house(settings: Settings, *, runs: bool = True) -> AsyncGenerator
         limits = settings.limits
         slots = Slots(limits.running_per_user, limits.running)
         user = getpass.getuser()
-        house: House
-
-        async def prepare(run: RunRow, history: History) -> Prepared:
-            return await house.prepare(run, history)
-
-        manager = Manager(store, instances, name, user, slots, prepare)
-        house = House(settings, store, user, clients, instances, manager)
+        house = House(settings, store, user, clients, instances)
+        house.manager = manager = Manager(store, instances, name, user, slots, house)
         try:
             async with anyio.create_task_group() as keeping:
                 keeping.start_soon(lambda: run_keeper(store, settings.data_root, mirror=settings.mirror))
@@ -225,6 +264,7 @@ async def open_house(settings: Settings, *, runs: bool = True) -> AsyncGenerator
                     async with anyio.create_task_group() as running:
                         if runs:
                             running.start_soon(manager.run)
+                            running.start_soon(house.sweep)
                         yield house
                         running.cancel_scope.cancel()
                 finally:

@@ -7,6 +7,9 @@ import secrets
 
 from ava_server.errors import BadInput
 
+AGENT = "ava"
+"""The orchestrator's agent id in the log."""
+
 _FORMS = {
     "subagent_id": ("S-", 6, "a subagent id looks like S-7f3a2b"),
     "pending_id": ("P-", 8, "a pending id looks like P-1c22b09d"),

@@ -174,15 +174,12 @@ def _check(path: Path, status: os.stat_result) -> None:
         raise ConfigError(f"{path} belongs to another user. {_REWRITE}")
     if status.st_mode & 0o077:
         raise ConfigError(
-            f"Others may read {path}. Mend it with: chmod 600 {path} "
-            "(and get new keys if others use this machine)."
+            f"Others may read {path}. Mend it with: chmod 600 {path} (and get new keys if others use this machine)."
         )
 
 
 def _unreadable(path: Path, failed: OSError) -> ConfigError:
-    return ConfigError(
-        f"{path} cannot be used: {failed.strerror or type(failed).__name__}. Make it this user's own."
-    )
+    return ConfigError(f"{path} cannot be used: {failed.strerror or type(failed).__name__}. Make it this user's own.")
 
 
 def _rewrite(path: Path, provider: str, value: str | None) -> None:

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any
+from dataclasses import replace
 
 import anyio
 import anyio.to_thread
 
 from ava_audit.errors import OutcomeUnknown, StaleOwner
-from ava_audit.events import ErrorOccurred, LastTurn, RunStarted, ToolResult, Who
-from ava_audit.redact import Redactor
+from ava_audit.events import ErrorOccurred, LastTurn, ToolResult, Who
 from ava_audit.store import Store
 from ava_audit.view import RunRow
-from ava_roles.tools.base import Place, Tool
 from ava_server.acting import Acting
 from ava_server.asking import Asking
-from ava_server.budget import DayCaps, unsettled
+from ava_server.budget import unsettled
 from ava_server.history import History
-from ava_server.models.base import Completion, Model
+from ava_server.models.base import Completion
+from ava_server.prepared import Prepared
 from ava_server.reserving import Reserving
 from ava_server.result import Ended, build_result
 from ava_server.run_config import RunConfig
@@ -41,41 +37,16 @@ MESSAGES = ("UserMessage",)
 END_S = 10.0
 
 
-def _nothing(_ended: bool) -> None:
-    """Close nothing."""
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """Everything that a claimed run works with.
-
-    Attributes:
-        started: The prefix for a new run; a resumed one keeps the one that its log has.
-        window: Tokens that the model's context holds.
-        artifacts: Lists the files that the run has handed over.
-        close: Lets go of folders; of an ended run it also removes what was only the run's own.
-    """
-
-    model: Model
-    started: RunStarted
-    tools: Mapping[str, Tool]
-    place: Place
-    redactor: Redactor
-    scratch: Path
-    caps: DayCaps
-    window: int
-    artifacts: Callable[[], list[dict[str, Any]]] = field(default=list)
-    close: Callable[[bool], None] = field(default=_nothing)
-
-
 class AgentRun:
     """One run in the hands of its owner."""
 
     def __init__(self, store: Store, run: RunRow, who: Who, history: History, prepared: Prepared) -> None:
         self.id = run.id
+        self.user = run.user_id
         self.activity = "Starting"
         self.scope = anyio.CancelScope()
-        self.cancelled_because: str | None = None
+        self.cancelled = False
+        self._cancel_reason: str | None = None
         self.done = False
         self._config = RunConfig.model_validate_json(run.config)
         self._prepared = prepared
@@ -117,10 +88,10 @@ class AgentRun:
         except StaleOwner as stale:
             log.info("%s: %s; left to its new owner", self.id, stale)
 
-    def cancel(self, reason: str) -> None:
+    def cancel(self, reason: str | None) -> None:
         """End the run as cancelled, whatever it is doing; twice is harmless."""
-        if self.cancelled_because is None:
-            self.cancelled_because = reason
+        if not self.cancelled:
+            self.cancelled, self._cancel_reason = True, reason
             self.scope.cancel()
 
     def say(self, sentence: str) -> None:
@@ -154,7 +125,7 @@ class AgentRun:
                 turn = self._history.turn
                 await self._log.record(ErrorOccurred(error=text, kind="internal", what_to_do=_REPORT, turn=turn))
                 return Ended("error", _FAULT, error_kind="internal", error_message=text, what_to_do=_REPORT)
-        return Ended("cancelled", self.cancelled_because or "cancelled")
+        return Ended("cancelled", "cancelled on request", reason=self._cancel_reason)
 
     async def _within(self, work_s: float, left_s: float, cap: LastTurn) -> Ended:
         """Work for `work_s` seconds; when they are over, wrap up in what is left of `left_s`."""
@@ -256,7 +227,9 @@ class AgentRun:
         """Tell the model what is wrong with its result; after two repairs the run ends with the raw draft kept."""
         for call in completion.calls:
             if call.call_id not in self._history.results:
-                await self._acting.refuse(call, fault if call.call_id == call_id else "a result was handed over with it")
+                await self._acting.refuse(
+                    call, fault if call.call_id == call_id else "a result was handed over with it"
+                )
         last = self._reserving.last_turn()
         if last is not None:
             return Ended(last.status, last.reason)

@@ -6,24 +6,29 @@ cancels through the log, and holds every run that it owns in one task group.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import anyio
 import anyio.abc
+import anyio.to_thread
 
-from ava_audit.errors import AuditError
+from ava_audit.errors import AuditError, StoreUnavailable
 from ava_audit.events import CancelledBy, CancelRequested, ClaimReason, CostUpdate, Event, RunClaimed, Who
 from ava_audit.locks import Instances
 from ava_audit.store import Command, Outcome, Store
 from ava_audit.view import QUEUED, RUNNING, WAITING, RunRow, View
-from ava_server.approval import AGENT, close_proposal
+from ava_server.approval import close_proposal
 from ava_server.budget import unsettled
 from ava_server.history import History
-from ava_server.loop import AgentRun, Prepared
-from ava_server.result import Drafts, Ended, build_result
+from ava_server.ids import AGENT
+from ava_server.loop import AgentRun
+from ava_server.prepared import Prepared
+from ava_server.result import Ended, build_result
 from ava_server.run_log import ending_events
 
 log = logging.getLogger("ava.manager")
@@ -36,6 +41,7 @@ SETTLE_S = 0.05
 """Commits come in bursts; they are looked at together. What this process does itself pokes the manager at once."""
 GRACE_S = 1.0
 """The instance that approved a run has this long to claim it before others do."""
+ON_REQUEST = "cancelled on request"
 FAULTS = 2
 """A run that was dropped so often by a fault of ours is not taken up again by this process."""
 CANCEL_ANSWER_S = 4.0
@@ -53,13 +59,44 @@ class Slots:
     per_user: int
     total: int
 
+    def full(self, running: Sequence[RunRow], user: str) -> str | None:
+        """Return why one more run of a user cannot run beside these, or None."""
+        if len(running) >= self.total:
+            return f"all {self.total} slots are taken"
+        if sum(row.user_id == user for row in running) >= self.per_user:
+            return f"all {self.per_user} slots of {user} are taken"
+        return None
 
-Prepare = Callable[[RunRow, History], Awaitable[Prepared]]
-"""Makes everything that a claimed run works with.
 
-Raises:
-    CannotHonour: This instance cannot run it as approved.
-"""
+Artifact = dict[str, Any]
+
+
+class Outfitter(Protocol):
+    """What gives a run everything that it works with, and takes it away again."""
+
+    async def honour(self, run: RunRow) -> None:
+        """Look whether a run can be run here as it was approved; opens nothing.
+
+        Raises:
+            CannotHonour: It cannot; says what it waits for.
+        """
+        ...
+
+    async def prepare(self, run: RunRow, history: History) -> Prepared:
+        """Make everything that a claimed run works with.
+
+        Raises:
+            CannotHonour: It cannot be run here, after all.
+        """
+        ...
+
+    def artifacts(self, run_id: str) -> list[Artifact]:
+        """Return the files that a run has handed over. Blocking."""
+        ...
+
+    def tidy(self, run_id: str) -> None:
+        """Remove what was only an ended run's own. Blocking."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -89,11 +126,9 @@ def claim(run_id: str, instance: str, who: Who, gone: frozenset[str], slots: Slo
             return Outcome(NotClaimed("it has ended or waits for approval"))
         if run.state == RUNNING and run.instance not in gone and run.instance != instance:
             return Outcome(NotClaimed(f"instance {run.instance} has it"))
-        owned = [row for row in view.runs(states=(RUNNING,)) if row.instance not in gone]
-        if len(owned) >= slots.total:
-            return Outcome(NotClaimed(f"all {slots.total} slots are taken"))
-        if sum(row.user_id == run.user_id for row in owned) >= slots.per_user:
-            return Outcome(NotClaimed(f"all {slots.per_user} slots of {run.user_id} are taken"))
+        owned = [row for row in view.runs(states=(RUNNING,)) if row.instance not in gone and row.id != run_id]
+        if full := slots.full(owned, run.user_id):
+            return Outcome(NotClaimed(full))
         agent = Who(who.session_id, run.id, run.user_id, parent_agent_id=AGENT)
         reason: ClaimReason = "start" if run.generation == 0 else "takeover"
         events = (*unsettled(run, agent), _claimed(run, instance, agent, reason))
@@ -133,14 +168,21 @@ def cancel(run_id: str, who: Who, reason: str | None, by: CancelledBy) -> Comman
             row = view.proposal(run.pending_id)
             assert row is not None
             return Outcome(CancelOutcome(run), (asked, *close_proposal(row, run, who, "rejected", status="cancelled")))
-        ended = Ended("cancelled", reason or "cancelled before it started")
+        ended = Ended("cancelled", "cancelled before it started", reason=reason)
         return Outcome(CancelOutcome(run), (asked, *_ended_without_owner(view, run, ended)))
 
     return command
 
 
-def end_unanswered(run_id: str, instance: str, ended: Ended) -> Command[bool]:
-    """End a run whose owner has not answered: raises the generation, so that the owner can neither write nor spend."""
+def end_unanswered(run_id: str, instance: str, ended: Ended, artifacts: Sequence[Artifact] = ()) -> Command[bool]:
+    """End a run whose owner has not answered: raises the generation, so that the owner can neither write nor spend.
+
+    Args:
+        run_id: The run.
+        instance: Who ends it.
+        ended: How.
+        artifacts: The files that it has handed over, looked up before.
+    """
 
     def command(view: View, now_us: int) -> Outcome[bool]:
         run = view.run(run_id)
@@ -149,12 +191,14 @@ def end_unanswered(run_id: str, instance: str, ended: Ended) -> Command[bool]:
         agent = Who(run.session_id, run.id, run.user_id, parent_agent_id=AGENT)
         claimed = _claimed(run, instance, agent, "cancel")
         settled = unsettled(run, agent)
-        return Outcome(True, (*settled, claimed, *_ended_without_owner(view, run, ended, settled)))
+        return Outcome(True, (*settled, claimed, *_ended_without_owner(view, run, ended, settled, artifacts)))
 
     return command
 
 
-def _ended_without_owner(view: View, run: RunRow, ended: Ended, settled: tuple[Event, ...] = ()) -> tuple[Event, ...]:
+def _ended_without_owner(
+    view: View, run: RunRow, ended: Ended, settled: tuple[Event, ...] = (), artifacts: Sequence[Artifact] = ()
+) -> tuple[Event, ...]:
     """Return the ending of a run that nobody owns, with whatever its log has of a result.
 
     Args:
@@ -162,6 +206,7 @@ def _ended_without_owner(view: View, run: RunRow, ended: Ended, settled: tuple[E
         run: The run.
         ended: How it ends.
         settled: Settlements that are written just before the ending: they are part of what it cost.
+        artifacts: The files that it has handed over.
     """
     history = History(run.id)
     history.add_all(view.entries(run.id))
@@ -175,9 +220,12 @@ def _ended_without_owner(view: View, run: RunRow, ended: Ended, settled: tuple[E
             uncosted_micros=run.uncosted_micros + cost,
             tokens=run.tokens + tokens,
         )
-    result = build_result(run, history, ended, Drafts(), [], run.active_us / 1e6)
+    # What the owner was active ends with its last entry, as a takeover counts it.
+    last_us = max(0, (run.last_us or run.claimed_us) - run.claimed_us) if run.claimed_us is not None else 0
+    active_us = run.active_us + last_us
+    result = build_result(run, history, ended, list(artifacts), active_us / 1e6, near=False)
     agent = Who(run.session_id, run.id, run.user_id, parent_agent_id=AGENT)
-    return ending_events(run, result, ended, agent, None, run.active_us)
+    return ending_events(run, result, ended, agent, None, active_us)
 
 
 class Manager:
@@ -189,7 +237,7 @@ class Manager:
     """
 
     def __init__(
-        self, store: Store, instances: Instances, instance: str, user: str, slots: Slots, prepare: Prepare
+        self, store: Store, instances: Instances, instance: str, user: str, slots: Slots, outfitter: Outfitter
     ) -> None:
         self.instance = instance
         self.waiting_for: dict[str, str] = {}
@@ -197,7 +245,7 @@ class Manager:
         self._instances = instances
         self._user = user
         self._slots = slots
-        self._prepare = prepare
+        self._outfitter = outfitter
         self._owned: dict[str, AgentRun | None] = {}
         self._sessions: set[str] = set()
         self._first_seen: dict[str, float] = {}
@@ -249,7 +297,7 @@ class Manager:
         for row in rows:
             owned = self._owned.get(row.id)
             if owned is not None and row.cancel_seq is not None:
-                owned.cancel("cancelled on request")
+                owned.cancel(await self._cancel_reason(row.id))
         free = [row for row in rows if row.id not in self._owned and row.user_id == self._user]
         if not free:
             return
@@ -258,7 +306,39 @@ class Manager:
         per_user = {row.user_id: sum(other.user_id == row.user_id for other in running) for row in rows}
         for row in sorted(free, key=lambda row: (per_user[row.user_id], row.queued_us or 0)):
             if self._mine_now(row, gone):
-                await self._take(row, gone, tasks)
+                await self._try(row, gone, running, tasks)
+
+    async def _try(self, row: RunRow, gone: frozenset[str], running: list[RunRow], tasks: anyio.abc.TaskGroup) -> None:
+        """Take a run if there is room for it; whatever goes wrong with one run takes no other with it."""
+        others = [other for other in running if other.id != row.id]
+        if full := self._slots.full(others, row.user_id):
+            self.waiting_for[row.id] = full
+            return
+        try:
+            await self._take(row, gone, tasks)
+            running.append(row)
+        except CannotHonour as error:
+            self.waiting_for[row.id] = str(error)
+        except AuditError:
+            raise
+        except Exception:
+            log.exception("%s cannot be taken", row.id)
+            self.waiting_for[row.id] = "a fault of Ava itself, written to the server's standard error"
+            await self._fault(row.id)
+
+    async def _cancel_reason(self, run_id: str) -> str | None:
+        entry = await self._store.read(lambda view: view.last_entry(run_id, "CancelRequested"))
+        return entry.fact.reason if entry is not None and isinstance(entry.fact, CancelRequested) else None
+
+    async def _fault(self, run_id: str) -> None:
+        """Count a fault of ours; a run that met too many of them is ended in our own words: it hangs nowhere."""
+        self._faults[run_id] = self._faults.get(run_id, 0) + 1
+        if self._faults[run_id] >= FAULTS:
+            why = "it was dropped twice by a fault, written to the server's standard error"
+            ended = Ended(
+                "error", "a fault of Ava itself", error_kind="internal", error_message=why, what_to_do="Report it."
+            )
+            await self._store.do(end_unanswered(run_id, self.instance, ended))
 
     def _gone(self, rows: list[RunRow]) -> frozenset[str]:
         names = {row.instance for row in rows if row.state == RUNNING and row.instance} - {self.instance}
@@ -267,7 +347,7 @@ class Manager:
     def _mine_now(self, row: RunRow, gone: frozenset[str]) -> bool:
         if row.state == RUNNING:
             if row.instance == self.instance:  # dropped by a fault of ours, or by a log that could not take its end
-                return self._faults.get(row.id, 0) < FAULTS
+                return True
             recent = (row.last_us or 0) > _now_us() - TAKEOVER_WITHIN_US
             return row.instance in gone and recent
         if row.session_id in self._sessions:
@@ -276,27 +356,23 @@ class Manager:
         return anyio.current_time() - first >= GRACE_S
 
     async def _take(self, row: RunRow, gone: frozenset[str], tasks: anyio.abc.TaskGroup) -> None:
-        """Claim a run and start it, if this instance can honour it."""
-        history = History(row.id)
-        try:
-            prepared = await self._prepare(row, history)
-        except CannotHonour as error:
-            self.waiting_for[row.id] = str(error)
-            return
-        except Exception:  # no run may take the server down with it
-            log.exception("%s cannot be prepared", row.id)
-            self.waiting_for[row.id] = "a fault of Ava itself, written to the server's standard error"
-            return
-        self.waiting_for.pop(row.id, None)
+        """Claim a run that this instance can honour, and start it.
+
+        Raises:
+            CannotHonour: It cannot.
+        """
+        await self._outfitter.honour(row)
         who = Who(row.session_id, AGENT, row.user_id)
         got = await self._store.do(claim(row.id, self.instance, who, gone, self._slots))
         if isinstance(got, NotClaimed):
-            prepared.close(False)
             self.waiting_for[row.id] = got.why
             return
+        self.waiting_for.pop(row.id, None)
         run = await self._store.read(lambda view: view.run(row.id))
         assert run is not None
+        history = History(run.id)
         history.add_all(await self._store.read(lambda view: view.entries(row.id)))
+        prepared = await self._outfitter.prepare(run, history)
         agent = Who(run.session_id, run.id, run.user_id, parent_agent_id=AGENT)
         owned = AgentRun(self._store, run, agent, history, prepared)
         self._owned[run.id] = owned
@@ -305,16 +381,20 @@ class Manager:
     async def _drive(self, owned: AgentRun, run: RunRow, prepared: Prepared) -> None:
         try:
             if run.cancel_seq is not None:
-                owned.cancel("cancelled on request")
+                owned.cancel(await self._cancel_reason(run.id))
             await owned.drive(await self._group_time(run))
-        except AuditError as error:  # the log cannot take the ending: the run stays, for whoever claims it next
+        except StoreUnavailable as error:  # the log cannot take it: the run stays, for the next look or another owner
             log.error("%s: %s", run.id, error)
         except Exception:
             log.exception("%s was dropped", run.id)
-            self._faults[run.id] = self._faults.get(run.id, 0) + 1
+            with contextlib.suppress(AuditError):  # looked at again, and counted again
+                await self._fault(run.id)
         finally:
             del self._owned[run.id]
-            prepared.close(owned.done)
+            try:
+                prepared.close(owned.done)
+            except OSError as error:
+                log.warning("%s left something behind: %s", run.id, error)
             self.poke()
 
     async def _group_time(self, run: RunRow) -> float | None:
@@ -329,17 +409,19 @@ class Manager:
 
     async def cancel(self, run_id: str, who: Who, reason: str | None, by: CancelledBy = "model") -> RunRow | None:
         """Cancel a run and return it as it ended, within 5 s; None when there is none of this user."""
+        owned = self._owned.get(run_id)
+        if owned is not None and owned.user == who.user_id:  # act in memory first, its record follows
+            owned.cancel(reason)
         found = await self._store.do(cancel(run_id, who, reason, by))
         if found.run is None:
             return None
         if found.pending:
-            owned = self._owned.get(run_id)
-            if owned is not None:  # act in memory first
-                owned.cancel(reason or "cancelled on request")
             with anyio.move_on_after(CANCEL_ANSWER_S):
                 await self.ended(run_id)
-            ended = Ended("cancelled", reason or "cancelled on request")
-            await self._store.do(end_unanswered(run_id, self.instance, ended))
+            ended = Ended("cancelled", ON_REQUEST, reason=reason)
+            files = await anyio.to_thread.run_sync(self._outfitter.artifacts, run_id)
+            if await self._store.do(end_unanswered(run_id, self.instance, ended, files)):
+                await anyio.to_thread.run_sync(self._outfitter.tidy, run_id)
         return await self._store.read(lambda view: view.run(run_id))
 
     async def ended(self, run_id: str) -> RunRow:

@@ -20,9 +20,7 @@ _DATED = re.compile(r"[-@](?:\d{4}-?\d{2}-?\d{2}|latest)")
 _KINDS = ("input_mtok", "output_mtok", "cache_read_mtok", "cache_write_mtok")
 
 
-def look_up(
-    provider: str, model_id: str, *, base_url: str | None, now: datetime | None = None
-) -> Price | str:
+def look_up(provider: str, model_id: str, *, base_url: str | None, now: datetime | None = None) -> Price | str:
     """Return the table's price of a model, or why there is none.
 
     Args:
@@ -106,14 +104,10 @@ class _Rates:
         values: dict[str, Decimal | TieredPrices | None] = {kind: getattr(price, kind) for kind in _KINDS}
         # Cache prices that the table lacks are billed as plain input. The price of writing for an hour is not
         # read: no request of ours asks for that.
-        self.values = {
-            kind: value if value is not None else values["input_mtok"] for kind, value in values.items()
-        }
+        self.values = {kind: value if value is not None else values["input_mtok"] for kind, value in values.items()}
         self.thinking: Decimal | TieredPrices | None = getattr(price, "output_reasoning_mtok", None)
         self.limits: set[int] = {
-            tier.start
-            for value in (*self.values.values(), self.thinking)
-            for tier in getattr(value, "tiers", ())
+            tier.start for value in (*self.values.values(), self.thinking) for tier in getattr(value, "tiers", ())
         }
 
     def at(self, prompt: int) -> tuple[int, int, int, int]:

@@ -90,9 +90,7 @@ class Price:
 FREE_LOCAL = Price(0, 0, 0, 0, source="free (local)", free=True)
 
 
-def find_price(
-    provider: str, model_id: str, *, base_url: str | None, overrides: Mapping[str, UserPrice]
-) -> Price:
+def find_price(provider: str, model_id: str, *, base_url: str | None, overrides: Mapping[str, UserPrice]) -> Price:
     """Return what a model costs.
 
     Args:

@@ -6,7 +6,7 @@ import hashlib
 import time
 from dataclasses import dataclass
 
-from ava_audit.events import CostReserved, Ending
+from ava_audit.events import CostReserved, LastTurn
 from ava_audit.money import format_usd
 from ava_server.budget import Asked, CapReached, DayCaps, Reservation, reserve
 from ava_server.history import Recipe
@@ -23,14 +23,20 @@ LEAST_OUTPUT = 512
 TRIM_SHARE, TRIM_TO = 0.7, 0.5
 """Trimming begins at 70 % of the room and ends at 50 %, so that it is rare: each one costs the provider's cache."""
 NEARLY = 0.8
+UNKNOWN_ATTEMPTS = 2
+"""Attempts of one turn whose cost may stay unknown, over all owners; each books its full reservation."""
+UNKNOWN = "two attempts of this turn ended without an answer, and what they cost is not known"
+UNKNOWN_ADVICE = "See whether the provider answers, then propose it again with retry_of."
+WRAP_UP = "wrap_up"
+EMPTY = "Your answer was empty. Go on with a tool call, or call submit_result with what you have."
 
 
 @dataclass(frozen=True)
-class LastTurn:
-    """Why the next turn is the last one: the ending that it leads to, and the cap's name."""
+class _Notice:
+    """What a request tells the model, and what that is about."""
 
-    status: Ending
-    reason: str
+    text: str | None = None
+    about: tuple[str, ...] = ()
 
 
 class Reserving:
@@ -38,14 +44,12 @@ class Reserving:
 
     Attributes:
         cap: Set once a cap has been met: from then on only the wrap-up is sent.
-        nudge: What the next request tells the model, once.
     """
 
     def __init__(
         self, run_log: RunLog, config: RunConfig, model: Model, caps: DayCaps, window: int, began: float
     ) -> None:
-        self.cap: LastTurn | None = None
-        self.nudge: str | None = None
+        self.cap = run_log.history.last  # a run that was taken up in its wrap-up stays there
         self._log = run_log
         self._history = run_log.history
         self._config = config
@@ -65,28 +69,60 @@ class Reserving:
         history = self._history
         turn = history.turn + 1 if history.answered else history.turn
         attempt = 1 if history.answered else history.attempt + 1
+        if not history.answered and history.unknown_attempts >= UNKNOWN_ATTEMPTS:
+            return Ended("error", UNKNOWN, error_kind="dropped", error_message=UNKNOWN, what_to_do=UNKNOWN_ADVICE)
+        notice = self._notice(attempt)
         most = self._config.max_output
-        said = self._notice() if attempt == 1 else None
         while True:
-            cap = self.last_turn(turn)
-            output = WRAP_OUTPUT if cap else most
-            recipe = self._recipe(cap, said)
-            request = history.request(recipe, output)
-            asked = self._asked(request, recipe, turn, attempt, wrap_up=cap is not None)
+            last = self.last_turn(turn)
+            request, asked = self._ask_for(turn, attempt, WRAP_OUTPUT if last else most, last, notice)
             answer = await self._log.do(reserve(self._log.fence, self._log.who, asked, self._caps), self._granted)
             if isinstance(answer, Reservation):
                 return answer, request
-            if cap is not None:  # not even the wrap-up fits: the run ends with what it has
-                return Ended(cap.status, cap.reason)
-            smaller = self._fitting(asked, answer)
-            if smaller is None or smaller >= most:
-                self.cap = LastTurn(answer.status, _cap_words(answer))
+            if last is not None:  # not even the wrap-up fits: the run ends with what it has
+                return Ended(last.status, last.reason)
+            smaller = self._fitting(asked.fact, answer)
+            if smaller is None:
+                self.cap = LastTurn(status=answer.status, reason=_cap_words(answer))
             else:
                 most = smaller
 
+    def _ask_for(
+        self, turn: int, attempt: int, output: int, last: LastTurn | None, notice: _Notice
+    ) -> tuple[Request, Asked]:
+        """Return a request, and what has to be reserved for it."""
+        history = self._history
+        upto = history.last_message_seq
+        if last is not None:
+            # It is said once: a second attempt of the wrap-up finds it in the history.
+            notice = _Notice() if WRAP_UP in history.told else _Notice(_last_words(last), (WRAP_UP,))
+        recipe = Recipe(upto, history.fresh_results() if last else self._trimmed(upto), notice.text)
+        request = history.request(recipe, output)
+        bound = self._model.bound(request, history.known)
+        if recipe.elide:  # what was reported covers what is now left out: both are upper bounds, the lower one holds
+            bound = min(bound, self._model.bound(request, None), key=lambda both: both.prompt_tokens)
+        prompt = bound.prompt_tokens
+        wrap = Bound(prompt + output + WRAP_PROMPT, WRAP_OUTPUT)
+        fact = CostReserved(
+            turn=turn,
+            attempt=attempt,
+            scopes=(),
+            micros=reserve_micros(self._price, bound),
+            wrap_micros=0 if last else reserve_micros(self._price, wrap),
+            prompt_tokens=prompt,
+            max_output=output,
+            upto_seq=upto,
+            elide=recipe.elide,
+            notice=notice.text,
+            notices=notice.about,
+            last=last,
+            request_sha=hashlib.sha256(self._model.encode(request)).hexdigest(),
+        )
+        return request, Asked(fact, prompt + output, 0 if last else wrap.prompt_tokens + wrap.output_tokens)
+
     def _granted(self, answer: Reservation | CapReached) -> None:
         if isinstance(answer, Reservation):
-            self._history.add(answer.seq, _reserved(answer))
+            self._history.add(answer.seq, answer.fact)
 
     def last_turn(self, turn: int | None = None) -> LastTurn | None:
         """Return why a turn (the one at hand, if none is given) is the last one, or None."""
@@ -94,25 +130,21 @@ class Reserving:
             return self.cap
         turn = self._history.turn if turn is None else turn
         if turn >= self._config.max_iterations:
-            return LastTurn("iteration_limit", f"max_iterations of {self._config.max_iterations}")
+            return LastTurn(status="iteration_limit", reason=f"max_iterations of {self._config.max_iterations}")
         if self._history.tool_calls >= self._config.max_tool_calls:
-            return LastTurn("tool_limit", f"max_tool_calls of {self._config.max_tool_calls}")
+            return LastTurn(status="tool_limit", reason=f"max_tool_calls of {self._config.max_tool_calls}")
         return None
 
-    def _notice(self) -> str | None:
-        nudge, self.nudge = self.nudge, None
-        return nudge or self._eighty()
+    def _notice(self, attempt: int) -> _Notice:
+        """Return what the next request has to tell the model; further attempts of a turn show what the first told."""
+        if attempt > 1:
+            return _Notice()
+        said = self._history.answer
+        if said is not None and not said.calls and not said.text.strip():
+            return _Notice(EMPTY, ("empty",))
+        return self._eighty()
 
-    def _recipe(self, cap: LastTurn | None, notice: str | None) -> Recipe:
-        history = self._history
-        upto = history.last_message_seq
-        if cap is not None:
-            # The notice is said once: a second attempt of the wrap-up finds it in the history.
-            said = "wrap_up" in history.told
-            return Recipe(upto, history.fresh_results(), None if said else _last_words(cap))
-        return Recipe(upto, self._trimmed(upto), notice)
-
-    def _eighty(self) -> str | None:
+    def _eighty(self) -> _Notice:
         """Return the notice at 80 % of a cap, once for each cap."""
         config, run = self._config, self._log.run
         used = {
@@ -136,10 +168,10 @@ class Reserving:
             if have >= NEARLY * cap and f"left:{name}" not in self._history.told
         ]
         if not near:
-            return None
-        self._history.told.update(f"left:{name}" for name in near)
+            return _Notice()
         left = ", ".join(used[name][2] for name in near)
-        return f"Left of your limits: {left}. Come to an end; call submit_result in time."
+        text = f"Left of your limits: {left}. Come to an end; call submit_result in time."
+        return _Notice(text, tuple(f"left:{name}" for name in near))
 
     def _trimmed(self, upto: int) -> tuple[int, ...]:
         """Return the oldest tool results to leave out, when the prompt passes 70 % of the window or the tokens left."""
@@ -159,30 +191,10 @@ class Reserving:
             bound -= saved // 4  # a modest guess of what it frees; the reservation uses the real bound
         return tuple(elide)
 
-    def _asked(self, request: Request, recipe: Recipe, turn: int, attempt: int, *, wrap_up: bool) -> Asked:
-        bound = self._model.bound(request, self._history.known)
-        if recipe.elide:  # what was reported covers what is now left out: both are upper bounds, the lower one holds
-            bound = min(bound, self._model.bound(request, None), key=lambda both: both.prompt_tokens)
-        prompt, output = bound.prompt_tokens, request.max_output
-        wrap = Bound(prompt + output + WRAP_PROMPT, WRAP_OUTPUT)
-        return Asked(
-            turn=turn,
-            attempt=attempt,
-            micros=reserve_micros(self._price, bound),
-            wrap_micros=0 if wrap_up else reserve_micros(self._price, wrap),
-            tokens=prompt + output,
-            wrap_tokens=0 if wrap_up else wrap.prompt_tokens + wrap.output_tokens,
-            prompt_tokens=prompt,
-            max_output=output,
-            upto_seq=recipe.upto_seq,
-            elide=recipe.elide,
-            notice=recipe.notice,
-            wrap_up=wrap_up,
-            request_sha=hashlib.sha256(self._model.encode(request)).hexdigest(),
-        )
-
-    def _fitting(self, asked: Asked, reached: CapReached) -> int | None:
+    def _fitting(self, asked: CostReserved, reached: CapReached) -> int | None:
         """Return the most output tokens with which the pair fits what is left, None below the least that is useful."""
+        if reached.cap == "overrun":  # nothing more fits, however small: also where it would cost nothing
+            return None
         low, high = LEAST_OUTPUT, asked.max_output - 1
         best = None
         while low <= high:
@@ -198,24 +210,6 @@ class Reserving:
             else:
                 high = middle - 1
         return best
-
-
-def _reserved(reservation: Reservation) -> CostReserved:
-    asked = reservation.asked
-    return CostReserved(
-        turn=asked.turn,
-        attempt=asked.attempt,
-        scopes=reservation.scopes,
-        micros=asked.micros,
-        wrap_micros=asked.wrap_micros,
-        prompt_tokens=asked.prompt_tokens,
-        max_output=asked.max_output,
-        upto_seq=asked.upto_seq,
-        elide=asked.elide,
-        notice=asked.notice,
-        wrap_up=asked.wrap_up,
-        request_sha=asked.request_sha,
-    )
 
 
 def _last_words(cap: LastTurn) -> str:

@@ -24,6 +24,7 @@ class Ended:
         error_kind: The kind of error, for the status `error`.
         error_message: What happened.
         what_to_do: One next step.
+        reason: What the person or the orchestrator who cancelled gave as a reason.
         call_id: The call by which the result was handed over; its own result is written with the ending.
     """
 
@@ -33,6 +34,7 @@ class Ended:
     error_kind: str | None = None
     error_message: str = ""
     what_to_do: str = ""
+    reason: str | None = None
     call_id: str | None = None
 
 
@@ -55,6 +57,7 @@ def build_result(
         "output": submitted.output,
         "caveats": caveats,
         "findings": [finding.model_dump(exclude_none=True) for finding in submitted.findings],
+        "artifacts": artifacts,
     }
     error = None
     if ended.error_kind is not None:
@@ -65,6 +68,7 @@ def build_result(
     return {
         "status": ended.status,
         "stop_reason": ended.stop_reason,
+        "cancel_reason": ended.reason,
         "subagent_id": run.id,
         "name": run.name,
         "task_id": run.task_id,
@@ -80,7 +84,6 @@ def build_result(
         "cost_by": {name: micros / 10_000 for name, micros in sorted(history.cost_by.items())},
         "uncosted": run.uncosted_micros > 0,
         "overrun": bool(run.overrun),
-        "artifacts": artifacts,
         "quotes_checked": quotes,
         "untrusted_result": untrusted,
     }

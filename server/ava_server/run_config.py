@@ -30,11 +30,12 @@ class RunConfig(BaseModel):
         model: `provider:id`, as it stands in the log.
         price: The price per token, as a mapping of `prices.Price`.
         workspace_given: The call itself gave the workspace, so that a networked role may read it.
+        reach: What the run may read, reach and change, in a few words of ours.
         clamped: What was asked above a hard cap, in words.
         asked: The call's own arguments but for the texts: the defaults of a retry, or of a fresh proposal.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="ignore")  # a newer program may have proposed it
 
     role: str
     role_source: str
@@ -57,6 +58,7 @@ class RunConfig(BaseModel):
     workspace: str | None = None
     workspace_given: bool = False
     workspace_note: str = ""
+    reach: str
     estimated_minutes: tuple[int, int]
     name: str | None = None
     task_id: str | None = None

@@ -8,15 +8,17 @@ from typing import Any
 
 import anyio
 
-from ava_audit.errors import StoreUnavailable
+from ava_audit.errors import OutcomeUnknown, StoreUnavailable
 from ava_audit.events import Event, Fact, Fence, RunEnded, SubagentComplete, Who
+from ava_audit.storable import storable
 from ava_audit.store import Command, Outcome, Query, Store, T
 from ava_audit.view import RunRow, View
-from ava_server.approval import AGENT
 from ava_server.history import History
+from ava_server.ids import AGENT
 from ava_server.result import Ended
 
 log = logging.getLogger("ava.run")
+RESULT_BYTES = 1_800_000
 HOLD_S = (0.2, 5.0)
 """Seconds between two tries while the log is out of reach: the first wait, and the longest."""
 
@@ -94,6 +96,8 @@ class RunLog:
                     if then is not None:
                         then(value)
                     return value
+            except OutcomeUnknown:  # sent again it could be written twice: the next claim reads what the log has
+                raise
             except StoreUnavailable as error:
                 self.on_hold(f"On hold: {error}")
                 log.warning("%s holds still: %s", self.run.id, error)
@@ -104,7 +108,13 @@ class RunLog:
 def ending_events(
     run: RunRow, result: dict[str, Any], ended: Ended, who: Who, fence: Fence | None, active_us: int
 ) -> tuple[Event, Event]:
-    """Return the two entries of an ending: its words, which can be erased, and what a reducer needs, which stays."""
+    """Return the two entries of an ending: its words, which can be erased, and what a reducer needs, which stays.
+
+    A result that is larger than an entry may be loses the ends of its longest texts, and says so.
+    """
+    result, cut = storable(result, RESULT_BYTES)
+    if cut:
+        result["untrusted_result"]["caveats"].append(f"Cut to what the log can hold: {', '.join(cut)[:300]}")
     complete = SubagentComplete(
         status=ended.status,
         summary=str(result["untrusted_result"]["summary"]),

@@ -6,7 +6,7 @@ import secrets
 from dataclasses import dataclass, field
 
 from ava_audit.events import Channel, Who
-from ava_server.approval import AGENT
+from ava_server.ids import AGENT
 
 
 @dataclass

@@ -258,9 +258,7 @@ def _read_config(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is not UTF-8 text. Save it as UTF-8.") from None
     except OSError as failed:
         why = failed.strerror or type(failed).__name__
-        raise ConfigError(
-            f"{path} cannot be read: {why}. Make it readable for this user, or remove it."
-        ) from failed
+        raise ConfigError(f"{path} cannot be read: {why}. Make it readable for this user, or remove it.") from failed
 
 
 def _laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

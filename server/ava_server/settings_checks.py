@@ -79,9 +79,7 @@ def _read(name: str, text: str) -> Any:
     try:
         return json.loads(text)
     except ValueError:
-        raise ConfigError(
-            f'{name} is {shown(text)}; give a list or table as JSON, e.g. ["/srv/code"].'
-        ) from None
+        raise ConfigError(f'{name} is {shown(text)}; give a list or table as JSON, e.g. ["/srv/code"].') from None
 
 
 def refuse_secrets(data: Mapping[str, Any], origin: str) -> None:
@@ -122,9 +120,7 @@ def _is_key(value: object) -> bool:
     return isinstance(value, str) and bool(Redactor({}).find_shapes(value))
 
 
-def leaves(
-    data: Mapping[str, object], path: tuple[str, ...] = ()
-) -> Iterator[tuple[tuple[str, ...], object]]:
+def leaves(data: Mapping[str, object], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], object]]:
     """Yield every value in nested tables and lists with the names that lead to it, at least one."""
     for key, value in data.items():
         for item in cast("list[object]", value) if isinstance(value, list) else [value]:
@@ -143,9 +139,7 @@ def refuse_looser(given: Mapping[str, Any], before: BaseModel, after: BaseModel,
     for path in dict.fromkeys(path for path, _ in leaves(given)):
         name = variable(path)
         if path[0] in FILE_ONLY:
-            raise ConfigError(
-                f"{name} is set in the environment, but {path[0]} may only stand in {config}. Unset it."
-            )
+            raise ConfigError(f"{name} is set in the environment, but {path[0]} may only stand in {config}. Unset it.")
         old, new = _at(before, path), _at(after, path)
         if _looser(path, old, new):
             raise ConfigError(
@@ -162,17 +156,13 @@ def _looser(path: tuple[str, ...], old: Any, new: Any) -> bool:
         return bool(new > old)
     if path == _FEWER_IS_STRICTER:
         return not set(new) <= set(old)
-    return (
-        path == _ROOTS and bool(old) and not all(any(root.is_relative_to(own) for own in old) for root in new)
-    )
+    return path == _ROOTS and bool(old) and not all(any(root.is_relative_to(own) for own in old) for root in new)
 
 
 def _at(settings: BaseModel, path: tuple[str, ...]) -> Any:
     value: Any = settings
     for part in path:
-        value = (
-            cast("dict[str, Any]", value).get(part) if isinstance(value, dict) else getattr(value, part, None)
-        )
+        value = cast("dict[str, Any]", value).get(part) if isinstance(value, dict) else getattr(value, part, None)
     return value
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ava_audit.money import format_usd, micros_from_cents
-from ava_audit.redact import Redactor
 from ava_roles.catalog import Catalog
 from ava_roles.errors import RolesError
 from ava_roles.role import Role
@@ -40,7 +39,6 @@ class Surroundings:
         models: Providers, keys, tiers and prices.
         catalog: The role files, read just now.
         tools: The tools that exist here, by name.
-        redactor: Knows the configured secret values.
         client_roots: Folders that the client named.
         cwd: The server's working folder.
         home: The home folder of the user whom the server runs as.
@@ -50,7 +48,6 @@ class Surroundings:
     models: ModelSettings
     catalog: Catalog
     tools: Mapping[str, Tool]
-    redactor: Redactor
     client_roots: Sequence[str]
     cwd: Path
     home: Path
@@ -73,12 +70,13 @@ def resolve(args: SpawnArgs, around: Surroundings) -> tuple[RunConfig, Texts]:
     except RolesError as error:
         raise BadInput(f"role: {error}") from error
     _not_yet(args, role)
-    texts = _texts(args, role, around.redactor)
+    texts = _texts(args, role)
     choice = choose(args.model, role.model, around.models)
     workspace = _workspace(args, around)
     tools, unavailable = _scope(args, role, workspace, around.tools)
     _needs(role, tools, texts, around.tools)
     caps, clamped = _caps(args, role, choice, settings)
+    reading = str(workspace.path) if workspace.path and _sees_files(tools, around.tools) else None
     config = RunConfig(
         role=role.name,
         role_source=role.source,
@@ -92,7 +90,8 @@ def resolve(args: SpawnArgs, around: Surroundings) -> tuple[RunConfig, Texts]:
         max_output=MAX_OUTPUT_CODER if role.name == "coder" else MAX_OUTPUT,
         tools=tools,
         unavailable_tools=unavailable,
-        workspace=str(workspace.path) if workspace.path and _sees_files(tools, around.tools) else None,
+        workspace=reading,
+        reach=_reach(tools, around.tools, reading),
         workspace_given=workspace.given,
         workspace_note=workspace.why,
         estimated_minutes=_estimate(role, choice, float(caps["timeout_s"])),
@@ -123,11 +122,11 @@ def _not_yet(args: SpawnArgs, role: Role) -> None:
             raise BadInput(f"{field}: this version of Ava does not have it yet (see CHANGELOG.md); leave it out")
 
 
-def _texts(args: SpawnArgs, role: Role, redactor: Redactor) -> Texts:
-    """Return the words of the spawn, with no secret in them.
+def _texts(args: SpawnArgs, role: Role) -> Texts:
+    """Return the words of the spawn.
 
     Raises:
-        BadInput: A required text is missing, or one contains the form of a key.
+        BadInput: A required text is missing.
     """
     if not args.task.strip():
         raise BadInput("task: only white space was given; say what the subagent shall find out or do")
@@ -135,21 +134,7 @@ def _texts(args: SpawnArgs, role: Role, redactor: Redactor) -> Texts:
         raise BadInput("system_prompt: role custom has no words of its own; say what kind of subagent it shall be")
     if role.name == "coder" and not (args.context or "").strip():
         raise BadInput("context: role coder needs it; give related files, decisions and constraints")
-    for field in Texts.model_fields:
-        text = getattr(args, field)
-        shapes = redactor.find_shapes(text) if text else ()
-        if shapes:
-            raise BadInput(
-                f"{field}: it contains what looks like a key ({shapes[0].name}); leave it out: the subagent and its"
-                " provider must not see it. Store it with `ava secret set NAME` and write {{secret:NAME}}"
-            )
-    return Texts(
-        **{
-            field: redactor.redact(text)[0]
-            for field in Texts.model_fields
-            if (text := getattr(args, field)) is not None
-        }
-    )
+    return Texts(**{field: text for field in Texts.model_fields if (text := getattr(args, field)) is not None})
 
 
 def _workspace(args: SpawnArgs, around: Surroundings) -> Workspace:
@@ -200,6 +185,18 @@ def _estimate(role: Role, choice: Choice, timeout_s: float) -> tuple[int, int]:
     most = 1 if choice.base_url is None else max(1, math.ceil(timeout_s / 60))
     low, high = role.estimated_minutes
     return min(low, most), min(high, most)
+
+
+def _reach(tools: Sequence[str], known: Mapping[str, Tool], workspace: str | None) -> str:
+    """Return what a run may read, reach and change, in a few words, from what its tools say of themselves."""
+    specs = [known[name].spec for name in tools if name in known]
+    web = any(spec.network for spec in specs)
+    parts: list[str] = []
+    if workspace is not None:
+        parts.append(f"can read {workspace}" + (" and reach the web" if web else ""))
+    elif web:
+        parts.append("can search and read the web" if "web_search" in tools else "can read the web")
+    return ", ".join(parts) if parts else "can reach neither files nor the web"
 
 
 def _sees_files(tools: Sequence[str], known: Mapping[str, Tool]) -> bool:

@@ -141,7 +141,8 @@ def room_for(results: int) -> int:
 
 def _add_result(answer: RunAnswer, result: dict[str, Any], offset: int, room: int | None) -> None:
     """Put a result into an answer, as much of it as there is room for; `cursor` goes on in the output."""
-    for field in ("confidence", "duration_seconds", "error", "artifacts", "uncosted", "overrun"):
+    fields = "status tokens_used iterations confidence duration_seconds error uncosted overrun cancel_reason"
+    for field in fields.split():
         value = result.get(field)
         setattr(answer, field, value if value not in (False, []) else None)
     untrusted = Untrusted.model_validate(result["untrusted_result"])

@@ -99,6 +99,8 @@ def run_text(run: RunAnswer) -> str:
     lines = [f"[{run.subagent_id} {ending}]", run.status_line]
     if run.state != "success" and run.stop_reason:
         lines.append(f"Ended because: {run.stop_reason}")
+    if run.cancel_reason:
+        lines.append(f"Reason given: {escape_result(run.cancel_reason)}")
     if run.error:
         lines.append(f"What to do: {run.error.get('what_to_do', '')}")
     lines.append(_wrapped(run.subagent_id, run.untrusted_result))
@@ -120,8 +122,6 @@ def run_text(run: RunAnswer) -> str:
         lines.append("Cost in cents: " + ", ".join(f"{name} {cents:g}" for name, cents in run.cost_by.items()))
     if run.uncosted:
         lines.append("Part of the cost is unknown and was booked at its worst case.")
-    for artifact in run.artifacts or ():
-        lines.append(f"File: {artifact['name']} ({artifact['bytes']} bytes, sha256 {artifact['sha256']})")
     if run.group_id:
         lines.append(f"group_id: {run.group_id}")
     if run.task_id:
@@ -143,6 +143,10 @@ def _wrapped(run_id: str, result: Untrusted) -> str:
         quote = f'\n   "{finding["quote"]}"' if finding.get("quote") else ""
         parts.append(f"{number}. {finding.get('claim', '')}{quote}" + (f"\n   source: {source}" if source else ""))
     parts.extend(f"Caveat: {caveat}" for caveat in result.caveats)
+    parts.extend(
+        f"File: {artifact['name']} ({artifact['bytes']} bytes, sha256 {artifact['sha256']})"
+        for artifact in result.artifacts
+    )
     if result.error_text:
         parts.append(f"Error: {result.error_text}")
     body = escape_result("\n".join(parts))
@@ -152,11 +156,17 @@ def _wrapped(run_id: str, result: Untrusted) -> str:
 def _spawn(answer: SpawnAnswer) -> list[str]:
     limits = answer.limits or {}
     estimate = f"{answer.estimated_minutes.min} to {answer.estimated_minutes.max}" if answer.estimated_minutes else "?"
-    lines = [
-        f"{answer.status}: nothing has started. Show the person:",
-        answer.message or "",
-        f"pending_id: {answer.pending_id}   subagent_id: {answer.subagent_id}   expires: {answer.expires_at}",
-        f"approval_line: {answer.approval_line}",
+    ids = f"pending_id: {answer.pending_id}   subagent_id: {answer.subagent_id}"
+    if answer.approval_line is None:
+        lines = [f"{answer.status}: {answer.message}", ids]
+    else:
+        lines = [
+            f"{answer.status}: nothing has started. Show the person:",
+            answer.message or "",
+            f"{ids}   expires: {answer.expires_at}",
+            f"approval_line: {answer.approval_line}",
+        ]
+    lines += [
         f"model: {answer.model}   estimated minutes: {estimate}   max_cost_cents: {answer.max_cost_cents:g}",
         f"tools: {', '.join(answer.tools or ())}",
     ]

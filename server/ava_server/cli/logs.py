@@ -160,8 +160,7 @@ async def _logs(root: DataRoot, query: LogQuery, subagent: str | None, printer: 
 
 
 def _agent(given: str) -> str:
-    from ava_server.approval import AGENT
-    from ava_server.ids import parse_id
+    from ava_server.ids import AGENT, parse_id
 
     if given.strip().lower() == AGENT:
         return AGENT

@@ -104,7 +104,6 @@ def _asked(run: RunRow, texts: Texts | None, utc: bool) -> list[str]:
 def _decided(run: RunRow, entries: list[Entry], utc: bool) -> list[str]:
     from ava_audit.events import SpawnDecided
     from ava_audit.times import format_ts
-    from ava_server.approval import reach
     from ava_server.run_config import RunConfig
 
     config = RunConfig.model_validate_json(run.config)
@@ -123,7 +122,7 @@ def _decided(run: RunRow, entries: list[Entry], utc: bool) -> list[str]:
     if not lines:
         lines = [f"Not decided: {run.pending_id} waits for approval"]
     lines.append(f"Caps: {limits_text(config)}")
-    lines.append(f"Model: {config.model}. It {reach(config)}.")
+    lines.append(f"Model: {config.model}. It {config.reach}.")
     return lines
 
 

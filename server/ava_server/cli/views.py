@@ -73,13 +73,12 @@ def result_text(run: RunAnswer, *, brief: bool = False) -> str:
 
 def _findings(run: RunAnswer) -> list[str]:
     lines: list[str] = []
-    quotes = iter(run.quotes_checked or ())
+    verdicts = {quote.get("finding"): str(quote.get("verdict")) for quote in run.quotes_checked or ()}
     for number, finding in enumerate(run.untrusted_result.findings if run.untrusted_result else (), 1):
         lines.append(f"{number}. {finding.get('claim', '')}")
         if finding.get("quote"):
-            verdict = next(quotes, dict[str, Any]())
             lines += _indented(f'"{finding["quote"]}"')
-            lines.append(f"   quote: {_VERDICTS.get(verdict.get('verdict', ''), 'not looked for')}")
+            lines.append(f"   quote: {_VERDICTS.get(verdicts.get(number, ''), 'not looked for')}")
         source = ", ".join(
             dict.fromkeys(str(finding[key]) for key in ("source_name", "source_url") if finding.get(key))
         )
@@ -97,7 +96,7 @@ def _figures(run: RunAnswer) -> list[str]:
         lines.append(f"Tools called: {calls}")
     lines.extend(
         f"File: {artifact['name']} ({artifact['bytes']} bytes, sha256 {artifact['sha256']})"
-        for artifact in run.artifacts or ()
+        for artifact in (run.untrusted_result.artifacts if run.untrusted_result else ())
     )
     lines.append(f"Cost: {cost_text(run)}")
     return lines

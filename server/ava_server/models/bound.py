@@ -18,6 +18,7 @@ from functools import lru_cache
 from typing import Any
 
 from ava_server.models.base import AssistantTurn, Bound, Known, Request, ToolSchema, Turn
+from ava_server.models.usage import FLOOR_BYTES
 
 FIXED_TOKENS = 1024
 """What a chat template and a gateway may add to any request."""
@@ -68,14 +69,15 @@ def bound(request: Request, wire: Callable[[Turn], Mapping[str, Any]], known: Kn
         system = {"role": "system", "content": request.system}
         messages = [_json(system), *(_json(wire(turn)) for turn in turns)]
         return Bound(prompt_bound(messages, request.tools), request.max_output)
-    total = known.prompt_tokens
+    covered = sum(_bytes(_json(wire(turn))) for turn in turns[: known.turns])
+    total = max(known.prompt_tokens, covered // FLOOR_BYTES)  # what is known is a report, and a report can be wrong
     for turn in turns[known.turns :]:
         total += text_bound(_json(wire(turn))) + MESSAGE_TOKENS
     # The answer was counted as it was written; as part of a prompt a template may escape it.
     last = turns[known.turns - 1] if 0 < known.turns <= len(turns) else None
     if isinstance(last, AssistantTurn):
         answer = _json(wire(last))
-        total += text_bound(answer) - len(answer.encode("utf-8", "replace")) + MESSAGE_TOKENS
+        total += text_bound(answer) - _bytes(answer) + MESSAGE_TOKENS
     return Bound(total, request.max_output)
 
 
@@ -84,6 +86,10 @@ def _tool_bound(tool: ToolSchema) -> int:
     shown = {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)}
     rendered = json.dumps({"type": "function", "function": shown}, ensure_ascii=False, indent=4)
     return text_bound(rendered) + TOOL_TOKENS
+
+
+def _bytes(text: str) -> int:
+    return len(text.encode("utf-8", "replace"))
 
 
 def _json(value: Mapping[str, Any]) -> str:

@@ -5,6 +5,7 @@ Only the border knows httpx2's errors and status codes; the loop sees `ModelErro
 
 from __future__ import annotations
 
+import math
 import re
 import unicodedata
 from dataclasses import dataclass
@@ -86,6 +87,17 @@ class Endpoint:
             answered=False,
             retryable=True,
             what_to_do="Check the network and whether the endpoint is overloaded; then try again.",
+        )
+
+    def no_certificates(self, error: OSError) -> ModelError:
+        """The certificates that servers are checked against cannot be read."""
+        return ModelError(
+            f"No connection to {self.place} can be made safe: {self.clean(str(error))}.",
+            kind="connection",
+            sent=False,
+            answered=False,
+            retryable=False,
+            what_to_do="Correct SSL_CERT_FILE and SSL_CERT_DIR: they name the certificates to trust.",
         )
 
     def unsendable(self, error: Exception) -> ModelError:
@@ -202,6 +214,18 @@ class Endpoint:
             what_to_do="Try again; it may have been billed all the same.",
         )
 
+    def faulty(self, error: Exception, what: str, *, sent: bool, answered: bool) -> ModelError:
+        """A fault of ours, or of a library below, met something that nobody had thought of."""
+        said = self.clean(str(error))
+        return ModelError(
+            f"{what} {self.place} failed with {type(error).__name__}{': ' if said else ''}{said}.",
+            kind="bad_answer" if sent else "bad_request",
+            sent=sent,
+            answered=answered,
+            retryable=False,
+            what_to_do=f"Choose another model than {self.model!r}, and report it with the server's own log.",
+        )
+
     def html(self, content: bytes) -> ModelError:
         """A web page came."""
         begins = self.clean(content[:80].decode("utf-8", "replace"))
@@ -258,11 +282,11 @@ def retry_after(value: str | None, now: datetime) -> float | None:
     except ValueError:
         try:
             when = parsedate_to_datetime(value)
-        except ValueError:
+            when = when if when.tzinfo else when.replace(tzinfo=UTC)
+            seconds = (when - now).total_seconds()
+        except (ValueError, OverflowError, TypeError):  # e.g. a year of eleven digits
             return None
-        when = when if when.tzinfo else when.replace(tzinfo=UTC)
-        seconds = (when - now).total_seconds()
-    return max(seconds, 0.0) if seconds < 366 * 86400 else None  # NaN is not below either
+    return max(seconds, 0.0) if math.isfinite(seconds) else None
 
 
 def _provider_words(content: bytes) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import anyio
 
+from ava_server.errors import ModelError
 from ava_server.models import chat_wire, wire_json
 from ava_server.models.base import Completion, Delta
 from ava_server.models.chat_errors import Endpoint
@@ -16,7 +18,7 @@ from ava_server.models.sse import EventReader, LineTooLongError, ends_inside_cha
 if TYPE_CHECKING:
     import httpx2
 
-    from ava_server.errors import ModelError
+log = logging.getLogger("ava.models")
 
 MOST_BYTES = 64 * 1024 * 1024
 """No answer is longer; an endpoint that sends more is broken."""
@@ -37,9 +39,18 @@ class ChatStream:
     """An answer on its way, as a stream of events or, from servers that do not stream, in one piece."""
 
     def __init__(
-        self, response: httpx2.Response, endpoint: Endpoint, deadlines: Deadlines, end: float
+        self, response: httpx2.Response, endpoint: Endpoint, deadlines: Deadlines, end: float, sent_bytes: int
     ) -> None:
-        """Take over a response with status 200; `end` is the call's deadline on the event loop's clock."""
+        """Take over a response with status 200.
+
+        Args:
+            response: What came, read up to its headers.
+            endpoint: Where from.
+            deadlines: How long each part may take.
+            end: The call's deadline on the event loop's clock.
+            sent_bytes: The size of the request's body, below which no usage can be.
+        """
+        self._sent_bytes = sent_bytes
         self._headers = response.headers
         self._body = response.aiter_bytes()
         self._endpoint = endpoint
@@ -59,7 +70,19 @@ class ChatStream:
         return self._completion
 
     async def __aiter__(self) -> AsyncGenerator[Delta]:
-        """Yield what arrives; raises ModelError when it breaks off or is no answer."""
+        """Yield what arrives; raises ModelError, and nothing else, when it breaks off or is no answer."""
+        try:
+            async for delta in self._read():
+                yield delta
+        except ModelError:
+            raise
+        except Exception as error:  # the answer was asked for and has to be settled, whatever is wrong with it
+            log.exception("reading the answer of %s failed", self._endpoint.place)
+            raise self._endpoint.faulty(
+                error, "Reading the answer of", sent=True, answered=self._received > 0
+            ) from error
+
+    async def _read(self) -> AsyncGenerator[Delta]:
         kind = self._headers.get("content-type", "").lower()
         if kind.startswith("text/event-stream"):
             async for delta in self._events():
@@ -67,7 +90,9 @@ class ChatStream:
         else:
             yield self._whole(b"".join([piece async for piece in self._pieces()]), kind)
         request_id = self._headers.get("x-request-id")
-        self._completion = self._answer.complete(request_id=request_id, notes=tuple(self._notes))
+        self._completion = self._answer.complete(
+            request_id=request_id, sent_bytes=self._sent_bytes, notes=tuple(self._notes)
+        )
 
     async def _events(self) -> AsyncGenerator[Delta]:
         reader = EventReader()
@@ -79,9 +104,7 @@ class ChatStream:
                         return
                     yield self._chunk(data)
         except LineTooLongError as error:
-            raise self._endpoint.bad_answer(
-                f"200 with {error}", "Check the endpoint; it is broken."
-            ) from None
+            raise self._endpoint.bad_answer(f"200 with {error}", "Check the endpoint; it is broken.") from None
         self._check_tail()
         for data in reader.finish():
             if data.strip() != "[DONE]":
@@ -132,9 +155,7 @@ class ChatStream:
             answer = wire_json.decode(text)
         except wire_json.NotJsonError:
             if head.startswith(b"{"):
-                raise self._endpoint.dropped(
-                    f"is half a body: {len(content):,} bytes of JSON without an end"
-                ) from None
+                raise self._endpoint.dropped(f"is half a body: {len(content):,} bytes of JSON without an end") from None
             raise self._endpoint.not_json(content) from None
         fields = wire_json.as_object(answer) or {}
         if error := fields.get("error"):
@@ -157,9 +178,7 @@ class ChatStream:
 
     def _check_tail(self) -> None:
         if ends_inside_character(self._tail) and not self._answer.finish_reason:
-            raise self._endpoint.dropped(
-                f"stopped in the middle of a UTF-8 character, after {self._received:,} bytes"
-            )
+            raise self._endpoint.dropped(f"stopped in the middle of a UTF-8 character, after {self._received:,} bytes")
 
     def _broke_off(self, error: Exception) -> ModelError:
         if ends_inside_character(self._tail):
@@ -197,9 +216,7 @@ class ChatStream:
             self._received += len(piece)
             self._tail = (self._tail + piece)[-4:]
             if self._received > MOST_BYTES:
-                raise self._endpoint.bad_answer(
-                    f"200 with more than {MOST_BYTES:,} bytes", "Use another endpoint."
-                )
+                raise self._endpoint.bad_answer(f"200 with more than {MOST_BYTES:,} bytes", "Use another endpoint.")
             yield piece
         if not self._answer.finish_reason:
             raise error

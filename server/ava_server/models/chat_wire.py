@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 from ava_server.models import wire_json
@@ -24,6 +25,12 @@ from ava_server.models.wire_json import as_list, as_object
 _KEPT = ("reasoning_content", "reasoning", "reasoning_details", "refusal")
 """Parts of an answer beside words and calls that a provider wants back as it sent them."""
 _OWN = ("id", "index", "type", "function")
+_JOINED = ("text", "summary", "data")
+"""Fields of a piece of reasoning that a stream cuts apart."""
+MOST_CALLS = 128
+"""Tool calls that are kept of one answer; no model asks for as many."""
+_LONGEST_WORD = 200
+"""Characters of a provider's id or reason that are kept: they are for people, and go into every log line."""
 
 
 def message(turn: Turn) -> Mapping[str, Any]:
@@ -39,9 +46,7 @@ def message(turn: Turn) -> Mapping[str, Any]:
 
 def body(request: Request) -> dict[str, Any]:
     """Return the parts of a request's body that every endpoint understands, in a fixed order."""
-    messages: list[Mapping[str, Any]] = (
-        [{"role": "system", "content": request.system}] if request.system else []
-    )
+    messages: list[Mapping[str, Any]] = [{"role": "system", "content": request.system}] if request.system else []
     messages += [message(turn) for turn in request.turns]
     parts: dict[str, Any] = {"model": request.model, "messages": messages}
     if request.tools:
@@ -65,7 +70,10 @@ def assistant_message(text: str | None, calls: Sequence[ToolUse] = ()) -> dict[s
 
 
 def tool_use(call_id: str, name: str, raw_args: str) -> ToolUse:
-    """Return a tool call with its arguments read, as far as they are a JSON object."""
+    """Return a tool call with its arguments read, as far as they are a JSON object.
+
+    A pure function of three strings: the log keeps these three, and a resumed run reads the same call from them.
+    """
     return ToolUse(call_id, name, wire_json.decode_object(raw_args), raw_args)
 
 
@@ -82,11 +90,12 @@ class Answer:
     finish_reason: str | None = None
     request_id: str | None = None
     usage: Mapping[str, Any] | None = None
-    _text: list[str] = field(default_factory=list[str])
-    _parts: list[Any] = field(default_factory=list[Any])
+    _content: list[Any] = field(default_factory=list[Any])
     _kept: dict[str, Any] = field(default_factory=dict[str, Any])
+    _dropped: dict[str, None] = field(default_factory=dict[str, None])
     _calls: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     _by_index: dict[int, dict[str, Any]] = field(default_factory=dict[int, dict[str, Any]])
+    _by_id: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
 
     def add(self, chunk: Mapping[str, Any]) -> Delta:
         """Take in one chunk, or a whole answer, and return what it brought for the activity line."""
@@ -103,75 +112,82 @@ class Answer:
             return self._grow(delta)
         whole = as_object(choice.get("message")) or {}
         # Each is a call of its own, also without an id.
-        calls = [
-            {**(as_object(call) or {}), "index": n} for n, call in enumerate(as_list(whole.get("tool_calls")))
-        ]
+        calls = [{**(as_object(call) or {}), "index": n} for n, call in enumerate(as_list(whole.get("tool_calls")))]
         return self._grow({**whole, "tool_calls": calls})
 
-    def complete(self, *, request_id: str | None, notes: tuple[str, ...] = ()) -> Completion:
+    def complete(self, *, request_id: str | None, sent_bytes: int, notes: tuple[str, ...] = ()) -> Completion:
         """Return the answer as it is to be stored: everything in it is plain, finite JSON.
 
         Args:
             request_id: The id from the response's headers, for answers that carry none.
+            sent_bytes: The size of the request's body.
             notes: What was odd on the way.
         """
-        for number, call in enumerate(self._calls):
-            taken = {other["id"] for other in self._calls[:number]}
-            # Results are matched to calls by id; some servers send none, or the same one twice.
-            if not call["id"] or call["id"] in taken:
-                call["id"] = f"{call['id'] or 'call'}_{number}"
-        content: Any = self._parts or "".join(self._text) or None
-        raw: dict[str, Any] = {"role": "assistant", "content": content, **self._kept}
+        raw: dict[str, Any] = {"role": "assistant", "content": _whole(self._content), **self._kept}
         if self._calls:
-            raw["tool_calls"] = self._calls
+            raw["tool_calls"] = self._calls[:MOST_CALLS]
         raw, changed = wire_json.storable(raw)
+        _tell_apart(raw.get("tool_calls", ()))
         text = raw["content"] if isinstance(raw["content"], str) else _words(raw["content"])
         calls = tuple(
             tool_use(call["id"], call["function"]["name"], call["function"]["arguments"])
             for call in raw.get("tool_calls", ())
         )
-        usage, cost_micros, odd = read_usage(self.usage)
+        said_something = bool(text or calls or self._kept)
+        usage, cost_micros, odd = read_usage(self.usage, sent_bytes=sent_bytes, said_something=said_something)
+        dropped = list(self._dropped)
+        if len(self._calls) > MOST_CALLS:
+            dropped.append(f"kept the first {MOST_CALLS} of {len(self._calls):,} tool calls")
         return Completion(
             text=text,
             calls=calls,
             raw=raw,
             usage=usage,
             cost_micros=cost_micros,
-            stop_reason=self.finish_reason,
-            request_id=wire_json.whole_text(self.request_id or request_id or "")[0] or None,
-            notes=(*notes, *changed, *odd),
+            stop_reason=_word(self.finish_reason),
+            request_id=_word(self.request_id or request_id),
+            notes=(*notes, *dropped, *changed, *odd),
         )
 
     def _grow(self, piece: Mapping[str, Any]) -> Delta:
         text = thinking = ""
         content = piece.get("content")
         if isinstance(content, str):
-            self._text.append(content)
+            self._content.append(content)
             text = content
         elif parts := as_list(content):
-            self._parts.extend(parts)
+            self._content.extend(parts)
             text = _words(parts)
         for key in _KEPT:
-            value = piece.get(key)
-            if isinstance(value, str) and value:
-                self._kept[key] = self._kept.get(key, "") + value
-                if key.startswith("reasoning"):
-                    thinking = value
-            elif pieces := as_list(value):
-                _extend(self._kept.setdefault(key, []), pieces)
+            if value := piece.get(key):
+                thinking = self._keep(key, value) or thinking
         for fragment in as_list(piece.get("tool_calls")):
             if (fields := as_object(fragment)) is not None:
                 self._fragment(fields)
         return Delta(wire_json.whole_text(text)[0], wire_json.whole_text(thinking)[0])
 
+    def _keep(self, key: str, value: Any) -> str:
+        """Keep what a provider wants back, as long as it stays what it was, and return what of it is thinking."""
+        known = self._kept.get(key)
+        if isinstance(value, str) and (known is None or isinstance(known, str)):
+            self._kept[key] = (known or "") + value
+            return value if key.startswith("reasoning") else ""
+        if isinstance(value, list) and (known is None or isinstance(known, list)):
+            odd = _extend(self._kept.setdefault(key, []), as_list(value))
+            self._dropped.update({f"dropped a piece of {key}: its {name} was {what}": None for name, what in odd})
+        else:
+            self._dropped[f"dropped a piece of {key} that was {_kind(value)}"] = None
+        return ""
+
     def _fragment(self, fragment: Mapping[str, Any]) -> None:
         """Add a fragment to the tool call that it belongs to: by index, else by id, else the last one."""
         identity, index = fragment.get("id"), fragment.get("index")
+        identity = identity if isinstance(identity, str) else ""
         call: dict[str, Any] | None
         if isinstance(index, int):
             call = self._by_index.get(index)
         elif identity:
-            call = next((known for known in self._calls if known["id"] == identity), None)
+            call = self._by_id.get(identity)
         else:
             call = self._calls[-1] if self._calls else None
         # Some servers number every call 0: another id is another call.
@@ -180,7 +196,8 @@ class Answer:
             self._calls.append(call)
         if isinstance(index, int):
             self._by_index[index] = call
-        call["id"] = call["id"] or (identity if isinstance(identity, str) else "")
+        call["id"] = call["id"] or identity
+        self._by_id.setdefault(call["id"], call)
         call.update({key: value for key, value in fragment.items() if key not in _OWN and value is not None})
         function = as_object(fragment.get("function")) or {}
         name, arguments = function.get("name"), function.get("arguments")
@@ -198,8 +215,51 @@ def _words(parts: Any) -> str:
     return "".join(text for text in texts if isinstance(text, str))
 
 
-def _extend(known: list[Any], pieces: Sequence[Any]) -> None:
-    """Append pieces of reasoning, joining those of one block, which a stream cuts apart."""
+def _whole(pieces: Sequence[Any]) -> Any:
+    """Return content as it came: text, or a list of parts, in which text between them is a part as well."""
+    if all(isinstance(piece, str) for piece in pieces):
+        return "".join(pieces) or None
+    parts: list[Any] = []
+    for is_text, group in groupby(pieces, lambda piece: isinstance(piece, str)):
+        if not is_text:
+            parts += group
+        elif text := "".join(group):
+            parts.append({"type": "text", "text": text})
+    return parts
+
+
+def _tell_apart(calls: Iterable[dict[str, Any]]) -> None:
+    """Give each call an id of its own: results are matched by it, and servers send none, or one of them twice."""
+    taken: set[str] = set()
+    for number, call in enumerate(calls):
+        identity = call["id"] or f"call_{number}"
+        while identity in taken:
+            identity = f"{identity}_{number}"
+        call["id"] = identity
+        taken.add(identity)
+
+
+def _word(said: str | None) -> str | None:
+    """Return a provider's word as the log can hold it."""
+    return wire_json.whole_text((said or "")[:_LONGEST_WORD])[0] or None
+
+
+def _kind(value: Any) -> str:
+    """Return what a piece of JSON is, as a note says it."""
+    if isinstance(value, str):
+        return "text"
+    if isinstance(value, list):
+        return "a list"
+    return "an object" if isinstance(value, dict) else "a number or a truth value"
+
+
+def _extend(known: list[Any], pieces: Sequence[Any]) -> set[tuple[str, str]]:
+    """Append pieces of reasoning, joining those of one block, which a stream cuts apart.
+
+    Returns:
+        What was dropped because it was not of the kind that it had been: the field, and what it was.
+    """
+    odd: set[tuple[str, str]] = set()
     for piece in pieces:
         fields, last = as_object(piece), as_object(known[-1]) if known else None
         if fields is None:
@@ -208,16 +268,20 @@ def _extend(known: list[Any], pieces: Sequence[Any]) -> None:
             known.append(dict(fields))
         else:
             for key, value in fields.items():
-                if key in ("text", "summary", "data") and isinstance(value, str):
-                    last[key] = (last.get(key) or "") + value
-                elif value is not None:
+                before = last.get(key)
+                if value is None:
+                    continue
+                if key not in _JOINED or before is None:
                     last[key] = value
+                elif isinstance(value, str) and isinstance(before, str):
+                    last[key] = before + value
+                else:
+                    odd.add((key, _kind(value)))
+    return odd
 
 
 def _same_block(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    return isinstance(one.get("index"), int) and all(
-        one.get(key) == other.get(key) for key in ("index", "type")
-    )
+    return isinstance(one.get("index"), int) and all(one.get(key) == other.get(key) for key in ("index", "type"))
 
 
 def _tool(tool: ToolSchema) -> dict[str, Any]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 from urllib.parse import urlsplit
 
 from ava_server.errors import BadInput, ConfigError
@@ -34,11 +35,12 @@ SET_A_MODEL = (
 
 @dataclass(frozen=True)
 class Provider:
-    """A provider that is configured: its key, and its address where that is not a known one."""
+    """A provider that is configured: its key, its address where that is not a known one, and whether it can stream."""
 
     base_url: str | None = None
     api_key: str | None = field(default=None, repr=False)
     wire: Wire = "openai"
+    streaming: bool = True
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,7 @@ class Choice:
         price: What it costs.
         base_url: Where it is; None for the offline reader.
         api_key: The key; never shown.
+        streaming: Answers are asked for as a stream.
     """
 
     provider: str
@@ -85,6 +88,7 @@ class Choice:
     price: Price
     base_url: str | None = None
     api_key: str | None = field(default=None, repr=False)
+    streaming: bool = True
 
 
 def choose(wanted: str | None, tier: str, settings: ModelSettings) -> Choice:
@@ -119,15 +123,28 @@ def choose(wanted: str | None, tier: str, settings: ModelSettings) -> Choice:
     base_url = provider.base_url or KNOWN_URLS[name]
     _check_address(name, base_url, provider.api_key)
     price = find_price(name, model_id, base_url=base_url, overrides=settings.prices)
-    return Choice(name, model_id, f"{name}:{model_id}", tier, provider.wire, price, base_url, provider.api_key)
+    return Choice(
+        provider=name,
+        model_id=model_id,
+        name=f"{name}:{model_id}",
+        tier=tier,
+        wire=provider.wire,
+        price=price,
+        base_url=base_url,
+        api_key=provider.api_key,
+        streaming=provider.streaming,
+    )
 
 
 def configured(settings: ModelSettings) -> dict[str, Provider]:
     """Return the providers that can be called: with an address, and a key where one is needed."""
     usable: dict[str, Provider] = {}
     if settings.base_url:
-        usable[CUSTOM] = Provider(settings.base_url, settings.api_key)
+        own = settings.providers.get(CUSTOM, Provider())  # `providers.custom.stream` is about this endpoint
+        usable[CUSTOM] = Provider(settings.base_url, settings.api_key, streaming=own.streaming)
     for name, provider in settings.providers.items():
+        if ":" in name:  # a model's name is read up to the first one
+            raise ConfigError(f"providers.{name}: a provider's name has no colon; call it {name.replace(':', '-')}.")
         if provider.base_url or (name in KNOWN_URLS and provider.api_key):
             usable.setdefault(name, provider)
     return usable
@@ -141,34 +158,80 @@ def default_tiers() -> Mapping[str, Mapping[str, str]]:
 
 def build_model(choice: Choice, clients: ClientPool) -> Model:
     """Return the model that was chosen, ready to be called."""
-    if choice.wire == "scripted":
+    return model_of(choice.name, parameters(choice), choice.api_key, clients)
+
+
+def parameters(choice: Choice) -> dict[str, Any]:
+    """Return what shapes a request's bytes beside the request itself, and where it goes: plain JSON, for the log."""
+    if choice.wire != "openai":
+        return {"wire": choice.wire}
+    host = urlsplit(choice.base_url or "").hostname
+    return {
+        "wire": choice.wire,
+        "base_url": choice.base_url,
+        "stream": choice.streaming,
+        # OpenAI's reasoning models refuse the older name, which everybody else expects.
+        "output_field": "max_completion_tokens" if host == "api.openai.com" else "max_tokens",
+        "extra": _dearest_allowed(choice.price) if host == "openrouter.ai" else {},
+    }
+
+
+def model_of(name: str, parameters: Mapping[str, Any], api_key: str | None, clients: ClientPool) -> Model:
+    """Return the model that sends the very bytes that it sent when its parameters were stored.
+
+    Args:
+        name: `provider:id`.
+        parameters: What `parameters` returned, perhaps read back from a log.
+        api_key: The provider's key, which no log has.
+        clients: Where HTTP clients come from.
+
+    Raises:
+        ConfigError: The parameters are those of another version of Ava.
+    """
+    wire = parameters.get("wire")
+    if wire == "scripted":
         from ava_server.models.scripted import ScriptedModel, demo_script
 
         return ScriptedModel(demo_script())
-    if choice.wire == "offline" or choice.base_url is None:
+    if wire == "offline":
         from ava_server.models.offline import OfflineModel
 
         return OfflineModel()
     from ava_server.models.openai_chat import OpenAIChat
 
-    host = urlsplit(choice.base_url).hostname
-    return OpenAIChat(
-        provider=choice.provider,
-        model_id=choice.model_id,
-        base_url=choice.base_url,
-        api_key=choice.api_key,
-        clients=clients,
-        # OpenAI's reasoning models refuse the older name, which everybody else expects.
-        output_field="max_completion_tokens" if host == "api.openai.com" else "max_tokens",
-        extra=_dearest_allowed(choice.price) if host == "openrouter.ai" else {},
-    )
+    provider, _, model_id = name.partition(":")
+    match parameters:
+        case {
+            "wire": "openai",
+            "base_url": str(base_url),
+            "stream": bool(streaming),
+            "output_field": ("max_tokens" | "max_completion_tokens") as output_field,
+            "extra": dict(),
+        }:
+            return OpenAIChat(
+                provider=provider,
+                model_id=model_id,
+                base_url=base_url,
+                api_key=api_key,
+                clients=clients,
+                streaming=streaming,
+                output_field=output_field,
+                # Sorted, because whoever stored them may have sorted them.
+                extra=json.loads(json.dumps(parameters["extra"], sort_keys=True)),
+            )
+        case _:
+            raise ConfigError(
+                f"This version of Ava cannot speak to {name} as its run began (wire {wire!r}, "
+                f"parameters {', '.join(parameters) or 'none'}); go on with the version that began it."
+            )
 
 
-def _dearest_allowed(price: Price) -> Mapping[str, object]:
-    """Return what keeps a gateway from passing a call on to a provider that costs more than was approved."""
-    if price.free:
-        return {}
-    most = {"prompt": price.input / 1000, "completion": price.output / 1000}
+def _dearest_allowed(price: Price) -> dict[str, Any]:
+    """Return what keeps a gateway from passing a call on to a provider that costs more than was approved.
+
+    Tokens are in USD per million, requests in USD each. Where nothing may cost anything, that is a limit of 0.
+    """
+    most = {"completion": price.output / 1000, "prompt": price.input / 1000, "request": price.per_request / 10**9}
     return {"provider": {"max_price": most}}
 
 

@@ -91,9 +91,7 @@ def _first_calls(task: str, request: Request) -> list[tuple[str, Mapping[str, An
     context = _CONTEXT.search(request.system)
     named = f"{task}\n{context[1] if context else ''}"
     urls = list(dict.fromkeys(url.rstrip(".,;:!?)]}*_") for url in _URL.findall(named)))[:_NAMED_MOST]
-    paths = [
-        path for path in dict.fromkeys(_FILE.findall(_URL.sub(" ", named))) if not _NO_FILE.fullmatch(path)
-    ]
+    paths = [path for path in dict.fromkeys(_FILE.findall(_URL.sub(" ", named))) if not _NO_FILE.fullmatch(path)]
     calls: list[tuple[str, Mapping[str, Any]]] = []
     if urls and "read_webpages" in offered:
         calls.append(("read_webpages", {"urls": urls}))
@@ -101,9 +99,7 @@ def _first_calls(task: str, request: Request) -> list[tuple[str, Mapping[str, An
         calls += [("read_file", {"path": path}) for path in paths[:_NAMED_MOST]]
     if "search_and_read" in offered:
         words = extracts.salient(_URL.sub(" ", task)) or extracts.salient(named)
-        calls.append(
-            ("search_and_read", {"query": " ".join(words)[:1000] or task[:1000].strip() or "readme"})
-        )
+        calls.append(("search_and_read", {"query": " ".join(words)[:1000] or task[:1000].strip() or "readme"}))
     return calls
 
 
@@ -116,9 +112,7 @@ def _result(task: str, results: list[ToolTurn]) -> dict[str, Any]:
     fits = bool(chosen)
     if not fits:
         # What the task names is worth showing even if none of its words stands in it.
-        named = [
-            piece for result, found in read.items() if result.name != "search_and_read" for piece in found
-        ]
+        named = [piece for result, found in read.items() if result.name != "search_and_read" for piece in found]
         chosen = extracts.openings(named, QUOTES_MOST, 2)
     return _found(chosen, words, results, fits=fits) if chosen else _nothing(words, results)
 
@@ -142,9 +136,7 @@ def _found(chosen: list[Passage], words: list[str], results: list[ToolTurn], *, 
 
 
 def _nothing(words: list[str], results: list[ToolTurn]) -> dict[str, Any]:
-    looked = (
-        f"looked for {', '.join(words[:8])} with {_tools(results)}" if results else "had no tool to read with"
-    )
+    looked = f"looked for {', '.join(words[:8])} with {_tools(results)}" if results else "had no tool to read with"
     summary = f"No language model is configured; the offline reader {looked} and found nothing."
     return {
         "summary": f"{summary} {SET_A_MODEL}",

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import anyio
 
+from ava_server.errors import ModelError
 from ava_server.models import bound as bounds
 from ava_server.models import chat_wire, wire_json
 from ava_server.models.base import Bound, Known, Request
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     import httpx2
 
     from ava_server.models.clients import ClientPool
+
+log = logging.getLogger("ava.models")
 
 DEADLINES = Deadlines()
 _ERROR_BYTES = 64 * 1024
@@ -57,7 +61,7 @@ class OpenAIChat:
         return f"{self.provider}:{self.model_id}"
 
     def encode(self, request: Request) -> bytes:
-        """Return the request's body; the same request gives the same bytes."""
+        """Return the request's body; it depends on nothing but the request and the model's parameters."""
         parts = chat_wire.body(request)
         parts[self.output_field] = request.max_output
         parts["stream"] = self.streaming
@@ -78,15 +82,24 @@ class OpenAIChat:
         """
         end = anyio.current_time() + self.deadlines.total_s
         endpoint = Endpoint(completions_url(self.base_url), self.model_id, self.api_key)
-        async with self.clients.client() as client:
-            response = await self._send(client, endpoint, self.encode(request), end)
+        sending = False
+        async with AsyncExitStack() as stack:
             try:
+                client = await stack.enter_async_context(self.clients.client())
+                content = self.encode(request)
+                sending = True
+                response = await self._send(client, endpoint, content, end)
+                stack.push_async_callback(_hang_up, response)
                 if response.status_code != 200:
                     raise endpoint.status(response, await _error_body(response, end))
-                yield ChatStream(response, endpoint, self.deadlines, end)
-            finally:
-                with anyio.move_on_after(1, shield=True):
-                    await response.aclose()
+            except ModelError:
+                raise
+            except Exception as error:  # whatever it is, the attempt has to be settled as what it was
+                if isinstance(error, OSError) and not sending:
+                    raise endpoint.no_certificates(error) from error
+                log.exception("asking %s failed", endpoint.place)
+                raise endpoint.faulty(error, "Asking", sent=sending, answered=False) from error
+            yield ChatStream(response, endpoint, self.deadlines, end, len(content))
 
     async def _send(
         self, client: httpx2.AsyncClient, endpoint: Endpoint, content: bytes, end: float
@@ -133,6 +146,15 @@ def completions_url(base_url: str) -> str:
     """Return where completions are asked for, under an API's address."""
     base = base_url.rstrip("/")
     return base if base.endswith("/chat/completions") else f"{base}/chat/completions"
+
+
+async def _hang_up(response: httpx2.Response) -> None:
+    """Close a response; what goes wrong then takes nothing away from an answer that is there."""
+    with anyio.move_on_after(1, shield=True):
+        try:
+            await response.aclose()
+        except Exception:
+            log.debug("closing an answer failed", exc_info=True)
 
 
 async def _error_body(response: httpx2.Response, end: float) -> bytes:

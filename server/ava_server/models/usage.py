@@ -7,14 +7,23 @@ from decimal import ROUND_CEILING, Decimal
 from typing import Any
 
 from ava_audit.events import Usage
-from ava_server.models.wire_json import as_object
+from ava_server.models.wire_json import as_object, whole_text
 
 MOST_TOKENS = 10**9
 """A figure above is a fault of the provider, and so is a cost above it in USD."""
+FLOOR_BYTES = 16
+"""No prompt as a whole has more bytes to a token; text has about four, and tables of blanks reach ten."""
 
 
-def read_usage(usage: Mapping[str, Any] | None) -> tuple[Usage | None, int | None, tuple[str, ...]]:
-    """Read a provider's figures.
+def read_usage(
+    usage: Mapping[str, Any] | None, *, sent_bytes: int, said_something: bool
+) -> tuple[Usage | None, int | None, tuple[str, ...]]:
+    """Read a provider's figures; those that are too small to be true are none.
+
+    Args:
+        usage: The figures as they came.
+        sent_bytes: The size of the request's body.
+        said_something: The answer has words, calls or thinking.
 
     Returns:
         Tokens by class (None when there are none that make sense), the cost in micro-USD rounded up (None
@@ -36,7 +45,7 @@ def read_usage(usage: Mapping[str, Any] | None) -> tuple[Usage | None, int | Non
     for name, value in figures.items():
         count = _count(value)
         if count is None:
-            said = "is missing" if value is None else f"is {str(value)[:40]}, which cannot be"
+            said = "is missing" if value is None else f"is {_shown(value)}, which cannot be"
             return None, cost, (*odd, f"usage not counted: {name} {said}")
         counts[name] = count
     cached, written = counts["cached_tokens"], counts["cache_write_tokens"]
@@ -51,6 +60,11 @@ def read_usage(usage: Mapping[str, Any] | None) -> tuple[Usage | None, int | Non
     # Some providers count thinking beside the answer; the total tells.
     if thinking > output or (thinking and usage.get("total_tokens") == prompt + output + thinking):
         output += thinking
+    # Servers that do not count say 0, and some count only what their cache had not: a bound must not rest on that.
+    if prompt < max(sent_bytes // FLOOR_BYTES, 1):
+        return None, cost, (*odd, f"usage not counted: a prompt of {prompt} tokens for {sent_bytes:,} bytes sent")
+    if output == 0 and said_something:
+        return None, cost, (*odd, "usage not counted: 0 tokens for an answer that is not empty")
     return (
         Usage(
             input_tokens=prompt - cached - written,
@@ -71,13 +85,21 @@ def _cost_micros(usage: Mapping[str, Any]) -> tuple[int | None, tuple[str, ...]]
         return None, ()
     if usage.get("is_byok") is True:
         details = as_object(usage.get("cost_details")) or {}
-        parts.append(details.get("upstream_inference_cost") or 0)
+        upstream = details.get("upstream_inference_cost")
+        if upstream is None:  # the gateway's share alone would pass for the whole
+            return None, ("reported cost not counted: it is without the upstream provider's",)
+        parts.append(upstream)
     total = Decimal(0)
     for part in parts:
         if isinstance(part, bool) or not isinstance(part, int | float) or not 0 <= part <= MOST_TOKENS:
-            return None, (f"reported cost not counted: {str(part)[:40]}",)
+            return None, (f"reported cost not counted: {_shown(part)}",)
         total += Decimal(repr(part))
     return int((total * 1_000_000).to_integral_value(ROUND_CEILING)), ()
+
+
+def _shown(value: Any) -> str:
+    """Return a figure that is none, as a note can hold it."""
+    return whole_text(str(value)[:40])[0]
 
 
 def _count(value: Any) -> int | None:

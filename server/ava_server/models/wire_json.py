@@ -112,9 +112,7 @@ def _storable(value: Any, counts: dict[str, int], depth: int) -> Any:
         return text
     if (entries := as_object(value)) is not None:
         below = depth + 1
-        return {
-            _storable(key, counts, below): _storable(item, counts, below) for key, item in entries.items()
-        }
+        return {_storable(key, counts, below): _storable(item, counts, below) for key, item in entries.items()}
     if isinstance(value, list):
         return [_storable(item, counts, depth + 1) for item in as_list(value)]
     if isinstance(value, float) and not math.isfinite(value):

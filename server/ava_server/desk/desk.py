@@ -1,0 +1,216 @@
+"""The one way to the six tools: every call is on the record, and a mistake of the caller is an answer."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, cast
+
+from ava_audit.errors import AuditError
+from ava_audit.events import Event, ToolCall, ToolResult
+from ava_audit.money import format_usd
+from ava_audit.store import Command, Outcome, append
+from ava_audit.view import View
+from ava_roles.errors import RolesError
+from ava_server.answers import (
+    FAILED,
+    Answer,
+    CancelAnswer,
+    CheckAnswer,
+    ConfirmAnswer,
+    LogAnswer,
+    MessageAnswer,
+    SpawnAnswer,
+)
+from ava_server.arguments import shown
+from ava_server.desk.looking import HOUR_US, Looking, Progress, dumped
+from ava_server.desk.own import Own
+from ava_server.desk.reading import Reading
+from ava_server.desk.spawning import Spawning
+from ava_server.desk.steering import Steering
+from ava_server.errors import AvaError, BadInput
+from ava_server.house import House
+from ava_server.ids import parse_id
+from ava_server.session import Session
+from ava_server.status import carried, label
+from ava_server.words import text_of
+
+log = logging.getLogger("ava.desk")
+NOTICES = 5
+READING = ("check_subagent", "read_ava_logs")
+
+Handler = Callable[[dict[str, Any], Progress], Awaitable[Answer]]
+
+
+class Desk:
+    """The six tools for one session."""
+
+    def __init__(self, house: House, session: Session) -> None:
+        self._house = house
+        self._store = house.store
+        self._session = session
+        own = Own(house, session)
+        looking = Looking(own)
+        spawning, steering, reading = Spawning(own, looking), Steering(own, looking), Reading(own)
+        self._handlers: dict[str, Handler] = {
+            "spawn_subagent": spawning.spawn,
+            "confirm_spawn": spawning.confirm,
+            "check_subagent": looking.check,
+            "message_subagent": steering.message,
+            "cancel_subagent": steering.cancel,
+            "read_ava_logs": reading.read,
+        }
+
+    async def call(self, tool: str, given: dict[str, Any], progress: Progress, *, raises: bool = False) -> Answer:
+        """Do what a tool was called for; a mistake of the caller is an answer, not an exception.
+
+        Args:
+            tool: Its name.
+            given: Its arguments.
+            progress: Told how a wait goes on.
+            raises: Once it is on the record, raise a mistake, for a caller who tells kinds of them apart.
+
+        Raises:
+            AvaError: There is no such tool; with `raises`, any other mistake too.
+            RolesError: With `raises`.
+            AuditError: With `raises`.
+        """
+        handler = self._handlers.get(tool)
+        if handler is None:
+            raise BadInput(f"there is no tool {shown(tool)}; there are {', '.join(self._handlers)}")
+        reading = tool in READING
+        called = self._called(tool, given)
+        began = time.monotonic()
+        mistake: Exception | None = None
+        try:
+            if not reading:  # it acts: what it was called for is on the disk before it does
+                await self._store.do(called)
+            self._refuse_keys(given)
+            answer = await handler(cast("dict[str, Any]", self._redacted(given)), progress)
+        except (AvaError, RolesError, AuditError) as error:
+            mistake = error
+            message, _count = self._house.redactor.redact(str(error))
+            answer = _FAILURES[tool](status=FAILED, message=message)
+        except Exception:
+            self._store.post(append(self._answered(tool, "a fault of Ava itself", began, success=False)))
+            raise
+        try:
+            answer.notices = await self._notices(answer) or None
+            await self._record(called, tool, answer, began, reading=reading)
+        except AuditError as error:  # what was done is done: its answer is given, and says what is missing
+            log.warning("the answer of %s is not on the record: %s", tool, error)
+        if raises and mistake is not None:
+            raise mistake
+        return answer
+
+    async def _notices(self, answer: Answer) -> list[str]:
+        """Return a line for each run of this user that ended in the last hour and that nobody has fetched."""
+        in_it = {run["subagent_id"] for run in _runs_in(answer)}
+        since = time.time_ns() // 1000 - HOUR_US
+        rows = await self._store.read(lambda view: view.unfetched(self._session.user))
+        return [
+            f"{label(row)} ended: {row.state}, {format_usd(row.cost_micros)}; call check_subagent for its result"
+            for row in rows
+            if row.id not in in_it and (row.ended_us or 0) >= since
+        ][:NOTICES]
+
+    async def _record(self, called: Command[None], tool: str, answer: Answer, began: float, *, reading: bool) -> None:
+        """Log the answer: before it is given if it carries a result, not at all if a poll saw nothing new."""
+        results = [run for run in _runs_in(answer) if run.get("untrusted_result")]
+        failed = answer.status == FAILED
+        text = text_of(answer)
+        if tool == "check_subagent" and not failed and not results:
+            looks = {run["subagent_id"]: (run["state"], run.get("iteration")) for run in _runs_in(answer)}
+            if looks and all(self._session.seen.get(run_id) == look for run_id, look in looks.items()):
+                return
+            self._session.seen.update(looks)
+        if isinstance(answer, LogAnswer) and not failed:  # what was read is in the log already
+            text = f"{len(answer.untrusted_entries)} entries"
+        result = self._answered(tool, text, began, success=not failed)
+        if reading:
+            self._store.post(called)
+        fetched = tuple(carried(self._session.who, tool, str(run["subagent_id"])) for run in results)
+        if results or not reading:
+            await self._store.do(append(result, *fetched))
+        else:
+            self._store.post(append(result))
+
+    def _called(self, tool: str, given: dict[str, Any]) -> Command[None]:
+        """Return the command that logs a call; it names a run in its header only if that is this user's."""
+        fact = ToolCall(tool=tool, args=self._redacted(given))
+
+        def command(view: View, _now_us: int) -> Outcome[None]:
+            run_id = _run_in(given)
+            run = view.run(run_id) if run_id is not None else None
+            own = run is not None and run.user_id == self._session.user
+            return Outcome(None, (Event(self._session.who, fact, run_id=run_id if own else None),))
+
+        return command
+
+    def _answered(self, tool: str, text: str, began: float, *, success: bool) -> Event:
+        stored, _count = self._house.redactor.redact(text)
+        took_ms = round((time.monotonic() - began) * 1000)
+        return Event(self._session.who, ToolResult(tool=tool, success=success, output=stored), duration_ms=took_ms)
+
+    def _refuse_keys(self, given: dict[str, Any]) -> None:
+        """Refuse a call that has the form of a key in any of its texts: neither model nor log may see one.
+
+        Raises:
+            BadInput: Names the argument, and what to do instead.
+        """
+        for where, text in _texts(given):
+            shapes = self._house.redactor.find_shapes(text)
+            if shapes:
+                raise BadInput(
+                    f"{where[:60]}: it contains what looks like a key ({shapes[0].name}); leave it out: neither the"
+                    " subagent, its provider nor the log may have it"
+                )
+
+    def _redacted(self, value: Any) -> Any:
+        if isinstance(value, str):
+            text, _count = self._house.redactor.redact(value)
+            return text
+        if isinstance(value, dict):
+            members = cast("dict[str, Any]", value)
+            return {self._redacted(str(key)): self._redacted(item) for key, item in members.items()}
+        if isinstance(value, list):
+            return [self._redacted(item) for item in cast("list[Any]", value)]
+        return value
+
+
+_FAILURES: dict[str, type[Answer]] = {
+    "spawn_subagent": SpawnAnswer,
+    "confirm_spawn": ConfirmAnswer,
+    "check_subagent": CheckAnswer,
+    "message_subagent": MessageAnswer,
+    "cancel_subagent": CancelAnswer,
+    "read_ava_logs": LogAnswer,
+}
+
+
+def _texts(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """Yield every text in arguments, names of arguments included, with where it stands."""
+    if isinstance(value, str):
+        yield path, value
+    elif isinstance(value, dict):
+        for name, item in cast("dict[Any, Any]", value).items():
+            yield f"{path} (a name in it)" if path else "an argument's name", str(name)
+            yield from _texts(item, path or str(name))
+    elif isinstance(value, list):
+        for item in cast("list[Any]", value):
+            yield from _texts(item, path)
+
+
+def _runs_in(answer: Answer) -> list[dict[str, Any]]:
+    if isinstance(answer, CheckAnswer):
+        return dumped(answer.runs)
+    return (answer.runs or []) if isinstance(answer, ConfirmAnswer | CancelAnswer) else []
+
+
+def _run_in(given: dict[str, Any]) -> str | None:
+    value = given.get("subagent_id")
+    try:
+        return parse_id("subagent_id", value) if isinstance(value, str) else None
+    except BadInput:
+        return None

@@ -1,0 +1,150 @@
+"""Looking after runs: `check_subagent`, and the wait that `confirm_spawn` shares with it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import anyio
+
+from ava_audit.view import QUEUED, UNENDED, RunRow, View
+from ava_server.answers import Answer, CheckAnswer, RunAnswer
+from ava_server.arguments import CheckArgs, parse, shown
+from ava_server.desk.own import Own
+from ava_server.errors import BadInput
+from ava_server.status import INTERRUPTED, json_chars, label, room_for, run_answer
+
+HOUR_US = 3_600_000_000
+RUNS_CHARS, NAMED = 8_200, 20
+"""Characters, as JSON, of the runs in one answer; and how many of the others are named with their state."""
+PROGRESS_EVERY_S = 5.0
+LOOK_EVERY_S = 0.05
+CURSOR_DIGITS = 9
+
+Progress = Callable[[str], Awaitable[None]]
+"""Tells the host that a wait goes on, with a status line."""
+
+
+class Looking:
+    """Shows runs as they are, and waits for their end."""
+
+    def __init__(self, own: Own) -> None:
+        self._own = own
+        self._house = own.house
+        self._store = own.store
+
+    async def check(self, given: dict[str, Any], progress: Progress) -> Answer:
+        """Do `check_subagent`.
+
+        Raises:
+            BadInput: An argument cannot be used.
+        """
+        args = parse(CheckArgs, "check_subagent", given)
+        offset = _cursor(args.cursor)
+        if args.subagent_id is None and args.group_id is None:
+            if args.wait_seconds:
+                raise BadInput("wait_seconds: only with subagent_id or group_id, there is nothing else to wait for")
+            runs, message = fitting(await self._going_on())
+            if not runs:
+                message = "No subagents: none waits, runs, or ended in the last 60 minutes."
+            return CheckAnswer(status="list", message=message, runs=runs)
+        if args.group_id is not None:
+            members = await self._own.group(args.group_id)
+            rows = await self.wait([row.id for row in members], args.wait_seconds, progress)
+        else:
+            run = await self._own.run(args.subagent_id or "", "subagent_id")
+            rows = await self.wait([run.id], args.wait_seconds, progress)
+        runs = await self.answers(rows, offset=offset)
+        status = runs[0].state if len(runs) == 1 else "group"
+        runs, message = fitting(runs)
+        return CheckAnswer(status=status, message=message, runs=runs)
+
+    async def _going_on(self) -> list[RunAnswer]:
+        """Return everything that waits, is queued, runs, ended in the last 60 minutes or was never fetched."""
+        now_us = time.time_ns() // 1000
+        user, alive = self._own.session.user, self._house.instances.alive
+
+        def query(view: View) -> list[RunAnswer]:
+            rows = view.runs(user=user, states=UNENDED)[::-1]  # the newest first: an answer may not carry them all
+            rows += view.runs(user=user, ended_since_us=now_us - HOUR_US)[::-1]
+            rows += [row for row in view.unfetched(user) if row.ended_us and row.ended_us < now_us - HOUR_US]
+            answers = [run_answer(view, row, alive, now_us, result=False) for row in rows]
+            stale = now_us - HOUR_US - int(self._house.settings.proposal_lifetime_s * 1e6)
+            expired = {row.id for row in rows if row.created_us < stale}
+            return [run for run in answers if run.state != "expired" or run.subagent_id not in expired]
+
+        return await self._store.read(query)
+
+    async def answers(self, rows: list[RunRow], *, offset: int = 0) -> list[RunAnswer]:
+        """Return runs as they are shown; `offset` goes on in a long output."""
+        now_us = time.time_ns() // 1000
+        alive = self._house.instances.alive
+
+        room = room_for(sum(row.ended for row in rows))
+
+        def query(view: View) -> list[RunAnswer]:
+            return [run_answer(view, view.run(row.id) or row, alive, now_us, offset=offset, room=room) for row in rows]
+
+        answers = await self._store.read(query)
+        for answer in answers:
+            if answer.state in (QUEUED, INTERRUPTED):
+                answer.waits_for = self._house.manager.waiting_for.get(answer.subagent_id)
+            answer.untrusted_activity = self._house.manager.activity(answer.subagent_id) or answer.untrusted_activity
+        return answers
+
+    async def wait(self, run_ids: list[str], wait_s: float, progress: Progress) -> list[RunRow]:
+        """Wait until all of these runs have ended or the time is over; a host's cancellation ends only the wait."""
+        deadline = anyio.current_time() + wait_s
+        while True:
+            seen = self._store.head
+            rows = await self._own.rows(run_ids)
+            left = deadline - anyio.current_time()
+            if left <= 0 or all(row.ended for row in rows):
+                return rows
+            with anyio.move_on_after(min(left, PROGRESS_EVERY_S)):
+                await self._news_of(run_ids, seen)
+                continue
+            running = next((row for row in rows if not row.ended), None)
+            if running is not None:
+                await progress(f"{label(running)}: {self._house.manager.activity(running.id) or running.state}")
+
+    async def _news_of(self, run_ids: list[str], seen: int) -> None:
+        """Return when one of these runs may have ended: polled at the log's pace, not at every commit."""
+        while True:
+            seen = await self._store.newer_than(seen)
+            if all(row.ended for row in await self._own.rows(run_ids)):
+                return
+            await anyio.sleep(LOOK_EVERY_S)
+
+
+def fitting(runs: list[RunAnswer]) -> tuple[list[RunAnswer], str | None]:
+    """Return as many runs as one answer carries, and a sentence about the others."""
+    kept: list[RunAnswer] = []
+    used = 0
+    for run in runs:
+        used += json_chars(run.model_dump(mode="json", exclude_none=True))
+        if kept and used > RUNS_CHARS:
+            break
+        kept.append(run)
+    others = runs[len(kept) :]
+    if not others:
+        return kept, None
+    named = ", ".join(f"{run.subagent_id} {run.state}" for run in others[:NAMED])
+    more = f" and {len(others) - NAMED} more" if len(others) > NAMED else ""
+    return kept, (
+        f"{len(runs)} in all. Not shown here: {named}{more}. Call check_subagent with the subagent_id of one."
+    )
+
+
+def dumped(runs: list[RunAnswer]) -> list[dict[str, Any]]:
+    """Return runs as plain JSON."""
+    return [run.model_dump(mode="json", exclude_none=True) for run in runs]
+
+
+def _cursor(given: str | None) -> int:
+    if given is None:
+        return 0
+    if not given.isdecimal() or len(given) > CURSOR_DIGITS:
+        raise BadInput(f"cursor: {shown(given)} is not a cursor of a result; give the one that the last answer had")
+    return int(given)

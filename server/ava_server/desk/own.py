@@ -1,0 +1,58 @@
+"""What every tool of the desk stands on: the house, the session, and only what belongs to its user."""
+
+from __future__ import annotations
+
+from ava_audit.events import Who
+from ava_audit.view import RunRow
+from ava_server.errors import BadInput
+from ava_server.house import House
+from ava_server.ids import AGENT, parse_id
+from ava_server.session import Session
+
+
+class Own:
+    """The runs and groups of a session's user; another user's do not exist for it.
+
+    Attributes:
+        house: What this process has open.
+        session: Whom the desk serves.
+    """
+
+    def __init__(self, house: House, session: Session) -> None:
+        self.house = house
+        self.session = session
+        self.store = house.store
+
+    async def run(self, given: str, field: str) -> RunRow:
+        """Return a run of this user.
+
+        Raises:
+            BadInput: There is none; another user's does not exist for this one.
+        """
+        run_id = parse_id("subagent_id", given)
+        run = await self.store.read(lambda view: view.run(run_id))
+        if run is None or run.user_id != self.session.user:
+            raise BadInput(f"{field}: no subagent {run_id} of yours is known; check_subagent without an id lists them")
+        return run
+
+    async def rows(self, run_ids: list[str]) -> list[RunRow]:
+        """Return the runs of these ids."""
+        rows = await self.store.read(lambda view: [view.run(run_id) for run_id in run_ids])
+        return [row for row in rows if row is not None]
+
+    async def group(self, given: str) -> list[RunRow]:
+        """Return the runs of a group of this user.
+
+        Raises:
+            BadInput: There is none.
+        """
+        group_id = parse_id("group_id", given)
+        rows = await self.store.read(lambda view: view.group_runs(group_id))
+        own = [row for row in rows if row.user_id == self.session.user]
+        if not own:
+            raise BadInput(f"group_id: no group {group_id} of yours is known; confirm_spawn of two or more makes one")
+        return own
+
+    def agent_of(self, run: RunRow) -> Who:
+        """Return a run as the log names it, under this session."""
+        return Who(self.session.id, run.id, run.user_id, parent_agent_id=AGENT)

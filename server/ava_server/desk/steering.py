@@ -1,0 +1,92 @@
+"""Steering runs: `message_subagent` and `cancel_subagent`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anyio
+
+from ava_audit.events import Event, UserMessage
+from ava_audit.store import Command, Outcome
+from ava_audit.view import RUNNING, WAITING, View
+from ava_server.answers import Answer, CancelAnswer, MessageAnswer
+from ava_server.arguments import CancelArgs, MessageArgs, parse
+from ava_server.desk.looking import Looking, Progress, dumped, fitting
+from ava_server.desk.own import Own
+from ava_server.errors import BadInput, Refused
+from ava_server.ids import parse_id
+from ava_server.status import label
+
+
+class Steering:
+    """Talks to runs, and ends them."""
+
+    def __init__(self, own: Own, looking: Looking) -> None:
+        self._own = own
+        self._house = own.house
+        self._store = own.store
+        self._looking = looking
+
+    async def message(self, given: dict[str, Any], _progress: Progress) -> Answer:
+        """Do `message_subagent`.
+
+        Raises:
+            BadInput: An argument cannot be used.
+            Refused: The run waits for approval, or has ended.
+        """
+        args = parse(MessageArgs, "message_subagent", given)
+        run = await self._own.run(args.subagent_id, "subagent_id")
+        event = Event(self._own.agent_of(run), UserMessage(text=args.message, kind="message"), run_id=run.id)
+        delivered = await self._store.do(_deliver(run.id, event))
+        if delivered == "waiting":
+            raise Refused(f"{run.id} waits for approval; change the proposal with spawn_subagent instead")
+        if delivered == "ended":
+            raise Refused(f"{run.id} has ended; ask on with spawn_subagent and context_from")
+        return MessageAnswer(
+            status="delivered",
+            subagent_id=run.id,
+            message=f"{label(run)} reads it before its next turn. It may steer the work; limits and tools stay.",
+        )
+
+    async def cancel(self, given: dict[str, Any], _progress: Progress) -> Answer:
+        """Do `cancel_subagent`.
+
+        Raises:
+            BadInput: An argument cannot be used.
+        """
+        args = parse(CancelArgs, "cancel_subagent", given)
+        given_ids = [value for value in (args.subagent_id, args.group_id, args.pending_id) if value is not None]
+        if len(given_ids) != 1:
+            raise BadInput("cancel_subagent: give exactly one of subagent_id, group_id and pending_id")
+        if args.group_id is not None:
+            targets = [row.id for row in await self._own.group(args.group_id)]
+        elif args.pending_id is not None:
+            pending_id = parse_id("pending_id", args.pending_id)
+            row = await self._store.read(lambda view: view.proposal(pending_id))
+            if row is None or row.user_id != self._own.session.user:
+                raise BadInput(f"pending_id: no proposal {pending_id} of yours; check_subagent lists what waits")
+            targets = [row.run_id]
+        else:
+            targets = [(await self._own.run(args.subagent_id or "", "subagent_id")).id]
+        try:
+            async with anyio.create_task_group() as tasks:
+                for run_id in targets:
+                    tasks.start_soon(self._house.manager.cancel, run_id, self._own.session.who, args.reason)
+        except ExceptionGroup as group:  # what went wrong has its own words
+            raise group.exceptions[0] from group
+        runs = await self._looking.answers(await self._own.rows(targets))
+        status = runs[0].state if len(runs) == 1 else "cancelled"
+        runs, message = fitting(runs)
+        return CancelAnswer(status=status, message=message, runs=dumped(runs))
+
+
+def _deliver(run_id: str, event: Event) -> Command[str]:
+    def command(view: View, _now_us: int) -> Outcome[str]:
+        run = view.run(run_id)
+        if run is None or run.ended:
+            return Outcome("ended")
+        if run.state == WAITING:
+            return Outcome("waiting")
+        return Outcome(RUNNING, (event,))
+
+    return command

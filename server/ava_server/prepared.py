@@ -1,0 +1,41 @@
+"""What a claimed run works with: the seam between the house, which makes it, and the loop, which uses it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ava_audit.events import RunStarted
+from ava_audit.redact import Redactor
+from ava_roles.tools.base import Place, Tool
+from ava_server.budget import DayCaps
+from ava_server.models.base import Model
+
+
+def _nothing(_ended: bool) -> None:
+    """Close nothing."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Everything that a claimed run works with.
+
+    Attributes:
+        started: The prefix for a new run; a resumed one keeps the one that its log has.
+        window: Tokens that the model's context holds.
+        artifacts: Lists the files that the run has handed over.
+        close: Lets go of folders; of an ended run it also removes what was only the run's own.
+    """
+
+    model: Model
+    started: RunStarted
+    tools: Mapping[str, Tool]
+    place: Place
+    redactor: Redactor
+    scratch: Path
+    caps: DayCaps
+    window: int
+    artifacts: Callable[[], list[dict[str, Any]]] = field(default=list)
+    close: Callable[[bool], None] = field(default=_nothing)
