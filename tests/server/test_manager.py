@@ -29,6 +29,7 @@ from ava_audit.events import (
     Fence,
     RunClaimed,
     RunEnded,
+    ToolCall,
     ToolResult,
     Who,
 )
@@ -237,12 +238,17 @@ async def test_a_kill_after_any_entry_leads_to_the_same_result_and_asks_no_logge
                 result = await lab.result(run_id)
                 await lab.store.read(check_budgets)
                 answers = [fact for fact in await lab.facts(run_id, AssistantMessage) if fact.turn is not None]
+                results = await lab.facts(run_id, ToolResult)
             place = f"cut behind {kept[-1].type} (entry {count})"
             assert result["status"] == "success", place
             assert result["untrusted_result"]["output"] == wanted["untrusted_result"]["output"], place
             logged = sum(entry.type == "AssistantMessage" and entry.generation is not None for entry in kept)
             assert len(server.requests) - before == 3 - logged, f"{place}: an answer that was paid for is asked again"
             assert len(answers) == 3, place
+            last_kept = kept[-1].fact
+            if isinstance(last_kept, ToolCall):  # begun and not known to be done: only what just reads is repeated
+                unsure = [fact.tool for fact in results if "outcome unknown" in fact.output]
+                assert unsure == (["save_artifact"] if last_kept.tool == "save_artifact" else []), place
             await check_requests(cut / "data", server.requests[before:])
 
 

@@ -1,0 +1,62 @@
+"""The tools that need the log: notes that survive, and results that are read again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ava_audit.events import AssistantMessage, ToolCall, ToolResult
+from ava_roles.errors import ToolFailed
+from ava_roles.tools.base import Place
+from ava_server.history import History
+from ava_server.run_tools import ReadToolResult, ReadToolResultArgs, Scratchpad, ScratchpadArgs, run_tools
+
+
+def history() -> History:
+    """A run that has taken one note and read one file whose output was cut."""
+    made = History("S-000001")
+    names = ("scratchpad", "read_file")
+    calls: tuple[dict[str, Any], ...] = tuple(
+        {"call_id": name, "name": name, "args": {}, "raw_args": "{}"} for name in names
+    )
+    made.add(5, AssistantMessage(text="", raw={}, calls=calls, turn=1))
+    made.add(6, ToolCall(tool="scratchpad", args={"note": "twelve cents"}, call_id="scratchpad", turn=1))
+    made.add(7, ToolResult(tool="scratchpad", success=True, output="1. twelve cents", call_id="scratchpad", turn=1))
+    made.add(8, ToolCall(tool="read_file", args={"path": "a"}, call_id="read_file", turn=1))
+    cut = ToolResult(
+        tool="read_file", success=True, output="the beginning", output_sha="ab12cd34" + "0" * 56, call_id="read_file",
+        scratch="whole.txt", turn=1,
+    )  # fmt: skip
+    made.add(9, cut)
+    return made
+
+
+async def test_a_note_is_kept_and_all_are_read_back() -> None:
+    pad = Scratchpad(history())
+    assert (await pad(ScratchpadArgs(), Place())).text == "1. twelve cents"
+    assert (await pad(ScratchpadArgs(note="per minute"), Place())).text == "1. twelve cents\n2. per minute"
+    assert "no notes" in (await Scratchpad(History("S-000001"))(ScratchpadArgs(), Place())).text
+
+
+@pytest.mark.parametrize("given", ["R-9", "9", "R-ab12cd34"])
+async def test_a_cut_result_is_read_on_from_where_it_was_cut(tmp_path: Path, given: str) -> None:
+    (tmp_path / "whole.txt").write_text("the beginning and the end")
+    tool = ReadToolResult(history(), tmp_path)
+    assert (await tool(ReadToolResultArgs(id=given, offset=14), Place())).text == "and the end"
+
+
+async def test_what_there_is_not_is_told_with_what_there_is(tmp_path: Path) -> None:
+    (tmp_path / "whole.txt").write_text("short")
+    tool = ReadToolResult(history(), tmp_path)
+    with pytest.raises(ToolFailed, match="R-9"):
+        await tool(ReadToolResultArgs(id="R-77"), Place())
+    with pytest.raises(ToolFailed, match="smaller offset"):
+        await tool(ReadToolResultArgs(id="R-9", offset=5), Place())
+
+
+def test_every_run_has_them_and_they_only_read(tmp_path: Path) -> None:
+    tools = run_tools(history(), tmp_path)
+    assert set(tools) == {"scratchpad", "read_tool_result"}
+    assert all(tool.spec.read_only for tool in tools.values())
