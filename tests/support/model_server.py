@@ -13,7 +13,7 @@ import json
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 JSON = "application/json"
@@ -29,15 +29,23 @@ class Gate:
         self.client_left = threading.Event()
 
 
+COUNTED: Mapping[str, Any] = {"prompt_tokens": 100, "completion_tokens": 20, "total_tokens": 120}
+"""What the server reports for a short request unless the script says otherwise; `counted` has a long one's."""
+
+
+def counted(body: bytes) -> dict[str, Any]:
+    """Return the usage that is reported for a request: few tokens, but no fewer than it can have."""
+    prompt = max(COUNTED["prompt_tokens"], len(body) // 10)
+    return {"prompt_tokens": prompt, "completion_tokens": 20, "total_tokens": prompt + 20}
+
+
 @dataclass(frozen=True)
 class Say:
     """A good answer: streamed when the request asks for a stream, in one piece when it does not."""
 
     text: str = ""
     calls: Sequence[tuple[str, Any]] = ()
-    usage: Mapping[str, Any] | None = field(
-        default_factory=lambda: {"prompt_tokens": 100, "completion_tokens": 20, "total_tokens": 120}
-    )
+    usage: Mapping[str, Any] | None = field(default_factory=lambda: COUNTED)
     reasoning: str = ""
     finish_reason: str | None = None
     fragment: int = 7
@@ -190,6 +198,8 @@ async def _converse(server: ModelServer, reader: asyncio.StreamReader, writer: a
         }
         body = await reader.readexactly(int(headers.get("content-length", "0")))
         step = server.next_step(Received(first.split(" ")[1], headers, body))
+        if isinstance(step, Say) and step.usage is COUNTED:
+            step = replace(step, usage=counted(body))
         if step.gate is not None and not await _held(step.gate, reader):
             return
         if not await _answer(step, json.loads(body), reader, writer):
