@@ -43,6 +43,8 @@ BATCH = 512
 NO_ANSWER = "the log did not answer in time: another program may hold ava.db, or the disk is stuck"
 COMMIT_S = 30.0
 """How much longer a command that the writer has begun may take: a disk that hangs in fsync."""
+READERS = 8
+"""Queries at once; their threads are their own, so that slow tools do not keep anybody from looking."""
 POLL_S = 0.05
 """How often other processes' commits are looked for; a look costs 3 microseconds."""
 BUSY_MS = 1_000
@@ -115,6 +117,7 @@ class Store:
         self._head = 0
         self._news = anyio.Event()
         self._readers: queue.LifoQueue[sqlite3.Connection] = queue.LifoQueue()
+        self._limiter = anyio.CapacityLimiter(READERS)
         self._closed = False
         self._thread = threading.Thread(target=self._write, name="ava-writer", daemon=True)
 
@@ -204,7 +207,7 @@ class Store:
         Raises:
             StoreUnavailable: The database cannot be read.
         """
-        return await anyio.to_thread.run_sync(self._read, query)
+        return await anyio.to_thread.run_sync(self._read, query, limiter=self._limiter)
 
     @property
     def head(self) -> int:

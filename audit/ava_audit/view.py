@@ -279,14 +279,6 @@ class View:
         ).fetchone()
         return None if row is None else entry_of(row)
 
-    def last_of_type(self, type_name: str) -> Entry | None:
-        """Return the newest entry of a type, or None."""
-        row = self._db.execute(
-            f"SELECT {ENTRY_COLUMNS} FROM events WHERE type = ? ORDER BY seq DESC LIMIT 1",  # noqa: S608
-            (type_name,),
-        ).fetchone()
-        return None if row is None else entry_of(row)
-
     def rows(self, where: str, *values: object, limit: int = -1) -> Iterator[tuple[Any, ...]]:
         """Yield the rows (`LINE_COLUMNS`) that fulfil an SQL condition, in order of `seq`; `limit` -1 means all."""
         yield from self._db.execute(
