@@ -78,9 +78,7 @@ class ChatStream:
             raise
         except Exception as error:  # the answer was asked for and has to be settled, whatever is wrong with it
             log.exception("reading the answer of %s failed", self._endpoint.place)
-            raise self._endpoint.faulty(
-                error, "Reading the answer of", sent=True, answered=self._received > 0
-            ) from error
+            raise self._faulty(error) from error
 
     async def _read(self) -> AsyncGenerator[Delta]:
         kind = self._headers.get("content-type", "").lower()
@@ -188,6 +186,9 @@ class ChatStream:
         cause = self._endpoint.clean(str(error)) or type(error).__name__
         return self._endpoint.dropped(f"broke off after {self._received:,} bytes ({cause})")
 
+    def _faulty(self, error: Exception) -> ModelError:
+        return self._endpoint.faulty(error, "Reading the answer of", sent=True, answered=self._received > 0)
+
     async def _pieces(self) -> AsyncGenerator[bytes]:
         """Yield what arrives, until the end or a deadline.
 
@@ -210,6 +211,10 @@ class ChatStream:
                 break
             except httpx2.HTTPError as broken:
                 error = self._broke_off(broken)
+                break
+            except Exception as fault:
+                log.exception("receiving the answer of %s failed", self._endpoint.place)
+                error = self._faulty(fault)
                 break
             if piece is None:
                 return
