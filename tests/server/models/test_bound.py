@@ -92,9 +92,7 @@ def test_a_request_counts_at_least_the_bytes_of_its_messages_and_tools(history: 
 
 
 @given(histories, st.integers(0, 10**6), st.data())
-def test_what_is_known_takes_the_place_of_what_it_covers(
-    history: list[Turn], tokens: int, data: st.DataObject
-) -> None:
+def test_what_is_known_takes_the_place_of_what_it_covers(history: list[Turn], tokens: int, data: st.DataObject) -> None:
     covered = data.draw(st.integers(0, len(history)))
     counted = bound(request(history), message, Known(tokens, covered)).prompt_tokens
     assert counted >= tokens
@@ -118,3 +116,16 @@ def test_a_tool_counts_as_templates_show_it_indented() -> None:
     with_tool = bound(request([UserTurn("x")], (tool,)), message, None).prompt_tokens
     without = bound(request([UserTurn("x")], ()), message, None).prompt_tokens
     assert with_tool - without > len(json.dumps(deep, indent=4))
+
+
+@pytest.mark.parametrize("reported", [0, 1, 7])
+def test_a_report_that_is_too_small_is_not_what_the_next_bound_rests_on(reported: int) -> None:
+    long: list[Turn] = [UserTurn("x" * 16_000), answer("y" * 16_000, "{}")]
+    counted = bound(request([*long, UserTurn("and now?")]), message, Known(reported, 2)).prompt_tokens
+    assert counted > 2_000
+    assert counted >= bound(request([*long, UserTurn("and now?")]), message, Known(2_000, 2)).prompt_tokens
+
+
+def test_a_report_that_can_be_true_is_taken_as_it_is() -> None:
+    history: list[Turn] = [UserTurn("x" * 16_000)]
+    assert bound(request(history), message, Known(4_000, 1)).prompt_tokens == 4_000

@@ -8,6 +8,12 @@ from ava_server.models.usage import read_usage
 PLAIN = {"prompt_tokens": 100, "completion_tokens": 20}
 
 
+def read(
+    reported: dict[str, Any] | None, sent_bytes: int = 400, *, said_something: bool = True
+) -> tuple[Usage | None, int | None, tuple[str, ...]]:
+    return read_usage(reported, sent_bytes=sent_bytes, said_something=said_something)
+
+
 @pytest.mark.parametrize(
     ("reported", "usage"),
     [
@@ -40,15 +46,15 @@ PLAIN = {"prompt_tokens": 100, "completion_tokens": 20}
             {**PLAIN, "prompt_tokens_details": {"cached_tokens": 600}},
             Usage(input_tokens=100, cache_read_tokens=600, output_tokens=20),
         ),
-        ({"prompt_tokens": 1.0, "completion_tokens": 0}, Usage(input_tokens=1)),
-        ({"prompt_tokens": True, "completion_tokens": 0}, None),
-        ({"prompt_tokens": 1.5, "completion_tokens": 0}, None),
+        ({"prompt_tokens": 90.0, "completion_tokens": 1}, Usage(input_tokens=90, output_tokens=1)),
+        ({"prompt_tokens": True, "completion_tokens": 1}, None),
+        ({"prompt_tokens": 90.5, "completion_tokens": 1}, None),
         ({**PLAIN, "prompt_tokens_details": {"cached_tokens": -1}}, None),
         ({**PLAIN, "completion_tokens": 10**9 + 1}, None),
     ],
 )
 def test_tokens_are_read_by_class(reported: dict[str, Any], usage: Usage | None) -> None:
-    found, cost, _ = read_usage(reported)
+    found, cost, _ = read(reported)
     assert found == usage
     assert cost is None
 
@@ -65,15 +71,59 @@ def test_tokens_are_read_by_class(reported: dict[str, Any], usage: Usage | None)
         ({"cost": 0.1, "is_byok": False, "cost_details": {"upstream_inference_cost": 0.2}}, 100_000),
     ],
 )
-def test_the_providers_own_cost_is_read_to_the_micro_dollar(
-    reported: dict[str, Any], micros: int | None
-) -> None:
-    assert read_usage({**PLAIN, **reported})[1] == micros
+def test_the_providers_own_cost_is_read_to_the_micro_dollar(reported: dict[str, Any], micros: int | None) -> None:
+    assert read({**PLAIN, **reported})[1] == micros
 
 
 @pytest.mark.parametrize("cost", [float("nan"), float("inf"), -1, 10**30, "0.1", True])
 def test_a_cost_that_cannot_be_is_noted_and_not_counted(cost: object) -> None:
-    usage, micros, notes = read_usage({**PLAIN, "cost": cost})
+    usage, micros, notes = read({**PLAIN, "cost": cost})
     assert usage == Usage(input_tokens=100, output_tokens=20)
     assert micros is None
     assert notes == (f"reported cost not counted: {str(cost)[:40]}",)
+
+
+@pytest.mark.parametrize(
+    ("reported", "sent_bytes", "said"),
+    [
+        ({"prompt_tokens": 0, "completion_tokens": 20}, 9, "a prompt of 0 tokens for 9 bytes sent"),
+        ({"prompt_tokens": 1, "completion_tokens": 20}, 8_000, "a prompt of 1 tokens for 8,000 bytes sent"),
+        ({"prompt_tokens": 499, "completion_tokens": 20}, 8_000, "a prompt of 499 tokens for 8,000 bytes sent"),
+        ({"prompt_tokens": 500, "completion_tokens": 0}, 8_000, "0 tokens for an answer that is not empty"),
+        ({"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}, 9, "a prompt of 0 tokens"),
+    ],
+)
+def test_a_usage_too_small_to_be_true_is_none(reported: dict[str, Any], sent_bytes: int, said: str) -> None:
+    usage, cost, notes = read({**reported, "cost": 0.01}, sent_bytes)
+    assert usage is None
+    assert cost == 10_000
+    assert any(note.startswith("usage not counted: ") and said in note for note in notes), notes
+
+
+def test_a_usage_at_the_least_that_can_be_is_counted() -> None:
+    assert read({"prompt_tokens": 500, "completion_tokens": 1}, 8_000)[0] == Usage(input_tokens=500, output_tokens=1)
+
+
+def test_cached_tokens_reported_beside_the_prompt_are_part_of_what_was_sent() -> None:
+    beside = {"prompt_tokens": 5, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 600}}
+    assert read(beside, 8_000)[0] == Usage(input_tokens=5, cache_read_tokens=600, output_tokens=1)
+
+
+def test_an_empty_answer_may_have_no_tokens() -> None:
+    empty = read({"prompt_tokens": 100, "completion_tokens": 0}, said_something=False)
+    assert empty == (Usage(input_tokens=100), None, ())
+
+
+@pytest.mark.parametrize("details", [None, {}, {"upstream_inference_cost": None}])
+def test_a_gateways_share_alone_does_not_pass_for_what_a_call_with_ones_own_key_cost(details: Any) -> None:
+    usage, micros, notes = read({**PLAIN, "cost": 0, "is_byok": True, "cost_details": details})
+    assert usage == Usage(input_tokens=100, output_tokens=20)
+    assert micros is None
+    assert notes == ("reported cost not counted: it is without the upstream provider's",)
+
+
+@pytest.mark.parametrize("name", ["prompt_tokens", "cost"])
+def test_a_note_about_a_figure_can_be_stored_whatever_the_figure_is(name: str) -> None:
+    _, _, notes = read({**PLAIN, name: "\ud800" * 99})
+    assert "\ufffd" in notes[0]
+    assert "".join(notes).encode()
