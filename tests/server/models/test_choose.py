@@ -1,10 +1,15 @@
+import json
+from dataclasses import replace
+from typing import Any
+
 import pytest
 from support.model_server import Say, running_model_server
 
 from ava_server.errors import AvaError, BadInput, ConfigError
-from ava_server.models.base import Request, UserTurn
+from ava_server.models.base import AssistantTurn, Request, ToolSchema, ToolTurn, UserTurn
 from ava_server.models.choose import (
     KNOWN_URLS,
+    SCRIPTED,
     TIERS,
     Choice,
     ModelSettings,
@@ -12,10 +17,11 @@ from ava_server.models.choose import (
     build_model,
     choose,
     default_tiers,
+    model_of,
+    parameters,
 )
 from ava_server.models.clients import ClientPool
 from ava_server.models.offline import OfflineModel
-from ava_server.models.openai_chat import OpenAIChat
 from ava_server.prices import Price, Unpriced, UserPrice
 
 KEY = "sk-or-v1-0123456789abcdef0123"
@@ -120,6 +126,13 @@ def test_avas_model_without_an_endpoint_is_what_is_used_when_nothing_is_asked_fo
             "base URL of custom (https://h.example/v1) cannot be used",
         ),
         (None, "fast", ModelSettings(base_url="ftp://h/v1", model="m"), ConfigError, "cannot be used"),
+        (
+            "x",
+            "fast",
+            ModelSettings(providers={"my:own": Provider("http://127.0.0.1/v1")}),
+            ConfigError,
+            "providers.my:own: a provider's name has no colon; call it my-own",
+        ),
         (None, "fast", ModelSettings(base_url="http://h:x/v1", model="m"), ConfigError, "cannot be used"),
         (
             None,
@@ -147,16 +160,102 @@ def test_what_cannot_be_chosen_is_told_with_a_next_step(
     assert "hidden" not in str(caught.value)
 
 
-async def test_a_gateway_may_not_pass_a_call_on_to_somebody_dearer() -> None:
-    price = Price(3000, 15_000, 300, 3750)
-    url = KNOWN_URLS["openrouter"]
-    async with ClientPool() as clients:
-        model = build_model(
-            Choice("openrouter", "a/b", "openrouter:a/b", "fast", "openai", price, url, KEY), clients
-        )
-        assert isinstance(model, OpenAIChat)
-        body = model.encode(Request("a/b", "", (), (UserTurn("x"),), 16))
-    assert b'"provider":{"max_price":{"prompt":3.0,"completion":15.0}}' in body
+def router(price: Price) -> Choice:
+    return Choice(
+        "openrouter", "a/b:free", "openrouter:a/b:free", "fast", "openai", price, KNOWN_URLS["openrouter"], KEY
+    )
+
+
+ASK = Request("a/b:free", "", (), (UserTurn("x"),), 16)
+
+
+@pytest.mark.parametrize(
+    ("price", "most"),
+    [
+        (Price(3000, 15_000, 300, 3750), {"prompt": 3, "completion": 15, "request": 0}),
+        (Price(3000, 15_000, 300, 3750, per_request=5_000_000), {"prompt": 3, "completion": 15, "request": 0.005}),
+        (Price(0, 0, 0, 0, free=True), {"prompt": 0, "completion": 0, "request": 0}),
+    ],
+)
+def test_a_gateway_may_not_pass_a_call_on_to_somebody_dearer(price: Price, most: dict[str, float]) -> None:
+    body = json.loads(build_model(router(price), ClientPool()).encode(ASK))
+    assert body["provider"] == {"max_price": most}
+
+
+def test_what_was_chosen_as_free_may_be_passed_on_to_nobody_who_bills() -> None:
+    choice = choose("openrouter:some/model:free", "fast", ModelSettings(providers=ROUTER))
+    body = json.loads(build_model(choice, ClientPool()).encode(ASK))
+    assert set(body["provider"]["max_price"].values()) == {0}
+
+
+CHOICES = {
+    "gateway": router(Price(3000, 15_000, 300, 3750)),
+    "free": router(Price(0, 0, 0, 0, free=True)),
+    "openai": choose("openai:gpt-5", "fast", ModelSettings(providers=BOTH)),
+    "local": choose(None, "fast", CUSTOM),
+    "no stream": choose(
+        "local:m", "fast", ModelSettings(providers={"local": replace(LOCAL["local"], streaming=False)})
+    ),
+    "offline": choose(None, "fast", ModelSettings()),
+    "scripted": choose(None, "fast", ModelSettings(model=SCRIPTED)),
+}
+
+
+@pytest.mark.parametrize("name", CHOICES)
+@pytest.mark.parametrize("sort_keys", [False, True])
+def test_a_model_made_again_from_stored_parameters_sends_the_same_bytes(name: str, sort_keys: bool) -> None:
+    choice = CHOICES[name]
+    stored = json.loads(json.dumps(parameters(choice), sort_keys=sort_keys, allow_nan=False))
+    assert stored == parameters(choice)
+    chosen, again = build_model(choice, ClientPool()), model_of(choice.name, stored, choice.api_key, ClientPool())
+    tool = ToolSchema("search", "Finds.", {"type": "object", "properties": {"b": {}, "a": {}}})
+    raw = {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "function": {"name": "search"}}]}
+    turns = (UserTurn("ü"), AssistantTurn(raw), ToolTurn("c", "search", "found"))
+    request = Request(choice.model_id, "Be brief.", (tool,), turns, 512)
+    assert type(again) is type(chosen)
+    assert again.name == chosen.name == choice.name
+    assert again.encode(request) == chosen.encode(request)
+    assert again.bound(request, None) == chosen.bound(request, None)
+
+
+def test_parameters_hold_what_shapes_the_bytes_and_no_key() -> None:
+    assert parameters(CHOICES["no stream"]) == {
+        "wire": "openai",
+        "base_url": "http://127.0.0.1:11434/v1",
+        "stream": False,
+        "output_field": "max_tokens",
+        "extra": {},
+    }
+    assert all(KEY not in json.dumps(parameters(choice)) for choice in CHOICES.values())
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        {},
+        {"wire": "telepathy"},
+        {"wire": "openai"},
+        {**parameters(CHOICES["local"]), "stream": "yes"},
+        {**parameters(CHOICES["local"]), "output_field": "n"},
+        {**parameters(CHOICES["local"]), "extra": None},
+    ],
+)
+def test_parameters_of_another_version_are_refused_and_not_guessed(stored: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="cannot speak to custom:m as its run began"):
+        model_of("custom:m", stored, None, ClientPool())
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+def test_an_endpoint_that_cannot_stream_is_not_asked_to(streaming: bool) -> None:
+    own = ModelSettings(
+        base_url="http://127.0.0.1:9/v1", model="m", providers={"custom": Provider(streaming=streaming)}
+    )
+    for settings in (own, ModelSettings(providers={"local": replace(LOCAL["local"], streaming=streaming)})):
+        choice = choose("m", "fast", settings)
+        assert choice.streaming is streaming
+        body = json.loads(build_model(choice, ClientPool()).encode(ASK))
+        assert body["stream"] is streaming
+        assert ("stream_options" in body) is streaming
 
 
 async def test_the_chosen_model_answers() -> None:
