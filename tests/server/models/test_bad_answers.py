@@ -61,12 +61,8 @@ CASES = {
     ),
     "hung up": Case(HangUp(), "connection", "hung up before it answered", False),
     "half a body": Case(Raw([HALF], "application/json", missing=99), "dropped", "broke off after 74 bytes"),
-    "half a body, said to be whole": Case(
-        Raw([HALF], "application/json"), "dropped", "is half a body: 74 bytes"
-    ),
-    "html": Case(
-        Raw([b"<!doctype html><p>Welcome"], "text/html"), "bad_answer", "a web page instead", retryable=False
-    ),
+    "half a body, said to be whole": Case(Raw([HALF], "application/json"), "dropped", "is half a body: 74 bytes"),
+    "html": Case(Raw([b"<!doctype html><p>Welcome"], "text/html"), "bad_answer", "a web page instead", retryable=False),
     "text": Case(Raw([b"OK"], "text/plain"), "bad_answer", "text that is not JSON: 'OK'", retryable=False),
     "no choices": Case(
         Raw([b'{"id": 1, "output": []}'], "application/json"),
@@ -94,9 +90,7 @@ CASES = {
     "stream of something else": Case(
         Raw([b"data: pong\n\n"]), "bad_answer", "an event that is not JSON: 'pong'", retryable=False
     ),
-    "stream of a list": Case(
-        Raw([b"data: []\n\n"]), "bad_answer", "an event that is a list", retryable=False
-    ),
+    "stream of a list": Case(Raw([b"data: []\n\n"]), "bad_answer", "an event that is a list", retryable=False),
     "stream as plain text": Case(
         Raw(WORDS[:3], "text/plain"),
         "dropped",
@@ -172,9 +166,7 @@ async def test_an_endpoint_that_is_down_was_not_billed(clients: ClientPool) -> N
         ),
     ],
 )
-async def test_each_wait_has_its_deadline(
-    step: Step, deadlines: Deadlines, says: str, clients: ClientPool
-) -> None:
+async def test_each_wait_has_its_deadline(step: Step, deadlines: Deadlines, says: str, clients: ClientPool) -> None:
     with running_model_server([step]) as server:
         error = await failure(server.base_url, clients, deadlines)
     assert isinstance(error, ModelTimeout)
@@ -212,6 +204,9 @@ def usage_case(usage: str, said: str) -> tuple[bytes, str]:
         usage_case('{"prompt_tokens": -3, "completion_tokens": 1}', "prompt_tokens is -3"),
         usage_case('{"prompt_tokens": "many", "completion_tokens": 1}', "prompt_tokens is many"),
         usage_case('{"completion_tokens": 1}', "prompt_tokens is missing"),
+        usage_case('{"prompt_tokens": 0, "completion_tokens": 1}', "a prompt of 0 tokens for"),
+        usage_case('{"prompt_tokens": 3, "completion_tokens": 1}', "a prompt of 3 tokens for"),
+        usage_case('{"prompt_tokens": 100, "completion_tokens": 0}', "0 tokens for an answer that is not empty"),
         usage_case("null", "reported no usage"),
     ],
 )
@@ -234,9 +229,7 @@ async def test_half_a_character_becomes_storable_and_is_noted(clients: ClientPoo
 
 
 @pytest.mark.parametrize("arguments", ["{not json", "[1]", '{"a": NaN}', '"text"', "[" * 100_000])
-async def test_tool_arguments_that_are_no_object_are_kept_as_text(
-    arguments: str, clients: ClientPool
-) -> None:
+async def test_tool_arguments_that_are_no_object_are_kept_as_text(arguments: str, clients: ClientPool) -> None:
     with running_model_server([Say(calls=[("search", arguments)], fragment=5000)]) as server:
         completion = await ask(server.base_url, clients)
     assert completion.calls[0].args is None
@@ -264,6 +257,14 @@ NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
         ("nan", None),
         ("inf", None),
         (None, None),
+        ("90000", 90_000.0),
+        ("1e12", 1e12),
+        (format_datetime(NOW + timedelta(days=4000), usegmt=True), 4000 * 86400.0),
+        ("Mon, 01 Jan 99999999999 00:00:00 GMT", None),
+        ("Mon, 01 Jan 9999 00:00:00 -9999", None),
+        ("Mon, 99 Jan 2026 00:00:00 GMT", None),
+        ("9" * 5000, None),
+        ("", None),
     ],
 )
 def test_retry_after_is_seconds_or_a_date(value: str | None, seconds: float | None) -> None:
@@ -281,3 +282,15 @@ async def test_a_spent_account_is_a_usage_limit_and_not_a_rate(clients: ClientPo
     spent = Fail(429, {"error": {"message": "x", "code": "insufficient_quota"}})
     with running_model_server([spent]) as server:
         assert (await failure(server.base_url, clients)).kind == "usage_limit"
+
+
+async def test_certificates_that_cannot_be_read_are_told_and_nothing_was_sent(
+    clients: ClientPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", "/nowhere/certificates.pem")
+    with running_model_server([Say("never")]) as server:
+        error = await failure(server.base_url, clients)
+        assert server.requests == []
+    assert (error.kind, error.sent, error.retryable) == ("connection", False, False)
+    assert "SSL_CERT_FILE" in error.what_to_do
+    assert not may_have_been_billed(error)

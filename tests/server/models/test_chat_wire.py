@@ -1,0 +1,200 @@
+"""An answer put together from whatever pieces come: nothing odd in it raises, and nothing is lost without a note."""
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ava_server.models.base import Completion
+from ava_server.models.chat_wire import MOST_CALLS, Answer, tool_use
+
+odd: st.SearchStrategy[Any] = st.recursive(
+    st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(),
+        st.floats(),
+        st.sampled_from(["", "a", "text", "call_0", "call_1", "{}", '{"q": 1}', "\ud800", "\udfff", "1e999"]),
+        st.text(max_size=8),
+    ),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.dictionaries(
+            st.sampled_from(["index", "type", "text", "summary", "data", "id", "name", "arguments", "\ud800"]),
+            inner,
+            max_size=4,
+        ),
+    ),
+    max_leaves=8,
+)
+"""Any JSON, with names that mean something more often than chance would have it."""
+
+functions: st.SearchStrategy[Any] = st.one_of(odd, st.fixed_dictionaries({}, optional={"name": odd, "arguments": odd}))
+fragments: st.SearchStrategy[Any] = st.one_of(
+    odd,
+    st.fixed_dictionaries({}, optional={"index": odd, "id": odd, "type": odd, "function": functions, "more": odd}),
+)
+details: st.SearchStrategy[Any] = st.one_of(
+    odd, st.lists(st.fixed_dictionaries({"index": st.integers(0, 1)}, optional={"text": odd, "type": odd, "data": odd}))
+)
+deltas: st.SearchStrategy[Any] = st.one_of(
+    odd,
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "content": odd,
+            "reasoning": odd,
+            "reasoning_content": odd,
+            "reasoning_details": details,
+            "refusal": odd,
+            "tool_calls": st.one_of(odd, st.lists(fragments, max_size=5)),
+        },
+    ),
+)
+choices: st.SearchStrategy[Any] = st.one_of(
+    odd, st.fixed_dictionaries({}, optional={"delta": deltas, "message": deltas, "finish_reason": odd})
+)
+chunks: st.SearchStrategy[Any] = st.fixed_dictionaries(
+    {}, optional={"id": odd, "usage": odd, "choices": st.one_of(odd, st.lists(choices, max_size=2))}
+)
+
+
+def answer(*pieces: Mapping[str, Any]) -> Completion:
+    """Return the answer made of these deltas."""
+    growing = Answer()
+    for piece in pieces:
+        growing.add({"choices": [{"delta": piece}]})
+    return growing.complete(request_id=None, sent_bytes=0)
+
+
+def calls(fragments: Sequence[Mapping[str, Any]]) -> Completion:
+    return answer({"tool_calls": list(fragments)})
+
+
+def opening(name: str = "search", **more: Any) -> dict[str, Any]:
+    return {**more, "function": {"name": name, "arguments": "{}"}}
+
+
+@given(st.lists(chunks, max_size=6))
+def test_whatever_comes_makes_an_answer_that_can_be_stored(pieces: list[dict[str, Any]]) -> None:
+    growing = Answer()
+    for piece in pieces:
+        growing.add(piece)
+    completion = growing.complete(request_id=None, sent_bytes=0)
+    stored = json.dumps(completion.raw, ensure_ascii=False, allow_nan=False)
+    words = (stored, completion.text, completion.stop_reason, completion.request_id, *completion.notes)
+    assert all((word or "").encode() is not None for word in words)
+    assert len({call.call_id for call in completion.calls}) == len(completion.calls)
+    assert [call.call_id for call in completion.calls] == [call["id"] for call in completion.raw.get("tool_calls", ())]
+
+
+@given(st.lists(chunks, max_size=6))
+def test_a_call_is_the_same_when_it_is_read_again_from_its_three_strings(pieces: list[dict[str, Any]]) -> None:
+    growing = Answer()
+    for piece in pieces:
+        growing.add(piece)
+    for call in growing.complete(request_id=None, sent_bytes=0).calls:
+        stored = json.loads(json.dumps([call.call_id, call.name, call.raw_args]))
+        assert tool_use(*stored) == call
+
+
+@given(st.text(), st.text(), st.one_of(st.text(), odd.map(lambda value: json.dumps(value))))
+def test_reading_a_call_depends_on_its_strings_alone(call_id: str, name: str, raw_args: str) -> None:
+    call = tool_use(call_id, name, raw_args)
+    assert (call.call_id, call.name, call.raw_args) == (call_id, name, raw_args)
+    assert call == tool_use(call_id, name, raw_args)
+    if call.args is not None:
+        json.dumps(call.args, allow_nan=False, ensure_ascii=False).encode()
+
+
+LIST = [{"type": "reasoning.text", "index": 0, "text": "one"}]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "said"),
+    [
+        (LIST, "text", "dropped a piece of reasoning_details that was text"),
+        ("text", LIST, "dropped a piece of reasoning_details that was a list"),
+        (LIST, {"text": "two"}, "dropped a piece of reasoning_details that was an object"),
+        ("text", 7, "dropped a piece of reasoning_details that was a number or a truth value"),
+        (
+            LIST,
+            [{**LIST[0], "text": 7}],
+            "dropped a piece of reasoning_details: its text was a number or a truth value",
+        ),
+        (LIST, [{**LIST[0], "text": ["x"]}], "dropped a piece of reasoning_details: its text was a list"),
+    ],
+)
+def test_thinking_is_kept_while_it_stays_what_it_was(first: Any, second: Any, said: str) -> None:
+    completion = answer({"reasoning_details": first}, {"reasoning_details": second}, {"content": "done"})
+    assert completion.raw["reasoning_details"] == first
+    assert completion.text == "done"
+    assert completion.notes[0] == said
+
+
+def test_pieces_of_one_block_of_thinking_are_joined_also_when_the_first_had_no_text() -> None:
+    pieces = [{**LIST[0], "text": text} for text in (None, "one ", "two")]
+    completion = answer(*({"reasoning_details": [piece]} for piece in pieces))
+    assert completion.raw["reasoning_details"] == [{**LIST[0], "text": "one two"}]
+
+
+def test_words_that_come_as_text_and_as_parts_are_all_kept_in_order() -> None:
+    part = {"type": "text", "text": "two "}
+    completion = answer({"content": "on"}, {"content": "e "}, {"content": [part]}, {"content": "three"})
+    assert completion.text == "one two three"
+    assert completion.raw["content"] == [{"type": "text", "text": "one "}, part, {"type": "text", "text": "three"}]
+
+
+def test_of_too_many_calls_the_first_are_kept_and_each_call_in_the_message_can_have_its_result() -> None:
+    completion = calls([opening(index=number, id=f"c{number}") for number in range(MOST_CALLS + 72)])
+    assert [call.call_id for call in completion.calls] == [f"c{number}" for number in range(MOST_CALLS)]
+    assert [call["id"] for call in completion.raw["tool_calls"]] == [call.call_id for call in completion.calls]
+    assert f"kept the first {MOST_CALLS} of 200 tool calls" in completion.notes
+
+
+def test_as_many_calls_as_are_kept_need_no_note() -> None:
+    completion = calls([opening(index=number) for number in range(MOST_CALLS)])
+    assert len(completion.calls) == MOST_CALLS
+    assert not any("kept the first" in note for note in completion.notes)
+
+
+@pytest.mark.parametrize("numbered", [True, False])
+def test_the_time_for_many_calls_grows_with_their_number_and_not_with_its_square(numbered: bool) -> None:
+    def took(count: int) -> float:
+        many = [opening(id=f"c{number}", index=number if numbered else None) for number in range(count)]
+        began = time.perf_counter()
+        assert len(calls(many).calls) == MOST_CALLS
+        return time.perf_counter() - began
+
+    few = min(took(2_000) for _ in range(3))
+    assert min(took(32_000) for _ in range(2)) < few * 16 * 5
+
+
+@pytest.mark.parametrize(
+    ("given", "ids"),
+    [
+        (["", ""], ["call_0", "call_1"]),
+        (["a", "a"], ["a", "a_1"]),
+        (["a_2", "a", "a"], ["a_2", "a", "a_2_2"]),
+        (["call_1", ""], ["call_1", "call_1_1"]),
+        (["a\ud800", "a\ud801"], ["a\ufffd", "a\ufffd_1"]),
+    ],
+)
+def test_each_call_has_an_id_of_its_own_in_the_message_too(given: list[str], ids: list[str]) -> None:
+    message = {"tool_calls": [opening(id=identity) for identity in given]}
+    growing = Answer()
+    growing.add({"choices": [{"message": message}]})
+    completion = growing.complete(request_id=None, sent_bytes=0)
+    assert [call.call_id for call in completion.calls] == ids
+    assert [call["id"] for call in completion.raw["tool_calls"]] == ids
+
+
+def test_a_providers_own_words_are_cut_and_can_be_stored() -> None:
+    growing = Answer()
+    growing.add({"id": "\ud800" * 9_999, "choices": [{"delta": {"content": "x"}, "finish_reason": "\udfff" * 9_999}]})
+    completion = growing.complete(request_id=None, sent_bytes=0)
+    assert completion.request_id == completion.stop_reason == "\ufffd" * 200
