@@ -10,6 +10,7 @@ from typing import Any, cast
 from ava_audit.errors import AuditError
 from ava_audit.events import Event, ToolCall, ToolResult
 from ava_audit.money import format_usd
+from ava_audit.storable import storable
 from ava_audit.store import Command, Outcome, append
 from ava_audit.view import View
 from ava_roles.errors import RolesError
@@ -138,7 +139,8 @@ class Desk:
 
     def _called(self, tool: str, given: dict[str, Any]) -> Command[None]:
         """Return the command that logs a call; it names a run in its header only if that is this user's."""
-        fact = ToolCall(tool=tool, args=self._redacted(given))
+        args, _changes = storable(self._redacted(given))  # too long to be kept is also too long to be accepted
+        fact = ToolCall(tool=tool, args=args)
 
         def command(view: View, _now_us: int) -> Outcome[None]:
             run_id = _run_in(given)
