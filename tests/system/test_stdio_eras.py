@@ -13,6 +13,7 @@ from support.model_server import Gate, Say, running_model_server
 from support.stdio import MODERN, MODES, assert_intact, connected, logged, told, until, using
 
 TEXT = "Otter charges twelve cents a minute for transcription."
+USED = {"prompt_tokens": 5_000, "completion_tokens": 20, "total_tokens": 5_020}
 FOUND: dict[str, Any] = {
     "summary": "Otter costs 12 cents a minute.",
     "output": "Otter: 12 cents a minute <b>of audio</b>.",
@@ -46,10 +47,11 @@ def mode(request: pytest.FixtureRequest) -> str:
 
 async def test_propose_approve_run_check_and_read_the_log(tmp_path: Path, workspace: Path, mode: str) -> None:
     root, gate = tmp_path / "data", Gate()
+    looks = [("read_file", {"path": "notes.md"}), ("search_codebase", {"query": "transcription"})]
     script = [
-        Say("I look.", [("read_file", {"path": "notes.md"}), ("search_codebase", {"query": "transcription"})]),
-        Say(calls=[("scratchpad", {"note": "Otter: 12 cents"})]),
-        Say(calls=[("submit_result", FOUND)], gate=gate),
+        Say("I look.", looks, usage=USED),
+        Say(calls=[("scratchpad", {"note": "Otter: 12 cents"})], usage=USED),
+        Say(calls=[("submit_result", FOUND)], gate=gate, usage=USED),
     ]
     lines: list[str] = []
 
@@ -139,7 +141,7 @@ def _assert_complete(run: dict[str, Any], text: str, run_id: str) -> None:
     assert result["findings"][0]["quote"] == TEXT
     assert [quote["verdict"] for quote in run["quotes_checked"]] == ["found"]
     assert run["tool_receipts"]["read_file"]["ok"] == 1
-    assert run["tokens"] == 360
+    assert run["tokens"] == 3 * 5_020
     first, *_rest = text.splitlines()
     assert first == f"[{run_id} success]"
     inside = text[text.index(f'<subagent_result id="{run_id}" untrusted="true">') : text.index("</subagent_result>")]
