@@ -7,9 +7,13 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from ava_server.models.base import ToolSchema, ToolUse
+from ava_server.output_schema import fault, placed
 
 NAME = "submit_result"
 SUMMARY_CHARS = 500
+FINDINGS, CAVEATS = 100, 50
+"""What a result carries of each; more is left out, with a caveat that says so: the work is not lost for it."""
+CLAIM_CHARS, QUOTE_CHARS, SOURCE_CHARS, CAVEAT_CHARS = 2_000, 4_000, 2_000, 1_000
 
 
 class Finding(BaseModel):
@@ -36,7 +40,7 @@ class SubmitArgs(BaseModel):
     caveats: list[str] = Field(default_factory=list, description="What is missing, doubtful or was tried in vain.")
     findings: list[Finding] = Field(
         default_factory=list[Finding],
-        description="Claims with source and a quote, letter for letter as a tool gave it.",
+        description=f"At most {FINDINGS} claims with source and a quote, letter for letter as a tool gave it.",
     )
 
     @field_validator("caveats", mode="before")
@@ -52,7 +56,8 @@ def schema(output_schema: dict[str, Any] | None) -> ToolSchema:
     """Return the tool as the model is shown it; `output_schema` stands in for `output` when the spawn gave one."""
     parameters = SubmitArgs.model_json_schema()
     if output_schema is not None:
-        parameters["properties"]["output"] = {**output_schema, "description": "The answer, in exactly this form."}
+        form = placed(output_schema, "#/properties/output")
+        parameters["properties"]["output"] = {**form, "description": "The answer, in exactly this form."}
         parameters["required"] = ["summary", "output"]
     return ToolSchema(NAME, "Hand over the result and end the run. Call it once, when the work is done.", parameters)
 
@@ -65,17 +70,34 @@ def accept(call: ToolUse, output_schema: dict[str, Any] | None) -> SubmitArgs | 
         submitted = SubmitArgs.model_validate(call.args)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
+        where = ".".join(str(part) for part in first["loc"])[:120]
         return f"{where}: {first['msg']}; submit_result takes {', '.join(SubmitArgs.model_fields)}"
-    if output_schema is not None:
-        import jsonschema
+    if output_schema is not None and (wrong := fault(submitted.output, output_schema)) is not None:
+        return wrong
+    return _bounded(submitted)
 
-        try:
-            jsonschema.validate(submitted.output, output_schema)
-        except jsonschema.ValidationError as error:
-            where = "/".join(str(part) for part in error.absolute_path) or "output"
-            return f"output does not match the schema that was asked for, at {where}: {error.message[:300]}"
-    return submitted
+
+def _bounded(submitted: SubmitArgs) -> SubmitArgs:
+    """Return a result that fits everything that follows; what was cut is said in its caveats."""
+    findings = [_short(finding) for finding in submitted.findings[:FINDINGS]]
+    cuts = sum(short != whole for short, whole in zip(findings, submitted.findings, strict=False))
+    caveats = [cut(caveat, CAVEAT_CHARS) for caveat in submitted.caveats[:CAVEATS]]
+    if cuts:
+        caveats.append(f"{cuts} finding{'s were' if cuts > 1 else ' was'} cut: too long.")
+    if (more := len(submitted.findings) - FINDINGS) > 0:
+        caveats.append(f"{more} finding{'s were' if more > 1 else ' was'} left out: a result carries {FINDINGS}.")
+    if (more := len(submitted.caveats) - CAVEATS) > 0:
+        caveats.append(f"{more} caveat{'s were' if more > 1 else ' was'} left out: a result carries {CAVEATS}.")
+    return submitted.model_copy(update={"findings": findings, "caveats": caveats})
+
+
+def _short(finding: Finding) -> Finding:
+    return Finding(
+        claim=cut(finding.claim, CLAIM_CHARS) if len(finding.claim) > CLAIM_CHARS else finding.claim,
+        source_url=finding.source_url and finding.source_url[:SOURCE_CHARS],
+        quote=finding.quote and finding.quote[:QUOTE_CHARS],  # what is left still stands there, letter for letter
+        source_name=finding.source_name and finding.source_name[:SOURCE_CHARS],
+    )
 
 
 def cut(text: str, limit: int = SUMMARY_CHARS) -> str:

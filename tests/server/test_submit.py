@@ -1,76 +1,105 @@
-"""What a subagent hands over: what is accepted, and what is said about the rest."""
+"""What a subagent hands over is taken as it is where it can be, bounded, and refused with what to mend."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
-import jsonschema
 import pytest
 
 from ava_server.models.base import ToolUse
-from ava_server.submit import SubmitArgs, accept, cut, schema
+from ava_server.output_schema import check_schema
+from ava_server.quotes import check_quotes
+from ava_server.submit import NAME, Finding, SubmitArgs, accept, schema
 
-SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
-
-
-def call(**args: Any) -> ToolUse:
-    return ToolUse("call_0", "submit_result", args, json.dumps(args))
+FORM: dict[str, Any] = {"type": "array", "items": {"$ref": "#/$defs/row"}, "$defs": {"row": {"type": "integer"}}}
 
 
-def accepted(use: ToolUse, form: dict[str, Any] | None = None) -> SubmitArgs:
-    answer = accept(use, form)
-    assert isinstance(answer, SubmitArgs), answer
-    return answer
+def handed(form: dict[str, Any] | None = None, **args: Any) -> SubmitArgs | str:
+    given = {"summary": "s", **args}
+    return accept(ToolUse("call_1", NAME, given, json.dumps(given)), form)
 
 
-def refusal(use: ToolUse, form: dict[str, Any] | None = None) -> str:
-    answer = accept(use, form)
-    assert isinstance(answer, str), answer
-    return answer
+def accepted(**args: Any) -> SubmitArgs:
+    submitted = handed(**args)
+    assert isinstance(submitted, SubmitArgs), submitted
+    return submitted
 
 
-def test_a_summary_alone_is_a_result_without_confidence() -> None:
-    given = accepted(call(summary="done"))
-    assert (given.output, given.confidence, given.caveats, given.findings) == (None, None, [], [])
+def test_a_result_is_taken_as_it_is() -> None:
+    finding = {"claim": "Otter costs twelve cents", "quote": "“twelve cents”", "source_url": "https://example.org/"}
+    submitted = accepted(output={"a": [1]}, confidence=0.5, caveats="only one page", findings=[finding])
+    assert submitted.output == {"a": [1]}
+    assert submitted.caveats == ["only one page"]
+    assert [each.model_dump(exclude_none=True) for each in submitted.findings] == [finding]
 
 
-def test_one_caveat_as_plain_text_is_a_list_of_one() -> None:
-    assert accepted(call(summary="s", caveats="only one source")).caveats == ["only one source"]
-    assert accepted(call(summary="s", caveats=None)).caveats == []
+@pytest.mark.parametrize(
+    ("args", "fault"),
+    [
+        ({"output": [1, "two"]}, "output does not match the schema that was asked for, at 1: 'two' is not of type"),
+        ({"output": None}, "output does not match the schema that was asked for, at output: None is not of type"),
+        ({"output": [], "confidence": 7}, "confidence: Input should be less than or equal to 1"),
+        ({"output": [], "findings": [{}]}, "findings.0.claim: Field required"),
+        ({"output": [], "x" * 5_000: 1}, "Extra inputs are not permitted; submit_result takes summary"),
+    ],
+)
+def test_what_is_wrong_with_a_result_is_said_so_that_it_can_be_mended(args: dict[str, Any], fault: str) -> None:
+    told = handed(FORM, **args)
+    assert isinstance(told, str)
+    assert fault in told
+    assert len(told) < 600
 
 
-@pytest.mark.parametrize("confidence", [-0.1, 1.5, "very"])
-def test_a_confidence_outside_of_0_to_1_is_sent_back_by_name(confidence: object) -> None:
-    assert refusal(call(summary="s", confidence=confidence)).startswith("confidence: ")
+def test_arguments_that_are_no_object_are_asked_for_again() -> None:
+    told = accept(ToolUse("call_1", NAME, None, '{"summary": '), None)
+    assert isinstance(told, str)
+    assert told.startswith("the arguments are not a JSON object")
 
 
-def test_an_unknown_field_is_sent_back_with_the_ones_that_there_are() -> None:
-    said = refusal(call(summary="s", result="x"))
-    assert said.startswith("result: ") and "summary, output, confidence" in said
+def test_a_schema_that_would_connect_or_match_for_ever_is_no_crash_of_the_run() -> None:
+    for form in ({"$ref": "http://127.0.0.1:1/x"}, {"pattern": "^(a+)+$"}, {"type": "nonsense"}):
+        told = handed(form, output="a" * 40 + "!")
+        assert isinstance(told, str)
+        assert "could not be checked" in told or "cannot be used" in told
 
 
-def test_arguments_that_are_no_object_are_sent_back_as_they_came() -> None:
-    said = refusal(ToolUse("call_0", "submit_result", None, '{"summary": '))
-    assert "not a JSON object" in said and '{"summary": ' in said
+def test_too_many_findings_are_left_out_and_a_caveat_says_so() -> None:
+    submitted = accepted(findings=[{"claim": f"claim {number}"} for number in range(130)], caveats=["mine"])
+    assert [finding.claim for finding in submitted.findings] == [f"claim {number}" for number in range(100)]
+    assert submitted.caveats == ["mine", "30 findings were left out: a result carries 100."]
 
 
-def test_an_output_in_another_form_is_sent_back_with_the_place() -> None:
-    assert "at n" in refusal(call(summary="s", output={"n": "three"}), SCHEMA)
-    assert "'n' is a required property" in refusal(call(summary="s", output={}), SCHEMA)
-    assert accepted(call(summary="s", output={"n": 3}), SCHEMA).output == {"n": 3}
+def test_findings_that_are_too_long_are_cut_and_a_caveat_says_so() -> None:
+    page = "The price of everything is on this page. " * 200
+    long = {"claim": page, "quote": page, "source_url": "https://example.org/" + "x" * 5_000, "source_name": page}
+    submitted = accepted(findings=[long, {"claim": "short", "quote": " as it is "}])
+    first, second = submitted.findings
+    assert submitted.caveats == ["1 finding was cut: too long."]
+    assert len(first.claim) <= 2_000
+    assert len(first.quote or "") == 4_000
+    assert len(first.source_url or "") == len(first.source_name or "") == 2_000
+    assert second == Finding(claim="short", quote=" as it is ")
 
 
-def test_the_form_asked_for_is_what_the_model_is_shown() -> None:
-    shown = schema(SCHEMA).parameters
-    assert shown["properties"]["output"]["properties"] == SCHEMA["properties"]
-    assert set(shown["required"]) == {"summary", "output"}
-    jsonschema.validate({"summary": "s", "output": {"n": 1}}, dict(shown))
-    assert "output" not in schema(None).parameters["required"]
+def test_a_quote_that_was_cut_still_stands_where_it_was_read() -> None:
+    from ava_audit.events import ToolResult
+
+    page = " ".join(f"word{number}" for number in range(2_000))
+    submitted = accepted(findings=[{"claim": "c", "quote": page}])
+    read = ToolResult(tool="read_file", success=True, output=page, sources=({"location": "a.md"},))
+    assert check_quotes(submitted.findings, [(7, read)]) == [{"finding": 1, "verdict": "found", "event": 7}]
 
 
-@pytest.mark.parametrize("text", ["word " * 200, "x" * 600, "short", " padded "])
-def test_a_summary_is_cut_at_a_word_within_500_characters(text: str) -> None:
-    short = cut(text)
-    assert len(short) <= 500
-    assert short == text.strip() if len(text) < 500 else short.endswith("…")
+def test_too_many_caveats_are_left_out_and_the_last_one_says_so() -> None:
+    submitted = accepted(caveats=["word " * 1_000] * 60)
+    assert len(submitted.caveats) == 51
+    assert max(map(len, submitted.caveats)) <= 1_000
+    assert submitted.caveats[-1] == "10 caveats were left out: a result carries 50."
+
+
+def test_the_tool_shows_the_form_with_references_that_lead_there() -> None:
+    parameters = dict(schema(FORM).parameters)
+    assert parameters["properties"]["output"]["items"] == {"$ref": "#/properties/output/$defs/row"}
+    assert parameters["required"] == ["summary", "output"]
+    assert check_schema(parameters) is None

@@ -1,0 +1,323 @@
+"""The form that a result must have: which JSON schemas can be asked for, and whether an answer matches one.
+
+Schema and answer both come from models, so neither may make the server fetch, follow an endless reference, match a
+hostile pattern or count for hours. What could is refused at the proposal, with the reason; the rest is bounded by
+the size of the schema, the size of the answer and a budget of steps.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
+from itertools import islice
+from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import unquote
+
+if TYPE_CHECKING:
+    from jsonschema.protocols import Validator
+
+SCHEMA_CHARS = 20_000
+DEPTH = 32
+SUBSCHEMAS = 2_000
+"""Subschemas, each counted as often as references lead to it: a few that each name another twice are millions."""
+VALUE_CHARS = 200_000
+STEPS = 100_000
+"""What one check may cost, in keywords applied; about a second."""
+
+_ONE = (
+    *("additionalItems", "additionalProperties", "contains", "contentSchema", "else", "if"),
+    *("items", "not", "propertyNames", "then"),
+)
+_LISTS = ("allOf", "anyOf", "items", "oneOf", "prefixItems")
+_MAPS = ("$defs", "definitions", "dependencies", "dependentSchemas", "properties")
+_REFUSED = {
+    "pattern": "a regular expression can keep the server busy for ever; say in the description what it must look like",
+    "patternProperties": "a regular expression can keep the server busy for ever; use additionalProperties",
+    "$dynamicRef": "only $ref to a place in this schema is followed",
+    "$recursiveRef": "only $ref to a place in this schema is followed",
+    "unevaluatedItems": "use items or prefixItems",
+    "unevaluatedProperties": "use additionalProperties",
+}
+_ERROR_STEPS = 20
+_MESSAGE_CHARS = 300
+_ERRORS = 20
+_Path = tuple[str, ...]
+
+
+class _TooMuch(Exception):
+    """The budget of steps is used up."""
+
+
+def check_schema(schema: Mapping[str, Any]) -> str | None:
+    """Return why a schema cannot be used, as it reads after `output_schema: `; None when it can be. Blocks."""
+    why = _refused(schema)
+    if why is not None:
+        return why
+    from jsonschema.exceptions import SchemaError
+
+    try:
+        _draft(schema).check_schema(dict(schema))
+    except SchemaError as error:
+        where = _shown(tuple(str(part) for part in error.absolute_path))
+        return f"at {where}: it is no valid JSON schema: {error.message[:_MESSAGE_CHARS]}"
+    except Exception as error:  # a schema may break the checker in ways that nobody listed
+        return f"it cannot be checked ({type(error).__name__}); make it simpler"
+    return None
+
+
+def fault(value: Any, schema: Mapping[str, Any]) -> str | None:
+    """Return what is wrong with an answer, for the model to mend; None when it matches. Bounded, fetches nothing."""
+    if why := _refused(schema):
+        return f"the schema that was asked for cannot be used: {why}"
+    try:
+        size = len(json.dumps(value, ensure_ascii=False))
+    except (TypeError, ValueError, RecursionError):
+        return "output is no JSON value, or is nested too deep; hand over plain JSON"
+    if size > VALUE_CHARS:
+        return (
+            f"output has {size:,} characters as JSON, more than the {VALUE_CHARS:,} that are checked against a schema; "
+            "hand over less, and put the rest into an artifact"
+        )
+    return _mismatch(value, schema)
+
+
+def placed(schema: Mapping[str, Any], at: str) -> dict[str, Any]:
+    """Return a schema that can stand inside another one, at the pointer `at`: its references lead there too."""
+    top = {key: value for key, value in schema.items() if key not in ("$schema", "$id")}
+    return cast("dict[str, Any]", _moved(top, at))
+
+
+def _mismatch(value: Any, schema: Mapping[str, Any]) -> str | None:
+    from referencing import Registry
+
+    best_match: Any = import_module("jsonschema.exceptions").best_match  # has no types
+    draft = _draft(schema)
+    # `$id` is a name for others, and `$schema` would bring the plain class back, which counts nothing.
+    own = {key: part for key, part in schema.items() if key not in ("$schema", "$id", "id")}
+    registry: Registry[Any] = Registry()  # knows nothing and fetches nothing; the default one fetches
+    try:
+        checker = _counting(draft)(own, registry=registry)
+        error = best_match(islice(checker.iter_errors(value), _ERRORS))
+    except _TooMuch:
+        return "output takes too long to be checked against the schema that was asked for; hand over less"
+    except Exception as broken:  # neither schema nor answer may end a run by breaking the checker
+        return f"output could not be checked against the schema that was asked for ({type(broken).__name__})"
+    if error is None:
+        return None
+    where = _shown(tuple(str(part) for part in error.absolute_path)) if error.absolute_path else "output"
+    return f"output does not match the schema that was asked for, at {where}: {error.message[:_MESSAGE_CHARS]}"
+
+
+# -- what can be asked for ----------------------------------------------------------------------------------------
+
+
+def _refused(schema: Mapping[str, Any]) -> str | None:
+    """Return why a schema would not be safe to use, by its shape alone."""
+    if _deeper_than(schema, DEPTH):
+        return f"it is nested deeper than {DEPTH}; make it flatter"
+    try:
+        size = len(json.dumps(schema, ensure_ascii=False, allow_nan=False).encode())
+    except (TypeError, ValueError):
+        return "it is no JSON (NaN, infinite numbers and half characters are none); write it anew"
+    if size > SCHEMA_CHARS:
+        return f"it has {size:,} bytes, more than {SCHEMA_CHARS:,}; make it smaller"
+    if str(schema.get("$schema", _LATEST)).rstrip("#") not in _DRAFTS:
+        return f"its $schema {str(schema['$schema'])[:80]!r} is not known; leave it out (2020-12 is meant then)"
+    found = dict(_all(schema))
+    for path, part in found.items():
+        if why := _refused_part(path, part, found, draft4=_draft_name(schema) == "Draft4Validator"):
+            return f"at {_shown(path)}: {why}"
+    return _tangled(found)
+
+
+def _refused_part(path: _Path, part: Any, found: Mapping[_Path, Any], *, draft4: bool) -> str | None:
+    if not isinstance(part, dict):
+        return None
+    keys = cast("dict[str, Any]", part)
+    for key, why in _REFUSED.items():
+        if key in keys:
+            return f"{key} is not offered: {why}"
+    if keys.get("format") == "regex":
+        return "format regex is not offered; leave it out"
+    if path and ("$schema" in keys or "$id" in keys or (draft4 and "id" in keys)):
+        return "$schema and $id may only stand at the top; leave them out here"
+    if "$ref" in keys and _target(keys["$ref"]) not in found:
+        return f"$ref {str(keys['$ref'])[:80]!r} leads to no subschema of this schema; write #/$defs/NAME"
+    return None
+
+
+def _tangled(found: Mapping[_Path, Any]) -> str | None:
+    """Return why references make a schema endless or too large; counted without following them one by one."""
+    known: dict[_Path, tuple[int, int]] = {}
+    under_way: set[_Path] = set()
+
+    def weigh(path: _Path, depth: int) -> tuple[int, int]:
+        """Return how many subschemas there are from a place on, and how deep they go."""
+        if path in under_way or depth > 4 * DEPTH:
+            raise _TooMuch
+        if path not in known:
+            under_way.add(path)
+            weight, deep = 1, 0
+            for below in _leads_to(path, found[path]):
+                more, deeper = weigh(below, depth + 1)
+                weight, deep = weight + more, max(deep, deeper)
+            under_way.discard(path)
+            known[path] = weight, deep + 1
+        return known[path]
+
+    try:
+        weight, deep = weigh((), 0)
+    except _TooMuch:
+        return "a $ref leads back to where it stands, or through too many others; write the form out, without recursion"
+    if deep > DEPTH:
+        return f"with its references it is nested deeper than {DEPTH}; make it flatter"
+    if weight > SUBSCHEMAS:
+        return f"with its references it has {weight:,} subschemas, more than {SUBSCHEMAS:,}; make it smaller"
+    return None
+
+
+def _leads_to(path: _Path, part: Any) -> Iterator[_Path]:
+    for step, _below in _parts(part):
+        yield path + step
+    if isinstance(part, dict) and "$ref" in part:
+        target = _target(cast("dict[str, Any]", part)["$ref"])
+        if target is not None:
+            yield target
+
+
+def _target(ref: Any) -> _Path | None:
+    """Return where a reference leads, None when it is none into this schema."""
+    if ref == "#":
+        return ()
+    if not isinstance(ref, str) or not ref.startswith("#/"):
+        return None
+    return tuple(unquote(step).replace("~1", "/").replace("~0", "~") for step in ref[2:].split("/"))
+
+
+def _all(schema: Any, path: _Path = ()) -> Iterator[tuple[_Path, Any]]:
+    """Yield a schema and every subschema, each with its place; data such as `enum` is none."""
+    yield path, schema
+    for step, below in _parts(schema):
+        yield from _all(below, path + step)
+
+
+def _parts(part: Any) -> Iterator[tuple[_Path, Any]]:
+    """Yield the subschemas that stand directly in a schema, each with its place in it."""
+    if not isinstance(part, dict):
+        return
+    for key, value in cast("dict[str, Any]", part).items():
+        if key in _ONE and isinstance(value, dict | bool):
+            yield (key,), value
+        elif key in _LISTS and isinstance(value, list):
+            for number, below in enumerate(cast("list[Any]", value)):
+                yield (key, str(number)), below
+        elif key in _MAPS and isinstance(value, dict):
+            for name, below in cast("dict[str, Any]", value).items():
+                yield (key, name), below
+
+
+def _moved(part: Any, at: str) -> Any:
+    """Return a schema whose references into itself lead to below `at`."""
+    if not isinstance(part, dict):
+        return part
+    moved: dict[str, Any] = {}
+    for key, value in cast("dict[str, Any]", part).items():
+        if key == "$ref" and isinstance(value, str) and value.startswith("#"):
+            moved[key] = at + value[1:]
+        elif key in _LISTS and isinstance(value, list):
+            moved[key] = [_moved(below, at) for below in cast("list[Any]", value)]
+        elif key in _MAPS and isinstance(value, dict):
+            moved[key] = {name: _moved(below, at) for name, below in cast("dict[str, Any]", value).items()}
+        else:
+            moved[key] = _moved(value, at) if key in _ONE else value
+    return moved
+
+
+def _deeper_than(value: Any, most: int) -> bool:
+    level: list[Any] = [value]
+    for _ in range(most + 1):
+        below: list[Any] = []
+        for each in level:
+            if isinstance(each, dict):
+                below.extend(cast("dict[str, Any]", each).values())
+            elif isinstance(each, list):
+                below.extend(cast("list[Any]", each))
+        if not below:
+            return False
+        level = below
+    return any(isinstance(each, dict | list) for each in level)
+
+
+def _shown(path: _Path) -> str:
+    return "/".join(path)[:120] or "its top"
+
+
+# -- the check ----------------------------------------------------------------------------------------------------
+
+_LATEST = "https://json-schema.org/draft/2020-12/schema"
+_DRAFTS = {
+    "http://json-schema.org/draft-04/schema": "Draft4Validator",
+    "http://json-schema.org/draft-06/schema": "Draft6Validator",
+    "http://json-schema.org/draft-07/schema": "Draft7Validator",
+    "https://json-schema.org/draft/2019-09/schema": "Draft201909Validator",
+    _LATEST: "Draft202012Validator",
+}
+
+
+def _draft_name(schema: Mapping[str, Any]) -> str:
+    return _DRAFTS[str(schema.get("$schema", _LATEST)).rstrip("#")]
+
+
+def _draft(schema: Mapping[str, Any]) -> type[Validator]:
+    import jsonschema
+
+    return cast("type[Validator]", getattr(jsonschema, _draft_name(schema)))
+
+
+def _counting(draft: type[Validator]) -> type[Validator]:
+    """Return a class of checkers like `draft` that counts what it does, and stops when that is too much."""
+    extend: Any = import_module("jsonschema.validators").extend  # has no types
+    left = STEPS
+
+    def spend(steps: int) -> None:
+        nonlocal left
+        left -= steps
+        if left < 0:
+            raise _TooMuch
+
+    def counted(check: Callable[..., Any]) -> Callable[..., Any]:
+        def apply(checker: Any, rule: Any, instance: Any, schema: Any) -> Iterator[Any]:
+            spend(1 + (_width(rule) + _width(instance)) // 8)
+            for error in check(checker, rule, instance, schema) or ():
+                spend(_ERROR_STEPS + len(error.message) // 100)
+                error.message = error.message[:_MESSAGE_CHARS]  # it spells the whole value out
+                yield error
+
+        return apply
+
+    checks: dict[str, Any] = {**draft.VALIDATORS, "uniqueItems": _unique}
+    return cast("type[Validator]", extend(draft, {key: counted(check) for key, check in checks.items()}))
+
+
+def _width(value: Any) -> int:
+    return len(cast("list[Any]", value)) if isinstance(value, dict | list) else 0
+
+
+def _unique(checker: Any, wanted: Any, instance: Any, _schema: Any) -> Iterator[Any]:
+    """Find a twin in one pass; jsonschema compares each item with each other."""
+    from jsonschema.exceptions import ValidationError
+
+    if wanted and checker.is_type(instance, "array"):
+        items = cast("list[Any]", instance)
+        if len({_frozen(item) for item in items}) < len(items):
+            yield ValidationError("its items are not all different")
+
+
+def _frozen(value: Any) -> Any:
+    """Return what makes two JSON values the same: 1 is 1.0, and is not true."""
+    if isinstance(value, dict):
+        return "object", frozenset((key, _frozen(each)) for key, each in cast("dict[str, Any]", value).items())
+    if isinstance(value, list):
+        return "array", tuple(_frozen(each) for each in cast("list[Any]", value))
+    return ("boolean", value) if isinstance(value, bool) else value

@@ -1,0 +1,187 @@
+"""The form of a result can be asked for; no schema and no answer makes the server fetch, loop or count for ever."""
+
+from __future__ import annotations
+
+import socket
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ava_server.output_schema import check_schema, fault, placed
+
+PRICES: dict[str, Any] = {
+    "$schema": "https://json-schema.org/draft/2020-12/schema",
+    "$id": "https://example.org/prices.schema.json",
+    "type": "object",
+    "required": ["prices"],
+    "properties": {"prices": {"type": "array", "items": {"$ref": "#/$defs/price~1unit"}}, "pattern": {"type": "null"}},
+    "additionalProperties": False,
+    "$defs": {"price/unit": {"type": "object", "properties": {"cents": {"type": "integer", "minimum": 0}}}},
+}
+
+
+def laughs(levels: int, wide: int) -> dict[str, Any]:
+    names = {f"d{level}": {"allOf": [{"$ref": f"#/$defs/d{level + 1}"}] * wide} for level in range(levels)}
+    return {"$ref": "#/$defs/d0", "$defs": {**names, f"d{levels}": {"type": "string"}}}
+
+
+def deep(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {}
+    for _ in range(levels):
+        schema = {"items": schema}
+    return schema
+
+
+def test_an_answer_is_held_against_the_form_that_was_asked_for() -> None:
+    assert check_schema(PRICES) is None
+    assert fault({"prices": [{"cents": 12}]}, PRICES) is None
+    assert fault({"prices": [{"cents": 12}, {"cents": -1}]}, PRICES) == (
+        "output does not match the schema that was asked for, at prices/1/cents: -1 is less than the minimum of 0"
+    )
+    assert "'price' was unexpected" in str(fault({"prices": [], "price": 3}, PRICES))
+
+
+@pytest.mark.parametrize("draft", ["draft-04/schema#", "draft-06/schema#", "draft-07/schema#", "draft/2019-09/schema"])
+def test_older_drafts_are_known(draft: str) -> None:
+    start = "https" if "2019" in draft else "http"
+    schema = {"$schema": f"{start}://json-schema.org/{draft}", "items": {"$ref": "#/definitions/a"},
+              "definitions": {"a": {"type": "string"}}}  # fmt: skip
+    assert check_schema(schema) is None
+    assert fault(["a"], schema) is None
+    assert "at 1: 2 is not of type 'string'" in str(fault(["a", 2], schema))
+
+
+@pytest.mark.parametrize(
+    ("schema", "because"),
+    [
+        ({"type": "nonsense"}, "at type: it is no valid JSON schema: 'nonsense'"),
+        ({"properties": {"a": 3}}, "at properties/a: it is no valid JSON schema"),
+        ({"$ref": "#"}, "leads back to where it stands"),
+        ({"properties": {"a": {"$ref": "#/properties/a"}}}, "leads back to where it stands"),
+        ({"properties": {"a": {"items": {"$ref": "#/properties/a"}}}}, "leads back to where it stands"),
+        ({"$ref": "#/$defs/none"}, "leads to no subschema"),
+        ({"$ref": "#name", "$defs": {"a": {"$anchor": "name"}}}, "leads to no subschema"),
+        ({"$ref": "other.json#/a"}, "leads to no subschema"),
+        ({"$ref": 3}, "leads to no subschema"),
+        ({"$dynamicRef": "#/$defs/a", "$defs": {"a": {}}}, "$dynamicRef is not offered"),
+        ({"$recursiveRef": "#"}, "$recursiveRef is not offered"),
+        ({"items": {"$id": "http://127.0.0.1/"}}, "may only stand at the top"),
+        ({"items": {"$schema": "http://json-schema.org/draft-07/schema#"}}, "may only stand at the top"),
+        ({"$schema": "https://example.org/mine"}, "'https://example.org/mine' is not known"),
+        ({"items": {"pattern": "^(a+)+$"}}, "at items: pattern is not offered"),
+        ({"patternProperties": {"^(a+)+$": {}}}, "at its top: patternProperties is not offered"),
+        ({"properties": {"a": {"$ref": "#/const/x"}}, "const": {"x": {"pattern": "a"}}}, "leads to no subschema"),
+        ({"properties": {"a": {"$ref": "#/x-mine/x"}}, "x-mine": {"x": {"pattern": "a"}}}, "leads to no subschema"),
+        ({"format": "regex"}, "format regex is not offered"),
+        ({"unevaluatedProperties": False}, "use additionalProperties"),
+        ({"enum": ["a" * 100] * 300}, "more than 20,000"),
+        ({"enum": [float("nan")]}, "it is no JSON"),
+        ({"title": "\ud800"}, "it is no JSON"),
+        (deep(33), "nested deeper than 32"),
+        (deep(100_000), "nested deeper than 32"),
+        (laughs(20, 2), "with its references it is nested deeper than 32"),
+        (laughs(10, 3), "subschemas, more than 2,000"),
+    ],
+)
+def test_a_schema_that_is_invalid_or_could_do_harm_is_refused_with_the_reason(
+    schema: dict[str, Any], because: str
+) -> None:
+    began = time.process_time()
+    assert because in str(check_schema(schema))
+    assert time.process_time() - began < 1
+
+
+def test_words_of_the_schema_language_are_fine_as_names_and_as_data() -> None:
+    names = {"pattern": {"type": "string"}, "$ref": {"type": "string"}, "format": {"const": "regex"}}
+    schema = {"properties": names, "enum": [{"pattern": "x", "$ref": "http://example.org/"}]}
+    assert check_schema(schema) is None
+    assert fault({"pattern": "x", "$ref": "http://example.org/"}, schema) is None
+
+
+@pytest.mark.parametrize("key", ["$ref", "$dynamicRef", "$recursiveRef", "$schema", "$id"])
+def test_no_schema_makes_the_server_connect(key: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.setblocking(False)
+        schema = {"items": {key: f"http://127.0.0.1:{listening.getsockname()[1]}/schema.json"}}
+        assert check_schema(schema) is not None
+        assert "cannot be used" in str(fault([1], schema))  # a run from before such schemas were refused
+        with pytest.raises(BlockingIOError):
+            listening.accept()
+
+
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        ({"anyOf": [{"type": "null"}] * 800}, "x" * 190_000),
+        ({"allOf": [{"items": {"type": "integer"}}] * 300}, [0] * 60_000),
+        ({"anyOf": [{"items": {"type": "null"}}] * 3}, [0] * 60_000),
+        ({"items": {"enum": list(range(3_000))}}, ["a"] * 40_000),
+        ({"allOf": [{"uniqueItems": True}] * 500}, [{"a": number} for number in range(15_000)]),
+        ({"items": {"not": {"not": {"anyOf": [{"type": "null"}] * 500}}}}, [0] * 60_000),
+    ],
+)
+def test_a_check_that_would_take_long_is_given_up(schema: dict[str, Any], value: Any) -> None:
+    assert check_schema(schema) is None
+    began = time.process_time()
+    assert fault(value, schema) is not None
+    assert time.process_time() - began < 3
+
+
+def test_a_large_answer_in_the_right_form_is_accepted() -> None:
+    row = {"type": "object", "required": ["name"], "properties": {"name": {"type": "string"}, "n": {"type": "integer"}}}
+    rows = [{"name": f"name {number}", "n": number} for number in range(5_000)]
+    assert fault(rows, {"type": "array", "items": row, "uniqueItems": True}) is None
+
+
+@pytest.mark.parametrize(
+    ("items", "twins"),
+    [([1, 1.0], True), ([1, True], False), ([{"a": [1]}, {"a": [1]}], True), ([[], {}, "", None, 0, False], False)],
+)
+def test_twins_are_found_as_json_means_them(items: list[Any], twins: bool) -> None:
+    assert (fault(items, {"uniqueItems": True}) is not None) is twins
+
+
+def test_whatever_breaks_the_check_is_a_sentence() -> None:
+    nested: list[Any] = []
+    for _ in range(100_000):
+        nested = [nested]
+    assert "nested too deep" in str(fault(nested, {"type": "array"}))
+    assert "OverflowError" in str(fault(10**400, {"multipleOf": 0.1}))
+    assert "no JSON value" in str(fault({"a", "b"}, {"type": "array"}))
+    assert "more than the 200,000" in str(fault("x" * 200_000, {"type": "string"}))
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=10),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=12,
+)
+keywords = st.sampled_from(
+    ["$ref", "$id", "$defs", "type", "properties", "items", "anyOf", "not", "enum", "required", "minimum", "$schema"]
+)
+schemas = st.recursive(
+    st.dictionaries(keywords, json_values, max_size=3),
+    lambda inner: st.dictionaries(keywords, inner | st.lists(inner, max_size=3), max_size=4),
+    max_leaves=8,
+)
+
+
+@given(schemas, json_values)
+def test_no_schema_and_no_answer_raises(schema: dict[str, Any], value: Any) -> None:
+    why, wrong = check_schema(schema), fault(value, schema)
+    assert why is None or (why and "\n" not in why[:1])
+    assert wrong is None or wrong.startswith(("output ", "the schema "))
+
+
+def test_references_lead_to_the_same_place_when_a_schema_stands_inside_another() -> None:
+    inside = placed({**PRICES, "const": {"$ref": "#/x"}}, "#/properties/output")
+    assert inside["properties"]["prices"]["items"] == {"$ref": "#/properties/output/$defs/price~1unit"}
+    assert inside["const"] == {"$ref": "#/x"}
+    assert not {"$schema", "$id"} & set(inside)
+    outer = {"properties": {"output": placed(PRICES, "#/properties/output")}}
+    assert check_schema(outer) is None
+    assert fault({"output": {"prices": [{"cents": 1}]}}, outer) is None
+    assert "at output/prices/0/cents" in str(fault({"output": {"prices": [{"cents": "x"}]}}, outer))
