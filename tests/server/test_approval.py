@@ -8,8 +8,8 @@ from typing import Any
 
 import anyio
 import pytest
-from support.house import PRICED, Lab, arrived, check_budgets, hand_over, model_server, open_lab, settings_of
-from support.model_server import Gate, Say
+from support.house import PRICED, Lab, arrived, check_budgets, hand_over, open_lab, settings_of
+from support.model_server import Gate, Say, running_model_server
 
 from ava_audit.events import RunClaimed, SpawnDecided, SpawnProposed, SubagentSpawn, UserMessage
 from ava_audit.view import View
@@ -418,7 +418,7 @@ async def test_a_change_that_hits_nothing_is_refused_not_passed_over(tmp_path: P
 
 
 async def test_a_proposal_survives_a_restart(tmp_path: Path) -> None:
-    with model_server([hand_over()]) as server:
+    with running_model_server([hand_over()]) as server:
         async with open_lab(tmp_path, server=server, runs=False) as lab:
             proposal = await lab.propose()
         async with open_lab(tmp_path, server=server) as lab:

@@ -153,7 +153,7 @@ def facts(structured: dict[str, Any]) -> Iterator[str]:
             yield f"number {run['queue_position']} in the queue"
         if run.get("confidence") is not None:
             yield f"{run['confidence']:g}"
-        for artifact in run.get("artifacts") or ():
+        for artifact in run.get("untrusted_result", {}).get("artifacts") or ():
             yield str(artifact["name"])
 
 

@@ -8,8 +8,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from support.house import arrived, check_requests, hand_over, model_server, open_lab
-from support.model_server import Gate, Say, Step
+from support.house import arrived, check_requests, hand_over, open_lab
+from support.model_server import Gate, Say, Step, running_model_server
 
 from ava_audit.events import AssistantMessage, CostReserved, CostUpdate, RunStarted, ToolCall, ToolResult, UserMessage
 from ava_audit.events import Usage as Used
@@ -192,7 +192,7 @@ async def test_a_resumed_run_sends_what_the_first_owner_would_have_sent(tmp_path
         held = gate if turn == 2 and turns.count(2) == 1 else None
         return counted(request, Say(calls=[("read_file", {"path": f"{turn}.md"})], gate=held))
 
-    with model_server(step) as server:
+    with running_model_server(step) as server:
         async with open_lab(tmp_path, server=server, check=False) as lab:
             run_id = await lab.start(max_iterations=5, max_tokens=200_000)
             await arrived(gate.arrived)

@@ -113,7 +113,8 @@ async def test_a_run_is_cancelled_while_the_model_thinks(tmp_path: Path) -> None
         await arrived(gate.client_left)
         assert answer.status == "cancelled"
         run = await lab.run(run_id)
-        assert run.stop_reason == "no longer needed"
+        [asked] = await lab.facts(run_id, CancelRequested)
+        assert asked.reason == "no longer needed" and run.stop_reason == "cancelled on request"
         [settled] = await lab.facts(run_id, CostUpdate)
         assert settled.settlement == "unknown" and run.cost_micros > 0, "what was sent may be billed"
 

@@ -15,8 +15,8 @@ import anyio
 import anyio.to_thread
 import pytest
 from support import owner
-from support.house import PRICED, Lab, arrived, check_budgets, check_requests, hand_over, model_server, open_lab
-from support.model_server import Gate, ModelServer, Say, Script, Step
+from support.house import PRICED, Lab, arrived, check_budgets, check_requests, hand_over, open_lab
+from support.model_server import Gate, ModelServer, Say, Script, Step, running_model_server
 
 from ava_audit.errors import StaleOwner
 from ava_audit.events import (
@@ -82,7 +82,7 @@ async def test_three_runs_of_a_user_run_at_once_and_the_fourth_waits_its_turn(tm
 
 
 async def test_slots_are_counted_over_live_owners_in_the_claim_itself(tmp_path: Path) -> None:
-    with model_server([]) as server:
+    with running_model_server([]) as server:
         first, second = await propose_for(tmp_path, server, count=2)
         async with open_lab(tmp_path, server=server, runs=False, check=False) as lab:
             who = Who("sess-x", "ava", lab.house.user)
@@ -98,7 +98,7 @@ async def test_slots_are_counted_over_live_owners_in_the_claim_itself(tmp_path: 
 
 
 async def test_a_run_that_is_owned_is_claimed_by_nobody_else(tmp_path: Path) -> None:
-    with model_server([]) as server:
+    with running_model_server([]) as server:
         [run_id] = await propose_for(tmp_path, server)
         async with open_lab(tmp_path, server=server, runs=False, check=False) as lab:
             who, slots = Who("sess-x", "ava", lab.house.user), Slots(9, 9)
@@ -113,7 +113,7 @@ async def test_a_run_that_is_owned_is_claimed_by_nobody_else(tmp_path: Path) -> 
 
 
 async def test_a_stale_generation_can_neither_write_nor_spend(tmp_path: Path) -> None:
-    with model_server([]) as server:
+    with running_model_server([]) as server:
         [run_id] = await propose_for(tmp_path, server, config=PRICED)
         async with open_lab(tmp_path, server=server, config=PRICED, runs=False, check=False) as lab:
             who, slots = Who("sess-x", "ava", lab.house.user), Slots(9, 9)
@@ -143,7 +143,7 @@ async def test_a_stale_generation_can_neither_write_nor_spend(tmp_path: Path) ->
 async def test_a_killed_owners_run_is_taken_over_within_five_seconds_and_asks_nothing_twice(tmp_path: Path) -> None:
     gate = Gate()
     script: Script = [NOTE, Say("lost", gate=gate), hand_over()]
-    with model_server(script) as server:
+    with running_model_server(script) as server:
         [run_id] = await propose_for(tmp_path, server, config=PRICED)
         with owning_process(tmp_path / "data", server) as process:
             await arrived(gate.arrived)
@@ -173,7 +173,7 @@ async def test_a_killed_owners_run_is_taken_over_within_five_seconds_and_asks_no
 
 async def test_a_run_that_nobody_owns_is_shown_as_interrupted_and_can_be_cancelled(tmp_path: Path) -> None:
     gate = Gate()
-    with model_server([NOTE, Say("lost", gate=gate)]) as server:
+    with running_model_server([NOTE, Say("lost", gate=gate)]) as server:
         [run_id] = await propose_for(tmp_path, server, config=PRICED)
         with owning_process(tmp_path / "data", server):
             await arrived(gate.arrived)
@@ -213,7 +213,7 @@ async def test_a_kill_after_any_entry_leads_to_the_same_result_and_asks_no_logge
 
     (tmp_path / "workspace").mkdir()
     (tmp_path / "workspace/a.md").write_text("twelve cents")
-    with model_server(script) as server:
+    with running_model_server(script) as server:
         async with open_lab(tmp_path, server=server) as lab:
             run_id = await lab.start()
             await lab.ended(run_id)
@@ -266,7 +266,7 @@ def as_event(entry: Entry) -> Event:
 
 
 async def test_two_houses_claim_a_queued_run_once(tmp_path: Path) -> None:
-    with model_server([hand_over()] * 6) as server:
+    with running_model_server([hand_over()] * 6) as server:
         config = "[limits]\nrunning_per_user = 6"
         run_ids = await propose_for(tmp_path, server, config, count=6)
         async with (
@@ -284,7 +284,7 @@ async def test_two_houses_claim_a_queued_run_once(tmp_path: Path) -> None:
 
 async def test_a_cancel_and_a_message_reach_a_run_of_another_process(tmp_path: Path) -> None:
     gates = [Gate(), Gate()]
-    with model_server([Say(calls=NOTE.calls, gate=gates[0]), Say("x", gate=gates[1])]) as server:
+    with running_model_server([Say(calls=NOTE.calls, gate=gates[0]), Say("x", gate=gates[1])]) as server:
         [run_id] = await propose_for(tmp_path, server)
         with owning_process(tmp_path / "data", server):
             await arrived(gates[0].arrived)
@@ -301,7 +301,7 @@ async def test_a_cancel_and_a_message_reach_a_run_of_another_process(tmp_path: P
 
 
 async def test_a_run_that_cannot_be_honoured_waits_and_says_for_what(tmp_path: Path) -> None:
-    with model_server([hand_over()]) as server, model_server([]) as elsewhere:
+    with running_model_server([hand_over()]) as server, running_model_server([]) as elsewhere:
         [run_id] = await propose_for(tmp_path, server)
         async with open_lab(tmp_path, server=elsewhere, check=False) as lab:
             with anyio.fail_after(10):
@@ -313,7 +313,7 @@ async def test_a_run_that_cannot_be_honoured_waits_and_says_for_what(tmp_path: P
 
 
 async def test_a_workspace_that_is_gone_is_waited_for_and_nobody_else_is_held_up(tmp_path: Path) -> None:
-    with model_server([hand_over()]) as server:
+    with running_model_server([hand_over()]) as server:
         async with open_lab(tmp_path, server=server, runs=False, check=False) as lab:
             gone = lab.workspace / "gone"
             gone.mkdir()
@@ -334,7 +334,7 @@ async def waits_for(lab: Lab, run_id: str) -> str | None:
 
 async def test_shutdown_leaves_the_run_to_the_next_process(tmp_path: Path) -> None:
     gate = Gate()
-    with model_server([NOTE, Say("lost", gate=gate), hand_over()]) as server:
+    with running_model_server([NOTE, Say("lost", gate=gate), hand_over()]) as server:
         async with open_lab(tmp_path, server=server, check=False) as lab:
             run_id = await lab.start()
             await arrived(gate.arrived)

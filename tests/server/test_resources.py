@@ -56,7 +56,7 @@ async def test_a_run_is_read_whole_with_its_words_under_the_untrusted_key(shelf:
     assert run["state"] == "success"
     assert run["untrusted_result"]["output"] == LONG
     assert "warning" in run["untrusted_result"]
-    assert run["artifacts"][0]["name"] == "prices.csv"
+    assert run["untrusted_result"]["artifacts"][0]["name"] == "prices.csv"
 
 
 async def test_a_transcript_says_first_that_it_is_data(shelf: Shelf) -> None:

@@ -12,12 +12,10 @@ held in any budget for a run that has ended (`check_budgets`).
 from __future__ import annotations
 
 import hashlib
-import itertools
-import json
 from collections import Counter
 from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -40,7 +38,7 @@ from ava_server.models.openai_chat import OpenAIChat
 from ava_server.models.scripted import ScriptedModel
 from ava_server.session import Session
 from ava_server.settings import Settings, load_settings
-from support.model_server import Fail, ModelServer, Received, Say, Script, Step, running_model_server
+from support.model_server import ModelServer, Received, Say, Script, running_model_server
 
 F = TypeVar("F", bound=Fact)
 
@@ -67,38 +65,6 @@ def hand_over(**more: Any) -> Say:
 def submits(output: Any = "the answer", summary: str = "all is said", **more: Any) -> Say:
     """An answer that hands over this output."""
     return Say(calls=[("submit_result", {"summary": summary, "output": output, **more})])
-
-
-def counted(request: Mapping[str, Any], output: int = 20) -> dict[str, Any]:
-    """Return the usage as a provider with a cache reports it: all of the prompt but 100 tokens was read from there."""
-    prompt = max(len(json.dumps(request)) // 4, 200)
-    cached = {"cached_tokens": prompt - 100}
-    total = prompt + output
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": output,
-        "total_tokens": total,
-        "prompt_tokens_details": cached,
-    }
-
-
-@contextmanager
-def model_server(script: Script) -> Generator[ModelServer]:
-    """Run a model server whose answers, where the script does not say what they used, count what they were sent."""
-    steps = itertools.count()
-
-    def answer(request: dict[str, Any]) -> Step:
-        number = next(steps)
-        if callable(script):
-            step = script(request)
-        elif number < len(script):
-            step = script[number]
-        else:
-            step = Fail(500, {"error": {"message": f"the script has no step {number + 1}"}})
-        return replace(step, usage=counted(request)) if isinstance(step, Say) and step.usage == Say().usage else step
-
-    with running_model_server(answer) as server:
-        yield server
 
 
 @dataclass
@@ -267,7 +233,7 @@ async def open_lab(
     async with AsyncExitStack() as stack:
         stack.enter_context(unwrapped())
         if server is None:
-            server = stack.enter_context(model_server(script))
+            server = stack.enter_context(running_model_server(script))
         settings = settings_of(root, server.base_url, with_workspace(config, workspace), env)
         house = await stack.enter_async_context(open_house(settings, runs=runs))
         session = Session(user=house.user, transport="memory")
@@ -297,7 +263,7 @@ async def connect(
     async with AsyncExitStack() as stack:
         stack.enter_context(unwrapped())
         if server is None:
-            server = stack.enter_context(model_server(script))
+            server = stack.enter_context(running_model_server(script))
         settings = settings_of(tmp / "data", server.base_url, with_workspace(config, workspace), env)
         mcp = build_server(lambda: settings, transport="memory")
         yield await stack.enter_async_context(Client(mcp, mode=mode)), server
