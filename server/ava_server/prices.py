@@ -61,7 +61,7 @@ class Price:
         cache_write: Input written to a cache, at the dearest tier.
         per_request: What a call costs beside its tokens, in nano-USD.
         source: Where the price comes from, for people and the log.
-        free: Nothing is billed.
+        free: Nothing is expected to be billed; what a provider reports all the same is booked.
         window: Tokens that prompt and answer may have together, where that is known.
         steps: Cheaper tiers for shorter prompts, shortest first: what is settled, never what is reserved.
     """

@@ -92,13 +92,9 @@ def test_a_shorter_prompt_is_settled_at_its_own_tier_and_reserved_at_the_dearest
 
 def test_the_users_price_comes_before_all_others() -> None:
     own = UserPrice(input=1.5, output=2.0)
-    exact = find_price(
-        "openai", "gpt-5", base_url=None, overrides={"openai:gpt-5": own, "gpt-5": UserPrice(9, 9)}
-    )
+    exact = find_price("openai", "gpt-5", base_url=None, overrides={"openai:gpt-5": own, "gpt-5": UserPrice(9, 9)})
     assert exact == Price(1500, 2000, 1500, 1500, source='settings [prices."openai:gpt-5"]')
-    by_id = find_price(
-        "x", "gpt-5", base_url="http://127.0.0.1/v1", overrides={"gpt-5": UserPrice(9, 9, 1, 2, 0.01)}
-    )
+    by_id = find_price("x", "gpt-5", base_url="http://127.0.0.1/v1", overrides={"gpt-5": UserPrice(9, 9, 1, 2, 0.01)})
     assert (by_id.cache_read, by_id.cache_write, by_id.per_request, by_id.free) == (
         1000,
         2000,

@@ -103,9 +103,7 @@ async def test_it_asks_the_tools_that_the_task_suggests() -> None:
 
 async def test_it_asks_only_for_tools_on_offer_and_reads_the_task_context() -> None:
     system = "You.\n\n---\n\n## Task context\n\nSee https://x.example/y.\n\n## Capabilities\n\nhttps://no.example\n"
-    completion = await ask(
-        request("Compare e.g. prices at example.com", system=system, names=("read_webpages",))
-    )
+    completion = await ask(request("Compare e.g. prices at example.com", system=system, names=("read_webpages",)))
     assert [call.args for call in completion.calls] == [{"urls": ["https://x.example/y"]}]
 
 
@@ -194,17 +192,13 @@ def test_pages_are_read_in_the_form_in_which_the_tool_prints_them() -> None:
         "# https://b.example/gone\nNot read: status 404: there is no such page\n\n"
         "# The rest of https://a.example/lamps\n\nThe end of lamps."
     )
-    found = extracts.passages(
-        "read_webpages", wrap_tool_output(printed, tool="read_webpages", nonce="01234567")
-    )
+    found = extracts.passages("read_webpages", wrap_tool_output(printed, tool="read_webpages", nonce="01234567"))
     assert [(passage.source, passage.text) for passage in found] == [
         ("https://a.example/lamps", "A lamp gives light.\n\n# Kinds\n\nOil lamps are old."),
         ("https://a.example/lamps", "The end of lamps."),
     ]
     assert {passage.title for passage in found} == {"Lamps"}
-    assert extracts.failures("read_webpages", printed) == [
-        "https://b.example/gone: status 404: there is no such page"
-    ]
+    assert extracts.failures("read_webpages", printed) == ["https://b.example/gone: status 404: there is no such page"]
 
 
 def test_a_failure_has_no_passages() -> None:

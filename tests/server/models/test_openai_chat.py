@@ -24,9 +24,7 @@ async def answers(
     found: list[Completion] = []
     with anyio.fail_after(5), running_model_server(script) as server:
         async with ClientPool() as clients:
-            model = OpenAIChat(
-                "custom", "test", server.base_url, "key-0123456789", clients, streaming=streaming
-            )
+            model = OpenAIChat("custom", "test", server.base_url, "key-0123456789", clients, streaming=streaming)
             for _ in range(times):
                 async with model.stream(request) as stream:
                     async for _ in stream:
@@ -163,9 +161,7 @@ WHOLE = b"".join(events(Say("döor ✓ 🚪 fin", [("search", {"q": "ü🚪"})],
 def test_a_stream_reads_the_same_wherever_it_is_cut(line_end: str, data: st.DataObject) -> None:
     wire = WHOLE.replace("\n", line_end).encode()
     cuts = sorted(data.draw(st.sets(st.integers(0, len(wire)), max_size=12)))
-    assert read_events(
-        [wire[a:b] for a, b in zip([0, *cuts], [*cuts, len(wire)], strict=True)]
-    ) == read_events([wire])
+    assert read_events([wire[a:b] for a, b in zip([0, *cuts], [*cuts, len(wire)], strict=True)]) == read_events([wire])
 
 
 def test_a_stream_reads_the_same_byte_by_byte() -> None:
