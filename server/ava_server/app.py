@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -16,6 +16,9 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import INTERNAL_ERROR
 
 if TYPE_CHECKING:
+    from ava_audit.events import Event
+    from ava_audit.store import Command
+    from ava_audit.view import View
     from ava_server.desk import Desk
     from ava_server.house import House
     from ava_server.session import Session
@@ -154,7 +157,7 @@ def build_server(load: Callable[[], Settings], *, transport: str = "stdio") -> S
     from ava_server.words import INSTRUCTIONS
 
     @asynccontextmanager
-    async def lifespan(_server: Server[App]) -> AsyncIterator[App]:
+    async def lifespan(_server: Server[App]) -> AsyncGenerator[App]:
         app = App(load, transport)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(app.keep_open)
@@ -199,7 +202,7 @@ async def _roots(ctx: ServerRequestContext[App, Any]) -> tuple[str, ...]:
     with anyio.move_on_after(2), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # roots are deprecated, and still how hosts of the handshake era name a folder
         try:
-            answer = await ctx.session.list_roots()
+            answer = await ctx.session.list_roots()  # pyright: ignore[reportDeprecated]
         except Exception as error:  # a client that declares roots and cannot say them is no reason to fail
             log.info("the client did not name its folders: %s", error)
             return ()
@@ -218,15 +221,20 @@ def _explained(error: Exception) -> Exception:
     return error
 
 
-def _append(event: Any) -> Any:
+def _append(event: Event) -> Command[None]:
     from ava_audit.store import Outcome
 
-    return lambda _view, _now_us: Outcome(None, (event,))
+    def command(_view: View, _now_us: int) -> Outcome[None]:
+        return Outcome(None, (event,))
+
+    return command
 
 
 def _import_house() -> Any:
     """Import what takes long, off the event loop."""
-    from ava_server import desk as _desk  # noqa: F401
+    from importlib import import_module
+
     from ava_server.house import open_house
 
+    import_module("ava_server.desk")  # the first call needs it too
     return open_house

@@ -146,7 +146,7 @@ def _message(line: bytes | TooLong) -> Any:
         value = json.loads(line.decode())  # more lenient: the id of a request with, say, half a surrogate
     except (ValueError, RecursionError):
         return _refusal(types.PARSE_ERROR, "the line is not JSON in UTF-8", None)
-    given = value.get("id") if isinstance(value, dict) else None
+    given = cast("dict[str, Any]", value).get("id") if isinstance(value, dict) else None
     named = given if isinstance(given, str | int) and not isinstance(given, bool) else None
     return _refusal(types.INVALID_REQUEST, "the line is not a JSON-RPC 2.0 message", named)
 
