@@ -159,10 +159,11 @@ def settlement_event(
         cost, tokens, usage = 0, 0, None
     elif settlement == "unknown" or usage is None:
         settlement = "unknown"
-        cost, tokens, usage = reserved_micros, reserved_tokens, None
+        cost, tokens, usage = max(reserved_micros, reported_micros or 0), reserved_tokens, None
         parts = {"uncosted": cost}
     else:
-        cost = cost_micros(price, usage) if reported_micros is None else reported_micros
+        # A gateway that reports 0 for a model with a price does not know it: the table does.
+        cost = reported_micros or cost_micros(price, usage)
         tokens = usage.counted
         parts = cost_by(price, usage, cost)
     overrun = cost > reserved_micros or tokens > reserved_tokens

@@ -256,13 +256,21 @@ def call_key(call: ToolUse) -> str:
     return f"{call.name} {json.dumps(args, sort_keys=True, ensure_ascii=False)}"
 
 
-def rebuilt(entries: Iterable[Entry], run_id: str, turn: int, attempt: int) -> Request | None:
-    """Return the request of one attempt, rebuilt from a run's entries; None when it was never reserved."""
+def rebuilt(entries: Iterable[Entry], run_id: str, turn: int, attempt: int) -> bytes | None:
+    """Return the request of one attempt, byte for byte, from nothing but a run's entries.
+
+    None when it was never reserved. The model is made again from the parameters in the log; it is not asked.
+    """
+    from ava_server.models.choose import model_of
+    from ava_server.models.clients import ClientPool
+
     history = History(run_id)
     for entry in entries:
         fact = entry.fact
         if isinstance(fact, CostReserved) and (fact.turn, fact.attempt) == (turn, attempt):
-            return history.request(Recipe(fact.upto_seq, fact.elide, fact.notice), fact.max_output)
+            assert history.prefix is not None, "a run starts with its prefix"
+            model = model_of(history.prefix.model, history.prefix.parameters, None, ClientPool())
+            return model.encode(history.request(Recipe(fact.upto_seq, fact.elide, fact.notice), fact.max_output))
         if fact is not None:
             history.add(entry.seq, fact, entry.usage, fenced=entry.generation is not None)
     return None

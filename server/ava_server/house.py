@@ -38,11 +38,11 @@ from ava_server.errors import AvaError
 from ava_server.history import History
 from ava_server.keys import find_key, list_keys
 from ava_server.manager import CannotHonour, Manager, Slots
-from ava_server.models.choose import Choice, ModelSettings, Provider, build_model, choose
+from ava_server.models.choose import Choice, ModelSettings, Provider, choose, model_of, parameters
 from ava_server.models.clients import ClientPool
 from ava_server.prepared import Prepared
 from ava_server.prices import UserPrice
-from ava_server.run_config import RunConfig
+from ava_server.run_config import RunConfig, Texts
 from ava_server.run_tools import RUN_TOOL_NAMES, run_tools
 from ava_server.spawning import Surroundings
 from ava_server.submit import schema as submit_schema
@@ -157,8 +157,7 @@ class House:
         texts = await self.store.read(lambda view: texts_of(view, run))
         if texts is None:
             raise CannotHonour("its task was erased")
-        choice = await self._choice(config)
-        price = config.to_price()  # what was approved, whatever the table says today
+        choice = replace(await self._choice(config), price=config.to_price())  # the price that was approved
         scratch = self.settings.data_root / "scratch" / run.id
         tools: dict[str, Tool] = {**self.tools, **run_tools(history, scratch)}
         own = {name: tools[name] for name in config.tools}
@@ -172,15 +171,16 @@ class House:
             if ended:
                 self.tidy(run.id)
 
+        started = history.prefix or _started(config, texts, own, parameters(choice))
         return Prepared(
-            model=build_model(replace(choice, price=price), self.clients),
-            started=history.prefix or _started(config, texts.system_prompt, texts.context, own),
+            model=model_of(started.model, started.parameters, choice.api_key, self.clients),
+            started=started,
             tools=own,
             place=Place(files=files, fetch=self.fetcher if networked else None, artifacts=artifacts),
             redactor=self.redactor,
             scratch=scratch,
             caps=self.day_caps,
-            window=price.window or WINDOW,
+            window=choice.price.window or WINDOW,
             artifacts=lambda: self.artifacts(run.id),
             close=close,
         )
@@ -283,6 +283,7 @@ def model_settings(settings: Settings) -> ModelSettings:
         name: Provider(
             base_url=own.base_url if (own := settings.providers.get(name)) else None,
             api_key=key.value if (key := find_key(name, settings.paths.keys)) else None,
+            streaming=own.stream if own else True,
         )
         for name in sorted(names)
     }
@@ -315,7 +316,7 @@ def list_artifacts(folder: Path) -> list[dict[str, Any]]:
     return found
 
 
-def _started(config: RunConfig, own_words: str | None, context: str | None, tools: Mapping[str, Tool]) -> RunStarted:
+def _started(config: RunConfig, texts: Texts, tools: Mapping[str, Tool], wire: Mapping[str, Any]) -> RunStarted:
     """Return the run's rendered prefix."""
     role = parse_role(config.role_text, config.role_source, config.role)
     free = bool(config.price.get("free"))
@@ -334,8 +335,8 @@ def _started(config: RunConfig, own_words: str | None, context: str | None, tool
     )
     text = system_prompt(
         role,
-        system_prompt=own_words,
-        context=context,
+        system_prompt=texts.system_prompt,
+        context=texts.context,
         tools=specs,
         limits=limits,
         output_schema=config.output_schema,
@@ -346,6 +347,7 @@ def _started(config: RunConfig, own_words: str | None, context: str | None, tool
         model=config.model,
         price=config.price,
         limits=limits,
+        parameters=dict(wire),
         max_output=config.max_output,
         nonce=secrets.token_hex(8),
         workspace=config.workspace,

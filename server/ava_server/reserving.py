@@ -72,15 +72,20 @@ class Reserving:
         if not history.answered and history.unknown_attempts >= UNKNOWN_ATTEMPTS:
             return Ended("error", UNKNOWN, error_kind="dropped", error_message=UNKNOWN, what_to_do=UNKNOWN_ADVICE)
         notice = self._notice(attempt)
-        most = self._config.max_output
+        most, bare = self._config.max_output, False
         while True:
             last = self.last_turn(turn)
-            request, asked = self._ask_for(turn, attempt, WRAP_OUTPUT if last else most, last, notice)
+            request, asked = self._ask_for(turn, attempt, WRAP_OUTPUT if last else most, last, notice, bare)
             answer = await self._log.do(reserve(self._log.fence, self._log.who, asked, self._caps), self._granted)
             if isinstance(answer, Reservation):
                 return answer, request
-            if last is not None:  # not even the wrap-up fits: the run ends with what it has
+            if last is not None and bare:  # not even the wrap-up fits: the run ends with what it has
                 return Ended(last.status, last.reason)
+            if (
+                last is not None
+            ):  # a long message can make it too large for what was kept: without old results it may fit
+                bare = True
+                continue
             smaller = self._fitting(asked.fact, answer)
             if smaller is None:
                 self.cap = LastTurn(status=answer.status, reason=_cap_words(answer))
@@ -88,15 +93,18 @@ class Reserving:
                 most = smaller
 
     def _ask_for(
-        self, turn: int, attempt: int, output: int, last: LastTurn | None, notice: _Notice
+        self, turn: int, attempt: int, output: int, last: LastTurn | None, notice: _Notice, bare: bool
     ) -> tuple[Request, Asked]:
-        """Return a request, and what has to be reserved for it."""
+        """Return a request, and what has to be reserved for it; a bare one leaves out all that may be left out."""
         history = self._history
         upto = history.last_message_seq
         if last is not None:
             # It is said once: a second attempt of the wrap-up finds it in the history.
             notice = _Notice() if WRAP_UP in history.told else _Notice(_last_words(last), (WRAP_UP,))
-        recipe = Recipe(upto, history.fresh_results() if last else self._trimmed(upto), notice.text)
+        elide = history.fresh_results() if last else self._trimmed(upto)
+        if bare:
+            elide += tuple(seq for seq, _saved in history.elidable())
+        recipe = Recipe(upto, elide, notice.text)
         request = history.request(recipe, output)
         bound = self._model.bound(request, history.known)
         if recipe.elide:  # what was reported covers what is now left out: both are upper bounds, the lower one holds
@@ -178,7 +186,10 @@ class Reserving:
         elidable = self._history.elidable()
         if not elidable:
             return ()
-        room = int(TRIM_SHARE * min(self._window, max(self._config.max_tokens - self._log.run.tokens, 0)))
+        left = max(self._config.max_tokens - self._log.run.tokens, 0)
+        # Of the tokens left the prompt is needed twice, by this call and by the wrap-up after it.
+        twice = max(left - self._config.max_output - WRAP_PROMPT - WRAP_OUTPUT, 0) // 2
+        room = int(TRIM_SHARE * min(self._window, twice))
         elide: list[int] = []
         recipe = Recipe(upto)
         bound = self._model.bound(self._history.request(recipe, LEAST_OUTPUT), self._history.known).prompt_tokens

@@ -45,7 +45,6 @@ class RunConfig(BaseModel):
     model_id: str
     tier: str | None = None
     base_url: str | None = None
-    stream: bool = True
     price: dict[str, Any]
     timeout_s: float
     max_cost_micros: int

@@ -18,6 +18,7 @@ from ava_roles.workspace import Workspace, resolve_workspace
 from ava_server.arguments import SpawnArgs
 from ava_server.errors import BadInput, Refused
 from ava_server.models.choose import Choice, ModelSettings, choose
+from ava_server.output_schema import check_schema
 from ava_server.run_config import RunConfig, Texts
 from ava_server.run_tools import RUN_TOOL_NAMES
 
@@ -71,6 +72,8 @@ def resolve(args: SpawnArgs, around: Surroundings) -> tuple[RunConfig, Texts]:
         raise BadInput(f"role: {error}") from error
     _not_yet(args, role)
     texts = _texts(args, role)
+    if args.output_schema is not None and (fault := check_schema(args.output_schema)):
+        raise BadInput(f"output_schema: {fault}")
     choice = choose(args.model, role.model, around.models)
     workspace = _workspace(args, around)
     tools, unavailable = _scope(args, role, workspace, around.tools)

@@ -32,10 +32,6 @@ from ava_server.app import build_server
 from ava_server.desk import Desk
 from ava_server.history import rebuilt
 from ava_server.house import House, open_house
-from ava_server.models.base import Request
-from ava_server.models.clients import ClientPool
-from ava_server.models.openai_chat import OpenAIChat
-from ava_server.models.scripted import ScriptedModel
 from ava_server.session import Session
 from ava_server.settings import Settings, load_settings
 from support.model_server import ModelServer, Received, Say, Script, running_model_server
@@ -278,21 +274,14 @@ def text(answer: CallToolResult) -> str:
 # -- what every run leaves behind -----------------------------------------------------------------------------------
 
 
-def encoded(request: Request, *, scripted: bool = False) -> bytes:
-    """Return a rebuilt request as its model encodes it."""
-    if scripted:
-        return ScriptedModel([]).encode(request)
-    return OpenAIChat("custom", request.model, "http://127.0.0.1/v1", None, ClientPool()).encode(request)
-
-
-def rebuilt_requests(entries: Sequence[Entry], run_id: str, *, scripted: bool = False) -> list[tuple[str, bytes]]:
+def rebuilt_requests(entries: Sequence[Entry], run_id: str) -> list[tuple[str, bytes]]:
     """Return, for every reservation of a run, the hash that it has and the request rebuilt from the entries."""
     found = []
     for entry in entries:
         if isinstance(entry.fact, CostReserved):
             request = rebuilt(entries, run_id, entry.fact.turn, entry.fact.attempt)
             assert request is not None
-            found.append((entry.fact.request_sha, encoded(request, scripted=scripted)))
+            found.append((entry.fact.request_sha, request))
     return found
 
 

@@ -66,6 +66,7 @@ class Life:
     run_id: str
     user: str = "ben"
     generation: int = 1
+    turn: int = 1
 
     @property
     def pending_id(self) -> str:
@@ -107,6 +108,7 @@ class Life:
         return Event(run_who(self.run_id, self.user), fact, fence=fence, **more)
 
     def reserved(self, turn: int = 1, micros: int = 5_000, wrap: int = 1_000) -> Event:
+        self.turn = turn
         fact = CostReserved(
             turn=turn,
             attempt=1,
@@ -120,9 +122,11 @@ class Life:
         )
         return self.wrote(fact)
 
-    def settled(self, turn: int = 1, cost: int = 3_000, reserved: int = 5_000, unknown: bool = False) -> Event:
+    def settled(
+        self, turn: int | None = None, cost: int = 3_000, reserved: int = 5_000, unknown: bool = False
+    ) -> Event:
         fact = CostUpdate(
-            turn=turn,
+            turn=self.turn if turn is None else turn,
             attempt=1,
             settlement="unknown" if unknown else "billed",
             tokens=30,
