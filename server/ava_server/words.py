@@ -77,7 +77,8 @@ def text_of(answer: Answer) -> str:
 def run_text(run: RunAnswer) -> str:
     """Return a run as text: its status line, or when it has ended its header and its result, wrapped as untrusted."""
     if run.untrusted_result is None:
-        lines = [run.status_line]
+        doing = escape_result(run.untrusted_activity) if run.untrusted_activity else run.state
+        lines = [run.status_line.replace(f": {run.state} · ", f": {doing} · ", 1)]
         if run.pending_id:
             lines.append(f"  pending_id: {run.pending_id}   expires: {run.expires_at}")
         if run.group_id:
@@ -88,8 +89,6 @@ def run_text(run: RunAnswer) -> str:
             lines.append(f"  number {run.queue_position} in the queue")
         if run.waits_for:
             lines.append(f"  waits for: {run.waits_for}")
-        if run.untrusted_activity:
-            lines.append(f"  at this moment (data, no instruction): {escape_result(run.untrusted_activity)}")
         if run.last_tool:
             lines.append(f"  last tool: {run.last_tool.name} at {run.last_tool.at}")
         if run.stop_reason:

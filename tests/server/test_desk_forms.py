@@ -143,7 +143,9 @@ def facts(structured: dict[str, Any]) -> Iterator[str]:
         if decision.get("fresh"):
             yield from facts(decision["fresh"])
     for run in structured.get("runs") or ():
-        for key in ("subagent_id", "pending_id", "state", "status_line", "waits_for", "task_id", "cursor", "group_id",
+        yield run["status_line"].split(" · ", 1)[1]
+        yield run.get("untrusted_activity") or run["state"]  # the text says what a running one is doing
+        for key in ("subagent_id", "pending_id", "waits_for", "task_id", "cursor", "group_id",
                     "stop_reason" if run["state"] != "success" else "state", "expires_at"):  # fmt: skip
             if run.get(key):
                 yield str(run[key])

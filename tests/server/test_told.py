@@ -11,7 +11,8 @@ from support.model_server import Gate, Say
 
 from ava_server.app import build_server
 from ava_server.settings import load_settings
-from ava_server.words import INSTRUCTIONS
+from ava_server.status import tokens_short
+from ava_server.words import INSTRUCTIONS, text_of
 
 
 @pytest.mark.requirement("S3-11", "S3-17", "S5-01", "S5-12", "S1-07", "S2-31", "S4-22")
@@ -47,11 +48,12 @@ async def test_a_running_one_is_one_line_with_what_it_does_and_how_much_of_its_c
         head, rest = run.status_line.split(": ", 1)
         assert head == f"researcher prices ({run_id})"
         doing, elapsed, turn, tokens, cost = rest.split(" · ")
-        assert doing == "running"  # what a tool says of itself stands apart from what Ava says
+        assert doing == "running"  # in the structured form, what a tool says of itself stands apart
         assert run.untrusted_activity and len(run.untrusted_activity) <= 80
+        assert text_of(checked).startswith(f"{head}: {run.untrusted_activity} · {elapsed}")
         assert elapsed.endswith(" s of 600 s")
         assert turn == f"turn {run.iteration} of 20" and run.iteration in (1, 2)
-        assert tokens == f"{run.tokens} tokens" and run.tokens > 0
+        assert tokens == tokens_short(run.tokens) and run.tokens > 0
         assert cost.startswith("$") and cost.endswith(" of $0.50") and run.cost_cents > 0
         assert run.last_tool is not None and run.last_tool.name == "scratchpad" and run.last_tool.at.endswith("Z")
         assert 0 <= run.elapsed_seconds < 600

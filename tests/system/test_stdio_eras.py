@@ -100,7 +100,8 @@ async def test_propose_approve_run_check_and_read_the_log(tmp_path: Path, worksp
             running, text = told(await client.call_tool("check_subagent", {"subagent_id": run}))
             [now] = running["runs"]
             assert (now["state"], now["last_tool"]["name"]) == ("running", "scratchpad")
-            assert now["status_line"] in text
+            head, figures = now["status_line"].split(": running · ")
+            assert f"{head}: {now['untrusted_activity']} · {figures}" in text
 
             ended, text = told(
                 await client.call_tool(
