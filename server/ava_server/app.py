@@ -30,6 +30,14 @@ OPEN_WITHIN_S = 20.0
 """How long a call waits for the data root to be opened: migrations of a large log take seconds."""
 
 
+class _Opening:
+    """One try to open the data root: over when `done`, and failed when it has an error."""
+
+    def __init__(self) -> None:
+        self.done = anyio.Event()
+        self.error: Exception | None = None
+
+
 class App:
     """One server in one process: the house, once it is open, and the session that uses it."""
 
@@ -37,33 +45,37 @@ class App:
         self.transport = transport
         self._load = load
         self._go = anyio.Event()
-        self._open = anyio.Event()
+        self._opening = _Opening()
         self._closing = anyio.Event()
         self._greeting = anyio.Lock()
         self._keeping = anyio.CancelScope(shield=True)
-        self._error: Exception | None = None
         self._house: House | None = None
         self._desk: Desk | None = None
         self.session: Session | None = None
 
     async def keep_open(self) -> None:
-        """Open the data root once the first message was answered, and keep it open until the server ends."""
-        await self._go.wait()
-        try:
-            # Shielded: a server that is cancelled still says farewell and stops its runs; `close` sets the deadline.
-            with self._keeping:
-                async with AsyncExitStack() as stack:
-                    house = await self._enter(stack)
-                    self._house = house
-                    self._open.set()
-                    await self._closing.wait()
-                    self._farewell(house)
-        except Exception as error:  # told to whoever calls next: the server itself goes on and says what is wrong
-            if self._house is not None:
-                raise
-            log.error("the data root could not be opened: %s", error)
-            self._error = error
-            self._open.set()
+        """Open the data root once the first message was answered, and keep it open until the server ends.
+
+        One that cannot be opened is tried again with the next call: a person may have mended it meanwhile.
+        """
+        while self._house is None and not self._closing.is_set():
+            await self._go.wait()
+            opening = self._opening
+            try:
+                # Shielded: a cancelled server still says farewell and stops its runs; `close` sets the deadline.
+                with anyio.CancelScope(shield=True) as self._keeping:
+                    async with AsyncExitStack() as stack:
+                        self._house = house = await self._enter(stack)
+                        opening.done.set()
+                        await self._closing.wait()
+                        self._farewell(house)
+            except Exception as error:  # told to whoever calls: the server itself goes on and says what is wrong
+                if self._house is not None:
+                    raise
+                log.error("the data root could not be opened: %s", error)
+                self._go = anyio.Event()
+                opening.error = error
+                opening.done.set()
 
     async def _enter(self, stack: AsyncExitStack) -> House:
         modules = await anyio.to_thread.run_sync(_import_house)
@@ -92,11 +104,14 @@ class App:
         """
         from ava_server.errors import ConfigError
 
+        opening = self._opening
         self.start()
         with anyio.move_on_after(OPEN_WITHIN_S):
-            await self._open.wait()
-        if self._error is not None:
-            raise ConfigError(str(self._error)) from self._error
+            await opening.done.wait()
+        if opening.error is not None:
+            if self._opening is opening:
+                self._opening = _Opening()
+            raise ConfigError(str(opening.error)) from opening.error
         if self._house is None:
             raise ConfigError(f"the data root is not open after {OPEN_WITHIN_S:.0f} s; try again in a moment")
         if self._desk is None:

@@ -217,6 +217,17 @@ async def test_settings_that_are_wrong(root: Path) -> None:
     await _says_at_each_call(made(root, config_toml="[limits]\nrunning = 'many'\n"), "limits.running")
 
 
+async def test_settings_that_were_mended_meanwhile_need_no_new_server(root: Path) -> None:
+    config = made(root, config_toml="[limits]\nrunning = 'many'\n") / "config.toml"
+    async with serving(root) as wire:
+        assert "limits.running" in (await wire.tool_result("check_subagent"))["content"][0]["text"]
+        config.write_text("[limits]\nrunning = 2\n", "utf-8")
+        assert (await wire.tool_result("check_subagent"))["structuredContent"]["status"] == "list"
+        await wire.close_stdin()
+        assert await wire.exited() == 0
+    assert_intact(root)
+
+
 async def test_a_relative_data_root(tmp_path: Path) -> None:
     await _says_at_each_call(Path("relative/data"), "AVA_DATA_ROOT", cwd=tmp_path)
 
