@@ -8,6 +8,7 @@ from datetime import UTC, date, datetime, timedelta, tzinfo
 from decimal import Decimal
 
 US_PER_S = 1_000_000
+HOUR_US = 3_600 * US_PER_S
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 ACCEPTED = (

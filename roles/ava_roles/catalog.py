@@ -57,9 +57,7 @@ class Catalog:
                 problems.append(Problem(source, str(error)))
                 continue
             if role.name in roles:
-                problem = (
-                    f"{source}: the name {role.name} is taken ({roles[role.name].source}); rename this role"
-                )
+                problem = f"{source}: the name {role.name} is taken ({roles[role.name].source}); rename this role"
                 problems.append(Problem(source, problem))
                 continue
             roles[role.name] = role
@@ -111,9 +109,7 @@ def _files(folders: Sequence[Folder], problems: list[Problem]) -> Iterator[tuple
         yield here / f"{name}.md", "built in"
     for folder in folders:
         try:
-            names = sorted(
-                path.name for path in folder.path.iterdir() if path.suffix == ".md" and path.is_file()
-            )
+            names = sorted(path.name for path in folder.path.iterdir() if path.suffix == ".md" and path.is_file())
         except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError as error:

@@ -117,9 +117,7 @@ class Role:
 def _names(value: Any) -> tuple[str, ...]:
     """Make a tuple of words out of a list, or of one text with commas between them, without repetition."""
     items = _COMMA_OUTSIDE_PARENTHESES.split(value) if isinstance(value, str) else value
-    if not isinstance(items, list | tuple) or not all(
-        isinstance(item, str) for item in cast("list[Any]", items)
-    ):
+    if not isinstance(items, list | tuple) or not all(isinstance(item, str) for item in cast("list[Any]", items)):
         raise ValueError("must be a list of names, e.g. [first, second]")
     return tuple(dict.fromkeys(name for item in cast("list[str]", items) if (name := item.strip())))
 
@@ -262,8 +260,7 @@ def _tools(file: _File, keys: _Keys) -> tuple[tuple[str, ...], tuple[str, ...]]:
     granted = {name: _tool(file, "tools", name) for name in keys.tools}
     # What is denied by pattern, `Bash(rm:*)`, is denied as a whole: nothing here could deny a part of a tool.
     denied = {
-        name: _tool(file, "disallowedTools", name.split("(")[0].removesuffix("__*"))
-        for name in keys.disallowedTools
+        name: _tool(file, "disallowedTools", name.split("(")[0].removesuffix("__*")) for name in keys.disallowedTools
     }
     for name in granted:
         if name in NEVER_FOR_SUBAGENTS:
@@ -286,9 +283,7 @@ def _tool(file: _File, key: str, name: str) -> str | None:
     if name in NEVER_FOR_SUBAGENTS or name == "submit_result" or not name[:1].islower():
         return None
     close = get_close_matches(name, OWN_TOOLS, n=1)
-    hint = (
-        f"did you mean {close[0]}?" if close else f"known: {', '.join(sorted(OWN_TOOLS))}, mcp__server__tool"
-    )
+    hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(sorted(OWN_TOOLS))}, mcp__server__tool"
     raise file.fault(key, f"no tool {_shown(name)}; {hint}")
 
 
@@ -320,17 +315,13 @@ def _shown(value: object) -> str:
 def _read(text: str, source: str) -> _File:
     """Cut a file into its frontmatter and its body, and read the former."""
     if len(text) > MAX_FILE_CHARS:
-        raise RoleFileError(
-            f"{source}: has {len(text):,} characters; a role file has at most {MAX_FILE_CHARS:,}"
-        )
+        raise RoleFileError(f"{source}: has {len(text):,} characters; a role file has at most {MAX_FILE_CHARS:,}")
     lines = text.removeprefix("\ufeff").replace("\r\n", "\n").split("\n")
     if lines[0].rstrip() != "---":
         raise RoleFileError(f"{source}, line 1: a role file begins with a line `---`, then `description: …`")
     end = next((number for number, line in enumerate(lines[1:], start=1) if line.rstrip() == "---"), None)
     if end is None:
-        raise RoleFileError(
-            f"{source}, line {len(lines)}: the line `---` that ends the frontmatter is missing"
-        )
+        raise RoleFileError(f"{source}, line {len(lines)}: the line `---` that ends the frontmatter is missing")
     front = "\n".join(lines[1:end])
     quoted = _PLAIN_DESCRIPTION.sub(_quote, front)
     try:
@@ -375,9 +366,7 @@ def _yaml(front: str, source: str) -> tuple[dict[str, Any], dict[str, int]]:
         if name not in _Keys.model_fields:
             continue
         # Scalars and flat lists only: nothing that aliases could blow up.
-        if not isinstance(node.value, str) and not all(
-            isinstance(item, yaml.ScalarNode) for item in node.value
-        ):
+        if not isinstance(node.value, str) and not all(isinstance(item, yaml.ScalarNode) for item in node.value):
             raise RoleFileError(f"{source}, line {line}, {name}: must be one value or a flat list")
         try:
             value = loader.construct_object(node, deep=True)

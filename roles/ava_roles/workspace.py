@@ -152,9 +152,7 @@ def _found(
         try:
             return Workspace(_folder(places, env, places.roots), False, "AVA_WORKSPACE"), tuple(clients)
         except WorkspaceRefused as refusal:
-            return Workspace(None, False, f"no workspace: AVA_WORKSPACE: {refusal}; correct it"), tuple(
-                clients
-            )
+            return Workspace(None, False, f"no workspace: AVA_WORKSPACE: {refusal}; correct it"), tuple(clients)
     reasons.append("AVA_WORKSPACE is not set")
     try:
         folder = _folder(places, str(cwd), places.roots)

@@ -16,9 +16,6 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import INTERNAL_ERROR
 
 if TYPE_CHECKING:
-    from ava_audit.events import Event
-    from ava_audit.store import Command
-    from ava_audit.view import View
     from ava_server.desk import Desk
     from ava_server.house import House
     from ava_server.session import Session
@@ -134,6 +131,7 @@ class App:
     async def _greet(self, ctx: ServerRequestContext[App, Any]) -> None:
         """Write the session's first entry, with what the client has said of itself."""
         from ava_audit.events import Event, SessionStart
+        from ava_audit.store import append
 
         session = self.session
         if session is None or session.started or self._house is None:
@@ -151,14 +149,15 @@ class App:
             transport=session.transport,
             folder=str(Path.cwd()),
         )
-        self._house.store.post(_append(Event(session.who, fact)))
+        self._house.store.post(append(Event(session.who, fact)))
         session.roots = await _roots(ctx)
 
     def _farewell(self, house: House) -> None:
         from ava_audit.events import Event, SessionEnd
+        from ava_audit.store import append
 
         if self.session is not None and self.session.started:
-            house.store.post(_append(Event(self.session.who, SessionEnd(reason="the connection ended"))))
+            house.store.post(append(Event(self.session.who, SessionEnd(reason="the connection ended"))))
 
 
 def build_server(load: Callable[[], Settings], *, transport: str = "stdio") -> Server[App]:
@@ -234,15 +233,6 @@ def _explained(error: Exception) -> Exception:
     if isinstance(error, AvaError | AuditError | RolesError):
         return MCPError(code=INTERNAL_ERROR, message=str(error))
     return error
-
-
-def _append(event: Event) -> Command[None]:
-    from ava_audit.store import Outcome
-
-    def command(_view: View, _now_us: int) -> Outcome[None]:
-        return Outcome(None, (event,))
-
-    return command
 
 
 def _import_house() -> Any:

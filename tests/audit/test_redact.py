@@ -15,11 +15,7 @@ from ava_audit.redact import Redactor
 LETTERS = "Ab3Cd4Ef5Gh6Ij7Kl8Mn9Op0Qr1St2Uv3Wx4Yz5"
 """Stands where a real key has its random part: long, mixed, and obviously nobody's."""
 HEX = "0a1b2c3d4e5f60718293a4b5c6d7e8f90a1b2c3d"
-PEM = (
-    "-----BEGIN RSA PRIVATE KEY-----\n"
-    + (LETTERS + "+/" + LETTERS[:20] + "\n") * 4
-    + "-----END RSA PRIVATE KEY-----"
-)
+PEM = "-----BEGIN RSA PRIVATE KEY-----\n" + (LETTERS + "+/" + LETTERS[:20] + "\n") * 4 + "-----END RSA PRIVATE KEY-----"
 
 KEYS = [
     ("anthropic-key", "sk-ant-api03-" + LETTERS + "-" + LETTERS + "AA"),
@@ -133,9 +129,7 @@ def test_a_known_shape_is_replaced_wherever_it_stands(name: str, key: str) -> No
 
 
 @pytest.mark.parametrize(("name", "frame", "value"), PLACED)
-def test_a_value_that_its_surroundings_make_a_secret_is_replaced_alone(
-    name: str, frame: str, value: str
-) -> None:
+def test_a_value_that_its_surroundings_make_a_secret_is_replaced_alone(name: str, frame: str, value: str) -> None:
     assert Redactor({}).redact(frame.format(value)) == (frame.format(f"[redacted:{name}]"), 1)
 
 
@@ -151,9 +145,7 @@ def test_a_private_key_whose_end_was_cut_off_is_replaced() -> None:
 
 
 def test_words_between_two_mentions_of_a_private_key_are_kept() -> None:
-    prose = (
-        "It starts with -----BEGIN PRIVATE KEY----- and, after the data, ends with -----END PRIVATE KEY-----."
-    )
+    prose = "It starts with -----BEGIN PRIVATE KEY----- and, after the data, ends with -----END PRIVATE KEY-----."
     assert Redactor({}).redact(prose) == (prose, 0)
 
 
@@ -166,9 +158,7 @@ def test_a_found_shape_names_itself_and_its_place_but_not_its_value() -> None:
 
 
 @given(st.text(max_size=30), values, st.text(max_size=30))
-def test_a_configured_value_is_gone_in_every_form_it_is_written_in(
-    before: str, value: str, after: str
-) -> None:
+def test_a_configured_value_is_gone_in_every_form_it_is_written_in(before: str, value: str, after: str) -> None:
     redactor = Redactor({"mine": value})
     for form in (
         value,
@@ -222,11 +212,7 @@ def test_a_value_too_short_to_replace_is_named() -> None:
     assert redactor.redact("1234 12345678") == ("1234 [redacted:key]", 1)
 
 
-@given(
-    st.lists(
-        st.sampled_from([key for _, key in KEYS] + [f.format(v) for _, f, v in PLACED] + HARMLESS), max_size=8
-    )
-)
+@given(st.lists(st.sampled_from([key for _, key in KEYS] + [f.format(v) for _, f, v in PLACED] + HARMLESS), max_size=8))
 def test_a_second_pass_finds_nothing_more(lines: list[str]) -> None:
     once, _ = Redactor({}).redact("\n\n".join(lines))
 
@@ -234,10 +220,7 @@ def test_a_second_pass_finds_nothing_more(lines: list[str]) -> None:
 
 
 PATTERNS = [shape.rest for shape in key_shapes.SHAPES] + [
-    value
-    for module in (key_shapes, named_secrets)
-    for value in vars(module).values()
-    if isinstance(value, re.Pattern)
+    value for module in (key_shapes, named_secrets) for value in vars(module).values() if isinstance(value, re.Pattern)
 ]
 
 

@@ -57,9 +57,7 @@ def test_a_span_counts_back_from_now(text: str, seconds: int) -> None:
         ("14:05:32", us(2026, 3, 29, 12, 5, 32)),
     ],
 )
-def test_days_and_times_without_a_zone_are_in_the_given_zone_across_summer_time(
-    text: str, expected: int
-) -> None:
+def test_days_and_times_without_a_zone_are_in_the_given_zone_across_summer_time(text: str, expected: int) -> None:
     assert parse_time(text, NOW, BERLIN) == expected
 
 

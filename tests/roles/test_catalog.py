@@ -122,10 +122,7 @@ def test_the_first_folder_wins_and_the_second_file_of_a_name_is_a_problem(tmp_pa
     theirs = folder(tmp_path / "theirs", pirate=text("Theirs."))
     catalog = Catalog.load([mine, theirs])
     assert catalog.get("pirate").description == "Mine."
-    assert (
-        catalog.problems[0].text
-        == "theirs/pirate.md: the name pirate is taken (mine/pirate.md); rename this role"
-    )
+    assert catalog.problems[0].text == "theirs/pirate.md: the name pirate is taken (mine/pirate.md); rename this role"
 
 
 def test_folders_that_are_not_there_are_empty(tmp_path: Path) -> None:

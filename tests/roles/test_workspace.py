@@ -42,9 +42,7 @@ class World:
 @pytest.fixture
 def world(tmp_path: Path) -> World:
     base = tmp_path.resolve()
-    world = World(
-        base, base / "people/ada", base / "people/ada/repo", base / "people/ada/plain", base / "store/ava"
-    )
+    world = World(base, base / "people/ada", base / "people/ada/repo", base / "people/ada/plain", base / "store/ava")
     for folder in (
         world.repo / ".git",
         world.repo / "src",
@@ -63,9 +61,7 @@ def test_the_clients_one_root_comes_first(world: World) -> None:
 
 
 def test_then_the_environment_then_the_working_folder_inside_a_repository(world: World) -> None:
-    assert world.resolve(env=str(world.plain), cwd=world.repo) == Workspace(
-        world.plain, False, "AVA_WORKSPACE"
-    )
+    assert world.resolve(env=str(world.plain), cwd=world.repo) == Workspace(world.plain, False, "AVA_WORKSPACE")
     found = world.resolve(cwd=world.repo / "src")
     assert (found.path, found.given) == (world.repo / "src", False)
     assert found.why == f"the server's working folder, inside the git repository {world.repo}"
@@ -100,9 +96,7 @@ def test_of_several_client_roots_none_is_chosen_and_each_may_be_asked_for(world:
     assert "the client has several roots" in found.why
     assert world.resolve(client_roots=roots, env=str(world.repo)).why == "AVA_WORKSPACE"
     for root in (world.plain, world.repo, world.repo / "src"):
-        assert world.resolve(asked=str(root), client_roots=roots) == Workspace(
-            root, True, "given in the call"
-        )
+        assert world.resolve(asked=str(root), client_roots=roots) == Workspace(root, True, "given in the call")
     world.refusal(world.base / "people", client_roots=roots)
 
 
@@ -157,9 +151,7 @@ def test_where_nothing_says_where_a_person_works_the_approval_decides(world: Wor
 
 
 def test_over_http_without_roots_nothing_is_given(world: World) -> None:
-    found = world.resolve(
-        only_roots=True, client_roots=[world.repo.as_uri()], env=str(world.repo), cwd=world.repo
-    )
+    found = world.resolve(only_roots=True, client_roots=[world.repo.as_uri()], env=str(world.repo), cwd=world.repo)
     assert (found.path, "no folder is set for this user" in found.why) == (None, True)
     assert "no folder is set for this user" in world.refusal(world.repo, only_roots=True, cwd=world.repo)
     assert world.resolve(only_roots=True, roots=[world.repo], asked=str(world.repo)).given

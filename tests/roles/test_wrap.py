@@ -112,9 +112,7 @@ def test_a_plain_output_stands_between_the_tags_unchanged() -> None:
 
 
 def test_the_opening_tag_names_the_source_and_how_much_was_removed() -> None:
-    whole = wrap_tool_output(
-        "a\u202eb\u200bc", tool="http_get", nonce=NONCE, source="https://example.org/?a=1&b=2"
-    )
+    whole = wrap_tool_output("a\u202eb\u200bc", tool="http_get", nonce=NONCE, source="https://example.org/?a=1&b=2")
     assert whole.split("\n") == [
         f'<tool_output_{NONCE} tool="http_get" source="https://example.org/?a=1&amp;b=2"'
         ' invisible_characters_removed="2">',

@@ -146,9 +146,7 @@ def test_a_bug_beside_an_error_of_ours_is_not_hidden(
     assert "ZeroDivisionError: so that" in capsys.readouterr().err
 
 
-def test_a_bug_keeps_its_traceback(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bug_keeps_its_traceback(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert exit_code_of(ZeroDivisionError("so that"), monkeypatch) == 70
     text = capsys.readouterr().err
     assert "Traceback" in text

@@ -46,9 +46,7 @@ def test_the_environment_stands_above_the_file_and_our_own_name_above_the_usual_
 def test_the_list_says_where_each_key_is_from_and_shows_none(file: Path) -> None:
     set_key("brave", VALUE, file)
     set_key("openai", VALUE, file)
-    keys = list_keys(
-        file, {"OPENAI_API_KEY": OTHER, "AVA_KEY_LOCAL": OTHER, "AVA_KEY_": OTHER, "PATH": "/bin"}
-    )
+    keys = list_keys(file, {"OPENAI_API_KEY": OTHER, "AVA_KEY_LOCAL": OTHER, "AVA_KEY_": OTHER, "PATH": "/bin"})
 
     assert [(key.provider, key.where) for key in keys] == [
         ("brave", str(file)),
@@ -146,10 +144,7 @@ def test_keys_set_by_many_processes_at_once_are_all_kept(file: Path) -> None:
         "import sys; from pathlib import Path; from ava_server.keys import set_key; "
         "set_key(*sys.argv[1:3], Path(sys.argv[3]))"
     )
-    running = [
-        subprocess.Popen([sys.executable, "-c", program, f"p{number}", VALUE, str(file)])
-        for number in range(6)
-    ]
+    running = [subprocess.Popen([sys.executable, "-c", program, f"p{number}", VALUE, str(file)]) for number in range(6)]
 
     assert [process.wait(30) for process in running] == [0] * 6
     assert [key.provider for key in list_keys(file, {})] == [f"p{number}" for number in range(6)]

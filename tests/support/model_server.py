@@ -193,9 +193,7 @@ async def _converse(server: ModelServer, reader: asyncio.StreamReader, writer: a
     while True:
         head = await reader.readuntil(b"\r\n\r\n")
         first, *lines = head.decode("latin-1").split("\r\n")
-        headers = {
-            name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines) if name
-        }
+        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines) if name}
         body = await reader.readexactly(int(headers.get("content-length", "0")))
         step = server.next_step(Received(first.split(" ")[1], headers, body))
         if isinstance(step, Say) and step.usage is COUNTED:
@@ -290,9 +288,7 @@ def events(step: Say, turn: int = 0) -> list[bytes]:
     if step.usage is not None:
         chunks.append({"choices": [], "usage": dict(step.usage)})
     common = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "model": "test"}
-    written = [
-        f"data: {json.dumps({**common, **chunk}, ensure_ascii=False)}\n\n".encode() for chunk in chunks
-    ]
+    written = [f"data: {json.dumps({**common, **chunk}, ensure_ascii=False)}\n\n".encode() for chunk in chunks]
     return [b": connected\n\n", *written, b"data: [DONE]\n\n"]
 
 

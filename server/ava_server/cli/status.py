@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from ava_server.settings import Settings
     from ava_server.status import Alive
 
-HOUR_US = 3_600_000_000
 REDRAW_S = 1.0
 WIDTH = 80
 _CLEAR = "\x1b[H\x1b[2J\x1b[3J"
@@ -85,6 +84,7 @@ async def _status(settings: Settings, once: bool, everybody: bool, as_json: bool
 
 async def _overview(store: Store | None, settings: Settings, user: str, everybody: bool, alive: Alive) -> Overview:
     from ava_audit.money import micros_from_cents
+    from ava_audit.times import HOUR_US
     from ava_audit.view import UNENDED
     from ava_server.budget import installation_scope, user_scope, utc_day
     from ava_server.status import run_answer

@@ -12,6 +12,7 @@ from ava_audit.events import Event, ToolCall, ToolResult
 from ava_audit.money import format_usd
 from ava_audit.storable import storable
 from ava_audit.store import Command, Outcome, append
+from ava_audit.times import HOUR_US
 from ava_audit.view import View
 from ava_roles.errors import RolesError
 from ava_server.answers import (
@@ -25,7 +26,7 @@ from ava_server.answers import (
     SpawnAnswer,
 )
 from ava_server.arguments import shown
-from ava_server.desk.looking import HOUR_US, Looking, Progress, dumped
+from ava_server.desk.looking import Looking, Progress, dumped
 from ava_server.desk.own import Own
 from ava_server.desk.reading import Reading
 from ava_server.desk.spawning import Spawning

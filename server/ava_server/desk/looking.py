@@ -8,6 +8,7 @@ from typing import Any
 
 import anyio
 
+from ava_audit.times import HOUR_US
 from ava_audit.view import QUEUED, UNENDED, RunRow, View
 from ava_server.answers import Answer, CheckAnswer, RunAnswer
 from ava_server.arguments import CheckArgs, parse, shown
@@ -15,7 +16,6 @@ from ava_server.desk.own import Own
 from ava_server.errors import BadInput
 from ava_server.status import INTERRUPTED, json_chars, label, room_for, run_answer
 
-HOUR_US = 3_600_000_000
 RUNS_CHARS, NAMED = 8_200, 20
 """Characters, as JSON, of the runs in one answer; and how many of the others are named with their state."""
 PROGRESS_EVERY_S = 5.0
