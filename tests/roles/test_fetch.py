@@ -229,9 +229,7 @@ async def test_an_error_status_is_an_answer() -> None:
         assert (await web.fetcher.get(web.url("/missing"))).status == 404
 
 
-@pytest.mark.parametrize(
-    "answers", [["127.0.0.1"], [PUBLIC, "10.0.0.1"], ["::ffff:192.168.0.1"], ["nonsense"]]
-)
+@pytest.mark.parametrize("answers", [["127.0.0.1"], [PUBLIC, "10.0.0.1"], ["::ffff:192.168.0.1"], ["nonsense"]])
 async def test_one_address_that_is_not_public_refuses_the_name(answers: list[str]) -> None:
     async with site({"/": "inside"}) as web:
         web.answers[HOST] = [answers]
@@ -395,9 +393,7 @@ async def test_a_server_that_hangs_up_is_a_failure_in_words() -> None:
             await web.fetcher.get(web.url("/"))
 
 
-needs_openssl = pytest.mark.skipif(
-    shutil.which("openssl") is None, reason="makes its certificate with openssl"
-)
+needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="makes its certificate with openssl")
 
 
 @needs_openssl

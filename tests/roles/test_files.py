@@ -26,9 +26,7 @@ async def read(at: Place, path: str, offset: int = 1, limit: int | None = None) 
         return await ReadFile()(ReadFileArgs(path=path, offset=offset, limit=limit), at)
 
 
-async def test_a_text_file_is_returned_as_it_is_under_a_line_that_says_what_it_is(
-    at: Place, tmp_path: Path
-) -> None:
+async def test_a_text_file_is_returned_as_it_is_under_a_line_that_says_what_it_is(at: Place, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("first  line\n\tsecond — ü\n")
     got = await read(at, "notes.txt")
     head, _, text = got.text.partition("\n\n")
@@ -101,9 +99,7 @@ async def test_a_pdf_is_read_by_pages(at: Place, tmp_path: Path) -> None:
         await read(at, "paper.pdf", offset=9)
 
 
-async def test_a_word_document_keeps_its_order_of_headings_words_and_tables(
-    at: Place, tmp_path: Path
-) -> None:
+async def test_a_word_document_keeps_its_order_of_headings_words_and_tables(at: Place, tmp_path: Path) -> None:
     import docx
 
     document = docx.Document()
@@ -116,9 +112,7 @@ async def test_a_word_document_keeps_its_order_of_headings_words_and_tables(
     document.add_paragraph("Kind regards")
     document.save(str(tmp_path / "offer.docx"))
     text = (await read(at, "offer.docx")).text
-    assert text.endswith(
-        "# Offer\n\nPrices are net.\n\n| Item | Price |\n|---|---|\n| Desk | 300 |\n\nKind regards"
-    )
+    assert text.endswith("# Offer\n\nPrices are net.\n\n| Item | Price |\n|---|---|\n| Desk | 300 |\n\nKind regards")
 
 
 async def test_a_workbook_becomes_a_table_a_sheet(at: Place, tmp_path: Path) -> None:
@@ -138,9 +132,7 @@ async def test_a_workbook_becomes_a_table_a_sheet(at: Place, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
-async def test_a_csv_becomes_a_table_whatever_separates_its_cells(
-    at: Place, tmp_path: Path, separator: str
-) -> None:
+async def test_a_csv_becomes_a_table_whatever_separates_its_cells(at: Place, tmp_path: Path, separator: str) -> None:
     rows = [["name", "size"], ["a b", "1"], ["c", "2"]]
     (tmp_path / "t.csv").write_text("\n".join(separator.join(row) for row in rows))
     assert (await read(at, "t.csv")).text.endswith("| name | size |\n|---|---|\n| a b | 1 |\n| c | 2 |")
@@ -168,9 +160,7 @@ async def test_an_office_file_that_unpacks_to_too_much_is_refused(at: Place, tmp
         await read(at, "bomb.xlsx")
 
 
-async def test_what_is_outside_is_refused_and_a_run_without_workspace_says_so(
-    at: Place, tmp_path: Path
-) -> None:
+async def test_what_is_outside_is_refused_and_a_run_without_workspace_says_so(at: Place, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("/etc/passwd")
     for path in ("../x", "/etc/passwd", "link"):
         with pytest.raises(AccessRefused):

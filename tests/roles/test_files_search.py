@@ -165,9 +165,7 @@ async def test_a_question_that_fits_nothing_says_what_was_looked_for(at: Place) 
 
 async def test_an_answer_stays_within_what_the_model_is_shown(at: Place, tmp_path: Path) -> None:
     for number in range(20):
-        (tmp_path / f"big{number}.txt").write_text(
-            "\n".join(f"pump {line} " + "y" * 800 for line in range(50))
-        )
+        (tmp_path / f"big{number}.txt").write_text("\n".join(f"pump {line} " + "y" * 800 for line in range(50)))
     got = await ask(at, "pump", max_files=20)
     assert len(got.text) <= SearchAndRead.spec.max_chars + 20 * 1_000
     assert got.count == 20

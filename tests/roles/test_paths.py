@@ -255,9 +255,7 @@ def _swapping(one: Path, other: Path) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("way", [kernel, stepwise])
-def test_a_folder_swapped_with_a_link_leaks_and_overwrites_nothing(
-    tmp_path: Path, way: Callable[[Path], Root]
-) -> None:
+def test_a_folder_swapped_with_a_link_leaks_and_overwrites_nothing(tmp_path: Path, way: Callable[[Path], Root]) -> None:
     inside, outside = tmp_path / "inside", tmp_path / "outside"
     (inside / "src").mkdir(parents=True)
     outside.mkdir()

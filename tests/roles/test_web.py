@@ -43,18 +43,14 @@ async def test_an_article_becomes_markdown_with_title_date_and_url() -> None:
 
 
 async def test_a_short_page_is_read_whole() -> None:
-    page = (
-        "<html><body><div>Opening hours<br>Mon 9-17</div><script>x()</script><p>Tue closed</p></body></html>"
-    )
+    page = "<html><body><div>Opening hours<br>Mon 9-17</div><script>x()</script><p>Tue closed</p></body></html>"
     async with site({"/": page}) as web:
         assert "Opening hours\n\nMon 9-17\n\nTue closed" in (await read(web, web.url("/"))).text
         assert "JavaScript" not in (await read(web, web.url("/"))).text
 
 
 async def test_a_page_that_is_filled_by_scripts_says_so() -> None:
-    async with site(
-        {"/": '<html><body><div id="root"></div><script src="app.js"></script></body></html>'}
-    ) as web:
+    async with site({"/": '<html><body><div id="root"></div><script src="app.js"></script></body></html>'}) as web:
         assert "seems to need JavaScript" in (await read(web, web.url("/"))).text
 
 
@@ -193,10 +189,7 @@ async def test_http_get_returns_text_unchanged_under_a_line_with_type_and_status
         tool, at = HttpGet(), Place(fetch=web.fetcher)
         with anyio.fail_after(5):
             got = await tool(HttpGetArgs(url=web.url("/data")), at)
-            assert (
-                got.text
-                == f"GET http://{HOST}/data: status 200, application/json, {len(data)} bytes\n\n{data}"
-            )
+            assert got.text == f"GET http://{HOST}/data: status 200, application/json, {len(data)} bytes\n\n{data}"
             cut = await tool(HttpGetArgs(url=web.url("/data"), max_bytes=5), at)
             assert cut.text.endswith("larger max_bytes)\n\n" + data[:5])
             assert not (await tool(HttpGetArgs(url=web.url("/missing")), at)).success
@@ -207,10 +200,7 @@ async def test_http_get_returns_text_unchanged_under_a_line_with_type_and_status
 
 def test_activities_are_one_printable_line_of_at_most_80_characters() -> None:
     tool = ReadWebpages()
-    assert (
-        tool.activity(ReadWebpagesArgs(urls=["https://example.org/pricing?x=1"]))
-        == "Reading example.org/pricing"
-    )
+    assert tool.activity(ReadWebpagesArgs(urls=["https://example.org/pricing?x=1"])) == "Reading example.org/pricing"
     assert tool.activity(ReadWebpagesArgs(urls=["https://a.org", "b", "c"])) == "Reading a.org and 2 more"
     for url in ("http://x/" + "y" * 500, "http://[", "\x1b[31m\n", "http://user:secret@example.org/"):
         line = tool.activity(ReadWebpagesArgs(urls=[url]))

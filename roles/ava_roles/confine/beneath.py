@@ -24,13 +24,11 @@ _SAFE = (
     | getattr(os, "O_NOCTTY", 0)
 )
 _PATH_ONLY = getattr(os, "O_PATH", 0)
-_FOLDER = (
-    _PATH_ONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
-)
+_FOLDER = _PATH_ONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
 _TRIES = 64
 
 
-class NotOnThisSystem(OSError):  # noqa: N818 - the error is a statement, like its siblings in errors.py
+class NotOnThisSystem(OSError):
     """Raised by a call that this kernel, or the sandbox around it, does not have."""
 
 

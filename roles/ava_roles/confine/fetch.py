@@ -148,8 +148,7 @@ class Fetcher:
                 return await self._follow(url, accept, max_bytes, max_redirects, headers or {}, before)
         except TimeoutError:
             raise ToolFailed(
-                f"{masked(url)} did not answer completely within {deadline_s:g} s; "
-                "try again later or another source"
+                f"{masked(url)} did not answer completely within {deadline_s:g} s; try again later or another source"
             ) from None
 
     async def _follow(
@@ -174,9 +173,7 @@ class Fetcher:
             if answer.next_url is None:
                 return answer.fetched
             if len(trail) >= max_redirects:
-                raise ToolFailed(
-                    f"{masked(url)} redirects more than {max_redirects} times; give the final address"
-                )
+                raise ToolFailed(f"{masked(url)} redirects more than {max_redirects} times; give the final address")
             trail.append(str(target))
             target = checked_url(answer.next_url, self._ports)
 
@@ -202,13 +199,9 @@ class Fetcher:
                 if next_url is None:
                     await _read(response, body)
         except httpx2.TransportError as error:
-            raise ToolFailed(
-                f"{masked(str(target))} could not be read: {error or type(error).__name__}"
-            ) from None
+            raise ToolFailed(f"{masked(str(target))} could not be read: {error or type(error).__name__}") from None
         except zlib.error:
-            raise ToolFailed(
-                f"{masked(str(target))} could not be read: its gzip encoding is broken"
-            ) from None
+            raise ToolFailed(f"{masked(str(target))} could not be read: its gzip encoding is broken") from None
         named = {name.lower(): value for name, value in response.headers.items()}
         content_type = named.get("content-type", "").split(";")[0].strip().lower()
         return _Answer(
@@ -249,9 +242,7 @@ def _gzipped(target: httpx2.URL, response: httpx2.Response) -> bool:
     """Tell whether the body is gzip; anything else that we did not ask for is refused."""
     encoding = response.headers.get("content-encoding", "").strip().lower()
     if encoding not in ("", "identity", "gzip", "x-gzip"):
-        raise ToolFailed(
-            f"{masked(str(target))} answered in the encoding {encoding[:40]!r}, which was not asked for"
-        )
+        raise ToolFailed(f"{masked(str(target))} answered in the encoding {encoding[:40]!r}, which was not asked for")
     return encoding in ("gzip", "x-gzip")
 
 
@@ -267,9 +258,7 @@ def _redirect(target: httpx2.URL, response: httpx2.Response) -> str | None:
     try:
         return str(target.join(location))
     except (httpx2.InvalidURL, ValueError):
-        raise AccessRefused(
-            f"{masked(str(target))} redirects to an address that is not a valid URL"
-        ) from None
+        raise AccessRefused(f"{masked(str(target))} redirects to an address that is not a valid URL") from None
 
 
 def _origin(url: httpx2.URL) -> tuple[str, str, int | None]:

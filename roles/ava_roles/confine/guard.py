@@ -52,9 +52,7 @@ class Guard(httpcore2.AsyncNetworkBackend):
         error: Exception = httpcore2.ConnectError(f"{host} has no address")
         for address in (await self._addresses(host, port))[:_ADDRESSES_TRIED]:
             try:
-                return await self._inner.connect_tcp(
-                    address, port, timeout=timeout, socket_options=socket_options
-                )
+                return await self._inner.connect_tcp(address, port, timeout=timeout, socket_options=socket_options)
             except (httpcore2.ConnectError, httpcore2.ConnectTimeout) as failed:
                 error = failed
         raise error
@@ -76,16 +74,12 @@ class Guard(httpcore2.AsyncNetworkBackend):
             try:
                 addresses = list(dict.fromkeys(await self._resolver(host, port)))
             except (OSError, UnicodeError) as error:
-                raise ToolFailed(
-                    f"no address was found for {host} ({error}); check the spelling of the name"
-                ) from None
+                raise ToolFailed(f"no address was found for {host} ({error}); check the spelling of the name") from None
         if not addresses:
             raise ToolFailed(f"no address was found for {host}; check the spelling of the name")
         # One bad address refuses the name: else its owner could choose which of them we get.
         if not all(map(is_public, addresses)):
-            raise AccessRefused(
-                f"{host} leads to an address that is not public; only public sites can be fetched"
-            )
+            raise AccessRefused(f"{host} leads to an address that is not public; only public sites can be fetched")
         return addresses
 
 
@@ -99,9 +93,7 @@ class GuardedTransport(httpx2.AsyncHTTPTransport):
     def __init__(self, guard: Guard, context: ssl.SSLContext) -> None:
         super().__init__(verify=context, trust_env=False)
         if type(self._pool) is not httpcore2.AsyncConnectionPool:
-            raise TypeError(
-                "this version of httpx2 keeps its pool elsewhere; the guard cannot be put in place"
-            )
+            raise TypeError("this version of httpx2 keeps its pool elsewhere; the guard cannot be put in place")
         self._pool = httpcore2.AsyncConnectionPool(
             ssl_context=context,
             http1=True,

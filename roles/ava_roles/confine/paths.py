@@ -257,13 +257,9 @@ def _told(error: OSError, parts: Sequence[str], *, folder: bool = False) -> Tool
         case errno.ELOOP:
             return AccessRefused(f"{name} is a link or leads through one; give the path of the file itself")
         case errno.EXDEV:
-            return AccessRefused(
-                f"{name} leads out of the folder that this run may reach; choose another file"
-            )
+            return AccessRefused(f"{name} leads out of the folder that this run may reach; choose another file")
         case errno.EMLINK:
-            return AccessRefused(
-                f"{name} has a second name (a hard link), which may lie outside; choose another file"
-            )
+            return AccessRefused(f"{name} has a second name (a hard link), which may lie outside; choose another file")
         case errno.EISDIR:
             return ToolFailed(f"{name} is a folder; name a file in it")
         case errno.ENOTDIR if folder:
@@ -271,9 +267,7 @@ def _told(error: OSError, parts: Sequence[str], *, folder: bool = False) -> Tool
         case errno.ENOTDIR:
             return AccessRefused(f"{name} leads through something that is not a folder; check the path")
         case errno.EINVAL | errno.ENXIO:
-            return AccessRefused(
-                f"{name} is not a regular file (a pipe, socket or device); choose another file"
-            )
+            return AccessRefused(f"{name} is not a regular file (a pipe, socket or device); choose another file")
         case errno.EACCES | errno.EPERM:
             return AccessRefused(f"{name} may not be accessed by this user; choose another file")
         case errno.ENAMETOOLONG:

@@ -33,16 +33,12 @@ class SystemResolver:
         Raises:
             OSError: There are none, or too many lookups are hanging.
         """
-        return await anyio.to_thread.run_sync(
-            self._look_up, host, port, abandon_on_cancel=True, limiter=self._limiter
-        )
+        return await anyio.to_thread.run_sync(self._look_up, host, port, abandon_on_cancel=True, limiter=self._limiter)
 
     def _look_up(self, host: str, port: int) -> list[str]:
         with self._lock:
             if self._under_way >= self._limit:
-                raise OSError(
-                    "too many name lookups are hanging; the resolver of this machine does not answer"
-                )
+                raise OSError("too many name lookups are hanging; the resolver of this machine does not answer")
             self._under_way += 1
         try:
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)

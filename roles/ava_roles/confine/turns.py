@@ -28,9 +28,7 @@ class Turns:
         sleep: Waits for so many seconds.
     """
 
-    def __init__(
-        self, pause_s: float, clock: Callable[[], float], sleep: Callable[[float], Awaitable[None]]
-    ) -> None:
+    def __init__(self, pause_s: float, clock: Callable[[], float], sleep: Callable[[float], Awaitable[None]]) -> None:
         self._pause_s = pause_s
         self._clock = clock
         self._sleep = sleep
@@ -57,7 +55,5 @@ class Turns:
         """Drop hosts that nobody waits for, so that a long-lived server does not collect them."""
         if len(self._queues) > _KEPT:
             now = self._clock()
-            for host in [
-                host for host, queue in self._queues.items() if not queue.users and queue.free_at <= now
-            ]:
+            for host in [host for host, queue in self._queues.items() if not queue.users and queue.free_at <= now]:
                 del self._queues[host]

@@ -56,9 +56,7 @@ def checked_url(text: str, ports: Collection[int] = PORTS) -> URL:
     if len(text) > 4096:
         raise refused("it is longer than 4,096 characters")
     if _ODD.search(text):
-        raise refused(
-            "it contains a blank, a backslash or an invisible character; percent-encode what belongs to it"
-        )
+        raise refused("it contains a blank, a backslash or an invisible character; percent-encode what belongs to it")
     try:
         url = httpx2.URL(text)
         host = url.raw_host.decode("ascii").lower()

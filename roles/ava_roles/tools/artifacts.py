@@ -61,19 +61,13 @@ def _save(folder: Root, args: SaveArtifactArgs) -> ToolOutput:
     except UnicodeEncodeError:
         raise ToolFailed("the content contains half characters (lone surrogates); leave them out") from None
     if len(data) > _BYTES_MAX:
-        raise ToolFailed(
-            f"the content has {len(data):,} bytes, more than {_BYTES_MAX:,}; split or shorten it"
-        )
+        raise ToolFailed(f"the content has {len(data):,} bytes, more than {_BYTES_MAX:,}; split or shorten it")
     there = [entry.name for entry in folder.entries()]
     twin = next((name for name in there if name.lower() == args.name.lower() and name != args.name), None)
     if twin is not None:
-        raise ToolFailed(
-            f"there is {twin} already, which some systems take for the same name; choose another"
-        )
+        raise ToolFailed(f"there is {twin} already, which some systems take for the same name; choose another")
     if args.name not in there and len(there) >= _FILES_MAX:
-        raise ToolFailed(
-            f"there are {_FILES_MAX} artifacts already; put more into one, or replace one by its name"
-        )
+        raise ToolFailed(f"there are {_FILES_MAX} artifacts already; put more into one, or replace one by its name")
     folder.replace(args.name, data)
     digest = hashlib.sha256(data).hexdigest()
     return ToolOutput(f"saved {args.name}: {len(data):,} bytes, sha256 {digest}", count=1)

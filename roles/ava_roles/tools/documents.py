@@ -113,8 +113,7 @@ def read_xlsx(data: bytes) -> str:
             parts: list[str] = []
             for sheet in book.worksheets:
                 rows = (
-                    ["" if value is None else str(value) for value in row]
-                    for row in sheet.iter_rows(values_only=True)
+                    ["" if value is None else str(value) for value in row] for row in sheet.iter_rows(values_only=True)
                 )
                 parts.append(f"## Sheet {sheet.title}\n\n{table(rows)}")
             return "\n\n".join(parts)
@@ -182,6 +181,4 @@ def _translated(read: Callable[[], _Read], what: str) -> _Read:
     except ToolFailed:
         raise
     except Exception as error:
-        raise ToolFailed(
-            f"this {what} cannot be read ({type(error).__name__}: {str(error)[:120]})"
-        ) from error
+        raise ToolFailed(f"this {what} cannot be read ({type(error).__name__}: {str(error)[:120]})") from error

@@ -65,9 +65,7 @@ def patterns(*lines: str) -> GitIgnoreSpec | None:
     """Return patterns as `.gitignore` has them, None when no line is one; other lines are passed over."""
     from pathspec import GitIgnoreSpec
 
-    kept = [
-        line for line in lines if line.strip() and not line.startswith("#") and line.count("*") <= _STARS_MAX
-    ]
+    kept = [line for line in lines if line.strip() and not line.startswith("#") and line.count("*") <= _STARS_MAX]
     try:
         return GitIgnoreSpec.from_lines(kept) if kept else None
     except ValueError:

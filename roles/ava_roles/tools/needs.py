@@ -19,9 +19,7 @@ def need_files(at: Place) -> Root:
         ToolFailed: The run has none.
     """
     if at.files is None:
-        raise ToolFailed(
-            "this run has no workspace, so no files can be read; work with what the task contains"
-        )
+        raise ToolFailed("this run has no workspace, so no files can be read; work with what the task contains")
     return at.files
 
 

@@ -45,9 +45,7 @@ def read_page(got: Fetched) -> Page:
     if is_html(got):
         return _html(got)
     if not is_text(got):
-        raise ToolFailed(
-            f"it is {got.content_type or 'of no stated type'} ({len(got.body):,} bytes), not text"
-        )
+        raise ToolFailed(f"it is {got.content_type or 'of no stated type'} ({len(got.body):,} bytes), not text")
     return Page(got.text())
 
 

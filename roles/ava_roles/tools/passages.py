@@ -70,9 +70,7 @@ class Best:
     cut: bool
 
 
-def best(
-    root: Root, query: str, path: str = "", max_files: int = 5, check: Callable[[], None] = lambda: None
-) -> Best:
+def best(root: Root, query: str, path: str = "", max_files: int = 5, check: Callable[[], None] = lambda: None) -> Best:
     """Return the files whose passages fit the query's words best. Blocks.
 
     Args:

@@ -90,7 +90,5 @@ class Robots:
         """Drop what is out of date, so that a long-lived server does not collect sites."""
         if len(self._sites) > _SITES_KEPT:
             now = self._clock()
-            for origin in [
-                name for name, site in self._sites.items() if site.until <= now and not site.lock.locked()
-            ]:
+            for origin in [name for name, site in self._sites.items() if site.until <= now and not site.lock.locked()]:
                 del self._sites[origin]

@@ -24,13 +24,9 @@ from ava_roles.tools.needs import need_files
 class SearchArgs(ToolArgs):
     """Arguments of `search_codebase`."""
 
-    query: str = Field(
-        min_length=1, max_length=500, description="Text to find, in any case; or an expression."
-    )
+    query: str = Field(min_length=1, max_length=500, description="Text to find, in any case; or an expression.")
     path: str = Field(default="", description="Folder or file to search; the whole workspace if left out.")
-    regex: bool = Field(
-        default=False, description="query is a Python regular expression, matched line by line."
-    )
+    regex: bool = Field(default=False, description="query is a Python regular expression, matched line by line.")
     glob: str | None = Field(default=None, description="Only files that match, e.g. *.py or src/**/*.ts")
     max_results: int = Field(default=50, ge=1, le=200)
 

@@ -147,9 +147,7 @@ def _together(reads: list[_Read], most: int) -> str:
     """
     room = most - sum(_HEAD if each.page else len(each.head()) + 2 for each in reads)
     shares: dict[str, int] = {}
-    for left, each in zip(
-        range(len(reads), 0, -1), sorted(reads, key=lambda each: len(each.text)), strict=True
-    ):
+    for left, each in zip(range(len(reads), 0, -1), sorted(reads, key=lambda each: len(each.text)), strict=True):
         shares[each.url] = min(len(each.text), max(room, 0) // left)
         room -= shares[each.url]
     parts: list[str] = []
@@ -211,9 +209,7 @@ class HttpGet:
         got = await need_fetch(at).get(args.url.strip(), max_bytes=args.max_bytes, deadline_s=_DEADLINE_S)
         good = got.status < 400
         head = f"GET {masked(got.url)}: status {got.status}, {got.content_type or 'no stated type'}"
-        head += f", {len(got.body):,} bytes" + (
-            " (cut there; give a larger max_bytes)" if got.truncated else ""
-        )
+        head += f", {len(got.body):,} bytes" + (" (cut there; give a larger max_bytes)" if got.truncated else "")
         if not is_text(got) and b"\0" in got.body:
             return ToolOutput(f"{head}\n\n(binary, not shown)", success=False, count=0)
         sources = (Source(got.url),) if good else ()
