@@ -82,9 +82,9 @@ async def test_a_folder_is_listed(at: Place, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("abc")
     (tmp_path / "link").symlink_to("/etc/passwd")
     for path in (".", "", str(tmp_path)):
-        assert (await read(at, path)).text == (
-            ". (folder): 3 entries\n\na.txt  3 bytes\nlink  (link, not followed)\nsrc/"
-        )
+        got = await read(at, path)
+        assert got.text == ". (folder): 3 entries\n\na.txt  3 bytes\nlink  (link, not followed)\nsrc/"
+        assert [source.location for source in got.sources] == ["."]
 
 
 async def test_a_pdf_is_read_by_pages(at: Place, tmp_path: Path) -> None:

@@ -12,13 +12,13 @@ from importlib import metadata
 from typing import TYPE_CHECKING
 
 import anyio
-import anyio.to_thread
 
 from ava_roles.confine.body import Body
 from ava_roles.confine.resolve import Resolver, SystemResolver
 from ava_roles.confine.turns import Turns
 from ava_roles.confine.urls import PORTS, checked_url, masked
 from ava_roles.errors import AccessRefused, ToolFailed
+from ava_roles.tools.threads import run_sync
 
 if TYPE_CHECKING:
     import httpcore2
@@ -186,7 +186,7 @@ class Fetcher:
         from ava_roles.confine.guard import Guard, GuardedTransport
 
         if self._context is None:
-            self._context = await anyio.to_thread.run_sync(ssl.create_default_context)
+            self._context = await run_sync(ssl.create_default_context)
         transport = GuardedTransport(Guard(self._resolver, self._backend), self._context)
         timeout = httpx2.Timeout(None, connect=_CONNECT_S)
         try:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import re
-from functools import partial
 
-import anyio.to_thread
 from pydantic import Field
 
 from ava_roles.confine.paths import Root, shown
 from ava_roles.errors import AccessRefused, ToolFailed
 from ava_roles.tools.base import Place, ToolArgs, ToolOutput, ToolSpec
 from ava_roles.tools.needs import need_artifacts
+from ava_roles.tools.saying import sentence
+from ava_roles.tools.threads import run_sync
 
 _BYTES_MAX = 1_000_000
 _FILES_MAX = 20
@@ -43,12 +43,12 @@ class SaveArtifact:
 
     def activity(self, args: SaveArtifactArgs) -> str:
         """Return `Saving NAME`."""
-        return f"Saving {shown(args.name)}"[:80]
+        return sentence(f"Saving {shown(args.name)}")
 
     async def __call__(self, args: SaveArtifactArgs, at: Place) -> ToolOutput:
         """Save it."""
         folder = need_artifacts(at)
-        return await anyio.to_thread.run_sync(partial(_save, folder, args))
+        return await run_sync(_save, folder, args, abandon_on_cancel=False)
 
 
 def _save(folder: Root, args: SaveArtifactArgs) -> ToolOutput:

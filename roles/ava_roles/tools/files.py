@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import PurePosixPath
 
-import anyio.to_thread
 from pydantic import Field
 
 from ava_roles.confine.paths import Entry, Root, shown
@@ -13,7 +11,9 @@ from ava_roles.errors import ToolFailed
 from ava_roles.tools import documents
 from ava_roles.tools.base import Place, Source, ToolArgs, ToolOutput, ToolSpec
 from ava_roles.tools.needs import need_files
+from ava_roles.tools.saying import sentence
 from ava_roles.tools.texts import decoded, window
+from ava_roles.tools.threads import run_sync
 
 _BYTES_MAX = 20_000_000
 _ENTRIES_MAX = 500
@@ -43,13 +43,13 @@ class ReadFile:
 
     def activity(self, args: ReadFileArgs) -> str:
         """Return `Reading PATH`."""
-        return f"Reading {shown(args.path)}"[:80]
+        return sentence(f"Reading {shown(args.path)}")
 
     async def __call__(self, args: ReadFileArgs, at: Place) -> ToolOutput:
         """Read it."""
         root = need_files(at)
         room = self.spec.max_chars - _HEAD
-        return await anyio.to_thread.run_sync(partial(_read, root, args, room), abandon_on_cancel=True)
+        return await run_sync(_read, root, args, room)
 
 
 def _read(root: Root, args: ReadFileArgs, room: int) -> ToolOutput:
@@ -123,4 +123,4 @@ def _listed(name: str, entries: list[Entry], args: ReadFileArgs) -> ToolOutput:
                 lines.append(f"{shown(entry.name)}  (not a regular file)")
     if first + len(part) < len(entries):
         lines.append(f"\n[goes on: offset {first + len(part) + 1}]")
-    return ToolOutput("\n".join(lines), count=len(part))
+    return ToolOutput("\n".join(lines), count=len(part), sources=(Source(name or "."),))

@@ -13,6 +13,7 @@ import anyio
 from ava_roles.confine.fetch import ROBOTS_NAME, Fetcher
 from ava_roles.confine.urls import masked
 from ava_roles.errors import AccessRefused, ToolFailed
+from ava_roles.tools.threads import run_sync
 
 if TYPE_CHECKING:
     from protego import Protego
@@ -65,7 +66,7 @@ class Robots:
                 f"{masked(url)} is not read: the robots.txt of its site could not be read ({site.closed}), "
                 "and then nothing may be; try again later or another source"
             )
-        if site.rules is not None and not site.rules.can_fetch(url, ROBOTS_NAME):
+        if site.rules is not None and not await run_sync(site.rules.can_fetch, url, ROBOTS_NAME):
             raise AccessRefused(
                 f"{masked(url)} is not read: the robots.txt of its site excludes it; choose another source"
             )
@@ -83,7 +84,7 @@ class Robots:
             if got.status >= 500:
                 site.closed = f"status {got.status}"
             elif 200 <= got.status < 300:
-                site.rules = Protego.parse(got.body.decode("utf-8", "replace"))
+                site.rules = await run_sync(Protego.parse, got.body.decode("utf-8", "replace"))
         site.until = self._clock() + (_RETRY_S if site.closed else _KEPT_S)
 
     def _forget(self) -> None:

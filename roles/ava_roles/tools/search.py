@@ -6,11 +6,9 @@ import json
 import os
 import sys
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 
 import anyio
-import anyio.to_thread
 from anyio.from_thread import check_cancelled
 from pydantic import Field
 
@@ -19,6 +17,8 @@ from ava_roles.errors import ToolFailed
 from ava_roles.tools import grep, passages
 from ava_roles.tools.base import Place, Source, ToolArgs, ToolOutput, ToolSpec
 from ava_roles.tools.needs import need_files
+from ava_roles.tools.saying import sentence
+from ava_roles.tools.threads import run_sync
 
 
 class SearchArgs(ToolArgs):
@@ -47,7 +47,7 @@ class SearchCodebase:
 
     def activity(self, args: SearchArgs) -> str:
         """Return `Searching for QUERY`."""
-        return f"Searching for {shown(args.query)}"[:80]
+        return sentence(f"Searching for {args.query}")
 
     async def __call__(self, args: SearchArgs, at: Place) -> ToolOutput:
         """Search."""
@@ -57,8 +57,7 @@ class SearchCodebase:
         if args.regex:
             found = await _in_child(root, query)
         else:
-            work = partial(grep.search, root, query, check_cancelled)
-            found = await anyio.to_thread.run_sync(work, abandon_on_cancel=True)
+            found = await run_sync(grep.search, root, query, check_cancelled)
         lines = [f"{shown(path)}:{number}: {line}" for path, number, line in found.hits]
         files = tuple(Source(path) for path in dict.fromkeys(path for path, _, _ in found.hits))
         head = f"{len(lines)} lines match in {len(files)} files ({found.files:,} searched)"
@@ -136,13 +135,12 @@ class SearchAndRead:
 
     def activity(self, args: SearchAndReadArgs) -> str:
         """Return `Looking for QUERY`."""
-        return f"Looking for {shown(args.query)}"[:80]
+        return sentence(f"Looking for {args.query}")
 
     async def __call__(self, args: SearchAndReadArgs, at: Place) -> ToolOutput:
         """Search, rank and quote."""
         root = need_files(at)
-        work = partial(passages.best, root, args.query, args.path, args.max_files, check_cancelled)
-        found = await anyio.to_thread.run_sync(work, abandon_on_cancel=True)
+        found = await run_sync(passages.best, root, args.query, args.path, args.max_files, check_cancelled)
         head = f"{len(found.files)} files fit best ({found.searched:,} searched)"
         if found.cut:
             head += "; not all files were searched, there are too many: give a path"

@@ -1,0 +1,45 @@
+"""The status line takes one short line, whatever a tool was asked for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ava_roles.tools.registry import builtin_tools
+from ava_roles.tools.saying import sentence
+
+WORST = "a\x1b[31m\u202eb\n\u200bc\ud800 " * 100
+
+
+@given(st.text())
+def test_a_sentence_is_one_printable_line_of_80_characters(text: str) -> None:
+    said = sentence(text)
+    assert len(said) <= 80
+    assert said.isprintable()
+    assert said == said.strip()
+
+
+def test_a_short_sentence_stays_as_it_is_and_a_long_one_says_that_it_goes_on() -> None:
+    assert sentence("Reading prices.csv") == "Reading prices.csv"
+    assert sentence("x" * 100) == "x" * 79 + "…"
+
+
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [
+        ("read_file", {"path": WORST}),
+        ("search_codebase", {"query": WORST[:500]}),
+        ("search_and_read", {"query": WORST[:1_000]}),
+        ("read_webpages", {"urls": [f"https://example.org/{WORST}", "https://example.org/"]}),
+        ("http_get", {"url": WORST}),
+        ("save_artifact", {"name": WORST, "content": ""}),
+    ],
+)
+def test_every_tool_says_what_it_does_in_such_a_line(name: str, args: dict[str, Any]) -> None:
+    tool = builtin_tools()[name]
+    said = tool.activity(tool.spec.args.model_construct(**args))  # lone surrogates do not get past validation
+    assert 0 < len(said) <= 80
+    assert said.isprintable()

@@ -1,0 +1,120 @@
+"""Tools work in threads of their own: the store and its locks never wait for a parser."""
+
+from __future__ import annotations
+
+import threading
+
+import anyio
+import anyio.to_thread
+import pytest
+from anyio.from_thread import check_cancelled
+from anyio.lowlevel import RunVar
+
+from ava_roles.tools.threads import THREADS, run_sync
+
+
+class Parsers:
+    """Blocking calls that are stuck until they are let go."""
+
+    def __init__(self) -> None:
+        self.go_on = threading.Event()
+        self.running = 0
+        self._lock = threading.Lock()
+        self._began = threading.Semaphore(0)
+
+    def __call__(self) -> str:
+        with self._lock:
+            self.running += 1
+        self._began.release()
+        assert self.go_on.wait(10)
+        return "done"
+
+    async def stuck(self, count: int) -> None:
+        """Return when so many more are."""
+        for _ in range(count):
+            assert await anyio.to_thread.run_sync(self._began.acquire, True, 5)
+
+
+async def test_what_a_call_returns_and_raises_comes_back() -> None:
+    assert await run_sync(divmod, 7, 2) == (3, 1)
+    with pytest.raises(ZeroDivisionError):
+        await run_sync(divmod, 7, 0)
+
+
+async def test_slow_tools_leave_the_other_threads_alone() -> None:
+    parsers = Parsers()
+    async with anyio.create_task_group() as tasks:
+        for _ in range(60):  # more than anyio's own limiter has
+            tasks.start_soon(run_sync, parsers)
+        await parsers.stuck(THREADS)
+        with anyio.fail_after(5):
+            assert await anyio.to_thread.run_sync(lambda: "the store answers") == "the store answers"
+        assert anyio.to_thread.current_default_thread_limiter().borrowed_tokens == 0
+        assert parsers.running == THREADS
+        parsers.go_on.set()
+    assert parsers.running == 60
+
+
+async def test_a_call_that_was_given_up_keeps_its_place_until_its_thread_is_done() -> None:
+    parsers = Parsers()
+    try:
+        async with anyio.create_task_group() as tasks:
+            for _ in range(THREADS):
+                tasks.start_soon(run_sync, parsers)
+            await parsers.stuck(THREADS)
+            tasks.cancel_scope.cancel()
+        with anyio.move_on_after(0.05) as waited:
+            await run_sync(parsers)
+        assert waited.cancelled_caught
+        assert parsers.running == THREADS
+    finally:
+        parsers.go_on.set()
+    with anyio.fail_after(5):
+        assert await run_sync(parsers) == "done"
+
+
+async def test_a_call_that_was_cancelled_while_it_waited_takes_no_place() -> None:
+    parsers = Parsers()
+    async with anyio.create_task_group() as tasks:
+        for _ in range(THREADS):
+            tasks.start_soon(run_sync, parsers)
+        await parsers.stuck(THREADS)
+        for _ in range(3):
+            with anyio.move_on_after(0.01):
+                await run_sync(parsers)
+        parsers.go_on.set()
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            for _ in range(2 * THREADS):
+                tasks.start_soon(run_sync, parsers)
+    assert parsers.running == 3 * THREADS
+
+
+async def test_a_function_can_ask_whether_its_caller_is_still_there() -> None:
+    began, ended = threading.Event(), threading.Event()
+
+    def work() -> None:
+        began.set()
+        try:
+            while True:
+                check_cancelled()
+        finally:
+            ended.set()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(run_sync, work)
+        assert await anyio.to_thread.run_sync(began.wait, 5)
+        tasks.cancel_scope.cancel()
+    assert await anyio.to_thread.run_sync(ended.wait, 5)
+
+
+def test_each_event_loop_has_places_of_its_own() -> None:
+    here: RunVar[int] = RunVar("here")
+
+    async def once() -> str:
+        with pytest.raises(LookupError):
+            here.get()
+        here.set(1)
+        return await run_sync(str, 1)
+
+    assert [anyio.run(once), anyio.run(once)] == ["1", "1"]
