@@ -94,6 +94,14 @@ async def test_each_url_that_cannot_be_read_says_why_and_one_that_can_is_enough(
         assert (got.success, got.count, got.sources) == (False, 0, ())
 
 
+async def test_words_that_stand_in_an_address_only_are_no_words_of_the_output() -> None:
+    async with site({"/": "<html><body>Opening hours</body></html>"}) as web:
+        got = await read(web, web.url("/"), "Otter costs twelve cents a minute", web.url("/none?Otter costs ten"))
+        assert got.count == 1
+        assert "Otter costs" not in got.text
+        assert "Otter%20costs%20twelve%20cents" in got.text
+
+
 async def test_a_redirect_is_shown_with_both_urls() -> None:
     async with site({"/old": Page(status=301, headers={"Location": "/new"}), "/new": ARTICLE}) as web:
         got = await read(web, web.url("/old"))

@@ -8,7 +8,6 @@ from typing import Annotated
 from urllib.parse import urlsplit
 
 import anyio
-import anyio.to_thread
 from pydantic import Field
 
 from ava_roles.confine.fetch import Fetched, Fetcher
@@ -18,6 +17,8 @@ from ava_roles.tools.base import Place, Source, ToolArgs, ToolOutput, ToolSpec
 from ava_roles.tools.needs import need_fetch
 from ava_roles.tools.pages import Page, is_text, read_page
 from ava_roles.tools.robots import Robots
+from ava_roles.tools.saying import sentence
+from ava_roles.tools.threads import run_sync
 
 _ACCEPT = "text/html,application/xhtml+xml,application/pdf,text/plain;q=0.9,*/*;q=0.5"
 _PAGE_BYTES = 5_000_000
@@ -89,7 +90,8 @@ class ReadWebpages:
     async def __call__(self, args: ReadWebpagesArgs, at: Place) -> ToolOutput:
         """Read them."""
         fetcher = need_fetch(at)
-        urls = list(dict.fromkeys(url.strip() for url in args.urls))
+        # Not one blank stays: words that a model puts into an address are no words of a page.
+        urls = list(dict.fromkeys("%20".join(url.split()) for url in args.urls))
         results: dict[str, _Read] = {}
 
         async def read(url: str) -> None:
@@ -119,7 +121,7 @@ class ReadWebpages:
             )
             if got.status != 200:
                 return _Read(url, None, None, _status(got))
-            page = await anyio.to_thread.run_sync(read_page, got, abandon_on_cancel=True)
+            page = await run_sync(read_page, got)
         except ToolFailed as failed:
             return _Read(url, None, None, str(failed))
         return _Read(url, got, page, None)
@@ -176,8 +178,8 @@ def _reading(url: str, others: int = 0) -> str:
     except ValueError:
         shown = ""
     more = f" and {others} more" if others else ""
-    shown = "".join(char for char in shown if char.isprintable()) or "a page"
-    return f"Reading {shown[: 72 - len(more)]}{more}"
+    shown = sentence(shown) or "a page"
+    return sentence(f"Reading {shown[: 72 - len(more)]}{more}")
 
 
 class HttpGetArgs(ToolArgs):
