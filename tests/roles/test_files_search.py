@@ -181,3 +181,26 @@ def test_passages_are_whole_lines_and_together_the_text() -> None:
 def test_common_words_do_not_count_unless_there_are_no_others() -> None:
     assert words_of("What is the filter?") == ["filter"]
     assert words_of("to be or not to be") == ["to", "be", "or", "not"]
+
+
+async def test_words_far_into_one_long_line_are_found_and_quoted(at: Place, tmp_path: Path) -> None:
+    words = [f"w{number:05}" for number in range(20_000)]
+    (tmp_path / "long.txt").write_text(f"first\n{' '.join(words)}\nlast\n")
+    got = await ask(at, "w00007 w15000 w19999")
+    assert got.sources[0].location == "long.txt"
+    passages = got.text.split("line 2:\n")[1:]
+    assert [any(word in passage for passage in passages) for word in ("w00007", "w15000", "w19999")] == [True] * 3
+    assert all(passage.strip() in " ".join(words) for passage in passages)
+
+
+def test_a_long_line_becomes_passages_that_lose_no_word_and_keep_the_lines_around_it() -> None:
+    words = [f"w{number}" for number in range(3_000)]
+    found = list(cut_up("\n".join(["before", " ".join(words), "after", "x" * 5_000])))
+    assert found[0].text == "before"
+    assert " ".join(passage.text for passage in found[1:-6]).split() == words
+    assert found[-6].text == "after"
+    assert "".join(passage.text for passage in found[-5:]) == "x" * 5_000
+    assert [passage.where for passage in (found[0], found[1], found[-6], found[-1])] == [
+        *("line 1", "line 2", "line 3", "line 4")
+    ]
+    assert max(len(passage.text) for passage in found) <= 1_200

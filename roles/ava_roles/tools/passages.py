@@ -120,10 +120,20 @@ def words_of(query: str) -> list[str]:
 
 
 def cut_up(text: str) -> Generator[Passage]:
-    """Yield a text in passages of whole lines, of about 1,200 characters, cut at empty lines if possible."""
+    """Yield a text in passages of whole lines, of about 1,200 characters, cut at empty lines if possible.
+
+    A line that is much longer than a passage becomes several.
+    """
     taken: list[str] = []
     length = start = 0
     for number, line in enumerate(text.splitlines(), 1):
+        if len(line) > 2 * _PASSAGE:
+            if taken:
+                yield Passage(_lines(start, start + len(taken) - 1), "\n".join(taken))
+                taken, length = [], 0
+            for piece in _pieces(line):
+                yield Passage(_lines(number, number), piece)
+            continue
         blank = not line.strip()
         if taken and (length + len(line) > _PASSAGE or (blank and length > _PASSAGE // 2)):
             yield Passage(_lines(start, start + len(taken) - 1), "\n".join(taken))
@@ -132,12 +142,24 @@ def cut_up(text: str) -> Generator[Passage]:
             continue
         if not taken:
             start = number
-        taken.append(line[: _PASSAGE * 2])
-        length += len(taken[-1]) + 1
+        taken.append(line)
+        length += len(line) + 1
     while taken and not taken[-1].strip():
         taken.pop()
     if taken:
         yield Passage(_lines(start, start + len(taken) - 1), "\n".join(taken))
+
+
+def _pieces(line: str) -> Generator[str]:
+    """Yield a long line in pieces of about a passage, cut between words where there are any."""
+    start = 0
+    while start < len(line):
+        end = start + _PASSAGE
+        if end < len(line) and (blank := line.rfind(" ", start, end)) > start:
+            end = blank
+        if piece := line[start:end].strip():
+            yield piece
+        start = end
 
 
 def _ranked(index: sqlite3.Connection, words: list[str], max_files: int) -> tuple[File, ...]:
