@@ -10,7 +10,8 @@ from pathlib import Path
 from types import MappingProxyType
 
 from ava_roles.errors import RoleFileError, UnknownRole
-from ava_roles.role import MAX_FILE_CHARS, Role, first_sentence, parse_role
+from ava_roles.frontmatter import MAX_FILE_CHARS
+from ava_roles.role import Role, first_sentence, parse_role
 from ava_roles.wrap import clean
 
 BUILT_IN = ("web_crawler", "code_reviewer", "data_extractor", "researcher", "coder", "custom")

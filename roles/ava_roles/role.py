@@ -11,10 +11,9 @@ from functools import lru_cache
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Final, cast
 
-import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from ava_roles.errors import RoleFileError
+from ava_roles.frontmatter import File, read
 from ava_roles.wrap import clean
 
 RESEARCH_TOOLS: Final = ("web_search", "read_webpages", "read_file", "search_codebase", "search_and_read")
@@ -50,13 +49,10 @@ TIERS: Final[Mapping[str, str]] = {
     **{tier: tier for tier in ("fast", "balanced", "deep")},
     **{"haiku": "fast", "sonnet": "balanced", "opus": "deep", "inherit": "balanced"},
 }
-MAX_FILE_CHARS: Final = 100_000
 
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,63}")
 _SECRET = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
 _MCP_TOOL = re.compile(r"mcp__[A-Za-z0-9_.*-]{1,200}")
-# A plain description with ": " in it is no YAML, and yet what many agent files have.
-_PLAIN_DESCRIPTION = re.compile(r"^(description:[ \t]+)([^\s'\"|>].*)$", re.MULTILINE)
 _SENTENCE_END = re.compile(r"(?<=[.!?])(?<!e\.g\.)(?<!i\.e\.)\s")
 _COMMA_OUTSIDE_PARENTHESES = re.compile(r",(?![^(]*\))")
 
@@ -193,19 +189,6 @@ class _Keys(BaseModel):
     carry: Annotated[tuple[Annotated[str, AfterValidator(_folder)], ...], BeforeValidator(_names)] = ()
 
 
-@dataclass(frozen=True)
-class _File:
-    """A role file cut into its keys' values, the line of each, and the body."""
-
-    source: str
-    values: Mapping[str, Any]
-    lines: Mapping[str, int]
-    body: str
-
-    def fault(self, key: str, sentence: str) -> RoleFileError:
-        return RoleFileError(f"{self.source}, line {self.lines.get(key, 1)}, {key}: {sentence}")
-
-
 @lru_cache(maxsize=256)
 def parse_role(text: str, source: str, default_name: str) -> Role:
     """Return the role that a file's text describes. A pure function: equal texts are parsed once.
@@ -218,7 +201,7 @@ def parse_role(text: str, source: str, default_name: str) -> Role:
     Raises:
         RoleFileError: It is no role file; names file, line and key.
     """
-    file = _read(text, source)
+    file = read(text, source, frozenset(_Keys.model_fields))
     keys = _checked(file, default_name)
     tools, ignored = _tools(file, keys)
     for tool in keys.needs:
@@ -255,7 +238,7 @@ def first_sentence(text: str) -> str:
     return _SENTENCE_END.split(" ".join(text.split()), maxsplit=1)[0]
 
 
-def _tools(file: _File, keys: _Keys) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _tools(file: File, keys: _Keys) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the role's tools (named and common ones, less the denied), and the names that were ignored."""
     granted = {name: _tool(file, "tools", name) for name in keys.tools}
     # What is denied by pattern, `Bash(rm:*)`, is denied as a whole: nothing here could deny a part of a tool.
@@ -275,7 +258,7 @@ def _tools(file: _File, keys: _Keys) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return tools, (*ignored, *(f"disallowedTools: {name}" for name, tool in denied.items() if not tool))
 
 
-def _tool(file: _File, key: str, name: str) -> str | None:
+def _tool(file: File, key: str, name: str) -> str | None:
     """Return our name of a tool; None for one that has no counterpart here, or is no role's business."""
     name = CLAUDE_TOOLS.get(name, name)
     if name in OWN_TOOLS or _MCP_TOOL.fullmatch(name):
@@ -287,7 +270,7 @@ def _tool(file: _File, key: str, name: str) -> str | None:
     raise file.fault(key, f"no tool {_shown(name)}; {hint}")
 
 
-def _checked(file: _File, default_name: str) -> _Keys:
+def _checked(file: File, default_name: str) -> _Keys:
     """Check the values of the keys; the first fault is told."""
     try:
         return _Keys.model_validate({"name": default_name, **file.values})
@@ -310,68 +293,3 @@ def _shown(value: object) -> str:
     except ValueError:  # an integer of thousands of digits
         return "a number that is too long to show"
     return shown if len(shown) <= 80 else shown[:79] + "…"
-
-
-def _read(text: str, source: str) -> _File:
-    """Cut a file into its frontmatter and its body, and read the former."""
-    if len(text) > MAX_FILE_CHARS:
-        raise RoleFileError(f"{source}: has {len(text):,} characters; a role file has at most {MAX_FILE_CHARS:,}")
-    lines = text.removeprefix("\ufeff").replace("\r\n", "\n").split("\n")
-    if lines[0].rstrip() != "---":
-        raise RoleFileError(f"{source}, line 1: a role file begins with a line `---`, then `description: …`")
-    end = next((number for number, line in enumerate(lines[1:], start=1) if line.rstrip() == "---"), None)
-    if end is None:
-        raise RoleFileError(f"{source}, line {len(lines)}: the line `---` that ends the frontmatter is missing")
-    front = "\n".join(lines[1:end])
-    quoted = _PLAIN_DESCRIPTION.sub(_quote, front)
-    try:
-        values, at = _yaml(front, source)
-    except RoleFileError as first:
-        try:
-            values, at = _yaml(quoted, source)
-        except RoleFileError:
-            raise first from None
-    return _File(source, values, at, "\n".join(lines[end + 1 :]).strip())
-
-
-def _quote(found: re.Match[str]) -> str:
-    return found[1] + json.dumps(found[2].replace("\\n", "\n"), ensure_ascii=False)
-
-
-def _yaml(front: str, source: str) -> tuple[dict[str, Any], dict[str, int]]:
-    """Read the frontmatter: the values of the keys that mean something here, and the line of every key."""
-    try:
-        loader: Any = yaml.SafeLoader(front)  # its methods have no types
-        root = loader.get_single_node()
-    except yaml.reader.ReaderError as error:
-        line = front.count("\n", 0, error.position) + 2
-        raise RoleFileError(f"{source}, line {line}: holds a control character; take it out") from error
-    except (yaml.YAMLError, RecursionError) as error:
-        mark = getattr(error, "problem_mark", None)
-        problem = getattr(error, "problem", None) or "it cannot be read"
-        line = mark.line + 2 if mark else 2
-        raise RoleFileError(f"{source}, line {line}: the frontmatter is no YAML: {problem}") from error
-    if not isinstance(root, yaml.MappingNode):
-        raise RoleFileError(f"{source}, line 2: the frontmatter must be lines of `key: value`")
-    values: dict[str, Any] = {}
-    lines: dict[str, int] = {}
-    for key, node in root.value:
-        name, line = key.value, key.start_mark.line + 2
-        if not isinstance(name, str):
-            raise RoleFileError(f"{source}, line {line}: a key must be one word")
-        name = "maxTurns" if name == "max_iterations" else name  # the spawn argument's name for it
-        if name in lines:
-            raise RoleFileError(f"{source}, line {line}, {name}: is given twice; keep one")
-        lines[name] = line
-        if name not in _Keys.model_fields:
-            continue
-        # Scalars and flat lists only: nothing that aliases could blow up.
-        if not isinstance(node.value, str) and not all(isinstance(item, yaml.ScalarNode) for item in node.value):
-            raise RoleFileError(f"{source}, line {line}, {name}: must be one value or a flat list")
-        try:
-            value = loader.construct_object(node, deep=True)
-        except (ValueError, LookupError, AttributeError, TypeError, yaml.YAMLError) as error:  # `!!int x`
-            raise RoleFileError(f"{source}, line {line}, {name}: cannot be read as a value") from error
-        if value is not None:  # a key without a value says nothing
-            values[name] = value
-    return values, lines
