@@ -55,7 +55,21 @@ def test_a_built_in_role_has_the_designs_limits_and_tools(name: str) -> None:
 
 def test_only_roles_that_cannot_do_without_a_tool_need_it() -> None:
     needs = {role.name: role.needs for role in Catalog.load().roles if role.needs}
-    assert needs == {"web_crawler": ("web_search",), "coder": ("edit_file", "write_file", "run_bash")}
+    assert needs == {
+        "web_crawler": ("web_search",),
+        "code_reviewer": ("read_file",),
+        "coder": ("edit_file", "write_file", "run_bash"),
+    }
+
+
+@pytest.mark.parametrize("name", ["web_crawler", "code_reviewer", "data_extractor", "researcher", "custom"])
+def test_a_role_promises_nothing_of_a_tool_that_may_not_be_there(name: str) -> None:
+    role = Catalog.load().get(name)
+    if {"run_bash", "python_exec"} & set(role.tools):
+        words = " ".join(role.body.split())
+        assert "if you have it" in words or "If they do not, review by reading" in words
+    if "web_search" in role.tools:
+        assert "ithout a tool that searches" in role.body
 
 
 @pytest.mark.parametrize("name", ["web_crawler", "researcher", "custom"])
