@@ -7,7 +7,7 @@ import json
 import math
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from ava_server.errors import BadInput
 
@@ -54,7 +54,9 @@ class SpawnArgs(Arguments):
     context: str | None = Field(
         default=None, max_length=200_000, description="Background, constraints, file paths. No credentials."
     )
-    context_from: list[str] | None = Field(default=None, description="Ids of ended runs whose results it may read.")
+    context_from: list[str] | None = Field(
+        default=None, description="(not in this version) Ids of ended runs whose results it may read."
+    )
     retry_of: str | None = Field(default=None, description="Id of an ended run whose arguments are the defaults.")
     system_prompt: str | None = Field(default=None, max_length=50_000, description="Extra role specialisation.")
     name: str | None = Field(default=None, max_length=60, description="Short label shown wherever the run is.")
@@ -66,25 +68,45 @@ class SpawnArgs(Arguments):
     max_tokens: int | None = Field(default=None, gt=0)
     max_iterations: int | None = Field(default=None, gt=0, description="Model calls.")
     max_tool_calls: int | None = Field(default=None, gt=0)
-    extended_thinking: bool | None = None
-    plan: bool | None = None
+    extended_thinking: bool | None = Field(
+        default=None, description="(not in this version) It thinks before it answers."
+    )
+    plan: bool | None = Field(default=None, description="(not in this version) It plans before it works.")
     tools: list[str] | None = Field(default=None, description="Only these of the role's tools.")
     blocked_tools: list[str] | None = Field(default=None, description="Not these of the role's tools.")
-    namespace: list[str] | None = Field(default=None, description="Coder: paths that it may change.")
-    verify: str | None = Field(default=None, description="Coder: command line that checks the work.")
-    workspace: str | None = Field(default=None, description="Folder that it may read. Absolute path.")
+    namespace: list[str] | None = Field(
+        default=None, description="(not in this version) Coder: paths that it may change."
+    )
+    verify: str | None = Field(
+        default=None, description="(not in this version) Coder: command line that checks the work."
+    )
+    workspace: str | None = Field(
+        default=None,
+        description="Folder that it may read. Absolute path. Without it researcher, data_extractor, web_crawler and"
+        " custom see no files.",
+    )
     output_schema: dict[str, Any] | None = Field(default=None, description="JSON schema that `output` must match.")
     task_id: str | None = Field(
-        default=None, max_length=64, description="Your own reference; makes the call idempotent."
+        default=None,
+        max_length=64,
+        description="Your own reference. Makes the call idempotent: repeated before the run has ended, it brings back"
+        " the first.",
     )
     rationale: str | None = Field(default=None, max_length=2_000, description="Why, for the person who approves.")
+
+
+def _listed(given: Any) -> Any:
+    """Take one text for a list of one: models often give it so."""
+    return [given] if isinstance(given, str) else given
 
 
 class ConfirmArgs(Arguments):
     """Arguments of `confirm_spawn`."""
 
-    pending_ids: list[str] = Field(min_length=1, max_length=20, description="From spawn_subagent.")
-    approving: list[str] | None = Field(
+    pending_ids: Annotated[list[str], BeforeValidator(_listed)] = Field(
+        min_length=1, max_length=20, description="From spawn_subagent."
+    )
+    approving: Annotated[list[str] | None, BeforeValidator(_listed)] = Field(
         default=None, description="To approve: each proposal's approval_line, letter for letter, in the same order."
     )
     decision: Literal["approve", "reject"] = "approve"

@@ -10,6 +10,7 @@ from support.house import PRICED, arrived, hand_over, open_lab
 from support.model_server import Gate, Say
 
 from ava_server.app import build_server
+from ava_server.arguments import SpawnArgs
 from ava_server.settings import load_settings
 from ava_server.status import tokens_short
 from ava_server.words import INSTRUCTIONS, text_of
@@ -123,3 +124,25 @@ async def test_tools_narrow_a_role_and_blocked_tools_narrow_it_further(tmp_path:
             given = {"role": "researcher", "task": "x", "workspace": str(lab.workspace), field: ["spawn_subagent"]}
             refused = await lab.call("spawn_subagent", **given)
             assert refused.status == "failed" and field in refused.message and "spawn_subagent" in refused.message
+
+
+async def test_the_arguments_marked_as_not_in_this_version_are_the_ones_that_are_refused_as_such(
+    tmp_path: Path,
+) -> None:
+    given = {
+        "plan": True,
+        "extended_thinking": True,
+        "context_from": ["S-7f3a2b"],
+        "verify": "pytest -q",
+        "namespace": ["src/"],
+    }
+    async with open_lab(tmp_path) as lab:
+        for name, value in given.items():
+            asked = {"role": "researcher", "task": "x", "workspace": str(lab.workspace), name: value}
+            refused = await lab.call("spawn_subagent", **asked)
+            assert refused.status == "failed" and name in refused.message and "does not have it yet" in refused.message
+    fields = SpawnArgs.model_json_schema()["properties"]
+    marked = {
+        name for name, about in fields.items() if about.get("description", "").startswith("(not in this version)")
+    }
+    assert marked == set(given)
