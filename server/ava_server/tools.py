@@ -104,7 +104,7 @@ def _fixed_tools() -> tuple[types.Tool, ...]:
             arguments.SpawnArgs,
             SpawnAnswer,
             types.ToolAnnotations(
-                read_only_hint=False, destructive_hint=False, idempotent_hint=True, open_world_hint=False
+                read_only_hint=False, destructive_hint=False, idempotent_hint=False, open_world_hint=False
             ),
             loaded=True,
         ),
