@@ -5,19 +5,29 @@ from __future__ import annotations
 import csv
 import io
 import time
-import zipfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TypeVar
+from itertools import islice
+from typing import TYPE_CHECKING, TypeVar
 
 from ava_roles.errors import ToolFailed
+from ava_roles.tools.bombs import refuse_bomb
 from ava_roles.tools.texts import decoded
 
-_UNPACKED_MAX = 100_000_000  # bytes that an office file may unpack to: beyond is a bomb
+if TYPE_CHECKING:
+    from docx.table import Table
+
 _ROWS_MAX = 2_000
 _ROWS_SCANNED = 200_000  # a sheet may claim a million empty rows
+_COLUMNS_MAX = 200
 _CELL_MAX = 500
-_PDF_SECONDS = 20.0
+_TABLE_CHARS = 1_000_000  # of all tables of a file together
+_CSV_CHARS = 4_000_000
+_TEXT_CHARS = 5_000_000
+_SECONDS = 20.0
+_PAGE_CHARS = 200_000
+_PDF_STREAM = 10_000_000  # bytes that one page's drawing instructions may unpack to
+_PDF_INSTRUCTIONS = 500_000
 _Read = TypeVar("_Read")
 
 
@@ -53,21 +63,43 @@ def read_pdf(data: bytes, first: int = 1, count: int | None = None, max_chars: i
     def read() -> Pdf:
         import pypdf
 
+        until = time.monotonic() + _SECONDS
+
+        def in_time(*_operation: object) -> None:
+            if time.monotonic() > until:
+                raise ToolFailed(f"a page of this PDF takes longer than {_SECONDS:g} s to read; ask for another copy")
+
         reader = pypdf.PdfReader(io.BytesIO(data))
         if reader.is_encrypted and not reader.decrypt(""):
             raise ToolFailed("this PDF needs a password; ask for a copy without one")
         total = len(reader.pages)
         last = total if count is None else min(total, first + count - 1)
-        until = time.monotonic() + _PDF_SECONDS
         pages: list[tuple[int, str]] = []
         for number in range(first, last + 1):
             if time.monotonic() > until or sum(len(text) for _, text in pages) > max_chars:
                 break
-            pages.append((number, reader.pages[number - 1].extract_text().strip()))
+            text = reader.pages[number - 1].extract_text(visitor_operand_before=in_time).strip()
+            cut = "\n(cut here: the page has more text)" if len(text) > _PAGE_CHARS else ""
+            pages.append((number, text[:_PAGE_CHARS] + cut))
         title = (reader.metadata.title if reader.metadata else None) or None
         return Pdf(tuple(pages), total, title, first + len(pages) - 1 < last)
 
-    return _translated(read, "PDF")
+    def within_bounds() -> Pdf:
+        import pypdf
+
+        with pypdf.apply_configuration(
+            maximum_declared_stream_length=2 * _PDF_STREAM,
+            array_based_stream_maximum_output_length=_PDF_STREAM,
+            zlib_maximum_output_length=_PDF_STREAM,
+            lzw_maximum_output_length=_PDF_STREAM,
+            run_length_maximum_output_length=_PDF_STREAM,
+            brotli_maximum_output_length=_PDF_STREAM,
+            stream_decoding_work_maximum_length=4 * _PDF_STREAM,
+            stream_parsing_work_maximum_count=_PDF_INSTRUCTIONS,
+        ):
+            return read()
+
+    return _translated(within_bounds, "PDF")
 
 
 def read_docx(data: bytes) -> str:
@@ -81,20 +113,46 @@ def read_docx(data: bytes) -> str:
         import docx
         from docx.table import Table
 
-        _refuse_bomb(data)
+        refuse_bomb(data)
+        until = time.monotonic() + _SECONDS
         parts: list[str] = []
+        marks: dict[str | None, str] = {}
+        room = _TABLE_CHARS
+        size = 0
         for block in docx.Document(io.BytesIO(data)).iter_inner_content():
+            if size > _TEXT_CHARS or time.monotonic() > until:
+                parts.append("(cut here: the rest is too long to read)")
+                break
             if isinstance(block, Table):
-                parts.append(table([cell.text for cell in row.cells] for row in block.rows))
-                continue
-            style = (block.style.name if block.style else None) or ""
-            level = style.removeprefix("Heading ")
-            mark = "# " if style == "Title" else "#" * min(int(level), 6) + " " if level.isdigit() else ""
-            if block.text.strip():
-                parts.append(mark + block.text.strip())
+                text = table(_rows(block), room)
+                room -= len(text)
+            else:
+                style = block._p.style  # pyright: ignore[reportPrivateUsage]  # finding a style's name takes long
+                if style not in marks:
+                    marks[style] = _mark((block.style.name if block.style else None) or "")
+                text = block.text[:_TEXT_CHARS].strip()
+                text = text and marks[style] + text
+            if text:
+                parts.append(text)
+                size += len(text)
         return "\n\n".join(parts)
 
     return _translated(read, "Word document")
+
+
+def _mark(style: str) -> str:
+    """Return what stands before a paragraph of a style: a heading's signs, or nothing."""
+    level = style.removeprefix("Heading ")
+    return "# " if style == "Title" else "#" * min(int(level), 6) + " " if level.isdecimal() and level.isascii() else ""
+
+
+def _rows(of: Table) -> Iterable[list[str]]:
+    """Yield a table's rows, a cell that spans several columns once; `row.cells` repeats it as often as it claims."""
+    from docx.table import _Cell  # pyright: ignore[reportPrivateUsage]
+
+    for row in of.rows:
+        cells = islice(row._tr.tc_lst, _COLUMNS_MAX + 1)  # pyright: ignore[reportPrivateUsage]
+        yield [_Cell(cell, of).text for cell in cells]
 
 
 def read_xlsx(data: bytes) -> str:
@@ -107,15 +165,24 @@ def read_xlsx(data: bytes) -> str:
     def read() -> str:
         import openpyxl
 
-        _refuse_bomb(data)
+        refuse_bomb(data)
+        until = time.monotonic() + _SECONDS
         book = openpyxl.load_workbook(io.BytesIO(data), read_only=True, data_only=True)
         try:
             parts: list[str] = []
-            for sheet in book.worksheets:
+            room = _TABLE_CHARS
+            for number, sheet in enumerate(book.worksheets):
+                if room <= 0 or time.monotonic() > until:
+                    parts.append(f"({len(book.worksheets) - number:,} more sheets are not shown)")
+                    break
+                sheet.reset_dimensions()  # what a sheet claims to be wide and long is made up of empty cells
                 rows = (
-                    ["" if value is None else str(value) for value in row] for row in sheet.iter_rows(values_only=True)
+                    # Looked at as a whole first: a row far down makes as many empty ones as there are above it.
+                    [] if row.count(None) == len(row) else ["" if value is None else str(value) for value in row]
+                    for row in sheet.iter_rows(max_col=_COLUMNS_MAX + 1, values_only=True)
                 )
-                parts.append(f"## Sheet {sheet.title}\n\n{table(rows)}")
+                parts.append(f"## Sheet {sheet.title}\n\n{table(rows, room)}")
+                room -= len(parts[-1])
             return "\n\n".join(parts)
         finally:
             book.close()
@@ -134,23 +201,36 @@ def read_csv(data: bytes) -> str:
         raise ToolFailed("this file is named like a CSV but is no text; choose another file")
 
     def read() -> str:
-        try:
-            dialect: type[csv.Dialect] = csv.Sniffer().sniff(text[:8_192], delimiters=",;\t|")
-        except csv.Error:
-            dialect = csv.excel
-        return table(csv.reader(io.StringIO(text, newline=""), dialect))
+        beginning = text[:_CSV_CHARS]
+        shown = table(csv.reader(io.StringIO(beginning, newline=""), delimiter=_separator(beginning)))
+        if len(text) > len(beginning):
+            shown += f"\n(only the first {_CSV_CHARS:,} characters were looked at)"
+        return shown
 
     return _translated(read, "CSV file")
 
 
-def table(rows: Iterable[Iterable[str]]) -> str:
-    """Return rows as a Markdown table; empty rows are left out, what is beyond 2,000 rows is counted."""
+def _separator(text: str) -> str:
+    """Return what separates cells: the sign that stands in most of the first lines, and there most often."""
+    lines = text[:8_192].splitlines()[:20]
+    return max(",;\t|", key=lambda sign: (sum(sign in line for line in lines), sum(line.count(sign) for line in lines)))
+
+
+def table(rows: Iterable[Iterable[str]], room: int = _TABLE_CHARS) -> str:
+    """Return rows as a Markdown table, and say what of it is not shown.
+
+    Empty rows are left out. Shown are at most 2,000 rows, 200 columns and `room` characters, and what can be read
+    in 20 s; short rows stay short, so that one wide row makes no other longer.
+    """
+    until = time.monotonic() + _SECONDS
     lines: list[str] = []
-    more = width = 0
+    notes: list[str] = []
+    more = 0
     for scanned, row in enumerate(rows):
-        if scanned > _ROWS_SCANNED:
+        if room <= 0 or scanned > _ROWS_SCANNED or time.monotonic() > until:
+            notes.append("(cut here: the rest is too long to read)")
             break
-        cells = [" ".join(cell.split())[:_CELL_MAX].replace("|", "\\|") for cell in row]
+        cells = [" ".join(cell[: 4 * _CELL_MAX].split())[:_CELL_MAX] for cell in islice(row, _COLUMNS_MAX + 1)]
         while cells and not cells[-1]:
             cells.pop()
         if not cells:
@@ -158,20 +238,20 @@ def table(rows: Iterable[Iterable[str]]) -> str:
         if len(lines) > _ROWS_MAX:
             more += 1
             continue
+        if len(cells) > _COLUMNS_MAX:
+            cells.pop()
+            if not notes:
+                notes.append(f"(only the first {_COLUMNS_MAX} columns are shown)")
         if not lines:
-            width = len(cells)
-            lines.append("|" + "---|" * width)
-        lines.append("| " + " | ".join(cells + [""] * (width - len(cells))) + " |")
+            lines.append("|" + "---|" * len(cells))
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+        room -= len(lines[-1]) + 1
+    if more:
+        notes.append(f"({more:,} more rows are not shown)")
     if not lines:
-        return "(empty)"
+        return "\n".join(["(empty)", *notes])
     lines[:2] = [lines[1], lines[0]]
-    return "\n".join(lines) + (f"\n({more:,} more rows are not shown)" if more else "")
-
-
-def _refuse_bomb(data: bytes) -> None:
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        if sum(item.file_size for item in archive.infolist()) > _UNPACKED_MAX:
-            raise ToolFailed("this file unpacks to more than 100 MB; ask for a smaller one")
+    return "\n".join([*lines, *notes])
 
 
 def _translated(read: Callable[[], _Read], what: str) -> _Read:

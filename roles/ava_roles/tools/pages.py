@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from ava_roles.confine.fetch import Fetched
 
 _THIN = 200  # characters below which the article is taken for missed, and the whole page is read
+_TAGS_MAX = 100_000  # beyond, looking for the article takes minutes and gigabytes
+_HUGE_CHARS = 2_000_000  # what is read of such a page
 _TEXTUAL = re.compile(r"text/.*|application/(.*\+)?(json|xml|yaml|toml|javascript|x-ndjson|x-yaml|sql)")
 
 
@@ -78,6 +80,9 @@ def _html(got: Fetched) -> Page:
     from trafilatura.settings import Document
 
     html = got.text()
+    if html.count("<") > _TAGS_MAX:
+        words, _hollow = whole_page(html[:_HUGE_CHARS])
+        return Page(words, note="it is very large: these are the words of its beginning, without headings and links")
     found: Document | None = None
     try:
         text = trafilatura.extract(

@@ -1,0 +1,255 @@
+"""Documents of strangers: a small file stays small in memory and in the answer, and what was cut is said."""
+
+from __future__ import annotations
+
+import io
+import time
+import tracemalloc
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from ava_roles.confine.fetch import Fetched
+from ava_roles.errors import ToolFailed
+from ava_roles.tools import documents
+from ava_roles.tools.pages import read_page
+
+SHEET = '<worksheet xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main">%s<sheetData>%s</sheetData></worksheet>'
+WORD = '<w:document xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main"><w:body>%s</w:body></w:document>'
+
+
+@contextmanager
+def bounded(megabytes: int = 64, seconds: float = 20) -> Iterator[None]:
+    began = time.process_time()
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < megabytes * 1_000_000
+    finally:
+        tracemalloc.stop()
+    assert time.process_time() - began < seconds
+
+
+def replaced(document: bytes, part: str, text: str | bytes) -> bytes:
+    """Return an office file with one part replaced."""
+    made = io.BytesIO()
+    with (
+        zipfile.ZipFile(io.BytesIO(document)) as old,
+        zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as new,
+    ):
+        for each in old.infolist():
+            new.writestr(each.filename, text if each.filename.endswith(part) else old.read(each.filename))
+    return made.getvalue()
+
+
+def workbook(sheet: str | None = None, part: str = "sheet1.xml") -> bytes:
+    import openpyxl
+
+    book = openpyxl.Workbook()
+    book.create_sheet("Second").append(["second"])
+    made = io.BytesIO()
+    book.save(made)
+    return made.getvalue() if sheet is None else replaced(made.getvalue(), part, sheet)
+
+
+def word(body: str) -> bytes:
+    import docx
+
+    made = io.BytesIO()
+    docx.Document().save(made)
+    return replaced(made.getvalue(), "document.xml", WORD % body)
+
+
+def pdf(instructions: bytes, contents: str = "5 0 R") -> bytes:
+    """Return a PDF of one page with compressed drawing instructions."""
+    packed = zlib.compress(instructions, 9)
+    objects = [
+        b"<< /Type /Catalog /Pages 2 0 R >>",
+        b"<< /Type /Pages /Kids [4 0 R] /Count 1 >>",
+        b"<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
+        b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] /Contents " + contents.encode() + b" "
+        b"/Resources << /Font << /F1 3 0 R >> >> >>",
+        b"<< /Length %d /Filter /FlateDecode >>\nstream\n%s\nendstream" % (len(packed), packed),
+    ]
+    out = io.BytesIO()
+    out.write(b"%PDF-1.4\n")
+    places: list[int] = []
+    for number, each in enumerate(objects, 1):
+        places.append(out.tell())
+        out.write(b"%d 0 obj\n%s\nendobj\n" % (number, each))
+    start = out.tell()
+    out.write(b"xref\n0 6\n0000000000 65535 f \n" + b"".join(b"%010d 00000 n \n" % place for place in places))
+    out.write(b"trailer << /Size 6 /Root 1 0 R >>\nstartxref\n%d\n%%%%EOF" % start)
+    return out.getvalue()
+
+
+# -- tables -------------------------------------------------------------------------------------------------------
+
+
+def test_one_wide_row_makes_no_other_row_longer() -> None:
+    wide = b",".join([b"h"] * 20_000) + b"\n" + b"a\n" * 2_000  # 44 kB, which gave 120 MB
+    with bounded():
+        text = documents.read_csv(wide)
+    assert len(text) < 30_000
+    assert text.count("| a |") == 1_999
+    assert text.endswith("\n(only the first 200 columns are shown)\n(1 more rows are not shown)")
+
+
+def test_a_table_has_200_columns_2000_rows_and_a_million_characters_at_most() -> None:
+    with bounded():
+        text = documents.table(["x" * 1_000] * 300 for _ in range(3_000))
+    lines = text.splitlines()
+    assert len(text) < 1_200_000
+    assert lines[0].count("|") == lines[1].count("|") == 201
+    assert max(len(cell.strip()) for cell in lines[0].split("|")) == 500
+    assert lines[-2:] == ["(only the first 200 columns are shown)", "(cut here: the rest is too long to read)"]
+
+
+def test_a_table_of_the_largest_size_is_shown_whole_and_says_nothing_of_cuts() -> None:
+    text = documents.table([f"{row}.{column}" for column in range(20)] for row in range(2_000))
+    assert text.count("\n") == 2_000
+    assert "| 1999.19 |" in text.splitlines()[-1]
+
+
+def test_reading_stops_where_nothing_more_is_shown() -> None:
+    taken = 0
+
+    def rows() -> Iterator[list[str]]:
+        nonlocal taken
+        while True:
+            taken += 1
+            yield ["x" * 400] * 200
+
+    assert documents.table(rows()).endswith("(cut here: the rest is too long to read)")
+    assert taken < 50
+
+
+@pytest.mark.parametrize("text", ['"' * 8_192, ',"' * 4_096, "," * 2_000_000, "a,b\n" * 1_000_000])
+def test_odd_csv_files_are_read_in_bounded_time_and_memory(text: str) -> None:
+    with bounded(100):
+        assert len(documents.read_csv(text.encode())) < 100_000
+
+
+def test_only_the_beginning_of_a_large_csv_is_looked_at() -> None:
+    assert "(only the first 4,000,000 characters were looked at)" in documents.read_csv(b"aaa,bbb\n" * 600_000)
+
+
+# -- workbooks ----------------------------------------------------------------------------------------------------
+
+
+def test_a_sheet_is_as_large_as_what_stands_in_it_whatever_it_claims() -> None:
+    rows = '<row r="1"><c r="A1"><v>1</v></c></row><row r="1048576"><c r="B1048576"><v>2</v></c></row>'
+    near = '<row r="1"><c r="A1"><v>1</v></c></row><row r="9000"><c r="B9000"><v>2</v></c></row>'
+    claims = '<dimension ref="A1:XFD1048576"/>'
+    with bounded():
+        assert "too long to read" in documents.read_xlsx(workbook(SHEET % (claims, rows)))
+    with bounded():
+        text = documents.read_xlsx(workbook(SHEET % (claims, near)))
+    assert text == "## Sheet Sheet\n\n| 1 |\n|---|\n|  | 2 |\n\n## Sheet Second\n\n| second |\n|---|"
+
+
+def test_the_sheets_of_a_workbook_share_the_room_and_what_is_left_out_is_counted() -> None:
+    cell = f'<c t="inlineStr"><is><t>{"x" * 500}</t></is></c>'
+    text = documents.read_xlsx(workbook(SHEET % ("", f"<row>{cell * 150}</row>" * 40)))
+    assert len(text) < 1_200_000
+    assert text.endswith("(cut here: the rest is too long to read)\n\n(1 more sheets are not shown)")
+
+
+@pytest.mark.parametrize(
+    ("part", "text", "because"),
+    [
+        ("sheet1.xml", SHEET % ("", "<row>" + "<c/>" * 100_000 + "</row>"), "more than 50,000 elements in one row"),
+        ("sheet1.xml", SHEET % ("", "<row><x:row xmlns:x='y'>" + "<c/>" * 60_000 + "</x:row></row>"), "in one row"),
+        ("styles.xml", "<styleSheet><cellXfs>" + "<xf/>" * 600_000 + "</cellXfs></styleSheet>", "more than 500,000"),
+        ("styles.xml", "<a>" * 300 + "</a>" * 300, "nested too deep"),
+        ("styles.xml", "<a " + " ".join(f"a{number}=''" for number in range(300)) + "/>", "too many attributes"),
+        (
+            "styles.xml",
+            "<a " + " ".join(f"a{number}=''" for number in range(200_000)) + "/>",
+            "a tag of more than 1 MB",
+        ),
+        ("styles.xml", '<?xml version="1.0" encoding="GBK"?><a>' + "<b/>" * 300_000 + "</a>", "no plain XML"),
+        ("sheet1.xml", '<!DOCTYPE a [<!ENTITY b "bb">]><a>&b;</a>', "a document type of its own"),
+    ],
+)
+def test_a_part_that_would_fill_the_memory_is_refused_before_it_is_built_up(part: str, text: str, because: str) -> None:
+    bomb = workbook(text, part)
+    assert len(bomb) < 800_000
+    with bounded(), pytest.raises(ToolFailed, match=because):
+        documents.read_xlsx(bomb)
+
+
+def test_a_sheet_has_two_million_elements_at_most() -> None:
+    with pytest.raises(ToolFailed, match="more than 2,000,000 elements in one part"):
+        documents.read_xlsx(workbook(SHEET % ("", "<row/>" * 2_000_000)))
+
+
+def test_a_part_in_utf_16_is_counted_too() -> None:
+    text = "<?xml version='1.0' encoding='utf-16'?><a>" + "<b/>" * 600_000 + "</a>"
+    bomb = replaced(workbook(), "styles.xml", text.encode("utf-16"))
+    with bounded(), pytest.raises(ToolFailed, match="more than 500,000 elements"):
+        documents.read_xlsx(bomb)
+
+
+# -- word documents -----------------------------------------------------------------------------------------------
+
+CELL = "<w:tc><w:tcPr>%s</w:tcPr><w:p><w:r><w:t>a</w:t></w:r></w:p></w:tc>"
+WIDE = '<w:gridSpan w:val="900000000"/>'
+
+
+@pytest.mark.parametrize(
+    ("rows", "shown"),
+    [
+        (f"<w:tr>{CELL % WIDE}</w:tr>", "| a |\n|---|"),
+        (f"<w:tr>{CELL % '<w:vMerge/>'}</w:tr>" * 1_500, "| a |\n|---|\n" + "\n".join(["| a |"] * 1_499)),
+        (f"<w:tr>{CELL % '' * 300}</w:tr>", "(only the first 200 columns are shown)"),
+    ],
+)
+def test_cells_of_a_table_count_once_however_far_they_claim_to_reach(rows: str, shown: str) -> None:
+    with bounded():
+        assert documents.read_docx(word(f"<w:tbl>{rows}</w:tbl>")).endswith(shown)
+
+
+def test_a_document_of_too_many_parts_is_refused_and_one_that_is_too_long_is_cut() -> None:
+    with bounded(), pytest.raises(ToolFailed, match="more than 500,000 elements"):
+        documents.read_docx(word("<w:p/>" * 600_000))
+    paragraph = f"<w:p><w:r><w:t>{'words ' * 100_000}</w:t></w:r></w:p>"
+    text = documents.read_docx(word(paragraph * 20))
+    assert len(text) < 6_000_000
+    assert text.endswith("(cut here: the rest is too long to read)")
+
+
+# -- PDF and pages ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("made", "because"),
+    [
+        (lambda: pdf(b"BT /F1 12 Tf " + b"(a) Tj\n" * 3_000_000 + b"ET"), "Limit reached"),
+        (lambda: pdf(b"BT /F1 12 Tf " + b"(a) Tj\n" * 400_000 + b"ET"), "cannot be read"),
+        (lambda: pdf(b"BT " + b"(a) Tj\n" * 10_000 + b"ET", "[" + "5 0 R " * 900 + "]"), "cannot be read"),
+        (lambda: pdf(b"[" * 400_000), "cannot be read"),
+    ],
+)
+def test_a_page_that_unpacks_to_too_much_is_refused(made: Callable[[], bytes], because: str) -> None:
+    with bounded(300, 30), pytest.raises(ToolFailed, match=because):
+        documents.read_pdf(made())
+
+
+def test_the_text_of_one_page_is_cut() -> None:
+    [(number, text)] = documents.read_pdf(pdf(b"BT /F1 12 Tf (" + b"a" * 1_000_000 + b") Tj ET")).pages
+    assert number == 1
+    assert text == "a" * 200_000 + "\n(cut here: the page has more text)"
+
+
+@pytest.mark.parametrize("piece", ["<p>a", "<a href=x>y</a>", "a<br>", "<div>", "<table><tr><td>a"])
+def test_a_page_of_a_million_tags_is_read_without_looking_for_its_article(piece: str) -> None:
+    html = "<html><body>first words " + piece * (4_000_000 // len(piece))
+    got = Fetched(200, "https://example.org/", {}, "text/html", html.encode(), truncated=False)
+    with bounded(200):
+        page = read_page(got)
+    assert page.text.startswith("first words")
+    assert "very large" in (page.note or "")
