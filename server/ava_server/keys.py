@@ -25,6 +25,9 @@ WELL_KNOWN: Mapping[str, str] = {
 }
 """The providers that are known by name, and the variable in which people usually have their key."""
 
+NOT_YET = frozenset({"anthropic", "kagi", "brave"})
+"""Those among them whose key is kept, and which nothing of this version asks."""
+
 OWN_PREFIX = "AVA_KEY_"
 SHORTEST = 8
 LOCK_TIMEOUT_S = 5.0
@@ -111,7 +114,7 @@ def provider_name(provider: str) -> str:
         # A key typed in the name's place must not be shown.
         raise BadInput(
             "A provider's name has letters, digits, `-` and `_`, at most 41 characters; "
-            f"known are {', '.join(WELL_KNOWN)}. Give the key itself only when you are asked for it."
+            "`ava key set --help` names the known ones. Give the key itself only when you are asked for it."
         )
     return name
 

@@ -1,5 +1,4 @@
 import os
-import pty
 import signal
 import subprocess
 import sys
@@ -7,11 +6,13 @@ from pathlib import Path
 
 import pytest
 import typer
+from support.terminal import on_terminal
 
 from ava_audit.errors import SchemaNewer, StoreUnavailable
 from ava_roles.errors import RoleFileError, UnknownRole
 from ava_server.cli import app
 from ava_server.errors import AvaError, BadInput, ConfigError, ModelTimeout, Refused
+from ava_server.keys import NOT_YET
 
 VALUE = "sk-or-v1-0a1b2c3d4e5f60718293a4b5c6d7e8f9"
 
@@ -42,10 +43,10 @@ def test_a_key_is_stored_from_a_pipe_listed_without_its_value_and_removed(tmp_pa
     ]
     assert listed.stdout.splitlines() == [
         f"Data root: {root}",
-        "brave       BRAVE_API_KEY",
+        "brave       BRAVE_API_KEY (stored; this version of Ava cannot use it yet)",
         f"openrouter  {root}/keys.toml",
     ]
-    assert f'"keys": [{{"provider": "openrouter", "from": "{root}/keys.toml"}}]' in as_json.stdout
+    assert f'"keys": [{{"provider": "openrouter", "from": "{root}/keys.toml", "used": true}}]' in as_json.stdout
     assert removed.stdout.splitlines()[0] == f"Data root: {root}"
     assert (again.returncode, again.stderr.count("\n")) == (2, 1)
     for result in (stored, listed, as_json, removed, again):
@@ -53,27 +54,77 @@ def test_a_key_is_stored_from_a_pipe_listed_without_its_value_and_removed(tmp_pa
 
 
 def test_a_key_typed_at_a_terminal_is_not_echoed(tmp_path: Path) -> None:
-    ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "ava_server", "key", "set", "opnerouter"],
-        env={"PATH": os.environ["PATH"], "AVA_DATA_ROOT": str(tmp_path)},
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        start_new_session=True,
-    )
-    os.close(theirs)
-    seen = b""
-    while b"(not shown): " not in seen:
-        seen += os.read(ours, 4096)
-    os.write(ours, VALUE.encode() + b"\n")
-    while b"Did you mean openrouter?" not in seen:
-        seen += os.read(ours, 4096)
-    assert process.wait(30) == 0
-    os.close(ours)
+    with on_terminal(tmp_path, "key", "set", "openrouter", columns=300) as screen:
+        screen.until("(not shown): ")
+        screen.type(VALUE + "\n")
+        assert screen.ended() == 0
 
-    assert VALUE.encode() not in seen
+    assert VALUE not in screen.text
     assert VALUE in (tmp_path / "keys.toml").read_text()
+
+
+def test_a_name_that_nobody_knows_is_told_before_the_key_is_asked_for(tmp_path: Path) -> None:
+    with on_terminal(tmp_path / "data", "key", "set", "openruter") as screen:
+        assert screen.ended() == 2
+    assert "Did you mean openrouter?" in screen.text
+    assert "(not shown)" not in screen.text
+    assert not (tmp_path / "data").exists()
+
+    (tmp_path / "config.toml").write_text('[providers.LM-Studio]\nbase_url = "http://127.0.0.1:1234/v1"\n')
+    own = ava(tmp_path, "key", "set", "lm-studio", stdin=VALUE)
+    assert (own.returncode, own.stderr) == (0, "")
+    listed = ava(tmp_path, "key", "list", AVA_KEY_FORGOTTEN=VALUE).stdout.splitlines()
+    assert listed[1:] == [
+        "forgotten  AVA_KEY_FORGOTTEN (not used: config.toml has no [providers.forgotten])",
+        f"lm_studio  {tmp_path}/keys.toml",
+    ]
+
+
+@pytest.mark.parametrize("provider", sorted(NOT_YET))
+def test_a_key_that_nothing_uses_yet_is_kept_and_said_to_be_of_no_use(tmp_path: Path, provider: str) -> None:
+    stored = ava(tmp_path, "key", "set", provider, stdin=VALUE)
+    assert stored.returncode == 0
+    assert "this version of Ava cannot use it yet" in stored.stdout
+    assert "this version of Ava cannot use it yet" in ava(tmp_path, "key", "list").stdout
+    assert '"used": false' in ava(tmp_path, "key", "list", "--json").stdout
+
+    (tmp_path / "config.toml").write_text(f'[providers.{provider}]\nbase_url = "http://127.0.0.1:9/v1"\n')
+    assert "cannot use it yet" not in ava(tmp_path, "key", "list").stdout
+
+
+LOOKING = [("key", "list"), ("key", "set", "openai"), ("logs",), ("status", "--once"), ("show", "S-123456")]
+
+
+@pytest.mark.parametrize("args", LOOKING)
+def test_a_data_root_that_can_be_none_is_refused_by_whoever_looks_at_it(tmp_path: Path, args: tuple[str, ...]) -> None:
+    file, link = tmp_path / "file", tmp_path / "link"
+    file.write_text("text")
+    link.symlink_to(tmp_path / "nowhere")
+    for root, says in (
+        (file, "is no folder"),
+        (file / "below", "Not a directory"),
+        (link, "leads nowhere"),
+        (tmp_path / ("x" * 300), "File name too long"),
+        (Path("/proc/ava"), "cannot be made in /proc"),
+    ):
+        done = ava(root, *args, stdin=VALUE)
+        assert (done.returncode, done.stderr.count("\n")) == (30, 1), done.stderr
+        assert done.stderr.startswith(f"ava: The data root {root}")
+        assert says in done.stderr
+        assert "AVA_DATA_ROOT" in done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may look into every folder")
+@pytest.mark.parametrize("args", LOOKING)
+def test_a_data_root_of_somebody_else_is_one_sentence(tmp_path: Path, args: tuple[str, ...]) -> None:
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o000)
+    try:
+        for root in (closed, closed / "data"):
+            done = ava(root, *args, stdin=VALUE)
+            assert (done.returncode, done.stderr.count("\n")) == (30, 1), done.stderr
+    finally:
+        closed.chmod(0o700)
 
 
 def test_an_error_is_one_sentence_without_a_traceback_and_with_its_exit_code(tmp_path: Path) -> None:

@@ -75,5 +75,5 @@ def run_or_proposal(given: str) -> tuple[str, str]:
             continue
     raise BadInput(
         f"{given[:40]!r} is no id: a subagent's looks like S-7f3a2b, a proposal's like P-1c22b09d. "
-        "`ava status --once` lists them."
+        "`ava status --once` lists the latest, `ava logs --type spawn` all."
     )

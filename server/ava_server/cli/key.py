@@ -11,15 +11,26 @@ from typing import Annotated
 import typer
 
 from ava_server.cli.app import heading
-from ava_server.data_root import find_data_root
+from ava_server.cli.root import has_log
+from ava_server.cli.terminal import say
+from ava_server.data_root import DataRoot, find_data_root
 from ava_server.errors import BadInput
-from ava_server.keys import WELL_KNOWN, find_key, list_keys, provider_name, remove_key, set_key
+from ava_server.keys import NOT_YET, WELL_KNOWN, find_key, list_keys, provider_name, remove_key, set_key
 
 LONGEST_LINE = 16_384
 
 Provider = Annotated[
-    str, typer.Argument(metavar="PROVIDER", help=f"{', '.join(WELL_KNOWN)}, or one of your [providers.NAME].")
+    str,
+    typer.Argument(
+        metavar="PROVIDER",
+        help=(
+            f"{' or '.join(name for name in WELL_KNOWN if name not in NOT_YET)}, or a NAME that has a [providers.NAME]"
+            f" in config.toml. Stored for later versions: {', '.join(name for name in WELL_KNOWN if name in NOT_YET)}."
+        ),
+    ),
 ]
+Stored = Annotated[str, typer.Argument(metavar="PROVIDER", help="A name that `ava key list` shows.")]
+_STORED_ONLY = "this version of Ava cannot use it yet"
 
 
 def register(app: typer.Typer) -> None:
@@ -32,21 +43,30 @@ def register(app: typer.Typer) -> None:
 
 
 def set_command(provider: Provider) -> None:
-    """Store a key: asked for without echo, or read as one line from a pipe."""
+    """Store a key: asked for without echo, or read as one line from a pipe.
+
+    The name is checked first: one that is not known needs its [providers.NAME] in config.toml.
+    """
     name = provider_name(provider)
     root = find_data_root()
+    has_log(root)
+    if name not in WELL_KNOWN and name not in _configured(root):
+        near = difflib.get_close_matches(name, [known for known in WELL_KNOWN if known not in NOT_YET], n=1)
+        hint = f"Did you mean {near[0]}? If not, give" if near else "Give"
+        raise BadInput(
+            f"{name} is no provider that Ava knows. {hint} it its address first: base_url under [providers.{name}]"
+            f" in {root.config}"
+        )
     heading(root)
     value = _ask(name) if sys.stdin.isatty() else sys.stdin.readline(LONGEST_LINE)
     root.create()
     set_key(name, value, root.keys)
-    typer.echo(f"Stored the key for {name} in {root.keys}.")
+    say(f"Stored the key for {name} in {root.keys}.")
     key = find_key(name, root.keys)
     if key is not None and key.where != str(root.keys):
-        typer.echo(f"{key.where} is set in this environment as well, and goes before it.")
-    if name not in WELL_KNOWN:
-        near = difflib.get_close_matches(name, WELL_KNOWN, n=1)
-        hint = f" Did you mean {near[0]}?" if near else ""
-        typer.echo(f"No provider is known by that name; it is for [providers.{name}] in {root.config}.{hint}")
+        say(f"{key.where} is set in this environment as well, and goes before it.")
+    if name in NOT_YET and name not in _configured(root):
+        say(f"It is kept, but {_STORED_ONLY}: nothing asks {name}.")
 
 
 def list_command(
@@ -54,20 +74,24 @@ def list_command(
 ) -> None:
     """List whose keys there are and where each comes from, never the keys."""
     root = find_data_root()
+    has_log(root)
     keys = list_keys(root.keys)
+    configured = _configured(root) if any(_needs_entry(key.provider) for key in keys) else frozenset[str]()
+    unused = {key.provider: _why_unused(key.provider, configured) for key in keys}
     if as_json:
-        entries = [{"provider": key.provider, "from": key.where} for key in keys]
+        entries = [{"provider": key.provider, "from": key.where, "used": not unused[key.provider]} for key in keys]
         typer.echo(json.dumps({"data_root": str(root.path), "keys": entries}, ensure_ascii=False))
         return
     heading(root)
     width = max((len(key.provider) for key in keys), default=0)
     for key in keys:
-        typer.echo(f"{key.provider:<{width}}  {key.where}")
+        why = unused[key.provider]
+        say(f"{key.provider:<{width}}  {key.where}{f' ({why})' if why else ''}")
     if not keys:
-        typer.echo("No keys. Store one with `ava key set openrouter`.")
+        say("No keys. Store one with `ava key set openrouter`.")
 
 
-def remove_command(provider: Provider) -> None:
+def remove_command(provider: Stored) -> None:
     """Remove a stored key."""
     name = provider_name(provider)
     root = find_data_root()
@@ -76,7 +100,28 @@ def remove_command(provider: Provider) -> None:
         where = f" It comes from {key.where}: unset it there." if key else " `ava key list` shows what there is."
         raise BadInput(f"There is no key for {name} in {root.keys}.{where}")
     heading(root)
-    typer.echo(f"Removed the key for {name} from {root.keys}.")
+    say(f"Removed the key for {name} from {root.keys}.")
+
+
+def _configured(root: DataRoot) -> frozenset[str]:
+    """Return the names of the providers that have an entry in the settings, as keys are stored under them."""
+    from ava_server.settings import load_settings
+
+    return frozenset(provider_name(name) for name in load_settings(root.path).providers)
+
+
+def _needs_entry(provider: str) -> bool:
+    """Tell whether a provider's key is of use only with an entry in the settings."""
+    return provider in NOT_YET or provider not in WELL_KNOWN
+
+
+def _why_unused(provider: str, configured: frozenset[str]) -> str:
+    """Return why nothing uses a provider's key; empty where something does."""
+    if provider in configured or not _needs_entry(provider):
+        return ""
+    if provider in NOT_YET:
+        return f"stored; {_STORED_ONLY}"
+    return f"not used: config.toml has no [providers.{provider}]"
 
 
 def _ask(name: str) -> str:

@@ -12,6 +12,7 @@ import anyio.to_thread
 
 from ava_audit.store import Outcome, Store
 from ava_audit.view import View
+from ava_server.cli.root import has_log
 from ava_server.errors import BadInput
 
 if TYPE_CHECKING:
@@ -29,10 +30,13 @@ async def open_log(root: DataRoot, *, make: bool = False) -> AsyncGenerator[Stor
     Args:
         root: The data root.
         make: Make it all the same: for whoever waits for what is to come.
+
+    Raises:
+        ConfigError: The data root can be none.
     """
     if make:
         await anyio.to_thread.run_sync(root.create)
-    elif not root.db.exists():
+    elif not await anyio.to_thread.run_sync(has_log, root):
         yield None
         return
     async with Store.open(root.path) as store:
@@ -57,7 +61,9 @@ async def find_run(store: Store | None, given: str) -> RunRow:
 
     run = await store.read(query) if store is not None else None
     if run is None:
-        raise BadInput(f"There is no subagent {wanted} in this data root. `ava status --once --all` lists the latest.")
+        raise BadInput(
+            f"There is no subagent {wanted} in this data root. `ava logs --type spawn` tells of all that were proposed."
+        )
     return run
 
 

@@ -12,7 +12,9 @@ import anyio
 import typer
 
 from ava_server.cli.app import heading
+from ava_server.cli.root import has_log
 from ava_server.cli.terminal import say, say_json
+from ava_server.data_root import find_data_root
 
 if TYPE_CHECKING:
     from ava_audit.store import Store
@@ -58,6 +60,7 @@ def status_command(
     """Show what waits, runs and has ended within the hour, and today's spending; until Ctrl-C, or once."""
     from ava_server.settings import load_settings
 
+    has_log(find_data_root())
     anyio.run(_status, load_settings(), once or as_json or not sys.stdout.isatty(), everybody, as_json)
 
 
