@@ -15,14 +15,19 @@ from functools import cache
 from importlib.resources import files
 
 QUOTE_CHARS = 300
+FAR_BELOW = 1 / 3
+"""Whose rank is less than this part of the best one's is not worth showing beside it."""
 _WORDS_MOST = 30
 
 _WRAPPED = re.compile(r"^<(tool_output_\w+)[^\n]*>\n(.*?)\n</\1>", re.DOTALL | re.MULTILINE)
 _PLACE = r"(?:line|lines|page|pages) \d[\d,]*(?: to \d[\d,]*)?"
 _FILE_HEAD = re.compile(rf"^## (?P<path>[^\n]+)\n\n(?={_PLACE}:\n)", re.MULTILINE)
 _PASSAGE_HEAD = re.compile(rf"^(?P<place>{_PLACE}):\n", re.MULTILINE)
+_FOUND_HEAD = re.compile(r"\s*(?P<files>\d+) files fit best \([\d,]+ searched\)(?P<note>[^\n]*)")
+_PLAIN_PATH = re.compile(r"[\w./@+-]+")
 _READ_HEAD = re.compile(rf"(?P<path>[^\n]+?) \([^\n]*\): (?P<place>{_PLACE}) of [^\n]*\n\n")
 _PAGE = re.compile(r"^\[(page \d+)\]\n", re.MULTILINE)
+_HEADING = re.compile(r"#{1,6} [^\n]*")
 _GOES_ON = re.compile(r"\n\n\[goes on: [^\n]*\]\s*$")
 _WEB_HEAD = re.compile(
     r"^# (?:The rest of (?P<rest>\S+)\n"
@@ -60,8 +65,10 @@ class Passage:
 
     @property
     def location(self) -> str:
-        """The source, with the line where there is one."""
-        return self.source if self.line is None else f"{self.source}:{self.line}"
+        """The source, with the line or the place where there is one."""
+        if self.line is not None:
+            return f"{self.source}:{self.line}"
+        return f"{self.source}, {self.place}" if self.place else self.source
 
 
 def salient(text: str) -> list[str]:
@@ -89,13 +96,30 @@ def failures(tool: str, output: str) -> list[str]:
     return [f"{tool} brought nothing: {said[:200]}"]
 
 
+def left_out(tool: str, output: str) -> list[str]:
+    """Return what a tool says that it passed over of what it was asked to read."""
+    notes: list[str] = []
+    for body in _bodies(output):
+        searched = _FOUND_HEAD.match(body) if tool == "search_and_read" else None
+        if searched and "not all files were searched" in searched["note"]:
+            notes.append("Not all files were searched, there are too many: give a smaller folder as workspace.")
+        read = _READ_HEAD.match(body) if tool == "read_file" else None
+        if read and _GOES_ON.search(body):
+            notes.append(f"{read['path']} was not read to its end: only {read['place']}.")
+    return notes
+
+
 def quotes(found: Iterable[Passage]) -> list[Passage]:
     """Cut passages into pieces of at most 300 characters: whole sentences of one paragraph where they fit."""
     return list(dict.fromkeys(piece for passage in found for piece in _pieces(passage)))
 
 
 def best(pieces: Sequence[Passage], words: Sequence[str], most: int, per_source: int) -> list[Passage]:
-    """Return the pieces that fit the words best, best first, not too many of one source. Blocks."""
+    """Return the pieces that fit the words best, best first, not too many of one source. Blocks.
+
+    None that is far below the best; and no bare headings, unless there is nothing else.
+    """
+    pieces = [piece for piece in pieces if not _HEADING.fullmatch(piece.text)] or pieces
     if not pieces or not words:
         return []
     with closing(sqlite3.connect(":memory:")) as index:
@@ -104,11 +128,11 @@ def best(pieces: Sequence[Passage], words: Sequence[str], most: int, per_source:
             "INSERT INTO pieces (rowid, text) VALUES (?, ?)",
             ((number, piece.text.encode("utf-8", "replace").decode()) for number, piece in enumerate(pieces)),
         )
-        rows: list[tuple[int]] = index.execute(
-            "SELECT rowid FROM pieces WHERE pieces MATCH ? ORDER BY bm25(pieces), rowid",
+        rows: list[tuple[int, float]] = index.execute(  # bm25 is the lower the better, and below 0
+            "SELECT rowid, bm25(pieces) FROM pieces WHERE pieces MATCH ? ORDER BY bm25(pieces), rowid",
             (" OR ".join(f'"{word}"' for word in words),),
         ).fetchall()
-    return _spread((pieces[row] for (row,) in rows), most, per_source)
+    return _spread((pieces[row] for row, rank in rows if rank <= rows[0][1] * FAR_BELOW), most, per_source)
 
 
 def openings(pieces: Sequence[Passage], most: int, per_source: int) -> list[Passage]:
@@ -129,8 +153,17 @@ def _spread(ranked: Iterable[Passage], most: int, per_source: int) -> list[Passa
 
 
 def _found(body: str) -> Iterator[Passage]:
-    """Read the output of `search_and_read`."""
-    for path, text in _sections(_FILE_HEAD, body, "path"):
+    """Read the output of `search_and_read`.
+
+    A passage that ends with a heading, before the place of the next one, looks as if a file began there. The first
+    line says how many files there are; of more heads than that, those count that look like paths.
+    """
+    heads = list(_FILE_HEAD.finditer(body))
+    said = _FOUND_HEAD.match(body)
+    if said and len(heads) > int(said["files"]):
+        likely = sorted(heads, key=lambda head: (not _PLAIN_PATH.fullmatch(head["path"]), "." not in head["path"]))
+        heads = sorted(likely[: int(said["files"])], key=lambda head: head.start())
+    for path, text in ((head["path"], text) for head, text in _between(heads, body)):
         for place, words in _sections(_PASSAGE_HEAD, text, "place"):
             yield Passage(path, place, words.strip("\n"), _line(place))
 
@@ -162,7 +195,10 @@ def _sections(head: re.Pattern[str], body: str, name: str | int) -> Iterator[tup
 
 
 def _headed(head: re.Pattern[str], body: str) -> Iterator[tuple[re.Match[str], str]]:
-    heads = list(head.finditer(body))
+    return _between(list(head.finditer(body)), body)
+
+
+def _between(heads: Sequence[re.Match[str]], body: str) -> Iterator[tuple[re.Match[str], str]]:
     ends = [found.start() for found in heads[1:]] + [len(body)]
     for found, end in zip(heads, ends, strict=False):
         yield found, body[found.end() : end]

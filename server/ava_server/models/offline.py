@@ -23,7 +23,7 @@ from ava_server.models.choose import OFFLINE, SET_A_MODEL
 from ava_server.models.extracts import Passage
 
 SUBMIT = "submit_result"
-QUOTES_MOST = 8
+QUOTES_MOST = 5
 PER_SOURCE = 3
 _NAMED_MOST = 5
 
@@ -34,6 +34,10 @@ _CONTEXT = re.compile(r"^## Task context\n\n(.*)^## Capabilities$", re.DOTALL | 
 _LAST_TURN = re.compile(r"\bonly submit_result\b", re.IGNORECASE)
 
 NOT_READ = "No language model read this: the passages were chosen because they contain words of the task."
+# A run may be given the offline reader by name though a model is configured.
+FOR_A_MODEL = (
+    f"To have one read it, leave `model` out if one is configured; else {SET_A_MODEL[0].lower()}{SET_A_MODEL[1:]}"
+)
 
 
 class OfflineModel:
@@ -130,20 +134,21 @@ def _found(chosen: list[Passage], words: list[str], results: list[ToolTurn], *, 
         "summary": summary[:500],
         "output": "\n\n".join(parts),
         "confidence": None,
-        "caveats": [f"{NOT_READ} {SET_A_MODEL}", *_failures(results)],
+        "caveats": [f"{NOT_READ} {FOR_A_MODEL}", *_failures(results)],
         "findings": [_finding(piece, words) for piece in chosen],
     }
 
 
 def _nothing(words: list[str], results: list[ToolTurn]) -> dict[str, Any]:
-    looked = f"looked for {', '.join(words[:8])} with {_tools(results)}" if results else "had no tool to read with"
-    summary = f"No language model is configured; the offline reader {looked} and found nothing."
+    sought = f" for {', '.join(words[:8])}" if words else ""
+    looked = f"looked{sought} with {_tools(results)}" if results else "had no tool to read with"
+    summary = f"No language model read this; the offline reader {looked} and found nothing."
     return {
-        "summary": f"{summary} {SET_A_MODEL}",
+        "summary": f"{summary} {FOR_A_MODEL}"[:500],
         "output": None,
         "confidence": None,
         "caveats": [
-            f"No language model is configured. {SET_A_MODEL}",
+            f"No language model read this. {FOR_A_MODEL}",
             "The offline reader can only look for the task's words, in the files of a workspace and on pages "
             "whose URLs stand in the task, and quote them. Name a workspace, a file or a URL, or use words "
             "that stand there.",
@@ -160,12 +165,13 @@ def _finding(piece: Passage, words: list[str]) -> dict[str, Any]:
     name = piece.title or piece.source
     if not piece.title and urlsplit(piece.source).scheme not in ("http", "https"):
         name = PurePosixPath(piece.source).name or piece.source
-    return {
+    finding = {
         "claim": f"{name} speaks of {', '.join(seen[:8])}" if seen else f"{name} says this",
         "source_url": piece.location,
         "quote": piece.text,
-        "source_name": f"{name}, {piece.place}" if piece.place else name,
     }
+    # A file's place is all there is to say of it, and is said once; a page has a title beside its URL.
+    return {**finding, "source_name": piece.title} if piece.title else finding
 
 
 def _shown(piece: Passage) -> str:
@@ -174,9 +180,10 @@ def _shown(piece: Passage) -> str:
 
 
 def _failures(results: list[ToolTurn]) -> list[str]:
-    """Return what could not be read; what each tool said about it."""
+    """Return what could not be read, and what was read in part; what each tool said about it."""
     said = (extracts.failures(result.name, result.text) for result in results if result.name != SUBMIT)
-    return [line for lines in said for line in lines][:_NAMED_MOST]
+    partly = (note for result in results for note in extracts.left_out(result.name, result.text))
+    return [*partly, *[line for lines in said for line in lines][:_NAMED_MOST]]
 
 
 def _tools(results: list[ToolTurn]) -> str:

@@ -19,7 +19,7 @@ from ava_server.models.base import (
     Turn,
     UserTurn,
 )
-from ava_server.models.offline import OfflineModel
+from ava_server.models.offline import OfflineModel, answer
 
 NAMES = ("read_file", "search_and_read", "read_webpages")
 GUIDE = """# Refunds
@@ -116,7 +116,7 @@ async def test_quotes_come_letter_for_letter_from_the_files(folder: Root) -> Non
     assert all(finding["quote"] in GUIDE and len(finding["quote"]) <= 300 for finding in findings)
     assert "five working days" in findings[0]["quote"]
     assert findings[0]["source_url"] == "docs/guide.md:5"
-    assert findings[0]["source_name"] == "guide.md, line 5"
+    assert "source_name" not in findings[0], "one place is said once"
     assert "**docs/guide.md**" in str(result["output"])
     assert result["confidence"] is None
     assert "No language model read this" in str(result["caveats"])
@@ -133,7 +133,10 @@ async def test_finding_nothing_is_said_with_what_to_do(folder: Root) -> None:
     result = submitted(await run("Where is the xylophone?", folder))
     assert result["output"] is None
     assert result["findings"] == []
-    assert "No language model is configured" in str(result["summary"])
+    assert "No language model read this; the offline reader looked for xylophone with search_and_read" in str(
+        result["summary"]
+    )
+    assert "is configured;" not in str(result["summary"]).split("To have one read it")[0]
     assert "ava key set openrouter" in str(result["caveats"])
     assert "AVA_MODEL_BASE_URL" in str(result["caveats"])
     assert "search_and_read brought nothing: 0 files fit best" in str(result["caveats"])
@@ -149,6 +152,60 @@ async def test_without_a_tool_to_read_with_it_says_so() -> None:
     result = submitted(await ask(request("Think about lamps.", names=())))
     assert result["output"] is None
     assert "had no tool to read with" in str(result["summary"])
+
+
+async def test_a_task_without_a_word_to_look_for_is_told_in_a_whole_sentence(folder: Root) -> None:
+    result = submitted(await run("?!", folder))
+    assert "the offline reader looked with search_and_read and found nothing" in str(result["summary"])
+
+
+async def test_no_more_than_five_passages_are_handed_over_and_none_that_is_far_below_the_best(tmp_path: Path) -> None:
+    for number in range(9):
+        (tmp_path / f"tide{number}.txt").write_text("The tide table hangs in the harbour office.\n", encoding="utf-8")
+        (tmp_path / f"other{number}.txt").write_text(f"Number {number}: nothing but gulls.\n", encoding="utf-8")
+    (tmp_path / "tide.txt").write_text("At spring tide the ferry waits for the pilot and the tide.\n", encoding="utf-8")
+    root = Root.open(tmp_path)
+    fits_one = submitted(await run("When does the ferry wait for the pilot at spring tide?", root))["findings"]
+    fits_all = submitted(await run("Where does the tide table hang?", root))["findings"]
+    root.close()
+    assert isinstance(fits_one, list) and isinstance(fits_all, list)
+    assert [finding["source_url"] for finding in fits_one] == ["tide.txt:1"]
+    assert 1 <= len(fits_all) <= 5
+
+
+async def test_a_bare_heading_is_no_finding_where_there_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "a.md").write_text("# Refunds\n\nRefunds are paid within a week.\n", encoding="utf-8")
+    root = Root.open(tmp_path)
+    findings = submitted(await run("refunds", root))["findings"]
+    root.close()
+    assert isinstance(findings, list)
+    assert [finding["quote"] for finding in findings] == ["Refunds are paid within a week."]
+
+
+async def test_a_heading_at_the_end_of_a_passage_is_not_taken_for_a_file(tmp_path: Path) -> None:
+    long = "The lamp is lit by the keeper every evening at dusk, and put out at dawn. " * 8
+    (tmp_path / "rules.md").write_text(f"{long}\n\n## [limits]\n\n{long}\n\n{long}\n", encoding="utf-8")
+    root = Root.open(tmp_path)
+    tool = builtin_tools()["search_and_read"]
+    output = (await tool(tool.spec.args.model_validate({"query": "keeper lamp"}), Place(files=root))).text
+    root.close()
+    assert "\n\n## [limits]\n\nlines" in output or "\n\n## [limits]\n\nline " in output
+    assert {passage.source for passage in extracts.passages("search_and_read", output)} == {"rules.md"}
+
+
+def test_what_a_search_or_a_reading_left_out_is_a_caveat() -> None:
+    searched = "2 files fit best (9,000 searched); not all files were searched, there are too many: give a path"
+    found = f"{searched}\n\n## a.md\n\nline 3:\nA lamp gives light."
+    read = "b.txt (text, 90,000 bytes): lines 1 to 400 of 900\n\n1  A lamp gives light.\n\n[goes on: offset 401]"
+    turns = [
+        ToolTurn("1", "search_and_read", wrap_tool_output(found, tool="search_and_read", nonce="01234567")),
+        ToolTurn("2", "read_file", wrap_tool_output(read, tool="read_file", nonce="01234567")),
+    ]
+    completion = answer(request("What gives light?", AssistantTurn({}), *turns))
+    caveats = submitted(completion)["caveats"]
+    assert isinstance(caveats, list)
+    assert "Not all files were searched, there are too many: give a smaller folder as workspace." in caveats
+    assert "b.txt was not read to its end: only lines 1 to 400." in caveats
 
 
 async def test_on_the_last_turn_it_submits_at_once() -> None:
