@@ -69,6 +69,15 @@ class Catalog:
         """The roles, the built-in ones first."""
         return tuple(self.by_name.values())
 
+    @property
+    def notes(self) -> tuple[Problem, ...]:
+        """What usable role files say that nothing here reads: a tool that was meant may be missing."""
+        return tuple(
+            Problem(role.source, f"{role.source}: passed over, for nothing here knows it: {', '.join(shown)}")
+            for role in self.roles
+            if (shown := [clean(key)[0][:80] for key in role.ignored_keys])
+        )
+
     def get(self, name: str) -> Role:
         """Return the role of that name.
 

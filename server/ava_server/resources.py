@@ -126,11 +126,16 @@ async def _content(house: House, user: str, uri: str) -> tuple[str, str]:
         catalog = await anyio.to_thread.run_sync(read_catalog, house.settings)
         roles = [
             {"name": role.name, "description": role.description, "tools": list(role.tools), "model": role.model,
-             "timeout": role.timeout_s, "max_cost_cents": role.max_cost_cents, "source": role.source}
+             "timeout": role.timeout_s, "max_cost_cents": role.max_cost_cents, "source": role.source,
+             "ignored": list(role.ignored_keys)}
             for role in catalog.roles
         ]  # fmt: skip
-        problems = [problem.text for problem in catalog.problems]
-        return "application/json", json.dumps({"roles": roles, "problems": problems}, ensure_ascii=False, indent=1)
+        said = {
+            "roles": roles,
+            "problems": [problem.text for problem in catalog.problems],
+            "notes": [note.text for note in catalog.notes],
+        }
+        return "application/json", json.dumps(said, ensure_ascii=False, indent=1)
     match = _RUN.fullmatch(uri)
     if match is None:
         raise BadInput(

@@ -123,6 +123,17 @@ def test_a_broken_file_is_a_problem_and_the_other_roles_work(tmp_path: Path) -> 
     ]
 
 
+def test_what_a_usable_file_says_in_vain_is_noted_with_the_files_name(tmp_path: Path) -> None:
+    there = folder(tmp_path / "roles", plain=text(), odd=text(more="tools: [Read, Frob]\ncolor: red\n"))
+    catalog = Catalog.load([there])
+    assert "read_file" in catalog.get("odd").tools and catalog.problems == ()
+    [note] = catalog.notes
+    assert (note.source, note.text) == (
+        "roles/odd.md",
+        "roles/odd.md: passed over, for nothing here knows it: color, tools: Frob",
+    )
+
+
 def test_a_file_named_like_a_built_in_role_does_not_take_its_place(tmp_path: Path) -> None:
     there = folder(tmp_path / "roles", other=text(more="name: coder\ntools: [web_search]\n"))
     catalog = Catalog.load([there])

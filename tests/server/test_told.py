@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -146,3 +147,16 @@ async def test_the_arguments_marked_as_not_in_this_version_are_the_ones_that_are
         name for name, about in fields.items() if about.get("description", "").startswith("(not in this version)")
     }
     assert marked == set(given)
+
+
+async def test_a_role_file_that_names_an_unknown_tool_is_listed_with_what_was_passed_over(tmp_path: Path) -> None:
+    folder = tmp_path / "data" / "roles"
+    folder.mkdir(parents=True)
+    (folder / "frobber.md").write_text("---\ndescription: Frobs.\ntools: [Read, Frob]\n---\nFrob.\n", "utf-8")
+    async with Client(build_server(lambda: load_settings(tmp_path / "data", env={}), transport="memory")) as client:
+        [content] = (await client.read_resource("ava://roles")).contents
+    listed = json.loads(str(getattr(content, "text", "")))
+    [role] = [role for role in listed["roles"] if role["name"] == "frobber"]
+    assert role["ignored"] == ["tools: Frob"] and "read_file" in role["tools"]
+    [note] = listed["notes"]
+    assert "frobber.md" in note and "tools: Frob" in note and listed["problems"] == []
