@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from importlib import import_module
 from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
@@ -296,7 +297,7 @@ def _counting(draft: type[Validator]) -> type[Validator]:
 
         return apply
 
-    checks: dict[str, Any] = {**draft.VALIDATORS, "uniqueItems": _unique}
+    checks: dict[str, Any] = {**draft.VALIDATORS, "uniqueItems": partial(_unique, spend)}
     return cast("type[Validator]", extend(draft, {key: counted(check) for key, check in checks.items()}))
 
 
@@ -304,20 +305,22 @@ def _width(value: Any) -> int:
     return len(cast("list[Any]", value)) if isinstance(value, dict | list) else 0
 
 
-def _unique(checker: Any, wanted: Any, instance: Any, _schema: Any) -> Iterator[Any]:
+def _unique(spend: Callable[[int], None], checker: Any, wanted: Any, instance: Any, _schema: Any) -> Iterator[Any]:
     """Find a twin in one pass; jsonschema compares each item with each other."""
     from jsonschema.exceptions import ValidationError
 
     if wanted and checker.is_type(instance, "array"):
         items = cast("list[Any]", instance)
-        if len({_frozen(item) for item in items}) < len(items):
+        if len({_frozen(item, spend) for item in items}) < len(items):
             yield ValidationError("its items are not all different")
 
 
-def _frozen(value: Any) -> Any:
+def _frozen(value: Any, spend: Callable[[int], None]) -> Any:
     """Return what makes two JSON values the same: 1 is 1.0, and is not true."""
+    spend((1 + _width(value)) // 2)
     if isinstance(value, dict):
-        return "object", frozenset((key, _frozen(each)) for key, each in cast("dict[str, Any]", value).items())
+        members = cast("dict[str, Any]", value).items()
+        return "object", frozenset((key, _frozen(each, spend)) for key, each in members)
     if isinstance(value, list):
-        return "array", tuple(_frozen(each) for each in cast("list[Any]", value))
+        return "array", tuple(_frozen(each, spend) for each in cast("list[Any]", value))
     return ("boolean", value) if isinstance(value, bool) else value
