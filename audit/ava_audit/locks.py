@@ -94,9 +94,9 @@ class Instances:
     def alive(self, name: str) -> bool:
         """Tell whether an instance lives: its lock file exists and somebody holds it."""
         path = self.folder / f"{name}.lock"
-        if not path.exists():
-            return False
         try:
+            if not path.exists():
+                return False
             held = try_hold(path)
         except OSError:  # it cannot be asked (another user's file, too many open): who may live is not robbed
             return True
@@ -114,10 +114,13 @@ class Instances:
         for path in self.folder.glob("*.lock"):
             if path.stem in keep:
                 continue
-            held = try_hold(path)
-            if held is not None:
-                path.unlink(missing_ok=True)
-                held.release()
+            try:
+                held = try_hold(path)
+                if held is not None:
+                    path.unlink(missing_ok=True)
+                    held.release()
+            except OSError:  # not ours to sweep: another user's, a folder, whatever it is
+                continue
 
 
 def _still_at(path: Path, file: IO[Any]) -> bool:

@@ -375,7 +375,7 @@ class Store:
             outcome = job.command(View(db), time.time_ns() // 1000)
             prepared = appender.check(outcome.events)
         except Exception as error:
-            job.error = error  # nothing of it was written; the rest of the batch goes on
+            job.error = _translated(error)  # nothing of it was written; the rest of the batch goes on
             return
         appender.append(outcome.events, prepared)
         job.value = outcome.value
@@ -434,7 +434,10 @@ class Store:
         try:
             db = self._readers.get_nowait()
         except queue.Empty:
-            db = _connect(self.path, readonly=True)
+            try:
+                db = _connect(self.path, readonly=True)
+            except sqlite3.Error as error:
+                raise StoreUnavailable(f"the log cannot be opened for reading: {error}; try again") from error
         try:
             db.execute("BEGIN")
             yield db

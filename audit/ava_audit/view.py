@@ -271,10 +271,17 @@ class View:
         )
         return [entry_of(row) for row in rows]
 
-    def last_entry(self, run_id: str, type_name: str) -> Entry | None:
-        """Return the newest entry of a type that belongs to a run, or None."""
+    def last_entry(self, run_id: str, type_name: str, *, own: bool = False) -> Entry | None:
+        """Return the newest entry of a type that belongs to a run, or None.
+
+        Args:
+            run_id: The run.
+            type_name: The type.
+            own: Only what the run itself did, not what was done about it.
+        """
         row = self._db.execute(
-            f"SELECT {ENTRY_COLUMNS} FROM events WHERE run_id = ? AND type = ? ORDER BY seq DESC LIMIT 1",  # noqa: S608
+            f"SELECT {ENTRY_COLUMNS} FROM events WHERE run_id = ? AND type = ?"  # noqa: S608
+            f"{' AND generation IS NOT NULL' if own else ''} ORDER BY seq DESC LIMIT 1",
             (run_id, type_name),
         ).fetchone()
         return None if row is None else entry_of(row)

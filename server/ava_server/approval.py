@@ -74,10 +74,12 @@ def approval_line(config: RunConfig, texts: Texts) -> str:
     return f"{config.role}, {and_time}, {config.reach}: {beginning(texts.task)}"
 
 
-def group_line(count: int, cap_micros: int, timeout_s: float | None) -> str:
-    """Return the last line of an approval of several: how many, under which caps."""
-    clock = f" and {minutes(timeout_s)}" if timeout_s is not None else ""
-    return f"{count} subagents together, at most {format_usd(cap_micros, exact=True)}{clock}"
+def group_line(count: int, cap_micros: int | None, timeout_s: float | None) -> str:
+    """Return the last line of an approval of several: how many, under which caps; None is free."""
+    parts = ["free" if cap_micros is None else f"at most {format_usd(cap_micros, exact=True)}"]
+    if timeout_s is not None:
+        parts.append(f"at most {minutes(timeout_s)}" if cap_micros is None else minutes(timeout_s))
+    return f"{count} subagents together, {(', ' if cap_micros is None else ' and ').join(parts)}"
 
 
 def beginning(task: str) -> str:
@@ -101,15 +103,16 @@ def proposal_message(config: RunConfig, texts: Texts) -> str:
     label = f"{config.role} ({config.name})" if config.name else config.role
     lines = [f'Ava wants to start a {label}: "{task}".']
     can = config.reach
-    files = "" if config.workspace else "; it cannot read your files"
-    lines.append(f"It {can}{files}.")
+    lines.append(f"It {can}." if config.workspace else f"It {can}; it cannot read your files.")
+    if config.files_note:
+        lines.append(f"No files because: {config.files_note}.")
     cost = "costs nothing" if free else f"costs at most {format_usd(config.max_cost_micros, exact=True)}"
     about = f"{low} to {high} minutes" if low < high else minutes(high * 60)
     lines.append(f"It takes about {about}, at most {minutes(config.timeout_s)}, and {cost}.")
     if config.model.startswith("offline/"):
         lines.append(
-            "No language model is configured, so the offline reader does it: it finds passages and quotes them,"
-            " and writes nothing of its own."
+            "No language model is used: the offline reader finds passages that have words of the task, and quotes"
+            " them; it writes nothing of its own."
         )
     else:
         lines.append(f"Model: {config.model}{' (free)' if free else ''}.")
@@ -206,6 +209,7 @@ class Decision:
     status: Literal["approved", "rejected", "refused"]
     refused_because: str | None = None
     expired: bool = False
+    running: bool = False
 
 
 @dataclass(frozen=True)
@@ -247,20 +251,22 @@ def approve(asked: Approval, who: Who, channel: Channel, limits: SpawnLimits) ->
                 )
                 return Outcome(Decided(tuple(item.refused(why) for item in pending)))
             cap = asked.group_max_micros
+        free = all(item.config.price.get("free") for item in pending)
         lines = [approval_line(item.config, item.texts) for item in pending]
         if group:
-            lines.append(group_line(len(pending), cap, asked.group_timeout_s))
+            lines.append(group_line(len(pending), None if free else cap, asked.group_timeout_s))
         if asked.approving is None or list(asked.approving) != lines:
             why = (
                 "`approving` was left out"
                 if asked.approving is None
                 else "`approving` is not, letter for letter, what was proposed"
             )
+            if asked.approving is not None and group and list(asked.approving) == lines[:-1]:
+                why = "the last line, of all of them together, is missing in `approving`"
             why += "; show the person approval_lines and give exactly these"
             return Outcome(Decided(tuple(item.refused(why) for item in pending), approval_lines=tuple(lines)))
         if why_not := _too_many(view, who.user_id, len(pending), limits, now_us):
             return Outcome(Decided(tuple(item.refused(why_not) for item in pending)))
-        free = all(item.config.price.get("free") for item in pending)
         if not free and (why_not := exhausted(view, who.user_id, limits.days, now_us)):
             return Outcome(Decided(tuple(item.refused(why_not) for item in pending)))
         events: list[Event] = []
@@ -341,8 +347,12 @@ def _look(view: View, pending_id: str, user: str, now_us: int) -> _Pending | Dec
         why = f"no proposal {pending_id} of yours is known; call check_subagent without an id for what waits"
         return Decision(pending_id, None, "refused", why)
     if row.state != WAITING:
-        why = f"{pending_id} is {row.state} already, and an approval is used once; propose anew with spawn_subagent"
-        return Decision(pending_id, run.id, "refused", why)
+        why = (
+            f"{pending_id} was approved already, and {run.id} is {run.state}: call check_subagent with that id"
+            if row.state == "approved"
+            else f"{pending_id} is {row.state}; to run it after all, propose it anew with spawn_subagent"
+        )
+        return Decision(pending_id, run.id, "refused", why, running=not run.ended and row.state == "approved")
     if row.expires_us <= now_us:
         why = "it expired before it was approved; a fresh proposal was made, show it to the person and confirm that one"
         return Decision(pending_id, run.id, "refused", why, expired=True)

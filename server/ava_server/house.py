@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import anyio.to_thread
 
+from ava_audit.errors import AuditError
 from ava_audit.events import RunStarted
 from ava_audit.keeper import run_keeper
 from ava_audit.locks import Instances
@@ -144,8 +145,8 @@ class House:
         if await self.store.read(lambda view: texts_of(view, run)) is None:
             raise CannotHonour("its task was erased")
         workspace = config.workspace
-        if workspace and not await anyio.to_thread.run_sync(os.access, workspace, os.R_OK | os.X_OK):
-            raise CannotHonour(f"its workspace {workspace} cannot be read")
+        if workspace:
+            await anyio.to_thread.run_sync(_try_open, workspace)
 
     async def prepare(self, run: RunRow, history: History) -> Prepared:
         """Make everything that a claimed run works with.
@@ -222,17 +223,19 @@ class House:
 
     async def sweep(self) -> None:
         """Remove what dead processes left: scratch folders of ended runs, lock files of instances that own nothing."""
-        rows = await self.store.read(lambda view: view.runs(states=UNENDED))
-        unended = {row.id for row in rows}
-        owners = frozenset(row.instance for row in rows if row.instance)
+        try:
+            rows = await self.store.read(lambda view: view.runs(states=UNENDED))
+            unended = {row.id for row in rows}
+            owners = frozenset(row.instance for row in rows if row.instance)
+            await anyio.to_thread.run_sync(self._sweep, unended, owners)
+        except (AuditError, OSError) as error:  # the next start sweeps; nothing depends on it
+            log.warning("what dead processes left was not all removed: %s", error)
 
-        def work() -> None:
-            for folder in (self.settings.data_root / "scratch").glob("S-*"):
-                if folder.name not in unended:
-                    self.tidy(folder.name)
-            self.instances.sweep(owners)
-
-        await anyio.to_thread.run_sync(work)
+    def _sweep(self, unended: set[str], owners: frozenset[str]) -> None:
+        for folder in (self.settings.data_root / "scratch").glob("S-*"):
+            if folder.name not in unended:
+                self.tidy(folder.name)
+        self.instances.sweep(owners)
 
 
 @asynccontextmanager
@@ -304,6 +307,18 @@ def read_catalog(settings: Settings) -> Catalog:
     return Catalog.load([Folder(settings.paths.roles, "roles of the data root")])
 
 
+def _try_open(workspace: str) -> None:
+    """Open a workspace and close it again.
+
+    Raises:
+        CannotHonour: It cannot be opened.
+    """
+    try:
+        Root.open(Path(workspace)).close()
+    except OSError as error:
+        raise CannotHonour(f"its workspace {workspace} cannot be opened: {error.strerror}") from error
+
+
 def list_artifacts(folder: Path) -> list[dict[str, Any]]:
     """Return name, size in bytes and sha256 of each file that a run handed over."""
     if not folder.is_dir():
@@ -311,7 +326,11 @@ def list_artifacts(folder: Path) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for path in sorted(folder.iterdir()):
         if path.is_file() and not path.is_symlink():
-            data = path.read_bytes()
+            try:
+                data = path.read_bytes()
+            except OSError as error:
+                log.warning("%s cannot be listed: %s", path.name, error)
+                continue
             found.append({"name": path.name, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()})
     return found
 

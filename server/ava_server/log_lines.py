@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, cast
 
 from ava_audit.events import (
@@ -22,6 +23,7 @@ from ava_roles.wrap import clean
 from ava_server.words import compact
 
 VALUE_CHARS = 80
+_MARKED = re.compile(r"<(?P<tag>tool_output_\w+)[^>]*>\n(?P<body>.*)\n</(?P=tag)>", re.DOTALL)
 
 
 def entry_line(entry: Entry, *, utc: bool = False, width: int = 160) -> str:
@@ -41,13 +43,13 @@ def _what(entry: Entry) -> str:
             return f"{tool} {_arguments(args)}"
         case ToolResult() as result:
             count = f", {result.count} results" if result.count is not None else ""
-            return f"{result.tool} ({'success' if result.success else 'failed'}{count}) {result.output}"
+            return f"{result.tool} ({'success' if result.success else 'failed'}{count}) {unmarked(result.output)}"
         case CostUpdate() as spent:
             return f"turn {spent.turn}: {spent.tokens} tokens, {spent.settlement}{', overrun' if spent.overrun else ''}"
         case CostReserved() as held:
             return f"turn {held.turn} attempt {held.attempt}: at most {format_usd(held.micros)} held"
         case SubagentSpawn() as spawn:
-            return f"{spawn.subagent_id} {spawn.role} {spawn.name or ''}: {spawn.task}"
+            return f"{spawn.subagent_id} {spawn.role}{f' {spawn.name}' if spawn.name else ''}: {spawn.task}"
         case SubagentComplete() as done:
             return f"{done.subagent_id} {done.status} {done.tokens} tokens, {done.duration:g} s: {done.summary}"
         case ErrorOccurred() as error:
@@ -59,6 +61,12 @@ def _what(entry: Entry) -> str:
             return f"{answer.text}{f' → {calls}' if calls else ''}"
         case fact:
             return fact.words()
+
+
+def unmarked(output: str) -> str:
+    """Return a tool's output without the mark around it, which only the model needs."""
+    found = _MARKED.fullmatch(output.strip())
+    return found["body"] if found else output
 
 
 def _arguments(args: Any) -> str:

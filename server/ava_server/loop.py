@@ -181,7 +181,7 @@ class AgentRun:
         """
         submit = next((call for call in completion.calls if call.name == SUBMIT), None)
         if submit is not None:
-            accepted = accept(submit, self._config.output_schema)
+            accepted = await anyio.to_thread.run_sync(accept, submit, self._config.output_schema)
             if isinstance(accepted, SubmitArgs):
                 return self._handed_over(accepted, submit.call_id)
             return await self._repair(completion, submit.call_id, accepted)

@@ -41,6 +41,8 @@ SETTLE_S = 0.05
 """Commits come in bursts; they are looked at together. What this process does itself pokes the manager at once."""
 GRACE_S = 1.0
 """The instance that approved a run has this long to claim it before others do."""
+TRY_AGAIN_S = (1.0, 60.0)
+"""How long a run that cannot be run here waits before it is looked at again: the first time, and at most."""
 ON_REQUEST = "cancelled on request"
 FAULTS = 2
 """A run that was dropped so often by a fault of ours is not taken up again by this process."""
@@ -174,7 +176,15 @@ def cancel(run_id: str, who: Who, reason: str | None, by: CancelledBy) -> Comman
     return command
 
 
-def end_unanswered(run_id: str, instance: str, ended: Ended, artifacts: Sequence[Artifact] = ()) -> Command[bool]:
+def end_unanswered(
+    run_id: str,
+    instance: str,
+    ended: Ended,
+    artifacts: Sequence[Artifact] = (),
+    *,
+    only_own: bool = False,
+    unread: bool = False,
+) -> Command[bool]:
     """End a run whose owner has not answered: raises the generation, so that the owner can neither write nor spend.
 
     Args:
@@ -182,22 +192,32 @@ def end_unanswered(run_id: str, instance: str, ended: Ended, artifacts: Sequence
         instance: Who ends it.
         ended: How.
         artifacts: The files that it has handed over, looked up before.
+        only_own: Only if it is this instance's, or nobody's yet.
+        unread: Leave its entries unread: they are what the fault is in.
     """
 
     def command(view: View, now_us: int) -> Outcome[bool]:
         run = view.run(run_id)
-        if run is None or run.state != RUNNING:
+        states = (QUEUED, RUNNING) if only_own else (RUNNING,)
+        if run is None or run.state not in states or (only_own and run.instance not in (None, instance)):
             return Outcome(False)
         agent = Who(run.session_id, run.id, run.user_id, parent_agent_id=AGENT)
         claimed = _claimed(run, instance, agent, "cancel")
         settled = unsettled(run, agent)
-        return Outcome(True, (*settled, claimed, *_ended_without_owner(view, run, ended, settled, artifacts)))
+        ending = _ended_without_owner(view, run, ended, settled, artifacts, unread=unread)
+        return Outcome(True, (*settled, claimed, *ending))
 
     return command
 
 
 def _ended_without_owner(
-    view: View, run: RunRow, ended: Ended, settled: tuple[Event, ...] = (), artifacts: Sequence[Artifact] = ()
+    view: View,
+    run: RunRow,
+    ended: Ended,
+    settled: tuple[Event, ...] = (),
+    artifacts: Sequence[Artifact] = (),
+    *,
+    unread: bool = False,
 ) -> tuple[Event, ...]:
     """Return the ending of a run that nobody owns, with whatever its log has of a result.
 
@@ -207,9 +227,11 @@ def _ended_without_owner(
         ended: How it ends.
         settled: Settlements that are written just before the ending: they are part of what it cost.
         artifacts: The files that it has handed over.
+        unread: Leave its entries unread.
     """
     history = History(run.id)
-    history.add_all(view.entries(run.id))
+    if not unread:
+        history.add_all(view.entries(run.id))
     for event in settled:
         history.add(view.head(), event.fact)
         cost = event.cost_micros or 0
@@ -250,6 +272,9 @@ class Manager:
         self._sessions: set[str] = set()
         self._first_seen: dict[str, float] = {}
         self._faults: dict[str, int] = {}
+        self._not_before: dict[str, float] = {}
+        self._wait_s: dict[str, float] = {}
+        self._asked: dict[str, str | None] = {}
         self._poked = anyio.Event()
 
     def adopt_session(self, session_id: str) -> None:
@@ -294,6 +319,7 @@ class Manager:
 
     async def _look(self, tasks: anyio.abc.TaskGroup) -> None:
         rows = await self._store.read(lambda view: view.runs(states=(QUEUED, RUNNING)))
+        self._forget_all_but(rows)
         for row in rows:
             owned = self._owned.get(row.id)
             if owned is not None and row.cancel_seq is not None:
@@ -310,6 +336,8 @@ class Manager:
 
     async def _try(self, row: RunRow, gone: frozenset[str], running: list[RunRow], tasks: anyio.abc.TaskGroup) -> None:
         """Take a run if there is room for it; whatever goes wrong with one run takes no other with it."""
+        if anyio.current_time() < self._not_before.get(row.id, 0.0):
+            return
         others = [other for other in running if other.id != row.id]
         if full := self._slots.full(others, row.user_id):
             self.waiting_for[row.id] = full
@@ -317,10 +345,12 @@ class Manager:
         try:
             await self._take(row, gone, tasks)
             running.append(row)
-        except CannotHonour as error:
-            self.waiting_for[row.id] = str(error)
         except AuditError:
             raise
+        except (CannotHonour, OSError) as error:  # it may pass: looked at again, less and less often
+            self.waiting_for[row.id] = str(error)
+            wait_s = self._wait_s[row.id] = min(2 * self._wait_s.get(row.id, TRY_AGAIN_S[0] / 2), TRY_AGAIN_S[1])
+            self._not_before[row.id] = anyio.current_time() + wait_s
         except Exception:
             log.exception("%s cannot be taken", row.id)
             self.waiting_for[row.id] = "a fault of Ava itself, written to the server's standard error"
@@ -331,14 +361,28 @@ class Manager:
         return entry.fact.reason if entry is not None and isinstance(entry.fact, CancelRequested) else None
 
     async def _fault(self, run_id: str) -> None:
-        """Count a fault of ours; a run that met too many of them is ended in our own words: it hangs nowhere."""
+        """Count a fault of ours; a run that met too many is ended in our own words: it hangs nowhere."""
         self._faults[run_id] = self._faults.get(run_id, 0) + 1
-        if self._faults[run_id] >= FAULTS:
-            why = "it was dropped twice by a fault, written to the server's standard error"
-            ended = Ended(
-                "error", "a fault of Ava itself", error_kind="internal", error_message=why, what_to_do="Report it."
-            )
-            await self._store.do(end_unanswered(run_id, self.instance, ended))
+        if self._faults[run_id] < FAULTS:
+            return
+        why = "it was dropped twice by a fault, written to the server's standard error"
+        ended = Ended(
+            "error", "a fault of Ava itself", error_kind="internal", error_message=why, what_to_do="Report it."
+        )
+        try:
+            await self._store.do(end_unanswered(run_id, self.instance, ended, only_own=True))
+        except AuditError:
+            raise
+        except Exception:  # not even its log can be read: its ending says so without it
+            log.exception("%s cannot be read back", run_id)
+            await self._store.do(end_unanswered(run_id, self.instance, ended, only_own=True, unread=True))
+
+    def _forget_all_but(self, rows: list[RunRow]) -> None:
+        """Let go of what was noted of runs that have ended."""
+        ids = {row.id for row in rows}
+        for noted in (self.waiting_for, self._first_seen, self._faults, self._not_before, self._wait_s, self._asked):
+            for run_id in [run_id for run_id in noted if run_id not in ids]:
+                del noted[run_id]
 
     def _gone(self, rows: list[RunRow]) -> frozenset[str]:
         names = {row.instance for row in rows if row.state == RUNNING and row.instance} - {self.instance}
@@ -380,7 +424,9 @@ class Manager:
 
     async def _drive(self, owned: AgentRun, run: RunRow, prepared: Prepared) -> None:
         try:
-            if run.cancel_seq is not None:
+            if run.id in self._asked:  # asked for while the log could not take it
+                owned.cancel(self._asked[run.id])
+            elif run.cancel_seq is not None:
                 owned.cancel(await self._cancel_reason(run.id))
             await owned.drive(await self._group_time(run))
         except StoreUnavailable as error:  # the log cannot take it: the run stays, for the next look or another owner
@@ -405,12 +451,14 @@ class Manager:
         group = await self._store.read(lambda view: view.group(group_id))
         if group is None or group.timeout_s is None or group.started_us is None:
             return None
-        return max(0.0, group.timeout_s - (_now_us() - group.started_us) / 1e6)
+        gone_s = max(0.0, (_now_us() - group.started_us) / 1e6)  # a clock that was set back gives no time
+        return max(0.0, group.timeout_s - gone_s)
 
     async def cancel(self, run_id: str, who: Who, reason: str | None, by: CancelledBy = "model") -> RunRow | None:
         """Cancel a run and return it as it ended, within 5 s; None when there is none of this user."""
         owned = self._owned.get(run_id)
         if owned is not None and owned.user == who.user_id:  # act in memory first, its record follows
+            self._asked[run_id] = reason
             owned.cancel(reason)
         found = await self._store.do(cancel(run_id, who, reason, by))
         if found.run is None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ava_audit.events import CostReserved, LastTurn
 from ava_audit.money import format_usd
-from ava_server.budget import Asked, CapReached, DayCaps, Reservation, reserve
+from ava_server.budget import Asked, CapReached, DayCaps, Reservation, reserve, unsettled
 from ava_server.history import Recipe
 from ava_server.models.base import Bound, Model, Request
 from ava_server.prices import reserve_micros
@@ -67,6 +67,8 @@ class Reserving:
     async def next(self) -> tuple[Reservation, Request] | Ended:
         """Hold the next call's worst case, smaller or as the wrap-up if that is all that fits."""
         history = self._history
+        if not history.answered:
+            await self._settle_lost()
         turn = history.turn + 1 if history.answered else history.turn
         attempt = 1 if history.answered else history.attempt + 1
         if not history.answered and history.unknown_attempts >= UNKNOWN_ATTEMPTS:
@@ -88,9 +90,15 @@ class Reserving:
                 continue
             smaller = self._fitting(asked.fact, answer)
             if smaller is None:
-                self.cap = LastTurn(status=answer.status, reason=_cap_words(answer))
+                self.cap = LastTurn(status=answer.status, reason=_cap_words(answer, asked))
             else:
                 most = smaller
+
+    async def _settle_lost(self) -> None:
+        """Book a call whose settlement was cut off (the log was out of reach, and the time ran out) as unknown."""
+        run = await self._log.read(lambda view: view.run(self._log.run.id))
+        if run is not None and run.in_flight is not None:
+            await self._log.append(unsettled(run, self._log.who, self._log.fence))
 
     def _ask_for(
         self, turn: int, attempt: int, output: int, last: LastTurn | None, notice: _Notice, bare: bool
@@ -230,13 +238,20 @@ def _last_words(cap: LastTurn) -> str:
     )
 
 
-def _cap_words(reached: CapReached) -> str:
-    words = {
+def _cap_words(reached: CapReached, asked: Asked) -> str:
+    """Return which cap the next call does not fit, with what it can take at most and what is left."""
+    if reached.cap == "overrun":
+        return "a call cost more than it could by the provider's own limits"
+    caps = {
         "max_cost_cents": "the run's max_cost_cents",
         "max_tokens": "the run's max_tokens",
         "group_max_cost": "the group's group_max_cost_cents",
         "user_daily_cents": "the user's budget of the day",
         "installation_daily_cents": "the installation's budget of the day",
-        "overrun": "a call that cost more than it could, by the provider's own limits",
     }
-    return words[reached.cap]
+    if reached.cap == "max_tokens":
+        need, left = f"{asked.tokens + asked.wrap_tokens:,} tokens", f"{reached.left:,} are"
+    else:
+        need = format_usd(asked.fact.micros + asked.fact.wrap_micros)
+        left = f"{format_usd(reached.left)} is"
+    return f"{caps[reached.cap]} was reached: the next call and a last one can take {need}, and {left} left"

@@ -30,6 +30,7 @@ class RunConfig(BaseModel):
         model: `provider:id`, as it stands in the log.
         price: The price per token, as a mapping of `prices.Price`.
         workspace_given: The call itself gave the workspace, so that a networked role may read it.
+        files_note: Why a role that has tools for files sees none, and how it would; empty where it does.
         reach: What the run may read, reach and change, in a few words of ours.
         clamped: What was asked above a hard cap, in words.
         asked: The call's own arguments but for the texts: the defaults of a retry, or of a fresh proposal.
@@ -56,7 +57,7 @@ class RunConfig(BaseModel):
     unavailable_tools: tuple[str, ...] = ()
     workspace: str | None = None
     workspace_given: bool = False
-    workspace_note: str = ""
+    files_note: str = ""
     reach: str
     estimated_minutes: tuple[int, int]
     name: str | None = None

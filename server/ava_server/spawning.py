@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 MAX_OUTPUT = 4_096
 MAX_OUTPUT_CODER = 8_192
-_MISSING_TOOL = "this version of Ava does not have yet; use another role"
 _URL = re.compile(r"https?://[^\s<>\"']+")
 
 
@@ -70,16 +69,21 @@ def resolve(args: SpawnArgs, around: Surroundings) -> tuple[RunConfig, Texts]:
         role = around.catalog.get(args.role)
     except RolesError as error:
         raise BadInput(f"role: {error}") from error
-    _not_yet(args, role)
+    workspace = _workspace(args, around)
+    tools, unavailable = _scope(args, role, workspace, around.tools)
+    _needs(args, role, tools, workspace, around.tools)
+    _not_yet(args)
     texts = _texts(args, role)
     if args.output_schema is not None and (fault := check_schema(args.output_schema)):
         raise BadInput(f"output_schema: {fault}")
     choice = choose(args.model, role.model, around.models)
-    workspace = _workspace(args, around)
-    tools, unavailable = _scope(args, role, workspace, around.tools)
-    _needs(role, tools, texts, around.tools)
-    caps, clamped = _caps(args, role, choice, settings)
     reading = str(workspace.path) if workspace.path and _sees_files(tools, around.tools) else None
+    if choice.wire == "offline" and reading is None and not _names_pages(args):
+        raise Refused(
+            "no language model is used (the offline reader only reads), and there is nothing to read: give workspace"
+            " (absolute path), name pages (https://…) in task, or set a model"
+        )
+    caps, clamped = _caps(args, role, choice, settings)
     config = RunConfig(
         role=role.name,
         role_source=role.source,
@@ -96,7 +100,7 @@ def resolve(args: SpawnArgs, around: Surroundings) -> tuple[RunConfig, Texts]:
         workspace=reading,
         reach=_reach(tools, around.tools, reading),
         workspace_given=workspace.given,
-        workspace_note=workspace.why,
+        files_note="" if reading or not _wants_files(role, around.tools) else _no_files(workspace),
         estimated_minutes=_estimate(role, choice, float(caps["timeout_s"])),
         name=args.name,
         task_id=args.task_id,
@@ -108,7 +112,7 @@ def resolve(args: SpawnArgs, around: Surroundings) -> tuple[RunConfig, Texts]:
     return config, texts
 
 
-def _not_yet(args: SpawnArgs, role: Role) -> None:
+def _not_yet(args: SpawnArgs) -> None:
     """Refuse arguments whose feature this version does not have, rather than pass them over.
 
     Raises:
@@ -122,7 +126,7 @@ def _not_yet(args: SpawnArgs, role: Role) -> None:
         ("namespace", args.namespace),
     ):
         if given:
-            raise BadInput(f"{field}: this version of Ava does not have it yet (see CHANGELOG.md); leave it out")
+            raise BadInput(f"{field}: this version of Ava does not have it yet; leave it out")
 
 
 def _texts(args: SpawnArgs, role: Role) -> Texts:
@@ -206,29 +210,47 @@ def _sees_files(tools: Sequence[str], known: Mapping[str, Tool]) -> bool:
     return any(name in known and known[name].spec.files for name in tools)
 
 
-def _needs(role: Role, tools: Sequence[str], texts: Texts, known: Mapping[str, Tool]) -> None:
-    """Refuse a role that would go without a tool that it needs.
+def _wants_files(role: Role, known: Mapping[str, Tool]) -> bool:
+    return any(name in known and known[name].spec.files for name in role.tools)
+
+
+def _no_files(workspace: Workspace) -> str:
+    """Return why a run sees no files, and how it would."""
+    if workspace.path is not None:
+        return f"a role that reaches the web sees a folder only when the call names it (workspace: {workspace.path})"
+    return workspace.why
+
+
+def _names_pages(args: SpawnArgs) -> bool:
+    return _URL.search(" ".join(part for part in (args.task, args.context) if part)) is not None
+
+
+def _needs(args: SpawnArgs, role: Role, tools: Sequence[str], workspace: Workspace, known: Mapping[str, Tool]) -> None:
+    """Refuse a role that would go without a tool that it needs, or with nothing at all to read.
 
     Raises:
-        Refused: It needs one that is not there.
+        Refused: It needs one that is not there; says what to do instead.
     """
     for need in role.needs:
         if need in tools:
             continue
-        if need == "web_search":
-            if _URL.search(" ".join(part for part in (texts.task, texts.context) if part)) and "read_webpages" in tools:
+        if need == "web_search" and need not in known:
+            if _names_pages(args) and "read_webpages" in tools:
                 continue  # the pages are named: it can do without looking for them
             raise Refused(
-                f"{role.name} needs web_search, and no search provider is set up here: name the pages (https://…) in"
-                " task or context, or use role data_extractor or researcher with a workspace"
+                f"{role.name} needs web_search, which is not set up here: name the pages (https://…) in task or"
+                " context, or use role data_extractor or researcher with a workspace"
             )
+        if need not in known:
+            raise Refused(f"{role.name} needs {need}, which this version of Ava does not have yet; use another role")
+        if known[need].spec.files and need in role.tools and need not in (args.blocked_tools or ()):
+            raise Refused(f"{role.name} needs files, and sees none: {_no_files(workspace)}")
+        raise Refused(f"{role.name} needs {need}, which was taken away; leave it in tools")
+    reads = [name for name in role.tools if name in known and known[name].spec.reads]
+    if not any(name in reads for name in tools) and (reads or args.tools):
         raise Refused(
-            f"{role.name} needs {need}, which "
-            + (
-                "was taken away; leave it in tools"
-                if need in known
-                else "this version of Ava does not have yet; use another role"
-            )
+            f"{role.name} would have nothing to work with: none of the tools asked for is there."
+            f" Files: {_no_files(workspace)}"
         )
 
 

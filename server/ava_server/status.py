@@ -123,7 +123,7 @@ def run_answer(
         answer.queue_position = 1 + [row.id for row in queue].index(run.id)
     elif run.state == RUNNING:
         answer.untrusted_activity = activity_of(view, run) or None
-        called = view.last_entry(run.id, "ToolCall")
+        called = view.last_entry(run.id, "ToolCall", own=True)
         if called is not None and isinstance(called.fact, ToolCall):
             answer.last_tool = LastTool(name=called.fact.tool, at=iso_utc(called.ts_us))
     elif result and run.result_seq is not None:

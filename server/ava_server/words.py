@@ -108,7 +108,11 @@ def run_text(run: RunAnswer) -> str:
         found = sum(quote["verdict"] == "found" for quote in quotes)
         near = sum(quote["verdict"] == "near" for quote in quotes)
         lost = len(quotes) - found - near
-        lines.append(f"Quotes looked up in what the tools returned: {found} found, {near} nearly, {lost} not found.")
+        which = [str(quote.get("finding")) for quote in quotes if quote["verdict"] == "not_found"]
+        named = f" (findings {', '.join(which)}: do not repeat them as quotes)" if which else ""
+        lines.append(
+            f"Quotes looked up in what the tools returned: {found} found, {near} nearly, {lost} not found{named}."
+        )
     if run.confidence is not None:
         lines.append(f"Confidence (the model's own): {run.confidence:g}")
     if run.tool_receipts:

@@ -139,7 +139,7 @@ async def test_a_second_confirm_of_the_same_proposal_starts_nothing(tmp_path: Pa
     async with open_lab(tmp_path, [hand_over()]) as lab:
         proposal = await lab.propose()
         await lab.approve(proposal)
-        assert "once" in why(await lab.approve(proposal))
+        assert f"{proposal.pending_id} was approved already" in why(await lab.approve(proposal))
         await lab.ended(proposal.subagent_id)
         assert len(await lab.facts(proposal.subagent_id, SpawnDecided)) == 1
 
@@ -197,7 +197,7 @@ async def test_an_expired_proposal_starts_nothing_and_a_fresh_one_is_made(tmp_pa
         assert (fresh["name"], fresh["max_cost_cents"]) == ("prices", 7)
         assert fresh["approval_line"] == proposal.approval_line
         assert await runs(lab) == ["expired", "awaiting_approval"]
-        assert "once" in why(await lab.approve(proposal)), "and it stays expired"
+        assert f"{proposal.pending_id} is expired" in why(await lab.approve(proposal)), "and it stays expired"
         lines, ids = [fresh["approval_line"]], [fresh["pending_id"]]
         confirmed = await lab.call("confirm_spawn", pending_ids=ids, approving=lines)
         assert confirmed.status == "approved"
@@ -253,9 +253,11 @@ async def test_a_switched_off_installation_refuses_the_proposal_with_the_setting
 
 
 async def test_under_human_no_call_can_approve(tmp_path: Path) -> None:
+    async with open_lab(tmp_path) as lab:
+        before = await lab.propose()
     async with open_lab(tmp_path, config='approval = "human"') as lab:
-        answer = await lab.approve(await lab.propose())
-        assert answer.status == "failed" and "human" in answer.message
+        for answer in (await lab.approve(before), await lab.call("spawn_subagent", role="researcher", task="anything")):
+            assert answer.status == "failed" and "human" in answer.message
         assert await runs(lab) == ["awaiting_approval"]
 
 
@@ -265,7 +267,7 @@ async def test_the_eleventh_approval_within_an_hour_is_refused_and_says_when(tmp
         proposals = [await lab.propose(task=f"number {number}") for number in range(5)]
         for proposal in proposals[:2]:
             assert (await lab.approve(proposal)).status == "approved"
-        both = await lab.approve(*proposals[2:4], last=DOLLAR_AND_HALF)
+        both = await lab.approve(*proposals[2:4], last="2 subagents together, free")
         assert "2 subagents were approved in the last hour, at most 3 are allowed" in why(both)
         assert "min" in why(both)
         assert (await lab.approve(proposals[2])).status == "approved"
@@ -373,7 +375,7 @@ async def test_a_groups_clock_ends_its_runs_as_timeout(tmp_path: Path) -> None:
     gate = Gate()
     async with open_lab(tmp_path, [Say("late", gate=gate)] * 4) as lab:
         made = [await lab.propose(task="one"), await lab.propose(task="two")]
-        answer = await lab.approve(*made, last="2 subagents together, at most $1.00 and 2 s", group_timeout=2)
+        answer = await lab.approve(*made, last="2 subagents together, free, at most 2 s", group_timeout=2)
         assert answer.status == "approved", answer
         ended = [await lab.ended(proposal.subagent_id, within_s=8) for proposal in made]
     assert [run.state for run in ended] == ["timeout", "timeout"]

@@ -170,7 +170,7 @@ async def test_an_approval_that_cannot_be_names_what_is_wrong_and_starts_nothing
     approved = await bench.call("confirm_spawn", {"pending_ids": [pending], "approving": [line], "wait_seconds": 20})
     assert not approved.is_error
     again, _ = await refused(bench, {"pending_ids": [pending], "approving": [line]})
-    assert pending in again and "once" in again and "spawn_subagent" in again
+    assert pending in again and "approved already" in again and "check_subagent" in again
     assert len({wrong, missing, unknown, again}) == 4
     assert "refused" in await bench.log(search="letter")
 

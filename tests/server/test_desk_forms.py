@@ -358,7 +358,7 @@ async def test_annotations_say_what_reads_and_what_spends(bench: Bench) -> None:
         hint = hints[name]
         assert hint is not None and hint.read_only_hint
     spawn, confirm = hints["spawn_subagent"], hints["confirm_spawn"]
-    assert spawn is not None and spawn.destructive_hint is False and spawn.idempotent_hint
+    assert spawn is not None and spawn.destructive_hint is False and not spawn.idempotent_hint
     assert confirm is not None and confirm.destructive_hint
     for name in ("spawn_subagent", "confirm_spawn", "check_subagent"):
         assert (bench.tools[name].meta or {}).get("anthropic/alwaysLoad") is True

@@ -187,7 +187,7 @@ async def test_a_group_is_cancelled_as_one(tmp_path: Path) -> None:
     gate = Gate()
     async with open_lab(tmp_path, [Say("late", gate=gate)] * 2) as lab:
         first, second = await lab.propose(task="one"), await lab.propose(task="two")
-        approved = await lab.approve(first, second, last="2 subagents together, at most $1.00")
+        approved = await lab.approve(first, second, last="2 subagents together, free")
         assert approved.group_id, approved
         with anyio.fail_after(6):
             answer = await lab.call("cancel_subagent", group_id=approved.group_id)

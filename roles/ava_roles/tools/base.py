@@ -46,6 +46,11 @@ class ToolSpec:
     files: bool = False
     writes: bool = False
 
+    @property
+    def reads(self) -> bool:
+        """Whether it brings something from outside of the run: pages or files."""
+        return self.network or self.files
+
     def schema(self) -> dict[str, Any]:
         """Return the JSON schema of the arguments, without pydantic's titles."""
         schema: dict[str, Any] = _untitled(self.args.model_json_schema())

@@ -124,7 +124,8 @@ class Desk:
         text = text_of(answer)
         if tool == "check_subagent" and not failed and not results:
             looks = {run["subagent_id"]: (run["state"], run.get("iteration")) for run in _runs_in(answer)}
-            if looks and all(self._session.seen.get(run_id) == look for run_id, look in looks.items()):
+            looks.setdefault("", (len(looks), None))
+            if all(self._session.seen.get(run_id) == look for run_id, look in looks.items()):
                 return
             self._session.seen.update(looks)
         if isinstance(answer, LogAnswer) and not failed:  # what was read is in the log already

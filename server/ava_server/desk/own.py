@@ -29,11 +29,26 @@ class Own:
         Raises:
             BadInput: There is none; another user's does not exist for this one.
         """
-        run_id = parse_id("subagent_id", given)
+        if given.strip().lower().startswith("p-"):  # a proposal's id names its run as well
+            pending_id = parse_id("pending_id", given)
+            row = await self.store.read(lambda view: view.proposal(pending_id))
+            run_id = row.run_id if row is not None else given
+        else:
+            run_id = parse_id("subagent_id", given)
         run = await self.store.read(lambda view: view.run(run_id))
         if run is None or run.user_id != self.session.user:
             raise BadInput(f"{field}: no subagent {run_id} of yours is known; check_subagent without an id lists them")
         return run
+
+    async def pending_id(self, given: str) -> str:
+        """Return the id of a proposal, given that or the id of its run.
+
+        Raises:
+            BadInput: It is neither.
+        """
+        if not given.strip().lower().startswith("s-"):
+            return parse_id("pending_id", given)
+        return (await self.run(given, "pending_ids")).pending_id
 
     async def rows(self, run_ids: list[str]) -> list[RunRow]:
         """Return the runs of these ids."""

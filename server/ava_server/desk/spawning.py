@@ -6,6 +6,7 @@ from typing import Any
 
 import anyio.to_thread
 
+from ava_audit.errors import AuditError
 from ava_audit.money import cents, micros_from_cents
 from ava_audit.times import iso_utc
 from ava_audit.view import WAITING, RunRow
@@ -19,6 +20,10 @@ from ava_server.ids import new_id, parse_id
 from ava_server.run_config import RunConfig, Texts
 from ava_server.spawning import resolve
 
+NO_HUMAN = (
+    'approval = "human" is set, so only a person\'s own channel can approve, and this version has none yet: nothing can'
+    ' be approved; set approval = "ask" (config.toml, or AVA_APPROVAL)'
+)
 CANDIDATES = 4
 """Ids that a proposal may choose from: that all of them are taken happens once in 10^20 spawns."""
 
@@ -47,6 +52,8 @@ class Spawning:
         return await self._propose(args, retried.id if retried else None)
 
     async def _propose(self, args: SpawnArgs, retry_of: str | None = None) -> SpawnAnswer:
+        if self._house.settings.approval == "human":
+            raise Refused(NO_HUMAN)
         around = await self._house.surroundings(self._session.roots)
         config, texts = await anyio.to_thread.run_sync(resolve, args, around)
         candidates = tuple((new_id("pending_id"), new_id("subagent_id")) for _ in range(CANDIDATES))
@@ -76,7 +83,7 @@ class Spawning:
             Refused: Nothing can be approved over this channel.
         """
         args = parse(ConfirmArgs, "confirm_spawn", given)
-        ids = tuple(dict.fromkeys(parse_id("pending_id", pending_id) for pending_id in args.pending_ids))
+        ids = tuple(dict.fromkeys([await self._own.pending_id(given) for given in args.pending_ids]))
         who = self._session.who
         if args.decision == "reject":
             decided = await self._store.do(reject(ids, who, self._session.channel))
@@ -84,8 +91,8 @@ class Spawning:
             settings = self._house.settings
             if not settings.enabled:
                 raise Refused("subagents are switched off here (enabled = false in config.toml); nothing was started")
-            if settings.approval == "human":
-                raise Refused('approval = "human" is set in config.toml, so no MCP call can approve: a person must')
+            if settings.approval == "human":  # proposed, perhaps, when it was not
+                raise Refused(NO_HUMAN)
             changes = {parse_id("pending_id", key): _caps_of(value) for key, value in (args.changes or {}).items()}
             _refuse_what_hits_nothing(args, ids, changes)
             asked = Approval(
@@ -109,10 +116,13 @@ class Spawning:
             decisions=decisions,
             group_id=decided.group_id,
             approval_lines=list(decided.approval_lines) or None,
-            next=_next(started, decided.group_id),
+            next=_next(started, decided.group_id, any(made.running for made in decided.decisions)),
         )
         if started:
-            await self._after_approval(answer, started, args.wait_seconds, progress)
+            try:
+                await self._after_approval(answer, started, args.wait_seconds, progress)
+            except AuditError as error:  # what was approved is approved: it must not be proposed and paid for again
+                answer.message = f"Approved; how it goes cannot be read at this moment: {error}"
         return answer
 
     async def _after_approval(
@@ -219,9 +229,9 @@ def _plain(decision: Any) -> dict[str, Any]:
     }
 
 
-def _next(started: list[str], group_id: str | None) -> str:
+def _next(started: list[str], group_id: str | None, running: bool) -> str:
     if not started:
-        return "Nothing was started."
+        return "Nothing new was started; what was approved before goes on." if running else "Nothing was started."
     whom = f'group_id "{group_id}"' if group_id else f'subagent_id "{started[0]}"'
     return (
         f"Started in the background. You are not woken when it ends: tell the person to ask for news, then call"

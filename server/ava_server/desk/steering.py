@@ -39,9 +39,9 @@ class Steering:
         event = Event(self._own.agent_of(run), UserMessage(text=args.message, kind="message"), run_id=run.id)
         delivered = await self._store.do(_deliver(run.id, event))
         if delivered == "waiting":
-            raise Refused(f"{run.id} waits for approval; change the proposal with spawn_subagent instead")
+            raise Refused(f"{run.id} waits for approval; to change it, cancel it and propose it anew")
         if delivered == "ended":
-            raise Refused(f"{run.id} has ended; ask on with spawn_subagent and context_from")
+            raise Refused(f"{run.id} has ended; ask on with spawn_subagent, and put what it found into context")
         return MessageAnswer(
             status="delivered",
             subagent_id=run.id,
@@ -68,15 +68,26 @@ class Steering:
             targets = [row.run_id]
         else:
             targets = [(await self._own.run(args.subagent_id or "", "subagent_id")).id]
-        try:
-            async with anyio.create_task_group() as tasks:
-                for run_id in targets:
-                    tasks.start_soon(self._house.manager.cancel, run_id, self._own.session.who, args.reason)
-        except ExceptionGroup as group:  # what went wrong has its own words
-            raise group.exceptions[0] from group
-        runs = await self._looking.answers(await self._own.rows(targets))
+        over = [row.id for row in await self._own.rows(targets) if row.ended]
+        failed: list[Exception] = []
+
+        async def cancel(run_id: str) -> None:
+            try:
+                await self._house.manager.cancel(run_id, self._own.session.who, args.reason)
+            except Exception as error:  # the others are cancelled all the same; the first is told below
+                failed.append(error)
+
+        async with anyio.create_task_group() as tasks:
+            for run_id in targets:
+                tasks.start_soon(cancel, run_id)
+        if failed:
+            raise failed[0]
+        rows = await self._own.rows(targets)
+        runs = await self._looking.answers(rows)
         status = runs[0].state if len(runs) == 1 else "cancelled"
         runs, message = fitting(runs)
+        if over:
+            message = " ".join(part for part in (f"Ended before already: {', '.join(over)}.", message) if part)
         return CancelAnswer(status=status, message=message, runs=dumped(runs))
 
 
