@@ -58,7 +58,7 @@ def test_a_folder_of_random_words_gives_quotes_from_there(
         assert any(word in quote.lower() for word in asked.groups())
     assert "NOT found" not in done.stdout
     assert done.stdout.count("quote: found, word for word") == len(quotes)
-    assert re.search(r"source: file\d\.txt, line \d+, (deeper/)?file\d\.txt:\d+", done.stdout)
+    assert re.search(r"source: .*file\d\.txt:\d+", done.stdout)
     assert not (tmp_path / "unused").exists(), "the demo leaves the user's own data root alone"
 
 
@@ -81,7 +81,7 @@ def test_without_a_folder_it_reads_the_shipped_documentation_within_ten_seconds(
         "Running",
         "-- Result",
         "On the record",
-        "The log:",
+        "removed",
     ]
     places = [done.stdout.index(part) for part in order]
     assert places == sorted(places)
@@ -95,7 +95,7 @@ def test_a_key_in_the_environment_is_not_used(tmp_path: Path, folder: Path) -> N
     }
     done = ava(tmp_path, "demo", str(folder), env=dead)
     assert done.returncode == 0, done.stderr
-    assert "the offline reader does it" in done.stdout
+    assert "The demo always uses the offline reader, whatever keys you have" in done.stdout
 
 
 def test_on_a_terminal_yes_starts_it(tmp_path: Path, folder: Path) -> None:
@@ -126,22 +126,48 @@ def test_ctrl_c_ends_it_quietly_and_leaves_no_folder(tmp_path: Path, folder: Pat
         screen.interrupt()
         assert screen.ended() == 130
     assert "Traceback" not in screen.text
+    assert "Stopped; nothing was started.\n\nThe demo's data root is removed" in screen.text
     assert list(temporary.iterdir()) == []
+
+
+def test_ctrl_c_after_the_start_says_what_became_of_it(tmp_path: Path, folder: Path) -> None:
+    with on_terminal(tmp_path, "demo", str(folder)) as screen:
+        screen.until("Start it? [y/N]")
+        screen.type("y\n")
+        screen.until("-- Running")
+        screen.interrupt()
+        assert screen.ended() == 130
+    assert re.search(r"\nStopped; S-\w{6} had been started, and ended with it\.\n", screen.text)
+    assert "Traceback" not in screen.text
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_on_a_terminal_no_word_is_broken(tmp_path: Path, folder: Path, columns: int) -> None:
+    with on_terminal(tmp_path, "demo", str(folder), columns=columns) as screen:
+        screen.until("Start it? [y/N]")
+        screen.type("y\n")
+        assert screen.ended() == 0
+    for line in screen.text.splitlines():
+        shown = line.rpartition("\x1b[K")[2].strip()
+        assert len(shown) <= columns or " " not in shown
 
 
 def test_the_data_root_is_removed_unless_it_is_kept(tmp_path: Path, folder: Path) -> None:
     gone = ava(tmp_path, "demo", str(folder), env={"TMPDIR": str(tmp_path)})
     kept = ava(tmp_path, "demo", str(folder), "--keep", env={"TMPDIR": str(tmp_path)})
 
-    assert "The data root of the demo is removed now" in gone.stdout
+    assert "The demo's data root is removed; --keep keeps it." in gone.stdout
+    assert "The log: " not in gone.stdout
+    assert "As JSON lines" not in gone.stdout
     assert not Path(gone.stdout.splitlines()[0].removeprefix("Data root: ")).exists()
     root = Path(kept.stdout.splitlines()[0].removeprefix("Data root: "))
     assert f"Kept: AVA_DATA_ROOT={root} ava logs" in kept.stdout
     logs = ava(root, "logs", "--type", "complete")
     assert "SubagentComplete" in logs.stdout
-    for line in kept.stdout.splitlines():
-        if line.startswith(("The log: ", "As JSON lines: ", "               ")):
-            assert Path(line.rpartition(" ")[2]).is_file()
+    named = [line for line in kept.stdout.splitlines() if line.startswith(("The log: ", "As JSON lines: ", " " * 15))]
+    assert len(named) == 3
+    for line in named:
+        assert Path(line.rpartition(" ")[2]).is_file()
 
 
 def test_a_task_of_ones_own_is_asked(tmp_path: Path, folder: Path, words: list[str]) -> None:
@@ -168,6 +194,7 @@ def test_control_characters_of_a_file_do_not_reach_the_screen(tmp_path: Path, fo
     [
         (lambda path: None, "does not exist"),
         (lambda path: path.write_text("text"), "is no folder"),
+        (lambda path: path.symlink_to("/"), "is the whole file system, which is never read"),
         (lambda path: path.mkdir(), "there is no text to read"),
         (lambda path: (path.mkdir(), (path / "x.bin").write_bytes(b"\0" * 99)), "there is no text to read"),
         (lambda path: path.symlink_to(path.parent / "nowhere"), "does not exist"),
@@ -200,5 +227,6 @@ def test_a_folder_that_no_subagent_may_read_is_refused_with_a_reason(tmp_path: P
     (home / "text.txt").write_text("Something to read here.\n")
     done = ava(tmp_path / "root", "demo", str(home), env={"HOME": str(home)})
     assert done.returncode == 2
-    assert "is a home folder" in done.stderr
+    assert "a home folder itself is never read; name one inside" in done.stderr
+    assert done.stdout == "", "nothing is started first"
     assert "Traceback" not in done.stderr

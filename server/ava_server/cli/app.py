@@ -123,7 +123,9 @@ def _report(error: BaseException) -> int:
         return READER_GONE
     codes = [next((_CODES[kind] for kind in type(leaf).__mro__ if kind in _CODES), None) for leaf in leaves]
     if codes[0] is not None and None not in codes:
-        typer.echo(f"ava: {leaves[0]}", err=True)
+        from ava_server.cli.terminal import tell
+
+        tell(f"ava: {leaves[0]}")
         return codes[0]
     traceback.print_exception(error, file=sys.stderr)
     typer.echo(

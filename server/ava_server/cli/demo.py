@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import anyio
 import typer
 
-from ava_server.cli.app import NOT_APPROVED, heading
-from ava_server.cli.terminal import Progress, agrees, say, someone_there
+from ava_server.cli.app import INTERRUPTED, NOT_APPROVED, heading
+from ava_server.cli.terminal import Progress, agrees, columns, cut, say, someone_there
 from ava_server.data_root import DataRoot
 from ava_server.errors import AvaError, BadInput
 
@@ -43,14 +43,16 @@ def register(app: typer.Typer) -> None:
     app.command("demo")(demo_command)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Demo:
-    """What the demo reads and asks, and where it keeps what happens."""
+    """What the demo reads and asks, where it keeps what happens, and the run that it has started."""
 
     root: DataRoot
     folder: Path
     task: str
     scripted: bool
+    keep: bool
+    started: str = ""
 
 
 def demo_command(
@@ -72,18 +74,26 @@ def demo_command(
     named = demo_folder.checked_folder(folder) if folder is not None else None
     if task is not None and not task.strip():
         raise BadInput("--task: empty text was given; say what to look for, or leave it out")
-    with _temporary(keep) as place:
-        root = DataRoot(place / "data")
-        root.create()
-        where = named or demo_folder.copied_docs(place)
-        question = demo_folder.question_about(where) if named or task else demo_folder.DOCS_QUESTION
-        heading(root)
-        code = anyio.run(_demo, Demo(root, where, task or question, scripted), place)
+    demo: Demo | None = None
+    try:
+        with _temporary(keep) as place:
+            root = DataRoot(place / "data")
+            root.create()
+            where = named or demo_folder.copied_docs(place)
+            question = demo_folder.question_about(where) if named or task else demo_folder.DOCS_QUESTION
+            heading(root)
+            demo = Demo(root, where, task or question, scripted, keep)
+            code = anyio.run(_demo, demo, place)
+    except KeyboardInterrupt:
+        what = f"{demo.started} had been started, and ended with it" if demo and demo.started else "nothing was started"
+        say(f"\nStopped; {what}.")
+        code = INTERRUPTED
+    if demo is not None:
         say()
         if keep:
-            say(f"Kept: AVA_DATA_ROOT={root.path} ava logs")
+            say(f"Kept: AVA_DATA_ROOT={demo.root.path} ava logs")
         else:
-            say("The data root of the demo is removed now; --keep keeps it.")
+            say("The demo's data root is removed; --keep keeps it.")
     raise typer.Exit(code)
 
 
@@ -137,6 +147,8 @@ class _Host:
         say(str(proposal["message"]))
         if self._demo.scripted:
             say("The model is a script that comes with Ava, not a language model.")
+        else:
+            say("The demo always uses the offline reader, whatever keys you have: it can cost nothing.")
         approved = await self._approved(proposal)
         if not approved:
             return NOT_APPROVED
@@ -159,6 +171,7 @@ class _Host:
             await self._call("confirm_spawn", pending_ids=ids, decision="reject")
             say("Rejected; nothing was started.")
             return False
+        self._demo.started = str(proposal["subagent_id"])
         await self._call("confirm_spawn", pending_ids=ids, approving=[proposal["approval_line"]])
         return True
 
@@ -201,7 +214,9 @@ class _Host:
         say()
         say("-- On the record (read_ava_logs), the last lines --")
         for line in entries["untrusted_entries"]:
-            say(line if len(line) <= 160 else line[:159] + "…")
+            say(cut(line, columns() if sys.stdout.isatty() else 160))
+        if not self._demo.keep:
+            return
         say()
         say(f"The log: {self._demo.root.db}")
         say(f"As JSON lines: {logs / 'ava' / (day_of(now_us()) + '.jsonl')}")

@@ -57,13 +57,15 @@ def checked_folder(folder: Path) -> Path:
     """Return a folder that the user named, as an absolute path.
 
     Raises:
-        BadInput: It is missing, no folder, or cannot be read.
+        BadInput: It is missing, no folder, cannot be read, or is one that no subagent may read.
     """
     try:
         folder = folder.expanduser()
     except RuntimeError:
         raise BadInput(f"FOLDER: {folder} stands for no home here; give a path from the root on") from None
     folder = folder.absolute()
+    if why := _never_read(folder):
+        raise BadInput(f"FOLDER: {why}")
     try:
         if not folder.exists():
             raise BadInput(f"FOLDER: {folder} does not exist; name a folder with text in it, or none at all")
@@ -73,6 +75,16 @@ def checked_folder(folder: Path) -> Path:
     except OSError as error:
         raise BadInput(f"FOLDER: {folder} cannot be read: {error.strerror}; name another one") from None
     return folder
+
+
+def _never_read(folder: Path) -> str:
+    """Return why no subagent may read a folder that people name first: everything, and their home."""
+    place = folder.resolve()
+    if place.parent == place:
+        return f"{folder} is the whole file system, which is never read; name a folder in it"
+    if place == Path.home().resolve():
+        return f"a home folder itself is never read; name one inside {folder}"
+    return ""
 
 
 def question_about(folder: Path) -> str:

@@ -13,9 +13,10 @@ import shutil
 import signal
 import sys
 import time
+import unicodedata
 from collections.abc import AsyncIterator, Generator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TextIO
 
 import anyio
 import anyio.to_thread
@@ -28,11 +29,13 @@ PLAIN_EVERY_S = 10.0
 """How often progress is told where it cannot be rewritten in place: in a file, in a pipe."""
 _START_OF_LINE = "\r\x1b[K"
 _UNSEEN = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff\ud800-\udfff]")
+_ITEM = re.compile(r"(\s*)((?:\d+\.|-)\s+)?")
+_HANGING = "  "
 
 
 def say(text: str = "") -> None:
-    """Write lines to stdout at once, without anything that could steer a terminal."""
-    write(clean(text)[0])
+    """Write lines to stdout at once, without anything that could steer a terminal; on one they are wrapped."""
+    write(_fitted(clean(text)[0], sys.stdout))
 
 
 def write(text: str) -> None:
@@ -48,8 +51,62 @@ def write(text: str) -> None:
 
 
 def tell(text: str = "") -> None:
-    """Write lines of the conversation to stderr."""
-    typer.echo(clean(text)[0], err=True)
+    """Write lines of the conversation to stderr; on a terminal they are wrapped."""
+    typer.echo(_fitted(clean(text)[0], sys.stderr), err=True)
+
+
+def _fitted(text: str, stream: TextIO) -> str:
+    return wrapped(text, columns(stream)) if stream.isatty() else text
+
+
+def wrapped(text: str, width: int) -> str:
+    """Return lines of at most `width` columns, broken at blanks alone; a longer word keeps a line of its own.
+
+    What follows a break hangs under the line's beginning: under an indented one as deep as that, under the words of a
+    numbered one, else two blanks deep.
+    """
+    return "\n".join(part for line in text.split("\n") for part in _wrapped_line(line, width))
+
+
+def _wrapped_line(line: str, width: int) -> list[str]:
+    if cells(line) <= width:
+        return [line]
+    begins = _ITEM.match(line)
+    assert begins is not None
+    hanging = " " * min(len(begins[0]), width // 2) or _HANGING
+    lines: list[str] = []
+    current, used = "", 0
+    for word in re.findall(r"\s*\S+", line):
+        takes = cells(word)
+        if current.strip() and used + takes > width:
+            lines.append(current)
+            word = hanging + word.lstrip()
+            current, used = "", 0
+            takes = cells(word)
+        current += word
+        used += takes
+    return [*lines, current]
+
+
+def cells(text: str) -> int:
+    """Return how many columns of a terminal a text takes: wide characters take two, combining ones none."""
+    if text.isascii():
+        return len(text)
+    return sum(
+        0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text
+    )
+
+
+def cut(line: str, width: int) -> str:
+    """Return a line that takes at most `width` columns; where something is missing it ends with `…`."""
+    if cells(line) <= width:
+        return line
+    kept, used = 0, 0
+    for kept, char in enumerate(line):  # noqa: B007 - the place where it is full is what is wanted
+        used += cells(char)
+        if used > width - 1:
+            break
+    return line[:kept] + "…"
 
 
 def say_json(value: Any) -> None:
@@ -67,8 +124,13 @@ def someone_there() -> bool:
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
-def columns() -> int:
-    """Return how wide the terminal is."""
+def columns(stream: TextIO | None = None) -> int:
+    """Return how wide the terminal is that a stream leads to; stdout's when none is given."""
+    if stream is not None and "COLUMNS" not in os.environ:
+        try:
+            return max(40, os.get_terminal_size(stream.fileno()).columns or 80)
+        except (OSError, ValueError):
+            pass
     return max(40, shutil.get_terminal_size((80, 24)).columns)
 
 
@@ -130,8 +192,7 @@ class Progress:
         if line == self._shown:
             return
         if self._in_place:
-            width = columns() - 1
-            self._stream.write(_START_OF_LINE + (line if len(line) <= width else line[: width - 1] + "…"))
+            self._stream.write(_START_OF_LINE + cut(line, columns(self._stream) - 1))
             self._stream.flush()
         elif self._told_s is None or time.monotonic() - self._told_s >= self._every_s:
             self._told_s = time.monotonic()

@@ -45,7 +45,7 @@ def result_text(run: RunAnswer, *, brief: bool = False) -> str:
 
     Args:
         run: The run with its result.
-        brief: Leave the output out where the findings say it.
+        brief: Leave the output out where the findings say it, as those of the offline reader always do.
     """
     lines = [run.status_line]
     if run.state != "success":
@@ -61,7 +61,8 @@ def result_text(run: RunAnswer, *, brief: bool = False) -> str:
     output = (
         result.output if isinstance(result.output, str) else json.dumps(result.output, ensure_ascii=False, indent=2)
     )
-    if result.output is not None and output != result.summary and not (brief and result.findings):
+    repeats = bool(result.findings) and (brief or (run.model or "").startswith("offline/"))
+    if result.output is not None and output != result.summary and not repeats:
         lines += ["", output]
     if result.findings:
         lines += ["", "Findings, each with its source:", *_findings(run)]

@@ -1,0 +1,43 @@
+"""What is written to a terminal fits it, and no word of it is broken."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ava_server.cli.terminal import cells, cut, wrapped
+
+LINES = st.text(alphabet=st.sampled_from("ab é値  \n"), max_size=200)
+
+
+@pytest.mark.parametrize(
+    ("line", "lines"),
+    [
+        ("Some words that fit.", ["Some words that fit."]),
+        ("It can read a folder and nothing else.", ["It can read a folder", "  and nothing else."]),
+        ("12. A claim with more words than fit", ["12. A claim with", "    more words than", "    fit"]),
+        ('   "a quote of some words more"', ['   "a quote of some', '   words more"']),
+        ("see https://example.org/a/long/address now", ["see", "  https://example.org/a/long/address", "  now"]),
+        ("値段は十二セントです 分ごとに", ["値段は十二セントです", "  分ごとに"]),
+        ("", [""]),
+        (" " * 30, [""]),
+        (" " * 30 + "so far in", [" " * 30 + "so", "          far in"]),
+    ],
+)
+def test_a_line_is_broken_at_blanks_and_hangs_under_its_beginning(line: str, lines: list[str]) -> None:
+    assert wrapped(line, 20).split("\n") == lines
+
+
+@given(LINES)
+def test_wrapping_keeps_every_word_and_fits_all_that_can_be_broken(text: str) -> None:
+    lines = wrapped(text, 20)
+    assert lines.split() == text.split()
+    for line in lines.split("\n"):
+        assert cells(line) <= 20 or len(line.split()) <= 1
+
+
+@given(LINES, st.integers(min_value=1, max_value=60))
+def test_a_line_that_is_cut_fits_and_says_so(text: str, width: int) -> None:
+    line = text.replace("\n", " ")
+    short = cut(line, width)
+    assert cells(short) <= width
+    assert short == line or (short.endswith("…") and line.startswith(short[:-1]))
