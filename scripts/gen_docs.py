@@ -152,7 +152,7 @@ def _object_kind(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> s
 
 def settings_page() -> str:
     """Return the reference of `config.toml` and of the variables."""
-    from ava_server.keys import WELL_KNOWN
+    from ava_server.keys import NOT_YET, WELL_KNOWN
     from ava_server.settings import Configured
     from ava_server.settings_checks import FILE_ONLY, OWN_NAMES, variable
 
@@ -198,7 +198,10 @@ def settings_page() -> str:
         " in capitals, else from the variable that people usually have it in, else from `keys.toml` in the data root,"
         " which `ava key set` writes and which nobody else may read."
     )
-    parts.append(_table(("provider", "usual variable"), [(name, f"`{usual}`") for name, usual in WELL_KNOWN.items()]))
+    rows_of_keys = [
+        (name, f"`{usual}`", "kept, not used yet" if name in NOT_YET else "used") for name, usual in WELL_KNOWN.items()
+    ]
+    parts.append(_table(("provider", "usual variable", "in this version"), rows_of_keys))
     return _page(parts)
 
 
