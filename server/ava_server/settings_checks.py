@@ -97,7 +97,8 @@ def refuse_secrets(data: Mapping[str, Any], origin: str) -> None:
             if _SECRET_NAME.search(last) or _is_key(value):
                 raise ConfigError(
                     f"{origin}: {name} holds a secret, and settings are no place for one. "
-                    "Write {{secret:NAME}} in its place; this version neither stores such secrets nor starts such servers."
+                    "Write {{secret:NAME}} in its place; this version stores no such secrets yet, and starts no "
+                    "such servers."
                 )
         elif _SECRET_NAME.search(last) and path[0] != "prices":
             provider = path[1] if path[0] == "providers" and len(path) > 2 else _provider_in(last)
@@ -180,9 +181,10 @@ def explained(error: ValidationError, model: type[BaseModel], origin: str | None
     if not path:
         text = f"{origin or 'The environment'} does not fit; needed is {_allowed(dict(first))}."
     elif first["type"] == "extra_forbidden":
-        known = sorted(_fields_at(model, path[:-1]))
-        near = difflib.get_close_matches(path[-1], known, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]}?" if near else f"known there: {', '.join(known)}."
+        fields = sorted(_fields_at(model, path[:-1]))
+        known = {name: name if origin else variable((*path[:-1], name)) for name in fields}
+        near = difflib.get_close_matches(path[-1], fields, n=1, cutoff=0.5)
+        hint = f"did you mean {known[near[0]]}?" if near else f"known there: {', '.join(known.values())}."
         text = f"{place} is no setting; {hint}"
     elif first["type"] == "missing":
         text = f"{place} is missing; add it."
