@@ -10,7 +10,7 @@ import pytest
 from anyio.from_thread import check_cancelled
 from anyio.lowlevel import RunVar
 
-from ava_roles.tools.threads import THREADS, run_sync
+from ava_roles.tools.threads import GIVEN_UP, THREADS, run_sync
 
 
 class Parsers:
@@ -55,9 +55,19 @@ async def test_slow_tools_leave_the_other_threads_alone() -> None:
     assert parsers.running == 60
 
 
-async def test_a_call_that_was_given_up_keeps_its_place_until_its_thread_is_done() -> None:
+async def test_calls_that_were_given_up_keep_no_other_waiting_until_too_many_threads_run_on_unheard() -> None:
     parsers = Parsers()
     try:
+        for _ in range(GIVEN_UP // THREADS):
+            async with (
+                anyio.create_task_group() as tasks
+            ):  # a run fills all places with what never ends, and is cancelled
+                for _ in range(THREADS):
+                    tasks.start_soon(run_sync, parsers)
+                await parsers.stuck(THREADS)
+                tasks.cancel_scope.cancel()
+            with anyio.fail_after(5):
+                assert await run_sync(lambda: "another run's tool") == "another run's tool"
         async with anyio.create_task_group() as tasks:
             for _ in range(THREADS):
                 tasks.start_soon(run_sync, parsers)
@@ -66,7 +76,7 @@ async def test_a_call_that_was_given_up_keeps_its_place_until_its_thread_is_done
         with anyio.move_on_after(0.05) as waited:
             await run_sync(parsers)
         assert waited.cancelled_caught
-        assert parsers.running == THREADS
+        assert parsers.running == THREADS + GIVEN_UP
     finally:
         parsers.go_on.set()
     with anyio.fail_after(5):
