@@ -81,7 +81,7 @@ def tools_page() -> str:
 
 def _tool_description(text: str) -> list[str]:
     head, _, roles = text.partition("\nRoles:\n")
-    lines = [f"- `{line.replace(': ', '`: ', 1)}" for line in roles.splitlines()]
+    lines = [f"- `{line.replace(': ', '`: ', 1)}" if ": " in line else f"- {line}" for line in roles.splitlines()]
     return [head, "The roles, as the model reads them:", "\n".join(lines)] if lines else [head]
 
 

@@ -24,6 +24,7 @@ from ava_server.answers import (
 from ava_server.errors import AvaError
 
 if TYPE_CHECKING:
+    from ava_roles.catalog import Catalog
     from ava_server.app import App
     from ava_server.arguments import Arguments
 
@@ -168,9 +169,28 @@ def _tools() -> list[types.Tool]:
         folders = [Folder(find_data_root().roles, "roles of the data root")]
     except AvaError:  # a wrong AVA_DATA_ROOT is told by every call; the tools are listed all the same
         folders = []
-    roles = Catalog.load(folders).describe(ROLES_CHARS)
+    catalog = Catalog.load(folders)
     spawn, *others = _fixed_tools()
-    return [spawn.model_copy(update={"description": f"{spawn.description}\nRoles:\n{roles}"}), *others]
+    text = f"{spawn.description}\nRoles:\n{catalog.describe(ROLES_CHARS)}{_limits_of(catalog)}"
+    return [spawn.model_copy(update={"description": text}), *others]
+
+
+def _limits_of(catalog: Catalog) -> str:
+    """Return a line on the roles that cannot run here, or only in part, for want of a tool that they need."""
+    from ava_roles.tools.registry import builtin_tools
+
+    known = builtin_tools()
+    lacking = {role.name: [need for need in role.needs if need not in known] for role in catalog.roles}
+    pages = [name for name, needs in lacking.items() if needs == ["web_search"]]
+    never = [name for name, needs in lacking.items() if needs and name not in pages]
+    lines = ""
+    if pages:
+        lines += (
+            f"\nThere is no search here, so {', '.join(pages)} works only when the task names the pages (https://…)."
+        )
+    if never:
+        lines += f"\nThis version cannot run {', '.join(never)} yet."
+    return lines
 
 
 def _small(schema: Any, *, output: bool = False) -> Any:
