@@ -12,6 +12,7 @@ import tomllib
 from importlib.metadata import packages_distributions
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import anyio
 import pytest
@@ -20,6 +21,7 @@ from mcp import Client
 from ava_audit.events import FACTS
 from ava_roles.catalog import Catalog
 from ava_server.app import build_server
+from ava_server.cli.app import COMMANDS
 from ava_server.settings import load_settings
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -85,6 +87,16 @@ def test_every_page_can_be_reached_from_the_map() -> None:
         targets = re.findall(r"\]\(([^)\s#]+)", page.read_text("utf-8"))
         left.extend((page.parent / target).resolve() for target in targets if ":" not in target)
     assert set(DOCS.rglob("*.md")) <= seen
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
+def test_a_page_advises_no_command_that_is_not_there(page: Path) -> None:
+    text = page.read_text("utf-8")
+    for section in re.split(r"^(?=#+ )", text, flags=re.MULTILINE):
+        for paragraph in section.split("\n\n"):
+            names = set(re.findall(r"(?:^|`|/)ava ([a-z]+)", paragraph, re.MULTILINE)) - set(COMMANDS)
+            owned = "not there yet" in paragraph.lower() or "not there yet" in section.partition("\n")[0].lower()
+            assert not names or owned, f"{page.name}: there is no ava {', ava '.join(sorted(names))}"
 
 
 def test_the_host_configuration_is_the_same_wherever_it_stands() -> None:
@@ -176,7 +188,7 @@ async def test_the_jq_lines_of_the_docs_find_what_they_say(tmp_path: Path, monke
                 "task": "When does the ferry leave? See missing.md.",
                 "workspace": str(workspace),
             }
-            proposed = (await client.call_tool("spawn_subagent", asked)).structured_content or {}
+            proposed: dict[str, Any] = (await client.call_tool("spawn_subagent", asked)).structured_content or {}
             approval = {"pending_ids": [proposed["pending_id"]], "approving": [proposed["approval_line"]]}
             await client.call_tool("confirm_spawn", {**approval, "wait_seconds": 20})
     found = {name: jq(line, root) for name, line in jq_lines().items()}
