@@ -35,6 +35,17 @@ def entry_line(entry: Entry, *, utc: bool = False, width: int = 160) -> str:
     return line if len(line) <= width else line[: max(width - 1, 1)] + "…"
 
 
+def is_error(entry: Entry) -> bool:
+    """Tell whether an entry says that something went wrong, as `--type error` and the levels above info mean it."""
+    match entry.fact:
+        case None:
+            return False
+        case SubagentComplete(status=status):
+            return status not in ("success", "cancelled")
+        case fact:
+            return fact.severity != "info"
+
+
 def _what(entry: Entry) -> str:
     match entry.fact:
         case None:

@@ -161,7 +161,11 @@ def test_ctrl_c_ends_with_130_and_without_a_traceback(tmp_path: Path) -> None:
 
 def test_the_version_and_the_help_name_what_there_is(tmp_path: Path) -> None:
     assert ava(tmp_path, "--version").stdout.startswith("ava 0.")
-    assert [word for word in app.COMMANDS if word not in ava(tmp_path, "--help").stdout] == []
+    overview = ava(tmp_path, "--help", COLUMNS="80").stdout
+    assert [word for word in app.COMMANDS if word not in overview] == []
+    for text in (overview, ava(tmp_path, "key", "--help", COLUMNS="80").stdout):
+        commands = text.partition("Commands:\n")[2]
+        assert commands and "..." not in commands, "no line of it is cut"
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,10 @@ import pytest
 from support.log import AVA, Life, run_who, said, write_each
 from support.terminal import COMMAND, ava, environment, on_terminal
 
-from ava_audit.events import Event, SessionStart, Who
+from ava_audit.events import Event, SessionStart, SubagentSpawn, Who
 from ava_audit.line import line_fault
 from ava_audit.store import Store
+from ava_roles.wrap import wrap_tool_output
 
 ONE, OTHER = "S-aaaaaa", "S-bbbbbb"
 
@@ -88,6 +89,9 @@ def test_errors_of_the_last_hour(root: Path) -> None:
 
 def test_each_filter_and_all_of_them_together(root: Path) -> None:
     assert set(types(root, "--type", "toolcall", "--type", "cost")) == {"ToolCall", "CostReserved", "CostUpdate"}
+    assert set(types(root, "--type", "ToolResult,ToolCall", "--type", "spawn")) == {
+        *("ToolCall", "ToolResult", "SpawnProposed", "SpawnDecided")
+    }
     assert agents(root, "--agent", ONE, "--agent", OTHER) == {ONE, OTHER}
     assert agents(root, "--agent", "AVA") == {"ava"}
     assert agents(root, "--user", "eve") == {"ava", OTHER}
@@ -201,3 +205,40 @@ def test_a_line_fits_the_terminal(root: Path) -> None:
     first, *others = screen.text.splitlines()
     assert first == f"Data root: {root}"
     assert max(map(len, others)) == 90
+
+
+def test_errors_are_whole_on_a_narrow_terminal_where_one_looks_for_them(root: Path) -> None:
+    life = Life("S-eeeeee")
+    put(root, *life.begun(), life.failed("no answer came from the endpoint " * 6 + "at last"))
+    for args in (("--type", "error"), ("--level", "error"), ("S-eeeeee",)):
+        with on_terminal(root, "logs", *args, columns=80) as screen:
+            assert screen.ended() == 0
+        assert screen.text.rstrip().split("--json has")[0].count("at last") == 1, screen.text
+        assert max(map(len, screen.text.splitlines()[1:])) <= 80
+    with on_terminal(root, "logs", "--last", "3", columns=80) as screen:
+        assert screen.ended() == 0
+    assert "at last" not in screen.text
+    assert "Lines were cut to fit; --json has all of each" in screen.text
+
+
+def test_the_mark_around_a_tools_output_is_for_models_alone(root: Path) -> None:
+    marked = wrap_tool_output("twelve <b>cents</b>", tool="read_file", nonce="abcdefgh1234", source="notes.md")
+    life = Life("S-ffffff")
+    put(root, *life.begun(), *life.tool(marked), *life.tool(f"before {marked}"))
+    shown = [line for line in lines(root, "S-ffffff") if "ToolResult" in line]
+    assert shown[0].endswith(" twelve <b>cents</b>")
+    assert "<tool_output_abcdefgh1234" in shown[1], "what only contains a mark is left as it is"
+
+
+def test_a_spawn_is_told_with_its_name_or_without_a_gap(root: Path) -> None:
+    spawn = SubagentSpawn(
+        subagent_id="S-cccccc",
+        pending_id="P-cccccc00",
+        role="researcher",
+        task="Look it up",
+        max_cost_cents=5,
+        model="m",
+    )
+    put(root, Event(AVA, spawn), Event(AVA, spawn.model_copy(update={"name": "prices"})))
+    first, second = (line.partition(" S-cccccc ")[2] for line in lines(root, "--type", "SubagentSpawn"))
+    assert (first, second) == ("researcher: Look it up", "researcher prices: Look it up")

@@ -225,7 +225,8 @@ def test_the_environment_stands_above_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("variables", "says"),
     [
-        ({"AVA_LIMITS__RUNING": "3"}, ["AVA_LIMITS__RUNING is no setting", "did you mean running?"]),
+        ({"AVA_LIMITS__RUNING": "3"}, ["AVA_LIMITS__RUNING is no setting", "did you mean AVA_LIMITS__RUNNING?"]),
+        ({"AVA_SANDBOX__XYZ": "3"}, ["AVA_SANDBOX__XYZ is no setting", "AVA_SANDBOX__MODE, AVA_SANDBOX__READ_ONLY"]),
         ({"AVA_LIMIT__RUNNING": "3"}, ["AVA_LIMIT__RUNNING", "did you mean AVA_LIMITS__RUNNING?"]),
         ({"AVA_ENABELD": "false"}, ["AVA_ENABELD", "did you mean AVA_ENABLED?"]),
         ({"AVA_LIMITS__RUNNING": "many"}, ["AVA_LIMITS__RUNNING", '"many"', "a whole number"]),

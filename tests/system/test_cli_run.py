@@ -61,6 +61,7 @@ def test_a_run_that_nobody_is_asked_about_prints_its_result_and_claims_no_person
     assert "The transcription price of Otter is twelve cents a minute." in done.stdout
     assert "quote: found, word for word" in done.stdout
     assert "notes.md:3" in done.stdout
+    assert done.stdout.count("> ") == 0, "the offline reader's output only repeats the findings"
     assert "Ava wants to start a researcher" in done.stderr
     assert f"can read {workspace}" in done.stderr
     decided = events(root, "--type", "SpawnDecided")
@@ -159,11 +160,18 @@ def test_a_broken_config_is_exit_30_and_names_the_file(root: Path, workspace: Pa
         (("researcher", "x", "--yes", "--max-cost", "much"), "--max-cost: 'much'"),
         (("researcher", "x", "--yes", "--max-cost", "1", "--timeout", "soon"), "--timeout: 'soon'"),
         (("researcher", "x", "--yes", "--max-cost", "1", "--timeout", "0m"), "--timeout: '0m'"),
-        (("researcher", "x", "--yes", "--max-cost", "1", "--max-tokens", "-5"), "max_tokens"),
-        (("researcher", " ", "--yes", "--max-cost", "1"), "task: only white space"),
+        (("researcher", "x", "--yes", "--max-cost", "1", "--max-tokens", "-5"), "ava: --max-tokens: "),
+        (("researcher", " ", "--yes", "--max-cost", "1"), "ava: TASK: only white space"),
+        (("custom", "x", "--yes", "--max-cost", "1"), "ava: --system-prompt: role custom has no words of its own"),
+        (
+            ("researcher", "x", "--yes", "--max-cost", "1", "--tools", "read_file,fly"),
+            "ava: --tools: researcher has no",
+        ),
+        (("researcher", "x", "--yes", "--max-cost", "1", "--blocked-tools", "fly"), "ava: --blocked-tools: "),
+        (("researcher", "x", "--yes", "--max-cost", "1", "--output-schema", "none.json"), "--output-schema: none.json"),
         (("pirate", "x", "--yes", "--max-cost", "1"), "pirate"),
-        (("researcher", "x", "--yes", "--max-cost", "1", "--workspace", "/nowhere/at/all"), "does not exist"),
-        (("researcher", "x", "--yes", "--max-cost", "1", "--model", "gpt-x"), "model: 'gpt-x'"),
+        (("researcher", "x", "--yes", "--max-cost", "1", "--workspace", "/nowhere/at/all"), "ava: --workspace: "),
+        (("researcher", "x", "--yes", "--max-cost", "1", "--model", "gpt-x"), "ava: --model: 'gpt-x'"),
         (("researcher", "x", "--yes", "--max-cost", "1", "--out", "/nowhere/at/all.txt"), "--out: "),
     ],
 )
@@ -173,6 +181,39 @@ def test_a_mistake_is_one_sentence_and_exit_2(root: Path, tmp_path: Path, args: 
     assert says in done.stderr
     assert done.stderr.count("\n") == 1
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", "[" * 100_000])
+def test_a_schema_that_is_none_is_one_sentence(root: Path, tmp_path: Path, text: str) -> None:
+    (tmp_path / "schema.json").write_text(text)
+    args = ("run", "researcher", "x", "--yes", "--max-cost", "1", "--output-schema", "schema.json")
+    done = ava(root, *args, cwd=tmp_path)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert done.stderr.startswith("ava: --output-schema: schema.json ")
+    assert not root.exists()
+
+
+def test_a_custom_role_gets_its_words_tools_and_form_from_the_command_line(
+    root: Path, workspace: Path, tmp_path: Path
+) -> None:
+    schema = {"type": "object", "properties": {"price": {"type": "string"}}, "required": ["price"]}
+    (tmp_path / "schema.json").write_text(json.dumps(schema))
+    done = Say("", [("submit_result", {"summary": "Looked up.", "output": {"price": "twelve cents"}})])
+    with running_model_server([done]) as server:
+        args = (
+            "run", "custom", TASK, "--system-prompt", "You look up prices.", "--output-schema", "schema.json",
+            "--tools", "read_file,search_codebase", "--tools", "scratchpad", "--blocked-tools", "search_codebase",
+            "--workspace", str(workspace), "--yes", "--max-cost", "1", "--json",
+        )  # fmt: skip
+        finished = ava(root, *args, cwd=tmp_path, env=local(server.base_url))
+    assert finished.returncode == 0, finished.stderr
+    assert json.loads(finished.stdout)["untrusted_result"]["output"] == {"price": "twelve cents"}
+    (task,) = (event["content"] for event in events(root, "--type", "UserMessage"))
+    assert task["system_prompt"] == "You look up prices."
+    (proposed,) = events(root, "--type", "SpawnProposed")
+    offered = set(proposed["content"]["config"]["tools"])
+    assert {"read_file", "scratchpad"} <= offered
+    assert not {"search_codebase", "read_webpages"} & offered
 
 
 @pytest.mark.parametrize("command", [("serve",), ("run", "researcher", "x", "--yes", "--max-cost", "1")])
@@ -388,12 +429,28 @@ def test_status_shows_what_goes_on_what_has_ended_and_todays_budgets_in_80_colum
     assert lines[0] == f"Data root: {root}"
     assert max(map(len, lines[1:])) <= 80
     assert re.match(r"S-\w{6}  running           researcher \(xxx", lines[1])
-    assert re.search(r"s of 600 s · turn \d of 20 · ", lines[2])
+    assert re.fullmatch(rf"  asked \d\d:\d\d: {re.escape(TASK)}", lines[2])
+    assert re.search(r"s of 600 s · turn \d of 20 · ", lines[3])
+    assert any(re.fullmatch(rf"  asked \d\d:\d\d, ended \d\d:\d\d: {re.escape(TASK)}", line) for line in lines)
+    assert {run["task"] for run in as_json["runs"]} == {TASK}
     assert "Ended within the last hour:" in lines
     assert any(re.match(r"S-\w{6}  success ", line) for line in lines)
     assert any(line.endswith("$0.00 of $25.00 spent") for line in lines)
     assert sorted(run["state"] for run in as_json["runs"]) == ["running", "success"]
     assert [budget["cap_cents"] for budget in as_json["today"]] == [1000, 2500]
+
+
+def test_status_tells_when_a_proposal_expires_by_the_clock_on_the_wall(root: Path, workspace: Path) -> None:
+    with on_terminal(root, "run", "researcher", TASK, "--workspace", str(workspace)) as screen:
+        screen.until("Start it? [y/N]")
+        status = ava(root, "status", "--once", env={"TZ": "JST-9"}).stdout
+        screen.type("n\n")
+        screen.ended()
+    found = re.search(r"^  asked (\d\d):(\d\d): (.+)\n  P-\w{8}, expires (\d\d):(\d\d)$", status, re.MULTILINE)
+    assert found is not None, status
+    assert found[3] == TASK
+    asked, expires = (int(found[hour]) * 60 + int(found[hour + 1]) for hour in (1, 4))
+    assert (expires - asked) % 1440 in (10, 11)
 
 
 def test_status_of_an_empty_place_says_so_and_makes_nothing(root: Path) -> None:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import time
+from pathlib import Path
+from typing import Any, cast
 
 from ava_server.errors import BadInput
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|sec|m|min|h)?")
+_OPTIONS = {"role": "ROLE", "task": "TASK", "max_cost_cents": "--max-cost"}
+"""Arguments of `spawn_subagent` that `ava run` calls otherwise than by an option of their name."""
+_QUOTED = re.compile(r"`([a-z_]+)`")
 _SECONDS = {None: 1, "s": 1, "sec": 1, "m": 60, "min": 60, "h": 3_600}
 
 
@@ -42,6 +48,48 @@ def seconds_of(option: str, given: str | None) -> float | None:
     if seconds <= 0 or not math.isfinite(seconds):
         raise BadInput(f"{option}: {given[:40]!r} is no duration above 0; write it like 90, 90s, 10m or 1h")
     return seconds
+
+
+def listed(given: list[str] | None) -> list[str] | None:
+    """Return names that were given one by one, with commas between them, or both."""
+    if given is None:
+        return None
+    return [name.strip() for part in given for name in part.split(",") if name.strip()]
+
+
+def schema_in(option: str, file: Path | None) -> dict[str, Any] | None:
+    """Return the JSON object that a file holds.
+
+    Raises:
+        BadInput: It cannot be read, or holds something else.
+    """
+    if file is None:
+        return None
+    try:
+        schema: object = json.loads(file.read_text("utf-8"))
+    except OSError as failed:
+        raise BadInput(f"{option}: {file} cannot be read: {failed.strerror}; give a file with a JSON schema") from None
+    except (ValueError, RecursionError) as wrong:
+        raise BadInput(f"{option}: {file} is no JSON: {wrong}; give a file with a JSON schema") from None
+    if not isinstance(schema, dict):
+        raise BadInput(f'{option}: {file} holds no JSON object; a schema begins like {{"type": "object", …}}')
+    return cast("dict[str, Any]", schema)
+
+
+def in_options(sentence: str) -> str:
+    """Return what was said of an argument of `spawn_subagent` in the words of `ava run`: its options."""
+    from ava_server.arguments import SpawnArgs
+
+    def option(field: str) -> str:
+        return _OPTIONS.get(field, f"--{field.replace('_', '-')}")
+
+    field, colon, rest = sentence.partition(":")
+    name, dot, below = field.partition(".")
+    if colon and name in SpawnArgs.model_fields:
+        sentence = f"{option(name)}{dot}{below}:{rest}"
+    return _QUOTED.sub(
+        lambda found: f"`{option(found[1])}`" if found[1] in SpawnArgs.model_fields else found[0], sentence
+    )
 
 
 def time_of(option: str, given: str | None) -> int | None:

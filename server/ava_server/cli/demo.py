@@ -40,7 +40,7 @@ _PASSED_ON = ("PYTHONPATH", "SYSTEMROOT", "TMPDIR", "LANG", "LC_ALL")
 
 def register(app: typer.Typer) -> None:
     """Add `ava demo` to the app."""
-    app.command("demo")(demo_command)
+    app.command("demo", short_help="The whole way once, in a few seconds, without a key.")(demo_command)
 
 
 @dataclass

@@ -36,8 +36,8 @@ _STORED_ONLY = "this version of Ava cannot use it yet"
 def register(app: typer.Typer) -> None:
     """Add `ava key` to the app."""
     keys = typer.Typer(help="Keys of model and search providers.", no_args_is_help=True)
-    keys.command("set")(set_command)
-    keys.command("list")(list_command)
+    keys.command("set", short_help="Store a key: asked for without echo, or read from a pipe.")(set_command)
+    keys.command("list", short_help="List whose keys there are, never the keys.")(list_command)
     keys.command("remove")(remove_command)
     app.add_typer(keys, name="key")
 

@@ -9,7 +9,7 @@ import anyio
 import typer
 
 from ava_server.cli.app import heading
-from ava_server.cli.terminal import columns, harmless_json, say, write
+from ava_server.cli.terminal import columns, cut, harmless_json, say, write
 from ava_server.data_root import find_data_root
 from ava_server.errors import BadInput
 
@@ -28,7 +28,7 @@ PIPED_WIDTH = 1_000
 
 def register(app: typer.Typer) -> None:
     """Add `ava logs` to the app."""
-    app.command("logs")(logs_command)
+    app.command("logs", short_help="The log of all agents, or of some; -f goes on with what is new.")(logs_command)
 
 
 def logs_command(
@@ -47,7 +47,7 @@ def logs_command(
             "--type",
             metavar="TYPE",
             show_default=False,
-            help="error, tool, cost, thinking, spawn, complete, message, session, or an event type.",
+            help="error, tool, cost, thinking, spawn, complete, message, session, or an event type, with commas.",
         ),
     ] = None,
     since: Annotated[
@@ -83,7 +83,7 @@ def logs_command(
 ) -> None:
     """Show the log of all agents, or of some: newest entries, oldest first."""
     from ava_audit.search import LogQuery
-    from ava_server.cli.asked import time_of
+    from ava_server.cli.asked import listed, time_of
 
     root = find_data_root()
     agents = [_agent(name) for name in agent or ()]
@@ -93,7 +93,7 @@ def logs_command(
         agents=tuple(agents),
         users=tuple(user or ()),
         sessions=tuple(session or ()),
-        types=tuple(kind or ()),
+        types=tuple(listed(kind) or ()),
         since_us=time_of("--since", since),
         until_us=time_of("--until", until),
         search=search,
@@ -103,26 +103,33 @@ def logs_command(
     _check_types(query)
     if not as_json:
         heading(root)
-    anyio.run(_logs, root, query, subagent, _Printer(as_json, utc), follow)
+    errors = subagent is not None or level is not None or "error" in (name.lower() for name in query.types)
+    anyio.run(_logs, root, query, subagent, _Printer(as_json, utc, whole_errors=errors), follow)
 
 
 class _Printer:
-    """Writes entries as lines for people, or as lines of the mirror."""
+    """Writes entries as lines for people, or as lines of the mirror; notes whether a line was cut."""
 
-    def __init__(self, as_json: bool, utc: bool) -> None:
+    def __init__(self, as_json: bool, utc: bool, *, whole_errors: bool) -> None:
         self.as_json = as_json
+        self.was_cut = False
         self._utc = utc
+        self._whole_errors = whole_errors
         self._terminal = sys.stdout.isatty()
-        self._width = max(columns(), 80) if self._terminal else PIPED_WIDTH
 
     async def entries(self, store: Store, entries: list[Entry]) -> None:
         """Write entries in the order given."""
         from ava_audit.line import mirror_line
-        from ava_server.log_lines import entry_line
+        from ava_server.log_lines import entry_line, is_error
 
         if not self.as_json:
             for entry in entries:
-                say(entry_line(entry, utc=self._utc, width=self._width))
+                line = entry_line(entry, utc=self._utc, width=PIPED_WIDTH)
+                shown = line
+                if self._terminal and not (self._whole_errors and is_error(entry)):
+                    shown = cut(line, columns())
+                    self.was_cut |= shown != line
+                say(shown)
             return
         for start in range(0, len(entries), 500):
             numbers = [entry.seq for entry in entries[start : start + 500]]
@@ -154,6 +161,8 @@ async def _logs(root: DataRoot, query: LogQuery, subagent: str | None, printer: 
         await printer.entries(store, list(page.entries[::-1]))
         if not page.entries and not printer.as_json and not follow:
             say("No entry fits.")
+        if printer.was_cut:
+            say("Lines were cut to fit; --json has all of each, and `ava show S-…` a run with its whole result.")
         if follow:
             async for entry in log_search.follow(store, replace(query, after_seq=page.upto)):
                 await printer.entries(store, [entry])

@@ -38,7 +38,7 @@ LOOK_EVERY_S = 0.2
 
 def register(app: typer.Typer) -> None:
     """Add `ava run` to the app."""
-    app.command("run")(run_command)
+    app.command("run", short_help="Propose a subagent, ask whether to start it, bring its result.")(run_command)
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,22 @@ def run_command(
     model: Annotated[
         str | None, typer.Option(show_default=False, help="fast, balanced, deep, a model id, or provider:id.")
     ] = None,
+    system_prompt: Annotated[
+        str | None,
+        typer.Option(metavar="TEXT", show_default=False, help="What kind of subagent; role custom needs it."),
+    ] = None,
+    tools: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TOOL,…", show_default=False, help="Only these of the role's tools."),
+    ] = None,
+    blocked_tools: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TOOL,…", show_default=False, help="Not these of the role's tools."),
+    ] = None,
+    output_schema: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", show_default=False, help="JSON schema that the output must match."),
+    ] = None,
     name: Annotated[str | None, typer.Option(show_default=False, help="A label, shown wherever the run is.")] = None,
     task_id: Annotated[str | None, typer.Option(show_default=False, help="Your own reference.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The result as one JSON object.")] = False,
@@ -80,7 +96,7 @@ def run_command(
     ] = False,
 ) -> None:
     """Propose a subagent, ask whether to start it, and wait for its result."""
-    from ava_server.cli.asked import cents_of, seconds_of
+    from ava_server.cli.asked import cents_of, listed, schema_in, seconds_of
     from ava_server.house import refuse_recursion
     from ava_server.settings import load_settings
 
@@ -98,6 +114,10 @@ def run_command(
         "max_tokens": max_tokens,
         "max_iterations": max_iterations,
         "model": model,
+        "system_prompt": system_prompt,
+        "tools": listed(tools),
+        "blocked_tools": listed(blocked_tools),
+        "output_schema": schema_in("--output-schema", output_schema),
         "name": name,
         "task_id": task_id,
     }
@@ -168,8 +188,12 @@ async def _session(house: House, order: Order) -> AsyncGenerator[Session]:
 async def _approved(desk: Desk, order: Order) -> tuple[str | None, int]:
     """Propose, ask, and approve or reject; return the run's id, or None and the exit code."""
     from ava_server.answers import SpawnAnswer
+    from ava_server.cli.asked import in_options
 
-    proposal = await desk.call("spawn_subagent", order.spawn, _silent, raises=True)
+    try:
+        proposal = await desk.call("spawn_subagent", order.spawn, _silent, raises=True)
+    except BadInput as error:
+        raise BadInput(in_options(str(error))) from error
     assert isinstance(proposal, SpawnAnswer)
     assert proposal.pending_id is not None
     tell(proposal.message or "")

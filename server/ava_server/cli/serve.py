@@ -12,7 +12,7 @@ from ava_server.errors import BadInput
 
 def register(app: typer.Typer) -> None:
     """Add `ava serve` to the app."""
-    app.command("serve")(serve_command)
+    app.command("serve", short_help="Serve one MCP host over stdio; hosts start this by themselves.")(serve_command)
 
 
 def serve_command() -> None:

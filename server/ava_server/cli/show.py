@@ -10,7 +10,7 @@ import anyio
 import typer
 
 from ava_server.cli.app import heading
-from ava_server.cli.terminal import columns, say, say_json
+from ava_server.cli.terminal import columns, cut, say, say_json
 from ava_server.cli.views import block, limits_text, result_text
 from ava_server.data_root import find_data_root
 
@@ -32,7 +32,7 @@ _CHANNELS = {
 
 def register(app: typer.Typer) -> None:
     """Add `ava show` to the app."""
-    app.command("show")(show_command)
+    app.command("show", short_help="One run: its task, who approved it, what it did, its result.")(show_command)
 
 
 def show_command(
@@ -74,14 +74,17 @@ async def _show(root: DataRoot, given: str, as_json: bool, utc: bool) -> None:
 
 
 def _screen(run: RunRow, answer: RunAnswer, texts: Texts | None, entries: list[Entry], utc: bool) -> list[str]:
-    from ava_server.log_lines import entry_line
+    from ava_server.log_lines import entry_line, is_error
 
-    width = max(columns(), 80) if sys.stdout.isatty() else 200
+    terminal = sys.stdout.isatty()
+    width = columns() if terminal else 200
     lines = [f"{run.role} {run.id}{f' ({run.name})' if run.name else ''}: {answer.state}", ""]
     lines += _asked(run, texts, utc)
     lines += _decided(run, entries, utc)
     lines += ["", "What happened:"]
-    lines += [entry_line(entry, utc=utc, width=width) for entry in entries]
+    for entry in entries:
+        line = entry_line(entry, utc=utc, width=1_000 if terminal else width)
+        lines.append(line if not terminal or is_error(entry) else cut(line, width))
     lines += ["", "Result:" if answer.untrusted_result else "So far:", result_text(answer)]
     return lines
 

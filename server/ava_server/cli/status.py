@@ -13,7 +13,7 @@ import typer
 
 from ava_server.cli.app import heading
 from ava_server.cli.root import has_log
-from ava_server.cli.terminal import say, say_json
+from ava_server.cli.terminal import cut, say, say_json
 from ava_server.data_root import find_data_root
 
 if TYPE_CHECKING:
@@ -40,16 +40,26 @@ class Budget:
 
 
 @dataclass(frozen=True)
+class Shown:
+    """A run as the screen shows it: with the beginning of its task, and when its proposal expires."""
+
+    run: RunRow
+    answer: RunAnswer
+    task: str
+    expires_us: int | None
+
+
+@dataclass(frozen=True)
 class Overview:
     """Everything that the screen shows."""
 
-    runs: tuple[tuple[RunRow, RunAnswer], ...]
+    runs: tuple[Shown, ...]
     budgets: tuple[Budget, ...]
 
 
 def register(app: typer.Typer) -> None:
     """Add `ava status` to the app."""
-    app.command("status")(status_command)
+    app.command("status", short_help="What waits, runs or has just ended, and today's spending.")(status_command)
 
 
 def status_command(
@@ -89,6 +99,7 @@ async def _overview(store: Store | None, settings: Settings, user: str, everybod
     from ava_audit.money import micros_from_cents
     from ava_audit.times import HOUR_US
     from ava_audit.view import UNENDED
+    from ava_server.approval import beginning, texts_of
     from ava_server.budget import installation_scope, user_scope, utc_day
     from ava_server.status import run_answer
 
@@ -99,10 +110,16 @@ async def _overview(store: Store | None, settings: Settings, user: str, everybod
         ("everybody", installation_scope(day), limits.installation_daily_cents),
     )
 
+    def shown(view: View, row: RunRow) -> Shown:
+        texts, proposal = texts_of(view, row), view.proposal(row.pending_id)
+        answer = run_answer(view, row, alive, now_us, result=False)
+        task = beginning(texts.task) if texts is not None else "(erased)"
+        return Shown(row, answer, task, proposal.expires_us if proposal is not None else None)
+
     def query(view: View) -> Overview:
         whose = None if everybody else user
         rows = view.runs(user=whose, states=UNENDED) + view.runs(user=whose, ended_since_us=now_us - HOUR_US)
-        runs = tuple((row, run_answer(view, row, alive, now_us, result=False)) for row in rows)
+        runs = tuple(shown(view, row) for row in rows)
         buckets = [(name, view.bucket(scope), cap) for name, scope, cap in scopes]
         return Overview(
             runs,
@@ -116,14 +133,14 @@ async def _overview(store: Store | None, settings: Settings, user: str, everybod
 
 def _screen(overview: Overview, everybody: bool) -> list[str]:
     lines: list[str] = []
-    going_on = [pair for pair in overview.runs if not pair[0].ended]
-    ended = [pair for pair in overview.runs if pair[0].ended]
-    for run, answer in sorted(going_on, key=lambda pair: (_order(pair[1].state), pair[0].created_us)):
-        lines += _run(run, answer, everybody)
+    going_on = [shown for shown in overview.runs if not shown.run.ended]
+    ended = [shown for shown in overview.runs if shown.run.ended]
+    for shown in sorted(going_on, key=lambda shown: (_order(shown.answer.state), shown.run.created_us)):
+        lines += _run(shown, everybody)
     if ended:
         lines += ["", "Ended within the last hour:"] if lines else ["Ended within the last hour:"]
-        for run, answer in sorted(ended, key=lambda pair: pair[0].ended_us or 0, reverse=True):
-            lines += _run(run, answer, everybody)
+        for shown in sorted(ended, key=lambda shown: shown.run.ended_us or 0, reverse=True):
+            lines += _run(shown, everybody)
     if not lines:
         lines.append("No subagents: none waits, runs, or ended within the last hour.")
     return [*lines, "", "Today (UTC):", *map(_budget, overview.budgets)]
@@ -133,15 +150,20 @@ def _order(state: str) -> int:
     return _ORDER.index(state) if state in _ORDER else len(_ORDER)
 
 
-def _run(run: RunRow, answer: RunAnswer, everybody: bool) -> list[str]:
+def _run(shown: Shown, everybody: bool) -> list[str]:
     """Return a run in a few lines of at most 80 columns."""
     from ava_server.status import figures
 
+    run, answer = shown.run, shown.answer
     name = f" ({answer.name})" if answer.name else ""
     owner = f" of {run.user_id}" if everybody else ""
     lines = [f"{run.id}  {answer.state:<17} {run.role}{name}{owner}"]
-    if answer.state in ("awaiting_approval", "expired"):
-        lines.append(f"  {run.pending_id}, {'expired' if answer.state == 'expired' else 'expires'} {answer.expires_at}")
+    ending = f", ended {_clock(run.ended_us)}" if run.ended_us is not None else ""
+    lines.append(f"  asked {_clock(run.created_us)}{ending}: {shown.task}")
+    if answer.state in ("awaiting_approval", "expired") and shown.expires_us is not None:
+        lines.append(
+            f"  {run.pending_id}, {'expired' if answer.state == 'expired' else 'expires'} {_clock(shown.expires_us)}"
+        )
     elif answer.state == "queued":
         lines.append(f"  number {answer.queue_position} in the queue")
     else:
@@ -152,7 +174,16 @@ def _run(run: RunRow, answer: RunAnswer, everybody: bool) -> list[str]:
         lines.append("  nobody has it: the next Ava server of this user goes on with it")
     if run.ended and answer.state != "success" and answer.stop_reason:
         lines.append(f"  {answer.stop_reason}")
-    return [line if len(line) <= WIDTH else line[: WIDTH - 1] + "…" for line in lines]
+    return [cut(line, WIDTH) for line in lines]
+
+
+def _clock(ts_us: int) -> str:
+    """Return a time as the clock on the wall has it; with its day where that is not today."""
+    from ava_audit.times import format_ts
+
+    day, _, clock = format_ts(ts_us).partition(" ")
+    today = format_ts(time.time_ns() // 1000).partition(" ")[0]
+    return clock[:5] if day == today else f"{day} {clock[:5]}"
 
 
 def _budget(budget: Budget) -> str:
@@ -167,7 +198,8 @@ def _as_json(settings: Settings, overview: Overview) -> dict[str, Any]:
     return {
         "data_root": str(settings.data_root),
         "runs": [
-            {**answer.model_dump(mode="json", exclude_none=True), "user": run.user_id} for run, answer in overview.runs
+            {**shown.answer.model_dump(mode="json", exclude_none=True), "task": shown.task, "user": shown.run.user_id}
+            for shown in overview.runs
         ],
         "today": [
             {
