@@ -5,6 +5,7 @@ import random
 import re
 import string
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -189,19 +190,20 @@ def test_control_characters_of_a_file_do_not_reach_the_screen(tmp_path: Path, fo
         assert steering not in screen.text
 
 
-@pytest.mark.parametrize(
-    ("make", "says"),
-    [
-        (lambda path: None, "does not exist"),
-        (lambda path: path.write_text("text"), "is no folder"),
-        (lambda path: path.symlink_to("/"), "is the whole file system, which is never read"),
-        (lambda path: path.mkdir(), "there is no text to read"),
-        (lambda path: (path.mkdir(), (path / "x.bin").write_bytes(b"\0" * 99)), "there is no text to read"),
-        (lambda path: path.symlink_to(path.parent / "nowhere"), "does not exist"),
-    ],
-)
-def test_a_folder_that_cannot_be_read_is_one_sentence(tmp_path: Path, make: object, says: str) -> None:
-    assert callable(make)
+UNREADABLE: list[tuple[Callable[[Path], object], str]] = [
+    (lambda path: None, "does not exist"),
+    (lambda path: path.write_text("text"), "is no folder"),
+    (lambda path: path.symlink_to("/"), "is the whole file system, which is never read"),
+    (lambda path: path.mkdir(), "there is no text to read"),
+    (lambda path: (path.mkdir(), (path / "x.bin").write_bytes(b"\0" * 99)), "there is no text to read"),
+    (lambda path: path.symlink_to(path.parent / "nowhere"), "does not exist"),
+]
+
+
+@pytest.mark.parametrize(("make", "says"), UNREADABLE)
+def test_a_folder_that_cannot_be_read_is_one_sentence(
+    tmp_path: Path, make: Callable[[Path], object], says: str
+) -> None:
     path = tmp_path / "given"
     make(path)
     done = ava(tmp_path / "root", "demo", str(path))
