@@ -11,6 +11,7 @@ from support.terminal import on_terminal
 from ava_audit.errors import SchemaNewer, StoreUnavailable
 from ava_roles.errors import RoleFileError, UnknownRole
 from ava_server.cli import app
+from ava_server.cli.asked import in_options
 from ava_server.errors import AvaError, BadInput, ConfigError, ModelTimeout, Refused
 from ava_server.keys import NOT_YET
 
@@ -90,6 +91,20 @@ def test_a_key_that_nothing_uses_yet_is_kept_and_said_to_be_of_no_use(tmp_path: 
 
     (tmp_path / "config.toml").write_text(f'[providers.{provider}]\nbase_url = "http://127.0.0.1:9/v1"\n')
     assert "cannot use it yet" not in ava(tmp_path, "key", "list").stdout
+
+
+@pytest.mark.parametrize(
+    ("sentence", "told"),
+    [
+        ("max_cost_cents: -1 is no amount", "--max-cost: -1 is no amount"),
+        ("task: leave `output_schema` out", "TASK: leave `--output-schema` out"),
+        ("blocked_tools.0: 3 is no text", "--blocked-tools.0: 3 is no text"),
+        ("today's budget is used up: `ava status`", "today's budget is used up: `ava status`"),
+        ("something: of `unknown` kind", "something: of `unknown` kind"),
+    ],
+)
+def test_an_argument_of_the_tool_is_told_as_the_option_of_the_command(sentence: str, told: str) -> None:
+    assert in_options(sentence) == told
 
 
 LOOKING = [("key", "list"), ("key", "set", "openai"), ("logs",), ("status", "--once"), ("show", "S-123456")]

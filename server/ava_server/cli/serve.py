@@ -25,7 +25,7 @@ def serve_command() -> None:
     from ava_server.stdio import serve
 
     if sys.stdin.isatty():
-        typer.echo(
-            "ava: waiting for an MCP host on stdin; a person wants `ava run` or `ava demo`. Ctrl-C ends it.", err=True
-        )
+        from ava_server.cli.terminal import tell
+
+        tell("ava: waiting for an MCP host on stdin; a person wants `ava run` or `ava demo`. Ctrl-C ends it.")
     raise typer.Exit(serve(load_settings))
