@@ -112,7 +112,7 @@ class Instances:
             keep: Instances that still stand in a run's claim; their files stay.
         """
         for path in self.folder.glob("*.lock"):
-            if path.stem in keep:
+            if path.stem in keep or path.is_symlink() or not path.is_file():  # opening a pipe would wait for ever
                 continue
             try:
                 held = try_hold(path)

@@ -321,10 +321,13 @@ def _try_open(workspace: str) -> None:
 
 def list_artifacts(folder: Path) -> list[dict[str, Any]]:
     """Return name, size in bytes and sha256 of each file that a run handed over."""
-    if not folder.is_dir():
+    try:
+        paths = sorted(folder.iterdir()) if folder.is_dir() else []
+    except OSError as error:  # a result is not lost, nor a run kept from its end, because its files cannot be listed
+        log.warning("the artifacts in %s cannot be listed: %s", folder.name, error)
         return []
     found: list[dict[str, Any]] = []
-    for path in sorted(folder.iterdir()):
+    for path in paths:
         if path.is_file() and not path.is_symlink():
             try:
                 data = path.read_bytes()

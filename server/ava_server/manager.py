@@ -369,13 +369,20 @@ class Manager:
         ended = Ended(
             "error", "a fault of Ava itself", error_kind="internal", error_message=why, what_to_do="Report it."
         )
+        await self._end_unanswered(run_id, ended, only_own=True)
+
+    async def _end_unanswered(
+        self, run_id: str, ended: Ended, files: Sequence[Artifact] = (), *, only_own: bool = False
+    ) -> bool:
+        """End a run in its owner's place; False when it has ended, or is not ours to end."""
         try:
-            await self._store.do(end_unanswered(run_id, self.instance, ended, only_own=True))
+            return await self._store.do(end_unanswered(run_id, self.instance, ended, files, only_own=only_own))
         except AuditError:
             raise
         except Exception:  # not even its log can be read: its ending says so without it
             log.exception("%s cannot be read back", run_id)
-            await self._store.do(end_unanswered(run_id, self.instance, ended, only_own=True, unread=True))
+            command = end_unanswered(run_id, self.instance, ended, files, only_own=only_own, unread=True)
+            return await self._store.do(command)
 
     def _forget_all_but(self, rows: list[RunRow]) -> None:
         """Let go of what was noted of runs that have ended."""
@@ -468,7 +475,7 @@ class Manager:
                 await self.ended(run_id)
             ended = Ended("cancelled", ON_REQUEST, reason=reason)
             files = await anyio.to_thread.run_sync(self._outfitter.artifacts, run_id)
-            if await self._store.do(end_unanswered(run_id, self.instance, ended, files)):
+            if await self._end_unanswered(run_id, ended, files):
                 await anyio.to_thread.run_sync(self._outfitter.tidy, run_id)
         return await self._store.read(lambda view: view.run(run_id))
 

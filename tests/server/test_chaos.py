@@ -392,3 +392,89 @@ anyio.run(main)
 """
     said = await run_child(code, tmp_path, within_s=60)
     assert said == ["Too many open files", "12 failed", "approved success", "success"]
+
+
+async def test_a_run_whose_entries_cannot_be_folded_can_be_cancelled(tmp_path: Path) -> None:
+    gate = Gate()
+    with running_model_server([NOTE, Say("lost", gate=gate)]) as server:
+        run_id = await poisoned(tmp_path, server, gate)
+        async with open_lab(tmp_path, server=server, runs=False, check=False) as lab:
+            with anyio.fail_after(6):
+                answer = await lab.call("cancel_subagent", subagent_id=run_id)
+            assert answer.status == "cancelled"
+            await lab.store.read(check_budgets)
+
+
+async def test_a_run_whose_files_cannot_be_listed_is_cancelled_all_the_same(tmp_path: Path) -> None:
+    gates = [Gate() for _ in range(2)]
+    async with open_lab(tmp_path, [Say("x", gate=gate) for gate in gates], config=PRICED) as lab:
+        proposals = [await lab.propose(task=f"number {number}") for number in range(2)]
+        first = await lab.approve(*proposals)
+        decided = first if first.status == "approved" else await lab.approve(*proposals, last=first.approval_lines[-1])
+        for gate in gates:
+            await arrived(gate.arrived)
+        odd = proposals[0].subagent_id
+        with unlistable(lab.root / "artifacts" / odd), anyio.fail_after(8):
+            answer = await lab.call("cancel_subagent", group_id=decided.group_id)
+            assert answer.status == "cancelled"
+            assert [(await lab.run(p.subagent_id)).state for p in proposals] == ["cancelled"] * 2
+
+
+async def test_2b_a_good_result_is_not_lost_because_the_files_cannot_be_listed(tmp_path: Path) -> None:
+    gate = Gate()
+    async with open_lab(tmp_path, [Say(calls=hand_over().calls, gate=gate), hand_over(), hand_over()]) as lab:
+        run_id = await lab.start()
+        await arrived(gate.arrived)
+        with unlistable(lab.root / "artifacts" / run_id):
+            gate.released.set()
+            run = await lab.ended(run_id)
+        print("REQUESTS", len(lab.server.requests))
+        assert run.state == "success"
+
+
+async def test_links_and_pipes_among_the_lock_files_are_left_alone(tmp_path: Path) -> None:
+    async with open_lab(tmp_path):
+        pass
+    outside = tmp_path / "outside"
+    (tmp_path / "data" / "instances" / "0123456789ae.lock").symlink_to(outside)
+    async with open_lab(tmp_path) as lab:
+        await lab.house.sweep()
+    assert not outside.exists(), "a file was made where the link leads"
+
+
+async def test_3b_a_pipe_among_the_lock_files_does_not_keep_a_server_from_ending(tmp_path: Path) -> None:
+    async with open_lab(tmp_path):
+        pass
+    os.mkfifo(tmp_path / "data" / "instances" / "0123456789ab.lock")
+    code = """
+import sys, anyio
+from pathlib import Path
+from support.house import hand_over, open_lab
+async def main():
+    async with open_lab(Path(sys.argv[1]), [hand_over()]) as lab:
+        print((await lab.outcome())["status"])
+anyio.run(main)
+"""
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]) + os.pathsep + os.environ.get("PYTHONPATH", "")}
+    done = await anyio.to_thread.run_sync(
+        lambda: subprocess.run(child(code, tmp_path), env=env, capture_output=True, text=True, timeout=10)
+    )
+    assert done.stdout == "success\n", done.stderr[-2000:]
+
+
+async def test_a_cancel_at_the_desk_while_the_log_is_out_of_reach_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate()
+    async with open_lab(tmp_path, [Say("x", NOTE.calls, gate=gate), hand_over(), hand_over()], config=PRICED) as lab:
+        run_id = await lab.start()
+        await arrived(gate.arrived)
+        with held_by_another(lab.root):
+            monkeypatch.setattr(store, "ANSWER_S", 0.3)
+            answer = await lab.call("cancel_subagent", subagent_id=run_id)
+            assert answer.status == "failed" and "log" in answer.message
+        monkeypatch.setattr(store, "ANSWER_S", 5.0)
+        gate.released.set()
+        run = await lab.ended(run_id)
+        assert run.state == "cancelled"
+        assert len(lab.server.requests) == 1

@@ -40,6 +40,7 @@ from ava_server.words import text_of
 
 log = logging.getLogger("ava.desk")
 NOTICES = 5
+CANCEL = "cancel_subagent"
 READING = ("check_subagent", "read_ava_logs")
 
 Handler = Callable[[dict[str, Any], Progress], Awaitable[Answer]]
@@ -60,7 +61,7 @@ class Desk:
             "confirm_spawn": spawning.confirm,
             "check_subagent": looking.check,
             "message_subagent": steering.message,
-            "cancel_subagent": steering.cancel,
+            CANCEL: steering.cancel,
             "read_ava_logs": reading.read,
         }
 
@@ -86,7 +87,9 @@ class Desk:
         began = time.monotonic()
         mistake: Exception | None = None
         try:
-            if not reading:  # it acts: what it was called for is on the disk before it does
+            if tool == CANCEL:  # an ending acts in memory first, also while the log is out of reach
+                self._store.post(called)
+            elif not reading:  # it acts: what it was called for is on the disk before it does
                 await self._store.do(called)
             self._refuse_keys(given)
             answer = await handler(cast("dict[str, Any]", self._redacted(given)), progress)
