@@ -41,8 +41,8 @@ class App:
     def __init__(self, load: Callable[[], Settings], transport: str) -> None:
         self.transport = transport
         self._load = load
-        self._go = anyio.Event()
-        self._opening = _Opening()
+        self._wanted = anyio.Event()
+        self._opening: _Opening | None = None
         self._closing = anyio.Event()
         self._greeting = anyio.Lock()
         self._keeping = anyio.CancelScope(shield=True)
@@ -51,13 +51,16 @@ class App:
         self.session: Session | None = None
 
     async def keep_open(self) -> None:
-        """Open the data root once the first message was answered, and keep it open until the server ends.
+        """Open the data root when it is wanted first, and keep it open until the server ends.
 
         One that cannot be opened is tried again with the next call: a person may have mended it meanwhile.
         """
-        while self._house is None and not self._closing.is_set():
-            await self._go.wait()
+        while self._house is None:
+            await self._wanted.wait()
+            self._wanted = anyio.Event()
             opening = self._opening
+            if self._closing.is_set() or opening is None:
+                return
             try:
                 # Shielded: a cancelled server still says farewell and stops its runs; `close` sets the deadline.
                 with anyio.CancelScope(shield=True) as self._keeping:
@@ -70,7 +73,6 @@ class App:
                 if self._house is not None:
                     raise
                 log.error("the data root could not be opened: %s", error)
-                self._go = anyio.Event()
                 opening.error = error
                 opening.done.set()
 
@@ -82,7 +84,13 @@ class App:
 
     def start(self) -> None:
         """Begin to open the data root; twice is harmless."""
-        self._go.set()
+        if self._opening is None:
+            self._open_anew()
+
+    def _open_anew(self) -> _Opening:
+        self._opening = opening = _Opening()
+        self._wanted.set()
+        return opening
 
     def close(self) -> None:
         """Begin to close it, within 4 s; twice is harmless."""
@@ -91,7 +99,7 @@ class App:
         elif not self._closing.is_set():
             self._keeping.deadline = anyio.current_time() + CLOSE_WITHIN_S
         self._closing.set()
-        self._go.set()
+        self._wanted.set()
 
     async def desk(self, ctx: ServerRequestContext[App, Any]) -> Desk:
         """Return the desk of the session, waiting for the data root to be open.
@@ -102,12 +110,11 @@ class App:
         from ava_server.errors import ConfigError
 
         opening = self._opening
-        self.start()
+        if opening is None or opening.error is not None:
+            opening = self._open_anew()
         with anyio.move_on_after(OPEN_WITHIN_S):
             await opening.done.wait()
         if opening.error is not None:
-            if self._opening is opening:
-                self._opening = _Opening()
             raise ConfigError(str(opening.error)) from opening.error
         if self._house is None:
             raise ConfigError(f"the data root is not open after {OPEN_WITHIN_S:.0f} s; try again in a moment")

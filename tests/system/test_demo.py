@@ -190,12 +190,17 @@ def test_control_characters_of_a_file_do_not_reach_the_screen(tmp_path: Path, fo
         assert steering not in screen.text
 
 
+def made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
 UNREADABLE: list[tuple[Callable[[Path], object], str]] = [
     (lambda path: None, "does not exist"),
     (lambda path: path.write_text("text"), "is no folder"),
     (lambda path: path.symlink_to("/"), "is the whole file system, which is never read"),
     (lambda path: path.mkdir(), "there is no text to read"),
-    (lambda path: (path.mkdir(), (path / "x.bin").write_bytes(b"\0" * 99)), "there is no text to read"),
+    (lambda path: made(path).joinpath("x.bin").write_bytes(b"\0" * 99), "there is no text to read"),
     (lambda path: path.symlink_to(path.parent / "nowhere"), "does not exist"),
 ]
 

@@ -198,7 +198,7 @@ async def test_a_message_reaches_the_next_turn_and_a_cancel_keeps_what_there_is(
             assert again["status"] == "cancelled"
             late = await client.call_tool("message_subagent", {"subagent_id": run, "message": "And?"})
             assert late.is_error
-            assert "context_from" in told(late)[1]
+            assert "ask on with spawn_subagent" in told(late)[1]
     assert len(logged(root, "RunEnded", run=run)) == 1
     assert_intact(root)
 
