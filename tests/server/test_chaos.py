@@ -380,7 +380,7 @@ async def main():
         async with anyio.create_task_group() as tasks:
             for _ in range(12):
                 tasks.start_soon(ask)
-        print(len(said), *sorted(set(said)))
+        print(len(said), set(said) <= {"failed", "list"})  # one that found a free connection is served
         await anyio.sleep(2.5)  # the manager and the keeper look in vain meanwhile
         for descriptor in taken:
             os.close(descriptor)
@@ -391,7 +391,7 @@ async def main():
 anyio.run(main)
 """
     said = await run_child(code, tmp_path, within_s=60)
-    assert said == ["Too many open files", "12 failed", "approved success", "success"]
+    assert said == ["Too many open files", "12 True", "approved success", "success"]
 
 
 async def test_a_run_whose_entries_cannot_be_folded_can_be_cancelled(tmp_path: Path) -> None:

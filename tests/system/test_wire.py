@@ -162,7 +162,10 @@ async def test_a_host_that_stops_reading_cannot_keep_the_server_alive(root: Path
 async def test_a_host_that_no_longer_reads_its_pipe_is_served_until_it_closes_stdin(root: Path) -> None:
     async with serving(root) as wire:
         await wire.close_stdout()
-        run = {"name": "spawn_subagent", "arguments": {"role": "researcher", "task": "Look up https://example.org/prices"}}
+        run = {
+            "name": "spawn_subagent",
+            "arguments": {"role": "researcher", "task": "Look up https://example.org/prices"},
+        }
         for _ in range(3):
             await wire.ask("tools/call", run)
         await until(lambda: len(logged(root, "SpawnProposed")) == 3)
