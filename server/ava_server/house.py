@@ -35,10 +35,11 @@ from ava_roles.tools.base import Place, Tool
 from ava_roles.tools.registry import builtin_tools
 from ava_server.approval import SpawnLimits, minutes, texts_of
 from ava_server.budget import DayCaps
+from ava_server.claims import Slots
 from ava_server.errors import AvaError
 from ava_server.history import History
 from ava_server.keys import find_key, list_keys
-from ava_server.manager import CannotHonour, Manager, Slots
+from ava_server.manager import CannotHonour, Manager
 from ava_server.models.choose import Choice, ModelSettings, Provider, choose, model_of, parameters
 from ava_server.models.clients import ClientPool
 from ava_server.prepared import Prepared

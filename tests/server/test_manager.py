@@ -36,7 +36,7 @@ from ava_audit.events import (
 from ava_audit.store import Outcome, Store
 from ava_audit.view import View
 from ava_server.budget import Asked, DayCaps, reserve
-from ava_server.manager import NotClaimed, Slots, claim
+from ava_server.claims import NotClaimed, Slots, claim
 
 NOTE = Say(calls=[("scratchpad", {"note": "half of it"})])
 
