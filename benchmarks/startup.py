@@ -118,7 +118,11 @@ def calls(count: int) -> dict[str, list[float]]:
         for server in both.values():
             server.ask("initialize", FIRST["initialize"])
             server.send({"jsonrpc": "2.0", "method": "notifications/initialized"})
-        asked = {"role": "custom", "task": "Look it up", "system_prompt": "You look things up."}
+        asked = {
+            "role": "custom",
+            "task": "Read https://example.org/prices and say what it costs.",
+            "system_prompt": "You look things up.",
+        }
         proposed = ours.ask("tools/call", {"name": "spawn_subagent", "arguments": asked})
         assert proposed["structuredContent"]["status"] == "awaiting_approval", proposed
         for block in range(count // 20 + 1):
