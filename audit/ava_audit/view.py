@@ -211,14 +211,6 @@ class View:
         ).fetchone()
         return None if row is None else ProposalRow(*row)
 
-    def waiting_proposals(self) -> list[ProposalRow]:
-        """Return the proposals that wait for a decision, oldest first, those past their time included."""
-        rows = self._db.execute(
-            f"SELECT {_PROPOSAL_COLUMNS} FROM proposals WHERE state = ? ORDER BY created_us",  # noqa: S608
-            (WAITING,),
-        )
-        return [ProposalRow(*row) for row in rows]
-
     def group(self, group_id: str) -> GroupRow | None:
         """Return a group, or None."""
         row = self._db.execute(

@@ -147,7 +147,7 @@ class House:
             raise CannotHonour("its task was erased")
         workspace = config.workspace
         if workspace:
-            await anyio.to_thread.run_sync(_try_open, workspace)
+            await anyio.to_thread.run_sync(lambda: _open_workspace(workspace).close())
 
     async def prepare(self, run: RunRow, history: History) -> Prepared:
         """Make everything that a claimed run works with.
@@ -202,10 +202,7 @@ class House:
         return choice
 
     def _open_folders(self, config: RunConfig, run_id: str) -> tuple[Root | None, Root | None]:
-        try:
-            files = Root.open(Path(config.workspace)) if config.workspace else None
-        except OSError as error:
-            raise CannotHonour(f"its workspace {config.workspace} cannot be opened: {error.strerror}") from error
+        files = _open_workspace(config.workspace) if config.workspace else None
         if "save_artifact" not in config.tools:
             return files, None
         folder = self.settings.paths.artifacts / run_id
@@ -308,14 +305,14 @@ def read_catalog(settings: Settings) -> Catalog:
     return Catalog.load([Folder(settings.paths.roles, "roles of the data root")])
 
 
-def _try_open(workspace: str) -> None:
-    """Open a workspace and close it again.
+def _open_workspace(workspace: str) -> Root:
+    """Open the workspace of a run.
 
     Raises:
         CannotHonour: It cannot be opened.
     """
     try:
-        Root.open(Path(workspace)).close()
+        return Root.open(Path(workspace))
     except OSError as error:
         raise CannotHonour(f"its workspace {workspace} cannot be opened: {error.strerror}") from error
 
