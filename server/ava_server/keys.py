@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ava_server.errors import BadInput, ConfigError
+from ava_server.files import replace_file
 
 WELL_KNOWN: Mapping[str, str] = {
     "openrouter": "OPENROUTER_API_KEY",
@@ -198,28 +199,13 @@ def _rewrite(path: Path, provider: str, value: str | None) -> None:
                 document[provider] = value
             elif provider in document:
                 del document[provider]
-            _replace(path, tomlkit.dumps(document))
+            replace_file(path, tomlkit.dumps(document).encode())
     except portalocker.LockException:
         raise ConfigError(
             f"Another `ava key` is writing {path}, for {LOCK_TIMEOUT_S:.0f} s now. End it and try again."
         ) from None
     except OSError as failed:
         raise _unreadable(path, failed) from failed
-
-
-def _replace(path: Path, text: str) -> None:
-    """Write a new file beside the old one, to the disk, and put it in its place."""
-    fresh = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
-    fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o600)
-    try:
-        with os.fdopen(fd, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(path)
-    except BaseException:
-        fresh.unlink(missing_ok=True)
-        raise
 
 
 def _fault(value: str) -> str | None:

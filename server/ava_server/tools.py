@@ -32,6 +32,8 @@ log = logging.getLogger("ava.tools")
 ROLES_CHARS = 1_200
 FAULT = "a fault of Ava itself, written to its standard error; try again, and report it if it comes back"
 _LOADED = {"anthropic/alwaysLoad": True}
+_ASKED = {"anthropic/requiresUserInteraction": True}
+"""Claude Code then asks a person before every call, whatever its rules allow (from 2.1.199 on)."""
 
 
 async def list_tools(
@@ -83,7 +85,7 @@ def _fixed_tools() -> tuple[types.Tool, ...]:
         gives: type[Answer],
         annotations: types.ToolAnnotations,
         *,
-        loaded: bool = False,
+        meta: dict[str, Any] | None = None,
     ) -> types.Tool:
         return types.Tool(
             name=name,
@@ -92,7 +94,7 @@ def _fixed_tools() -> tuple[types.Tool, ...]:
             input_schema=_small(takes.model_json_schema()),
             output_schema=_small(gives.model_json_schema(mode="serialization"), output=True),
             annotations=annotations,
-            _meta=_LOADED if loaded else None,
+            _meta=meta,
         )
 
     reads = types.ToolAnnotations(read_only_hint=True, open_world_hint=False)
@@ -107,7 +109,7 @@ def _fixed_tools() -> tuple[types.Tool, ...]:
             types.ToolAnnotations(
                 read_only_hint=False, destructive_hint=False, idempotent_hint=False, open_world_hint=False
             ),
-            loaded=True,
+            meta=_LOADED,
         ),
         tool(
             "confirm_spawn",
@@ -120,7 +122,7 @@ def _fixed_tools() -> tuple[types.Tool, ...]:
             types.ToolAnnotations(
                 read_only_hint=False, destructive_hint=True, idempotent_hint=False, open_world_hint=True
             ),
-            loaded=True,
+            meta=_LOADED | _ASKED,
         ),
         tool(
             "check_subagent",
@@ -129,7 +131,7 @@ def _fixed_tools() -> tuple[types.Tool, ...]:
             arguments.CheckArgs,
             CheckAnswer,
             reads,
-            loaded=True,
+            meta=_LOADED,
         ),
         tool(
             "message_subagent",

@@ -25,6 +25,7 @@ COMMANDS: Mapping[str, str] = {
     "logs": "ava_server.cli.logs",
     "key": "ava_server.cli.key",
     "demo": "ava_server.cli.demo",
+    "init": "ava_server.cli.init",
 }
 """Each first word, and the module that registers it: `register(app)` adds its commands to the app."""
 

@@ -1,0 +1,1 @@
+"""MCP hosts: where each keeps its configuration, what Ava's entry looks like there, and what to tell its user."""

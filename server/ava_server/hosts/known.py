@@ -1,0 +1,198 @@
+"""The seven hosts that Ava knows.
+
+Where each keeps its configuration, what its entries look like, and what it hands on to a server, as seen in the
+versions that docs/hosts.md names.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ava_server.errors import BadInput
+from ava_server.hosts.formats import Json, Toml
+from ava_server.hosts.host import Host, Launch, Piece, Place
+from ava_server.keys import NOT_YET, WELL_KNOWN
+
+KEYS = tuple(variable for provider, variable in WELL_KNOWN.items() if provider not in NOT_YET)
+"""The variables that hold the keys of providers."""
+PASSED_ON = (*KEYS, "AVA_MODEL_API_KEY", "HTTPS_PROXY", "NO_PROXY", "SSL_CERT_FILE")
+"""Variables that a host with an allow-list is told to hand on: by name, never with a value."""
+INPUT = "ava-openrouter-key"
+
+
+def _claude_desktop(place: Place) -> Sequence[Path]:
+    folders = [place.folder("CLAUDE_USER_DATA_DIR", place.config / "Claude")]
+    if place.system == "win32":
+        local = place.folder("LOCALAPPDATA", place.home / "AppData" / "Local")
+        # A packaged one, as all are since February 2026, has an AppData of its own and reads no other.
+        folders = sorted(local.glob("Packages/Claude_*/LocalCache/Roaming/Claude")) or folders
+    return [folder / "claude_desktop_config.json" for folder in folders]
+
+
+def _claude_code(place: Place) -> Sequence[Path]:
+    return (place.folder("CLAUDE_CONFIG_DIR", place.home) / ".claude.json",)
+
+
+def _codex(place: Place) -> Sequence[Path]:
+    return (place.folder("CODEX_HOME", place.home / ".codex") / "config.toml",)
+
+
+def _cursor(place: Place) -> Sequence[Path]:
+    return (place.home / ".cursor" / "mcp.json",)
+
+
+def _vscode(place: Place) -> Sequence[Path]:
+    return (place.config / "Code" / "User" / "mcp.json",)
+
+
+def _opencode(place: Place) -> Sequence[Path]:
+    folder = place.xdg_config / "opencode"
+    return tuple(folder / name for name in ("opencode.jsonc", "opencode.json", "config.json"))
+
+
+def _gemini(place: Place) -> Sequence[Path]:
+    return (place.folder("GEMINI_CLI_HOME", place.home) / ".gemini" / "settings.json",)
+
+
+def _entry(launch: Launch, env: Mapping[str, str] | None = None, **first: Any) -> dict[str, Any]:
+    entry: dict[str, Any] = {**first, "command": launch.command, "args": list(launch.args)}
+    variables = {**(env or {}), **launch.env}
+    return {**entry, "env": variables} if variables else entry
+
+
+def _common(name: str, launch: Launch) -> tuple[Piece, ...]:
+    return (Piece(("mcpServers", name), _entry(launch)),)
+
+
+def _typed(name: str, launch: Launch) -> tuple[Piece, ...]:
+    return (Piece(("mcpServers", name), _entry(launch, type="stdio")),)
+
+
+def _codex_table(name: str, launch: Launch) -> tuple[Piece, ...]:
+    entry = _entry(launch)
+    variables = {"env": entry.pop("env")} if "env" in entry else {}
+    asks = {"tools": {"confirm_spawn": {"approval_mode": "prompt"}}}
+    return (
+        Piece(("mcp_servers", name), {**entry, "required": True, "env_vars": list(PASSED_ON), **variables, **asks}),
+    )
+
+
+def _vscode_servers(name: str, launch: Launch) -> tuple[Piece, ...]:
+    entry = _entry(launch, {"OPENROUTER_API_KEY": f"${{input:{INPUT}}}"}, type="stdio")
+    asked = {
+        "type": "promptString",
+        "id": INPUT,
+        "description": "OpenRouter key for Ava; leave it empty if you have stored one with `ava key set openrouter`",
+        "password": True,
+    }
+    return Piece(("servers", name), entry), Piece(("inputs",), asked, listed=True)
+
+
+def _opencode_servers(name: str, launch: Launch) -> tuple[Piece, ...]:
+    entry: dict[str, Any] = {"type": "local", "command": [launch.command, *launch.args], "enabled": True}
+    if launch.env:
+        entry["environment"] = dict(launch.env)
+    ask = "opencode asks before no tool unless it is told to: set permission to ask for confirm_spawn of this server."
+    return Piece(("mcp", name), entry), Piece(("permission", f"{name}_confirm_spawn"), "ask", missing=ask)
+
+
+def _gemini_servers(name: str, launch: Launch) -> tuple[Piece, ...]:
+    return (Piece(("mcpServers", name), _entry(launch, {variable: f"${variable}" for variable in KEYS})),)
+
+
+HOSTS: Mapping[str, Host] = {
+    host.name: host
+    for host in (
+        Host(
+            name="claude-desktop",
+            title="Claude Desktop",
+            clients=("claude-ai", "local-agent-mode-"),
+            format=Json(comments=False),
+            files=_claude_desktop,
+            pieces=_common,
+            next="Quit Claude Desktop (closing its window is not enough) and start it again.",
+        ),
+        Host(
+            name="claude-code",
+            title="Claude Code",
+            clients=("claude-code",),
+            format=Json(comments=False),
+            files=_claude_code,
+            pieces=_typed,
+            next=(
+                "Start Claude Code anew; /mcp shows the server. One that was running meanwhile may have written its"
+                " own state over this: then run this again with all of them ended."
+            ),
+        ),
+        Host(
+            name="codex",
+            title="Codex",
+            clients=("codex",),
+            format=Toml(),
+            files=_codex,
+            pieces=_codex_table,
+            next="Start Codex anew; /mcp shows the server.",
+        ),
+        Host(
+            name="cursor",
+            title="Cursor",
+            clients=("cursor",),
+            format=Json(comments=True),
+            files=_cursor,
+            pieces=_common,
+            next="Switch the server on under Settings → Tools & MCP.",
+        ),
+        Host(
+            name="vscode",
+            title="VS Code",
+            clients=("Visual Studio Code",),
+            format=Json(comments=True),
+            files=_vscode,
+            pieces=_vscode_servers,
+            next="Run the command `MCP: List Servers`, choose the server and start it.",
+        ),
+        Host(
+            name="opencode",
+            title="opencode",
+            clients=("opencode",),
+            format=Json(comments=True),
+            files=_opencode,
+            pieces=_opencode_servers,
+            next="Start opencode anew; `opencode mcp list` shows the server.",
+            env="environment",
+        ),
+        Host(
+            name="gemini",
+            title="Gemini CLI",
+            clients=("gemini-cli",),
+            format=Json(comments=True),
+            files=_gemini,
+            pieces=_gemini_servers,
+            next="Start Gemini CLI anew in a folder that it trusts; /mcp shows the server.",
+        ),
+    )
+}
+"""The hosts by name."""
+
+
+def find_host(name: str) -> Host:
+    """Return a host by the name that `ava init` takes.
+
+    Raises:
+        BadInput: There is none of that name.
+    """
+    host = HOSTS.get(name.lower())
+    if host is None:
+        near = difflib.get_close_matches(name.lower(), HOSTS, n=1)
+        hint = f" Did you mean {near[0]}?" if near else ""
+        raise BadInput(f"There is no host {name!r}.{hint} Known: {', '.join(HOSTS)}. docs/hosts.md says how others do.")
+    return host
+
+
+def host_of(client: str | None) -> Host | None:
+    """Return the host that introduces itself so as an MCP client; None where none is known to."""
+    name = (client or "").lower()
+    return next((host for host in HOSTS.values() if name.startswith(tuple(map(str.lower, host.clients)))), None)

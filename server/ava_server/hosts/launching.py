@@ -1,0 +1,52 @@
+"""How hosts on this machine start this very installation."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from ava_server.data_root import absolute_folder, find_data_root
+from ava_server.errors import BadInput
+from ava_server.hosts.host import Launch
+
+_PLACES = ("AVA_DATA_ROOT", "XDG_DATA_HOME")
+_MODEL = ("AVA_MODEL_BASE_URL", "AVA_MODEL")
+
+
+def launch(workspace: str | None = None, env: Mapping[str, str] | None = None) -> Launch:
+    """Return how a host starts this installation, so that it serves what this shell sees.
+
+    Many hosts hand only a few variables on, so those that lead to another data root or model are written down. Keys
+    never are.
+
+    Args:
+        workspace: The folder that subagents may read; None leaves it to the rule.
+        env: The environment; None is this process's.
+
+    Raises:
+        BadInput: The workspace is no folder.
+        ConfigError: AVA_DATA_ROOT is no absolute path.
+    """
+    env = os.environ if env is None else env
+    variables: dict[str, str] = {}
+    if any(env.get(name, "").strip() for name in _PLACES):
+        variables["AVA_DATA_ROOT"] = str(find_data_root(env=env).path)
+    variables.update({name: value for name in _MODEL if (value := env.get(name, "").strip())})
+    if workspace is not None:
+        variables["AVA_WORKSPACE"] = str(_folder(workspace))
+    command = Path(sys.executable).with_name("ava.exe" if sys.platform == "win32" else "ava")
+    if command.exists():
+        return Launch(str(command), ("serve",), variables)
+    return Launch(sys.executable, ("-m", "ava_server", "serve"), variables)
+
+
+def _folder(given: str) -> Path:
+    try:
+        path = absolute_folder(Path(given)).resolve()
+    except ValueError as wrong:
+        raise BadInput(f"--workspace is {given!r}; allowed is {wrong}.") from None
+    if not path.is_dir():
+        raise BadInput(f"--workspace: there is no folder {path}.")
+    return path
