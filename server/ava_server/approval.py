@@ -188,14 +188,19 @@ def exhausted(view: View, user: str, days: DayCaps, now_us: int) -> str | None:
     """Return why no money is left today, or None."""
     day = utc_day(now_us)
     for what, scope, cap, setting in (
-        ("you", user_scope(user, day), days.user_micros, "limits.user_daily_cents"),
-        ("this installation", installation_scope(day), days.installation_micros, "limits.installation_daily_cents"),
+        ("you", user_scope(user, day), days.user_micros, days.user_setting),
+        (
+            "this installation",
+            installation_scope(day),
+            days.installation_micros,
+            "limits.installation_daily_cents in config.toml",
+        ),
     ):
         spent = view.bucket(scope).committed
         if spent >= cap:
             return (
                 f"today's budget of {what} is used up ({format_usd(spent)} of {format_usd(cap)}); it starts anew at"
-                f" 00:00 UTC, or raise {setting} in config.toml"
+                f" 00:00 UTC, or raise {setting}"
             )
     return None
 

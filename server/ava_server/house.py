@@ -109,7 +109,10 @@ class House:
     def day_caps(self) -> DayCaps:
         """What may be spent in a day."""
         limits = self.settings.limits
-        return DayCaps(micros_from_cents(limits.user_daily_cents), micros_from_cents(limits.installation_daily_cents))
+        caps = DayCaps(micros_from_cents(limits.user_daily_cents), micros_from_cents(limits.installation_daily_cents))
+        if self.settings.daily_cents == limits.user_daily_cents:
+            return replace(caps, user_setting="AVA_DAILY_USD, a variable that this host gives the server")
+        return caps
 
     @property
     def spawn_limits(self) -> SpawnLimits:

@@ -193,6 +193,7 @@ class Settings(Configured):
         model_api_key: AVA_MODEL_API_KEY, for that endpoint.
         model: AVA_MODEL.
         default_workspace: AVA_WORKSPACE, as it was given.
+        daily_cents: AVA_DAILY_USD in cents; it has tightened `limits.user_daily_cents` already.
     """
 
     data_root: Path
@@ -200,6 +201,7 @@ class Settings(Configured):
     model_api_key: SecretStr | None = None
     model: str | None = None
     default_workspace: Path | None = None
+    daily_cents: Count | None = None
 
     @property
     def paths(self) -> DataRoot:
@@ -235,6 +237,8 @@ def load_settings(data_root: Path | None = None, env: Mapping[str, str] | None =
         "model": env.get("AVA_MODEL", "").strip() or None,
         "default_workspace": env.get("AVA_WORKSPACE", "").strip() or None,
     }
+    daily = env.get("AVA_DAILY_USD", "").strip()
+    daily_cents = checks.cents("AVA_DAILY_USD", daily) if daily else None
     try:
         base = Configured.model_validate(in_file)
     except ValidationError as wrong:
@@ -244,7 +248,14 @@ def load_settings(data_root: Path | None = None, env: Mapping[str, str] | None =
     except ValidationError as wrong:
         raise checks.explained(wrong, Configured, None) from None
     checks.refuse_looser(in_env, base, settings, str(root.config))
-    return settings
+    return settings if daily_cents is None else _tightened(settings, daily_cents)
+
+
+def _tightened(settings: Settings, daily_cents: int) -> Settings:
+    """Return the settings with no more to spend in a day than this process may."""
+    lower = min(daily_cents, settings.limits.user_daily_cents)
+    limits = settings.limits.model_copy(update={"user_daily_cents": lower})
+    return settings.model_copy(update={"limits": limits, "daily_cents": daily_cents})
 
 
 def _read_config(path: Path) -> dict[str, Any]:

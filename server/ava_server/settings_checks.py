@@ -14,7 +14,9 @@ from ava_audit.redact import Redactor
 from ava_server.errors import ConfigError
 
 PREFIX = "AVA_"
-OWN_NAMES = frozenset({"DATA_ROOT", "MODEL_BASE_URL", "MODEL_API_KEY", "MODEL", "WORKSPACE", "RUN_ID"})
+OWN_NAMES = frozenset(
+    {"DATA_ROOT", "MODEL_BASE_URL", "MODEL_API_KEY", "MODEL", "WORKSPACE", "DAILY_USD", "HOST", "RUN_ID"}
+)
 """Variables beside the settings: of one process, never of `config.toml`."""
 
 FILE_ONLY = ("on_event", "prices", "users", "mcp_servers")
@@ -35,6 +37,7 @@ _SECRET_NAME = re.compile(
     re.IGNORECASE,
 )
 _PLACEHOLDER = re.compile(r"\{\{secret:[A-Za-z0-9_-]+\}\}")
+_DOLLARS = re.compile(r"([0-9]{1,9})(?:\.([0-9]{1,2}))?")
 
 
 def environment_tree(env: Mapping[str, str], model: type[BaseModel]) -> dict[str, Any]:
@@ -80,6 +83,21 @@ def _read(name: str, text: str) -> Any:
         return json.loads(text)
     except ValueError:
         raise ConfigError(f'{name} is {shown(text)}; give a list or table as JSON, e.g. ["/srv/code"].') from None
+
+
+def cents(name: str, dollars: str) -> int:
+    """Return the cents of an amount in dollars, such as `5` or `2.50`.
+
+    Raises:
+        ConfigError: It is none: negative, with a fraction of a cent, or with more than digits and a point.
+    """
+    match = _DOLLARS.fullmatch(dollars)
+    if match is None:
+        raise ConfigError(
+            f"{name} is {shown(dollars)}; allowed is an amount in dollars from 0 up with at most two decimals, "
+            "such as 5 or 2.50, without a sign."
+        )
+    return int(match[1]) * 100 + int((match[2] or "").ljust(2, "0"))
 
 
 def refuse_secrets(data: Mapping[str, Any], origin: str) -> None:

@@ -1,0 +1,136 @@
+"""What install dialogs and hosts hand over: a day cap in dollars, and placeholders that nobody filled."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.house import PRICED, open_lab
+from support.stdio import serving
+
+from ava_server.errors import ConfigError
+from ava_server.settings import load_settings
+from ava_server.unfilled import unset_unfilled
+
+UNFILLED = (
+    "${user_config.folder}", "${input:openrouter-key}", "${env:SOME_KEY}", "{env:SOME_KEY}", "${SOME_KEY}",
+    "$SOME_KEY", "${SOME_KEY:-}", "undefined", "null", "NaN", "  ${user_config.folder} ",
+)  # fmt: skip
+
+
+# -- AVA_DAILY_USD ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("dollars", "cents"),
+    [("5", 500), ("0", 0), ("0.5", 50), ("2.05", 205), ("9.99", 999), (" 3.00 ", 300), ("007", 700)],
+)
+def test_a_day_cap_in_dollars_lowers_the_users_day(tmp_path: Path, dollars: str, cents: int) -> None:
+    settings = load_settings(tmp_path, {"AVA_DAILY_USD": dollars})
+    assert (settings.limits.user_daily_cents, settings.daily_cents) == (cents, cents)
+    assert settings.limits.installation_daily_cents == 2500
+
+
+@pytest.mark.parametrize("dollars", ["10", "10.01", "999999999"])
+def test_a_day_cap_above_the_limit_changes_nothing_and_is_no_error(tmp_path: Path, dollars: str) -> None:
+    assert load_settings(tmp_path, {"AVA_DAILY_USD": dollars}).limits.user_daily_cents == 1000
+
+
+def test_the_lower_of_file_environment_and_dialog_holds(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text("[limits]\nuser_daily_cents = 800\nrunning = 4\n", "utf-8")
+    env = {"AVA_LIMITS__USER_DAILY_CENTS": "300", "AVA_DAILY_USD": "5"}
+    limits = load_settings(tmp_path, env).limits
+    assert (limits.user_daily_cents, limits.running) == (300, 4)
+    assert load_settings(tmp_path, {"AVA_DAILY_USD": "5"}).limits.user_daily_cents == 500
+
+
+@pytest.mark.parametrize("empty", ["", "  "])
+def test_an_empty_day_cap_counts_as_unset(tmp_path: Path, empty: str) -> None:
+    settings = load_settings(tmp_path, {"AVA_DAILY_USD": empty})
+    assert (settings.limits.user_daily_cents, settings.daily_cents) == (1000, None)
+
+
+@pytest.mark.parametrize("wrong", ["-1", "five", "$5", "5,00", "2.505", "1e3", "5.", ".5", "nan", "inf", "٥", "1 000"])
+def test_a_wrong_day_cap_is_named_with_what_was_given_and_what_is_allowed(tmp_path: Path, wrong: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        load_settings(tmp_path, {"AVA_DAILY_USD": wrong})
+    text = str(error.value)
+    assert text.startswith(f'AVA_DAILY_USD is "{wrong}"')
+    assert "dollars" in text and "two decimals" in text and "2.50" in text
+
+
+async def test_a_day_cap_of_nothing_refuses_what_costs_and_says_where_it_comes_from(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, config=PRICED, env={"AVA_DAILY_USD": "0"}) as lab:
+        answer = await lab.call("spawn_subagent", role="researcher", task="look")
+    assert answer.status == "failed"
+    assert "$0.00 of $0.00" in answer.message and "AVA_DAILY_USD" in answer.message
+    assert "user_daily_cents" not in answer.message
+
+
+async def test_a_limit_that_is_lower_than_the_day_cap_is_the_one_that_is_named(tmp_path: Path) -> None:
+    config = PRICED + "\n[limits]\nuser_daily_cents = 0\n"
+    async with open_lab(tmp_path, config=config, env={"AVA_DAILY_USD": "5"}) as lab:
+        answer = await lab.call("spawn_subagent", role="researcher", task="look")
+    assert "raise limits.user_daily_cents in config.toml" in answer.message
+    assert "AVA_DAILY_USD" not in answer.message
+
+
+# -- placeholders -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", UNFILLED)
+@pytest.mark.parametrize("name", ["AVA_WORKSPACE", "AVA_DAILY_USD", "OPENROUTER_API_KEY", "AVA_KEY_LOCAL"])
+def test_a_variable_that_a_host_left_unfilled_is_taken_out(name: str, value: str) -> None:
+    env = {name: value, "PATH": "/bin"}
+    unset_unfilled(env)
+    assert env == {"PATH": "/bin"}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("AVA_WORKSPACE", "/srv/${project}/code"),
+        ("AVA_WORKSPACE", "/home/null"),
+        ("AVA_DAILY_USD", "5"),
+        ("AVA_DAILY_USD", "$5"),
+        ("OPENROUTER_API_KEY", "sk-or-${x}"),
+        ("EDITOR", "${VISUAL}"),
+        ("OTHER_API_KEY", "${user_config.other}"),
+    ],
+)
+def test_what_is_filled_and_what_belongs_to_others_stays(name: str, value: str) -> None:
+    env = {name: value}
+    unset_unfilled(env)
+    assert env == {name: value}
+
+
+async def test_a_server_started_with_unfilled_variables_works_as_if_they_were_not_there(tmp_path: Path) -> None:
+    env = {
+        "AVA_WORKSPACE": "${user_config.folder}",
+        "AVA_DAILY_USD": "${user_config.daily_usd}",
+        "OPENROUTER_API_KEY": "${input:openrouter-key}",
+        "AVA_MODEL": "{env:AVA_MODEL}",
+        "AVA_LIMITS__RUNNING": "$RUNNING",
+    }
+    async with serving(tmp_path / "data", cwd=tmp_path, env=env) as wire:
+        proposed = await wire.tool("spawn_subagent", role="researcher", task="Read https://example.org/")
+    assert "offline" in proposed["model"]
+    assert "${" not in proposed["message"] and "$RUNNING" not in proposed["message"]
+
+
+async def test_a_day_cap_of_the_environment_reaches_the_server_and_a_wrong_one_is_told(tmp_path: Path) -> None:
+    async with serving(tmp_path / "data", cwd=tmp_path, env={"AVA_DAILY_USD": "$5.00"}) as wire:
+        answer = await wire.tool_result("check_subagent")
+    assert answer["isError"]
+    assert 'AVA_DAILY_USD is "$5.00"' in answer["content"][0]["text"]
+
+
+def test_looking_for_placeholders_loads_nothing_when_there_are_none() -> None:
+    code = (
+        "import os, sys; from ava_server.unfilled import unset_unfilled; unset_unfilled(os.environ);"
+        "print([name for name in sys.modules if name in ('pydantic', 'ava_server.keys', 'ava_server.settings_checks')])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)
+    assert done.stdout == "[]\n"
