@@ -1,0 +1,79 @@
+"""Write `server.json`, by which the MCP registry knows Ava: `python scripts/registry.py`.
+
+tests/test_registry.py compares the file with what this makes, and checks it against the registry's own schema.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+FILE = REPOSITORY / "server.json"
+SCHEMA = "https://static.modelcontextprotocol.io/schemas/2025-12-11/server.schema.json"
+NAME = "io.github.ava-subagents/ava"
+README_LINE = f"<!-- mcp-name: {NAME} -->"
+"""What the registry looks for in the README on PyPI, to see that the package and the name have one owner."""
+
+
+def document() -> dict[str, Any]:
+    """Return the registry's entry for the version that `pyproject.toml` names."""
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))["project"]
+    return {
+        "$schema": SCHEMA,
+        "name": NAME,
+        "title": "Ava",
+        # pyproject's own is longer than the 100 characters that the registry takes.
+        "description": "Background subagents with a price tag: approved before they run, capped while they run.",
+        "version": project["version"],
+        "packages": [
+            {
+                "registryType": "pypi",
+                "registryBaseUrl": "https://pypi.org",
+                "identifier": project["name"],
+                "version": project["version"],
+                "runtimeHint": "uvx",
+                "transport": {"type": "stdio"},
+                "packageArguments": [{"type": "positional", "value": "serve"}],
+                "environmentVariables": [
+                    {
+                        "name": "OPENROUTER_API_KEY",
+                        "description": "Key for the language models; without one, subagents use the offline reader.",
+                        "isRequired": False,
+                        "isSecret": True,
+                    },
+                    {
+                        "name": "AVA_WORKSPACE",
+                        "description": "Folder that subagents may read when the call names none.",
+                        "format": "filepath",
+                        "isRequired": False,
+                    },
+                    {
+                        "name": "AVA_DATA_ROOT",
+                        "description": "Folder for the log and the settings, as an absolute path.",
+                        "format": "filepath",
+                        "isRequired": False,
+                    },
+                    {
+                        "name": "AVA_DAILY_USD",
+                        "description": "Most that may be spent in a UTC day, in dollars; it can only tighten.",
+                        "format": "number",
+                        "placeholder": "5",
+                        "isRequired": False,
+                    },
+                ],
+            }
+        ],
+    }
+
+
+def text() -> str:
+    """Return the file's text."""
+    return json.dumps(document(), indent=2, ensure_ascii=False) + "\n"
+
+
+if __name__ == "__main__":
+    FILE.write_text(text(), encoding="utf-8")
+    print(FILE.relative_to(REPOSITORY))
