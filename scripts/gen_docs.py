@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal, cast, get_args, get_origin, get_type
 
 import anyio
 import typer
+from mcp_types import Tool
 from pydantic import BaseModel
 
 HERE = Path(__file__).resolve().parent
@@ -52,19 +53,23 @@ def pages() -> dict[Path, str]:
 # -- tools --------------------------------------------------------------------------------------------------------
 
 
-def tools_page() -> str:
-    """Return the reference of the six tools, as a host gets them when no role files but the built-in ones are there."""
+def listed_tools() -> list[Tool]:
+    """Return the six tools as a host gets them when no role files but the built-in ones are there."""
     from ava_server.tools import list_tools
 
     with tempfile.TemporaryDirectory() as empty:
         before = os.environ.get("AVA_DATA_ROOT")
         os.environ["AVA_DATA_ROOT"] = empty
         try:
-            tools = anyio.run(list_tools, cast("Any", None), None).tools
+            return list(anyio.run(list_tools, cast("Any", None), None).tools)
         finally:
             del os.environ["AVA_DATA_ROOT"]
             if before is not None:
                 os.environ["AVA_DATA_ROOT"] = before
+
+
+def tools_page() -> str:
+    """Return the reference of the six tools."""
     parts = [
         "# The six tools",
         GENERATED,
@@ -72,7 +77,7 @@ def tools_page() -> str:
         " twice and is complete both times: as text, and as structured content with the fields listed here. A failed"
         " call has `status: failed`, and a `message` that says what was wrong and what to do.",
     ]
-    for tool in tools:
+    for tool in listed_tools():
         parts += [f"## {tool.name}", *_tool_description(tool.description or ""), f"It is marked {_hints(tool)}."]
         parts += ["Arguments:", _schema_table(tool.input_schema), "Fields of the answer:"]
         parts.append(_schema_table(tool.output_schema or {}, required=False))

@@ -128,9 +128,9 @@ class Wire:
         await self.send({"jsonrpc": "2.0", "id": self._next, "method": method, "params": params or {}})
         return self._next
 
-    async def answer(self, request_id: int | str | None) -> dict[str, Any]:
+    async def answer(self, request_id: int | str | None, within_s: float = ANSWER_S) -> dict[str, Any]:
         """The whole message that answers a request; what comes before it is kept."""
-        with anyio.fail_after(ANSWER_S):
+        with anyio.fail_after(within_s):
             while request_id not in self._answers:
                 message = await self.receive()
                 if "method" in message:
@@ -153,13 +153,13 @@ class Wire:
     async def notify(self, method: str, params: Mapping[str, Any] | None = None) -> None:
         await self.send({"jsonrpc": "2.0", "method": method, "params": params or {}})
 
-    async def initialize(self) -> dict[str, Any]:
+    async def initialize(self, within_s: float = ANSWER_S) -> dict[str, Any]:
         hello = {
             "protocolVersion": "2025-11-25",
             "capabilities": {},
             "clientInfo": {"name": "wire", "version": "1.0"},
         }
-        answer = await self.request("initialize", hello)
+        answer = await self.answer(await self.ask("initialize", hello), within_s)
         await self.notify("notifications/initialized")
         return answer
 
@@ -209,14 +209,15 @@ async def serving(
     env: Mapping[str, str] | None = None,
     initialize: bool = True,
     before: Sequence[str] = (),
+    command: Sequence[str] = AVA,
 ) -> AsyncGenerator[Wire]:
     """A server of one's own; killed if the test has not ended it. No traceback may be on its stderr.
 
-    `before` is a program that starts it, with its arguments.
+    `before` is a program that starts it, with its arguments; `command` is another way to start it.
     """
     with Stderr().checked() as stderr:
         child = await anyio.open_process(
-            [*before, *AVA], env=environment(root, **(env or {})), cwd=cwd or root.parent, stderr=stderr.file
+            [*before, *command], env=environment(root, **(env or {})), cwd=cwd or root.parent, stderr=stderr.file
         )
         wire = Wire(child, stderr)
         try:
