@@ -14,7 +14,15 @@ from typing import Literal
 
 
 class AvaError(Exception):
-    """Base of every error that this package raises on purpose; its text tells what to do."""
+    """Base of every error that this package raises on purpose; its text tells what to do.
+
+    Attributes:
+        needs_key: The provider whose key would mend it: how one is given differs, so the border adds that.
+    """
+
+    def __init__(self, message: str, *, needs_key: str | None = None) -> None:
+        super().__init__(message)
+        self.needs_key = needs_key
 
 
 class BadInput(AvaError):

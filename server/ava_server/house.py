@@ -24,7 +24,6 @@ from ava_audit.events import RunStarted
 from ava_audit.keeper import run_keeper
 from ava_audit.locks import Instances
 from ava_audit.money import format_usd, micros_from_cents
-from ava_audit.redact import Redactor
 from ava_audit.store import Store
 from ava_audit.view import UNENDED, RunRow
 from ava_roles.catalog import Catalog, Folder
@@ -33,17 +32,16 @@ from ava_roles.prompt import system_prompt
 from ava_roles.role import parse_role
 from ava_roles.tools.base import Place, Tool
 from ava_roles.tools.registry import builtin_tools
+from ava_server.access import Access
 from ava_server.approval import SpawnLimits, minutes, texts_of
 from ava_server.budget import DayCaps
 from ava_server.claims import Slots
 from ava_server.errors import AvaError
 from ava_server.history import History
-from ava_server.keys import find_key, list_keys
 from ava_server.manager import CannotHonour, Manager
-from ava_server.models.choose import Choice, ModelSettings, Provider, choose, model_of, parameters
+from ava_server.models.choose import Choice, choose, model_of, parameters
 from ava_server.models.clients import ClientPool
 from ava_server.prepared import Prepared
-from ava_server.prices import UserPrice
 from ava_server.run_config import RunConfig, Texts
 from ava_server.run_tools import RUN_TOOL_NAMES, run_tools
 from ava_server.spawning import Surroundings
@@ -57,8 +55,6 @@ log = logging.getLogger("ava.house")
 
 WINDOW = 128_000
 """Tokens of context that a model is taken to hold when its price table does not say."""
-INSTALLED_PROVIDERS = ("openrouter", "openai")
-"""Providers whose address is known, so that a key alone is enough."""
 
 
 @dataclass
@@ -81,9 +77,9 @@ class House:
     manager: Manager = field(init=False)
 
     @cached_property
-    def models(self) -> ModelSettings:
-        """Providers, keys, tiers and prices."""
-        return model_settings(self.settings)
+    def access(self) -> Access:
+        """Providers and keys."""
+        return Access(self.settings)
 
     @cached_property
     def tools(self) -> Mapping[str, Tool]:
@@ -96,14 +92,6 @@ class House:
         from ava_roles.confine.fetch import Fetcher
 
         return Fetcher()
-
-    @cached_property
-    def redactor(self) -> Redactor:
-        """Replaces every key that this process holds."""
-        keys = {key.provider: key.value for key in list_keys(self.settings.paths.keys)}
-        if self.settings.model_api_key is not None:
-            keys["AVA_MODEL_API_KEY"] = self.settings.model_api_key.get_secret_value()
-        return Redactor(keys)
 
     @property
     def day_caps(self) -> DayCaps:
@@ -127,7 +115,7 @@ class House:
     def _surroundings(self, client_roots: tuple[str, ...]) -> Surroundings:
         return Surroundings(
             settings=self.settings,
-            models=self.models,
+            models=self.access.models,
             catalog=read_catalog(self.settings),
             tools=self.tools,
             client_roots=client_roots,
@@ -182,7 +170,7 @@ class House:
             started=started,
             tools=own,
             place=Place(files=files, fetch=self.fetcher if networked else None, artifacts=artifacts),
-            redactor=self.redactor,
+            redactor=self.access.redactor,
             scratch=scratch,
             caps=self.day_caps,
             window=choice.price.window or WINDOW,
@@ -197,7 +185,9 @@ class House:
             CannotHonour: It is not configured here, or leads elsewhere.
         """
         try:
-            choice = await anyio.to_thread.run_sync(choose, config.model, config.tier or "balanced", self.models)
+            choice = await anyio.to_thread.run_sync(
+                lambda: choose(config.model, config.tier or "balanced", self.access.models)
+            )
         except AvaError as error:
             raise CannotHonour(str(error)) from error
         if choice.base_url != config.base_url:
@@ -278,29 +268,6 @@ async def open_house(settings: Settings, *, runs: bool = True) -> AsyncGenerator
                 await clients.aclose()
             lock.release()
             lock.path.unlink(missing_ok=True)
-
-
-def model_settings(settings: Settings) -> ModelSettings:
-    """Return what the settings and the stored keys say about models."""
-    names = {*INSTALLED_PROVIDERS, *settings.providers}
-    providers = {
-        name: Provider(
-            base_url=own.base_url if (own := settings.providers.get(name)) else None,
-            api_key=key.value if (key := find_key(name, settings.paths.keys)) else None,
-            streaming=own.stream if own else True,
-        )
-        for name in sorted(names)
-    }
-    tiers = settings.models
-    given = {"fast": tiers.fast, "balanced": tiers.balanced, "deep": tiers.deep}
-    return ModelSettings(
-        base_url=settings.model_base_url,
-        api_key=settings.model_api_key.get_secret_value() if settings.model_api_key else None,
-        model=settings.model,
-        tiers={name: model for name, model in given.items() if model},
-        providers=providers,
-        prices={name: UserPrice(**price.model_dump()) for name, price in settings.prices.items()},
-    )
 
 
 def read_catalog(settings: Settings) -> Catalog:

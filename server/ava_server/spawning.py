@@ -17,7 +17,7 @@ from ava_roles.tools.base import Tool
 from ava_roles.workspace import Workspace, resolve_workspace
 from ava_server.arguments import SpawnArgs
 from ava_server.errors import BadInput, Refused
-from ava_server.models.choose import Choice, ModelSettings, choose
+from ava_server.models.choose import Choice, ModelSettings, choose, is_configured
 from ava_server.output_schema import check_schema
 from ava_server.run_config import RunConfig, Texts
 from ava_server.run_tools import RUN_TOOL_NAMES
@@ -79,9 +79,11 @@ def resolve(args: SpawnArgs, around: Surroundings) -> tuple[RunConfig, Texts]:
     choice = choose(args.model, role.model, around.models)
     reading = str(workspace.path) if workspace.path and _sees_files(tools, around.tools) else None
     if choice.wire == "offline" and reading is None and not _names_pages(args):
+        folder = f"(for example {workspace.path})" if workspace.path else "(an absolute path)"
         raise Refused(
             "no language model is used (the offline reader only reads), and there is nothing to read: give workspace"
-            " (absolute path), name pages (https://…) in task, or set a model"
+            f" {folder}, name pages (https://…) in task, or set a model.",
+            needs_key=None if is_configured(around.models) else "openrouter",
         )
     caps, clamped = _caps(args, role, choice, settings)
     config = RunConfig(

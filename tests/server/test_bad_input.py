@@ -185,7 +185,7 @@ MADE_UP = {"prompt_tokens": 10**30, "completion_tokens": 1, "total_tokens": 1}
 SURROGATE = json.dumps(whole(Say("half \ud800 pair"))).encode()
 
 FAULTS: dict[str, tuple[Step, str, tuple[str, ...]]] = {
-    "401": (Fail(401, {"error": {"message": f"bad key {SECRET}"}}), "auth", ("HTTP 401", "ava key set")),
+    "401": (Fail(401, {"error": {"message": f"bad key {SECRET}"}}), "auth", ("HTTP 401", "correct AVA_MODEL_API_KEY")),
     "429 with Retry-After": (Fail(429, retry_after="77"), "rate_limit", ("HTTP 429", "77 s", "Wait")),
     "429 without": (Fail(429), "rate_limit", ("HTTP 429", "does not say until when", "Wait a minute")),
     "500": (Fail(500), "overloaded", ("HTTP 500", "scripted failure", "Try again later")),

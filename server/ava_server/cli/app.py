@@ -126,7 +126,7 @@ def _report(error: BaseException) -> int:
     if codes[0] is not None and None not in codes:
         from ava_server.cli.terminal import tell
 
-        tell(f"ava: {leaves[0]}")
+        tell(f"ava: {_explained(leaves[0])}")
         return codes[0]
     traceback.print_exception(error, file=sys.stderr)
     typer.echo(
@@ -135,6 +135,16 @@ def _report(error: BaseException) -> int:
         err=True,
     )
     return OUR_FAULT
+
+
+def _explained(error: BaseException) -> str:
+    """Return an error's text, and where a key would mend it how one is given."""
+    provider = error.needs_key if isinstance(error, AvaError) else None
+    if provider is None:
+        return str(error)
+    from ava_server.hosts.advice import key_advice
+
+    return f"{error} {key_advice(provider, None)}"
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:

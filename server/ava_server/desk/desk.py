@@ -53,7 +53,7 @@ class Desk:
         self._house = house
         self._store = house.store
         self._session = session
-        own = Own(house, session)
+        self._own = own = Own(house, session)
         looking = Looking(own)
         spawning, steering, reading = Spawning(own, looking), Steering(own, looking), Reading(own)
         self._handlers: dict[str, Handler] = {
@@ -95,7 +95,7 @@ class Desk:
             answer = await handler(cast("dict[str, Any]", self._redacted(given)), progress)
         except (AvaError, RolesError, AuditError) as error:
             mistake = error
-            message, _count = self._house.redactor.redact(str(error))
+            message, _count = self._house.access.redactor.redact(self._own.explained(error))
             answer = _FAILURES[tool](status=FAILED, message=message)
         except Exception:
             self._store.post(append(self._answered(tool, "a fault of Ava itself", began, success=False)))
@@ -156,7 +156,7 @@ class Desk:
         return command
 
     def _answered(self, tool: str, text: str, began: float, *, success: bool) -> Event:
-        stored, _count = self._house.redactor.redact(text)
+        stored, _count = self._house.access.redactor.redact(text)
         took_ms = round((time.monotonic() - began) * 1000)
         return Event(self._session.who, ToolResult(tool=tool, success=success, output=stored), duration_ms=took_ms)
 
@@ -167,7 +167,7 @@ class Desk:
             BadInput: Names the argument, and what to do instead.
         """
         for where, text in _texts(given):
-            shapes = self._house.redactor.find_shapes(text)
+            shapes = self._house.access.redactor.find_shapes(text)
             if shapes:
                 raise BadInput(
                     f"{where[:60]}: it contains what looks like a key ({shapes[0].name}); leave it out: neither the"
@@ -176,7 +176,7 @@ class Desk:
 
     def _redacted(self, value: Any) -> Any:
         if isinstance(value, str):
-            text, _count = self._house.redactor.redact(value)
+            text, _count = self._house.access.redactor.redact(value)
             return text
         if isinstance(value, dict):
             members = cast("dict[str, Any]", value)

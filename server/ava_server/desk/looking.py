@@ -91,6 +91,8 @@ class Looking:
             if answer.state in (QUEUED, INTERRUPTED):
                 answer.waits_for = self._house.manager.waiting_for.get(answer.subagent_id)
             answer.untrusted_activity = self._house.manager.activity(answer.subagent_id) or answer.untrusted_activity
+            if answer.error and answer.error.get("kind") == "auth" and answer.model:  # its log knows of no host
+                answer.error["what_to_do"] = self._own.key_advice(answer.model.partition(":")[0])
         return answers
 
     async def wait(self, run_ids: list[str], wait_s: float, progress: Progress) -> list[RunRow]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ava_audit.events import Who
 from ava_audit.view import RunRow
-from ava_server.errors import BadInput
+from ava_server.errors import AvaError, BadInput
 from ava_server.house import House
 from ava_server.ids import AGENT, parse_id
 from ava_server.session import Session
@@ -67,6 +67,17 @@ class Own:
         if not own:
             raise BadInput(f"group_id: no group {group_id} of yours is known; confirm_spawn of two or more makes one")
         return own
+
+    def explained(self, error: Exception) -> str:
+        """Return an error's text, and where a key would mend it how this host takes one."""
+        provider = error.needs_key if isinstance(error, AvaError) else None
+        return f"{error} {self.key_advice(provider)}" if provider else str(error)
+
+    def key_advice(self, provider: str) -> str:
+        """Return how a person gives this server a provider's key, in the words of this session's host."""
+        from ava_server.hosts.advice import key_advice
+
+        return key_advice(provider, self.session.client)
 
     def agent_of(self, run: RunRow) -> Who:
         """Return a run as the log names it, under this session."""

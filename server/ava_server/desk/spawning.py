@@ -17,6 +17,7 @@ from ava_server.desk.looking import Looking, Progress, dumped, fitting
 from ava_server.desk.own import Own
 from ava_server.errors import BadInput, Refused
 from ava_server.ids import new_id, parse_id
+from ava_server.models.choose import OFFLINE, is_configured
 from ava_server.run_config import RunConfig, Texts
 from ava_server.spawning import resolve
 
@@ -61,7 +62,10 @@ class Spawning:
         made = await self._store.do(command)
         if isinstance(made, Declined):
             raise Refused(made.why)
-        return _proposal(made)
+        answer = _proposal(made)
+        if made.state == WAITING and config.model == OFFLINE and not is_configured(around.models):
+            answer.message = f"{answer.message}\nTo have a language model do it: {self._own.key_advice('openrouter')}"
+        return answer
 
     async def _retry(self, given: dict[str, Any]) -> tuple[RunRow, dict[str, Any]]:
         """Return the run that is repeated, and its arguments with the given ones laid over."""

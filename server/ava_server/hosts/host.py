@@ -55,6 +55,12 @@ class Launch:
     args: tuple[str, ...] = ("serve",)
     env: Mapping[str, str] = field(default_factory=dict[str, str])
 
+    @property
+    def shell(self) -> str:
+        """What a person types in a terminal to run any command of this installation."""
+        words = (self.command, *self.args[:-1])
+        return " ".join(f'"{word}"' if " " in word else word for word in words)
+
 
 @dataclass(frozen=True)
 class Piece:
@@ -85,6 +91,7 @@ class Host:
         files: Where its configuration can be: the first one that is there counts, else the first.
         pieces: What Ava puts into it, under a name; the server's entry comes first.
         next: What a person does then.
+        key: Another way to a provider's key than `ava key set`, with `{variable}` for the usual name of it.
         env: What the entry calls the variables of the server.
     """
 
@@ -95,6 +102,7 @@ class Host:
     files: Callable[[Place], Sequence[Path]]
     pieces: Callable[[str, Launch], tuple[Piece, ...]]
     next: str
+    key: str
     env: str = "env"
 
     def file(self, place: Place) -> Path:

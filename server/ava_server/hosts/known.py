@@ -114,6 +114,7 @@ HOSTS: Mapping[str, Host] = {
             files=_claude_desktop,
             pieces=_common,
             next="Quit Claude Desktop (closing its window is not enough) and start it again.",
+            key="Claude Desktop hands none of your variables on to its servers.",
         ),
         Host(
             name="claude-code",
@@ -126,6 +127,7 @@ HOSTS: Mapping[str, Host] = {
                 "Start Claude Code anew; /mcp shows the server. One that was running meanwhile may have written its"
                 " own state over this: then run this again with all of them ended."
             ),
+            key="Or set {variable} before you start Claude Code, which hands all variables on.",
         ),
         Host(
             name="codex",
@@ -135,6 +137,7 @@ HOSTS: Mapping[str, Host] = {
             files=_codex,
             pieces=_codex_table,
             next="Start Codex anew; /mcp shows the server.",
+            key="Or set {variable} before you start Codex, which hands on what `env_vars` of the server names.",
         ),
         Host(
             name="cursor",
@@ -144,6 +147,7 @@ HOSTS: Mapping[str, Host] = {
             files=_cursor,
             pieces=_common,
             next="Switch the server on under Settings → Tools & MCP.",
+            key='Or hand a variable on: "{variable}": "${{env:{variable}}}" under `env` of the server.',
         ),
         Host(
             name="vscode",
@@ -153,6 +157,7 @@ HOSTS: Mapping[str, Host] = {
             files=_vscode,
             pieces=_vscode_servers,
             next="Run the command `MCP: List Servers`, choose the server and start it.",
+            key="Or let VS Code ask for it: `ava init vscode` makes it do so for OpenRouter's.",
         ),
         Host(
             name="opencode",
@@ -162,6 +167,7 @@ HOSTS: Mapping[str, Host] = {
             files=_opencode,
             pieces=_opencode_servers,
             next="Start opencode anew; `opencode mcp list` shows the server.",
+            key="Or set {variable} before you start opencode, which hands all variables on.",
             env="environment",
         ),
         Host(
@@ -172,6 +178,10 @@ HOSTS: Mapping[str, Host] = {
             files=_gemini,
             pieces=_gemini_servers,
             next="Start Gemini CLI anew in a folder that it trusts; /mcp shows the server.",
+            key=(
+                "Or set {variable} before you start Gemini CLI, which hands on no variable whose name has KEY in it but"
+                ' what `env` of the server names: "{variable}": "${variable}".'
+            ),
         ),
     )
 }

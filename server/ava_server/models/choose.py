@@ -150,6 +150,11 @@ def configured(settings: ModelSettings) -> dict[str, Provider]:
     return usable
 
 
+def is_configured(settings: ModelSettings) -> bool:
+    """Tell whether there is any language model to ask."""
+    return bool(configured(settings)) or settings.model == SCRIPTED
+
+
 @cache
 def default_tiers() -> Mapping[str, Mapping[str, str]]:
     """Return `tiers.toml`: provider to tier to id."""
@@ -283,9 +288,13 @@ def _whose(wanted: str, settings: ModelSettings, providers: Mapping[str, Provide
             f"model: {wanted!r} needs the address of {prefix}; add base_url to [providers.{prefix}] in config.toml"
         )
     if colon and prefix in KNOWN_URLS:
-        raise BadInput(f"model: {wanted!r} needs a key for {prefix}, and there is none; run `ava key set {prefix}`")
+        raise BadInput(f"model: {wanted!r} needs a key for {prefix}, and there is none.", needs_key=prefix)
     if not providers:
-        raise BadInput(f"model: {wanted!r} cannot be used, because no model is configured. {SET_A_MODEL}")
+        raise BadInput(
+            f"model: {wanted!r} cannot be used, because no model is configured. Ava needs a key, or AVA_MODEL_BASE_URL"
+            " and AVA_MODEL of any OpenAI-compatible endpoint.",
+            needs_key="openrouter",
+        )
     knowing = [name for name, provider in providers.items() if _knows(name, provider, wanted, settings)]
     if len(knowing) > 1:
         choices = " or ".join(f"{name}:{wanted}" for name in knowing)

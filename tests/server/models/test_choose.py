@@ -83,9 +83,15 @@ def test_avas_model_without_an_endpoint_is_what_is_used_when_nothing_is_asked_fo
     ("wanted", "tier", "settings", "error", "says"),
     [
         (None, "huge", ModelSettings(), BadInput, "there is no 'huge'; choose one of fast, balanced, deep"),
-        ("gpt-5", "fast", ModelSettings(), BadInput, "no model is configured. Store a key with `ava key set"),
+        ("gpt-5", "fast", ModelSettings(), BadInput, "no model is configured. Ava needs a key, or AVA_MODEL_BASE_URL"),
         ("openai:gpt-5", "fast", ModelSettings(), BadInput, "needs a key for openai"),
-        ("openai:gpt-5", "fast", ModelSettings(providers=ROUTER), BadInput, "run `ava key set openai`"),
+        (
+            "openai:gpt-5",
+            "fast",
+            ModelSettings(providers=ROUTER),
+            BadInput,
+            "needs a key for openai, and there is none",
+        ),
         (
             "anthropic:claude",
             "fast",
@@ -275,3 +281,14 @@ def test_openai_is_asked_in_its_own_words() -> None:
     body = model.encode(Request("gpt-5", "", (), (UserTurn("x"),), 16))
     assert b'"max_completion_tokens":16' in body
     assert b"max_price" not in body
+
+
+@pytest.mark.parametrize(
+    ("wanted", "providers", "provider"), [("gpt-5", {}, "openrouter"), ("openai:gpt-5", ROUTER, "openai")]
+)
+def test_where_a_key_would_mend_it_the_error_says_whose(
+    wanted: str, providers: dict[str, Provider], provider: str
+) -> None:
+    with pytest.raises(BadInput) as caught:
+        choose(wanted, "fast", ModelSettings(providers=providers))
+    assert caught.value.needs_key == provider

@@ -1,0 +1,41 @@
+"""Where a key goes in the host that somebody sits at: the server knows its name, and hosts differ."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from ava_server.hosts.known import host_of
+from ava_server.hosts.launching import launch
+from ava_server.keys import OWN_PREFIX, WELL_KNOWN
+from ava_server.models.choose import CUSTOM
+
+BUNDLE = "bundle"
+"""AVA_HOST of a server that runs from the extension of Claude Desktop."""
+DEFAULT = "openrouter"
+"""The provider that is named where any would do: one key for the models of all."""
+_IN_BUNDLE = "Put it into the extension's dialog: Settings → Extensions → Ava → Configure."
+
+
+def key_advice(provider: str, client: str | None, env: Mapping[str, str] | None = None) -> str:
+    """Return how somebody gives this server a provider's key.
+
+    Args:
+        provider: Whose key it is.
+        client: The name by which the host has introduced itself; None where there is no host.
+        env: The server's environment; None is this process's.
+    """
+    env = os.environ if env is None else env
+    if provider == CUSTOM:
+        return "Set or correct AVA_MODEL_API_KEY where this server is given its variables, and start it anew."
+    if env.get("AVA_HOST", "").strip() == BUNDLE and provider == DEFAULT:
+        return _IN_BUNDLE
+    command = f"{launch(env=env).shell} key set {provider}"
+    root = env.get("AVA_DATA_ROOT", "").strip()
+    where = f" (with AVA_DATA_ROOT set to {root})" if root else ""
+    stored = f"In a terminal{where}, run `{command}`; it counts from the next call on."
+    host = host_of(client)
+    if host is None:
+        return stored
+    variable = WELL_KNOWN.get(provider, OWN_PREFIX + provider.upper())
+    return f"{stored} {host.key.format(variable=variable)}"

@@ -1,0 +1,353 @@
+"""A host's configuration is changed in place: what is there stays, twice changes nothing, and it can be undone."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ava_server.errors import ConfigError
+from ava_server.hosts.change import adding, apply, removing
+from ava_server.hosts.host import Host, Launch
+from ava_server.hosts.known import HOSTS
+
+LAUNCH = Launch("/opt/ava/bin/ava", ("serve",), {"AVA_DATA_ROOT": "/srv/ava"})
+SECRET = "sk-or-v1-0a1b2c3d4e5f60718293a4b5c6d7e8f9"
+
+OTHERS: dict[str, str] = {
+    "claude-desktop": """{
+  "mcpServers": {
+    "other": {"command": "x", "env": {"K": "sk-or-v1-0a1b2c3d4e5f60718293a4b5c6d7e8f9"}}
+  },
+  "theme": "dark"
+}
+""",
+    "claude-code": """{
+  "numStartups": 3,
+  "mcpServers": {"other": {"type": "stdio", "command": "x"}},
+  "projects": {}
+}""",
+    "codex": """# mine
+model = "gpt"  # the good one
+
+[mcp_servers.other]
+command = "x"
+
+[profiles.p]
+model = "y"
+""",
+    "cursor": """{
+\t"mcpServers": {
+\t\t// a comment
+\t\t"other": {"command": "x"}, // another
+\t}
+}
+""",
+    "vscode": """{
+  "inputs": [
+    // mine
+    {"type": "promptString", "id": "k"}
+  ],
+  "servers": {
+    "other": {}
+  }
+}
+""",
+    "opencode": """{
+  // theirs
+  "$schema": "https://opencode.ai/config.json",
+  "permission": {"bash": "ask"},
+  "mcp": {},
+}
+""",
+    "gemini": """{
+  /* kept */
+  "ui": {"theme": "x"},
+  "mcpServers": {
+    "other": {"command": "x"}
+  }
+}
+""",
+}
+"""For each host a configuration with something in it, in the manner of that host."""
+
+
+@pytest.fixture(params=list(HOSTS.values()), ids=list(HOSTS))
+def host(request: pytest.FixtureRequest) -> Host:
+    chosen: Host = request.param
+    return chosen
+
+
+@pytest.fixture
+def file(tmp_path: Path, host: Host) -> Path:
+    return tmp_path / "place" / ("config.toml" if host.name == "codex" else "config.json")
+
+
+def put(file: Path, text: str) -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(text.encode())
+    return file
+
+
+def add(host: Host, file: Path, launch: Launch = LAUNCH) -> Path | None:
+    return apply(adding(host, "ava", launch, file))
+
+
+def said(host: Host, file: Path) -> Any:
+    return host.format.parse(file.read_bytes().decode().removeprefix("\ufeff"))
+
+
+def entry(host: Host, file: Path) -> Any:
+    container = host.pieces("ava", LAUNCH)[0].path[0]
+    return said(host, file)[container]["ava"]
+
+
+def test_a_missing_file_is_made_and_undoing_removes_it(host: Host, file: Path) -> None:
+    assert add(host, file) is None
+    words = json.dumps(entry(host, file))
+    assert '"/opt/ava/bin/ava"' in words and '"serve"' in words and '"/srv/ava"' in words
+
+    apply(removing(host, "ava", file))
+    assert not file.exists()
+
+
+@pytest.mark.parametrize("text", ["", "{}", "{}\n", "{\n}\n"], ids=repr)
+def test_an_empty_file_is_filled_and_undoing_empties_it(host: Host, file: Path, text: str) -> None:
+    put(file, "" if host.name == "codex" else text)
+    before = file.read_bytes()
+    add(host, file)
+    assert entry(host, file)
+    apply(removing(host, "ava", file))
+    assert file.read_bytes() == before
+
+
+def test_what_is_there_stays_as_it_is_and_undoing_brings_back_every_byte(host: Host, file: Path) -> None:
+    put(file, OTHERS[host.name])
+    before = said(host, file)
+    backup = add(host, file)
+
+    after = file.read_bytes().decode()
+    lines = [line.strip().rstrip(",") for line in OTHERS[host.name].splitlines()]
+    changed = ['"mcpServers": {"other"', '"permission": {', '"mcp": {}']  # those that were written on one line
+    for line in lines:
+        assert line in after or any(line.startswith(begin) for begin in changed), line
+    for key, value in before.items():
+        now = said(host, file)[key]
+        kept = now[: len(value)] if isinstance(value, list) else now
+        assert kept == value if not isinstance(value, dict) else value.items() <= now.items()
+    assert backup is not None and backup.read_bytes().decode() == OTHERS[host.name]
+
+    apply(removing(host, "ava", file))
+    assert file.read_bytes().decode() == OTHERS[host.name]
+
+
+@pytest.mark.parametrize("written", ["as it is", "with line ends of Windows", "with a byte order mark"])
+def test_line_ends_and_a_byte_order_mark_stay(host: Host, file: Path, written: str) -> None:
+    text = OTHERS[host.name]
+    if written.endswith("Windows"):
+        text = text.replace("\n", "\r\n")
+    if written.endswith("mark"):
+        text = f"\ufeff{text}"
+    put(file, text)
+    add(host, file)
+    after = file.read_bytes().decode()
+    assert after.startswith("\ufeff") == text.startswith("\ufeff")
+    assert ("\r\n" in after) == ("\r\n" in text) and after.replace("\r\n", "").count("\r") == 0
+    assert "\r\n" not in text or "\n" not in after.replace("\r\n", "")
+    assert entry(host, file)
+
+
+def test_twice_changes_nothing(host: Host, file: Path) -> None:
+    put(file, OTHERS[host.name])
+    add(host, file)
+    before = file.read_bytes(), sorted(file.parent.iterdir())
+    again = adding(host, "ava", LAUNCH, file)
+    assert again.nothing and not again.lines
+    assert (file.read_bytes(), sorted(file.parent.iterdir())) == before
+
+
+def test_removing_what_is_not_there_changes_nothing(host: Host, file: Path) -> None:
+    assert removing(host, "ava", file).nothing
+    put(file, OTHERS[host.name])
+    assert removing(host, "ava", file).nothing
+
+
+def test_an_installation_that_has_moved_is_brought_up_to_date_and_what_a_person_set_stays(
+    host: Host, file: Path
+) -> None:
+    put(file, OTHERS[host.name])
+    add(host, file)
+    text = file.read_bytes().decode().replace("/srv/ava", "/srv/mine")
+    put(file, text.replace('"/opt/ava/bin/ava"', '"/gone/ava"'))
+
+    change = adding(host, "ava", Launch("/opt/ava/bin/ava"), file)
+    apply(change)
+    words = json.dumps(entry(host, file))
+    assert "/opt/ava/bin/ava" in words and "/gone" not in words and "/srv/mine" in words
+    assert all("/srv/mine" not in line for line in change.lines), "values of a person are not shown"
+
+
+def test_a_server_of_that_name_that_is_not_ava_is_left_alone(host: Host, file: Path) -> None:
+    container = host.pieces("ava", LAUNCH)[0].path[0]
+    theirs = (
+        f'[{container}.ava]\ncommand = "/usr/bin/theirs"\n'
+        if host.name == "codex"
+        else json.dumps({container: {"ava": {"command": "/usr/bin/theirs", "args": ["--serve-it"]}}})
+    )
+    put(file, theirs)
+    with pytest.raises(ConfigError, match=r"not Ava.*left alone.*--name"):
+        adding(host, "ava", LAUNCH, file)
+    with pytest.raises(ConfigError, match=r"not Ava.*left alone"):
+        removing(host, "ava", file)
+    assert file.read_bytes().decode() == theirs
+    apply(adding(host, "subagents", LAUNCH, file))
+    assert said(host, file)[container]["ava"]["command"] == "/usr/bin/theirs"
+    assert "subagents" in said(host, file)[container]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('{"mcpServers": {', "cannot be read"),
+        ("[1, 2", "cannot be read"),
+        ("{} and more", "cannot be read"),
+        ("\x00\x01\x02", "cannot be read"),
+    ],
+)
+def test_a_broken_file_is_left_alone(host: Host, file: Path, text: str, why: str) -> None:
+    put(file, text)
+    with pytest.raises(ConfigError, match=f"{why}.*left alone"):
+        adding(host, "ava", LAUNCH, file)
+    assert file.read_bytes().decode() == text
+    assert list(file.parent.iterdir()) == [file]
+
+
+def test_a_comment_in_a_file_of_a_host_that_takes_none_is_told_with_its_line(tmp_path: Path) -> None:
+    file = put(tmp_path / "c.json", '{\n  // mine\n  "mcpServers": {}\n}')
+    with pytest.raises(ConfigError, match="line 2"):
+        adding(HOSTS["claude-desktop"], "ava", LAUNCH, file)
+
+
+def test_servers_that_are_no_table_are_left_alone(tmp_path: Path) -> None:
+    file = put(tmp_path / "c.json", '{"mcpServers": ["x"]}')
+    with pytest.raises(ConfigError, match=r"mcpServers.*no table.*left alone"):
+        adding(HOSTS["cursor"], "ava", LAUNCH, file)
+    put(file, '["x"]')
+    with pytest.raises(ConfigError, match="left alone"):
+        adding(HOSTS["cursor"], "ava", LAUNCH, file)
+
+
+def test_bytes_that_are_no_text_are_left_alone(host: Host, file: Path) -> None:
+    put(file, "")
+    file.write_bytes('{"a": "é"}'.encode("utf-16"))
+    with pytest.raises(ConfigError, match=r"UTF-8.*left alone"):
+        adding(host, "ava", LAUNCH, file)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes and owners as POSIX has them")
+class TestFilesThatMayNotBeChanged:
+    def test_a_read_only_file_is_left_alone(self, host: Host, file: Path) -> None:
+        put(file, OTHERS[host.name]).chmod(0o444)
+        with pytest.raises(ConfigError, match=r"read-only.*left alone"):
+            adding(host, "ava", LAUNCH, file)
+
+    @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can give a file away")
+    def test_another_users_file_is_left_alone(self, host: Host, file: Path) -> None:
+        put(file, OTHERS[host.name])
+        os.chown(file, 12345, 12345)
+        with pytest.raises(ConfigError, match=r"another user.*left alone"):
+            adding(host, "ava", LAUNCH, file)
+        assert file.stat().st_uid == 12345
+
+    def test_a_link_stays_a_link_and_its_target_is_changed(self, host: Host, file: Path, tmp_path: Path) -> None:
+        real = put(tmp_path / "dotfiles" / "real", OTHERS[host.name])
+        file.parent.mkdir()
+        file.symlink_to(real)
+        change = adding(host, "ava", LAUNCH, file)
+        backup = apply(change)
+        assert change.target == real and file.is_symlink() and entry(host, real)
+        assert backup is not None and backup.parent == real.parent
+
+    def test_a_link_that_leads_nowhere_yet_makes_its_target(self, host: Host, file: Path, tmp_path: Path) -> None:
+        file.parent.mkdir()
+        file.symlink_to(tmp_path / "dotfiles" / "real")
+        add(host, file)
+        assert file.is_symlink() and entry(host, tmp_path / "dotfiles" / "real")
+
+    def test_a_link_to_itself_is_left_alone(self, host: Host, file: Path) -> None:
+        file.parent.mkdir()
+        file.symlink_to(file)
+        with pytest.raises(ConfigError, match="left alone"):
+            adding(host, "ava", LAUNCH, file)
+
+    def test_a_folder_or_a_pipe_in_its_place_is_left_alone(self, host: Host, file: Path) -> None:
+        file.mkdir(parents=True)
+        with pytest.raises(ConfigError, match="left alone"):
+            adding(host, "ava", LAUNCH, file)
+        file.rmdir()
+        os.mkfifo(file)
+        with pytest.raises(ConfigError, match="left alone"):
+            adding(host, "ava", LAUNCH, file)
+
+    def test_a_folder_that_cannot_be_written_leaves_the_file_as_it_is(self, host: Host, tmp_path: Path) -> None:
+        plain = put(tmp_path / "plain", "a file where a folder should be")
+        with pytest.raises(ConfigError, match="left"):
+            add(host, plain / "config")
+
+    def test_the_files_permissions_stay(self, host: Host, file: Path) -> None:
+        put(file, OTHERS[host.name]).chmod(0o640)
+        backup = add(host, file)
+        assert backup is not None
+        assert stat.S_IMODE(file.stat().st_mode) == stat.S_IMODE(backup.stat().st_mode) == 0o640
+
+
+def test_what_another_program_wrote_meanwhile_is_not_lost(host: Host, file: Path) -> None:
+    put(file, OTHERS[host.name])
+    change = adding(host, "ava", LAUNCH, file)
+    put(file, OTHERS[host.name] + "\n")
+    with pytest.raises(ConfigError, match="another program"):
+        apply(change)
+    assert file.read_bytes().decode() == OTHERS[host.name] + "\n"
+    assert list(file.parent.iterdir()) == [file]
+
+
+def test_a_second_backup_never_takes_the_place_of_the_first(host: Host, file: Path) -> None:
+    put(file, OTHERS[host.name])
+    backups = {add(host, file)}
+    for _ in range(3):
+        backups.add(apply(removing(host, "ava", file)))
+        backups.add(add(host, file))
+    assert len(backups) == 7 and all(backup is not None and backup.exists() for backup in backups)
+
+
+def test_no_key_is_ever_written_or_shown(host: Host, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ava_server.hosts.launching import launch
+
+    names = ("OPENROUTER_API_KEY", "OPENAI_API_KEY", "AVA_MODEL_API_KEY", "AVA_KEY_LOCAL", "BRAVE_API_KEY")
+    env = {**dict.fromkeys(names, SECRET), "AVA_MODEL": "m", "AVA_DATA_ROOT": "/srv/ava"}
+    put(file, OTHERS[host.name].replace(SECRET, "theirs"))
+    change = adding(host, "ava", launch(env=env), file)
+    apply(change)
+    assert SECRET not in file.read_bytes().decode() and SECRET not in "\n".join(change.lines)
+    assert "/srv/ava" in file.read_bytes().decode()
+
+
+def test_opencode_that_allows_everything_is_told_that_it_will_not_ask(tmp_path: Path) -> None:
+    file = put(tmp_path / "opencode.json", '{"permission": "allow"}')
+    change = adding(HOSTS["opencode"], "ava", LAUNCH, file)
+    apply(change)
+    assert said(HOSTS["opencode"], file)["permission"] == "allow"
+    assert any("confirm_spawn" in note and "permission" in note for note in change.notes)
+
+
+def test_what_a_person_took_out_of_the_entry_is_not_put_back(tmp_path: Path) -> None:
+    host, file = HOSTS["vscode"], tmp_path / "mcp.json"
+    apply(adding(host, "ava", Launch("/opt/ava/bin/ava"), file))
+    data = json.loads(file.read_bytes())
+    del data["servers"]["ava"]["env"], data["inputs"]
+    put(file, json.dumps(data))
+    assert adding(host, "ava", Launch("/opt/ava/bin/ava"), file).nothing
