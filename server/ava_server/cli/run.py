@@ -26,7 +26,7 @@ from ava_server.errors import BadInput, Refused
 
 if TYPE_CHECKING:
     from ava_audit.view import RunRow
-    from ava_server.answers import Answer, ConfirmAnswer, RunAnswer
+    from ava_server.answers import Answer, ConfirmAnswer, RunAnswer, SpawnAnswer
     from ava_server.desk import Desk
     from ava_server.house import House
     from ava_server.session import Session
@@ -144,69 +144,93 @@ async def _run(settings: Settings, order: Order) -> int:
 
     if not order.as_json:
         heading(settings.paths)
-    async with open_house(settings) as house, _session(house, order) as session:
-        desk = Desk(house, session)
+    # The folder that a person names is to this session what a root is to a host's; only configured roots are above it.
+    roots = (str(order.spawn["workspace"]),) if "workspace" in order.spawn else ()
+    async with open_house(settings) as house, session(house, "ava run", asked=not order.yes, roots=roots) as own:
+        desk = Desk(house, own)
         run_id, code = await _approved(desk, order)
         if run_id is None:
             return code
         if (left := await _Watch(house, desk, run_id).until_it_ends()) is not None:
             return left
-        return await _deliver(house, session, run_id, order)
+        return await _deliver(house, own, run_id, order)
 
 
 @asynccontextmanager
-async def _session(house: House, order: Order) -> AsyncGenerator[Session]:
+async def session(house: House, command: str, *, asked: bool, roots: tuple[str, ...] = ()) -> AsyncGenerator[Session]:
     """Begin and end a session at the terminal.
 
-    Where nobody is asked, the log claims no person's approval. The folder that a person names is to this session what
-    a root is to a host's; only configured roots are above it.
+    Args:
+        house: The open data root.
+        command: The command that is running, as the log names it.
+        asked: A person decides what starts; where nobody does, the log claims no person's approval.
+        roots: Folders that a workspace may lie in.
     """
     from ava_audit.events import Event, SessionEnd, SessionStart
     from ava_audit.store import Outcome
     from ava_server.session import Session
 
-    session = Session(
+    own = Session(
         user=house.user,
         transport="terminal",
-        client="ava run",
+        client=command,
         client_version=version("ava-subagents"),
-        channel="host_call" if order.yes else "terminal",
-        roots=(str(order.spawn["workspace"]),) if "workspace" in order.spawn else (),
+        channel="terminal" if asked else "host_call",
+        roots=roots,
     )
     start = SessionStart(
-        client=session.client, client_version=session.client_version, transport="terminal", folder=str(Path.cwd())
+        client=command, client_version=own.client_version, transport="terminal", folder=str(Path.cwd())
     )
-    house.manager.adopt_session(session.id)
-    house.store.post(lambda _view, _now_us: Outcome(None, (Event(session.who, start),)))
+    house.manager.adopt_session(own.id)
+    house.store.post(lambda _view, _now_us: Outcome(None, (Event(own.who, start),)))
     try:
-        yield session
+        yield own
     finally:
-        end = Event(session.who, SessionEnd(reason="the command ended"))
+        end = Event(own.who, SessionEnd(reason="the command ended"))
         house.store.post(lambda _view, _now_us: Outcome(None, (end,)))
 
 
 async def _approved(desk: Desk, order: Order) -> tuple[str | None, int]:
     """Propose, ask, and approve or reject; return the run's id, or None and the exit code."""
-    from ava_server.answers import SpawnAnswer
     from ava_server.cli.asked import in_options
 
     try:
-        proposal = await desk.call("spawn_subagent", order.spawn, _silent, raises=True)
+        proposal = await propose(desk, order.spawn)
     except BadInput as error:
         raise BadInput(in_options(str(error))) from error
-    assert isinstance(proposal, SpawnAnswer)
-    assert proposal.pending_id is not None
     tell(proposal.message or "")
     tell(proposal.approval_line or "")
     if not order.yes and not await _yes("Start it?"):
-        await _decide(desk, proposal.pending_id, "reject")
+        await _decide(desk, proposal, "reject")
         tell("Not approved; nothing was started.")
         return None, NOT_APPROVED
-    decided = await _decide(desk, proposal.pending_id, "approve", approving=[proposal.approval_line or ""])
+    return await start(desk, proposal), 0
+
+
+async def propose(desk: Desk, spawn: dict[str, Any]) -> SpawnAnswer:
+    """Propose a subagent.
+
+    Raises:
+        AvaError: It may not be, or an argument cannot be used.
+    """
+    from ava_server.answers import SpawnAnswer
+
+    proposal = await desk.call("spawn_subagent", spawn, _silent, raises=True)
+    assert isinstance(proposal, SpawnAnswer)
+    return proposal
+
+
+async def start(desk: Desk, proposal: SpawnAnswer) -> str | None:
+    """Approve a proposal and return the run's id.
+
+    Raises:
+        Refused: It may not be started; says why.
+    """
+    decided = await _decide(desk, proposal, "approve", approving=[proposal.approval_line or ""])
     decision = decided.decisions[0]
     if decided.status != "approved":
         raise Refused(f"Not started: {decision.refused_because}.")
-    return decision.subagent_id, 0
+    return decision.subagent_id
 
 
 async def _yes(question: str) -> bool:
@@ -226,10 +250,10 @@ async def _yes(question: str) -> bool:
     return agreed
 
 
-async def _decide(desk: Desk, pending_id: str, decision: str, **more: Any) -> ConfirmAnswer:
+async def _decide(desk: Desk, proposal: SpawnAnswer, decision: str, **more: Any) -> ConfirmAnswer:
     from ava_server.answers import ConfirmAnswer
 
-    given = {"pending_ids": [pending_id], "decision": decision, **more}
+    given = {"pending_ids": [proposal.pending_id], "decision": decision, **more}
     answer: Answer = await desk.call("confirm_spawn", given, _silent, raises=True)
     assert isinstance(answer, ConfirmAnswer)
     return answer
