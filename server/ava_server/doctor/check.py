@@ -1,0 +1,86 @@
+"""The types of a check: what it is given, and what it finds."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from ava_server.data_root import DataRoot, find_data_root
+from ava_server.errors import AvaError
+from ava_server.settings import Settings, load_settings
+
+State = Literal["ok", "note", "warning", "fault"]
+"""`note`: worth knowing, and nothing is wrong; `warning`: it works, and may not for long; `fault`: it does not work."""
+
+REPORT = "Report it: this is a fault of Ava's own."
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of what was found.
+
+    Attributes:
+        name: What was looked at.
+        state: How it is.
+        text: What was found.
+        what_to_do: One next step; every warning and fault has one.
+    """
+
+    name: str
+    state: State
+    text: str
+    what_to_do: str = ""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What there is to look at, as far as it can be read.
+
+    Attributes:
+        env: The environment.
+        root: The data root; None when it is not known where it is.
+        settings: What is configured; None when the settings are wrong.
+        root_error: Why the data root is not known.
+        settings_error: What is wrong with the settings.
+    """
+
+    env: Mapping[str, str]
+    root: DataRoot | None = None
+    settings: Settings | None = None
+    root_error: str = ""
+    settings_error: str = ""
+
+
+Check = Callable[[Setup], list[Finding]]
+
+
+def set_up(env: Mapping[str, str] | None = None) -> Setup:
+    """Find the data root and read the settings, as far as they can be; creates nothing."""
+    env = os.environ if env is None else env
+    try:
+        root = find_data_root(env=env)
+    except (AvaError, OSError, RuntimeError) as error:
+        return Setup(env, root_error=str(error), settings_error="the data root is not known")
+    try:
+        return Setup(env, root, load_settings(env=env))
+    except (AvaError, OSError, RecursionError) as error:
+        return Setup(env, root, settings_error=str(error))
+
+
+def from_error(name: str, message: str, otherwise: str, state: State = "fault") -> Finding:
+    """Return a finding of an error whose text ends with what to do, as our errors' do.
+
+    Args:
+        name: What was looked at.
+        message: The error's text.
+        otherwise: What to do where the text does not say.
+        state: How bad it is.
+    """
+    message = message.strip()
+    for parts in (message.rpartition(". "), message.rpartition("; ")):
+        happened, between, advice = parts
+        if between:
+            return Finding(name, state, f"{happened.rstrip('.')}.", f"{advice[:1].upper()}{advice[1:]}")
+    return Finding(name, state, message, otherwise)

@@ -1,0 +1,131 @@
+"""The data root and what is set in it: where it is, whose it is, its settings, and who approves."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from pathlib import Path
+
+from ava_audit.mounts import network_file_system
+from ava_server.cli.root import has_log
+from ava_server.doctor.check import Finding, Setup, from_error
+from ava_server.errors import ConfigError
+from ava_server.settings import Settings
+from ava_server.settings_checks import environment_tree, leaves, variable
+
+LITTLE_BYTES = 200_000_000
+NOTHING_FITS_BYTES = 4_000_000
+"""An entry is at most 2 MB, and is written twice: to the write-ahead log, and into the database."""
+ELSEWHERE = "Set AVA_DATA_ROOT to a folder that this user may write to."
+MEND_SETTINGS = "Correct it there; docs/reference/settings.md lists what may be set."
+
+
+def data_root(setup: Setup) -> list[Finding]:
+    """Tell where the data root is, and whether it can be one."""
+    name = "data root"
+    if setup.root is None:
+        return [from_error(name, setup.root_error, ELSEWHERE)]
+    path = setup.root.path
+    try:
+        has_log(setup.root)
+    except ConfigError as error:
+        return [from_error(name, str(error), ELSEWHERE)]
+    whence = "AVA_DATA_ROOT" if setup.env.get("AVA_DATA_ROOT", "").strip() else "this system's place for data"
+    kind = network_file_system(path if path.exists() else _above(path))
+    if kind is not None:
+        text = f"{path} lies on a network file system ({kind}), where locks do not hold"
+        return [Finding(name, "fault", text, "Set AVA_DATA_ROOT to a folder on a local disk.")]
+    if not path.exists():
+        return [Finding(name, "note", f"{path} ({whence}) does not exist yet; it is made at the first start")]
+    return [_mode(name, path, whence)]
+
+
+def _mode(name: str, path: Path, whence: str) -> Finding:
+    """Tell who may read and write the folder."""
+    text = f"{path} ({whence}), readable and writable"
+    if os.name != "posix":
+        return Finding(name, "ok", text)
+    status = path.stat()
+    mode = stat.S_IMODE(status.st_mode)
+    mend = f"Mend it with: chmod 700 {path}"
+    if mode & stat.S_IWOTH:
+        return Finding(name, "fault", f"anybody may write to {path} (mode {mode:o})", mend)
+    if mode & (stat.S_IRGRP | stat.S_IXGRP | stat.S_IWGRP | stat.S_IROTH | stat.S_IXOTH):
+        return Finding(name, "warning", f"others may look into {path} (mode {mode:o})", mend)
+    if status.st_uid != os.geteuid():
+        text = f"{path} belongs to another user (uid {status.st_uid}, this is {os.geteuid()})"
+        return Finding(name, "warning", text, "Run Ava as that user, or " + ELSEWHERE[0].lower() + ELSEWHERE[1:])
+    return Finding(name, "ok", f"{text} for its owner alone")
+
+
+def _above(path: Path) -> Path:
+    """Return the nearest folder above that exists."""
+    return next(parent for parent in path.parents if parent.exists())
+
+
+def space(setup: Setup) -> list[Finding]:
+    """Tell how much room there is for the log."""
+    if setup.root is None:
+        return []
+    path = setup.root.path
+    try:
+        free = shutil.disk_usage(path if path.exists() else _above(path)).free
+    except OSError:  # a data root that cannot be looked at is told by its own check
+        return []
+    text = f"{_size(free)} free for the data root"
+    if free < NOTHING_FITS_BYTES:
+        return [
+            Finding("disk space", "fault", f"{text}: nothing fits", "Free some space, then go on: nothing is lost.")
+        ]
+    if free < LITTLE_BYTES:
+        return [Finding("disk space", "warning", text, "Free some space: without any, new subagents are held.")]
+    return [Finding("disk space", "ok", text)]
+
+
+def _size(count: int) -> str:
+    """Return a number of bytes for people."""
+    for unit, factor in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if count >= factor:
+            return f"{count / factor:.1f} {unit}"
+    return f"{count} bytes"
+
+
+def settings(setup: Setup) -> list[Finding]:
+    """Tell whether the settings are right, and what this process's environment sets."""
+    if setup.root is None:
+        return []
+    if setup.settings is None:
+        return [from_error("settings", setup.settings_error, MEND_SETTINGS)]
+    file = setup.root.config
+    text = f"{file} is right" if file.exists() else f"there is no {file.name}; the defaults hold"
+    names = [variable(path) for path, _value in leaves(environment_tree(setup.env, Settings))]
+    if names:
+        text += f"; set by the environment of this process alone, and loosening nothing: {', '.join(names)}"
+    found = [Finding("settings", "ok", text)]
+    if not setup.settings.enabled:
+        off = "enabled = false: subagents are switched off"
+        found.append(Finding("settings", "warning", off, f"Set enabled = true in {file} to have them again."))
+    return found
+
+
+def approval(setup: Setup) -> list[Finding]:
+    """Tell who approves, and what that does and does not stop."""
+    if setup.settings is None:
+        return []
+    policy = setup.settings.approval
+    if policy == "human":
+        text = (
+            'approval = "human": only a person\'s own channel can approve, and this version has none yet, so nothing'
+            " can be approved"
+        )
+        return [Finding("approval", "warning", text, 'Set approval = "ask" until a later version asks for a PIN.')]
+    ask = (
+        "your host's own question at confirm_spawn is the approval; where you have allowed that tool for good, nobody"
+        " is asked, and only the caps are left"
+    )
+    advice = "Let your host ask before each confirm_spawn, and never allow that tool for good."
+    if policy == "auto":
+        text = f'approval = "auto" does what "ask" does in this version: {ask}'
+        return [Finding("approval", "note", text, advice)]
+    return [Finding("approval", "note", f'approval = "ask": {ask}', advice)]

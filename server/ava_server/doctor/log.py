@@ -1,0 +1,172 @@
+"""The log, who is at work on it, and what is left of today's money. Looking creates nothing and takes no lock."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import sqlite3
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import portalocker
+
+from ava_audit.migrations import SCHEMA_VERSION, schema_version
+from ava_audit.money import format_usd, micros_from_cents
+from ava_audit.view import View
+from ava_server.budget import installation_scope, user_scope, utc_day
+from ava_server.doctor.check import Finding, Setup
+
+BUSY_S = 1.0
+_PEEK = portalocker.LockFlags.SHARED | portalocker.LockFlags.NON_BLOCKING
+_BROKEN = (
+    "See that no other program holds ava.db. If it is damaged, bring back a copy, or move it and logs/ to another"
+    " place: Ava then begins a new one."
+)
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """A log that can be read: the state of everything, its schema, and whether its newest entries are missing."""
+
+    view: View
+    schema: int
+    partial: bool
+
+
+@contextmanager
+def _opened(path: Path) -> Generator[_Opened]:
+    """Open a log to look at it, without making a file beside it.
+
+    SQLite makes the two files that belong to a database in use where they are missing. Where they are, nobody has it
+    open, and the database file alone is read.
+    """
+    wal, shared = (path.with_name(path.name + end) for end in ("-wal", "-shm"))
+    in_use = wal.exists() and shared.exists()
+    uri = f"{path.absolute().as_uri()}?mode=ro{'' if in_use else '&immutable=1'}"
+    with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=BUSY_S, isolation_level=None)) as db:
+        db.execute("BEGIN")
+        partial = not in_use and wal.exists() and wal.stat().st_size > 0
+        yield _Opened(View(db), schema_version(db), partial)
+
+
+def log(setup: Setup) -> list[Finding]:
+    """Tell how large the log is, whether this version can read it, and whether index and mirror lag behind."""
+    path = _path(setup)
+    if path is None:
+        return []
+    if not path.exists():
+        return [Finding("log", "note", "there is none yet; it is made at the first start")]
+    try:
+        with _opened(path) as opened:
+            return _log(setup, path, opened)
+    except (sqlite3.Error, OSError) as error:
+        return [Finding("log", "fault", f"{path} cannot be read: {error}", _BROKEN)]
+
+
+def _log(setup: Setup, path: Path, opened: _Opened) -> list[Finding]:
+    size = sum(part.stat().st_size for part in path.parent.glob(f"{path.name}*") if part.is_file())
+    if opened.schema > SCHEMA_VERSION:
+        text = f"{path} has schema {opened.schema}, and this version knows {SCHEMA_VERSION}: a newer Ava wrote it"
+        return [Finding("log", "fault", text, "Install the newer Ava, or set AVA_DATA_ROOT to another folder.")]
+    if opened.schema < SCHEMA_VERSION:
+        text = f"{path} has schema {opened.schema} of {SCHEMA_VERSION}; the next start brings it up to date"
+        return [Finding("log", "note", text)]
+    head = opened.view.head()
+    text = f"{head:,} entries, {size / 1e6:.1f} MB, schema {opened.schema}"
+    if opened.partial:
+        text += "; a process died over it, and its last entries are shown after the next start"
+    found = [Finding("log", "note" if opened.partial else "ok", text)]
+    mirror = setup.settings is None or setup.settings.mirror
+    lags = {
+        name: head - opened.view.progress(duty)
+        for name, duty in (("text index", "words"), ("JSONL mirror", "mirror"))
+        if duty != "mirror" or mirror
+    }
+    behind = [f"the {name} lags {count:,} entries behind" for name, count in lags.items() if count > 0]
+    if behind:
+        later = "a live server brings it up to date within seconds, else the next one that starts does"
+        found.append(Finding("upkeep", "note", f"{' and '.join(behind)}; {later}"))
+    else:
+        found.append(Finding("upkeep", "ok", f"{' and '.join(lags)} are up to date" if mirror else "index up to date"))
+    return found
+
+
+def processes(setup: Setup) -> list[Finding]:
+    """Tell how many Ava processes are at work on the data root."""
+    path = _path(setup)
+    if setup.root is None or path is None or not path.exists():
+        return []
+    try:
+        count = sum(_is_held(lock) for lock in setup.root.instances.glob("*.lock"))
+        keeper = _is_held(setup.root.path / "keeper.lock")
+    except OSError as error:
+        text = f"it cannot be told who is at work here: {error.strerror}"
+        return [Finding("processes", "warning", text, f"Make {setup.root.path} and what is in it this user's own.")]
+    if not count and not keeper:
+        return [Finding("processes", "ok", "no Ava server is at work here at this moment")]
+    who = f"{count} Ava process{'' if count == 1 else 'es'} at work here"
+    return [Finding("processes", "ok", f"{who}; {'one of them' if keeper else 'none of them'} keeps index and mirror")]
+
+
+def _is_held(path: Path) -> bool:
+    """Tell whether a process holds a lock file: a shared lock is tried on it for a moment, and the file not made."""
+    if path.is_symlink() or not path.is_file():  # opening a pipe would wait for ever
+        return False
+    with path.open("rb") as file:
+        try:
+            portalocker.lock(file, _PEEK)
+        except portalocker.LockException:
+            return True
+        portalocker.unlock(file)
+    return False
+
+
+def budgets(setup: Setup) -> list[Finding]:
+    """Tell what is left of today's money."""
+    path = _path(setup)
+    if setup.settings is None or path is None:
+        return []
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError, ImportError):
+        text = "this user has no name on this system, so Ava cannot tell whose runs are whose"
+        return [Finding("budget", "fault", text, "Set USER to a name in the environment that Ava is started with.")]
+    limits, day = setup.settings.limits, utc_day(time.time_ns() // 1000)
+    caps = (
+        ("you", user_scope(user, day), limits.user_daily_cents, "user_daily_cents"),
+        ("everybody", installation_scope(day), limits.installation_daily_cents, "installation_daily_cents"),
+    )
+    committed = dict.fromkeys((scope for _who, scope, _cap, _setting in caps), 0)
+    if path.exists():
+        try:
+            with _opened(path) as opened:
+                if opened.schema != SCHEMA_VERSION:
+                    return []
+                committed = {scope: opened.view.bucket(scope).committed for scope in committed}
+        except (sqlite3.Error, OSError):  # the log's own check says so
+            return []
+    shown = [
+        f"{who} {format_usd(committed[scope])} of {format_usd(micros_from_cents(cap))}" for who, scope, cap, _ in caps
+    ]
+    text = f"spent today (UTC): {', '.join(shown)}"
+    used_up = [setting for _who, scope, cap, setting in caps if committed[scope] >= micros_from_cents(cap)]
+    if used_up:
+        advice = f"Wait until 00:00 UTC, or raise limits.{used_up[0]} in {setup.root.config if setup.root else ''}."
+        return [Finding("budget", "warning", f"{text}; only what is free can run today", advice)]
+    return [Finding("budget", "ok", text)]
+
+
+def _path(setup: Setup) -> Path | None:
+    """Return where the log is, None where the data root can be none: its own check says so."""
+    if setup.root is None:
+        return None
+    try:
+        if not setup.root.path.exists() or setup.root.path.is_dir():
+            setup.root.db.exists()
+            return setup.root.db
+    except OSError:
+        pass
+    return None

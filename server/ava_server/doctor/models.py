@@ -1,0 +1,181 @@
+"""Which models can be asked: keys, providers, tiers with their prices, and the way to them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from ava_audit.money import format_usd
+from ava_server.doctor.check import Finding, Setup, State, from_error
+from ava_server.errors import AvaError
+from ava_server.access import model_settings
+from ava_server.keys import NOT_YET, list_keys
+from ava_server.models.choose import (
+    CUSTOM,
+    KNOWN_URLS,
+    SET_A_MODEL,
+    TIERS,
+    Choice,
+    ModelSettings,
+    choose,
+    configured,
+    default_tiers,
+)
+from ava_server.prices import Price
+
+MEND_MODEL = "Correct [models] in config.toml, or AVA_MODEL and AVA_MODEL_BASE_URL."
+_PROXIES = ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY")
+
+
+def models_of(setup: Setup) -> ModelSettings | None:
+    """Return what is configured of models; None where settings or keys are wrong, which their own checks say."""
+    if setup.settings is None:
+        return None
+    try:
+        return model_settings(setup.settings)
+    except AvaError:
+        return None
+
+
+def keys(setup: Setup) -> list[Finding]:
+    """Tell whose keys there are and where from, never the keys."""
+    if setup.root is None:
+        return []
+    try:
+        found = list_keys(setup.root.keys, setup.env)
+    except AvaError as error:
+        return [from_error("keys", str(error), "Store the keys again with `ava key set PROVIDER`.")]
+    if not found:
+        return [Finding("keys", "ok", "none is stored, and none is in the environment")]
+    return [Finding("keys", "ok", ", ".join(f"{key.provider} from {key.where}" for key in found))]
+
+
+def providers(setup: Setup) -> list[Finding]:
+    """Tell which providers can be called."""
+    models = models_of(setup)
+    if models is None or setup.root is None:
+        return [Finding("providers", "note", "not looked at: mend the settings or the keys first")]
+    try:
+        usable = configured(models)
+    except AvaError as error:
+        return [from_error("providers", str(error), MEND_MODEL)]
+    found: list[Finding] = []
+    for name, provider in usable.items():
+        with_key = "with a key" if provider.api_key else "without a key"
+        from_env = " (AVA_MODEL_BASE_URL)" if name == CUSTOM and models.base_url else ""
+        found.append(
+            Finding(f"provider {name}", "ok", f"{provider.base_url or KNOWN_URLS[name]}{from_env}, {with_key}")
+        )
+    for key in list_keys(setup.root.keys, setup.env):
+        if key.provider in usable or key.provider.replace("_", "-") in usable:
+            continue
+        why = (
+            "this version of Ava cannot use it yet"
+            if key.provider in NOT_YET
+            else f"config.toml has no [providers.{key.provider}] with its address"
+        )
+        found.append(Finding(f"provider {key.provider}", "note", f"its key is not used: {why}"))
+    if not usable and models.model is None:
+        text = (
+            "none can be called: subagents use the offline reader, which finds and quotes passages, costs nothing and"
+            " writes nothing of its own"
+        )
+        found.append(
+            Finding("providers", "note", text, f"For a language model: {SET_A_MODEL[0].lower()}{SET_A_MODEL[1:]}")
+        )
+    return found
+
+
+def tiers(setup: Setup) -> list[Finding]:
+    """Tell which model each tier leads to and what it costs, or why none does."""
+    models = models_of(setup)
+    if models is None:
+        return []
+    leads: dict[tuple[State, str, str], list[str]] = {}
+    for tier in TIERS:
+        found = _tier(tier, models)
+        leads.setdefault((found.state, found.text, found.what_to_do), []).append(tier)
+    return [Finding(f"model {', '.join(names)}", state, text, advice) for (state, text, advice), names in leads.items()]
+
+
+def _tier(tier: str, models: ModelSettings) -> Finding:
+    try:
+        choice = choose(None, tier, models)
+    except AvaError as error:
+        return from_error(tier, str(error), MEND_MODEL)
+    return Finding(tier, "ok", f"{choice.name}, {price_words(choice.price)}")
+
+
+def price_words(price: Price) -> str:
+    """Return what a model costs, for people."""
+    if price.free:
+        return price.source or "free"
+    per_call = f", {format_usd(price.per_request // 1000)} a call" if price.per_request else ""
+    prices = f"{format_usd(price.input * 1000)} in and {format_usd(price.output * 1000)} out"
+    return f"{prices} per million tokens{per_call} (price: {price.source})"
+
+
+def cheapest(name: str, models: ModelSettings) -> Choice | Finding:
+    """Return the model with which a provider is tried: its fast one, else any that is set for it; or why none."""
+    title = f"online {name}"
+    failed: Finding | None = None
+    for wanted in _named(name, models):
+        try:
+            choice = choose(wanted, "fast", models)
+        except AvaError as error:
+            failed = failed or from_error(title, str(error), MEND_MODEL, "warning")
+            continue
+        if choice.provider == name:
+            return choice
+    text = "not asked: no tier and no AVA_MODEL names a model of it"
+    advice = f'To have it asked, add to config.toml: [models] fast = "{name}:ID"'
+    return failed or Finding(title, "note", text, advice)
+
+
+def _named(name: str, models: ModelSettings) -> list[str | None]:
+    """Return the models that settings or defaults name, those first that are likely to be a provider's cheapest."""
+    if name == CUSTOM and models.base_url:
+        return [f"{CUSTOM}:{models.model}" if models.model else None]
+    default = default_tiers().get(name, {}).get("fast")
+    own = f"{name}:{default}" if default else None
+    wanted = (models.tiers.get("fast"), own, models.tiers.get("balanced"), models.tiers.get("deep"), models.model)
+    return [model for model in wanted if model]
+
+
+def search(_setup: Setup) -> list[Finding]:
+    """Tell which web search there is: none, in this version."""
+    return [Finding("search", "note", "this version has no web search; subagents read the pages that their task names")]
+
+
+def network(setup: Setup) -> list[Finding]:
+    """Tell which way calls of models go out, where that is not the plain one."""
+    found: list[Finding] = []
+    for name in _PROXIES:
+        variable = next((one for one in (name, name.lower()) if setup.env.get(one, "").strip()), None)
+        if variable is not None:
+            found.append(_proxy(variable, setup.env[variable].strip()))
+    for variable, is_there in (("SSL_CERT_FILE", Path.is_file), ("SSL_CERT_DIR", Path.is_dir)):
+        given = setup.env.get(variable, "").strip()
+        if given and not is_there(Path(given)):
+            text = f"{variable} is {given}, and that is not there: no provider can be reached"
+            found.append(Finding("network", "fault", text, f"Correct {variable}, or unset it."))
+        elif given:
+            found.append(Finding("network", "ok", f"certificates come from {variable}: {given}"))
+    if setup.settings is not None and setup.settings.fetch.proxy:
+        text = "fetch.proxy is set, and this version does not use it: pages are fetched without a proxy"
+        found.append(Finding("network", "warning", text, "Take fetch.proxy out of config.toml."))
+    return found
+
+
+def _proxy(variable: str, given: str) -> Finding:
+    """Tell of a proxy, without the user and password that may stand in it."""
+    try:
+        parts = urlsplit(given if "://" in given else f"http://{given}")
+        host = parts.hostname or ""
+        port = f":{parts.port}" if parts.port else ""
+    except ValueError:
+        host = port = ""
+    if not host:
+        text = f"{variable} is no address of a proxy: no provider can be reached"
+        return Finding("network", "fault", text, f"Write {variable} like http://host:3128, or unset it.")
+    return Finding("network", "ok", f"calls of models go through the proxy {host}{port} ({variable}); pages do not")

@@ -1,0 +1,246 @@
+"""`--online`: one small run for each provider, reserved, capped, logged and counted like every other.
+
+It is the only part of the doctor that writes: the runs need a log, and an owner. The owner takes none but its own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import anyio
+
+from ava_audit.errors import AuditError
+from ava_audit.money import format_usd, micros_from_cents
+from ava_roles.errors import RolesError
+from ava_server.claims import Artifact, Slots
+from ava_server.cli.app import ReaderGone
+from ava_server.cli.reading import note_fetched, whole_answer
+from ava_server.cli.root import has_log
+from ava_server.cli.run import propose, session, start
+from ava_server.cli.terminal import someone_there
+from ava_server.desk import Desk
+from ava_server.doctor.check import REPORT, Finding, Setup, from_error
+from ava_server.doctor.models import cheapest, models_of
+from ava_server.errors import AvaError
+from ava_server.history import History
+from ava_server.house import House, open_house, refuse_recursion
+from ava_server.manager import CannotHonour, Manager
+from ava_server.models.choose import Choice, configured
+from ava_server.prepared import Prepared
+
+if TYPE_CHECKING:
+    from ava_audit.view import RunRow
+    from ava_server.answers import RunAnswer
+    from ava_server.session import Session
+    from ava_server.settings import Settings
+
+MOST_CENTS = 5
+TIMEOUT_S = 30.0
+SLOT_S = 10.0
+"""How much longer a run may take that waits for a free slot, or to end."""
+MOST_TOKENS = 40_000
+"""Twice what the whole prompt can be at worst, and two answers: less than it sounds, for a reservation is a pair."""
+TASK = "Answer with the one word: ready."
+SYSTEM = "You are asked whether you can be reached. Use no tools but submit_result; put the one word into output."
+AGAIN = "Mend what is told above, then try again."
+_COMMAND = "ava doctor"
+_ANSWERED = frozenset({"success", "iteration_limit", "tool_limit"})
+_NO_ROOM = frozenset({"cost_exceeded", "token_exceeded"})
+
+Tell = Callable[[str], None]
+
+
+def ask_all(setup: Setup, tell: Tell, found: Callable[[Finding], None]) -> None:
+    """Ask every provider that is configured, one after another; whoever typed `--online` has approved it.
+
+    Args:
+        setup: What there is.
+        tell: Told before it begins what it can cost at most.
+        found: Given each finding as soon as there is one.
+    """
+    if refused := _refused(setup):
+        return found(refused)
+    models = models_of(setup)
+    assert setup.settings is not None
+    assert models is not None
+    try:
+        names = list(configured(models))
+    except AvaError:  # told by the check of providers
+        return None
+    choices: list[Choice] = []
+    for name in names:
+        tried = cheapest(name, models)
+        if isinstance(tried, Finding):
+            found(tried)
+        else:
+            choices.append(tried)
+    if not choices:
+        return found(Finding("online", "note", "nobody was asked: no provider can be called"))
+    tell(_announced(choices, _cents(setup.settings)))
+    try:
+        return anyio.run(_ask_all, setup.settings, choices, found)
+    except* ReaderGone:
+        raise
+    except* Exception as group:  # whatever is broken, what was found is shown
+        error = _first(group)
+        ours = isinstance(error, AvaError | RolesError | AuditError | OSError)
+        text = f"nobody more was asked: {'' if ours else f'{type(error).__name__}: '}{error}"
+        found(from_error("online", text, AGAIN if ours else REPORT))
+
+
+def _refused(setup: Setup) -> Finding | None:
+    """Return why nobody may be asked, or None."""
+    if why := refuse_recursion():
+        return Finding("online", "warning", f"nobody was asked: {why}", "Type it in a terminal of your own.")
+    if setup.settings is None or models_of(setup) is None:
+        return Finding("online", "warning", "nobody was asked: settings or keys are wrong", AGAIN)
+    if setup.settings.approval == "human":
+        text = 'nobody was asked: approval = "human" is set, and only a person with the approval PIN approves then'
+        return Finding("online", "warning", text, 'Try it while approval = "ask".')
+    try:
+        has_log(setup.settings.paths)
+    except AvaError:
+        return Finding("online", "warning", "nobody was asked: the data root cannot hold the log of it", AGAIN)
+    return None
+
+
+def _cents(settings: Settings) -> float:
+    """Return what one run may cost."""
+    return min(MOST_CENTS, settings.limits.max_cost_cents)
+
+
+def _announced(choices: list[Choice], most_cents: float) -> str:
+    """Return who will be asked, and what it can cost at most."""
+    each = format_usd(micros_from_cents(most_cents))
+    whom = ", ".join(f"{choice.name} ({'free' if choice.price.free else f'at most {each}'})" for choice in choices)
+    paid = sum(not choice.price.free for choice in choices)
+    most = f"at most {format_usd(micros_from_cents(most_cents * paid))}, from today's budgets" if paid else "nothing"
+    return f"Asking for one word each: {whom}. It costs {most}."
+
+
+async def _ask_all(settings: Settings, choices: list[Choice], found: Callable[[Finding], None]) -> None:
+    async with _own_house(settings) as (house, ours), session(house, _COMMAND, asked=someone_there()) as own:
+        desk = Desk(house, own)
+        for choice in choices:
+            found(await _ask(house, desk, own, choice, ours))
+
+
+@asynccontextmanager
+async def _own_house(settings: Settings) -> AsyncGenerator[tuple[House, set[str]]]:
+    """Open the data root, with a manager that runs none but the runs whose ids are put into the set."""
+    ours: set[str] = set()
+    limits = settings.limits
+    async with open_house(settings, runs=False) as house:
+        slots = Slots(limits.running_per_user, limits.running)
+        instance = house.manager.instance
+        house.manager = Manager(house.store, house.instances, instance, house.user, slots, _OnlyOurs(house, ours))
+        async with anyio.create_task_group() as running:
+            running.start_soon(house.manager.run)
+            yield house, ours
+            running.cancel_scope.cancel()
+
+
+@dataclass
+class _OnlyOurs:
+    """Leaves every run that is not one of these to the servers: this process is gone in a moment."""
+
+    house: House
+    ours: set[str]
+
+    async def honour(self, run: RunRow) -> None:
+        if run.id not in self.ours:
+            raise CannotHonour(f"{_COMMAND} runs none but its own")
+        await self.house.honour(run)
+
+    async def prepare(self, run: RunRow, history: History) -> Prepared:
+        return await self.house.prepare(run, history)
+
+    def artifacts(self, run_id: str) -> list[Artifact]:
+        return self.house.artifacts(run_id)
+
+    def tidy(self, run_id: str) -> None:
+        self.house.tidy(run_id)
+
+
+async def _ask(house: House, desk: Desk, own: Session, choice: Choice, ours: set[str]) -> Finding:
+    """Ask one provider, and return what came of it."""
+    title = f"online {choice.provider}"
+    spawn: dict[str, Any] = {
+        "role": "custom",
+        "task": TASK,
+        "system_prompt": SYSTEM,
+        "name": f"doctor {choice.provider}"[:60],
+        "model": choice.name,
+        "tools": ["read_webpages"],  # a run without anything to read is not proposed; nothing names it a page
+        "max_cost_cents": _cents(house.settings),
+        "max_tokens": MOST_TOKENS,
+        "max_iterations": 2,
+        "max_tool_calls": 1,
+        "timeout": min(TIMEOUT_S, house.settings.limits.max_timeout_s),
+    }
+    began = time.monotonic()
+    try:
+        proposal = await propose(desk, spawn)
+        ours.add(proposal.subagent_id or "")
+        run_id = await start(desk, proposal)
+        assert run_id is not None
+    except (AvaError, RolesError, AuditError) as error:
+        return from_error(title, f"not asked: {error}", "Look at `ava status --once`.", "warning")
+    run = await _ended(house, desk, run_id)
+    if run is None:
+        waits = house.manager.waiting_for.get(run_id, "it did not end in time")
+        return Finding(title, "warning", f"not asked: {waits}; cancelled", "Try again when fewer subagents run.")
+    run, answer = await whole_answer(house.store, run_id, house.instances.alive)
+    await note_fetched(house.store, own, _COMMAND, run)
+    return _finding(title, choice, run, answer, time.monotonic() - began)
+
+
+async def _ended(house: House, desk: Desk, run_id: str) -> RunRow | None:
+    """Wait for the end of a run; cancel it when that does not come, or when this command is interrupted."""
+    run: RunRow | None = None
+    try:
+        with anyio.move_on_after(TIMEOUT_S + SLOT_S):
+            run = await house.manager.ended(run_id)
+    finally:
+        if run is None:
+            with anyio.CancelScope(shield=True), anyio.move_on_after(SLOT_S):
+                given = {"subagent_id": run_id, "reason": f"{_COMMAND} does not wait for it any longer"}
+                await desk.call("cancel_subagent", given, _silent)
+    return run
+
+
+async def _silent(_line: str) -> None:
+    """Say nothing."""
+
+
+def _finding(title: str, choice: Choice, run: RunRow, answer: RunAnswer, took_s: float) -> Finding:
+    """Return what an ended run says of its provider."""
+    cost = "free" if choice.price.free and not run.cost_micros else format_usd(run.cost_micros)
+    if run.uncosted_micros:
+        cost += " (its worst case: the provider did not say)"
+    about = f"{choice.name}, {cost}, {run.id}"
+    if run.state in _ANSWERED:
+        return Finding(title, "ok", f"answered in {took_s:.1f} s: {about}")
+    if run.state in _NO_ROOM:
+        text = f"not asked: what the call could cost or use at worst does not fit its limits ({about})"
+        advice = "Set a cheaper model for the tier fast, or try it with `ava run` and a higher --max-cost."
+        return Finding(title, "warning", text, advice)
+    if run.state == "timeout":
+        text = f"no whole answer within {TIMEOUT_S:g} s: {about}"
+        return Finding(title, "fault", text, "Try again: a model may still be loading. If not, choose a faster one.")
+    said = answer.untrusted_result.error_text if answer.untrusted_result is not None else None
+    said = (said or answer.stop_reason or run.state).rstrip(".")
+    advice = str((answer.error or {}).get("what_to_do") or f"Look at `ava show {run.id}`.")
+    return Finding(title, "fault", f"{said} ({about})", advice)
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Return the first error in a group that may hold groups."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
+    return error

@@ -1,0 +1,55 @@
+"""The roles: whether their files can be used, and whether each can run here now."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from ava_roles.catalog import Catalog, Folder
+from ava_roles.role import Role
+from ava_roles.tools.registry import builtin_tools
+from ava_server.doctor.check import Finding, Setup, from_error
+from ava_server.doctor.models import models_of
+from ava_server.errors import AvaError
+from ava_server.models.choose import choose
+from ava_server.run_tools import RUN_TOOL_NAMES
+
+MEND_FILE = "Correct the file, or take it out of the folder."
+
+
+def roles(setup: Setup) -> list[Finding]:
+    """Tell which role files cannot be used, and which roles can run."""
+    catalog = Catalog.load([Folder(setup.root.roles, "roles of the data root")] if setup.root else [])
+    found = [from_error("role file", problem.text, MEND_FILE) for problem in catalog.problems]
+    found += [Finding("role file", "note", problem.text) for problem in catalog.notes]
+    held = {role.name: _held_back(role, {*builtin_tools(), *RUN_TOOL_NAMES}) for role in catalog.roles}
+    if unreachable := _without_model(catalog, setup):
+        found.append(Finding("roles", "note", f"cannot run until their model can: {', '.join(unreachable)}"))
+    able = [name for name, why in held.items() if why is None and name not in unreachable]
+    if able:
+        found.insert(0, Finding("roles", "ok", f"can run now: {', '.join(able)}"))
+    found += [Finding(f"role {name}", "note", *why) for name, why in held.items() if why is not None]
+    return found
+
+
+def _held_back(role: Role, tools: Collection[str]) -> tuple[str, str] | None:
+    """Return what a role cannot do for want of a tool that it needs, and what to do; None when it can run."""
+    missing = [need for need in role.needs if need not in tools]
+    if not missing:
+        return None
+    if missing == ["web_search"] and "read_webpages" in role.tools:
+        return "runs only where its task names the pages: there is no web search", "Name the pages (https://…) in task."
+    return f"cannot run: this version has no {', '.join(missing)}", "Use another role."
+
+
+def _without_model(catalog: Catalog, setup: Setup) -> list[str]:
+    """Return the roles whose model cannot be had; why is told of the models themselves."""
+    models = models_of(setup)
+    if models is None:
+        return [role.name for role in catalog.roles]
+    lost: list[str] = []
+    for role in catalog.roles:
+        try:
+            choose(None, role.model, models)
+        except AvaError:
+            lost.append(role.name)
+    return lost

@@ -1,0 +1,120 @@
+"""The machine: Python, SQLite, git, ripgrep, and what there is to confine commands with."""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+import re
+import shutil
+import sqlite3
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from ava_audit.migrations import scratch
+from ava_server.doctor import confinement as probes
+from ava_server.doctor.check import Finding, Setup
+
+PROBE_S = 5.0
+"""A program that does not say its version within this long is as good as none."""
+WAL_RESET_MENDED = (3, 51, 3)
+_CACHES = frozenset({".cache", "archive-v0", "builds-v0"})
+_INSTALL = "Install Ava into an environment that stays (the README says how), and run `ava init` from there."
+
+
+def python(_setup: Setup) -> list[Finding]:
+    """Tell which Python and which Ava this is, and whether it stays where it is."""
+    try:
+        own = version("ava-subagents")
+    except PackageNotFoundError:
+        own = "(not installed)"
+    text = f"{platform.python_version()}, Ava {own}, in {sys.prefix}"
+    if passing := _passing(Path(sys.prefix)):
+        why = f"{text}: {passing}, so a host that was set up with it loses it"
+        return [Finding("python", "warning", why, _INSTALL)]
+    found = [Finding("python", "ok", text)]
+    if sys.platform != "linux":
+        system = f"{platform.system()} {platform.release()}: Ava is tested on Linux; the log and web roles work here"
+        found.append(Finding("system", "note", system))
+    return found
+
+
+def _passing(prefix: Path) -> str:
+    """Return why an environment will not stay, or nothing."""
+    parts = prefix.resolve().parts
+    if _CACHES.intersection(parts) or ("uv" in parts and "cache" in parts):
+        return "that is a cache, which is cleared now and then"
+    if prefix.resolve().is_relative_to(Path(tempfile.gettempdir()).resolve()):
+        return "that is a temporary folder"
+    return ""
+
+
+def command(_setup: Setup) -> list[Finding]:
+    """Tell the path of the `ava` command, as hosts need it."""
+    path = shutil.which("ava", path=sysconfig.get_path("scripts"))
+    if path is not None:
+        return [Finding("command", "ok", f"{path} serve is what a host starts")]
+    text = f"there is no ava command beside {sys.executable}"
+    return [Finding("command", "warning", text, f"Have hosts start {sys.executable} -m ava_server serve")]
+
+
+def sqlite(_setup: Setup) -> list[Finding]:
+    """Tell SQLite's version, and whether it can hold the log."""
+    name = sqlite3.sqlite_version
+    try:
+        with contextlib.closing(scratch()):
+            pass
+    except sqlite3.Error as error:
+        text = f"SQLite {name} cannot hold the log, which needs FTS5 ({error})"
+        return [Finding("sqlite", "fault", text, "Use a Python with a full SQLite, such as uv's or python.org's.")]
+    text = f"SQLite {name}, with FTS5"
+    if sqlite3.sqlite_version_info >= WAL_RESET_MENDED:
+        return [Finding("sqlite", "ok", text)]
+    text += (
+        "; before 3.51.3 a checkpoint that meets a writer can lose a commit. Ava lets only one process make"
+        " checkpoints, while nobody writes"
+    )
+    return [Finding("sqlite", "note", text, "Let no other program open ava.db for writing while Ava runs.")]
+
+
+def git(_setup: Setup) -> list[Finding]:
+    """Tell git's version; nothing of this version runs it."""
+    needed = "nothing of this version runs it; the role coder of a later one will"
+    if says := _says("git", "--version"):
+        return [Finding("git", "ok", f"{_number(says)}; {needed}")]
+    return [Finding("git", "note", f"not found; {needed}", "Nothing yet; install git when the role coder is there.")]
+
+
+def ripgrep(_setup: Setup) -> list[Finding]:
+    """Tell whether ripgrep is here; this version searches files by itself."""
+    says = _says("rg", "--version")
+    here = _number(says) if says else "not found"
+    return [Finding("ripgrep", "ok", f"{here}; not needed: Ava searches files by itself, with the same results")]
+
+
+def confinement(_setup: Setup) -> list[Finding]:
+    """Tell what this system has to confine commands with; this version runs none."""
+    yet = "This version runs no commands, so nothing needs it yet."
+    if sys.platform != "linux":
+        return [Finding("confinement", "note", f"bubblewrap and Landlock are not on this system. {yet}")]
+    has = "; ".join((probes.bubblewrap(), probes.landlock(), probes.user_namespaces()))
+    return [Finding("confinement", "note", f"{has}. {yet}")]
+
+
+def _says(*args: str) -> str:
+    """Return the first line that a program prints, nothing where there is no such program."""
+    try:
+        done = subprocess.run(  # noqa: S603 - a fixed name and --version
+            args, capture_output=True, timeout=PROBE_S, check=True, stdin=subprocess.DEVNULL
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.decode("utf-8", "replace").partition("\n")[0].strip()
+
+
+def _number(says: str) -> str:
+    found = re.search(r"\d+(?:\.\d+)+", says)
+    return found[0] if found else says[:60]
