@@ -59,7 +59,11 @@ def doctor_command(
         from ava_server.doctor.online import ask_all
 
         redactor = redactor_of(setup)
-        ask_all(setup, tell, lambda finding: found(*without_keys([finding], redactor)))
+        ask_all(
+            setup,
+            lambda text: tell(redactor.redact(text)[0]),
+            lambda finding: found(*without_keys([finding], redactor)),
+        )
     counts = Counter(finding.state for finding in findings)
     if as_json:
         say_json(_as_json(setup, findings))

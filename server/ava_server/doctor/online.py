@@ -34,7 +34,7 @@ from ava_server.prepared import Prepared
 
 if TYPE_CHECKING:
     from ava_audit.view import RunRow
-    from ava_server.answers import RunAnswer
+    from ava_server.answers import RunAnswer, SpawnAnswer
     from ava_server.session import Session
     from ava_server.settings import Settings
 
@@ -183,12 +183,15 @@ async def _ask(house: House, desk: Desk, own: Session, choice: Choice, ours: set
         "timeout": min(TIMEOUT_S, house.settings.limits.max_timeout_s),
     }
     began = time.monotonic()
+    proposal: SpawnAnswer | None = None
     try:
         proposal = await propose(desk, spawn)
         ours.add(proposal.subagent_id or "")
         run_id = await start(desk, proposal)
         assert run_id is not None
     except (AvaError, RolesError, AuditError) as error:
+        if proposal is not None:  # it shall not wait for an approval that nobody will give
+            await desk.call("confirm_spawn", {"pending_ids": [proposal.pending_id], "decision": "reject"}, _silent)
         return from_error(title, f"not asked: {error}", "Look at `ava status --once`.", "warning")
     run = await _ended(house, desk, run_id)
     if run is None:
@@ -238,9 +241,8 @@ def _finding(title: str, choice: Choice, run: RunRow, answer: RunAnswer, took_s:
     return Finding(title, "fault", f"{said} ({about})", advice)
 
 
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+def _first(error: BaseException) -> BaseException:
     """Return the first error in a group that may hold groups."""
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
+    if isinstance(error, BaseExceptionGroup):
+        return _first(cast("BaseExceptionGroup[BaseException]", error).exceptions[0])
     return error

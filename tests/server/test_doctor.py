@@ -1,0 +1,158 @@
+"""`ava doctor` where nothing is broken: what it shows, and that looking creates and changes nothing."""
+
+import os
+import signal
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+from support.doctor import KEY, doctor, faults, files, owner, read, used
+from support.stdio import until
+from support.terminal import ava, environment
+
+from ava_server.cli.app import main
+from ava_server.doctor import checks
+from ava_server.doctor.check import Finding, Setup, from_error
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    folder = tmp_path / "data"
+    folder.mkdir(mode=0o700)
+    return folder
+
+
+def test_a_data_root_that_is_not_there_is_a_note_and_stays_so(tmp_path: Path) -> None:
+    findings = doctor(tmp_path / "new")
+    assert findings["data root"]["state"] == findings["log"]["state"] == "note"
+    assert "made at the first start" in findings["data root"]["text"]
+    assert "can run now: code_reviewer, data_extractor, researcher, custom" in findings["roles"]["text"]
+    assert "this version has no edit_file" in findings["role coder"]["text"]
+    assert "ava key set openrouter" in findings["providers"]["what_to_do"]
+    assert "offline/extractive" in findings["model fast, balanced, deep"]["text"]
+    assert not faults(findings)
+    assert not (tmp_path / "new").exists()
+
+
+def test_the_screen_names_the_data_root_first_fits_80_columns_and_ends_with_a_sentence(root: Path) -> None:
+    root.chmod(0o755)
+    done = ava(root, "doctor", env={"COLUMNS": "200", "SSL_CERT_FILE": "/nowhere.pem"})
+    first, *lines = done.stdout.splitlines()
+    assert first == f"Data root: {root}"
+    assert [line for line in lines if len(line) > 80 and "/" not in line] == []
+    assert lines[-1].startswith("1 fault and ")
+    assert "data root" in lines[-1] and lines[-1].endswith("network.")
+    at = next(number for number, line in enumerate(lines) if line.startswith("warning  data root: "))
+    assert any(line.strip().startswith("To do: Mend it with: chmod 700") for line in lines[at : at + 4])
+    assert done.returncode == 1
+
+
+def test_a_warning_alone_is_exit_0(root: Path) -> None:
+    root.chmod(0o755)
+    findings = doctor(root)
+    assert (findings["data root"]["state"], faults(findings)) == ("warning", set())
+    assert f"chmod 700 {root}" in findings["data root"]["what_to_do"]
+
+
+def test_a_log_is_read_without_a_file_being_made_or_changed(root: Path, tmp_path: Path) -> None:
+    used(root, tmp_path)
+    before = files(root)
+    findings = doctor(root)
+    assert findings["log"]["state"] == findings["upkeep"]["state"] == "ok"
+    assert "entries" in findings["log"]["text"]
+    assert "are up to date" in findings["upkeep"]["text"]
+    assert "no Ava server is at work" in findings["processes"]["text"]
+    assert "you $0.00 of $10.00, everybody $0.00 of $25.00" in findings["budget"]["text"]
+    assert files(root) == before
+
+
+async def test_a_live_server_is_counted_and_keeps_its_locks(root: Path) -> None:
+    with owner(root) as process:
+        await until(lambda: (root / "logs" / "subagents").exists())  # it has become the keeper
+        names = set(files(root))
+        findings = doctor(root)
+        assert findings["processes"]["text"].startswith("1 Ava process at work here; one of them keeps")
+        assert set(files(root)) == names
+        assert process.poll() is None
+    assert "no Ava server" in doctor(root)["processes"]["text"]
+
+
+def test_what_a_killed_process_left_is_read_as_it_is(root: Path, tmp_path: Path) -> None:
+    used(root, tmp_path)
+    with owner(root) as process:  # its entries stand in the write-ahead log alone
+        assert ava(root, "run", "pirate", "x", "--yes", "--max-cost", "0.1").returncode == 2
+        process.send_signal(signal.SIGKILL)
+        process.wait(10)
+    assert (root / "ava.db-wal").stat().st_size > 0
+    names = set(files(root))
+    assert doctor(root)["log"]["state"] == "ok"
+    assert set(files(root)) == names
+
+    (root / "ava.db-shm").unlink()
+    findings = doctor(root)
+    assert findings["log"]["state"] == "note" and "a process died over it" in findings["log"]["text"]
+    assert not (root / "ava.db-shm").exists()
+
+
+def test_settings_that_change_what_can_be_done_are_told(root: Path) -> None:
+    (root / "config.toml").write_text('approval = "human"\nenabled = false\n[limits]\nuser_daily_cents = 0\n')
+    findings = doctor(root, AVA_LIMITS__RUNNING="1")
+    assert "nothing can be approved" in findings["approval"]["text"]
+    assert "AVA_LIMITS__RUNNING" not in findings["approval"]["text"]
+    assert findings["budget"]["state"] == findings["approval"]["state"] == findings["settings"]["state"] == "warning"
+    assert "limits.user_daily_cents" in findings["budget"]["what_to_do"]
+    screen = ava(root, "doctor", env={"AVA_LIMITS__RUNNING": "1"}).stdout
+    assert "AVA_LIMITS__RUNNING" in screen
+
+
+def test_without_git_and_ripgrep_and_bubblewrap_nothing_is_at_fault(root: Path) -> None:
+    findings = doctor(root, PATH=str(root))
+    assert findings["git"]["state"] == "note" and "not found" in findings["git"]["text"]
+    assert findings["ripgrep"]["state"] == "ok"
+    assert "runs no commands" in findings["confinement"]["text"]
+    assert not faults(findings)
+
+
+def test_an_environment_in_a_cache_is_a_warning_and_its_missing_command_too(root: Path, tmp_path: Path) -> None:
+    place = tmp_path / ".cache" / "archive-v0" / "abc"
+    venv.create(place, with_pip=False, symlinks=True)
+    python = place / "bin" / "python"
+    env = {**environment(root), "PYTHONPATH": os.pathsep.join(part for part in sys.path if part)}
+    done = subprocess.run(
+        [python, "-m", "ava_server", "doctor", "--json"],
+        env=env, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    findings = read(done)
+    assert findings["python"]["state"] == "warning" and "cache" in findings["python"]["text"]
+    assert findings["command"]["what_to_do"].endswith(f"{python} -m ava_server serve")
+
+
+def test_a_check_that_fails_itself_is_a_fault_of_its_own_and_the_next_is_made(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(_setup: Setup) -> list[Finding]:
+        raise ZeroDivisionError(f"with {KEY}")
+
+    monkeypatch.setenv("AVA_DATA_ROOT", str(root))
+    monkeypatch.setenv("OPENROUTER_API_KEY", KEY)
+    works = ("second", lambda _setup: [Finding("second", "ok", "here")])
+    monkeypatch.setattr(checks, "CHECKS", (("first", fails), works))
+    assert main(["doctor"]) == 1
+    shown = capsys.readouterr().out
+    assert "first: this check failed: ZeroDivisionError" in shown
+    assert "ok       second: here" in shown
+    assert KEY not in shown
+
+
+@pytest.mark.parametrize(
+    ("message", "text", "advice"),
+    [
+        ("It is so. Do this.", "It is so.", "Do this."),
+        ("a: it is so; do this", "a: it is so.", "Do this"),
+        ("it is so", "it is so", "Otherwise."),
+    ],
+)
+def test_the_end_of_an_errors_text_is_what_to_do(message: str, text: str, advice: str) -> None:
+    assert from_error("name", message, "Otherwise.") == Finding("name", "fault", text, advice)

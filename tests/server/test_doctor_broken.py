@@ -1,0 +1,183 @@
+"""`ava doctor` where something is broken: each is a finding with what to do, never a traceback or an early end."""
+
+import contextlib
+import shutil
+import sqlite3
+import subprocess
+from pathlib import Path
+
+import pytest
+from support.doctor import KEY, doctor, faults, read, used
+from support.terminal import COMMAND, ava, environment
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    folder = tmp_path / "data"
+    folder.mkdir(mode=0o700)
+    return folder
+
+
+CONFIGS = [
+    ("enabled = = true", "is no valid TOML"),
+    ("[limits]\nrunning = -1", "limits.running is -1"),
+    ("approvel = 'ask'", "did you mean approval"),
+    (f'[providers.x]\nbase_url = "http://127.0.0.1/v1"\napi_key = "{KEY}"', "settings are no place for one"),
+]
+
+
+@pytest.mark.parametrize(("text", "says"), CONFIGS)
+def test_wrong_settings_are_a_fault_and_the_other_checks_are_made(root: Path, text: str, says: str) -> None:
+    (root / "config.toml").write_text(text)
+    done = ava(root, "doctor", "--json")
+    findings = read(done)
+    assert faults(findings) == {"settings"}
+    assert says.lower() in (findings["settings"]["text"] + findings["settings"]["what_to_do"]).lower()
+    assert findings["providers"]["state"] == "note"
+    assert KEY not in done.stdout
+
+
+def test_a_data_root_that_can_be_none_is_a_fault_with_what_to_do(tmp_path: Path) -> None:
+    file, link = tmp_path / "file", tmp_path / "link"
+    file.write_text("text")
+    link.symlink_to(tmp_path / "nowhere")
+    for broken, says in (
+        ("relative/path", "is 'relative/path'"),
+        (file, "is no folder"),
+        (file / "below", "Not a directory"),
+        (link, "leads nowhere"),
+        (tmp_path / ("x" * 300), "File name too long"),
+        ("/proc/ava", "cannot be made in /proc"),
+    ):
+        findings = doctor(broken)
+        assert "data root" in faults(findings)
+        assert says in findings["data root"]["text"]
+    assert ava("relative/path", "doctor").stdout.startswith("Data root: not known\n")
+
+
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare")
+def test_a_data_root_that_may_not_be_read_is_a_fault(tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    closed.mkdir()
+    in_its_place = ["unshare", "--user", "--map-user=4321", "--map-group=4321"]  # root may look into every folder
+    if subprocess.run([*in_its_place, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("no user namespaces here")
+    closed.chmod(0o000)
+    try:
+        for root in (closed, closed / "data"):
+            done = subprocess.run(
+                [*in_its_place, *COMMAND, "doctor", "--json"],
+                env=environment(root), capture_output=True, text=True, timeout=60, check=False,
+            )  # fmt: skip
+            assert "data root" in faults(read(done))
+    finally:
+        closed.chmod(0o700)
+
+
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare")
+@pytest.mark.parametrize(("size", "state"), [("1m", "fault"), ("50m", "warning")])
+def test_a_disk_that_is_full_or_nearly_so_is_told(root: Path, size: str, state: str) -> None:
+    small = f'mount -t tmpfs -o size={size},mode=700 none "$AVA_DATA_ROOT" && exec "$@"'
+    with_disk = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", small, "sh"]
+    if subprocess.run([*with_disk, "true"], env=environment(root), check=False, capture_output=True).returncode:
+        pytest.skip("no user namespaces here")
+    done = subprocess.run(
+        [*with_disk, *COMMAND, "doctor", "--json"],
+        env=environment(root), capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert read(done)["disk space"]["state"] == state
+
+
+def test_a_folder_that_anybody_may_write_to_is_a_fault(root: Path) -> None:
+    root.chmod(0o777)
+    assert faults(doctor(root)) == {"data root"}
+    root.chmod(0o700)
+
+
+def test_a_log_of_a_newer_version_is_a_fault(root: Path, tmp_path: Path) -> None:
+    used(root, tmp_path)
+    with contextlib.closing(sqlite3.connect(root / "ava.db")) as db:
+        db.execute("PRAGMA user_version = 99")
+    findings = doctor(root)
+    assert faults(findings) == {"log"}
+    assert "schema 99" in findings["log"]["text"]
+    assert "Install the newer Ava" in findings["log"]["what_to_do"]
+
+
+def test_a_log_that_is_none_is_a_fault(root: Path) -> None:
+    (root / "ava.db").write_bytes(b"this is no database" * 1_000)
+    assert faults(doctor(root)) == {"log"}
+    (root / "ava.db").unlink()
+    (root / "ava.db").mkdir()
+    assert faults(doctor(root)) == {"log"}
+
+
+def test_an_empty_log_is_brought_up_to_date_by_the_next_start(root: Path) -> None:
+    (root / "ava.db").touch()
+    findings = doctor(root)
+    assert (findings["log"]["state"], faults(findings)) == ("note", set())
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "says"),
+    [(f'openrouter = "{KEY}', 0o600, "no valid TOML"), (f'openrouter = "{KEY}"', 0o644, "Others may read")],
+)
+def test_broken_keys_are_a_fault_and_no_key_is_shown(root: Path, text: str, mode: int, says: str) -> None:
+    (root / "keys.toml").write_text(text)
+    (root / "keys.toml").chmod(mode)
+    done = ava(root, "doctor", "--json")
+    findings = read(done)
+    assert faults(findings) == {"keys"}
+    assert says in findings["keys"]["text"]
+    assert KEY not in done.stdout
+
+
+def test_no_key_is_ever_shown_wherever_it_is(root: Path) -> None:
+    ava(root, "key", "set", "openrouter", stdin=KEY)
+    env = {
+        "OPENAI_API_KEY": "openai-key-0123456789abcdef",
+        "AVA_KEY_KAGI": "kagi-key-0123456789abcdef",
+        "AVA_MODEL_API_KEY": "custom-key-0123456789abcdef",
+        "AVA_MODEL_BASE_URL": "http://127.0.0.1:9/v1",
+        "AVA_MODEL": "custom-key-0123456789abcdef",
+        "HTTPS_PROXY": "http://somebody:password-0123456789@proxy.example:3128",
+    }
+    for args in (("doctor",), ("doctor", "--json")):
+        shown = ava(root, *args, env=env)
+        assert not [value for value in (*env.values(), KEY) if "0123" in value and value in shown.stdout + shown.stderr]
+        assert KEY not in shown.stdout + shown.stderr
+        assert "password" not in shown.stdout
+    findings = doctor(root, **env)
+    assert f"openrouter from {root}/keys.toml" in findings["keys"]["text"]
+    assert "openai from OPENAI_API_KEY" in findings["keys"]["text"]
+    assert findings["provider openrouter"]["text"] == "https://openrouter.ai/api/v1, with a key"
+    assert "cannot use it yet" in findings["provider kagi"]["text"]
+    assert "proxy.example:3128" in findings["network"]["text"]
+
+
+def test_a_role_file_with_an_error_is_a_fault_and_the_others_can_run(root: Path) -> None:
+    (root / "roles").mkdir()
+    (root / "roles" / "pirate.md").write_text(
+        "---\nname: pirate\ndescription: Sails.\nmax_cost_cents: lots\n---\nSail.\n"
+    )
+    (root / "roles" / "cook.md").write_text("---\nname: cook\ndescription: Cooks.\ntools: Read\n---\nCook.\n")
+    findings = doctor(root)
+    assert faults(findings) == {"role file"}
+    assert "pirate.md" in findings["role file"]["text"] and "max_cost_cents" in findings["role file"]["text"]
+    assert "custom, cook" in findings["roles"]["text"]
+
+
+def test_a_tier_that_leads_nowhere_is_a_fault_with_the_lines_to_add(root: Path) -> None:
+    far = "https://models.example.com/v1"
+    findings = doctor(root, AVA_MODEL_BASE_URL=far, AVA_MODEL="own")
+    assert faults(findings) == {"model fast, balanced, deep"}
+    assert '[prices."custom:own"]' in findings["model fast, balanced, deep"]["what_to_do"]
+    assert "researcher" in findings["roles"]["text"] and findings["roles"]["state"] == "note"
+    assert "AVA_MODEL" in doctor(root, AVA_MODEL_BASE_URL=far)["model fast, balanced, deep"]["text"]
+
+
+def test_a_way_out_that_leads_nowhere_is_a_fault(root: Path) -> None:
+    for name, value in (("SSL_CERT_FILE", "/nowhere.pem"), ("SSL_CERT_DIR", "/nowhere"), ("HTTPS_PROXY", "http://")):
+        findings = doctor(root, **{name: value})
+        assert faults(findings) == {"network"}
+        assert name in findings["network"]["what_to_do"]
