@@ -5,6 +5,7 @@ It is the only part of the doctor that writes: the runs need a log, and an owner
 
 from __future__ import annotations
 
+import getpass
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
@@ -101,6 +102,10 @@ def _refused(setup: Setup) -> Finding | None:
     if setup.settings.approval == "human":
         text = 'nobody was asked: approval = "human" is set, and only a person with the approval PIN approves then'
         return Finding("online", "warning", text, 'Try it while approval = "ask".')
+    try:
+        getpass.getuser()
+    except (KeyError, OSError, ImportError):
+        return Finding("online", "warning", "nobody was asked: this user has no name on this system", AGAIN)
     try:
         has_log(setup.settings.paths)
     except AvaError:
