@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
+from ava_server.cli.root import has_log
 from ava_server.data_root import DataRoot, find_data_root
-from ava_server.errors import AvaError
+from ava_server.errors import AvaError, ConfigError
 from ava_server.settings import Settings, load_settings
 
 State = Literal["ok", "note", "warning", "fault"]
@@ -84,3 +86,19 @@ def from_error(name: str, message: str, otherwise: str, state: State = "fault") 
         if between:
             return Finding(name, state, f"{happened.rstrip('.')}.", f"{advice[:1].upper()}{advice[1:]}")
     return Finding(name, state, message, otherwise)
+
+
+def log_path(setup: Setup) -> Path | None:
+    """Return where the log is, None where the data root can be none: its own check says so."""
+    if setup.root is None:
+        return None
+    try:
+        has_log(setup.root)
+    except ConfigError:
+        return None
+    return setup.root.db
+
+
+def above(path: Path) -> Path:
+    """Return the nearest folder above a path that exists."""
+    return next(parent for parent in path.parents if parent.exists())

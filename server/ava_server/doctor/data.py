@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ava_audit.mounts import network_file_system
 from ava_server.cli.root import has_log
-from ava_server.doctor.check import Finding, Setup, from_error
+from ava_server.doctor.check import Finding, Setup, above, from_error, log_path
 from ava_server.errors import ConfigError
 from ava_server.settings import Settings
 from ava_server.settings_checks import environment_tree, leaves, variable
@@ -32,7 +32,7 @@ def data_root(setup: Setup) -> list[Finding]:
     except ConfigError as error:
         return [from_error(name, str(error), ELSEWHERE)]
     whence = "AVA_DATA_ROOT" if setup.env.get("AVA_DATA_ROOT", "").strip() else "this system's place for data"
-    kind = network_file_system(path if path.exists() else _above(path))
+    kind = network_file_system(path if path.exists() else above(path))
     if kind is not None:
         text = f"{path} lies on a network file system ({kind}), where locks do not hold"
         return [Finding(name, "fault", text, "Set AVA_DATA_ROOT to a folder on a local disk.")]
@@ -59,18 +59,13 @@ def _mode(name: str, path: Path, whence: str) -> Finding:
     return Finding(name, "ok", f"{text} for its owner alone")
 
 
-def _above(path: Path) -> Path:
-    """Return the nearest folder above that exists."""
-    return next(parent for parent in path.parents if parent.exists())
-
-
 def space(setup: Setup) -> list[Finding]:
     """Tell how much room there is for the log."""
-    if setup.root is None:
+    if setup.root is None or log_path(setup) is None:
         return []
     path = setup.root.path
     try:
-        free = shutil.disk_usage(path if path.exists() else _above(path)).free
+        free = shutil.disk_usage(path if path.exists() else above(path)).free
     except OSError:  # a data root that cannot be looked at is told by its own check
         return []
     text = f"{_size(free)} free for the data root"

@@ -17,7 +17,7 @@ from ava_audit.migrations import SCHEMA_VERSION, schema_version
 from ava_audit.money import format_usd, micros_from_cents
 from ava_audit.view import View
 from ava_server.budget import installation_scope, user_scope, utc_day
-from ava_server.doctor.check import Finding, Setup
+from ava_server.doctor.check import Finding, Setup, log_path
 
 BUSY_S = 1.0
 _PEEK = portalocker.LockFlags.SHARED | portalocker.LockFlags.NON_BLOCKING
@@ -54,7 +54,7 @@ def _opened(path: Path) -> Generator[_Opened]:
 
 def log(setup: Setup) -> list[Finding]:
     """Tell how large the log is, whether this version can read it, and whether index and mirror lag behind."""
-    path = _path(setup)
+    path = log_path(setup)
     if path is None:
         return []
     if not path.exists():
@@ -96,7 +96,7 @@ def _log(setup: Setup, path: Path, opened: _Opened) -> list[Finding]:
 
 def processes(setup: Setup) -> list[Finding]:
     """Tell how many Ava processes are at work on the data root."""
-    path = _path(setup)
+    path = log_path(setup)
     if setup.root is None or path is None or not path.exists():
         return []
     try:
@@ -126,7 +126,7 @@ def _is_held(path: Path) -> bool:
 
 def budgets(setup: Setup) -> list[Finding]:
     """Tell what is left of today's money."""
-    path = _path(setup)
+    path = log_path(setup)
     if setup.settings is None or path is None:
         return []
     try:
@@ -157,16 +157,3 @@ def budgets(setup: Setup) -> list[Finding]:
         advice = f"Wait until 00:00 UTC, or raise limits.{used_up[0]} in {setup.root.config if setup.root else ''}."
         return [Finding("budget", "warning", f"{text}; only what is free can run today", advice)]
     return [Finding("budget", "ok", text)]
-
-
-def _path(setup: Setup) -> Path | None:
-    """Return where the log is, None where the data root can be none: its own check says so."""
-    if setup.root is None:
-        return None
-    try:
-        if not setup.root.path.exists() or setup.root.path.is_dir():
-            setup.root.db.exists()
-            return setup.root.db
-    except OSError:
-        pass
-    return None

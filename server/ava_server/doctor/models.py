@@ -6,7 +6,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from ava_audit.money import format_usd
-from ava_server.doctor.check import Finding, Setup, State, from_error
+from ava_server.doctor.check import Finding, Setup, State, from_error, log_path
 from ava_server.errors import AvaError
 from ava_server.access import model_settings
 from ava_server.keys import NOT_YET, list_keys
@@ -39,7 +39,7 @@ def models_of(setup: Setup) -> ModelSettings | None:
 
 def keys(setup: Setup) -> list[Finding]:
     """Tell whose keys there are and where from, never the keys."""
-    if setup.root is None:
+    if setup.root is None or log_path(setup) is None:
         return []
     try:
         found = list_keys(setup.root.keys, setup.env)
@@ -54,7 +54,7 @@ def providers(setup: Setup) -> list[Finding]:
     """Tell which providers can be called."""
     models = models_of(setup)
     if models is None or setup.root is None:
-        return [Finding("providers", "note", "not looked at: mend the settings or the keys first")]
+        return [Finding("providers", "note", "not looked at: mend the data root, the settings or the keys first")]
     try:
         usable = configured(models)
     except AvaError as error:

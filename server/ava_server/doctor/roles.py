@@ -7,7 +7,7 @@ from collections.abc import Collection
 from ava_roles.catalog import Catalog, Folder
 from ava_roles.role import Role
 from ava_roles.tools.registry import builtin_tools
-from ava_server.doctor.check import Finding, Setup, from_error
+from ava_server.doctor.check import Finding, Setup, from_error, log_path
 from ava_server.doctor.models import models_of
 from ava_server.errors import AvaError
 from ava_server.models.choose import choose
@@ -18,7 +18,8 @@ MEND_FILE = "Correct the file, or take it out of the folder."
 
 def roles(setup: Setup) -> list[Finding]:
     """Tell which role files cannot be used, and which roles can run."""
-    catalog = Catalog.load([Folder(setup.root.roles, "roles of the data root")] if setup.root else [])
+    root = setup.root if log_path(setup) is not None else None  # one that can be none is told by its own check
+    catalog = Catalog.load([Folder(root.roles, "roles of the data root")] if root else [])
     found = [from_error("role file", problem.text, MEND_FILE) for problem in catalog.problems]
     found += [Finding("role file", "note", problem.text) for problem in catalog.notes]
     held = {role.name: _held_back(role, {*builtin_tools(), *RUN_TOOL_NAMES}) for role in catalog.roles}
