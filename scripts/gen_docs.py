@@ -1,6 +1,7 @@
 """Write the parts of the documentation that say what the code says: `python scripts/gen_docs.py`.
 
-Tools come from the server, settings from their model, events from the closed union, commands from the command line.
+Tools come from the server, settings from their model, events from the closed union, commands from the command line,
+and the configurations of hosts from what `ava init` writes.
 tests/test_docs.py compares the files with what this makes, so that neither can change alone.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import re
 import tempfile
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,34 +22,47 @@ import typer
 from mcp_types import Tool
 from pydantic import BaseModel
 
+from ava_server.hosts.host import Launch
+
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parent
 GENERATED = "<!-- Made by scripts/gen_docs.py from the code. Change the code, then run it again. -->"
 
 
-def host_config() -> dict[str, Any]:
-    """Return the entry that most hosts read, as `mcp.json.example` and the README have it."""
-    return {
-        "mcpServers": {
-            "ava": {
-                "command": "/absolute/path/to/ava/.venv/bin/ava",
-                "args": ["serve"],
-                "env": {"OPENROUTER_API_KEY": ""},
-            }
-        }
-    }
+EXAMPLE = Launch("/absolute/path/to/ava/.venv/bin/ava")
+"""How the examples start Ava."""
+_CONFIGURATION = re.compile(r"(?<=<!-- ava init )([a-z-]+)( -->\n```[a-z]+\n).*?(?=^```$)", re.MULTILINE | re.DOTALL)
 
 
 def pages() -> dict[Path, str]:
     """Return every generated file with its text."""
     reference = REPOSITORY / "docs" / "reference"
+    by_hand = (REPOSITORY / "README.md", REPOSITORY / "docs" / "hosts.md")
     return {
         reference / "tools.md": tools_page(),
         reference / "settings.md": settings_page(),
         reference / "events.md": events_page(),
         reference / "commands.md": commands_page(),
-        REPOSITORY / "mcp.json.example": json.dumps(host_config(), indent=2) + "\n",
+        REPOSITORY / "mcp.json.example": host_configuration("claude-desktop"),
+        **{page: with_configurations(page.read_text(encoding="utf-8")) for page in by_hand},
     }
+
+
+# -- hosts --------------------------------------------------------------------------------------------------------
+
+
+def host_configuration(name: str) -> str:
+    """Return what `ava init` makes of an empty configuration; that of Claude Desktop is the common form."""
+    from ava_server.hosts.change import adding
+    from ava_server.hosts.known import HOSTS
+
+    with tempfile.TemporaryDirectory() as empty:
+        return adding(HOSTS[name], "ava", EXAMPLE, Path(empty) / "configuration").after or ""
+
+
+def with_configurations(text: str) -> str:
+    """Return a page with the configurations of the hosts that it asks for."""
+    return _CONFIGURATION.sub(lambda found: f"{found[1]}{found[2]}{host_configuration(found[1])}", text)
 
 
 # -- tools --------------------------------------------------------------------------------------------------------

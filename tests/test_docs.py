@@ -22,6 +22,7 @@ from ava_audit.events import FACTS
 from ava_roles.catalog import Catalog
 from ava_server.app import build_server
 from ava_server.cli.app import COMMANDS
+from ava_server.hosts.known import HOSTS
 from ava_server.settings import load_settings
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -48,7 +49,7 @@ def test_the_generated_pages_say_what_the_code_says() -> None:
     pages = script("gen_docs").pages()
     stale = [path.name for path, text in pages.items() if not path.exists() or path.read_text("utf-8") != text]
     assert not stale, f"{', '.join(stale)}: out of date, run `python scripts/gen_docs.py`"
-    assert len(pages) == 5
+    assert len(pages) == 7
 
 
 def test_the_reference_has_every_event_type_and_every_tool() -> None:
@@ -99,12 +100,15 @@ def test_a_page_advises_no_command_that_is_not_there(page: Path) -> None:
             assert not names or owned, f"{page.name}: there is no ava {', ava '.join(sorted(names))}"
 
 
-def test_the_host_configuration_is_the_same_wherever_it_stands() -> None:
-    config = script("gen_docs").host_config()
-    assert json.loads((REPOSITORY / "mcp.json.example").read_text("utf-8")) == config
-    for page in (REPOSITORY / "README.md", DOCS / "hosts.md"):
-        blocks = re.findall(r"^```json\n(.*?)^```$", page.read_text("utf-8"), re.MULTILINE | re.DOTALL)
-        assert config in [json.loads(block) for block in blocks], f"{page.name} shows another configuration"
+def test_the_hosts_page_has_what_ava_init_writes_for_every_host() -> None:
+    text = (DOCS / "hosts.md").read_text("utf-8")
+    blocks = dict(re.findall(r"<!-- ava init ([a-z-]+) -->\n```[a-z]+\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
+    assert set(blocks) == set(HOSTS)
+    for name, block in blocks.items():
+        assert HOSTS[name].format.parse(block), name
+        assert f"## {HOSTS[name].title}\n" in text and f"ava init {name}" in text
+    assert json.loads((REPOSITORY / "mcp.json.example").read_text("utf-8")) == json.loads(blocks["claude-desktop"])
+    assert blocks["claude-desktop"] in (REPOSITORY / "README.md").read_text("utf-8")
 
 
 def test_the_table_of_roles_says_what_the_role_files_say() -> None:

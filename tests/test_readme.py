@@ -31,7 +31,7 @@ def copy_of_the_tree(target: Path) -> Path:
 
 
 def test_the_readme_has_the_commands_that_its_tests_know() -> None:
-    assert set(COMMANDS) == {"demo", "demo-uv", "tests", "tests-uv", "look"}
+    assert set(COMMANDS) == {"demo", "demo-uv", "tests", "tests-uv", "init", "look"}
     fenced = re.findall(r"^```sh\n(.*?)^```$", README.read_text("utf-8"), re.MULTILINE | re.DOTALL)
     beside = [block.strip() for block in fenced if block.strip() not in COMMANDS.values()]
     # What is left: it asks for a key without echo, and it is no command but two variables.
@@ -49,7 +49,7 @@ def test_ci_runs_the_readmes_test_command() -> None:
     assert "readme_commands.py tests" in (REPOSITORY / ".ci" / "run").read_text("utf-8")
 
 
-@pytest.mark.parametrize("line", COMMANDS["look"].splitlines())
+@pytest.mark.parametrize("line", [*COMMANDS["init"].splitlines(), *COMMANDS["look"].splitlines()])
 def test_a_command_of_the_readme_works_on_a_new_data_root(line: str, tmp_path: Path) -> None:
     program, *args = shlex.split(line)
     assert program == ".venv/bin/ava"

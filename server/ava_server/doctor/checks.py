@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from ava_audit.redact import Redactor
-from ava_server.doctor import data, log, models, roles, system
+from ava_server.doctor import data, hosts, log, models, roles, system
 from ava_server.doctor.check import REPORT, Check, Finding, Setup
 from ava_server.errors import AvaError
 from ava_server.keys import list_keys
@@ -30,6 +30,7 @@ CHECKS: tuple[tuple[str, Check], ...] = (
     ("search", models.search),
     ("network", models.network),
     ("roles", roles.roles),
+    ("hosts", hosts.hosts),
 )
 """Each check with the name under which a failure of its own is shown."""
 

@@ -1,0 +1,191 @@
+"""`ava init` as a person types it, and what a server says of a missing key in each host."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from support.stdio import AVA, connected, serving
+from support.terminal import ava
+
+from ava_server.errors import BadInput
+from ava_server.hosts.advice import key_advice
+from ava_server.hosts.known import HOSTS
+from ava_server.hosts.launching import launch
+
+SECRET = "sk-or-v1-0a1b2c3d4e5f60718293a4b5c6d7e8f9"
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    folder = tmp_path / "home"
+    folder.mkdir()
+    return folder
+
+
+def init(home: Path, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return ava(home / "data", "init", *args, env={"HOME": str(home), **env}, cwd=home)
+
+
+def test_it_shows_the_change_writes_it_keeps_a_backup_and_says_what_to_do_next(home: Path) -> None:
+    file = home / ".cursor" / "mcp.json"
+    file.parent.mkdir()
+    file.write_text(json.dumps({"mcpServers": {"other": {"command": "x", "env": {"K": SECRET}}}}))
+    done = init(home, "cursor")
+    first, second, *rest = done.stdout.splitlines()
+    assert done.returncode == 0, done.stderr
+    assert first == f"Data root: {home / 'data'}"
+    assert second == f"Cursor: {file}"
+    shown = "\n".join(rest)
+    assert '+     "ava": {' in shown and AVA[0] in shown and "Settings → Tools & MCP" in shown
+    (backup,) = home.glob(".cursor/mcp.json.ava-backup-*")
+    assert str(backup) in shown
+    assert SECRET not in done.stdout + done.stderr
+    assert set(json.loads(file.read_text())["mcpServers"]) == {"other", "ava"}
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_print_only_shows_twice_changes_nothing_and_remove_undoes_it(home: Path, host: str) -> None:
+    shown = init(home, host, "--print")
+    assert shown.returncode == 0 and "serve" in shown.stdout
+    assert list(home.iterdir()) == []
+
+    assert init(home, host).returncode == 0
+    files = {path: path.read_bytes() for path in home.rglob("*") if path.is_file()}
+    again = init(home, host)
+    assert "Nothing to change" in again.stdout
+    assert {path: path.read_bytes() for path in home.rglob("*") if path.is_file()} == files
+
+    assert init(home, host, "--remove").returncode == 0
+    left = [path.name for path in home.rglob("*") if path.is_file()]
+    assert all(".ava-backup-" in name for name in left)
+    assert "Nothing to change" in init(home, host, "--remove").stdout
+
+
+async def test_what_it_writes_starts_the_server_that_this_shell_sees(home: Path, tmp_path: Path) -> None:
+    init(home, "claude-desktop", AVA_MODEL="qwen3", OPENROUTER_API_KEY=SECRET)
+    file = home / ".config" / "Claude" / "claude_desktop_config.json"
+    entry = json.loads(file.read_text())["mcpServers"]["ava"]
+    assert Path(entry["command"]).is_absolute()
+    assert entry["env"] == {"AVA_DATA_ROOT": str(home / "data"), "AVA_MODEL": "qwen3"}
+    started = [entry["command"], *entry["args"]]
+    async with serving(tmp_path / "another", command=started, env=entry["env"], cwd=Path("/")) as wire:
+        assert (await wire.tool("check_subagent"))["status"] == "list"
+    assert (home / "data" / "ava.db").exists() and not (tmp_path / "another").exists()
+
+
+def test_a_folder_a_name_and_a_file_can_be_given(home: Path) -> None:
+    (home / "project").mkdir()
+    done = init(home, "vscode", "--workspace", str(home / "project"), "--name", "helpers", "--file", "mine.json")
+    assert done.returncode == 0, done.stderr
+    entry = json.loads((home / "mine.json").read_text())["servers"]["helpers"]
+    assert entry["env"]["AVA_WORKSPACE"] == str(home / "project")
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "says"),
+    [
+        (("claudecode",), 2, "Did you mean claude-code?"),
+        (("codex", "--name", "a_b"), 2, "--name is 'a_b'"),
+        (("codex", "--workspace", "nowhere"), 2, "--workspace"),
+        (("cursor", "--file", "."), 30, "left alone"),
+        ((), 2, "HOST"),
+    ],
+)
+def test_a_mistake_is_told_in_a_sentence(home: Path, args: tuple[str, ...], code: int, says: str) -> None:
+    done = init(home, *args)
+    assert (done.returncode, says in done.stderr, "Traceback" in done.stderr) == (code, True, False)
+    assert list(home.iterdir()) == []
+
+
+def test_a_broken_configuration_is_told_and_left_alone(home: Path) -> None:
+    file = home / ".claude.json"
+    file.write_text('{"mcpServers": {},}')
+    done = init(home, "claude-code")
+    assert done.returncode == 30 and "left alone" in done.stderr and "line 1" in done.stderr
+    assert file.read_text() == '{"mcpServers": {},}'
+    assert list(home.iterdir()) == [file]
+
+
+def test_a_data_root_that_only_this_shell_knows_is_written_down(tmp_path: Path) -> None:
+    assert launch(env={}).env == {}
+    assert launch(env={"XDG_DATA_HOME": str(tmp_path)}).env.keys() <= {"AVA_DATA_ROOT"}
+    assert launch(env={"AVA_DATA_ROOT": str(tmp_path)}).env == {"AVA_DATA_ROOT": str(tmp_path)}
+    assert launch(str(tmp_path), env={}).env == {"AVA_WORKSPACE": str(tmp_path)}
+    with pytest.raises(BadInput, match="--workspace"):
+        launch("not/absolute", env={})
+
+
+@pytest.mark.parametrize("client", [client for host in HOSTS.values() for client in host.clients])
+@pytest.mark.parametrize("mode", ["legacy", "auto"])
+async def test_a_missing_key_is_told_with_what_to_do_in_this_host(tmp_path: Path, client: str, mode: str) -> None:
+    asked = {"role": "researcher", "task": "Read https://example.org/", "model": "openrouter:x/y"}
+    with anyio.fail_after(30):
+        async with connected(tmp_path / "data", mode=mode, cwd=tmp_path, name=client) as host:
+            answer: dict[str, Any] = (await host.call_tool("spawn_subagent", asked)).structured_content or {}
+    assert answer["status"] == "failed"
+    own = next(host.key for host in HOSTS.values() if client in host.clients)
+    assert own.format(variable="OPENROUTER_API_KEY") in answer["message"]
+    assert f"{AVA[0]} key set openrouter" in answer["message"]
+    assert str(tmp_path / "data") in answer["message"], "the key belongs to this server's data root"
+
+
+async def test_without_a_model_the_proposal_says_how_to_have_one_and_a_key_counts_from_the_next_call_on(
+    tmp_path: Path,
+) -> None:
+    root, folder = tmp_path / "data", tmp_path / "folder"
+    folder.mkdir()
+    (folder / "notes.md").write_text("The ferry leaves at six.\n")
+    asked = {"role": "code_reviewer", "task": "When does the ferry leave?", "workspace": str(folder)}
+    with anyio.fail_after(60):
+        async with connected(root, cwd=tmp_path, name="claude-ai") as host:
+
+            async def propose() -> dict[str, Any]:
+                return (await host.call_tool("spawn_subagent", asked)).structured_content or {}
+
+            before = await propose()
+            assert before["model"] == "offline/extractive"
+            assert "key set openrouter" in before["message"] and "Claude Desktop" in before["message"]
+
+            stored = await anyio.to_thread.run_sync(lambda: ava(root, "key", "set", "openrouter", stdin=SECRET + "\n"))
+            assert stored.returncode == 0
+            after = await propose()
+            assert after["model"].startswith("openrouter:")
+            assert "key set" not in after["message"]
+            refused = (await host.call_tool("spawn_subagent", {**asked, "task": f"Use {SECRET}"})).structured_content
+            assert SECRET not in json.dumps(refused), "the new key is hidden too"
+
+
+def test_the_bundle_is_told_to_use_its_dialog() -> None:
+    advice = key_advice("openrouter", "claude-ai", {"AVA_HOST": "bundle"})
+    assert "Settings → Extensions → Ava → Configure" in advice and "terminal" not in advice
+    assert "key set openai" in key_advice("openai", "claude-ai", {"AVA_HOST": "bundle"})
+    assert "AVA_MODEL_API_KEY" in key_advice("custom", "codex-mcp-client", {})
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no home folder by HOME there")
+def test_the_doctor_says_which_hosts_start_ava_and_whether_it_is_there(home: Path) -> None:
+    def hosts() -> list[dict[str, str]]:
+        done = ava(home / "data", "doctor", "--json", env={"HOME": str(home)}, cwd=home)
+        return [found for found in json.loads(done.stdout)["findings"] if found["name"] in ("host", "hosts")]
+
+    (nobody,) = hosts()
+    assert nobody["state"] == "note" and "ava init HOST" in nobody["what_to_do"]
+    init(home, "codex")
+    init(home, "gemini", "--name", "helpers")
+    gone = home / ".gemini" / "settings.json"
+    gone.write_text(gone.read_text().replace(AVA[0], "/gone/ava"))
+    (home / ".claude.json").write_text("{")
+    found = {entry["text"].partition(" starts ")[0].partition(":")[0]: entry for entry in hosts()}
+    assert {name: entry["state"] for name, entry in found.items()} == {
+        "Codex": "ok", "Gemini CLI": "warning", "Claude Code": "warning",
+    }  # fmt: skip
+    assert "/gone/ava, which is not there" in found["Gemini CLI"]["text"]
+    assert found["Gemini CLI"]["what_to_do"] == "Run `ava init gemini --name helpers`."
+    assert os.fspath(home / ".claude.json") in found["Claude Code"]["text"]
