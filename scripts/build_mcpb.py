@@ -18,6 +18,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from ava_server.settings import BUNDLE, BUNDLE_DAILY_USD
+
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parent
 CONTENTS = ("pyproject.toml", "uv.lock", "README.md", "LICENSE", "server", "roles", "audit", "docs")
@@ -67,9 +69,9 @@ DIALOG: Mapping[str, Mapping[str, Any]] = {
         "title": "Most that Ava may spend a day, in dollars",
         "description": (
             "No call is sent that could cost more than what is left of it. 0 means nothing; cents are fine, as in 2.50."
-            " It can only lower what Ava's own settings allow ($10 a day, if you never changed them)."
+            " It can only lower what Ava's own settings allow ($10 a day, if you never changed them). Left empty: 5."
         ),
-        "default": 5,
+        "default": int(BUNDLE_DAILY_USD),
         "min": 0,
         "required": False,
     },
@@ -81,7 +83,7 @@ VARIABLES: Mapping[str, str] = {
     "BRAVE_API_KEY": "${user_config.brave_api_key}",
     "AVA_WORKSPACE": "${user_config.folder}",
     "AVA_DAILY_USD": "${user_config.daily_usd}",
-    "AVA_HOST": "bundle",
+    "AVA_HOST": BUNDLE,
 }
 
 

@@ -30,6 +30,10 @@ from ava_server.errors import ConfigError
 
 Approval = Literal["ask", "human", "auto"]
 TTL_UNDER_HUMAN_S = 86_400
+BUNDLE = "bundle"
+"""AVA_HOST of a server that runs from the extension of Claude Desktop."""
+BUNDLE_DAILY_USD = "5"
+"""What its install dialog proposes, also where somebody has emptied the field."""
 SELF_KNOWN_PROVIDERS = frozenset({"openrouter", "openai", "anthropic"})
 
 
@@ -237,7 +241,7 @@ def load_settings(data_root: Path | None = None, env: Mapping[str, str] | None =
         "model": env.get("AVA_MODEL", "").strip() or None,
         "default_workspace": env.get("AVA_WORKSPACE", "").strip() or None,
     }
-    daily = env.get("AVA_DAILY_USD", "").strip()
+    daily = env.get("AVA_DAILY_USD", "").strip() or (BUNDLE_DAILY_USD if env.get("AVA_HOST") == BUNDLE else "")
     daily_cents = checks.cents("AVA_DAILY_USD", daily) if daily else None
     try:
         base = Configured.model_validate(in_file)

@@ -52,6 +52,12 @@ def test_an_empty_day_cap_counts_as_unset(tmp_path: Path, empty: str) -> None:
     assert (settings.limits.user_daily_cents, settings.daily_cents) == (1000, None)
 
 
+@pytest.mark.parametrize("blank", [{}, {"AVA_DAILY_USD": ""}])
+def test_in_the_bundle_an_emptied_field_is_what_the_dialog_proposed(tmp_path: Path, blank: dict[str, str]) -> None:
+    assert load_settings(tmp_path, {"AVA_HOST": "bundle", **blank}).limits.user_daily_cents == 500
+    assert load_settings(tmp_path, {"AVA_HOST": "bundle", "AVA_DAILY_USD": "2"}).limits.user_daily_cents == 200
+
+
 @pytest.mark.parametrize("wrong", ["-1", "five", "$5", "5,00", "2.505", "1e3", "5.", ".5", "nan", "inf", "٥", "1 000"])
 def test_a_wrong_day_cap_is_named_with_what_was_given_and_what_is_allowed(tmp_path: Path, wrong: str) -> None:
     with pytest.raises(ConfigError) as error:

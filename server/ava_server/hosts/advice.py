@@ -9,9 +9,8 @@ from ava_server.hosts.known import host_of
 from ava_server.hosts.launching import launch
 from ava_server.keys import OWN_PREFIX, WELL_KNOWN
 from ava_server.models.choose import CUSTOM
+from ava_server.settings import BUNDLE
 
-BUNDLE = "bundle"
-"""AVA_HOST of a server that runs from the extension of Claude Desktop."""
 DEFAULT = "openrouter"
 """The provider that is named where any would do: one key for the models of all."""
 _IN_BUNDLE = "Put it into the extension's dialog: Settings → Extensions → Ava → Configure."
