@@ -62,7 +62,7 @@ class AgentRun:
         )
         self._acting = Acting(
             tools=prepared.tools,
-            place=replace(prepared.place, say=self.say),
+            place=replace(prepared.place, say=self.say, run_id=run.id),
             history=self._history,
             record=self._log.record,
             redactor=prepared.redactor,

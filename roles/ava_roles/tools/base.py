@@ -95,12 +95,14 @@ class Place:
         fetch: The guarded fetcher; None when the run may not reach the network.
         artifacts: The run's own folder for files to hand over.
         say: Takes a sentence of at most 80 characters about what is being done this second.
+        run_id: Whose call it is; the mark of every child process that it starts.
     """
 
     files: Root | None = None
     fetch: Fetcher | None = None
     artifacts: Root | None = None
     say: Callable[[str], None] = field(default=_silent)
+    run_id: str = ""
 
 
 class Tool(Protocol):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -12,6 +11,7 @@ import anyio
 from anyio.from_thread import check_cancelled
 from pydantic import Field
 
+from ava_roles.confine.environment import child_environment
 from ava_roles.confine.paths import Root, shown
 from ava_roles.errors import ToolFailed
 from ava_roles.tools import grep, passages
@@ -55,7 +55,7 @@ class SearchCodebase:
         root.parts(args.path)
         query = grep.Query(args.query, args.path, args.regex, args.glob, args.max_results)
         if args.regex:
-            found = await _in_child(root, query)
+            found = await _in_child(root, query, at.run_id)
         else:
             found = await run_sync(grep.search, root, query, check_cancelled)
         lines = [f"{shown(path)}:{number}: {line}" for path, number, line in found.hits]
@@ -74,20 +74,19 @@ def _left_out(found: grep.Found) -> str:
     return "".join(notes)
 
 
-async def _in_child(root: Root, query: grep.Query) -> grep.Found:
+async def _in_child(root: Root, query: grep.Query, run_id: str) -> grep.Found:
     """Search in a process of its own, with nothing but the folder's descriptor; it ends with the call."""
     start = "import sys; sys.path.insert(0, sys.argv[1]); from ava_roles.tools.grep import main; main()"
     command = [sys.executable, "-I", "-c", start, str(Path(__file__).parents[2])]
     with root.lent() as descriptor:
         order = {"path": str(root.path), "descriptor": descriptor, "query": asdict(query)}
-        environment = {name: os.environ[name] for name in ("SYSTEMROOT",) if name in os.environ}
         try:
             with anyio.fail_after(grep.CHILD_SECONDS + 5):
                 done = await anyio.run_process(
                     command,
                     input=json.dumps(order).encode(),
                     check=False,
-                    env=environment,
+                    env=child_environment(run_id),
                     pass_fds=() if descriptor is None else (descriptor,),
                 )
         except TimeoutError:

@@ -1,0 +1,54 @@
+"""What a run's child process gets of the server's environment: nothing but what it cannot do without."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import anyio
+import pytest
+
+from ava_roles.confine.environment import child_environment
+from ava_roles.confine.paths import Root
+from ava_roles.tools.base import Place
+from ava_roles.tools.search import SearchArgs, SearchCodebase
+
+
+def test_a_child_has_the_mark_of_its_run_and_nothing_of_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_SECRET_ACCESS_KEY", "PYTHONPATH", "LD_PRELOAD", "PATH", "HOME"):
+        monkeypatch.setenv(name, "/of/the/server")
+    monkeypatch.delenv("SYSTEMROOT", raising=False)
+    assert child_environment("S-123abc") == {"AVA_RUN_ID": "S-123abc"}
+
+
+def test_what_a_child_is_given_comes_too_and_cannot_take_the_mark_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SYSTEMROOT", raising=False)
+    given = {"PATH": "/usr/bin", "AVA_RUN_ID": ""}
+    assert child_environment("S-123abc", given) == {"PATH": "/usr/bin", "AVA_RUN_ID": "S-123abc"}
+
+
+def test_the_child_of_a_nameless_run_is_marked_all_the_same() -> None:
+    assert child_environment("")["AVA_RUN_ID"]
+
+
+def test_windows_programs_find_their_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SYSTEMROOT", r"C:\Windows")
+    assert child_environment("S-123abc")["SYSTEMROOT"] == r"C:\Windows"
+
+
+async def test_a_search_works_whatever_the_server_was_started_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in list(os.environ):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONHOME", "/nowhere")
+    (tmp_path / "json.py").write_text("raise SystemExit('another json')")
+    (tmp_path / "Grüße.md").write_text("Grüße aus Köln\n", "utf-8")
+    root = Root.open(tmp_path)
+    try:
+        with anyio.fail_after(20):
+            got = await SearchCodebase()(SearchArgs(query="aus K.ln", regex=True), Place(files=root, run_id="S-1"))
+    finally:
+        root.close()
+    assert "Grüße.md:1: Grüße aus Köln" in got.text
