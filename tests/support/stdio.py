@@ -101,6 +101,10 @@ class Wire:
         self.process = process
         self.pid = process.pid
         self.notifications: list[dict[str, Any]] = []
+        self.meta: Mapping[str, Any] = {}
+        """What a host sends with each request; in the stateless era it says there who it is."""
+        self.replies: dict[str, Callable[[], Mapping[str, Any]]] = {}
+        """What a host answers when the server asks it something, by method."""
         self._in = process.stdin
         self._out = BufferedByteReceiveStream(process.stdout)
         self._stderr = stderr
@@ -125,7 +129,10 @@ class Wire:
     async def ask(self, method: str, params: Mapping[str, Any] | None = None) -> int:
         """Send a request, and return its id."""
         self._next += 1
-        await self.send({"jsonrpc": "2.0", "id": self._next, "method": method, "params": params or {}})
+        given = dict(params or {})
+        if self.meta:
+            given["_meta"] = {**self.meta, **given.get("_meta", {})}
+        await self.send({"jsonrpc": "2.0", "id": self._next, "method": method, "params": given})
         return self._next
 
     async def answer(self, request_id: int | str | None, within_s: float = ANSWER_S) -> dict[str, Any]:
@@ -133,7 +140,10 @@ class Wire:
         with anyio.fail_after(within_s):
             while request_id not in self._answers:
                 message = await self.receive()
-                if "method" in message:
+                if "id" in message and message.get("method") in self.replies:
+                    reply = self.replies[message["method"]]()
+                    await self.send({"jsonrpc": "2.0", "id": message["id"], "result": reply})
+                elif "method" in message:
                     self.notifications.append(message)
                 else:
                     assert message["id"] not in self._answers, "one request, one answer"
@@ -210,14 +220,20 @@ async def serving(
     initialize: bool = True,
     before: Sequence[str] = (),
     command: Sequence[str] = AVA,
+    own_group: bool = False,
 ) -> AsyncGenerator[Wire]:
     """A server of one's own; killed if the test has not ended it. No traceback may be on its stderr.
 
-    `before` is a program that starts it, with its arguments; `command` is another way to start it.
+    `before` is a program that starts it, with its arguments; `command` is another way to start it; `own_group` makes
+    it the first of a process group.
     """
     with Stderr().checked() as stderr:
         child = await anyio.open_process(
-            [*before, *command], env=environment(root, **(env or {})), cwd=cwd or root.parent, stderr=stderr.file
+            [*before, *command],
+            env=environment(root, **(env or {})),
+            cwd=cwd or root.parent,
+            stderr=stderr.file,
+            start_new_session=own_group,
         )
         wire = Wire(child, stderr)
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable
@@ -11,6 +10,7 @@ from pathlib import Path
 import anyio
 import pytest
 from support.model_server import Gate, Raw, Say, running_model_server
+from support.processes import catches, children_of, lives
 from support.stdio import (
     Wire,
     assert_intact,
@@ -138,10 +138,10 @@ async def test_while_a_tool_runs_its_child_process_ends_too(root: Path, workspac
     with running_model_server([endless, DONE]) as models:
         async with serving(root, env=using(models.base_url)) as wire:
             run = await wire.start_run(workspace=str(workspace))
-            await until(lambda: _children(wire.pid))
-            children = _children(wire.pid)
+            await until(lambda: children_of(wire.pid))
+            children = children_of(wire.pid)
             await _ends(wire, end, root)
-            await until(lambda: not any(map(_lives, children)))
+            await until(lambda: not any(map(lives, children)))
     assert state_of(root, run) == "running"
     assert [entry.content["tool"] for entry in logged(root, "ToolCall", run=run) if entry.agent == run] == [
         "search_codebase"
@@ -151,7 +151,7 @@ async def test_while_a_tool_runs_its_child_process_ends_too(root: Path, workspac
 async def test_before_the_first_message(root: Path, end: tuple[End, int]) -> None:
     bring_about, code = end
     async with serving(root, initialize=False) as wire:
-        await until(lambda: _catches(wire.pid, signal.SIGTERM))
+        await until(lambda: catches(wire.pid, signal.SIGTERM))
         await bring_about(wire)
         assert await wire.exited() == code
         assert wire.stderr == ""
@@ -225,26 +225,3 @@ async def test_a_finished_run_and_its_result_outlive_the_server(root: Path, work
             again = await wire.tool("check_subagent", subagent_id=run)
             assert again["runs"][0]["untrusted_result"]["output"] == "done"
         assert len(models.requests) == 1
-
-
-def _children(pid: int) -> list[int]:
-    """The child processes of a process, as /proc has them."""
-    found: list[int] = []
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        found += map(int, (task / "children").read_text().split())
-    return found
-
-
-def _lives(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return " Z " not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2][:4]
-
-
-def _catches(pid: int, number: signal.Signals) -> bool:
-    """Tell whether a process has a handler for a signal."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    mask = int(next(line for line in status.splitlines() if line.startswith("SigCgt:")).split()[1], 16)
-    return bool(mask >> (number - 1) & 1)

@@ -1,0 +1,54 @@
+"""Other processes as /proc shows them: who started whom, who lives, what each was given."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+
+def children_of(pid: int) -> list[int]:
+    """The child processes of a process."""
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        found += map(int, (task / "children").read_text().split())
+    return found
+
+
+def lives(pid: int) -> bool:
+    """Tell whether a process runs; one that has ended and was not fetched yet does not."""
+    try:
+        os.kill(pid, 0)
+        return " Z " not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2][:4]
+    except (ProcessLookupError, FileNotFoundError):
+        return False
+
+
+def catches(pid: int, number: signal.Signals) -> bool:
+    """Tell whether a process has a handler for a signal."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    mask = int(next(line for line in status.splitlines() if line.startswith("SigCgt:")).split()[1], 16)
+    return bool(mask >> (number - 1) & 1)
+
+
+def environment_of(pid: int) -> dict[str, str]:
+    """The environment that a process was started with."""
+    pairs = Path(f"/proc/{pid}/environ").read_text("utf-8", "replace").split("\0")
+    return dict(pair.split("=", 1) for pair in pairs if "=" in pair)
+
+
+def marked(run_id: str) -> list[int]:
+    """The processes of this machine that carry the mark of a run, whoever started them."""
+    return [pid for pid in _all() if _mark(pid) == run_id]
+
+
+def _all() -> Iterable[int]:
+    return (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal())
+
+
+def _mark(pid: int) -> str | None:
+    with suppress(OSError):  # another user's, or gone meanwhile
+        return environment_of(pid).get("AVA_RUN_ID")
+    return None
