@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import stat
-import struct
-import sys
 import threading
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from ava_roles.confine.linux import NotOnThisSystem, openat2
 from ava_roles.confine.paths import Entry, Kind
 
-_OPENAT2 = 437
-_RESOLVE = 0x08 | 0x04 | 0x02 | 0x01  # BENEATH | NO_SYMLINKS | NO_MAGICLINKS | NO_XDEV
 _SAFE = (
     getattr(os, "O_CLOEXEC", 0)
     | getattr(os, "O_NOFOLLOW", 0)
@@ -25,39 +21,11 @@ _SAFE = (
 )
 _PATH_ONLY = getattr(os, "O_PATH", 0)
 _FOLDER = _PATH_ONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
-_TRIES = 64
-
-
-class NotOnThisSystem(OSError):
-    """Raised by a call that this kernel, or the sandbox around it, does not have."""
 
 
 def has_folder_descriptors() -> bool:
     """Tell whether this system can open names relative to an open folder."""
     return os.open in os.supports_dir_fd and os.scandir in os.supports_fd and hasattr(os, "O_NOFOLLOW")
-
-
-def openat2(folder: int, name: str, flags: int, mode: int = 0) -> int:
-    """Open a name beneath a folder in one step of the kernel, through no link and no mount point.
-
-    Raises:
-        NotOnThisSystem: The kernel has no openat2, or a sandbox forbids it.
-        OSError: What the kernel says.
-    """
-    if not sys.platform.startswith("linux"):
-        raise NotOnThisSystem(errno.ENOSYS, "not on this system", name)
-    libc = ctypes.CDLL(None, use_errno=True)
-    how = struct.pack("QQQ", flags, mode, _RESOLVE)
-    for _ in range(_TRIES):
-        descriptor = int(libc.syscall(_OPENAT2, folder, os.fsencode(name), how, len(how)))
-        if descriptor >= 0:
-            return descriptor
-        number = ctypes.get_errno()
-        if number in (errno.ENOSYS, errno.EPERM):
-            raise NotOnThisSystem(number, "not on this system", name)
-        if number not in (errno.EAGAIN, errno.EINTR):  # EAGAIN: a rename raced with it
-            raise OSError(number, os.strerror(number), name)
-    raise OSError(errno.EAGAIN, "the folder is being renamed all the time", name)
 
 
 def step_by_step(folder: int, parts: Sequence[str], flags: int, mode: int = 0) -> int:

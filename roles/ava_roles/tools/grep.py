@@ -1,21 +1,22 @@
 """Lines that match, found in pure Python.
 
 A literal search runs in a thread. A regular expression of a model's making can keep Python's matcher, and
-with it the whole server, busy for hours; so it runs in a child process (`main`) that the kernel ends in time.
+with it the whole server, busy for hours; so it runs in a child process (`main`) that is ended in time.
 """
 
 from __future__ import annotations
 
-import ctypes
+import faulthandler
 import json
 import os
 import re
-import signal
 import sys
 from collections.abc import Callable, Generator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from ava_roles.confine.linux import NotOnThisSystem, end_with_parent, end_within
 from ava_roles.confine.paths import Root
 from ava_roles.errors import ToolFailed
 from ava_roles.tools.ignore import Wanted, patterns
@@ -25,7 +26,8 @@ FILE_MAX = 2_000_000
 ENTRIES_MAX = 20_000
 CHILD_SECONDS = 30
 _SHOWN = 240
-_PR_SET_PDEATHSIG = 1
+TOO_SLOW = b"Timeout ("
+"""How what a child says begins that ended itself because its time was over."""
 
 
 @dataclass(frozen=True)
@@ -142,10 +144,7 @@ def _around(line: str, at: int) -> str:
 
 def main() -> None:
     """Be the child: read an order from stdin, search the inherited folder, write what is found."""
-    if hasattr(signal, "alarm"):
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(CHILD_SECONDS)  # the kernel ends us, whatever the matcher is doing
-    _end_with_parent()
+    _end_in_time()
     order = json.loads(sys.stdin.buffer.read())
     root = Root.adopt(Path(order["path"]), order["descriptor"])
     try:
@@ -155,8 +154,11 @@ def main() -> None:
     os.write(1, json.dumps(answer).encode())
 
 
-def _end_with_parent() -> None:
-    """Ask the kernel to end this process when the server ends, however it ends; elsewhere the alarm does."""
-    if sys.platform.startswith("linux"):
-        libc = ctypes.CDLL(None)
-        libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+def _end_in_time() -> None:
+    """See to it that this process ends with the server, and in any case when its time is over."""
+    try:
+        end_within(CHILD_SECONDS)
+    except NotOnThisSystem:  # a thread of Python itself, which needs no turn of the interpreter that the matcher holds
+        faulthandler.dump_traceback_later(CHILD_SECONDS, exit=True)
+    with suppress(NotOnThisSystem):  # elsewhere its time ends it
+        end_with_parent()

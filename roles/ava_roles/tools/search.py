@@ -91,7 +91,7 @@ async def _in_child(root: Root, query: grep.Query, run_id: str) -> grep.Found:
                 )
         except TimeoutError:
             raise _too_slow() from None
-    if done.returncode < 0:
+    if done.returncode < 0 or done.stderr.startswith(grep.TOO_SLOW):
         raise _too_slow()
     if done.returncode:
         last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
