@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import secrets
+import sys
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +20,8 @@ import portalocker
 
 _EXCLUSIVE = portalocker.LockFlags.EXCLUSIVE
 _TRY = portalocker.LockFlags.EXCLUSIVE | portalocker.LockFlags.NON_BLOCKING
+_TRY_EVERY_S = 0.005
+"""How often Windows is asked: its own waiting asks once a second, and gives up after ten."""
 
 
 class WriteLock:
@@ -29,7 +33,7 @@ class WriteLock:
     @contextmanager
     def held(self) -> Generator[None]:
         """Wait for the turn (without limit: a dead holder lets go by dying) and hold it."""
-        portalocker.lock(self._file, _EXCLUSIVE)
+        _wait_for(self._file)
         try:
             yield
         finally:
@@ -52,6 +56,15 @@ class Held:
         if not self._file.closed:
             portalocker.unlock(self._file)
             self._file.close()
+
+    def remove(self) -> None:
+        """Remove the lock's file and let go of it; nobody takes it in between, except where that cannot be had."""
+        if sys.platform == "win32":  # there an open file cannot be removed
+            self.release()
+        try:
+            self.path.unlink(missing_ok=True)
+        finally:
+            self.release()
 
     def __enter__(self) -> Held:
         return self
@@ -117,10 +130,21 @@ class Instances:
             try:
                 held = try_hold(path)
                 if held is not None:
-                    path.unlink(missing_ok=True)
-                    held.release()
+                    held.remove()
             except OSError:  # not ours to sweep: another user's, a folder, whatever it is
                 continue
+
+
+def _wait_for(file: IO[Any]) -> None:
+    if sys.platform != "win32":
+        portalocker.lock(file, _EXCLUSIVE)
+        return
+    while True:
+        try:
+            portalocker.lock(file, _TRY)
+            return
+        except portalocker.AlreadyLocked:
+            time.sleep(_TRY_EVERY_S)
 
 
 def _still_at(path: Path, file: IO[Any]) -> bool:

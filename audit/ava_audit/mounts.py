@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import re
+import sys
 from pathlib import Path
 
 from ava_audit.errors import DataRootRefused
@@ -18,6 +20,10 @@ _NETWORK_FUSE = frozenset({
 })
 # fmt: on
 _MOUNTS = Path("/proc/self/mountinfo")
+
+
+class NotOnThisSystem(OSError):
+    """Raised by what only Linux can tell, elsewhere and where /proc is not there."""
 
 
 def refuse_unfit(root: Path) -> None:
@@ -39,13 +45,26 @@ def refuse_unfit(root: Path) -> None:
 def network_file_system(path: Path) -> str | None:
     """Return the type of the network file system that a path lies on; None on a local disk.
 
-    Only Linux tells (`/proc/self/mountinfo`).
+    Only Linux tells; elsewhere every disk is taken for a local one.
     """
     try:
-        mounts = _MOUNTS.read_text("utf-8", "surrogateescape")
-    except OSError:
+        return _network_kind(mount_table(), path.resolve())
+    except NotOnThisSystem:
         return None
-    return _network_kind(mounts, path.resolve())
+
+
+def mount_table() -> str:
+    """Return what is mounted where, as the kernel lists it.
+
+    Raises:
+        NotOnThisSystem: This is not Linux, or /proc cannot be read.
+    """
+    try:
+        if sys.platform.startswith("linux"):
+            return _MOUNTS.read_text("utf-8", "surrogateescape")
+    except OSError as error:
+        raise NotOnThisSystem(error.errno or errno.ENOSYS, "not on this system", str(_MOUNTS)) from error
+    raise NotOnThisSystem(errno.ENOSYS, "not on this system", str(_MOUNTS))
 
 
 def _network_kind(mounts: str, path: Path) -> str | None:
