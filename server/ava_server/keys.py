@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import stat
+import sys
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -172,7 +173,7 @@ def _read(path: Path) -> str:
 def _check(path: Path, status: os.stat_result) -> None:
     if not stat.S_ISREG(status.st_mode):
         raise ConfigError(f"{path} is no regular file. {_REWRITE}")
-    if os.name != "posix":
+    if sys.platform == "win32":  # a mode says nothing there, and a file has no number for its owner
         return
     if status.st_uid not in (os.geteuid(), 0):
         raise ConfigError(f"{path} belongs to another user. {_REWRITE}")
