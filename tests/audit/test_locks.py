@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import IO
 
 import anyio
+import portalocker
+import pytest
 from anyio.abc import Process
 from support.log import child
 
@@ -102,3 +107,56 @@ async def test_the_write_lock_is_waited_for_and_lets_go_when_its_holder_dies(tmp
                 await process.wait()
     lock.close()
     assert order == ["theirs", "mine"]
+
+
+async def test_the_turn_is_waited_for_without_limit_where_the_lock_library_gives_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = portalocker.lock
+
+    def as_on_windows(file: IO[bytes], flags: portalocker.LockFlags) -> None:
+        """A wait that is over at once, where the real one gives up after ten seconds."""
+        real(file, flags | portalocker.LockFlags.NON_BLOCKING)
+
+    monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.setattr(portalocker, "lock", as_on_windows)
+    one, other = WriteLock(tmp_path / "write.lock"), WriteLock(tmp_path / "write.lock")
+    had = threading.Event()
+
+    def wait() -> None:
+        with other.held():
+            had.set()
+
+    waiting = threading.Thread(target=wait)
+    with one.held():
+        waiting.start()
+        assert not had.wait(0.2)
+    assert had.wait(5)
+    waiting.join(5)
+    one.close()
+    other.close()
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="sees in /proc which files are open")
+async def test_a_dead_ones_file_is_swept_where_no_open_file_can_be_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Path.unlink
+
+    def as_on_windows(path: Path, missing_ok: bool = False) -> None:
+        if any(link.samefile(path) for link in Path("/proc/self/fd").iterdir() if link.exists()):
+            raise PermissionError(13, "another program has this file open", str(path))
+        real(path, missing_ok)
+
+    instances = Instances(tmp_path / "instances")
+    dead, held = instances.join()
+    held.release()
+    name, alive = instances.join()
+    monkeypatch.setattr(Path, "unlink", as_on_windows)
+    monkeypatch.setattr(sys, "platform", "linux")
+    instances.sweep(frozenset())
+    assert {path.stem for path in instances.folder.iterdir()} == {dead, name}  # what Windows would have made of it
+    monkeypatch.setattr(sys, "platform", "win32")
+    instances.sweep(frozenset())
+    assert {path.stem for path in instances.folder.iterdir()} == {name}
+    alive.release()

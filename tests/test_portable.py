@@ -1,0 +1,146 @@
+"""What only some systems have stands behind one function each, and nothing else in the source uses it."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ava_audit import mounts
+from ava_roles.confine import linux
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+MODULES = {"ctypes", "fcntl", "resource", "pwd", "grp", "termios", "tty", "pty", "msvcrt", "winreg", "syslog"}
+NAMES = {
+    "os": {
+        "O_NOFOLLOW", "O_DIRECTORY", "O_NONBLOCK", "O_NOCTTY", "O_PATH", "O_CLOEXEC", "O_SYNC", "O_BINARY",
+        "geteuid", "getuid", "getegid", "getgid", "getgroups", "setuid", "setgid", "setsid", "getpgid", "killpg",
+        "fchmod", "fchown", "chown", "lchown", "mkfifo", "mknod", "pread", "pwrite", "fork", "forkpty", "openpty",
+        "pidfd_open", "memfd_create", "sched_getaffinity", "statvfs", "uname", "wait4", "waitid", "nice", "sysconf",
+        "unshare", "setns", "ttyname", "getloadavg", "posix_spawn", "pipe2", "sendfile", "setxattr", "getxattr",
+        "WIFSIGNALED", "WTERMSIG", "EX_USAGE",
+    },
+    "signal": {
+        "SIGALRM", "SIGHUP", "SIGKILL", "SIGCHLD", "SIGUSR1", "SIGUSR2", "SIGPIPE", "SIGQUIT", "SIGSTOP", "SIGCONT",
+        "SIGWINCH", "SIGTSTP", "SIGBREAK", "alarm", "setitimer", "pause", "sigwait", "pthread_kill", "pthread_sigmask",
+    },
+    "socket": {"AF_UNIX", "SO_PEERCRED", "SCM_RIGHTS"},
+}  # fmt: skip
+"""Names that some system lacks; `getattr` with a default is the way to ask for one."""
+METHODS = {"add_signal_handler", "connect_read_pipe", "connect_write_pipe", "open_signal_receiver", "wait_readable"}
+"""What the event loop of Windows does not do for signals, consoles and pipes."""
+KEYWORDS = {"dir_fd", "src_dir_fd", "dst_dir_fd", "pass_fds", "preexec_fn", "start_new_session", "process_group"}
+PLACES = ("/proc/", "/sys/")
+
+BENEATH, STDIO = "roles/ava_roles/confine/beneath.py", "server/ava_server/stdio.py"
+TERMINAL, LINUX = "server/ava_server/cli/terminal.py", "roles/ava_roles/confine/linux.py"
+BEHIND: dict[tuple[str, str], str] = {
+    **dict.fromkeys(
+        ((LINUX, name) for name in ("ctypes", "signal.SIGKILL", "signal.SIGALRM", "signal.alarm")),
+        "the one place for it: each function there says when it is not on this system",
+    ),
+    ("audit/ava_audit/mounts.py", "/proc/"): "the one place for it: mount_table says when it is not on this system",
+    **dict.fromkeys(
+        ((BENEATH, name) for name in ("os.O_DIRECTORY", "os.fchmod", "dir_fd", "src_dir_fd", "dst_dir_fd")),
+        "used only where has_folder_descriptors() says so; plain.py does it elsewhere",
+    ),
+    ("roles/ava_roles/tools/search.py", "pass_fds"): "empty where there is no folder descriptor to hand on",
+    ("server/ava_server/keys.py", "os.geteuid"): "not reached on Windows",
+    **dict.fromkeys(
+        (
+            (STDIO, name)
+            for name in ("signal.SIGHUP", "open_signal_receiver", "connect_read_pipe", "connect_write_pipe")
+        ),
+        "on Windows a handler and threads take their place",
+    ),
+    **dict.fromkeys(
+        ((TERMINAL, name) for name in ("open_signal_receiver", "wait_readable")),
+        "on Windows Ctrl-C stays an exception, and a thread reads",
+    ),
+}
+"""Where each use stands, and what keeps it from other systems."""
+
+
+def uses_in(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """The uses in a source of what some system lacks, with their lines."""
+    texts = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings say what they like
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import():
+                yield from ((node.lineno, one.name) for one in node.names if one.name.partition(".")[0] in MODULES)
+            case ast.ImportFrom(module=str(module)):
+                if module.partition(".")[0] in MODULES:
+                    yield node.lineno, module
+                yield from (
+                    (node.lineno, f"{module}.{one.name}") for one in node.names if one.name in NAMES.get(module, ())
+                )
+            case ast.Attribute(value=ast.Name(id=module), attr=name) if name in NAMES.get(module, ()):
+                yield node.lineno, f"{module}.{name}"
+            case ast.Attribute(attr=name) if name in METHODS:
+                yield node.lineno, name
+            case ast.keyword(arg=str(name)) if name in KEYWORDS:
+                yield node.value.lineno, name
+            case ast.Constant(value=str(text)) if id(node) not in texts:
+                yield from ((node.lineno, place) for place in PLACES if text.startswith(place))
+            case _:
+                pass
+
+
+def uses() -> Iterator[tuple[str, int, str]]:
+    for top in ("audit", "roles", "server"):
+        for path in sorted((REPOSITORY / top).rglob("*.py")):
+            name = path.relative_to(REPOSITORY).as_posix()
+            yield from ((name, line, use) for line, use in uses_in(ast.parse(path.read_text("utf-8"))))
+
+
+def test_nothing_else_uses_what_only_some_systems_have() -> None:
+    strays = [f"{name}:{line}: {use}" for name, line, use in uses() if (name, use) not in BEHIND]
+    assert strays == [], "put it behind a function that says `not on this system`, or ask with getattr"
+
+
+def test_every_exception_is_still_needed() -> None:
+    found = {(name, use) for name, _line, use in uses()}
+    assert [where for where in BEHIND if where not in found] == []
+
+
+def test_each_kind_of_use_is_found() -> None:
+    source = (
+        '"""Reads /proc/self/stat."""\n'
+        "import os, fcntl\n"
+        "from signal import SIGKILL\n"
+        "a = os.O_PATH\n"
+        "b = getattr(os, 'O_PATH', 0)\n"
+        "c = open('/proc/self/stat')\n"
+        "run(['true'], preexec_fn=None)\n"
+        "loop.add_signal_handler(2, print)\n"
+    )
+    assert sorted(uses_in(ast.parse(source))) == [
+        (2, "fcntl"),
+        (3, "signal.SIGKILL"),
+        (4, "os.O_PATH"),
+        (6, "/proc/"),
+        (7, "preexec_fn"),
+        (8, "add_signal_handler"),
+    ]
+
+
+SPECIAL: dict[str, tuple[Callable[[], object], tuple[str, ...]]] = {
+    "openat2": (lambda: linux.openat2(0, "x", 0), ("win32", "darwin", "freebsd14")),
+    "prctl": (linux.end_with_parent, ("win32", "darwin", "freebsd14")),
+    "alarm": (lambda: linux.end_within(600), ("win32",)),
+    "the mount table": (mounts.mount_table, ("win32", "darwin", "freebsd14")),
+}
+
+
+@pytest.mark.parametrize(
+    ("call", "platform"), [(call, platform) for call, platforms in SPECIAL.values() for platform in platforms]
+)
+def test_each_special_call_says_where_it_is_not(
+    call: Callable[[], object], platform: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "platform", platform)
+    with pytest.raises((linux.NotOnThisSystem, mounts.NotOnThisSystem), match="not on this system"):
+        call()
