@@ -36,7 +36,7 @@ KEYWORDS = {"dir_fd", "src_dir_fd", "dst_dir_fd", "pass_fds", "preexec_fn", "sta
 PLACES = ("/proc/", "/sys/")
 
 BENEATH, STDIO = "roles/ava_roles/confine/beneath.py", "server/ava_server/stdio.py"
-TERMINAL, LINUX = "server/ava_server/cli/terminal.py", "roles/ava_roles/confine/linux.py"
+LINUX = "roles/ava_roles/confine/linux.py"
 BEHIND: dict[tuple[str, str], str] = {
     **dict.fromkeys(
         ((LINUX, name) for name in ("ctypes", "signal.SIGKILL", "signal.SIGALRM", "signal.alarm")),
@@ -50,16 +50,11 @@ BEHIND: dict[tuple[str, str], str] = {
     ("roles/ava_roles/tools/search.py", "pass_fds"): "empty where there is no folder descriptor to hand on",
     ("server/ava_server/keys.py", "os.geteuid"): "not reached on Windows",
     **dict.fromkeys(
-        (
-            (STDIO, name)
-            for name in ("signal.SIGHUP", "open_signal_receiver", "connect_read_pipe", "connect_write_pipe")
-        ),
-        "on Windows a handler and threads take their place",
+        ((STDIO, name) for name in ("signal.SIGHUP", "connect_read_pipe", "connect_write_pipe")),
+        "on Windows there is Ctrl-C alone, and threads read and write",
     ),
-    **dict.fromkeys(
-        ((TERMINAL, name) for name in ("open_signal_receiver", "wait_readable")),
-        "on Windows Ctrl-C stays an exception, and a thread reads",
-    ),
+    ("server/ava_server/waiting.py", "open_signal_receiver"): "on Windows a handler of the interpreter's does it",
+    ("server/ava_server/cli/terminal.py", "wait_readable"): "on Windows a thread reads the console",
 }
 """Where each use stands, and what keeps it from other systems."""
 

@@ -10,16 +10,13 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import math
 import os
-import queue
 import re
 import signal
 import stat
 import sys
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import IO, TYPE_CHECKING, Any, cast
 
 import anyio
@@ -28,6 +25,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from mcp.shared.message import SessionMessage
 
 from ava_server.app import build_server
+from ava_server.waiting import read_apart, received
 
 if TYPE_CHECKING:
     from ava_server.settings import Settings
@@ -100,33 +98,11 @@ class _Ending:
 
     async def watch(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
         """End the serving at the first signal. Later ones, which some hosts send within 0.1 s, change nothing."""
-        with _heard() as signals:
+        with received(*_signals()) as signals:
             task_status.started()
             async for number in signals:
                 self.begin(128 + number if number == signal.SIGINT else 0)
                 self.serving.cancel()
-
-
-@contextmanager
-def _heard() -> Generator[AsyncIterator[int]]:
-    """Deliver the signals that end a server as items to iterate over."""
-    if sys.platform != "win32":
-        with anyio.open_signal_receiver(*_signals()) as signals:
-            yield signals
-        return
-    # The event loop of Windows knows no signals; a handler of the interpreter's wakes it.
-    loop = asyncio.get_running_loop()
-    send, receive = anyio.create_memory_object_stream[int](math.inf)
-    before = {
-        number: signal.signal(number, lambda number, _frame: loop.call_soon_threadsafe(send.send_nowait, number))
-        for number in _signals()
-    }
-    try:
-        with send, receive:
-            yield receive
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _signals() -> tuple[signal.Signals, ...]:
@@ -253,46 +229,20 @@ async def _skip(reader: asyncio.StreamReader, consumed: int) -> TooLong:
             consumed = long.consumed
 
 
-class _Reader:
-    """Reads lines in a thread of its own, for which nothing waits at the end: a read cannot be broken off."""
-
-    def __init__(self, source: IO[bytes]) -> None:
-        self._source = source
-        self._loop = asyncio.get_running_loop()
-        self._wanted: queue.SimpleQueue[asyncio.Future[bytes]] = queue.SimpleQueue()
-        threading.Thread(target=self._read, name="ava-stdin", daemon=True).start()
-
-    async def line(self) -> bytes:
-        """Return the next line, or its first `LINE_BYTES`; nothing at the end."""
-        line: asyncio.Future[bytes] = self._loop.create_future()
-        self._wanted.put(line)
-        return await line
-
-    def _read(self) -> None:
-        while True:
-            wanted = self._wanted.get()
-            try:
-                line = self._source.readline(LINE_BYTES)
-            except OSError:  # the host has gone
-                line = b""
-            with suppress(RuntimeError):  # the loop is closed: nobody listens any more
-                self._loop.call_soon_threadsafe(_answer, wanted, line)
-
-
-def _answer(wanted: asyncio.Future[bytes], line: bytes) -> None:
-    if not wanted.done():
-        wanted.set_result(line)
-
-
 async def _threaded(source: IO[bytes]) -> AsyncIterator[bytes | TooLong]:
-    reader = _Reader(source)
-    while line := await reader.line():
+    def piece() -> bytes:
+        try:
+            return source.readline(LINE_BYTES)
+        except OSError:  # the host has gone
+            return b""
+
+    while line := await read_apart(piece):
         if len(line) < LINE_BYTES or line.endswith(b"\n"):
             yield line
             continue
         head, tail = line[:_EDGE], line[-_EDGE:]
         while line and not line.endswith(b"\n"):
-            line = await reader.line()
+            line = await read_apart(piece)
             tail = (tail + line)[-_EDGE:]
         yield TooLong(head, tail)
 

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -95,13 +95,18 @@ class Screen:
 
 @contextmanager
 def on_terminal(
-    root: Path | str, *args: str, cwd: Path | None = None, columns: int = 100, env: Mapping[str, str] | None = None
+    root: Path | str,
+    *args: str,
+    cwd: Path | None = None,
+    columns: int = 100,
+    env: Mapping[str, str] | None = None,
+    command: Sequence[str] = COMMAND,
 ) -> Generator[Screen]:
     """Run a command on a terminal of its own; killed if it has not ended when the block does."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     process = subprocess.Popen(
-        [*COMMAND, *args],
+        [*command, *args],
         env=environment(root, **(env or {})),
         cwd=cwd,
         stdin=theirs,

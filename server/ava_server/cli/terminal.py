@@ -19,11 +19,11 @@ from contextlib import contextmanager
 from typing import Any, TextIO
 
 import anyio
-import anyio.to_thread
 import typer
 
 from ava_roles.wrap import clean
 from ava_server.cli.app import ReaderGone
+from ava_server.waiting import read_apart, received
 
 PLAIN_EVERY_S = 10.0
 """How often progress is told where it cannot be rewritten in place: in a file, in a pipe."""
@@ -136,17 +136,9 @@ def columns(stream: TextIO | None = None) -> int:
 
 @contextmanager
 def interrupts() -> Generator[AsyncIterator[int]]:
-    """Deliver Ctrl-C as items to iterate over, in place of an exception; on Windows it stays an exception."""
-    if sys.platform == "win32":
-        yield _none()
-        return
-    with anyio.open_signal_receiver(signal.SIGINT) as signals:
+    """Deliver Ctrl-C as items to iterate over, in place of an exception."""
+    with received(signal.SIGINT) as signals:
         yield signals
-
-
-async def _none() -> AsyncIterator[int]:
-    await anyio.sleep_forever()
-    yield 0
 
 
 async def ask(question: str) -> str:
@@ -154,8 +146,7 @@ async def ask(question: str) -> str:
     sys.stderr.write(f"{clean(question)[0]} ")
     sys.stderr.flush()
     if sys.platform == "win32":  # there no console can be waited for
-        line = await anyio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True)
-        return str(line).strip().lower()
+        return (await read_apart(sys.stdin.readline)).strip().lower()
     # A thread that hangs in a read would keep the process from ending at Ctrl-C: the event loop waits instead.
     descriptor = sys.stdin.fileno()
     await anyio.wait_readable(descriptor)

@@ -1,0 +1,98 @@
+"""The command line where nothing special to Linux is there: it asks, it runs, and Ctrl-C ends what it began."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from support.model_server import Gate, Say, running_model_server
+from support.stdio import assert_intact, logged, using
+from support.terminal import environment, on_terminal
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="plays the other systems on this one")
+
+LAUNCHER = Path(__file__).parents[1] / "support" / "other_system.py"
+DONE = Say(calls=[("submit_result", {"summary": "done", "output": "twelve cents"})])
+
+
+@pytest.fixture(params=("win32", "darwin", "bare"))
+def command(request: pytest.FixtureRequest) -> list[str]:
+    return [sys.executable, str(LAUNCHER), str(request.param), "ava", "1", sys.executable]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def asked_for(tmp_path: Path) -> list[str]:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "notes.md").write_text("Otter charges twelve cents.\n")
+    return ["run", "researcher", "What does Otter cost?", "--workspace", str(folder)]
+
+
+def test_the_demo_works(root: Path, command: list[str]) -> None:
+    done = subprocess.run(
+        [*command, "demo", "--scripted"], env=environment(root), capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "RunEnded success" in done.stdout
+
+
+def test_a_yes_on_the_terminal_starts_a_run(root: Path, command: list[str], asked_for: list[str]) -> None:
+    with running_model_server([DONE]) as models:
+        env = {**using(models.base_url), "USERNAME": "somebody"}
+        with on_terminal(root, *asked_for, command=command, env=env) as screen:
+            screen.until("Start it? [y/N]")
+            assert models.requests == []
+            screen.type("yes\n")
+            assert screen.ended() == 0
+            assert "twelve cents" in screen.text
+    assert_intact(root)
+
+
+def test_ctrl_c_at_the_question_starts_nothing_and_ends_at_once(
+    root: Path, command: list[str], asked_for: list[str]
+) -> None:
+    with running_model_server([DONE]) as models:
+        env = {**using(models.base_url), "USERNAME": "somebody"}
+        with on_terminal(root, *asked_for, command=command, env=env) as screen:
+            screen.until("Start it? [y/N]")
+            began = time.monotonic()
+            screen.interrupt()
+            assert screen.ended() == 10
+            assert time.monotonic() - began < 5
+            assert "Traceback" not in screen.text
+        assert models.requests == []
+    assert logged(root, "RunStarted") == []
+    assert_intact(root)
+
+
+def test_ctrl_c_cancels_a_run_that_goes_on_and_shows_what_it_has(
+    root: Path, command: list[str], asked_for: list[str]
+) -> None:
+    gate = Gate()
+    script = [Say(calls=[("scratchpad", {"note": "first note"})]), Say("never said", gate=gate)]
+    with running_model_server(script) as models:
+        process = subprocess.Popen(
+            [*command, *asked_for, "--yes", "--max-cost", "1"],
+            env=environment(root, **using(models.base_url), USERNAME="somebody"),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert gate.arrived.wait(20)
+        process.send_signal(signal.SIGINT)
+        out, errors = process.communicate(timeout=20)
+    assert process.returncode == 15, errors
+    assert "first note" in out
+    assert "Traceback" not in errors
+    assert [entry.content["status"] for entry in logged(root, "RunEnded")] == ["cancelled"]
+    assert_intact(root)
