@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import getpass
 import hashlib
 import logging
 import os
@@ -41,6 +40,7 @@ from ava_server.history import History
 from ava_server.manager import CannotHonour, Manager
 from ava_server.models.choose import Choice, choose, model_of, parameters
 from ava_server.models.clients import ClientPool
+from ava_server.os_user import os_user
 from ava_server.prepared import Prepared
 from ava_server.run_config import RunConfig, Texts
 from ava_server.run_tools import RUN_TOOL_NAMES, run_tools
@@ -248,7 +248,7 @@ async def open_house(settings: Settings, *, runs: bool = True) -> AsyncGenerator
         clients = ClientPool()
         limits = settings.limits
         slots = Slots(limits.running_per_user, limits.running)
-        user = getpass.getuser()
+        user = os_user()
         house = House(settings, store, user, clients, instances)
         house.manager = manager = Manager(store, instances, name, user, slots, house)
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -14,6 +13,7 @@ from ava_audit.store import Outcome, Store
 from ava_audit.view import View
 from ava_server.cli.root import has_log
 from ava_server.errors import BadInput
+from ava_server.os_user import os_user
 
 if TYPE_CHECKING:
     from ava_audit.view import RunRow
@@ -93,4 +93,4 @@ def terminal_session() -> Session:
     """Return a session of this user at the terminal."""
     from ava_server.session import Session
 
-    return Session(user=getpass.getuser(), transport="terminal", client="ava", channel="terminal")
+    return Session(user=os_user(), transport="terminal", client="ava", channel="terminal")

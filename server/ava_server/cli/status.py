@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import sys
 import time
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from ava_server.cli.app import heading
 from ava_server.cli.root import has_log
 from ava_server.cli.terminal import cut, say, say_json
 from ava_server.data_root import find_data_root
+from ava_server.os_user import os_user
 
 if TYPE_CHECKING:
     from ava_audit.store import Store
@@ -78,7 +78,7 @@ async def _status(settings: Settings, once: bool, everybody: bool, as_json: bool
     from ava_audit.locks import Instances
     from ava_server.cli.reading import open_log
 
-    user = getpass.getuser()
+    user = os_user()
     async with open_log(settings.paths, make=not once) as store:
         alive: Alive = Instances(settings.paths.instances).alive if store is not None else lambda _name: False
         while True:
