@@ -39,7 +39,7 @@ BENEATH, STDIO = "roles/ava_roles/confine/beneath.py", "server/ava_server/stdio.
 LINUX = "roles/ava_roles/confine/linux.py"
 BEHIND: dict[tuple[str, str], str] = {
     **dict.fromkeys(
-        ((LINUX, name) for name in ("ctypes", "signal.SIGKILL", "signal.SIGALRM", "signal.alarm")),
+        ((LINUX, name) for name in ("ctypes", "/proc/", "signal.SIGKILL", "signal.SIGALRM", "signal.alarm")),
         "the one place for it: each function there says when it is not on this system",
     ),
     ("audit/ava_audit/mounts.py", "/proc/"): "the one place for it: mount_table says when it is not on this system",
@@ -48,7 +48,6 @@ BEHIND: dict[tuple[str, str], str] = {
         "used only where has_folder_descriptors() says so; plain.py does it elsewhere",
     ),
     ("roles/ava_roles/tools/search.py", "pass_fds"): "empty where there is no folder descriptor to hand on",
-    ("server/ava_server/keys.py", "os.geteuid"): "not reached on Windows",
     **dict.fromkeys(
         ((STDIO, name) for name in ("signal.SIGHUP", "connect_read_pipe", "connect_write_pipe")),
         "on Windows there is Ctrl-C alone, and threads read and write",
@@ -126,6 +125,8 @@ SPECIAL: dict[str, tuple[Callable[[], object], tuple[str, ...]]] = {
     "openat2": (lambda: linux.openat2(0, "x", 0), ("win32", "darwin", "freebsd14")),
     "prctl": (linux.end_with_parent, ("win32", "darwin", "freebsd14")),
     "alarm": (lambda: linux.end_within(600), ("win32",)),
+    "Landlock": (linux.landlock_abi, ("win32", "darwin", "freebsd14")),
+    "the kernel's settings": (lambda: linux.kernel_setting("user/max_user_namespaces"), ("win32", "darwin")),
     "the mount table": (mounts.mount_table, ("win32", "darwin", "freebsd14")),
 }
 

@@ -27,6 +27,17 @@ def replace_file(path: Path, data: bytes, mode: int = 0o600) -> None:
         raise
 
 
+def is_own(status: os.stat_result) -> bool:
+    """Tell whether a file is this user's; where files have no owners, every one is."""
+    user = getattr(os, "geteuid", None)
+    return user is None or status.st_uid == user()
+
+
+def is_root() -> bool:
+    """Tell whether this process may do everything on this system; nobody may where there is no such user."""
+    return getattr(os, "geteuid", lambda: -1)() == 0
+
+
 def create_file(path: Path, data: bytes, mode: int = 0o600) -> None:
     """Write a file that is not there yet, to the disk.
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ava_server.errors import BadInput, ConfigError
-from ava_server.files import replace_file
+from ava_server.files import is_own, replace_file
 
 WELL_KNOWN: Mapping[str, str] = {
     "openrouter": "OPENROUTER_API_KEY",
@@ -175,7 +175,7 @@ def _check(path: Path, status: os.stat_result) -> None:
         raise ConfigError(f"{path} is no regular file. {_REWRITE}")
     if sys.platform == "win32":  # a mode says nothing there, and a file has no number for its owner
         return
-    if status.st_uid not in (os.geteuid(), 0):
+    if status.st_uid != 0 and not is_own(status):
         raise ConfigError(f"{path} belongs to another user. {_REWRITE}")
     if status.st_mode & 0o077:
         raise ConfigError(

@@ -10,11 +10,15 @@ import os
 import signal
 import struct
 import sys
+from pathlib import Path
 from typing import Any
 
 _OPENAT2 = 437
 _RESOLVE = 0x08 | 0x04 | 0x02 | 0x01  # BENEATH | NO_SYMLINKS | NO_MAGICLINKS | NO_XDEV
 _PR_SET_PDEATHSIG = 1
+_LANDLOCK_CREATE_RULESET = 444
+_ASK_VERSION = 1
+_SETTINGS = Path("/proc/sys/")
 _TRIES = 64
 
 
@@ -67,6 +71,30 @@ def end_within(seconds: int) -> None:
         raise NotOnThisSystem("alarm")
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(seconds)
+
+
+def landlock_abi() -> int:
+    """Return which version of Landlock the kernel has, 0 for none; asking makes no ruleset.
+
+    Raises:
+        NotOnThisSystem: This is not Linux.
+    """
+    libc, _get_errno = _libc("Landlock")
+    return max(0, int(libc.syscall(_LANDLOCK_CREATE_RULESET, None, 0, _ASK_VERSION)))
+
+
+def kernel_setting(name: str) -> int | None:
+    """Return a number of the kernel's settings, such as `user/max_user_namespaces`; None where it has none.
+
+    Raises:
+        NotOnThisSystem: This is not Linux.
+    """
+    if not sys.platform.startswith("linux"):
+        raise NotOnThisSystem(name)
+    try:
+        return int((_SETTINGS / name).read_text("ascii"))
+    except (OSError, ValueError):
+        return None
 
 
 def _libc(what: str) -> tuple[Any, Any]:

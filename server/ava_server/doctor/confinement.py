@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
+
+from ava_roles.confine.linux import NotOnThisSystem, kernel_setting, landlock_abi
+from ava_server.files import is_root
 
 PROBE_S = 5.0
 NOT_HERE = "not on this system"
 NOBODY = 65_534
-_LANDLOCK_CREATE_RULESET = 444
-_ASK_VERSION = 1
-_USERNS = Path("/proc/sys/user/max_user_namespaces")
-_UNPRIVILEGED = Path("/proc/sys/kernel/unprivileged_userns_clone")
-_APPARMOR = Path("/proc/sys/kernel/apparmor_restrict_unprivileged_userns")
+_USER_NAMESPACES = (
+    "user/max_user_namespaces",
+    "kernel/unprivileged_userns_clone",
+    "kernel/apparmor_restrict_unprivileged_userns",
+)
 
 
 def bubblewrap() -> str:
@@ -25,7 +26,7 @@ def bubblewrap() -> str:
     if sys.platform != "linux" or path is None:
         return "bubblewrap is not installed" if sys.platform == "linux" else f"bubblewrap: {NOT_HERE}"
     # Not as root: there a sandbox's owner would be the machine's.
-    user = NOBODY if os.geteuid() == 0 else None
+    user = NOBODY if is_root() else None
     sandbox = ("--unshare-all", "--die-with-parent", "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev")
     try:
         says = subprocess.run(  # noqa: S603 - the program that was found, and fixed arguments
@@ -54,33 +55,22 @@ def bubblewrap() -> str:
 
 
 def landlock() -> str:
-    """Return which version of Landlock the kernel has; asking makes no ruleset."""
-    if sys.platform != "linux":
-        return f"Landlock: {NOT_HERE}"
-    import ctypes
-
+    """Return which version of Landlock the kernel has."""
     try:
-        libc = ctypes.CDLL(None, use_errno=True)
-        abi = int(libc.syscall(_LANDLOCK_CREATE_RULESET, None, ctypes.c_size_t(0), _ASK_VERSION))
-    except (OSError, AttributeError) as error:
-        return f"Landlock cannot be asked ({type(error).__name__})"
-    return f"Landlock ABI {abi}" if abi > 0 else f"no Landlock ({os.strerror(ctypes.get_errno())})"
+        abi = landlock_abi()
+    except NotOnThisSystem:
+        return f"Landlock: {NOT_HERE}"
+    return f"Landlock ABI {abi}" if abi else "no Landlock"
 
 
 def user_namespaces() -> str:
     """Return whether an ordinary user may make user namespaces, as the kernel's settings say."""
-    if sys.platform != "linux":
+    try:
+        most, allowed, restricted = (kernel_setting(name) for name in _USER_NAMESPACES)
+    except NotOnThisSystem:
         return f"user namespaces: {NOT_HERE}"
-    most, allowed, restricted = (_setting(path) for path in (_USERNS, _UNPRIVILEGED, _APPARMOR))
     if most == 0 or allowed == 0:
         return "user namespaces off"
     if restricted:
         return "user namespaces restricted by AppArmor"
     return "user namespaces on" if most is not None else "user namespaces unknown"
-
-
-def _setting(path: Path) -> int | None:
-    try:
-        return int(path.read_text("ascii"))
-    except (OSError, ValueError):
-        return None

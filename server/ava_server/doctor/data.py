@@ -11,6 +11,7 @@ from ava_audit.mounts import network_file_system
 from ava_server.cli.root import has_log
 from ava_server.doctor.check import Finding, Setup, above, from_error, log_path
 from ava_server.errors import ConfigError
+from ava_server.files import is_own
 from ava_server.settings import Settings
 from ava_server.settings_checks import environment_tree, leaves, variable
 
@@ -53,8 +54,8 @@ def _mode(name: str, path: Path, whence: str) -> Finding:
         return Finding(name, "fault", f"anybody may write to {path} (mode {mode:o})", mend)
     if mode & (stat.S_IRGRP | stat.S_IXGRP | stat.S_IWGRP | stat.S_IROTH | stat.S_IXOTH):
         return Finding(name, "warning", f"others may look into {path} (mode {mode:o})", mend)
-    if status.st_uid != os.geteuid():
-        text = f"{path} belongs to another user (uid {status.st_uid}, this is {os.geteuid()})"
+    if not is_own(status):
+        text = f"{path} belongs to another user (uid {status.st_uid})"
         return Finding(name, "warning", text, "Run Ava as that user, or " + ELSEWHERE[0].lower() + ELSEWHERE[1:])
     return Finding(name, "ok", f"{text} for its owner alone")
 

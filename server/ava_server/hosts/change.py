@@ -13,7 +13,7 @@ from pathlib import Path, PureWindowsPath
 from typing import Any, cast
 
 from ava_server.errors import ConfigError
-from ava_server.files import create_file, replace_file
+from ava_server.files import create_file, is_own, replace_file
 from ava_server.hosts.formats import Format, at, put_in, take_out
 from ava_server.hosts.host import Host, Launch, Piece
 
@@ -164,7 +164,7 @@ class _File:
             status = target.stat()
             if not stat.S_ISREG(status.st_mode):
                 raise ConfigError(f"{path} is no file; it was left alone.")
-            if os.name == "posix" and status.st_uid != os.geteuid():
+            if not is_own(status):
                 raise ConfigError(f"{path} belongs to another user; it was left alone. Run this as that user.")
             if not status.st_mode & stat.S_IWUSR or not os.access(target, os.W_OK):
                 raise ConfigError(f"{path} is read-only; it was left alone. Make it writable and try again.")
