@@ -97,6 +97,8 @@ def run_answer(
         room: Characters, as JSON, that the result may take; None shows all of it at once.
     """
     state = shown_state(run, alive)
+    if state == INTERRUPTED:  # its clock stands still since its owner's last entry
+        now_us = run.last_us or now_us
     proposal = view.proposal(run.pending_id) if run.state == WAITING else None
     if proposal is not None and proposal.expires_us <= now_us:
         state = "expired"

@@ -180,6 +180,10 @@ async def test_a_run_that_nobody_owns_is_shown_as_interrupted_and_can_be_cancell
         async with open_lab(tmp_path, server=server, config=PRICED, runs=False) as lab:
             checked = await lab.call("check_subagent", subagent_id=run_id)
             assert checked.status == "interrupted"
+            left = await lab.run(run_id)
+            assert left.last_us is not None and left.claimed_us is not None
+            active_s = (left.active_us + left.last_us - left.claimed_us) / 1e6
+            assert checked.runs[0].elapsed_seconds == round(active_s, 1), "nobody works, so its clock stands still"
             with anyio.fail_after(6):
                 answer = await lab.call("cancel_subagent", subagent_id=run_id, reason="enough")
             assert answer.status == "cancelled"

@@ -167,7 +167,8 @@ def _run(shown: Shown, everybody: bool) -> list[str]:
     elif answer.state == "queued":
         lines.append(f"  number {answer.queue_position} in the queue")
     else:
-        lines.append(f"  {figures(run, time.time_ns() // 1000)}")
+        interrupted = answer.state == "interrupted"  # its clock stands still since its owner's last entry
+        lines.append(f"  {figures(run, run.last_us if interrupted and run.last_us else time.time_ns() // 1000)}")
     if answer.untrusted_activity:
         lines.append(f"  {answer.untrusted_activity}")
     if answer.state == "interrupted":

@@ -62,17 +62,14 @@ def adding(host: Host, name: str, launch: Launch, path: Path) -> Change:
             f"{path} has a server called {name} already, and it is not Ava: it was left alone. Give Ava another name"
             f" there with --name, or remove that one yourself."
         )
-    notes: list[str] = []
     if old is None:
         file.put(entry, entry.value)
         for piece in others:
-            if not file.takes(piece):
-                notes.append(f"{'.'.join(piece.path)} was left as it is. {piece.missing}".rstrip())
-            elif _there(file.data, piece) is None:
+            if file.takes(piece) and _there(file.data, piece) is None:
                 file.put(piece, piece.value)
     else:
         file.put(entry, _renewed(old, entry.value, host.env, launch))
-    return file.change(notes)
+    return file.change(*_unasked(host, name, file.data))
 
 
 def removing(host: Host, name: str, path: Path) -> Change:
@@ -93,7 +90,7 @@ def removing(host: Host, name: str, path: Path) -> Change:
             changed = True
     if changed:
         file.restore()
-    return file.change([])
+    return file.change()
 
 
 def apply(change: Change) -> Path | None:
@@ -252,14 +249,27 @@ class _File:
                 continue
         self._emptied = self.text.strip() in ("", "{}")
 
-    def change(self, notes: list[str]) -> Change:
+    def change(self, *notes: str) -> Change:
         """Return the change from what was there to what is to be."""
         after: str | None = self._bom + self.text
         if not self._lines:
             after = self.before
         elif self._emptied:
             after = None
-        return Change(self.path, self.target, self.before, after, tuple(self._lines), tuple(notes))
+        return Change(self.path, self.target, self.before, after, tuple(self._lines), notes)
+
+
+def _unasked(host: Host, name: str, data: Any) -> tuple[str, ...]:
+    """Return a note where a person has told a host not to ask before `confirm_spawn`, which stays as it is."""
+    if host.asks is None:
+        return ()
+    path, value = host.asks
+    steps = [step.format(name=name) for step in path]
+    for step in steps:
+        data = cast("dict[str, Any]", data).get(step) if isinstance(data, dict) else data
+    if data == value:
+        return ()
+    return (f'{host.title} may not ask before confirm_spawn: {".".join(steps)} is not "{value}". It was left alone.',)
 
 
 def _place(data: Any, piece: Piece) -> tuple[str | int, ...]:

@@ -70,13 +70,11 @@ class Piece:
         path: Where: the names of nested tables.
         value: What.
         listed: It is an element of the list at `path`, known by its `id`.
-        missing: What it means where it cannot be put there, for the person.
     """
 
     path: tuple[str, ...]
     value: Any
     listed: bool = False
-    missing: str = ""
 
 
 @dataclass(frozen=True)
@@ -93,6 +91,8 @@ class Host:
         next: What a person does then.
         key: Another way to a provider's key than `ava key set`, with `{variable}` for the usual name of it.
         env: What the entry calls the variables of the server.
+        asks: What makes it ask before each `confirm_spawn`, with `{name}` for the server's: where it stands, and what
+            stands there. None where that is not in its configuration.
     """
 
     name: str
@@ -104,6 +104,7 @@ class Host:
     next: str
     key: str
     env: str = "env"
+    asks: tuple[tuple[str, ...], str] | None = None
 
     def file(self, place: Place) -> Path:
         """Return the file of its configuration, which need not exist."""

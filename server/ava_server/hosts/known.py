@@ -16,9 +16,8 @@ from ava_server.hosts.formats import Json, Toml
 from ava_server.hosts.host import Host, Launch, Piece, Place
 from ava_server.keys import NOT_YET, WELL_KNOWN
 
-KEYS = tuple(variable for provider, variable in WELL_KNOWN.items() if provider not in NOT_YET)
-"""The variables that hold the keys of providers."""
-PASSED_ON = (*KEYS, "AVA_MODEL_API_KEY", "HTTPS_PROXY", "NO_PROXY", "SSL_CERT_FILE")
+_KEYS = tuple(variable for provider, variable in WELL_KNOWN.items() if provider not in NOT_YET)
+PASSED_ON = (*_KEYS, "AVA_MODEL_API_KEY", "HTTPS_PROXY", "NO_PROXY", "SSL_CERT_FILE")
 """Variables that a host with an allow-list is told to hand on: by name, never with a value."""
 INPUT = "ava-openrouter-key"
 
@@ -95,12 +94,7 @@ def _opencode_servers(name: str, launch: Launch) -> tuple[Piece, ...]:
     entry: dict[str, Any] = {"type": "local", "command": [launch.command, *launch.args], "enabled": True}
     if launch.env:
         entry["environment"] = dict(launch.env)
-    ask = "opencode asks before no tool unless it is told to: set permission to ask for confirm_spawn of this server."
-    return Piece(("mcp", name), entry), Piece(("permission", f"{name}_confirm_spawn"), "ask", missing=ask)
-
-
-def _gemini_servers(name: str, launch: Launch) -> tuple[Piece, ...]:
-    return (Piece(("mcpServers", name), _entry(launch, {variable: f"${variable}" for variable in KEYS})),)
+    return Piece(("mcp", name), entry), Piece(("permission", f"{name}_confirm_spawn"), "ask")
 
 
 HOSTS: Mapping[str, Host] = {
@@ -137,7 +131,11 @@ HOSTS: Mapping[str, Host] = {
             files=_codex,
             pieces=_codex_table,
             next="Start Codex anew; /mcp shows the server.",
-            key="Or set {variable} before you start Codex, which hands on what `env_vars` of the server names.",
+            key=(
+                "Or set {variable} before Codex and its background process start (`codex app-server daemon stop` ends"
+                " that): they hand on what `env_vars` of the server names."
+            ),
+            asks=(("mcp_servers", "{name}", "tools", "confirm_spawn", "approval_mode"), "prompt"),
         ),
         Host(
             name="cursor",
@@ -169,6 +167,7 @@ HOSTS: Mapping[str, Host] = {
             next="Start opencode anew; `opencode mcp list` shows the server.",
             key="Or set {variable} before you start opencode, which hands all variables on.",
             env="environment",
+            asks=(("permission", "{name}_confirm_spawn"), "ask"),
         ),
         Host(
             name="gemini",
@@ -176,12 +175,9 @@ HOSTS: Mapping[str, Host] = {
             clients=("gemini-cli",),
             format=Json(comments=True),
             files=_gemini,
-            pieces=_gemini_servers,
+            pieces=_common,
             next="Start Gemini CLI anew in a folder that it trusts; /mcp shows the server.",
-            key=(
-                "Or set {variable} before you start Gemini CLI, which hands on no variable whose name has KEY in it but"
-                ' what `env` of the server names: "{variable}": "${variable}".'
-            ),
+            key="Gemini CLI hands on no variable whose name has KEY in it.",
         ),
     )
 }

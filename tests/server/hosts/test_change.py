@@ -336,12 +336,37 @@ def test_no_key_is_ever_written_or_shown(host: Host, file: Path, monkeypatch: py
     assert "/srv/ava" in file.read_bytes().decode()
 
 
-def test_opencode_that_allows_everything_is_told_that_it_will_not_ask(tmp_path: Path) -> None:
-    file = put(tmp_path / "opencode.json", '{"permission": "allow"}')
-    change = adding(HOSTS["opencode"], "ava", LAUNCH, file)
-    apply(change)
-    assert said(HOSTS["opencode"], file)["permission"] == "allow"
-    assert any("confirm_spawn" in note and "permission" in note for note in change.notes)
+@pytest.mark.parametrize(
+    ("text", "asks"),
+    [
+        ('{"permission": "allow"}', False),
+        ('{"permission": {"ava_confirm_spawn": "allow"}}', False),
+        ('{"permission": "ask"}', True),
+        ('{"permission": {"bash": "allow"}}', True),
+        ("{}", True),
+    ],
+)
+def test_opencode_that_was_told_not_to_ask_stays_so_and_the_person_is_told(
+    tmp_path: Path, text: str, asks: bool
+) -> None:
+    host, file = HOSTS["opencode"], put(tmp_path / "opencode.json", text)
+    for _ in range(2):
+        change = adding(host, "ava", LAUNCH, file)
+        assert [note for note in change.notes if "confirm_spawn" in note] == list(change.notes)
+        assert bool(change.notes) is not asks
+        if not change.nothing:
+            apply(change)
+    before, after = json.loads(text).get("permission", {}), said(host, file)["permission"]
+    assert after == before if isinstance(before, str) else {"ava_confirm_spawn": "ask", **before} == after
+
+
+def test_codex_that_always_allows_it_is_told_so(tmp_path: Path) -> None:
+    host, file = HOSTS["codex"], tmp_path / "config.toml"
+    apply(adding(host, "ava", LAUNCH, file))
+    assert adding(host, "ava", LAUNCH, file).notes == ()
+    put(file, file.read_text().replace('approval_mode = "prompt"', 'approval_mode = "approve"'))
+    change = adding(host, "ava", LAUNCH, file)
+    assert change.nothing and "approval_mode" in change.notes[0]
 
 
 def test_what_a_person_took_out_of_the_entry_is_not_put_back(tmp_path: Path) -> None:

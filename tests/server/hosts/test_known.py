@@ -116,8 +116,8 @@ def test_the_server_is_written_as_each_host_wants_it() -> None:
     assert entries["codex"].value["required"] is True
     assert "OPENROUTER_API_KEY" in entries["codex"].value["env_vars"]
     assert entries["codex"].value["tools"] == {"confirm_spawn": {"approval_mode": "prompt"}}
-    assert entries["gemini"].value["env"]["OPENROUTER_API_KEY"] == "$OPENROUTER_API_KEY"
-    assert "trust" not in entries["gemini"].value
+    # Gemini CLI writes what it makes of "$NAME" back into the file when it adds a server: a key, in the clear.
+    assert "$" not in str(entries["gemini"].value) and "trust" not in entries["gemini"].value
     vscode = HOSTS["vscode"].pieces("ava", launch)
     assert vscode[0].value["env"]["OPENROUTER_API_KEY"] == f"${{input:{vscode[1].value['id']}}}"
     assert vscode[1].path == ("inputs",) and vscode[1].value["password"] is True
