@@ -7,20 +7,28 @@ import stat
 from pathlib import Path
 
 
-def replace_file(path: Path, data: bytes, mode: int = 0o600) -> None:
+class Changed(Exception):
+    """Raised when a file is no longer what it was when it was read."""
+
+
+def replace_file(path: Path, data: bytes, mode: int = 0o600, instead_of: bytes | None = None) -> None:
     """Write a new file beside the old one, to the disk, and put it in its place.
 
     Args:
         path: The file; what stands there is replaced, a link included.
         data: What is in it from then on.
         mode: Its permissions, where the system has them.
+        instead_of: What must be in it until then; None does not look.
 
     Raises:
+        Changed: Something else is in it; it is as it was.
         OSError: It cannot be written; the old one is as it was.
     """
     fresh = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
     create_file(fresh, data, mode)
     try:
+        if instead_of is not None and path.read_bytes() != instead_of:
+            raise Changed
         fresh.replace(path)
     except BaseException:
         fresh.unlink(missing_ok=True)

@@ -43,15 +43,20 @@ def _no_bool(value: object) -> object:
     return value
 
 
-def _http_url(url: str) -> str:
+def http_url(url: str) -> str:
+    """Return the address of an endpoint.
+
+    Raises:
+        ValueError: It is none, or holds what may be a secret; the text says what is allowed.
+    """
     try:
         parts = urlsplit(url)
         fits = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         fits = False
     else:
-        if parts.username is not None or parts.password is not None:
-            raise ValueError("an address without a user or password in it")
+        if parts.username is not None or parts.password is not None or parts.query or parts.fragment:
+            raise ValueError("an address without a user, a password or a query in it")
     if not fits:
         raise ValueError("an address such as https://host/v1 or http://127.0.0.1:11434/v1")
     return url.rstrip("/")
@@ -61,7 +66,7 @@ Count = Annotated[int, BeforeValidator(_no_bool), Field(ge=0)]
 Cap = Annotated[int, BeforeValidator(_no_bool), Field(ge=1)]
 Usd = Annotated[float, BeforeValidator(_no_bool), Field(ge=0, allow_inf_nan=False)]
 Folder = Annotated[Path, AfterValidator(absolute_folder)]
-Url = Annotated[str, AfterValidator(_http_url)]
+Url = Annotated[str, AfterValidator(http_url)]
 
 
 class Table(BaseModel):

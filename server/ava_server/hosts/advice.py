@@ -29,7 +29,7 @@ def key_advice(provider: str, client: str | None, env: Mapping[str, str] | None 
         return "Set or correct AVA_MODEL_API_KEY where this server is given its variables, and start it anew."
     if env.get("AVA_HOST", "").strip() == BUNDLE and provider == DEFAULT:
         return _IN_BUNDLE
-    command = f"{launch(env=env).shell} key set {provider}"
+    command = launch(env=env).shell("key", "set", provider)
     root = env.get("AVA_DATA_ROOT", "").strip()
     where = f" (with AVA_DATA_ROOT set to {root})" if root else ""
     stored = f"In a terminal{where}, run `{command}`; it counts from the next call on."

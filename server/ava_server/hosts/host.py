@@ -1,13 +1,12 @@
-"""The seven hosts: where each keeps its configuration, and what Ava's entry looks like there.
-
-Sources, and the versions in which each was seen, stand in docs/hosts.md.
-"""
+"""What a host is: where it keeps its configuration, and what Ava's entry looks like there."""
 
 from __future__ import annotations
 
+import shlex
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from ava_server.hosts.formats import Format
@@ -42,9 +41,9 @@ class Place:
         return self.folder("XDG_CONFIG_HOME", self.home / ".config")
 
     def folder(self, variable: str, default: Path) -> Path:
-        """Return the folder that a variable names, else the default."""
+        """Return the folder that a variable names, else the default; a relative one means a different folder to all."""
         given = self.env.get(variable, "").strip()
-        return Path(given) if given else default
+        return Path(given) if PurePath(given).is_absolute() else default
 
 
 @dataclass(frozen=True)
@@ -55,26 +54,20 @@ class Launch:
     args: tuple[str, ...] = ("serve",)
     env: Mapping[str, str] = field(default_factory=dict[str, str])
 
-    @property
-    def shell(self) -> str:
-        """What a person types in a terminal to run any command of this installation."""
-        words = (self.command, *self.args[:-1])
-        return " ".join(f'"{word}"' if " " in word else word for word in words)
+    def shell(self, *words: str) -> str:
+        """Return what a person types in a terminal to run another command of this installation."""
+        command = (self.command, *self.args[:-1], *words)
+        if sys.platform != "win32":
+            return shlex.join(command)
+        return " ".join(f'"{word}"' if " " in word else word for word in command)
 
 
 @dataclass(frozen=True)
-class Piece:
-    """Something that Ava puts into a configuration.
-
-    Attributes:
-        path: Where: the names of nested tables.
-        value: What.
-        listed: It is an element of the list at `path`, known by its `id`.
-    """
+class Element:
+    """An element of a list in a host's configuration, known by its `id`."""
 
     path: tuple[str, ...]
-    value: Any
-    listed: bool = False
+    value: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -87,10 +80,12 @@ class Host:
         clients: How the names begin by which it introduces itself as an MCP client.
         format: Of its configuration.
         files: Where its configuration can be: the first one that is there counts, else the first.
-        pieces: What Ava puts into it, under a name; the server's entry comes first.
-        next: What a person does then.
+        servers: The table of the servers in it.
+        entry: The server's entry in that table.
+        next: What a person does once it is there.
         key: Another way to a provider's key than `ava key set`, with `{variable}` for the usual name of it.
         env: What the entry calls the variables of the server.
+        element: What the entry refers to elsewhere in the configuration.
         asks: What makes it ask before each `confirm_spawn`, with `{name}` for the server's: where it stands, and what
             stands there. None where that is not in its configuration.
     """
@@ -100,13 +95,27 @@ class Host:
     clients: tuple[str, ...]
     format: Format
     files: Callable[[Place], Sequence[Path]]
-    pieces: Callable[[str, Launch], tuple[Piece, ...]]
+    servers: str
+    entry: Callable[[Launch], dict[str, Any]]
     next: str
     key: str
     env: str = "env"
+    element: Element | None = None
     asks: tuple[tuple[str, ...], str] | None = None
 
     def file(self, place: Place) -> Path:
         """Return the file of its configuration, which need not exist."""
         files = self.files(place)
         return next((file for file in files if file.exists() or file.is_symlink()), files[0])
+
+    @property
+    def element_value(self) -> dict[str, Any]:
+        """What the entry refers to elsewhere; nothing where it does not."""
+        return dict(self.element.value) if self.element is not None else {}
+
+    def asking(self, name: str) -> tuple[tuple[str, ...], str] | None:
+        """Return what makes it ask before each `confirm_spawn` of the server of that name."""
+        if self.asks is None:
+            return None
+        path, value = self.asks
+        return tuple(step.format(name=name) for step in path), value

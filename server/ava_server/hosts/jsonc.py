@@ -14,27 +14,31 @@ from functools import cached_property
 from typing import Any
 
 _TEXT_OR_COMMENT = re.compile(r'"(?:[^"\\]|\\.)*"|//[^\r\n]*|/\*.*?\*/', re.DOTALL)
-_TEXT_OR_TRAILING_COMMA = re.compile(r'"(?:[^"\\]|\\.)*"|(?<=[^\s\[{,])\s*,(?=\s*[}\]])')
-_SPACE = re.compile(r"\s*")
+_TEXT_OR_TRAILING_COMMA = re.compile(r'"(?:[^"\\]|\\.)*"|(?<=[^ \t\r\n\[{,])[ \t\r\n]*,(?=[ \t\r\n]*[}\]])')
+_BLANK = " \t\r\n"
+"""What JSON takes for white space, and nothing else: a comment may end in any other."""
+_SPACE = re.compile(f"[{_BLANK}]*")
 _DECODER = json.JSONDecoder()
 
 Step = str | int
 """A member's key, or an element's index."""
 
 
-def parse(text: str, *, comments: bool) -> Any:
+def parse(text: str, *, comments: bool, trailing_commas: bool) -> Any:
     """Return what a text says; a blank one is an empty object.
 
     Args:
         text: The text.
-        comments: Comments and trailing commas are allowed.
+        comments: Comments are allowed.
+        trailing_commas: Commas behind the last member or element are allowed.
 
     Raises:
         ValueError: It is not JSON; says where.
     """
-    plain = _Source(text).plain if comments else text
+    source = _Source(text)
+    plain = source.plain if trailing_commas else source.bare if comments else text
     try:
-        return json.loads(plain) if plain.strip() else {}
+        return json.loads(plain) if plain.strip(_BLANK) else {}
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 
@@ -44,7 +48,7 @@ def put(text: str, path: Sequence[Step], value: Any) -> str:
 
     Objects and arrays that are missing on the way are made. The text is JSON with an object in it, or blank.
     """
-    source = _Source(text if _Source(text).plain.strip() else f"{text}{{}}\n")
+    source = _Source(text if _Source(text).plain.strip(_BLANK) else f"{text}{{}}\n")
     box = source.root
     for depth, step in enumerate(path):
         found = box.find(step)
@@ -61,10 +65,15 @@ def put(text: str, path: Sequence[Step], value: Any) -> str:
 def remove(text: str, path: Sequence[Step]) -> str:
     """Return the text without a member or an element that is there, and without the comma that it needed."""
     source = _Source(text)
-    box = source.root
-    for key in path[:-1]:
-        box = source.box(box[key].value)
+    box = source.below(path[:-1])
     return source.without(box, box[path[-1]])
+
+
+def is_bare(text: str, path: Sequence[Step]) -> bool:
+    """Tell whether an object or array has nothing in it, not even a comment."""
+    source = _Source(text)
+    box = source.below(path)
+    return not text[box.start + 1 : box.end - 1].strip(_BLANK)
 
 
 @dataclass(frozen=True)
@@ -123,6 +132,13 @@ class _Source:
         """The outermost object."""
         return self.box(_seen(self.plain, 0))
 
+    def below(self, path: Sequence[Step]) -> _Box:
+        """Return the object or array at a place."""
+        box = self.root
+        for step in path:
+            box = self.box(box[step].value)
+        return box
+
     def box(self, start: int) -> _Box:
         """Return the object or array that starts at a place."""
         plain, items = self.plain, list[_Item]()
@@ -153,7 +169,7 @@ class _Source:
         if isinstance(step, str):
             body = f"{json.dumps(step, ensure_ascii=False)}: {body}"
         close = box.end - 1
-        tail = len(text[:close].rstrip())  # behind the last item, its comma and its comments
+        tail = len(text[:close].rstrip(_BLANK))  # behind the last item, its comma and its comments
         body = f"{self._newline}{inner}{body}" if spread or _in_line_comment(text[:tail]) else f" {body}"
         if not box.items:
             return f"{text[:tail]}{body}{self._newline}{outer}{text[close:]}"
@@ -165,12 +181,12 @@ class _Source:
         """Return the text without an item."""
         text, close = self.text, box.end - 1
         around = text[box.start + 1 : item.start] + text[item.end : close]
-        if box.items == (item,) and not around.strip(" \t\r\n,"):
+        if box.items == (item,) and not around.strip(f"{_BLANK},"):
             return text[: box.start + 1] + text[close:]
-        start, end = len(text[: item.start].rstrip()), item.end
+        start, end = len(text[: item.start].rstrip(_BLANK)), item.end
         follows = _seen(self.bare, end)
         if self.bare[follows] == ",":
-            return self._glued(text[:start], text[end:follows].rstrip(), text[follows + 1 :])
+            return self._glued(text[:start], text[end:follows].rstrip(_BLANK), text[follows + 1 :])
         if box.items[0] is item:
             return self._glued(text[:start], text[end:])
         comma = self.bare.index(",", box.items[-2].end)  # it parts nothing any more

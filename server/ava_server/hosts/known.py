@@ -13,7 +13,7 @@ from typing import Any
 
 from ava_server.errors import BadInput
 from ava_server.hosts.formats import Json, Toml
-from ava_server.hosts.host import Host, Launch, Piece, Place
+from ava_server.hosts.host import Element, Host, Launch, Place
 from ava_server.keys import NOT_YET, WELL_KNOWN
 
 _KEYS = tuple(variable for provider, variable in WELL_KNOWN.items() if provider not in NOT_YET)
@@ -56,45 +56,26 @@ def _gemini(place: Place) -> Sequence[Path]:
     return (place.folder("GEMINI_CLI_HOME", place.home) / ".gemini" / "settings.json",)
 
 
-def _entry(launch: Launch, env: Mapping[str, str] | None = None, **first: Any) -> dict[str, Any]:
-    entry: dict[str, Any] = {**first, "command": launch.command, "args": list(launch.args)}
-    variables = {**(env or {}), **launch.env}
-    return {**entry, "env": variables} if variables else entry
+def _entry(launch: Launch, **more: Any) -> dict[str, Any]:
+    entry: dict[str, Any] = {"command": launch.command, "args": list(launch.args), **more}
+    return {**entry, "env": dict(launch.env)} if launch.env else entry
 
 
-def _common(name: str, launch: Launch) -> tuple[Piece, ...]:
-    return (Piece(("mcpServers", name), _entry(launch)),)
+def _typed(launch: Launch) -> dict[str, Any]:
+    return {"type": "stdio", **_entry(launch)}
 
 
-def _typed(name: str, launch: Launch) -> tuple[Piece, ...]:
-    return (Piece(("mcpServers", name), _entry(launch, type="stdio")),)
+def _for_codex(launch: Launch) -> dict[str, Any]:
+    return _entry(launch, required=True, env_vars=list(PASSED_ON))
 
 
-def _codex_table(name: str, launch: Launch) -> tuple[Piece, ...]:
-    entry = _entry(launch)
-    variables = {"env": entry.pop("env")} if "env" in entry else {}
-    asks = {"tools": {"confirm_spawn": {"approval_mode": "prompt"}}}
-    return (
-        Piece(("mcp_servers", name), {**entry, "required": True, "env_vars": list(PASSED_ON), **variables, **asks}),
-    )
+def _for_vscode(launch: Launch) -> dict[str, Any]:
+    return {**_typed(launch), "env": {"OPENROUTER_API_KEY": f"${{input:{INPUT}}}", **launch.env}}
 
 
-def _vscode_servers(name: str, launch: Launch) -> tuple[Piece, ...]:
-    entry = _entry(launch, {"OPENROUTER_API_KEY": f"${{input:{INPUT}}}"}, type="stdio")
-    asked = {
-        "type": "promptString",
-        "id": INPUT,
-        "description": "OpenRouter key for Ava; leave it empty if you have stored one with `ava key set openrouter`",
-        "password": True,
-    }
-    return Piece(("servers", name), entry), Piece(("inputs",), asked, listed=True)
-
-
-def _opencode_servers(name: str, launch: Launch) -> tuple[Piece, ...]:
+def _for_opencode(launch: Launch) -> dict[str, Any]:
     entry: dict[str, Any] = {"type": "local", "command": [launch.command, *launch.args], "enabled": True}
-    if launch.env:
-        entry["environment"] = dict(launch.env)
-    return Piece(("mcp", name), entry), Piece(("permission", f"{name}_confirm_spawn"), "ask")
+    return {**entry, "environment": dict(launch.env)} if launch.env else entry
 
 
 HOSTS: Mapping[str, Host] = {
@@ -104,9 +85,10 @@ HOSTS: Mapping[str, Host] = {
             name="claude-desktop",
             title="Claude Desktop",
             clients=("claude-ai", "local-agent-mode-"),
-            format=Json(comments=False),
+            format=Json(),
             files=_claude_desktop,
-            pieces=_common,
+            servers="mcpServers",
+            entry=_entry,
             next="Quit Claude Desktop (closing its window is not enough) and start it again.",
             key="Claude Desktop hands none of your variables on to its servers.",
         ),
@@ -114,9 +96,10 @@ HOSTS: Mapping[str, Host] = {
             name="claude-code",
             title="Claude Code",
             clients=("claude-code",),
-            format=Json(comments=False),
+            format=Json(),
             files=_claude_code,
-            pieces=_typed,
+            servers="mcpServers",
+            entry=_typed,
             next=(
                 "Start Claude Code anew; /mcp shows the server. One that was running meanwhile may have written its"
                 " own state over this: then run this again with all of them ended."
@@ -129,7 +112,8 @@ HOSTS: Mapping[str, Host] = {
             clients=("codex",),
             format=Toml(),
             files=_codex,
-            pieces=_codex_table,
+            servers="mcp_servers",
+            entry=_for_codex,
             next="Start Codex anew; /mcp shows the server.",
             key=(
                 "Or set {variable} before Codex and its background process start (`codex app-server daemon stop` ends"
@@ -141,9 +125,10 @@ HOSTS: Mapping[str, Host] = {
             name="cursor",
             title="Cursor",
             clients=("cursor",),
-            format=Json(comments=True),
+            format=Json(comments=True, trailing_commas=True),
             files=_cursor,
-            pieces=_common,
+            servers="mcpServers",
+            entry=_entry,
             next="Switch the server on under Settings → Tools & MCP.",
             key='Or hand a variable on: "{variable}": "${{env:{variable}}}" under `env` of the server.',
         ),
@@ -151,19 +136,30 @@ HOSTS: Mapping[str, Host] = {
             name="vscode",
             title="VS Code",
             clients=("Visual Studio Code",),
-            format=Json(comments=True),
+            format=Json(comments=True, trailing_commas=True),
             files=_vscode,
-            pieces=_vscode_servers,
+            servers="servers",
+            entry=_for_vscode,
             next="Run the command `MCP: List Servers`, choose the server and start it.",
             key="Or let VS Code ask for it: `ava init vscode` makes it do so for OpenRouter's.",
+            element=Element(
+                ("inputs",),
+                {
+                    "type": "promptString",
+                    "id": INPUT,
+                    "description": "OpenRouter key for Ava; empty if you have stored one (ava key set openrouter)",
+                    "password": True,
+                },
+            ),
         ),
         Host(
             name="opencode",
             title="opencode",
             clients=("opencode",),
-            format=Json(comments=True),
+            format=Json(comments=True, trailing_commas=True),
             files=_opencode,
-            pieces=_opencode_servers,
+            servers="mcp",
+            entry=_for_opencode,
             next="Start opencode anew; `opencode mcp list` shows the server.",
             key="Or set {variable} before you start opencode, which hands all variables on.",
             env="environment",
@@ -175,7 +171,8 @@ HOSTS: Mapping[str, Host] = {
             clients=("gemini-cli",),
             format=Json(comments=True),
             files=_gemini,
-            pieces=_common,
+            servers="mcpServers",
+            entry=_entry,
             next="Start Gemini CLI anew in a folder that it trusts; /mcp shows the server.",
             key="Gemini CLI hands on no variable whose name has KEY in it.",
         ),

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
 from ava_server.data_root import absolute_folder, find_data_root
-from ava_server.errors import BadInput
+from ava_server.errors import BadInput, ConfigError
 from ava_server.hosts.host import Launch
+from ava_server.settings import http_url
 
 _PLACES = ("AVA_DATA_ROOT", "XDG_DATA_HOME")
 _MODEL = ("AVA_MODEL_BASE_URL", "AVA_MODEL")
+_CACHES = frozenset({".cache", "archive-v0", "builds-v0"})
 
 
 def launch(workspace: str | None = None, env: Mapping[str, str] | None = None) -> Launch:
@@ -27,13 +30,18 @@ def launch(workspace: str | None = None, env: Mapping[str, str] | None = None) -
 
     Raises:
         BadInput: The workspace is no folder.
-        ConfigError: AVA_DATA_ROOT is no absolute path.
+        ConfigError: AVA_DATA_ROOT is no absolute path, or AVA_MODEL_BASE_URL no address, or one with a password.
     """
     env = os.environ if env is None else env
     variables: dict[str, str] = {}
     if any(env.get(name, "").strip() for name in _PLACES):
         variables["AVA_DATA_ROOT"] = str(find_data_root(env=env).path)
     variables.update({name: value for name in _MODEL if (value := env.get(name, "").strip())})
+    if endpoint := variables.get("AVA_MODEL_BASE_URL"):
+        try:
+            http_url(endpoint)
+        except ValueError as wrong:
+            raise ConfigError(f"AVA_MODEL_BASE_URL cannot be handed on; allowed is {wrong}.") from None
     if workspace is not None:
         variables["AVA_WORKSPACE"] = str(_folder(workspace))
     command = Path(sys.executable).with_name("ava.exe" if sys.platform == "win32" else "ava")
@@ -50,3 +58,13 @@ def _folder(given: str) -> Path:
     if not path.is_dir():
         raise BadInput(f"--workspace: there is no folder {path}.")
     return path
+
+
+def passing(prefix: Path) -> str:
+    """Return why an environment will not stay where it is, or nothing."""
+    parts = prefix.resolve().parts
+    if _CACHES.intersection(parts) or ("uv" in parts and "cache" in parts):
+        return "that is a cache, which is cleared now and then"
+    if prefix.resolve().is_relative_to(Path(tempfile.gettempdir()).resolve()):
+        return "that is a temporary folder"
+    return ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -102,8 +103,7 @@ def said(host: Host, file: Path) -> Any:
 
 
 def entry(host: Host, file: Path) -> Any:
-    container = host.pieces("ava", LAUNCH)[0].path[0]
-    return said(host, file)[container]["ava"]
+    return said(host, file)[host.servers]["ava"]
 
 
 def test_a_missing_file_is_made_and_undoing_removes_it(host: Host, file: Path) -> None:
@@ -192,7 +192,7 @@ def test_an_installation_that_has_moved_is_brought_up_to_date_and_what_a_person_
 
 
 def test_a_server_of_that_name_that_is_not_ava_is_left_alone(host: Host, file: Path) -> None:
-    container = host.pieces("ava", LAUNCH)[0].path[0]
+    container = host.servers
     theirs = (
         f'[{container}.ava]\ncommand = "/usr/bin/theirs"\n'
         if host.name == "codex"
@@ -376,3 +376,155 @@ def test_what_a_person_took_out_of_the_entry_is_not_put_back(tmp_path: Path) -> 
     del data["servers"]["ava"]["env"], data["inputs"]
     put(file, json.dumps(data))
     assert adding(host, "ava", Launch("/opt/ava/bin/ava"), file).nothing
+
+    host, file = HOSTS["codex"], tmp_path / "config.toml"
+    put(file, '[mcp_servers.ava]\ncommand = "/opt/ava/bin/ava"\nargs = ["serve"]\n')
+    apply(adding(host, "ava", Launch("/opt/ava/bin/ava"), file))
+    assert set(said(host, file)["mcp_servers"]["ava"]) == {"command", "args", "tools"}, "but it asks"
+
+
+# -- what an edit must not touch --------------------------------------------------------------------------------------
+
+
+def undone(host: Host, file: Path, before: str, edit: Callable[[str], str]) -> str:
+    """Put Ava in, have a person edit the file, take Ava out again."""
+    put(file, before)
+    add(host, file)
+    put(file, edit(file.read_bytes().decode()))
+    apply(removing(host, "ava", file))
+    return file.read_bytes().decode()
+
+
+def test_what_a_person_changed_meanwhile_is_never_taken_back(tmp_path: Path) -> None:
+    host, file = HOSTS["cursor"], tmp_path / "mcp.json"
+    comment = '{\n  // old\n  "a": 1\n}\n'
+    assert undone(host, file, comment, lambda text: text.replace("// old", "// NEW")) == comment.replace("old", "NEW")
+    for before, edit in (
+        ('{\n  "a": 0,\n  "on": true\n}\n', ('"a": 0', '"a": false')),
+        ('{\n  "a": 1,\n  "b": {}\n}\n', ('"b": {}', '"b": []')),
+        ('{\n  "x": 1,\n  "y": 2\n}\n', ('"x": 1,\n  "y": 2', '"y": 2,\n  "x": 1')),
+    ):
+        assert undone(host, file, before, lambda text: text.replace(*edit)) == before.replace(*edit)  # noqa: B023
+
+
+def test_a_planted_backup_brings_nothing_back(tmp_path: Path) -> None:
+    host, file = HOSTS["cursor"], tmp_path / "mcp.json"
+    (tmp_path / "mcp.json.ava-backup-20990101T000000Z").write_text('{"a": true, "mcpServers": {}}')
+    text = '{\n  "a": 1\n}\n'
+    put(file, text)
+    add(host, file)
+    apply(removing(host, "ava", file))
+    assert file.read_text() == text
+
+
+@pytest.mark.parametrize("moved", [False, True], ids=["taken out", "brought up to date"])
+def test_comments_of_toml_below_avas_tables_stay(tmp_path: Path, moved: bool) -> None:
+    host, file = HOSTS["codex"], put(tmp_path / "config.toml", 'model = "x"\n')
+    add(host, file)
+    below = '\n# PROFILES: ask Bob\n[profiles.fast] # quick\nmodel = "y"\n# the end\n'
+    put(file, file.read_text() + below)
+    apply(adding(host, "ava", Launch("/new/ava"), file) if moved else removing(host, "ava", file))
+    assert file.read_text().endswith(below)
+    assert file.read_text() == ('model = "x"\n' + below) or moved
+    assert said(host, file)["profiles"] == {"fast": {"model": "y"}}
+
+
+def test_a_table_that_is_left_with_a_comment_alone_stays(tmp_path: Path) -> None:
+    host, file = HOSTS["cursor"], tmp_path / "mcp.json"
+    off = '{\n  "mcpServers": {\n    // "github": {"command": "off for now"}\n  }\n}\n'
+    put(file, off)
+    add(host, file)
+    for backup in tmp_path.glob("*ava-backup*"):
+        backup.unlink()
+    apply(removing(host, "ava", file))
+    assert "off for now" in file.read_text()
+    host, file = HOSTS["codex"], tmp_path / "config.toml"
+    off = "[mcp_servers]\n# [mcp_servers.github] off for now\n\n# about model:\n[model]\nx = 1\n"
+    put(file, off)
+    add(host, file)
+    apply(removing(host, "ava", file))
+    assert file.read_text() == off
+
+
+def test_bringing_an_entry_up_to_date_touches_its_command_alone(tmp_path: Path) -> None:
+    host, file = HOSTS["cursor"], tmp_path / "mcp.json"
+    text = (
+        '{"mcpServers": {"ava": {\n  // pinned on purpose\n  "command": "/old/ava", /* here */\n  "args": ["serve"],\n'
+        '  "x": [1e999, 0.10000000000000000001, 1e2], "note": "a\\ud800b"\n}}}\n'
+    )
+    put(file, text)
+    change = adding(host, "ava", Launch("/opt/ava"), file)
+    apply(change)
+    assert file.read_text() == text.replace("/old/ava", "/opt/ava")
+    assert change.lines == ('mcpServers.ava.command = "/opt/ava"',)
+    host, file = HOSTS["codex"], tmp_path / "config.toml"
+    text = "[mcp_servers.ava]\ncommand = '/old/ava'  # why\nargs = [ 'serve' ]\ntool_timeout_sec = 0x14\n"
+    put(file, text)
+    apply(adding(host, "ava", Launch("/opt/ava"), file))
+    assert file.read_text().startswith(text.replace("'/old/ava'", '"/opt/ava"'))
+
+
+def test_another_way_of_starting_ava_is_left_as_it_is(host: Host, file: Path) -> None:
+    add(host, file, Launch("uv", ("run", "--project", "/opt/ava", "--no-dev", "ava", "serve")))
+    change = adding(host, "ava", Launch("/other/ava"), file)
+    assert change.nothing and "starts Ava by uv" in change.notes[0]
+    apply(removing(host, "ava", file))
+    assert not file.exists()
+
+
+@pytest.mark.parametrize(
+    "theirs", [{"command": "npx", "args": ["ava", "serve"]}, None, "ava serve", {"url": "https://x"}]
+)
+def test_what_only_looks_like_ava_is_not_taken_over(tmp_path: Path, theirs: object) -> None:
+    file = put(tmp_path / "mcp.json", json.dumps({"mcpServers": {"ava": theirs}}))
+    with pytest.raises(ConfigError, match="not Ava"):
+        adding(HOSTS["cursor"], "ava", LAUNCH, file)
+
+
+def test_an_input_that_another_server_refers_to_stays(tmp_path: Path) -> None:
+    host, file = HOSTS["vscode"], tmp_path / "mcp.json"
+    apply(adding(host, "one", LAUNCH, file))
+    apply(adding(host, "two", LAUNCH, file))
+    apply(removing(host, "one", file))
+    assert said(host, file)["inputs"] and "${input:" in file.read_text()
+    apply(removing(host, "two", file))
+    assert "inputs" not in file.read_text() if file.exists() else True
+
+
+@pytest.mark.parametrize("env", ["x", [1], 5])
+def test_variables_that_are_no_table_are_left_alone(tmp_path: Path, env: object) -> None:
+    entry = {"command": "/x/ava", "args": ["serve"], "env": env}
+    file = put(tmp_path / "mcp.json", json.dumps({"mcpServers": {"ava": entry}}))
+    with pytest.raises(ConfigError, match=r"env .*no table.*left alone"):
+        adding(HOSTS["cursor"], "ava", LAUNCH, file)
+
+
+def test_what_is_nested_too_deeply_is_left_alone(host: Host, file: Path) -> None:
+    deep = "[" * 900 + "]" * 900
+    put(file, f"a = {deep}\n" if host.name == "codex" else f'{{"a": {deep}}}')
+    try:
+        add(host, file)
+    except ConfigError as error:
+        assert "left alone" in str(error)
+
+
+def test_a_link_goes_on_leading_to_a_file(tmp_path: Path) -> None:
+    host, link, real = HOSTS["cursor"], tmp_path / "mcp.json", tmp_path / "real.json"
+    link.symlink_to(real)
+    add(host, link)
+    apply(removing(host, "ava", link))
+    assert link.is_symlink() and real.exists() and host.format.parse(real.read_text()) == {}
+
+
+def test_what_could_not_be_written_leaves_no_backup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    host, file = HOSTS["cursor"], put(tmp_path / "mcp.json", "{}")
+    change = adding(host, "ava", LAUNCH, file)
+
+    def full(self: Path, target: Path) -> Path:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(ConfigError, match="No space left on device"):
+        apply(change)
+    monkeypatch.undo()
+    assert list(tmp_path.iterdir()) == [file] and file.read_text() == "{}"

@@ -95,7 +95,7 @@ def test_a_folder_a_name_and_a_file_can_be_given(home: Path) -> None:
         (("codex", "--name", "a_b"), 2, "--name is 'a_b'"),
         (("codex", "--workspace", "nowhere"), 2, "--workspace"),
         (("cursor", "--file", "."), 30, "left alone"),
-        ((), 2, "HOST"),
+        ((), 2, "needs a host"),
     ],
 )
 def test_a_mistake_is_told_in_a_sentence(home: Path, args: tuple[str, ...], code: int, says: str) -> None:
@@ -187,5 +187,5 @@ def test_the_doctor_says_which_hosts_start_ava_and_whether_it_is_there(home: Pat
         "Codex": "ok", "Gemini CLI": "warning", "Claude Code": "warning",
     }  # fmt: skip
     assert "/gone/ava, which is not there" in found["Gemini CLI"]["text"]
-    assert found["Gemini CLI"]["what_to_do"] == "Run `ava init gemini --name helpers`."
+    assert "ava init gemini" in found["Gemini CLI"]["what_to_do"]
     assert os.fspath(home / ".claude.json") in found["Claude Code"]["text"]

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from ava_server.hosts import jsonc
 
+JSONC = {"comments": True, "trailing_commas": True}
 ENTRY = {"command": "/x/ava", "args": ["serve"]}
 
 GAPS = ("", " ", "\n", "\n  ", "\r\n\t", " // plain {\n", '/* a, "b": [ */', "\n// }, ]\n  ", "/**/ /* \n */\n")
@@ -55,7 +56,7 @@ ways = st.randoms(use_true_random=False)
 
 @given(objects, ways)
 def test_any_way_to_write_it_is_read(value: Any, random: Random) -> None:
-    assert jsonc.parse(written(value, random), comments=True) == value
+    assert jsonc.parse(written(value, random), **JSONC) == value
 
 
 @given(objects, st.none() | objects, ways)
@@ -65,11 +66,14 @@ def test_a_member_is_added_wherever_it_belongs_and_taken_out_again(value: Any, s
     text = written(value, random)
 
     after = jsonc.put(text, ("servers", "ava"), ENTRY)
-    assert jsonc.parse(after, comments=True) == {**value, "servers": {**(servers or {}), "ava": ENTRY}}
+    assert jsonc.parse(after, **JSONC) == {
+        **value,
+        "servers": {**(servers or {}), "ava": ENTRY},
+    }
     assert comments(after) == comments(text)
 
     back = jsonc.remove(after, ("servers", "ava"))
-    assert jsonc.parse(back, comments=True) == {**value, "servers": servers or {}}
+    assert jsonc.parse(back, **JSONC) == {**value, "servers": servers or {}}
     assert comments(back) == comments(text)
     if servers:
         assert back == text
@@ -80,8 +84,8 @@ def test_a_member_is_replaced_where_it_stands(before: Any, old: Any, behind: Any
     value = {**before, "ava": old, **behind}
     text = written(value, random)
     after = jsonc.put(text, ("ava",), ENTRY)
-    assert jsonc.parse(after, comments=True) == {**value, "ava": ENTRY}
-    assert list(jsonc.parse(after, comments=True)) == list(value)
+    assert jsonc.parse(after, **JSONC) == {**value, "ava": ENTRY}
+    assert list(jsonc.parse(after, **JSONC)) == list(value)
 
 
 @given(objects, st.lists(values, max_size=3), ways)
@@ -90,9 +94,9 @@ def test_an_element_is_added_to_a_list_and_taken_out_again(value: Any, inputs: A
     text = written(value, random)
     count = len(inputs)
     after = jsonc.put(text, ("inputs", count), ENTRY)
-    assert jsonc.parse(after, comments=True) == {**value, "inputs": [*value["inputs"], ENTRY]}
+    assert jsonc.parse(after, **JSONC) == {**value, "inputs": [*value["inputs"], ENTRY]}
     back = jsonc.remove(after, ("inputs", count))
-    assert jsonc.parse(back, comments=True) == value
+    assert jsonc.parse(back, **JSONC) == value
     assert comments(back) == comments(after) == comments(text)
 
 
@@ -101,7 +105,7 @@ def test_any_member_can_be_taken_out(value: Any, random: Random) -> None:
     key = random.choice(sorted(value))
     text = written(value, random)
     after = jsonc.remove(text, (key,))
-    assert jsonc.parse(after, comments=True) == {name: item for name, item in value.items() if name != key}
+    assert jsonc.parse(after, **JSONC) == {name: item for name, item in value.items() if name != key}
 
 
 @pytest.mark.parametrize(
@@ -137,14 +141,27 @@ def test_what_is_added_looks_like_its_neighbours(text: str, after: str) -> None:
 )
 def test_what_is_no_json_is_refused_with_the_place(text: str) -> None:
     with pytest.raises(ValueError, match=r"line \d+|nested"):
-        jsonc.parse(text, comments=True)
+        jsonc.parse(text, **JSONC)
 
 
 @pytest.mark.parametrize("text", ['{"a": 1,}', '{"a": 1} // b', "/* a */ {}"])
 def test_comments_are_refused_where_the_host_takes_none(text: str) -> None:
-    assert jsonc.parse(text, comments=True) is not None
+    assert jsonc.parse(text, **JSONC) is not None
     with pytest.raises(ValueError, match=r"line \d+"):
-        jsonc.parse(text, comments=False)
+        jsonc.parse(text, comments=False, trailing_commas=False)
+
+
+def test_trailing_commas_are_refused_where_the_host_takes_comments_alone() -> None:
+    assert jsonc.parse('{"a": 1} // b', comments=True, trailing_commas=False) == {"a": 1}
+    with pytest.raises(ValueError, match=r"line \d+"):
+        jsonc.parse('{"a": [1,]} // b', comments=True, trailing_commas=False)
+
+
+@pytest.mark.parametrize("end", ["\u00a0", "\x0c", "\u2028", "\x85"])
+def test_a_comment_may_end_in_any_character(end: str) -> None:
+    text = f'{{\n  "a": 1 // b{end}\n}}\n'
+    after = jsonc.put(text, ("ava",), 1)
+    assert f"// b{end}\n" in after and jsonc.remove(after, ("ava",)) == text
 
 
 def test_a_file_of_megabytes_is_edited_in_a_moment() -> None:

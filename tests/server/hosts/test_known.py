@@ -103,22 +103,26 @@ def test_an_unknown_host_is_told_with_the_known_ones() -> None:
 
 
 def test_the_server_is_written_as_each_host_wants_it() -> None:
-    launch = Launch("/opt/ava", ("serve",), {"AVA_MODEL": "m"})
-    entries = {name: host.pieces("ava", launch)[0] for name, host in HOSTS.items()}
-    common = {"command": "/opt/ava", "args": ["serve"]}
-    for name, piece in entries.items():
-        started = piece.value["command"]
-        assert started == (["/opt/ava", "serve"] if name == "opencode" else "/opt/ava")
-        assert piece.value[HOSTS[name].env]["AVA_MODEL"] == "m"
-    assert entries["claude-desktop"].path == entries["cursor"].path == ("mcpServers", "ava")
-    assert common.items() <= entries["claude-desktop"].value.items()
-    assert entries["claude-code"].value["type"] == entries["vscode"].value["type"] == "stdio"
-    assert entries["codex"].value["required"] is True
-    assert "OPENROUTER_API_KEY" in entries["codex"].value["env_vars"]
-    assert entries["codex"].value["tools"] == {"confirm_spawn": {"approval_mode": "prompt"}}
+    entries = {name: host.entry(Launch("/opt/ava", ("serve",), {"AVA_MODEL": "m"})) for name, host in HOSTS.items()}
+    for name, entry in entries.items():
+        assert entry["command"] == (["/opt/ava", "serve"] if name == "opencode" else "/opt/ava")
+        assert entry[HOSTS[name].env]["AVA_MODEL"] == "m"
+    assert {name: host.servers for name, host in HOSTS.items()} == {
+        **dict.fromkeys(("claude-desktop", "claude-code", "cursor", "gemini"), "mcpServers"),
+        "codex": "mcp_servers", "vscode": "servers", "opencode": "mcp",
+    }  # fmt: skip
+    assert entries["claude-code"]["type"] == entries["vscode"]["type"] == "stdio"
+    assert entries["codex"]["required"] is True
+    assert "OPENROUTER_API_KEY" in entries["codex"]["env_vars"]
+    assert HOSTS["codex"].asking("mine") == (
+        ("mcp_servers", "mine", "tools", "confirm_spawn", "approval_mode"), "prompt",
+    )  # fmt: skip
+    assert HOSTS["opencode"].asking("mine") == (("permission", "mine_confirm_spawn"), "ask")
     # Gemini CLI writes what it makes of "$NAME" back into the file when it adds a server: a key, in the clear.
-    assert "$" not in str(entries["gemini"].value) and "trust" not in entries["gemini"].value
-    vscode = HOSTS["vscode"].pieces("ava", launch)
-    assert vscode[0].value["env"]["OPENROUTER_API_KEY"] == f"${{input:{vscode[1].value['id']}}}"
-    assert vscode[1].path == ("inputs",) and vscode[1].value["password"] is True
-    assert HOSTS["opencode"].pieces("mine", launch)[1].path == ("permission", "mine_confirm_spawn")
+    assert "$" not in str(entries["gemini"]) and "trust" not in entries["gemini"]
+    asked = HOSTS["vscode"].element_value
+    assert entries["vscode"]["env"]["OPENROUTER_API_KEY"] == f"${{input:{asked['id']}}}" and asked["password"] is True
+
+
+def test_a_folder_that_is_not_absolute_counts_as_none() -> None:
+    assert HOSTS["codex"].file(Place(LINUX, HOME, {"CODEX_HOME": "~/codex"})) == HOME / ".codex" / "config.toml"
