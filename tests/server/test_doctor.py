@@ -13,8 +13,8 @@ from support.stdio import until
 from support.terminal import ava, environment
 
 from ava_server.cli.app import main
-from ava_server.doctor import checks
-from ava_server.doctor.check import Finding, Setup, from_error
+from ava_server.cli.doctor import checks
+from ava_server.cli.doctor.check import Finding, Setup, from_error
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from support.model_server import Fail, Gate, Say, running_model_server
 from support.terminal import ava, environment, on_terminal
 
 from ava_server.cli.app import main
-from ava_server.doctor import online
+from ava_server.cli.doctor import online
 
 READY = Say("", [("submit_result", {"summary": "ready", "output": "ready."})])
 PRICED = '[prices."custom:test"]\ninput = 1.0\noutput = 5.0\n'

@@ -26,7 +26,7 @@ COMMANDS: Mapping[str, str] = {
     "key": "ava_server.cli.key",
     "demo": "ava_server.cli.demo",
     "init": "ava_server.cli.init",
-    "doctor": "ava_server.cli.doctor",
+    "doctor": "ava_server.cli.doctor.command",
 }
 """Each first word, and the module that registers it: `register(app)` adds its commands to the app."""
 

@@ -13,7 +13,7 @@ from ava_server.cli.terminal import columns, say, say_json, tell, wrapped
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ava_server.doctor.check import Finding, Setup
+    from ava_server.cli.doctor.check import Finding, Setup
 
 FAULT = 1
 WIDTH = 80
@@ -39,8 +39,8 @@ def doctor_command(
 
     Without --online nothing is written and nobody is asked.
     """
-    from ava_server.doctor.check import set_up
-    from ava_server.doctor.checks import look
+    from ava_server.cli.doctor.check import set_up
+    from ava_server.cli.doctor.checks import look
 
     setup = set_up()
     if not as_json:
@@ -55,8 +55,8 @@ def doctor_command(
     for finding in look(setup):
         found(finding)
     if online:
-        from ava_server.doctor.checks import redactor_of, without_keys
-        from ava_server.doctor.online import ask_all
+        from ava_server.cli.doctor.checks import redactor_of, without_keys
+        from ava_server.cli.doctor.online import ask_all
 
         redactor = redactor_of(setup)
         ask_all(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from ava_audit.redact import Redactor
-from ava_server.doctor import data, hosts, log, models, roles, system
-from ava_server.doctor.check import REPORT, Check, Finding, Setup
+from ava_server.cli.doctor import data, hosts, log, models, roles, system
+from ava_server.cli.doctor.check import REPORT, Check, Finding, Setup
 from ava_server.errors import AvaError
 from ava_server.keys import list_keys
 

@@ -19,13 +19,13 @@ from ava_audit.money import format_usd, micros_from_cents
 from ava_roles.errors import RolesError
 from ava_server.claims import Artifact, Slots
 from ava_server.cli.app import ReaderGone
+from ava_server.cli.doctor.check import REPORT, Finding, Setup, from_error
+from ava_server.cli.doctor.models import cheapest, models_of
 from ava_server.cli.reading import note_fetched, whole_answer
 from ava_server.cli.root import has_log
 from ava_server.cli.run import propose, session, start
 from ava_server.cli.terminal import someone_there
 from ava_server.desk import Desk
-from ava_server.doctor.check import REPORT, Finding, Setup, from_error
-from ava_server.doctor.models import cheapest, models_of
 from ava_server.errors import AvaError
 from ava_server.history import History
 from ava_server.house import House, open_house, refuse_recursion

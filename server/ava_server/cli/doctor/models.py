@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from ava_audit.money import format_usd
 from ava_server.access import model_settings
-from ava_server.doctor.check import Finding, Setup, State, from_error, log_path
+from ava_server.cli.doctor.check import Finding, Setup, State, from_error, log_path
 from ava_server.errors import AvaError
 from ava_server.keys import NOT_YET, list_keys
 from ava_server.models.choose import (

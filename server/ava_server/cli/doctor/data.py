@@ -8,8 +8,8 @@ import stat
 from pathlib import Path
 
 from ava_audit.mounts import network_file_system
+from ava_server.cli.doctor.check import Finding, Setup, above, from_error, log_path
 from ava_server.cli.root import has_log
-from ava_server.doctor.check import Finding, Setup, above, from_error, log_path
 from ava_server.errors import ConfigError
 from ava_server.files import is_own
 from ava_server.settings import Settings

@@ -7,8 +7,8 @@ from collections.abc import Collection
 from ava_roles.catalog import Catalog, Folder
 from ava_roles.role import Role
 from ava_roles.tools.registry import builtin_tools
-from ava_server.doctor.check import Finding, Setup, from_error, log_path
-from ava_server.doctor.models import models_of
+from ava_server.cli.doctor.check import Finding, Setup, from_error, log_path
+from ava_server.cli.doctor.models import models_of
 from ava_server.errors import AvaError
 from ava_server.models.choose import choose
 from ava_server.run_tools import RUN_TOOL_NAMES

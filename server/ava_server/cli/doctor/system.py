@@ -15,8 +15,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from ava_audit.migrations import scratch
-from ava_server.doctor import confinement as probes
-from ava_server.doctor.check import Finding, Setup
+from ava_server.cli.doctor import confinement as probes
+from ava_server.cli.doctor.check import Finding, Setup
 
 PROBE_S = 5.0
 """A program that does not say its version within this long is as good as none."""

@@ -17,7 +17,7 @@ from ava_audit.migrations import SCHEMA_VERSION, schema_version
 from ava_audit.money import format_usd, micros_from_cents
 from ava_audit.view import View
 from ava_server.budget import installation_scope, user_scope, utc_day
-from ava_server.doctor.check import Finding, Setup, log_path
+from ava_server.cli.doctor.check import Finding, Setup, log_path
 
 BUSY_S = 1.0
 _PEEK = portalocker.LockFlags.SHARED | portalocker.LockFlags.NON_BLOCKING

@@ -6,7 +6,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from ava_server.doctor.check import Finding, Setup
+from ava_server.cli.doctor.check import Finding, Setup
 from ava_server.errors import ConfigError
 from ava_server.hosts.change import servers_of
 from ava_server.hosts.host import Host, Place
