@@ -35,10 +35,14 @@ TASK_CHARS = 120
 
 @dataclass(frozen=True)
 class SpawnLimits:
-    """What limits approvals: a user's spawns in an hour, and the day's money."""
+    """What limits approvals: a user's spawns in an hour, and the day's money.
+
+    `day_settings` are what holds the user's day and the installation's, as a refusal names them.
+    """
 
     spawns_per_hour: int
     days: DayCaps
+    day_settings: tuple[str, str]
     ttl_us: int
 
 
@@ -152,7 +156,7 @@ def propose(
                 row = view.proposal(run.pending_id)
                 if row is not None and row.digest == sha and not (run.state == WAITING and row.expires_us <= now_us):
                     return Outcome(Proposed(row.pending_id, run.id, run.state, config, line, message, row.expires_us))
-        if not config.price.get("free") and (why := exhausted(view, who.user_id, limits.days, now_us)):
+        if not config.price.get("free") and (why := exhausted(view, who.user_id, limits, now_us)):
             return Outcome(Declined(why))
         pending_id, run_id = next(
             pair for pair in candidates if view.proposal(pair[0]) is None and view.run(pair[1]) is None
@@ -184,19 +188,17 @@ def propose(
     return command
 
 
-def exhausted(view: View, user: str, days: DayCaps, now_us: int) -> str | None:
+def exhausted(view: View, user: str, limits: SpawnLimits, now_us: int) -> str | None:
     """Return why no money is left today, or None."""
-    day = utc_day(now_us)
+    day, days = utc_day(now_us), limits.days
+    of_user, of_installation = limits.day_settings
     for what, scope, cap, setting in (
-        ("you", user_scope(user, day), days.user_micros, days.user_setting),
-        (
-            "this installation",
-            installation_scope(day),
-            days.installation_micros,
-            "limits.installation_daily_cents in config.toml",
-        ),
+        ("you", user_scope(user, day), days.user_micros, of_user),
+        ("this installation", installation_scope(day), days.installation_micros, of_installation),
     ):
         spent = view.bucket(scope).committed
+        if cap == 0:  # no day brings more
+            return f"the daily budget of {what} is $0.00, so that only what is free can run; raise {setting}"
         if spent >= cap:
             return (
                 f"today's budget of {what} is used up ({format_usd(spent)} of {format_usd(cap)}); it starts anew at"
@@ -272,7 +274,7 @@ def approve(asked: Approval, who: Who, channel: Channel, limits: SpawnLimits) ->
             return Outcome(Decided(tuple(item.refused(why) for item in pending), approval_lines=tuple(lines)))
         if why_not := _too_many(view, who.user_id, len(pending), limits, now_us):
             return Outcome(Decided(tuple(item.refused(why_not) for item in pending)))
-        if not free and (why_not := exhausted(view, who.user_id, limits.days, now_us)):
+        if not free and (why_not := exhausted(view, who.user_id, limits, now_us)):
             return Outcome(Decided(tuple(item.refused(why_not) for item in pending)))
         events: list[Event] = []
         for item in pending:

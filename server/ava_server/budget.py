@@ -23,14 +23,10 @@ CapName = Literal[
 
 @dataclass(frozen=True)
 class DayCaps:
-    """What may be spent in a UTC day, in micro-USD; 0 means nothing.
-
-    `user_setting` is where the user's cap stands: the setting, or the variable of this process that is lower.
-    """
+    """What may be spent in a UTC day, in micro-USD; 0 means nothing."""
 
     user_micros: int
     installation_micros: int
-    user_setting: str = "limits.user_daily_cents in config.toml"
 
 
 @dataclass(frozen=True)

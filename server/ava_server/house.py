@@ -97,16 +97,18 @@ class House:
     def day_caps(self) -> DayCaps:
         """What may be spent in a day."""
         limits = self.settings.limits
-        caps = DayCaps(micros_from_cents(limits.user_daily_cents), micros_from_cents(limits.installation_daily_cents))
-        if self.settings.daily_cents == limits.user_daily_cents:
-            return replace(caps, user_setting="AVA_DAILY_USD, a variable that this host gives the server")
-        return caps
+        return DayCaps(micros_from_cents(limits.user_daily_cents), micros_from_cents(limits.installation_daily_cents))
 
     @property
     def spawn_limits(self) -> SpawnLimits:
         """What limits approvals."""
-        ttl_us = int(self.settings.proposal_lifetime_s * 1_000_000)
-        return SpawnLimits(self.settings.limits.spawns_per_hour, self.day_caps, ttl_us)
+        settings = self.settings
+        return SpawnLimits(
+            spawns_per_hour=settings.limits.spawns_per_hour,
+            days=self.day_caps,
+            day_settings=(settings.user_day_setting, settings.installation_day_setting),
+            ttl_us=int(settings.proposal_lifetime_s * 1_000_000),
+        )
 
     async def surroundings(self, client_roots: Sequence[str]) -> Surroundings:
         """Return what a proposal is resolved against; role files are read anew."""

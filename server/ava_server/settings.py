@@ -34,6 +34,7 @@ BUNDLE = "bundle"
 """AVA_HOST of a server that runs from the extension of Claude Desktop."""
 BUNDLE_DAILY_USD = "5"
 """What its install dialog proposes, also where somebody has emptied the field."""
+_IN_ENVIRONMENT = "where Ava is given its variables"
 SELF_KNOWN_PROVIDERS = frozenset({"openrouter", "openai", "anthropic"})
 
 
@@ -203,6 +204,8 @@ class Settings(Configured):
         model: AVA_MODEL.
         default_workspace: AVA_WORKSPACE, as it was given.
         daily_cents: AVA_DAILY_USD in cents; it has tightened `limits.user_daily_cents` already.
+        user_limit_cents: `limits.user_daily_cents` as it was before that; None without AVA_DAILY_USD.
+        from_environment: The paths of the settings that variables of this process hold.
     """
 
     data_root: Path
@@ -211,6 +214,8 @@ class Settings(Configured):
     model: str | None = None
     default_workspace: Path | None = None
     daily_cents: Count | None = None
+    user_limit_cents: Count | None = None
+    from_environment: frozenset[tuple[str, ...]] = frozenset()
 
     @property
     def paths(self) -> DataRoot:
@@ -223,6 +228,26 @@ class Settings(Configured):
         if self.approval == "human" and "proposal_ttl_s" not in self.model_fields_set:
             return TTL_UNDER_HUMAN_S
         return self.proposal_ttl_s
+
+    @property
+    def user_day_setting(self) -> str:
+        """What holds the user's day, and where it stands: the lower of the limit and AVA_DAILY_USD, or both."""
+        limit = self._where("limits", "user_daily_cents")
+        if self.daily_cents is None or self.user_limit_cents is None or self.daily_cents > self.user_limit_cents:
+            return limit
+        own = f"AVA_DAILY_USD {_IN_ENVIRONMENT}"
+        return own if self.daily_cents < self.user_limit_cents else f"{limit}, and {own}"
+
+    @property
+    def installation_day_setting(self) -> str:
+        """What holds the installation's day, and where it stands."""
+        return self._where("limits", "installation_daily_cents")
+
+    def _where(self, *path: str) -> str:
+        """Return a setting with the place in which a change of it counts: a variable lies over the file."""
+        if path in self.from_environment:
+            return f"{checks.variable(path)} {_IN_ENVIRONMENT}"
+        return f"{'.'.join(path)} in config.toml"
 
 
 def load_settings(data_root: Path | None = None, env: Mapping[str, str] | None = None) -> Settings:
@@ -245,6 +270,7 @@ def load_settings(data_root: Path | None = None, env: Mapping[str, str] | None =
         "model_api_key": env.get("AVA_MODEL_API_KEY", "").strip() or None,
         "model": env.get("AVA_MODEL", "").strip() or None,
         "default_workspace": env.get("AVA_WORKSPACE", "").strip() or None,
+        "from_environment": frozenset(path for path, _value in checks.leaves(in_env)),
     }
     daily = env.get("AVA_DAILY_USD", "").strip() or (BUNDLE_DAILY_USD if env.get("AVA_HOST") == BUNDLE else "")
     daily_cents = checks.cents("AVA_DAILY_USD", daily) if daily else None
@@ -262,9 +288,9 @@ def load_settings(data_root: Path | None = None, env: Mapping[str, str] | None =
 
 def _tightened(settings: Settings, daily_cents: int) -> Settings:
     """Return the settings with no more to spend in a day than this process may."""
-    lower = min(daily_cents, settings.limits.user_daily_cents)
-    limits = settings.limits.model_copy(update={"user_daily_cents": lower})
-    return settings.model_copy(update={"limits": limits, "daily_cents": daily_cents})
+    limit = settings.limits.user_daily_cents
+    limits = settings.limits.model_copy(update={"user_daily_cents": min(daily_cents, limit)})
+    return settings.model_copy(update={"limits": limits, "daily_cents": daily_cents, "user_limit_cents": limit})
 
 
 def _read_config(path: Path) -> dict[str, Any]:

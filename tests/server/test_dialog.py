@@ -71,8 +71,9 @@ async def test_a_day_cap_of_nothing_refuses_what_costs_and_says_where_it_comes_f
     async with open_lab(tmp_path, config=PRICED, env={"AVA_DAILY_USD": "0"}) as lab:
         answer = await lab.call("spawn_subagent", role="researcher", task="look")
     assert answer.status == "failed"
-    assert "$0.00 of $0.00" in answer.message and "AVA_DAILY_USD" in answer.message
+    assert "the daily budget of you is $0.00" in answer.message and "raise AVA_DAILY_USD" in answer.message
     assert "user_daily_cents" not in answer.message
+    assert "anew" not in answer.message, "no day brings more than nothing"
 
 
 async def test_a_limit_that_is_lower_than_the_day_cap_is_the_one_that_is_named(tmp_path: Path) -> None:
@@ -81,6 +82,31 @@ async def test_a_limit_that_is_lower_than_the_day_cap_is_the_one_that_is_named(t
         answer = await lab.call("spawn_subagent", role="researcher", task="look")
     assert "raise limits.user_daily_cents in config.toml" in answer.message
     assert "AVA_DAILY_USD" not in answer.message
+
+
+@pytest.mark.parametrize(
+    ("limit", "env", "setting"),
+    [
+        (800, {}, "limits.user_daily_cents in config.toml"),
+        (800, {"AVA_DAILY_USD": "9"}, "limits.user_daily_cents in config.toml"),
+        (800, {"AVA_DAILY_USD": "7.99"}, "AVA_DAILY_USD where Ava is given its variables"),
+        (500, {"AVA_HOST": "bundle"}, "limits.user_daily_cents in config.toml, and AVA_DAILY_USD where Ava"),
+        (800, {"AVA_LIMITS__USER_DAILY_CENTS": "800"}, "AVA_LIMITS__USER_DAILY_CENTS where Ava is given"),
+        (800, {"AVA_LIMITS__USER_DAILY_CENTS": "3", "AVA_DAILY_USD": "5"}, "AVA_LIMITS__USER_DAILY_CENTS where Ava"),
+    ],
+)
+def test_the_setting_that_is_named_is_the_one_whose_change_counts(
+    tmp_path: Path, limit: int, env: dict[str, str], setting: str
+) -> None:
+    (tmp_path / "config.toml").write_text(f"[limits]\nuser_daily_cents = {limit}\n", "utf-8")
+    assert load_settings(tmp_path, env).user_day_setting.startswith(setting)
+
+
+def test_the_installations_day_is_named_where_it_stands_too(tmp_path: Path) -> None:
+    settings = load_settings(tmp_path, {"AVA_DAILY_USD": "0"})
+    assert settings.installation_day_setting == "limits.installation_daily_cents in config.toml"
+    settings = load_settings(tmp_path, {"AVA_LIMITS__INSTALLATION_DAILY_CENTS": "1"})
+    assert settings.installation_day_setting.startswith("AVA_LIMITS__INSTALLATION_DAILY_CENTS where")
 
 
 # -- placeholders -----------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """`ava doctor` where nothing is broken: what it shows, and that looking creates and changes nothing."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,8 +10,10 @@ from pathlib import Path
 
 import pytest
 from support.doctor import KEY, doctor, faults, files, owner, read, used
+from support.house import PRICED
+from support.model_server import Say, running_model_server
 from support.stdio import until
-from support.terminal import ava, environment
+from support.terminal import COMMAND, ava, environment
 
 from ava_server.cli.app import main
 from ava_server.cli.doctor import checks
@@ -102,9 +105,39 @@ def test_settings_that_change_what_can_be_done_are_told(root: Path) -> None:
     assert "nothing can be approved" in findings["approval"]["text"]
     assert "AVA_LIMITS__RUNNING" not in findings["approval"]["text"]
     assert findings["budget"]["state"] == findings["approval"]["state"] == findings["settings"]["state"] == "warning"
-    assert "limits.user_daily_cents" in findings["budget"]["what_to_do"]
+    assert findings["budget"]["what_to_do"] == "Raise limits.user_daily_cents in config.toml."
     screen = ava(root, "doctor", env={"AVA_LIMITS__RUNNING": "1"}).stdout
     assert "AVA_LIMITS__RUNNING" in screen
+
+
+def test_a_day_cap_that_is_used_up_is_told_with_the_setting_that_holds_it(root: Path, tmp_path: Path) -> None:
+    budget = doctor(root, AVA_DAILY_USD="0")["budget"]
+    assert (budget["state"], "only what is free can run" in budget["text"]) == ("warning", True)
+    assert budget["what_to_do"] == "Raise AVA_DAILY_USD where Ava is given its variables."
+
+    (root / "config.toml").write_text(PRICED + "[limits]\nuser_daily_cents = 7\n")
+    dear = Say("expensive", usage={"prompt_tokens": 200_000, "completion_tokens": 1, "total_tokens": 200_001})
+    with running_model_server([dear]) as server:
+        model = {"AVA_MODEL_BASE_URL": server.base_url, "AVA_MODEL": "test"}
+        task = ("run", "custom", "Look.", "--system-prompt", "You look.", "--yes", "--max-cost", "0.07")
+        ava(root, *task, cwd=tmp_path, env=model)
+    mend = doctor(root)["budget"]["what_to_do"]
+    assert mend == "Wait until 00:00 UTC, or raise limits.user_daily_cents in config.toml."
+    mend = doctor(root, AVA_LIMITS__INSTALLATION_DAILY_CENTS="0")["budget"]["what_to_do"]
+    assert mend.startswith("Raise limits.user_daily_cents in config.toml, and AVA_LIMITS__INSTALLATION_DAILY_CENTS ")
+
+
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare")
+def test_a_user_without_a_name_has_a_budget_as_when_served(root: Path) -> None:
+    nameless = ["unshare", "--user", "--map-user=4321", "--map-group=4321"]
+    if subprocess.run([*nameless, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("no user namespaces here")
+    done = subprocess.run(
+        [*nameless, *COMMAND, "doctor", "--json"],
+        env=environment(root), capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    findings = read(done)
+    assert (findings["budget"]["state"], faults(findings)) == ("ok", set())
 
 
 def test_without_git_and_ripgrep_and_bubblewrap_nothing_is_at_fault(root: Path) -> None:

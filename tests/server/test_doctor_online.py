@@ -119,7 +119,7 @@ def test_an_endpoint_that_is_too_slow_is_a_fault_and_is_not_waited_for(
 @pytest.mark.parametrize(
     ("config", "says"),
     [
-        (f"{PRICED}[limits]\nuser_daily_cents = 0\n", "today's budget of you is used up"),
+        (f"{PRICED}[limits]\nuser_daily_cents = 0\n", "the daily budget of you is $0.00"),
         (f"{PRICED}[limits]\nspawns_per_hour = 0\n", "not asked: Not started"),
         (f'approval = "human"\n{PRICED}', "only a person with the approval PIN"),
         (f"enabled = false\n{PRICED}", "subagents are switched off"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import getpass
+import itertools
 import sqlite3
 import time
 from collections.abc import Generator
@@ -18,6 +18,7 @@ from ava_audit.money import format_usd, micros_from_cents
 from ava_audit.view import View
 from ava_server.budget import installation_scope, user_scope, utc_day
 from ava_server.cli.doctor.check import Finding, Setup, log_path
+from ava_server.os_user import os_user
 
 BUSY_S = 1.0
 _PEEK = portalocker.LockFlags.SHARED | portalocker.LockFlags.NON_BLOCKING
@@ -129,17 +130,12 @@ def budgets(setup: Setup) -> list[Finding]:
     path = log_path(setup)
     if setup.settings is None or path is None:
         return []
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError, ImportError):
-        text = "this user has no name on this system, so Ava cannot tell whose runs are whose"
-        return [Finding("budget", "fault", text, "Set USER to a name in the environment that Ava is started with.")]
     limits, day = setup.settings.limits, utc_day(time.time_ns() // 1000)
     caps = (
-        ("you", user_scope(user, day), limits.user_daily_cents, "user_daily_cents"),
-        ("everybody", installation_scope(day), limits.installation_daily_cents, "installation_daily_cents"),
+        ("you", user_scope(os_user(), day), limits.user_daily_cents),
+        ("everybody", installation_scope(day), limits.installation_daily_cents),
     )
-    committed = dict.fromkeys((scope for _who, scope, _cap, _setting in caps), 0)
+    committed = {scope: 0 for _who, scope, _cents in caps}
     if path.exists():
         try:
             with _opened(path) as opened:
@@ -149,11 +145,14 @@ def budgets(setup: Setup) -> list[Finding]:
         except (sqlite3.Error, OSError):  # the log's own check says so
             return []
     shown = [
-        f"{who} {format_usd(committed[scope])} of {format_usd(micros_from_cents(cap))}" for who, scope, cap, _ in caps
+        f"{who} {format_usd(committed[scope])} of {format_usd(micros_from_cents(cents))}" for who, scope, cents in caps
     ]
     text = f"spent today (UTC): {', '.join(shown)}"
-    used_up = [setting for _who, scope, cap, setting in caps if committed[scope] >= micros_from_cents(cap)]
-    if used_up:
-        advice = f"Wait until 00:00 UTC, or raise limits.{used_up[0]} in {setup.root.config if setup.root else ''}."
-        return [Finding("budget", "warning", f"{text}; only what is free can run today", advice)]
-    return [Finding("budget", "ok", text)]
+    used_up = [committed[scope] >= micros_from_cents(cents) for _who, scope, cents in caps]
+    if not any(used_up):
+        return [Finding("budget", "ok", text)]
+    settings = (setup.settings.user_day_setting, setup.settings.installation_day_setting)
+    mend = f"raise {', and '.join(itertools.compress(settings, used_up))}"
+    if all(cents for _who, _scope, cents in itertools.compress(caps, used_up)):  # a new day brings no more to 0
+        mend = f"wait until 00:00 UTC, or {mend}"
+    return [Finding("budget", "warning", f"{text}; only what is free can run", f"{mend[0].upper()}{mend[1:]}.")]
