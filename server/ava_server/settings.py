@@ -295,6 +295,8 @@ def _tightened(settings: Settings, daily_cents: int) -> Settings:
 
 def _read_config(path: Path) -> dict[str, Any]:
     try:
+        if path.is_fifo():  # reading it would wait for ever
+            raise ConfigError(f"{path} is a pipe, and no file of settings. Put a file there, or remove it.")
         return tomllib.loads(path.read_text("utf-8"))
     except (FileNotFoundError, NotADirectoryError):  # a root that is no folder is told when it is opened
         return {}

@@ -1,6 +1,7 @@
 """`ava doctor` where something is broken: each is a finding with what to do, never a traceback or an early end."""
 
 import contextlib
+import os
 import shutil
 import sqlite3
 import subprocess
@@ -35,6 +36,17 @@ def test_wrong_settings_are_a_fault_and_the_other_checks_are_made(root: Path, te
     assert says.lower() in (findings["settings"]["text"] + findings["settings"]["what_to_do"]).lower()
     assert findings["providers"]["state"] == "note"
     assert KEY not in done.stdout
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes")
+@pytest.mark.parametrize(
+    ("name", "says"), [("config.toml", "is a pipe"), ("keys.toml", "no regular file"), ("ava.db", "no regular file")]
+)
+def test_a_pipe_where_a_file_should_be_is_a_fault_and_is_not_waited_for(root: Path, name: str, says: str) -> None:
+    os.mkfifo(root / name, 0o600)
+    findings = doctor(root)
+    (fault,) = faults(findings)
+    assert says in findings[fault]["text"]
 
 
 def test_a_data_root_that_can_be_none_is_a_fault_with_what_to_do(tmp_path: Path) -> None:

@@ -44,8 +44,10 @@ def _opened(path: Path) -> Generator[_Opened]:
     SQLite makes the two files that belong to a database in use where they are missing. Where they are, nobody has it
     open, and the database file alone is read.
     """
+    if not path.is_file():  # opening a pipe would wait for ever
+        raise OSError("it is no regular file")
     wal, shared = (path.with_name(path.name + end) for end in ("-wal", "-shm"))
-    in_use = wal.exists() and shared.exists()
+    in_use = wal.is_file() and shared.is_file()
     uri = f"{path.absolute().as_uri()}?mode=ro{'' if in_use else '&immutable=1'}"
     with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=BUSY_S, isolation_level=None)) as db:
         db.execute("BEGIN")
