@@ -17,7 +17,7 @@ from support.terminal import COMMAND, ava, environment
 
 from ava_server.cli.app import main
 from ava_server.cli.doctor import checks
-from ava_server.cli.doctor.check import Finding, Setup, from_error
+from ava_server.cli.doctor.check import Finding, Setup
 
 
 @pytest.fixture
@@ -177,15 +177,3 @@ def test_a_check_that_fails_itself_is_a_fault_of_its_own_and_the_next_is_made(
     assert "first: this check failed: ZeroDivisionError" in shown
     assert "ok       second: here" in shown
     assert KEY not in shown
-
-
-@pytest.mark.parametrize(
-    ("message", "text", "advice"),
-    [
-        ("It is so. Do this.", "It is so.", "Do this."),
-        ("a: it is so; do this", "a: it is so.", "Do this"),
-        ("it is so", "it is so", "Otherwise."),
-    ],
-)
-def test_the_end_of_an_errors_text_is_what_to_do(message: str, text: str, advice: str) -> None:
-    assert from_error("name", message, "Otherwise.") == Finding("name", "fault", text, advice)

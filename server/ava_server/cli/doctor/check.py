@@ -71,21 +71,22 @@ def set_up(env: Mapping[str, str] | None = None) -> Setup:
         return Setup(env, root, settings_error=str(error))
 
 
-def from_error(name: str, message: str, otherwise: str, state: State = "fault") -> Finding:
-    """Return a finding of an error whose text ends with what to do, as our errors' do.
+def from_error(name: str, message: str, step: str, state: State = "fault") -> Finding:
+    """Return a finding of an error: its whole text, and the check's own step, which is not told twice.
 
     Args:
         name: What was looked at.
-        message: The error's text.
-        otherwise: What to do where the text does not say.
+        message: The error's text; what it says to do stays in it, for only a reader can tell where that begins.
+        step: What to do next, whatever the text says.
         state: How bad it is.
     """
-    message = message.strip()
-    for parts in (message.rpartition(". "), message.rpartition("; ")):
-        happened, between, advice = parts
-        if between:
-            return Finding(name, state, f"{happened.rstrip('.')}.", f"{advice[:1].upper()}{advice[1:]}")
-    return Finding(name, state, message, otherwise)
+    return Finding(name, state, message.strip().removesuffix(step).rstrip(), step)
+
+
+def correct(setup: Setup) -> str:
+    """Return the step for what is configured wrongly; the text names the setting or the variable."""
+    file = setup.root.config if setup.root is not None else "config.toml"
+    return f"Correct it in {file}, or in the variable that is named, then run `ava doctor` again."
 
 
 def log_path(setup: Setup) -> Path | None:

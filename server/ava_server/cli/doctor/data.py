@@ -8,18 +8,16 @@ import stat
 from pathlib import Path
 
 from ava_audit.mounts import network_file_system
-from ava_server.cli.doctor.check import Finding, Setup, above, from_error, log_path
+from ava_server.cli.doctor.check import Finding, Setup, above, correct, from_error, log_path
 from ava_server.cli.root import has_log
 from ava_server.errors import ConfigError
 from ava_server.files import is_own
-from ava_server.settings import Settings
-from ava_server.settings_checks import environment_tree, leaves, variable
+from ava_server.settings_checks import variable
 
 LITTLE_BYTES = 200_000_000
 NOTHING_FITS_BYTES = 4_000_000
 """An entry is at most 2 MB, and is written twice: to the write-ahead log, and into the database."""
 ELSEWHERE = "Set AVA_DATA_ROOT to a folder that this user may write to."
-MEND_SETTINGS = "Correct it there; docs/reference/settings.md lists what may be set."
 
 
 def data_root(setup: Setup) -> list[Finding]:
@@ -92,10 +90,10 @@ def settings(setup: Setup) -> list[Finding]:
     if setup.root is None:
         return []
     if setup.settings is None:
-        return [from_error("settings", setup.settings_error, MEND_SETTINGS)]
+        return [from_error("settings", setup.settings_error, correct(setup))]
     file = setup.root.config
     text = f"{file} is right" if file.exists() else f"there is no {file.name}; the defaults hold"
-    names = [variable(path) for path, _value in leaves(environment_tree(setup.env, Settings))]
+    names = sorted(variable(path) for path in setup.settings.from_environment)
     if names:
         text += f"; set by the environment of this process alone, and loosening nothing: {', '.join(names)}"
     found = [Finding("settings", "ok", text)]

@@ -7,8 +7,9 @@ from urllib.parse import urlsplit
 
 from ava_audit.money import format_usd
 from ava_server.access import model_settings
-from ava_server.cli.doctor.check import Finding, Setup, State, from_error, log_path
+from ava_server.cli.doctor.check import Finding, Setup, State, correct, from_error, log_path
 from ava_server.errors import AvaError
+from ava_server.hosts.advice import key_advice
 from ava_server.keys import NOT_YET, list_keys
 from ava_server.models.choose import (
     CUSTOM,
@@ -23,7 +24,7 @@ from ava_server.models.choose import (
 )
 from ava_server.prices import Price
 
-MEND_MODEL = "Correct [models] in config.toml, or AVA_MODEL and AVA_MODEL_BASE_URL."
+MEND_KEYS = "Mend that, then run `ava doctor` again; `ava key set PROVIDER` stores a key anew."
 _PROXIES = ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY")
 
 
@@ -44,7 +45,7 @@ def keys(setup: Setup) -> list[Finding]:
     try:
         found = list_keys(setup.root.keys, setup.env)
     except AvaError as error:
-        return [from_error("keys", str(error), "Store the keys again with `ava key set PROVIDER`.")]
+        return [from_error("keys", str(error), MEND_KEYS)]
     if not found:
         return [Finding("keys", "ok", "none is stored, and none is in the environment")]
     return [Finding("keys", "ok", ", ".join(f"{key.provider} from {key.where}" for key in found))]
@@ -58,7 +59,7 @@ def providers(setup: Setup) -> list[Finding]:
     try:
         usable = configured(models)
     except AvaError as error:
-        return [from_error("providers", str(error), MEND_MODEL)]
+        return [from_error("providers", str(error), correct(setup))]
     found: list[Finding] = []
     for name, provider in usable.items():
         with_key = "with a key" if provider.api_key else "without a key"
@@ -93,17 +94,22 @@ def tiers(setup: Setup) -> list[Finding]:
         return []
     leads: dict[tuple[State, str, str], list[str]] = {}
     for tier in TIERS:
-        found = _tier(tier, models)
+        found = _tier(tier, models, setup)
         leads.setdefault((found.state, found.text, found.what_to_do), []).append(tier)
     return [Finding(f"model {', '.join(names)}", state, text, advice) for (state, text, advice), names in leads.items()]
 
 
-def _tier(tier: str, models: ModelSettings) -> Finding:
+def _tier(tier: str, models: ModelSettings, setup: Setup) -> Finding:
     try:
         choice = choose(None, tier, models)
     except AvaError as error:
-        return from_error(tier, str(error), MEND_MODEL)
+        return from_error(tier, str(error), _mend(error, setup))
     return Finding(tier, "ok", f"{choice.name}, {price_words(choice.price)}")
+
+
+def _mend(error: AvaError, setup: Setup) -> str:
+    """Return what to do where no model can be chosen: give the key that is missing, or correct what is configured."""
+    return key_advice(error.needs_key, None, setup.env) if error.needs_key else correct(setup)
 
 
 def price_words(price: Price) -> str:
@@ -115,7 +121,7 @@ def price_words(price: Price) -> str:
     return f"{prices} per million tokens{per_call} (price: {price.source})"
 
 
-def cheapest(name: str, models: ModelSettings) -> Choice | Finding:
+def cheapest(name: str, models: ModelSettings, setup: Setup) -> Choice | Finding:
     """Return the model with which a provider is tried: its fast one, else any that is set for it; or why none."""
     title = f"online {name}"
     failed: Finding | None = None
@@ -123,7 +129,7 @@ def cheapest(name: str, models: ModelSettings) -> Choice | Finding:
         try:
             choice = choose(wanted, "fast", models)
         except AvaError as error:
-            failed = failed or from_error(title, str(error), MEND_MODEL, "warning")
+            failed = failed or from_error(title, str(error), _mend(error, setup), "warning")
             continue
         if choice.provider == name:
             return choice

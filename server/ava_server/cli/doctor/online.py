@@ -5,7 +5,6 @@ It is the only part of the doctor that writes: the runs need a log, and an owner
 
 from __future__ import annotations
 
-import getpass
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
@@ -47,7 +46,7 @@ MOST_TOKENS = 40_000
 """Twice what the whole prompt can be at worst, and two answers: less than it sounds, for a reservation is a pair."""
 TASK = "Answer with the one word: ready."
 SYSTEM = "You are asked whether you can be reached. Use no tools but submit_result; put the one word into output."
-AGAIN = "Mend what is told above, then try again."
+AGAIN = "When that is mended, run `ava doctor --online` again."
 _COMMAND = "ava doctor"
 _ANSWERED = frozenset({"success", "iteration_limit", "tool_limit"})
 _NO_ROOM = frozenset({"cost_exceeded", "token_exceeded"})
@@ -74,7 +73,7 @@ def ask_all(setup: Setup, tell: Tell, found: Callable[[Finding], None]) -> None:
         return None
     choices: list[Choice] = []
     for name in names:
-        tried = cheapest(name, models)
+        tried = cheapest(name, models, setup)
         if isinstance(tried, Finding):
             found(tried)
         else:
@@ -102,10 +101,6 @@ def _refused(setup: Setup) -> Finding | None:
     if setup.settings.approval == "human":
         text = 'nobody was asked: approval = "human" is set, and only a person with the approval PIN approves then'
         return Finding("online", "warning", text, 'Try it while approval = "ask".')
-    try:
-        getpass.getuser()
-    except (KeyError, OSError, ImportError):
-        return Finding("online", "warning", "nobody was asked: this user has no name on this system", AGAIN)
     try:
         has_log(setup.settings.paths)
     except AvaError:
@@ -197,7 +192,7 @@ async def _ask(house: House, desk: Desk, own: Session, choice: Choice, ours: set
     except (AvaError, RolesError, AuditError) as error:
         if proposal is not None:  # it shall not wait for an approval that nobody will give
             await desk.call("confirm_spawn", {"pending_ids": [proposal.pending_id], "decision": "reject"}, _silent)
-        return from_error(title, f"not asked: {error}", "Look at `ava status --once`.", "warning")
+        return from_error(title, f"not asked: {error}", AGAIN, "warning")
     run = await _ended(house, desk, run_id)
     if run is None:
         waits = house.manager.waiting_for.get(run_id, "it did not end in time")

@@ -13,7 +13,7 @@ from ava_server.errors import AvaError
 from ava_server.models.choose import choose
 from ava_server.run_tools import RUN_TOOL_NAMES
 
-MEND_FILE = "Correct the file, or take it out of the folder."
+MEND_FILE = "Correct that, or take the file out of the folder, then run `ava doctor` again."
 
 
 def roles(setup: Setup) -> list[Finding]:
