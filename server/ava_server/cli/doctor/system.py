@@ -10,18 +10,17 @@ import sqlite3
 import subprocess
 import sys
 import sysconfig
-import tempfile
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from ava_audit.migrations import scratch
 from ava_server.cli.doctor import confinement as probes
 from ava_server.cli.doctor.check import Finding, Setup
+from ava_server.hosts.launching import passing
 
 PROBE_S = 5.0
 """A program that does not say its version within this long is as good as none."""
 WAL_RESET_MENDED = (3, 51, 3)
-_CACHES = frozenset({".cache", "archive-v0", "builds-v0"})
 _INSTALL = "Install Ava into an environment that stays (the README says how), and run `ava init` from there."
 
 
@@ -32,24 +31,14 @@ def python(_setup: Setup) -> list[Finding]:
     except PackageNotFoundError:
         own = "(not installed)"
     text = f"{platform.python_version()}, Ava {own}, in {sys.prefix}"
-    if passing := _passing(Path(sys.prefix)):
-        why = f"{text}: {passing}, so a host that was set up with it loses it"
+    if why := passing(Path(sys.prefix)):
+        why = f"{text}: {why}, so a host that was set up with it loses it"
         return [Finding("python", "warning", why, _INSTALL)]
     found = [Finding("python", "ok", text)]
     if sys.platform != "linux":
         system = f"{platform.system()} {platform.release()}: Ava is tested on Linux; the log and web roles work here"
         found.append(Finding("system", "note", system))
     return found
-
-
-def _passing(prefix: Path) -> str:
-    """Return why an environment will not stay, or nothing."""
-    parts = prefix.resolve().parts
-    if _CACHES.intersection(parts) or ("uv" in parts and "cache" in parts):
-        return "that is a cache, which is cleared now and then"
-    if prefix.resolve().is_relative_to(Path(tempfile.gettempdir()).resolve()):
-        return "that is a temporary folder"
-    return ""
 
 
 def command(_setup: Setup) -> list[Finding]:
