@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+import threading
 from collections.abc import Iterator, Mapping
 from itertools import chain
 from urllib.parse import quote, quote_plus
@@ -22,18 +23,37 @@ SHORTEST = 8
 class Redactor:
     """Replaces the values that this process holds, and what looks like a key, by `[redacted:NAME]`.
 
+    It may learn further ones while others use it, from any thread, and forgets none: a key that was replaced or
+    removed may stand in a text that comes later.
+
     Attributes:
         too_short: Names of values that are not replaced because they have fewer than 8 characters.
     """
 
     def __init__(self, values: Mapping[str, str]) -> None:
-        stripped = {name: value.strip() for name, value in values.items()}
-        self.too_short = tuple(name for name, value in stripped.items() if 0 < len(value) < SHORTEST)
+        self.too_short: tuple[str, ...] = ()
+        self._names: dict[str, str] = {}
         self._forms: dict[str, str] = {}
-        for name, value in sorted(stripped.items(), key=lambda item: -len(item[1])):
-            if len(value) >= SHORTEST:
+        self._learning = threading.Lock()
+        self.learn(values)
+
+    def learn(self, values: Mapping[str, str]) -> None:
+        """Replace these values too from now on; each is known by the name that it was learned under first."""
+        stripped = {name: value.strip() for name, value in values.items()}
+        with self._learning:
+            short = (name for name, value in stripped.items() if 0 < len(value) < SHORTEST)
+            self.too_short = tuple(dict.fromkeys((*self.too_short, *short)))
+            names = dict(self._names)
+            for name, value in stripped.items():
+                if len(value) >= SHORTEST:
+                    names.setdefault(value, name)
+            if len(names) == len(self._names):
+                return
+            forms: dict[str, str] = {}
+            for value, name in sorted(names.items(), key=lambda item: -len(item[0])):
                 for form in _forms(value):
-                    self._forms.setdefault(form, name)
+                    forms.setdefault(form, name)
+            self._names, self._forms = names, forms  # another one, not this one grown: somebody may be going over it
 
     def redact(self, text: str) -> tuple[str, int]:
         """Return the text with every secret replaced, and how many places were."""

@@ -1,6 +1,7 @@
 import base64
 import json
 import re
+import threading
 from re import _parser as sre  # type: ignore[attr-defined]
 from typing import Any
 from urllib.parse import quote, quote_plus
@@ -210,6 +211,52 @@ def test_a_value_too_short_to_replace_is_named() -> None:
 
     assert redactor.too_short == ("pin",)
     assert redactor.redact("1234 12345678") == ("1234 [redacted:key]", 1)
+
+
+def test_what_was_once_learned_is_hidden_for_good() -> None:
+    redactor = Redactor({"openrouter": "the-first-key-of-all"})
+    redactor.learn({"openrouter": "the-second-key-of-all", "pin": "1234"})
+    redactor.learn({"kagi": "the-first-key-of-all-but-longer", "other": "the-second-key-of-all", "pin": "1234"})
+    redactor.learn({})
+
+    for name, value in (
+        ("openrouter", "the-first-key-of-all"),
+        ("openrouter", "the-second-key-of-all"),
+        ("kagi", "the-first-key-of-all-but-longer"),
+    ):
+        assert redactor.redact(f"({value})") == (f"([redacted:{name}])", 1)
+    assert redactor.too_short == ("pin",)
+
+
+def test_what_threads_learn_at_once_is_all_hidden_and_nobody_who_redacts_is_disturbed() -> None:
+    redactor = Redactor({})
+    values = {f"name{number}": f"secret-value-{number:04}" for number in range(48)}
+    failed: list[BaseException] = []
+    learned = threading.Event()
+
+    def learn(part: dict[str, str]) -> None:
+        for name, value in part.items():
+            redactor.learn({name: value})
+
+    def redact() -> None:
+        try:
+            while not learned.is_set():
+                redactor.redact(" ".join(values.values()))
+        except BaseException as error:
+            failed.append(error)
+
+    names = list(values)
+    learners = [threading.Thread(target=learn, args=({n: values[n] for n in names[at::4]},)) for at in range(4)]
+    reader = threading.Thread(target=redact)
+    for thread in (reader, *learners):
+        thread.start()
+    for thread in learners:
+        thread.join(30)
+    learned.set()
+    reader.join(30)
+
+    assert failed == []
+    assert redactor.redact_values(" ".join(values.values()))[1] == len(values)
 
 
 @given(st.lists(st.sampled_from([key for _, key in KEYS] + [f.format(v) for _, f, v in PLACED] + HARMLESS), max_size=8))
