@@ -67,6 +67,7 @@ class House:
         user: The OS user.
         manager: The run manager.
         clients: The model connections.
+        access: Providers and keys.
     """
 
     settings: Settings
@@ -75,11 +76,11 @@ class House:
     clients: ClientPool
     instances: Instances
     manager: Manager = field(init=False)
+    access: Access = field(init=False)
 
-    @cached_property
-    def access(self) -> Access:
-        """Providers and keys."""
-        return Access(self.settings)
+    def __post_init__(self) -> None:
+        """Make what there is one of: two threads that want it first would make two."""
+        self.access = Access(self.settings)
 
     @cached_property
     def tools(self) -> Mapping[str, Tool]:

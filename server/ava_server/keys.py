@@ -58,7 +58,28 @@ def find_key(provider: str, keys_file: Path, env: Mapping[str, str] | None = Non
         ConfigError: The key cannot be one, or the file may not be trusted or read.
     """
     name = provider_name(provider)
-    return _from_environment(name, os.environ if env is None else env) or _from_file(keys_file).get(name)
+    return _from_environment(name, os.environ if env is None else env) or read_keys(keys_file).get(name)
+
+
+def key_among(stored: Mapping[str, Key], provider: str, env: Mapping[str, str] | None = None) -> Key | None:
+    """Return a provider's key as `find_key` does, with the file's keys already read.
+
+    Raises:
+        BadInput: The name can be no provider's.
+        ConfigError: The key in the environment cannot be one.
+    """
+    name = provider_name(provider)
+    return _from_environment(name, os.environ if env is None else env) or stored.get(name)
+
+
+def key_variables(env: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that hold a provider's key, each with the provider; what they hold is not looked at."""
+    usual = {variable: provider for provider, variable in WELL_KNOWN.items()}
+    return {
+        name: usual.get(name) or name.removeprefix(OWN_PREFIX).lower()
+        for name in env
+        if name in usual or name.startswith(OWN_PREFIX)
+    }
 
 
 def list_keys(keys_file: Path, env: Mapping[str, str] | None = None) -> list[Key]:
@@ -68,9 +89,8 @@ def list_keys(keys_file: Path, env: Mapping[str, str] | None = None) -> list[Key
         ConfigError: A key cannot be one, or the file may not be trusted or read.
     """
     env = os.environ if env is None else env
-    keys = _from_file(keys_file)
-    named = {name.removeprefix(OWN_PREFIX).lower() for name in env if name.startswith(OWN_PREFIX)}
-    for provider in {*WELL_KNOWN, *(name for name in named if _PROVIDER.fullmatch(name))}:
+    keys = read_keys(keys_file)
+    for provider in {name for name in key_variables(env).values() if _PROVIDER.fullmatch(name)}:
         key = _from_environment(provider, env)
         if key is not None:
             keys[provider] = key
@@ -99,7 +119,7 @@ def remove_key(provider: str, keys_file: Path) -> bool:
         ConfigError: The file may not be trusted, read or written.
     """
     name = provider_name(provider)
-    if name not in _from_file(keys_file):
+    if name not in read_keys(keys_file):
         return False
     _rewrite(keys_file, name, None)
     return True
@@ -132,11 +152,16 @@ def _from_environment(provider: str, env: Mapping[str, str]) -> Key | None:
     return None
 
 
-def _from_file(path: Path) -> dict[str, Key]:
+def read_keys(path: Path) -> dict[str, Key]:
+    """Return the keys in the file by provider, all of one reading; none when there is no file.
+
+    Raises:
+        ConfigError: The file may not be trusted or read, or holds what is no key.
+    """
     keys: dict[str, Key] = {}
     try:
         entries = tomllib.loads(_read(path))
-    except tomllib.TOMLDecodeError as wrong:
+    except (ValueError, RecursionError) as wrong:  # not all that the parser cannot read is a TOMLDecodeError
         # The parser's own words may quote the line, and the line may be a key.
         at = re.search(r"\(at [^)]*\)", str(wrong))
         raise ConfigError(f"{path} is no valid TOML {at[0] if at else ''}. {_REWRITE}") from None
@@ -194,7 +219,7 @@ def _rewrite(path: Path, provider: str, value: str | None) -> None:
 
     try:
         with portalocker.Lock(path.with_name(path.name + ".lock"), timeout=LOCK_TIMEOUT_S):
-            _from_file(path)
+            read_keys(path)
             document = tomlkit.parse(_read(path))
             if value is not None:
                 document[provider] = value

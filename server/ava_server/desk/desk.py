@@ -52,6 +52,7 @@ class Desk:
     def __init__(self, house: House, session: Session) -> None:
         self._house = house
         self._store = house.store
+        self._redactor = house.access.redactor
         self._session = session
         self._own = own = Own(house, session)
         looking = Looking(own)
@@ -82,6 +83,7 @@ class Desk:
         handler = self._handlers.get(tool)
         if handler is None:
             raise BadInput(f"there is no tool {shown(tool)}; there are {', '.join(self._handlers)}")
+        await self._house.access.refresh()
         reading = tool in READING
         called = self._called(tool, given)
         began = time.monotonic()
@@ -95,7 +97,7 @@ class Desk:
             answer = await handler(cast("dict[str, Any]", self._redacted(given)), progress)
         except (AvaError, RolesError, AuditError) as error:
             mistake = error
-            message, _count = self._house.access.redactor.redact(self._own.explained(error))
+            message, _count = self._redactor.redact(self._own.explained(error))
             answer = _FAILURES[tool](status=FAILED, message=message)
         except Exception:
             self._store.post(append(self._answered(tool, "a fault of Ava itself", began, success=False)))
@@ -156,7 +158,7 @@ class Desk:
         return command
 
     def _answered(self, tool: str, text: str, began: float, *, success: bool) -> Event:
-        stored, _count = self._house.access.redactor.redact(text)
+        stored, _count = self._redactor.redact(text)
         took_ms = round((time.monotonic() - began) * 1000)
         return Event(self._session.who, ToolResult(tool=tool, success=success, output=stored), duration_ms=took_ms)
 
@@ -167,7 +169,7 @@ class Desk:
             BadInput: Names the argument, and what to do instead.
         """
         for where, text in _texts(given):
-            shapes = self._house.access.redactor.find_shapes(text)
+            shapes = self._redactor.find_shapes(text)
             if shapes:
                 raise BadInput(
                     f"{where[:60]}: it contains what looks like a key ({shapes[0].name}); leave it out: neither the"
@@ -176,7 +178,7 @@ class Desk:
 
     def _redacted(self, value: Any) -> Any:
         if isinstance(value, str):
-            text, _count = self._house.access.redactor.redact(value)
+            text, _count = self._redactor.redact(value)
             return text
         if isinstance(value, dict):
             members = cast("dict[str, Any]", value)

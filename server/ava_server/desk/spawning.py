@@ -10,12 +10,13 @@ from ava_audit.errors import AuditError
 from ava_audit.money import cents, micros_from_cents
 from ava_audit.times import iso_utc
 from ava_audit.view import WAITING, RunRow
+from ava_roles.errors import RolesError
 from ava_server.answers import Answer, ConfirmAnswer, Minutes, OneDecision, SpawnAnswer
 from ava_server.approval import Approval, Declined, Proposed, approve, propose, reject, texts_of
 from ava_server.arguments import Changes, ConfirmArgs, SpawnArgs, parse
 from ava_server.desk.looking import Looking, Progress, dumped, fitting
 from ava_server.desk.own import Own
-from ava_server.errors import BadInput, Refused
+from ava_server.errors import AvaError, BadInput, Refused
 from ava_server.ids import new_id, parse_id
 from ava_server.models.choose import OFFLINE, is_configured
 from ava_server.run_config import RunConfig, Texts
@@ -112,8 +113,7 @@ class Spawning:
         decisions = [OneDecision(**_plain(decision)) for decision in decided.decisions]
         for decision, made in zip(decisions, decided.decisions, strict=True):
             if made.expired and made.subagent_id and args.decision == "approve":
-                fresh = await self._fresh(made.subagent_id)
-                decision.fresh = fresh.structured() if fresh is not None else None
+                await self._renew(decision, made.subagent_id)
         started = [made.subagent_id for made in decided.decisions if made.status == "approved" and made.subagent_id]
         answer = ConfirmAnswer(
             status="approved" if started else ("rejected" if args.decision == "reject" else "refused"),
@@ -145,6 +145,15 @@ class Spawning:
             answer.runs = dumped(shown)
         if len(ended) == len(started):
             answer.next = "It has ended." if len(started) == 1 else "All of them have ended."
+
+    async def _renew(self, decision: OneDecision, run_id: str) -> None:
+        """Lay a fresh proposal beside the refusal of an expired one, or why none can be made."""
+        try:
+            fresh = await self._fresh(run_id)
+        except (AvaError, RolesError, AuditError) as error:  # what was decided is decided, and its answer is given
+            decision.refused_because = f"it expired, and no fresh proposal can be made: {self._own.explained(error)}"
+        else:
+            decision.fresh = fresh.structured() if fresh is not None else None
 
     async def _fresh(self, run_id: str) -> SpawnAnswer | None:
         """Make a fresh proposal, with new figures, of one that has expired."""
