@@ -33,6 +33,14 @@ NOT_YET = frozenset({"anthropic", "kagi", "brave"})
 OWN_PREFIX = "AVA_KEY_"
 SHORTEST = 8
 LOCK_TIMEOUT_S = 5.0
+LONGEST_SHOWN, MOST_DIGITS = 24, 6
+"""A name with more characters, or more digits among them, may be a key in a name's place."""
+_VARIABLE = re.compile(
+    r"(?:export|set|setx|setenv)\s+\S|(?i:\$env:)"
+    r"|[A-Z_][A-Z0-9_]*\s*=\s*[^\s=]"  # a key may end in `=`
+    r"|(?i:[\w.-]*(?:key|token|secret))\s*[=:]\s*[^\s=]"
+)
+_QUOTES = "\"'`“”‘’«»"
 _PROVIDER = re.compile(r"[a-z0-9][a-z0-9_]{0,40}")
 
 
@@ -105,10 +113,12 @@ def set_key(provider: str, value: str, keys_file: Path) -> None:
         ConfigError: The file may not be trusted, read or written.
     """
     name = provider_name(provider)
-    fault = _fault(value.strip())
+    value = value.strip()
+    fault = _copied_too_much(value) or _fault(value)
     if fault:
-        raise BadInput(f"That is no key for {name}: {fault}. Copy the key alone, in one piece.")
-    _rewrite(keys_file, name, value.strip())
+        whose = "this provider" if may_be_key(provider) else name
+        raise BadInput(f"That is no key for {whose}: {fault}. Copy the key alone, in one piece.")
+    _rewrite(keys_file, name, value)
 
 
 def remove_key(provider: str, keys_file: Path) -> bool:
@@ -139,6 +149,14 @@ def provider_name(provider: str) -> str:
             "`ava key set --help` names the known ones. Give the key itself only when you are asked for it."
         )
     return name
+
+
+def may_be_key(provider: str) -> bool:
+    """Tell whether what was given as a provider's name may be a key in its place, and is not to be repeated."""
+    from ava_audit.redact import Redactor
+
+    digits = sum(char.isdigit() for char in provider)
+    return len(provider.strip()) > LONGEST_SHOWN or digits > MOST_DIGITS or bool(Redactor({}).find_shapes(provider))
 
 
 def _from_environment(provider: str, env: Mapping[str, str]) -> Key | None:
@@ -232,6 +250,15 @@ def _rewrite(path: Path, provider: str, value: str | None) -> None:
         ) from None
     except OSError as failed:
         raise _unreadable(path, failed) from failed
+
+
+def _copied_too_much(value: str) -> str | None:
+    """Return what was copied along with a key, without showing either."""
+    if _VARIABLE.match(value):
+        return "it begins with the name of a variable, as in a file of variables"
+    if value[:1] in _QUOTES or value[-1:] in _QUOTES:
+        return "it stands in quotes"
+    return None
 
 
 def _fault(value: str) -> str | None:

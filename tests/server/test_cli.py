@@ -81,6 +81,40 @@ def test_a_name_that_nobody_knows_is_told_before_the_key_is_asked_for(tmp_path: 
     ]
 
 
+@pytest.mark.parametrize(
+    "key",
+    [
+        "gsk_0123456789abcdef0123456789abcdef",
+        "AIzaAb3Cd4Ef5Gh6Ij7Kl8Mn9Op0Qr1St2Uv3Wx",
+        "abcdefghijklmnopqrstuvwxy",
+        "a1b2c3d4e5f6g7",
+        VALUE,
+    ],
+)
+@pytest.mark.parametrize("command", ["set", "remove"])
+def test_a_key_typed_in_the_providers_place_is_not_repeated(tmp_path: Path, command: str, key: str) -> None:
+    for args in ((key,), ("openrouter", key)):
+        done = ava(tmp_path / "data", "key", command, *args, stdin=VALUE)
+        said = (done.stdout + done.stderr).lower()
+        assert (done.returncode, "Traceback" in done.stderr) == (2, False)
+        assert key.lower() not in said and key.lower().replace("-", "_") not in said
+        assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize(("typed", "code"), [("\x03", 130), ("\x04", 2)])
+def test_leaving_the_question_for_a_key_ends_its_line(tmp_path: Path, typed: str, code: int) -> None:
+    with on_terminal(tmp_path, "key", "set", "openrouter", columns=300) as screen:
+        screen.until("(not shown): ")
+        if code == 130:
+            screen.interrupt()
+        else:
+            screen.type(typed)
+        assert screen.ended() == code
+    assert screen.text.partition("(not shown): ")[2].startswith("\n")
+    assert screen.text.endswith("\n")
+    assert not (tmp_path / "keys.toml").exists()
+
+
 @pytest.mark.parametrize("provider", sorted(NOT_YET))
 def test_a_key_that_nothing_uses_yet_is_kept_and_said_to_be_of_no_use(tmp_path: Path, provider: str) -> None:
     stored = ava(tmp_path, "key", "set", provider, stdin=VALUE)

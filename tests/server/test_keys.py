@@ -131,6 +131,38 @@ def test_what_can_be_no_key_is_refused_without_showing_it(file: Path, value: str
             find_key("openai", file, {"OPENAI_API_KEY": value})
 
 
+@pytest.mark.parametrize(
+    ("pasted", "says"),
+    [
+        (f"OPENROUTER_API_KEY={VALUE}", "name of a variable"),
+        (f"OPENROUTER_API_KEY = {VALUE}", "name of a variable"),
+        (f'export X="{VALUE}"', "name of a variable"),
+        (f"X={VALUE}", "name of a variable"),
+        (f"api_key={VALUE}", "name of a variable"),
+        (f"x-api-key: {VALUE}", "name of a variable"),
+        (f"$env:OPENROUTER_API_KEY='{VALUE}'", "name of a variable"),
+        (f'"{VALUE}"', "quotes"),
+        (f"'{VALUE}'", "quotes"),
+        (f"{VALUE}`", "quotes"),
+        (f"“{VALUE}”", "quotes"),
+        (f'"openrouter": "{VALUE}",', "quotes"),
+    ],
+)
+def test_what_was_copied_along_with_a_key_is_told_and_nothing_is_stored(file: Path, pasted: str, says: str) -> None:
+    with pytest.raises(BadInput, match=says) as refused:
+        set_key("openrouter", pasted, file)
+    assert VALUE[:12] not in str(refused.value)
+    assert not file.exists()
+
+
+@pytest.mark.parametrize(
+    "key", ["QUJDREVGR0hJSktM=", "QUJDREVGR0hJSktMTQ==", "ABCDEFGHIJ==", "id-1234:secret-part", "abc=def=ghi", VALUE]
+)
+def test_a_key_with_marks_of_its_own_is_one(file: Path, key: str) -> None:
+    set_key("openrouter", key, file)
+    assert value_of("openrouter", file) == key
+
+
 @given(st.text(max_size=60))
 def test_a_key_given_in_the_names_place_is_not_shown(text: str) -> None:
     try:

@@ -6,16 +6,17 @@ import difflib
 import json
 import os
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from ava_server.cli.app import heading
 from ava_server.cli.root import has_log
-from ava_server.cli.terminal import say
+from ava_server.cli.terminal import say, tell
 from ava_server.data_root import DataRoot, find_data_root
 from ava_server.errors import BadInput
-from ava_server.keys import NOT_YET, WELL_KNOWN, find_key, list_keys, provider_name, remove_key, set_key
+from ava_server.keys import NOT_YET, WELL_KNOWN, find_key, list_keys, may_be_key, provider_name, remove_key, set_key
 
 LONGEST_LINE = 16_384
 
@@ -30,15 +31,33 @@ Provider = Annotated[
     ),
 ]
 Stored = Annotated[str, typer.Argument(metavar="PROVIDER", help="A name that `ava key list` shows.")]
+_ASKED_FOR = (
+    "The key itself is asked for, or piped in; one that was typed into the command stands in the shell's history."
+)
 _STORED_ONLY = "this version of Ava cannot use it yet"
+
+
+class _ProviderAlone(TyperCommand):
+    """A command that refuses by itself what stands behind the provider: the library's own sentence repeats it."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments.
+
+        Raises:
+            BadInput: There is more than one; a further one may be a key.
+        """
+        if sum(not arg.startswith("-") for arg in args) > 1:
+            raise BadInput(f"Give the provider's name alone. {_ASKED_FOR}")
+        return super().parse_args(ctx, args)
 
 
 def register(app: typer.Typer) -> None:
     """Add `ava key` to the app."""
     keys = typer.Typer(help="Keys of model and search providers.", no_args_is_help=True)
-    keys.command("set", short_help="Store a key: asked for without echo, or read from a pipe.")(set_command)
+    short = "Store a key: asked for without echo, or read from a pipe."
+    keys.command("set", cls=_ProviderAlone, short_help=short)(set_command)
     keys.command("list", short_help="List whose keys there are, never the keys.")(list_command)
-    keys.command("remove")(remove_command)
+    keys.command("remove", cls=_ProviderAlone)(remove_command)
     app.add_typer(keys, name="key")
 
 
@@ -51,6 +70,8 @@ def set_command(provider: Provider) -> None:
     root = find_data_root()
     has_log(root)
     if name not in WELL_KNOWN and name not in _configured(root):
+        if may_be_key(provider):
+            raise BadInput(f"What was given is no provider that Ava knows, and may be a key. {_ASKED_FOR}")
         near = difflib.get_close_matches(name, [known for known in WELL_KNOWN if known not in NOT_YET], n=1)
         hint = f"Did you mean {near[0]}? If not, give" if near else "Give"
         raise BadInput(
@@ -98,7 +119,8 @@ def remove_command(provider: Stored) -> None:
     if not remove_key(name, root.keys):
         key = find_key(name, root.keys, os.environ)
         where = f" It comes from {key.where}: unset it there." if key else " `ava key list` shows what there is."
-        raise BadInput(f"There is no key for {name} in {root.keys}.{where}")
+        whose = "a provider of this name" if may_be_key(provider) else name
+        raise BadInput(f"There is no key for {whose} in {root.keys}.{where}")
     heading(root)
     say(f"Removed the key for {name} from {root.keys}.")
 
@@ -133,7 +155,11 @@ def _ask(name: str) -> str:
         with warnings.catch_warnings():
             warnings.simplefilter("error", getpass.GetPassWarning)
             return getpass.getpass(f"Key for {name} (not shown): ")
+    except KeyboardInterrupt:
+        tell()  # the shell's own prompt begins a line
+        raise
     except EOFError:
+        tell()
         raise BadInput("No key was given; nothing is stored.") from None
     except getpass.GetPassWarning:
         raise BadInput(f"This terminal would show the key. Pipe it in instead: ava key set {name} < FILE") from None
