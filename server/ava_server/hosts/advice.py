@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from ava_server.hosts.known import host_of
 from ava_server.hosts.launching import launch
-from ava_server.keys import OWN_PREFIX, WELL_KNOWN
+from ava_server.keys import OWN_PREFIX, WELL_KNOWN, provider_name
 from ava_server.models.choose import CUSTOM
 from ava_server.settings import BUNDLE
 
@@ -36,5 +36,6 @@ def key_advice(provider: str, client: str | None, env: Mapping[str, str] | None 
     host = host_of(client)
     if host is None:
         return stored
-    variable = WELL_KNOWN.get(provider, OWN_PREFIX + provider.upper())
+    name = provider_name(provider)
+    variable = WELL_KNOWN.get(name, OWN_PREFIX + name.upper())
     return f"{stored} {host.key.format(variable=variable)}"

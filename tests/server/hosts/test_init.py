@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ from ava_server.errors import BadInput
 from ava_server.hosts.advice import key_advice
 from ava_server.hosts.known import HOSTS
 from ava_server.hosts.launching import launch
+from ava_server.keys import find_key
 
 SECRET = "sk-or-v1-0a1b2c3d4e5f60718293a4b5c6d7e8f9"
 
@@ -167,6 +169,13 @@ def test_the_bundle_is_told_to_use_its_dialog() -> None:
     assert "Settings → Extensions → Ava → Configure" in advice and "terminal" not in advice
     assert "key set openai" in key_advice("openai", "claude-ai", {"AVA_HOST": "bundle"})
     assert "AVA_MODEL_API_KEY" in key_advice("custom", "codex-mcp-client", {})
+
+
+def test_the_variable_that_is_named_is_the_one_that_is_read(tmp_path: Path) -> None:
+    for provider in ("my-prov", "LM-Studio", "openai"):
+        named = re.search(r"Or set (\S+) before", key_advice(provider, "claude-code", {}))
+        assert named is not None
+        assert find_key(provider, tmp_path / "keys.toml", {named[1]: SECRET}) is not None, named[1]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no home folder by HOME there")
