@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import shutil
@@ -11,12 +10,12 @@ import sys
 import tomllib
 from importlib.metadata import packages_distributions
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import anyio
 import pytest
 from mcp import Client
+from support.repository import REPOSITORY, script
 
 from ava_audit.events import FACTS
 from ava_roles.catalog import Catalog
@@ -25,20 +24,10 @@ from ava_server.cli.app import COMMANDS
 from ava_server.hosts.known import HOSTS
 from ava_server.settings import load_settings
 
-REPOSITORY = Path(__file__).resolve().parent.parent
 DOCS = REPOSITORY / "docs"
 PAGES = sorted([*DOCS.rglob("*.md"), REPOSITORY / "README.md", REPOSITORY / "CHANGELOG.md"])
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))["project"]
 _IMPORT = re.compile(r"^\s*(?:from|import) ([a-z_][a-z0-9_]*)", re.MULTILINE | re.IGNORECASE)
-
-
-def script(name: str) -> ModuleType:
-    """Return a file of scripts/ as a module."""
-    spec = importlib.util.spec_from_file_location(name, REPOSITORY / "scripts" / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def normal(name: str) -> str:
