@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from ava_audit.redact import Redactor
 from ava_server.errors import ConfigError
+from ava_server.unfilled import placeholder_in
 
 PREFIX = "AVA_"
 OWN_NAMES = frozenset(
@@ -47,8 +48,9 @@ def environment_tree(env: Mapping[str, str], model: type[BaseModel]) -> dict[str
     are left to whoever they belong to, unless they look like a setting of ours misspelt.
 
     Raises:
-        ConfigError: A variable looks like a setting and is none, or holds broken JSON.
+        ConfigError: A variable looks like a setting and is none, or holds broken JSON or an unfilled placeholder.
     """
+    _refuse_unfilled("AVA_WORKSPACE", env.get("AVA_WORKSPACE", ""))
     tree: dict[str, Any] = {}
     for name in sorted(env):
         rest = name.removeprefix(PREFIX)
@@ -66,6 +68,16 @@ def environment_tree(env: Mapping[str, str], model: type[BaseModel]) -> dict[str
             table = cast("dict[str, Any]", below)
         table[path[-1]] = _read(name, env[name].strip())
     return tree
+
+
+def _refuse_unfilled(name: str, given: str) -> None:
+    """Refuse a folder of which the host has left a part unfilled: it would be passed over as one that is not there."""
+    placeholder = placeholder_in(given)
+    if placeholder:
+        raise ConfigError(
+            f"{name} is {shown(given.strip())}; allowed is a folder from the root on, e.g. /srv/code. This host has put"
+            f" nothing in the place of {shown(placeholder)}: write the folder there, or leave the variable out."
+        )
 
 
 def _refuse_misspelt(name: str, rest: str, model: type[BaseModel]) -> None:

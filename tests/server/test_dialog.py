@@ -15,6 +15,7 @@ from ava_server.settings import load_settings
 from ava_server.unfilled import unset_unfilled
 
 UNFILLED = (
+    "${input:a}${input:b}", "${input:a} {env:B}",
     "${user_config.folder}", "${input:openrouter-key}", "${env:SOME_KEY}", "{env:SOME_KEY}", "${SOME_KEY}",
     "$SOME_KEY", "${SOME_KEY:-}", "undefined", "null", "NaN", "  ${user_config.folder} ",
 )  # fmt: skip
@@ -113,11 +114,78 @@ def test_the_installations_day_is_named_where_it_stands_too(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("value", UNFILLED)
-@pytest.mark.parametrize("name", ["AVA_WORKSPACE", "AVA_DAILY_USD", "OPENROUTER_API_KEY", "AVA_KEY_LOCAL"])
+@pytest.mark.parametrize(
+    "name",
+    ["AVA_WORKSPACE", "AVA_MODEL", "AVA_MODEL_API_KEY", "AVA_MODELS__FAST", "OPENROUTER_API_KEY", "AVA_KEY_LOCAL"],
+)
 def test_a_variable_that_a_host_left_unfilled_is_taken_out(name: str, value: str) -> None:
     env = {name: value, "PATH": "/bin"}
-    unset_unfilled(env)
+    assert unset_unfilled(env) == [name]
     assert env == {"PATH": "/bin"}
+
+
+@pytest.mark.parametrize("value", UNFILLED)
+def test_an_unfilled_day_cap_is_taken_out_only_where_another_one_then_holds(tmp_path: Path, value: str) -> None:
+    bundle = {"AVA_HOST": "bundle", "AVA_DAILY_USD": value}
+    assert unset_unfilled(bundle) == ["AVA_DAILY_USD"]
+    assert load_settings(tmp_path, bundle).limits.user_daily_cents == 500
+    for host in ({}, {"AVA_HOST": "other"}, {"AVA_HOST": " bundle"}, {"AVA_HOST": "${HOST}"}):
+        other = {**host, "AVA_DAILY_USD": value}
+        unset_unfilled(other)
+        with pytest.raises(ConfigError, match="AVA_DAILY_USD is "):
+            load_settings(tmp_path, other)
+
+
+@pytest.mark.parametrize("value", UNFILLED)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "AVA_ENABLED",
+        "AVA_APPROVAL",
+        "AVA_AUTO_APPROVE_CENTS",
+        "AVA_PROPOSAL_TTL_S",
+        "AVA_RETENTION_DAYS",
+        "AVA_MIRROR",
+        "AVA_LIMITS__RUNNING",
+        "AVA_LIMITS__USER_DAILY_CENTS",
+        "AVA_SANDBOX__MODE",
+        "AVA_SANDBOX__READ_ONLY",
+        "AVA_WORKSPACE__ROOTS",
+        "AVA_MODEL_BASE_URL",
+        "AVA_PROVIDERS__OPENAI__BASE_URL",
+        "AVA_DATA_ROOT",
+    ],
+)
+def test_what_limits_is_refused_rather_than_left_out_when_a_host_left_it_unfilled(
+    tmp_path: Path, name: str, value: str
+) -> None:
+    env = {name: value}
+    assert unset_unfilled(env) == []
+    with pytest.raises(ConfigError, match=f"{name} is "):
+        load_settings(None if name == "AVA_DATA_ROOT" else tmp_path, env)
+
+
+@pytest.mark.parametrize(
+    ("value", "placeholder"),
+    [
+        ("${workspaceFolder}/docs", "${workspaceFolder}"),
+        ("/home/${env:USER}/code", "${env:USER}"),
+        ("{env:HOME}/code", "{env:HOME}"),
+        ("$HOME/code", "$HOME"),
+    ],
+)
+def test_a_folder_of_which_a_part_was_left_unfilled_is_told(tmp_path: Path, value: str, placeholder: str) -> None:
+    env = {"AVA_WORKSPACE": value}
+    assert unset_unfilled(env) == []
+    with pytest.raises(ConfigError) as refused:
+        load_settings(tmp_path, env)
+    assert str(refused.value).startswith(f'AVA_WORKSPACE is "{value}"; allowed is a folder')
+    assert f'"{placeholder}"' in str(refused.value)
+
+
+@pytest.mark.parametrize("folder", ["/srv/code", "~/code", "/srv/$5", "/srv/a{b}", "file:///srv/code", "C:\\code"])
+def test_a_folder_without_placeholders_stays_as_it_was_given(tmp_path: Path, folder: str) -> None:
+    assert str(load_settings(tmp_path, {"AVA_WORKSPACE": folder}).default_workspace) == str(Path(folder))
 
 
 @pytest.mark.parametrize(
@@ -128,6 +196,8 @@ def test_a_variable_that_a_host_left_unfilled_is_taken_out(name: str, value: str
         ("AVA_DAILY_USD", "5"),
         ("AVA_DAILY_USD", "$5"),
         ("OPENROUTER_API_KEY", "sk-or-${x}"),
+        ("AVA_MODEL_API_KEY", "$ecretPassword99"),
+        ("AVA_MODEL_API_KEY", "$Ecret"),
         ("EDITOR", "${VISUAL}"),
         ("OTHER_API_KEY", "${user_config.other}"),
     ],
@@ -144,12 +214,23 @@ async def test_a_server_started_with_unfilled_variables_works_as_if_they_were_no
         "AVA_DAILY_USD": "${user_config.daily_usd}",
         "OPENROUTER_API_KEY": "${input:openrouter-key}",
         "AVA_MODEL": "{env:AVA_MODEL}",
-        "AVA_LIMITS__RUNNING": "$RUNNING",
+        "AVA_HOST": "bundle",
     }
     async with serving(tmp_path / "data", cwd=tmp_path, env=env) as wire:
         proposed = await wire.tool("spawn_subagent", role="researcher", task="Read https://example.org/")
+        told = wire.stderr
     assert "offline" in proposed["model"]
-    assert "${" not in proposed["message"] and "$RUNNING" not in proposed["message"]
+    assert "${" not in proposed["message"] and "{env" not in proposed["message"]
+    names = "AVA_DAILY_USD, AVA_MODEL, AVA_WORKSPACE, OPENROUTER_API_KEY"
+    assert told == f"ava: left unfilled by the host, and so counted as unset: {names}\n"
+
+
+async def test_a_server_with_an_unfilled_limit_says_so_at_each_call(tmp_path: Path) -> None:
+    async with serving(tmp_path / "data", cwd=tmp_path, env={"AVA_LIMITS__RUNNING": "$RUNNING"}) as wire:
+        for _ in range(2):
+            answer = await wire.tool_result("spawn_subagent", role="researcher", task="Read https://example.org/")
+            assert answer["isError"]
+            assert 'AVA_LIMITS__RUNNING is "$RUNNING"; allowed is' in answer["content"][0]["text"]
 
 
 async def test_a_day_cap_of_the_environment_reaches_the_server_and_a_wrong_one_is_told(tmp_path: Path) -> None:
