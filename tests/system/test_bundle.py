@@ -273,7 +273,7 @@ async def test_the_day_cap_of_the_dialog_is_in_force(installed: Installed) -> No
     async with started(installed, command, env) as wire:
         refused = await wire.tool_result("spawn_subagent", **READING)
     text = refused["content"][0]["text"]
-    assert refused["isError"] and "$0.00 of $0.00" in text and "AVA_DAILY_USD" in text
+    assert refused["isError"] and "is $0.00" in text and "AVA_DAILY_USD" in text
 
 
 @pytest.mark.setup
