@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import os
 import re
-import stat
-import sys
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ava_server.errors import BadInput, ConfigError
-from ava_server.files import is_own, replace_file
+from ava_server.private_file import PrivateFile
+
+if TYPE_CHECKING:
+    from tomlkit import TOMLDocument
 
 WELL_KNOWN: Mapping[str, str] = {
     "openrouter": "OPENROUTER_API_KEY",
@@ -32,7 +33,6 @@ NOT_YET = frozenset({"anthropic", "kagi", "brave"})
 
 OWN_PREFIX = "AVA_KEY_"
 SHORTEST = 8
-LOCK_TIMEOUT_S = 5.0
 LONGEST_SHOWN, MOST_DIGITS = 24, 6
 """A name with more characters, or more digits among them, may be a key in a name's place."""
 _VARIABLE = re.compile(
@@ -177,79 +177,26 @@ def read_keys(path: Path) -> dict[str, Key]:
         ConfigError: The file may not be trusted or read, or holds what is no key.
     """
     keys: dict[str, Key] = {}
-    try:
-        entries = tomllib.loads(_read(path))
-    except (ValueError, RecursionError) as wrong:  # not all that the parser cannot read is a TOMLDecodeError
-        # The parser's own words may quote the line, and the line may be a key.
-        at = re.search(r"\(at [^)]*\)", str(wrong))
-        raise ConfigError(f"{path} is no valid TOML {at[0] if at else ''}. {_REWRITE}") from None
-    for name, value in entries.items():
+    file = _file(path)
+    for name, value in file.entries().items():
         if not isinstance(value, str) or _fault(value) or not _PROVIDER.fullmatch(name):
-            raise ConfigError(f'{path}: an entry is not of the form provider = "key". {_REWRITE}')
+            raise ConfigError(f'{path}: an entry is not of the form provider = "key". {file.anew}')
         keys[name] = Key(name, str(path), value)
     return keys
 
 
-_REWRITE = "Remove the file and store the keys again with `ava key set PROVIDER`."
-
-
-def _read(path: Path) -> str:
-    """Return the file's text, or nothing when there is none; checked and read through one descriptor."""
-    try:
-        if path.is_symlink():
-            raise ConfigError(f"{path} is a symbolic link, and keys are not read through one. {_REWRITE}")
-        fd = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
-    except FileNotFoundError:
-        return ""
-    except OSError as failed:
-        raise _unreadable(path, failed) from failed
-    try:
-        with os.fdopen(fd, encoding="utf-8") as file:
-            _check(path, os.fstat(fd))
-            return file.read()
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path} is not UTF-8 text. {_REWRITE}") from None
-    except OSError as failed:
-        raise _unreadable(path, failed) from failed
-
-
-def _check(path: Path, status: os.stat_result) -> None:
-    if not stat.S_ISREG(status.st_mode):
-        raise ConfigError(f"{path} is no regular file. {_REWRITE}")
-    if sys.platform == "win32":  # a mode says nothing there, and a file has no number for its owner
-        return
-    if status.st_uid != 0 and not is_own(status):
-        raise ConfigError(f"{path} belongs to another user. {_REWRITE}")
-    if status.st_mode & 0o077:
-        raise ConfigError(
-            f"Others may read {path}. Mend it with: chmod 600 {path} (and get new keys if others use this machine)."
-        )
-
-
-def _unreadable(path: Path, failed: OSError) -> ConfigError:
-    return ConfigError(f"{path} cannot be used: {failed.strerror or type(failed).__name__}. Make it this user's own.")
+def _file(path: Path) -> PrivateFile:
+    return PrivateFile(path, "keys", "ava key", "ava key set PROVIDER")
 
 
 def _rewrite(path: Path, provider: str, value: str | None) -> None:
-    """Replace the file by one with this entry changed; comments and order stay, and no one writes at once."""
-    import portalocker
-    import tomlkit
+    def edit(document: TOMLDocument) -> None:
+        if value is not None:
+            document[provider] = value
+        elif provider in document:
+            del document[provider]
 
-    try:
-        with portalocker.Lock(path.with_name(path.name + ".lock"), timeout=LOCK_TIMEOUT_S):
-            read_keys(path)
-            document = tomlkit.parse(_read(path))
-            if value is not None:
-                document[provider] = value
-            elif provider in document:
-                del document[provider]
-            replace_file(path, tomlkit.dumps(document).encode())
-    except portalocker.LockException:
-        raise ConfigError(
-            f"Another `ava key` is writing {path}, for {LOCK_TIMEOUT_S:.0f} s now. End it and try again."
-        ) from None
-    except OSError as failed:
-        raise _unreadable(path, failed) from failed
+    _file(path).change(lambda: read_keys(path), edit)
 
 
 def _copied_too_much(value: str) -> str | None:
