@@ -51,7 +51,7 @@ class Redactor:
                 return
             forms: dict[str, str] = {}
             for value, name in sorted(names.items(), key=lambda item: -len(item[0])):
-                for form in _forms(value):
+                for form in written_forms(value):
                     forms.setdefault(form, name)
             self._names, self._forms = names, forms  # another one, not this one grown: somebody may be going over it
 
@@ -116,7 +116,7 @@ def _replaced(text: str, places: list[Found]) -> tuple[str, int]:
     return "".join(parts), len(places)
 
 
-def _forms(value: str) -> Iterator[str]:
+def written_forms(value: str) -> Iterator[str]:
     """Yield the ways in which a value may be written."""
     yield value
     quoted = (quote(value, safe=""), quote(value), quote_plus(value))

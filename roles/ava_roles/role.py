@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final, cast
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from ava_roles.frontmatter import File, read
+from ava_roles.placeholders import SECRET_NAME
 from ava_roles.wrap import clean
 
 RESEARCH_TOOLS: Final = ("web_search", "read_webpages", "read_file", "search_codebase", "search_and_read")
@@ -51,7 +52,6 @@ TIERS: Final[Mapping[str, str]] = {
 }
 
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,63}")
-_SECRET = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
 _MCP_TOOL = re.compile(r"mcp__[A-Za-z0-9_.*-]{1,200}")
 _SENTENCE_END = re.compile(r"(?<=[.!?])(?<!e\.g\.)(?<!i\.e\.)\s")
 _COMMA_OUTSIDE_PARENTHESES = re.compile(r",(?![^(]*\))")
@@ -143,7 +143,7 @@ def _minutes(value: tuple[int, int]) -> tuple[int, int]:
 
 
 def _secret(value: str) -> str:
-    if not _SECRET.fullmatch(value):
+    if not SECRET_NAME.fullmatch(value):
         raise ValueError("must be names of secrets (letters, digits, _ . -), never their values")
     return value
 

@@ -1,13 +1,13 @@
-"""Providers and keys, as they are now: a key that was stored meanwhile counts without a new start."""
+"""Providers, keys and secrets, as they are now: one that was stored meanwhile counts without a new start."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import anyio.to_thread
 
@@ -16,19 +16,74 @@ from ava_server.errors import AvaError
 from ava_server.keys import Key, key_among, key_variables, read_keys
 from ava_server.models.choose import KNOWN_URLS, ModelSettings, Provider
 from ava_server.prices import UserPrice
+from ava_server.secrets_store import Secret, read_secrets
 
 if TYPE_CHECKING:
     from ava_server.settings import Settings
 
 
-class Access:
-    """What a process may ask models with, and what it must hide: read again when `keys.toml` is another.
+T = TypeVar("T")
 
-    What is hidden does not depend on what can be read: where the file is broken nothing new is asked of a model, and
-    all the rest goes on, with every key hidden that this process has ever seen.
+
+class _Followed(Generic[T]):
+    """What is made of a file, made anew when the file is another.
+
+    Args:
+        path: The file.
+        read: Reads it, once, for everybody; raises AvaError where it cannot.
+    """
+
+    def __init__(self, path: Path, read: Callable[[], T]) -> None:
+        self._path = path
+        self._make = read
+        self._reading = threading.Lock()
+        self._seen: tuple[int, ...] | None = None
+        self._made: T | None = None
+
+    @property
+    def is_another(self) -> bool:
+        """Whether it looks otherwise than when it was read."""
+        return _look(self._path) != self._seen
+
+    def current(self) -> T:
+        """Return what it is now. Blocking.
+
+        Raises:
+            AvaError: It cannot be read, or holds what cannot be.
+        """
+        with self._reading:
+            seen = _look(self._path)
+            if self._made is None or seen != self._seen:
+                self._read(seen)
+            assert self._made is not None
+            return self._made
+
+    def learn(self) -> None:
+        """Read it where it has changed; one that cannot be read changes nothing. Blocking."""
+        with self._reading:
+            seen = _look(self._path)
+            if seen != self._seen:
+                with contextlib.suppress(AvaError):  # told by `current`, to whoever needs what is in it
+                    self._read(seen)
+
+    def _read(self, seen: tuple[int, ...]) -> None:
+        """Read it; `seen` is how it looked before, so that no change is missed."""
+        self._made = None
+        try:
+            self._made = self._make()
+        finally:
+            self._seen = seen  # last: whoever finds it so has nothing to wait for
+
+
+class Access:
+    """What a process may ask models with, what its calls may send, and what it must hide: read again when it changes.
+
+    What is hidden does not depend on what can be read: where a file is broken, only what needs it stops, and all the
+    rest goes on, with every value hidden that this process has ever seen.
 
     Attributes:
-        redactor: Replaces every key that this process holds or has held; one object for all runs and for the desk.
+        redactor: Replaces every key and secret that this process holds or has held; one object for all runs and for
+            the desk.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -36,9 +91,8 @@ class Access:
         for name, value in _given(settings, os.environ):
             self.redactor.learn({name: value})
         self._settings = settings
-        self._reading = threading.Lock()
-        self._seen: tuple[int, ...] | None = None
-        self._models: ModelSettings | None = None
+        self._models = _Followed(settings.paths.keys, self._read_models)
+        self._secrets = _Followed(settings.paths.secrets_file, self._read_secrets)
 
     @property
     def models(self) -> ModelSettings:
@@ -47,34 +101,32 @@ class Access:
         Raises:
             AvaError: `keys.toml` cannot be read or holds what is no key, or a provider's variable or name is wrong.
         """
-        with self._reading:
-            seen = _look(self._settings.paths.keys)
-            if self._models is None or seen != self._seen:
-                self._read(seen)
-            assert self._models is not None
-            return self._models
+        return self._models.current()
+
+    @property
+    def secrets(self) -> Mapping[str, Secret]:
+        """The stored secrets by name, all of one reading. Blocking.
+
+        Raises:
+            AvaError: `secrets.toml` cannot be read or holds what is no secret.
+        """
+        return self._secrets.current()
 
     async def refresh(self) -> None:
-        """Learn what is to be hidden, where `keys.toml` has changed; one that cannot be read changes nothing."""
-        if _look(self._settings.paths.keys) != self._seen:
-            await anyio.to_thread.run_sync(self._learn)
+        """Learn what is to be hidden, where a file has changed; one that cannot be read changes nothing."""
+        for followed in (self._models, self._secrets):
+            if followed.is_another:
+                await anyio.to_thread.run_sync(followed.learn)
 
-    def _learn(self) -> None:
-        with self._reading:
-            seen = _look(self._settings.paths.keys)
-            if seen != self._seen:
-                with contextlib.suppress(AvaError):  # told by `models`, to whoever needs a key
-                    self._read(seen)
+    def _read_models(self) -> ModelSettings:
+        keys = read_keys(self._settings.paths.keys)
+        self.redactor.learn({name: key.value for name, key in keys.items()})
+        return model_settings(self._settings, keys)
 
-    def _read(self, seen: tuple[int, ...]) -> None:
-        """Read the file once, for models and redactor alike; `seen` is how it looked before, so that none is missed."""
-        self._models = None
-        try:
-            keys = read_keys(self._settings.paths.keys)
-            self.redactor.learn({name: key.value for name, key in keys.items()})
-            self._models = model_settings(self._settings, keys)
-        finally:
-            self._seen = seen  # last: whoever finds it so has nothing to wait for
+    def _read_secrets(self) -> Mapping[str, Secret]:
+        secrets = read_secrets(self._settings.paths.secrets_file)
+        self.redactor.learn({name: secret.value for name, secret in secrets.items()})
+        return secrets
 
 
 def model_settings(settings: Settings, stored: Mapping[str, Key] | None = None) -> ModelSettings:

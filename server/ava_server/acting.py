@@ -1,7 +1,8 @@
 """Tool calls: the one way by which a subagent's call becomes a tool's work, and its output the model's input.
 
 A `ToolCall` is committed before its tool starts, and a `ToolResult` is exactly what the model is shown: cleaned,
-redacted, cut to the tool's length, wrapped as untrusted.
+redacted, cut to the tool's length, wrapped as untrusted. `{{secret:NAME}}` stays as it is in everything that is written
+down; its value is there only while the tool works.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import anyio
@@ -17,11 +18,14 @@ import anyio.to_thread
 from pydantic import ValidationError
 
 from ava_audit.events import Activity, Fact, GuardrailTripped, ToolCall, ToolResult
+from ava_audit.pieces import hide_pieces
 from ava_audit.redact import Redactor
 from ava_roles.errors import ToolFailed
-from ava_roles.tools.base import Place, Tool, ToolOutput
+from ava_roles.placeholders import Lent
+from ava_roles.tools.base import Place, Source, Tool, ToolOutput
 from ava_roles.wrap import clean, wrap_tool_output
 from ava_server.history import History, call_key
+from ava_server.lending import Lending, NotLent
 from ava_server.models.base import ToolUse
 
 MOST_CALLS = 16
@@ -43,6 +47,7 @@ class Acting:
         history: The run's history.
         record: Writes facts under the run's claim.
         redactor: Replaces configured secret values before the model sees them.
+        lending: Decides which secrets a call may send.
         scratch: The run's folder for outputs that were cut.
         nonce: The run's own random word in the wrapper of untrusted text.
         max_calls: The run's cap on tool calls.
@@ -54,6 +59,7 @@ class Acting:
     history: History
     record: Record
     redactor: Redactor
+    lending: Lending
     scratch: Path
     nonce: str
     max_calls: int
@@ -130,7 +136,12 @@ class Acting:
         if seen is not None and seen.count + 1 >= REFUSED_FROM:
             await self._again(call, seen.count + 1)
             return
-        sentence = tool.activity(args)[:80]
+        try:
+            lent = await self.lending.lend(tool.spec, call.args)
+        except NotLent as why:
+            await self.refuse(call, str(why))
+            return
+        sentence = self._hidden(tool.activity(args))[:80]
         self.say(sentence)
         before: tuple[Fact, ...] = (Activity(activity=sentence),) if first else ()
         if call.call_id not in self.history.started:
@@ -138,23 +149,47 @@ class Acting:
                 *before, ToolCall(tool=call.name, args=dict(call.args), call_id=call.call_id, turn=self.history.turn)
             )
         began = time.monotonic()
-        output = await self._work(tool, args)
+        output = await self._work(tool, args, lent)
         took_ms = round((time.monotonic() - began) * 1000)
         await self.record(await self._shown(call, tool, output), duration_ms=took_ms)
 
-    async def _work(self, tool: Tool, args: object) -> ToolOutput:
+    async def _work(self, tool: Tool, args: object, lent: tuple[Lent, ...]) -> ToolOutput:
+        place = replace(self.place, secrets=lent, hide=self._hidden, say=lambda text: self.say(self._hidden(text)))
         try:
             with anyio.fail_after(tool.spec.timeout_s):
-                return await tool(args, self.place)
+                output = await tool(args, place)
         except TimeoutError:
             return ToolOutput(f"Timed out after {tool.spec.timeout_s:g} s. Ask for less at once.", success=False)
         except ToolFailed as error:
-            return ToolOutput(str(error), success=False)
+            output = ToolOutput(str(error), success=False)
+        except Exception as error:
+            if lent:  # a bug of ours, whose words and traceback may hold a value
+                raise RuntimeError(f"{type(error).__name__} in {tool.spec.name}") from None
+            raise
+        await self.lending.refresh()
+        return await anyio.to_thread.run_sync(self._without, output, lent) if lent else output
+
+    def _hidden(self, text: str) -> str:
+        """Return a text as it may be written down and shown."""
+        return self.redactor.redact(clean(text)[0])[0]
+
+    def _without(self, output: ToolOutput, lent: tuple[Lent, ...]) -> ToolOutput:
+        """Return what a call brought without any piece of what was put into it: whoever got it may send it back."""
+
+        def hidden(text: str) -> str:
+            text = self._hidden(text)
+            for each in lent:
+                text, _pieces = hide_pieces(text, each.name, each.value)
+            return text
+
+        sources = tuple(
+            Source(hidden(source.location), source.title and hidden(source.title)) for source in output.sources
+        )
+        return replace(output, text=hidden(output.text), sources=sources)
 
     async def _shown(self, call: ToolUse, tool: Tool, output: ToolOutput) -> ToolResult:
         """Return the result as the model is shown it, and keep the original where it was cut."""
-        text, _removed = clean(output.text)
-        text, _hidden = self.redactor.redact(text)
+        text = self._hidden(output.text)
         sha = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
         scratch, whole = None, len(text)
         if whole > tool.spec.max_chars:
@@ -181,7 +216,10 @@ class Acting:
             count=output.count,
             chars=whole,
             scratch=scratch,
-            sources=tuple({"location": source.location, "title": source.title} for source in output.sources),
+            sources=tuple(
+                {"location": self._hidden(source.location), "title": source.title and self._hidden(source.title)}
+                for source in output.sources
+            ),
         )
 
     async def _again(self, call: ToolUse, count: int) -> None:
@@ -196,9 +234,12 @@ class Acting:
         )
 
     def _result(self, call: ToolUse, text: str, *, success: bool) -> ToolResult:
-        text, _hidden = self.redactor.redact(clean(text)[0])
         return ToolResult(
-            tool=call.name[:100], success=success, output=text, call_id=call.call_id, turn=self.history.turn
+            tool=call.name[:100],
+            success=success,
+            output=self._hidden(text),
+            call_id=call.call_id,
+            turn=self.history.turn,
         )
 
 

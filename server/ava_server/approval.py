@@ -120,12 +120,28 @@ def proposal_message(config: RunConfig, texts: Texts) -> str:
         )
     else:
         lines.append(f"Model: {config.model}{' (free)' if free else ''}.")
+    lines.extend(_secret_lines(config))
     if config.unavailable_tools:
         lines.append(f"Not available here: {', '.join(config.unavailable_tools)}.")
     lines.extend(f"{note[0].upper()}{note[1:]}." for note in config.clamped)
     if texts.rationale:
         lines.append(f"Why: {texts.rationale.rstrip('.')}.")
     return "\n".join(lines)
+
+
+def _secret_lines(config: RunConfig) -> list[str]:
+    """Return what the person must know of secrets: which may be sent where, and which the role would miss."""
+    usable = [f"{name} (only for {', '.join(hosts)})" for name, hosts in config.secrets.items() if hosts]
+    unbound = [name for name, hosts in config.secrets.items() if hosts == ()]
+    missing = [name for name, hosts in config.secrets.items() if hosts is None]
+    lines: list[str] = []
+    if usable:
+        lines.append(f"Its calls may use the secret{'s' if len(usable) > 1 else ''} {', '.join(usable)}.")
+    if unbound:
+        lines.append(f"Stored, but for no host, so that no call can use it: {', '.join(unbound)}.")
+    if missing:
+        lines.append(f"Its role also lists, and nobody has stored: {', '.join(missing)} (`ava secret set NAME`).")
+    return lines
 
 
 def propose(

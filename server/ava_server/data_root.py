@@ -64,6 +64,11 @@ class DataRoot:
         """Secrets for tool calls, and hashes."""
         return self.path / "secrets"
 
+    @property
+    def secrets_file(self) -> Path:
+        """The file of secrets for tool calls."""
+        return self.secrets / "secrets.toml"
+
     def create(self) -> None:
         """Make the folder, for its owner alone, if it is missing; an existing one is left as it is.
 

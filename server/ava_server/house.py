@@ -37,6 +37,7 @@ from ava_server.budget import DayCaps
 from ava_server.claims import Slots
 from ava_server.errors import AvaError
 from ava_server.history import History
+from ava_server.lending import Lending
 from ava_server.manager import CannotHonour, Manager
 from ava_server.models.choose import Choice, choose, model_of, parameters
 from ava_server.models.clients import ClientPool
@@ -124,6 +125,7 @@ class House:
             client_roots=client_roots,
             cwd=Path.cwd(),
             home=Path.home(),
+            secrets=lambda: self.access.secrets,
         )
 
     async def honour(self, run: RunRow) -> None:
@@ -174,6 +176,7 @@ class House:
             tools=own,
             place=Place(files=files, fetch=self.fetcher if networked else None, artifacts=artifacts),
             redactor=self.access.redactor,
+            lending=Lending(config.role, config.secrets, self.access),
             scratch=scratch,
             caps=self.day_caps,
             window=choice.price.window or WINDOW,
@@ -207,7 +210,8 @@ class House:
 
     def artifacts(self, run_id: str) -> list[dict[str, Any]]:
         """Return name, size in bytes and sha256 of each file that a run has handed over. Blocking."""
-        return list_artifacts(self.settings.paths.artifacts / run_id)
+        found = list_artifacts(self.settings.paths.artifacts / run_id)
+        return [{**file, "name": self.access.redactor.redact(file["name"])[0]} for file in found]
 
     def tidy(self, run_id: str) -> None:
         """Remove what was only an ended run's own: its scratch folder, and a folder of artifacts that stayed empty."""

@@ -66,6 +66,7 @@ class AgentRun:
             history=self._history,
             record=self._log.record,
             redactor=prepared.redactor,
+            lending=prepared.lending,
             scratch=prepared.scratch,
             nonce=(history.prefix or prepared.started).nonce,
             max_calls=self._config.max_tool_calls,
@@ -121,7 +122,7 @@ class AgentRun:
                 raise
             except Exception as error:  # a bug of ours ends this run, on the record, and no other
                 log.exception("%s failed", self.id)
-                text = f"{type(error).__name__}: {error}"
+                text, _hidden = self._prepared.redactor.redact(f"{type(error).__name__}: {error}")
                 turn = self._history.turn
                 await self._log.record(ErrorOccurred(error=text, kind="internal", what_to_do=_REPORT, turn=turn))
                 return Ended("error", _FAULT, error_kind="internal", error_message=text, what_to_do=_REPORT)

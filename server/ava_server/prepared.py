@@ -11,6 +11,7 @@ from ava_audit.events import RunStarted
 from ava_audit.redact import Redactor
 from ava_roles.tools.base import Place, Tool
 from ava_server.budget import DayCaps
+from ava_server.lending import Lending
 from ava_server.models.base import Model
 
 
@@ -34,6 +35,7 @@ class Prepared:
     tools: Mapping[str, Tool]
     place: Place
     redactor: Redactor
+    lending: Lending
     scratch: Path
     caps: DayCaps
     window: int

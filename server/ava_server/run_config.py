@@ -31,6 +31,8 @@ class RunConfig(BaseModel):
         price: The price per token, as a mapping of `prices.Price`.
         workspace_given: The call itself gave the workspace, so that a networked role may read it.
         files_note: Why a role that has tools for files sees none, and how it would; empty where it does.
+        secrets: The secrets that the role lists and a tool of the run may send, each with the hosts that it was for;
+            None for one that was not stored.
         reach: What the run may read, reach and change, in a few words of ours.
         clamped: What was asked above a hard cap, in words.
         asked: The call's own arguments but for the texts: the defaults of a retry, or of a fresh proposal.
@@ -58,6 +60,7 @@ class RunConfig(BaseModel):
     workspace: str | None = None
     workspace_given: bool = False
     files_note: str = ""
+    secrets: dict[str, tuple[str, ...] | None] = {}
     reach: str
     estimated_minutes: tuple[int, int]
     name: str | None = None

@@ -11,6 +11,7 @@ from typing import Any, cast, get_args
 from pydantic import BaseModel, ValidationError
 
 from ava_audit.redact import Redactor
+from ava_roles.placeholders import PLACEHOLDER
 from ava_server.errors import ConfigError
 from ava_server.unfilled import placeholder_in
 
@@ -37,7 +38,6 @@ _SECRET_NAME = re.compile(
     r"|credentials?|authorization|cookie)\Z",
     re.IGNORECASE,
 )
-_PLACEHOLDER = re.compile(r"\{\{secret:[A-Za-z0-9_-]+\}\}")
 _DOLLARS = re.compile(r"([0-9]{1,9})(?:\.([0-9]{1,2}))?")
 
 
@@ -120,15 +120,15 @@ def refuse_secrets(data: Mapping[str, Any], origin: str) -> None:
     """
     for path, value in leaves(data):
         last = path[len(path) - 1]
-        if _PLACEHOLDER.search(str(value)):
+        if PLACEHOLDER.search(str(value)):
             continue
         name = ".".join(path)
         if path[0] == "mcp_servers":
             if _SECRET_NAME.search(last) or _is_key(value):
                 raise ConfigError(
                     f"{origin}: {name} holds a secret, and settings are no place for one. "
-                    "Write {{secret:NAME}} in its place; this version stores no such secrets yet, and starts no "
-                    "such servers."
+                    "Store it with `ava secret set NAME` and write {{secret:NAME}} in its place; this version starts "
+                    "no such servers yet."
                 )
         elif _SECRET_NAME.search(last) and path[0] != "prices":
             provider = path[1] if path[0] == "providers" and len(path) > 2 else _provider_in(last)

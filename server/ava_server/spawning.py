@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ from ava_server.models.choose import Choice, ModelSettings, choose, is_configure
 from ava_server.output_schema import check_schema
 from ava_server.run_config import RunConfig, Texts
 from ava_server.run_tools import RUN_TOOL_NAMES
+from ava_server.secrets_store import Secret
 
 if TYPE_CHECKING:
     from ava_server.settings import Settings
@@ -42,6 +43,7 @@ class Surroundings:
         client_roots: Folders that the client named.
         cwd: The server's working folder.
         home: The home folder of the user whom the server runs as.
+        secrets: Reads what secrets are stored; asked only where a role lists some.
     """
 
     settings: Settings
@@ -51,6 +53,7 @@ class Surroundings:
     client_roots: Sequence[str]
     cwd: Path
     home: Path
+    secrets: Callable[[], Mapping[str, Secret]] = dict
 
 
 def resolve(args: SpawnArgs, around: Surroundings) -> tuple[RunConfig, Texts]:
@@ -100,6 +103,7 @@ def resolve(args: SpawnArgs, around: Surroundings) -> tuple[RunConfig, Texts]:
         tools=tools,
         unavailable_tools=unavailable,
         workspace=reading,
+        secrets=_secrets(role, tools, around),
         reach=_reach(tools, around.tools, reading),
         workspace_given=workspace.given,
         files_note="" if reading or not _wants_files(role, around.tools) else _no_files(workspace),
@@ -206,6 +210,18 @@ def _reach(tools: Sequence[str], known: Mapping[str, Tool], workspace: str | Non
     elif web:
         parts.append("can search and read the web" if "web_search" in tools else "can read the web")
     return ", ".join(parts) if parts else "can reach neither files nor the web"
+
+
+def _secrets(role: Role, tools: Sequence[str], around: Surroundings) -> dict[str, tuple[str, ...] | None]:
+    """Return the secrets that the run's calls may use, by the hosts that they are for; None for what is not stored.
+
+    Raises:
+        ConfigError: The file of secrets cannot be read.
+    """
+    if not role.secrets or not any(name in around.tools and around.tools[name].spec.secrets for name in tools):
+        return {}
+    stored = around.secrets()
+    return {name: stored[name].hosts if name in stored else None for name in role.secrets}
 
 
 def _sees_files(tools: Sequence[str], known: Mapping[str, Tool]) -> bool:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from pydantic import BaseModel, ConfigDict
 
+from ava_roles.placeholders import Lent
+
 if TYPE_CHECKING:
     from ava_roles.confine.fetch import Fetcher
     from ava_roles.confine.paths import Root
@@ -34,6 +36,8 @@ class ToolSpec:
         network: It reaches the network.
         files: It reads the workspace.
         writes: It changes something that outlives the run (a file, an artifact).
+        secrets: The arguments in which `{{secret:NAME}}` may stand: the tool puts the value in itself, at the last
+            moment and only where the secret is meant for.
     """
 
     name: str
@@ -45,6 +49,7 @@ class ToolSpec:
     network: bool = False
     files: bool = False
     writes: bool = False
+    secrets: tuple[str, ...] = ()
 
     @property
     def reads(self) -> bool:
@@ -86,6 +91,11 @@ def _silent(_sentence: str) -> None:
     """Say nothing: the default of a place that nobody watches."""
 
 
+def _as_it_is(text: str) -> str:
+    """Hide nothing: the default of a place without secrets."""
+    return text
+
+
 @dataclass(frozen=True)
 class Place:
     """Where a tool call happens: everything that it may touch, and nothing else.
@@ -96,6 +106,8 @@ class Place:
         artifacts: The run's own folder for files to hand over.
         say: Takes a sentence of at most 80 characters about what is being done this second.
         run_id: Whose call it is; the mark of every child process that it starts.
+        secrets: The secrets that this one call names, and may send.
+        hide: Replaces secrets in a text; who cuts a text calls it before, for a half is not recognised.
     """
 
     files: Root | None = None
@@ -103,6 +115,8 @@ class Place:
     artifacts: Root | None = None
     say: Callable[[str], None] = field(default=_silent)
     run_id: str = ""
+    secrets: tuple[Lent, ...] = ()
+    hide: Callable[[str], str] = field(default=_as_it_is)
 
 
 class Tool(Protocol):

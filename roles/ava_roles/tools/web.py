@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated
 from urllib.parse import urlsplit
 
 import anyio
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from ava_roles.confine.fetch import Fetched, Fetcher
 from ava_roles.confine.urls import masked
 from ava_roles.errors import ToolFailed
+from ava_roles.placeholders import in_header, in_query, only_to
 from ava_roles.tools.base import Place, Source, ToolArgs, ToolOutput, ToolSpec
 from ava_roles.tools.needs import need_fetch
 from ava_roles.tools.pages import Page, is_text, read_page
@@ -96,7 +99,7 @@ class ReadWebpages:
 
         async def read(url: str) -> None:
             at.say(_reading(url))
-            results[url] = await self._read(fetcher, url)
+            results[url] = await self._read(fetcher, url, at.hide)
 
         async with anyio.create_task_group() as group:
             for url in urls:
@@ -110,7 +113,7 @@ class ReadWebpages:
             sources=tuple(Source(each.got.url, each.page.title) for each in good if each.got and each.page),
         )
 
-    async def _read(self, fetcher: Fetcher, url: str) -> _Read:
+    async def _read(self, fetcher: Fetcher, url: str, hide: Callable[[str], str]) -> _Read:
         try:
             got = await fetcher.get(
                 url,
@@ -121,10 +124,15 @@ class ReadWebpages:
             )
             if got.status != 200:
                 return _Read(url, None, None, _status(got))
-            page = await run_sync(read_page, got)
+            page = await run_sync(_readable, got, hide)
         except ToolFailed as failed:
             return _Read(url, None, None, str(failed))
         return _Read(url, got, page, None)
+
+
+def _readable(got: Fetched, hide: Callable[[str], str]) -> Page:
+    page = read_page(got)
+    return replace(page, text=hide(page.text))  # it is cut in two places below
 
 
 def _status(got: Fetched) -> str:
@@ -182,10 +190,44 @@ def _reading(url: str, others: int = 0) -> str:
     return sentence(f"Reading {shown[: 72 - len(more)]}{more}")
 
 
+_HEADER = re.compile(
+    r"accept|accept-language|authorization|(?:[a-z0-9]+-)*(?:(?:api)?key|token|version)", re.IGNORECASE
+)
+"""Who asks, and in which form the answer shall be: no header that changes what kind of request it is, or whose."""
+
+
+def _is_header(name: str) -> str:
+    if not _HEADER.fullmatch(name) or len(name) > 60:
+        raise ValueError(
+            f"{name[:60]!r} is no header that can be set; these can: Accept, Accept-Language, Authorization, and names"
+            " that end in Key, Token or Version"
+        )
+    return name.title()
+
+
+def _is_header_text(text: str) -> str:
+    if not text.isascii() or not text.isprintable():
+        raise ValueError("a header's value has printable ASCII characters only, on one line")
+    return text.strip()
+
+
+_HeaderName = Annotated[str, AfterValidator(_is_header)]
+_HeaderText = Annotated[str, Field(max_length=2_000), AfterValidator(_is_header_text)]
+
+
 class HttpGetArgs(ToolArgs):
     """Arguments of `http_get`."""
 
     url: str = Field(min_length=1, max_length=4_096, description="An http(s) URL.")
+    headers: dict[_HeaderName, _HeaderText] = Field(
+        default_factory=dict[str, str],
+        max_length=8,
+        description=(
+            "Request headers: Accept, Accept-Language, Authorization, or a name that ends in Key, Token or Version. A"
+            " secret that the task names is written {{secret:NAME}}, here or in the query of url, and is put in only"
+            " for the hosts that it is meant for."
+        ),
+    )
     max_bytes: int = Field(default=100_000, ge=1, le=1_000_000, description="Bytes to read at most.")
 
 
@@ -200,6 +242,7 @@ class HttpGet:
         ),
         args=HttpGetArgs,
         network=True,
+        secrets=("url", "headers"),
     )
 
     def activity(self, args: HttpGetArgs) -> str:
@@ -208,11 +251,25 @@ class HttpGet:
 
     async def __call__(self, args: HttpGetArgs, at: Place) -> ToolOutput:
         """Fetch it."""
-        got = await need_fetch(at).get(args.url.strip(), max_bytes=args.max_bytes, deadline_s=_DEADLINE_S)
+        url, headers, before = args.url.strip(), dict(args.headers), None
+        if at.secrets:
+            before = only_to(at.secrets)
+            await before(url.partition("?")[0])  # before a value is anywhere; redirects are asked for on the way
+            url = in_query(url, at.secrets)
+            headers = {name: in_header(text, at.secrets) for name, text in headers.items()}
+        got = await need_fetch(at).get(
+            url,
+            accept=headers.pop("Accept", None),
+            max_bytes=args.max_bytes,
+            deadline_s=_DEADLINE_S,
+            headers=headers,
+            before=before,
+        )
         good = got.status < 400
-        head = f"GET {masked(got.url)}: status {got.status}, {got.content_type or 'no stated type'}"
+        asked = got.url if got.redirects else args.url.strip()  # as the model wrote it: no value stands in it
+        head = f"GET {masked(asked)}: status {got.status}, {got.content_type or 'no stated type'}"
         head += f", {len(got.body):,} bytes" + (" (cut there; give a larger max_bytes)" if got.truncated else "")
         if not is_text(got) and b"\0" in got.body:
             return ToolOutput(f"{head}\n\n(binary, not shown)", success=False, count=0)
-        sources = (Source(got.url),) if good else ()
+        sources = (Source(asked),) if good else ()
         return ToolOutput(f"{head}\n\n{got.text()}", success=good, count=int(good), sources=sources)

@@ -24,6 +24,7 @@ COMMANDS: Mapping[str, str] = {
     "show": "ava_server.cli.show",
     "logs": "ava_server.cli.logs",
     "key": "ava_server.cli.key",
+    "secret": "ava_server.cli.secret",
     "demo": "ava_server.cli.demo",
     "init": "ava_server.cli.init",
     "doctor": "ava_server.cli.doctor.command",

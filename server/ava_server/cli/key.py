@@ -5,20 +5,17 @@ from __future__ import annotations
 import difflib
 import json
 import os
-import sys
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperCommand
 
 from ava_server.cli.app import heading
+from ava_server.cli.hidden import NameAlone, read_value
 from ava_server.cli.root import has_log
-from ava_server.cli.terminal import say, tell
+from ava_server.cli.terminal import say
 from ava_server.data_root import DataRoot, find_data_root
 from ava_server.errors import BadInput
 from ava_server.keys import NOT_YET, WELL_KNOWN, find_key, list_keys, may_be_key, provider_name, remove_key, set_key
-
-LONGEST_LINE = 16_384
 
 Provider = Annotated[
     str,
@@ -37,18 +34,9 @@ _ASKED_FOR = (
 _STORED_ONLY = "this version of Ava cannot use it yet"
 
 
-class _ProviderAlone(TyperCommand):
-    """A command that refuses by itself what stands behind the provider: the library's own sentence repeats it."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments.
-
-        Raises:
-            BadInput: There is more than one; a further one may be a key.
-        """
-        if sum(not arg.startswith("-") for arg in args) > 1:
-            raise BadInput(f"Give the provider's name alone. {_ASKED_FOR}")
-        return super().parse_args(ctx, args)
+class _ProviderAlone(NameAlone):
+    whose = "provider"
+    asked_for = _ASKED_FOR
 
 
 def register(app: typer.Typer) -> None:
@@ -79,7 +67,7 @@ def set_command(provider: Provider) -> None:
             f" in {root.config}"
         )
     heading(root)
-    value = _ask(name) if sys.stdin.isatty() else sys.stdin.readline(LONGEST_LINE)
+    value = read_value(f"Key for {name}", "key", f"ava key set {name}")
     root.create()
     set_key(name, value, root.keys)
     say(f"Stored the key for {name} in {root.keys}.")
@@ -144,22 +132,3 @@ def _why_unused(provider: str, configured: frozenset[str]) -> str:
     if provider in NOT_YET:
         return f"stored; {_STORED_ONLY}"
     return f"not used: config.toml has no [providers.{provider}]"
-
-
-def _ask(name: str) -> str:
-    """Ask for a key on the terminal, and not at all where it would be shown."""
-    import getpass
-    import warnings
-
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", getpass.GetPassWarning)
-            return getpass.getpass(f"Key for {name} (not shown): ")
-    except KeyboardInterrupt:
-        tell()  # the shell's own prompt begins a line
-        raise
-    except EOFError:
-        tell()
-        raise BadInput("No key was given; nothing is stored.") from None
-    except getpass.GetPassWarning:
-        raise BadInput(f"This terminal would show the key. Pipe it in instead: ava key set {name} < FILE") from None

@@ -172,8 +172,9 @@ class Desk:
             shapes = self._redactor.find_shapes(text)
             if shapes:
                 raise BadInput(
-                    f"{where[:60]}: it contains what looks like a key ({shapes[0].name}); leave it out: neither the"
-                    " subagent, its provider nor the log may have it"
+                    f"{where[:60]}: it contains what looks like a key ({shapes[0].name}), and neither the subagent,"
+                    " its provider nor the log may have it: a person can store it with `ava secret set NAME --for"
+                    " HOST`; then write {{secret:NAME}} in its place, for a role whose file lists NAME under secrets"
                 )
 
     def _redacted(self, value: Any) -> Any:
