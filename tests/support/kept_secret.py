@@ -1,0 +1,72 @@
+"""A secret that must not get out, a role that may use it, and a search for it in every form and place."""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from urllib.parse import quote, quote_plus
+
+from ava_server.secrets_store import set_secret
+
+NAME, HOST, ELSEWHERE = "TICKETS", "api.example.com", "evil.example.net"
+VALUE = 'tk9"Zr/4 q+Wv&8Lm=x7hD2'
+"""Without the shape of a key, and different in every form."""
+PLACEHOLDER = "{{secret:TICKETS}}"
+
+ROLE = """---
+name: tickets
+description: Looks tickets up.
+tools: [http_get, read_webpages, read_file, search_codebase]
+{lists}
+---
+You look tickets up.
+"""
+
+
+def store(root: Path, value: str = VALUE, hosts: Iterable[str] = (HOST,), name: str = NAME) -> None:
+    """Store the secret, as `ava secret set` does."""
+    root.mkdir(mode=0o700, exist_ok=True)
+    set_secret(name, value, list(hosts), root / "secrets" / "secrets.toml")
+
+
+def add_role(root: Path, lists: str = "secrets: [TICKETS]") -> None:
+    """Add a role that may use it, or none."""
+    (root / "roles").mkdir(mode=0o700, parents=True, exist_ok=True)
+    (root / "roles" / "tickets.md").write_text(ROLE.format(lists=lists))
+
+
+def forms(value: str = VALUE) -> dict[str, bytes]:
+    """The ways in which the value may be written, and every eight characters of it."""
+    written = {
+        "exact": value,
+        "quoted": quote(value, safe=""),
+        "quoted with slashes": quote(value),
+        "quoted as a form": quote_plus(value),
+        "JSON": json.dumps(value)[1:-1],
+        "HTML": html.escape(value),
+        "hexadecimal": value.encode().hex(),
+    }
+    for before in range(3):
+        encoded = base64.b64encode(bytes(before) + value.encode()).decode()
+        written[f"base64 after {before}"] = encoded[4 : len(encoded) // 4 * 4 - 4]
+    written |= {f"piece {at}": value[at : at + 8] for at in range(len(value) - 7)}
+    return {name: text.encode() for name, text in written.items()}
+
+
+def leaks_in(data: bytes, value: str = VALUE) -> list[str]:
+    """The forms of the value that stand in some bytes."""
+    return [name for name, form in forms(value).items() if form in data]
+
+
+def leaks_under(root: Path, value: str = VALUE) -> list[str]:
+    """Where under a data root the value stands, but for the file that it is kept in."""
+    kept = root / "secrets" / "secrets.toml"
+    return [
+        f"{path.relative_to(root)}: {form}"
+        for path in sorted(root.rglob("*"))
+        if path.is_file() and path != kept
+        for form in leaks_in(path.read_bytes() + b"\n" + str(path.name).encode(), value)
+    ]
