@@ -154,7 +154,7 @@ class Acting:
         await self.record(await self._shown(call, tool, output), duration_ms=took_ms)
 
     async def _work(self, tool: Tool, args: object, lent: tuple[Lent, ...]) -> ToolOutput:
-        place = replace(self.place, secrets=lent, hide=self._hidden, say=lambda text: self.say(self._hidden(text)))
+        place = replace(self.place, secrets=lent, hide=self._hidden, say=self._say)
         try:
             with anyio.fail_after(tool.spec.timeout_s):
                 output = await tool(args, place)
@@ -168,6 +168,9 @@ class Acting:
             raise
         await self.lending.refresh()
         return await anyio.to_thread.run_sync(self._without, output, lent) if lent else output
+
+    def _say(self, sentence: str) -> None:
+        self.say(self._hidden(sentence))
 
     def _hidden(self, text: str) -> str:
         """Return a text as it may be written down and shown."""

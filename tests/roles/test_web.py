@@ -10,6 +10,7 @@ from support.documents import pdf
 from support.web_site import HOST, Answer, Page, Site, site
 
 from ava_roles.errors import AccessRefused, ToolFailed
+from ava_roles.placeholders import Lent
 from ava_roles.tools.base import Place, ToolOutput
 from ava_roles.tools.robots import Robots
 from ava_roles.tools.web import HttpGet, HttpGetArgs, ReadWebpages, ReadWebpagesArgs
@@ -204,6 +205,45 @@ async def test_http_get_returns_text_unchanged_under_a_line_with_type_and_status
             assert "binary, not shown" in (await tool(HttpGetArgs(url=web.url("/image")), at)).text
             with pytest.raises(AccessRefused):
                 await tool(HttpGetArgs(url="http://localhost/"), at)
+
+
+async def test_http_get_sends_the_headers_that_it_may_and_to_the_first_host_alone() -> None:
+    pages: dict[str, Answer] = {"/": Page(status=302, headers={"Location": "http://other.example.com/there"})}
+    given = {"accept": "application/json", "AUTHORIZATION": "Bearer abc", "x-github-api-version": "2022-11-28"}
+    async with site(pages) as web:
+        with anyio.fail_after(5):
+            await HttpGet()(HttpGetArgs(url=web.url("/"), headers=given), Place(fetch=web.fetcher))
+        first, second = (seen.headers for seen in web.requests)
+        assert (first["accept"], first["authorization"]) == ("application/json", "Bearer abc")
+        assert first["x-github-api-version"] == "2022-11-28"
+        assert first["user-agent"].startswith("Ava/")
+        assert "authorization" not in second and "x-github-api-version" not in second
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        *({name: "x"} for name in ("Host", "Content-Length", "Transfer-Encoding", "Connection", "Range", "Cookie")),
+        *({name: "x"} for name in ("X-Forwarded-For", "X-HTTP-Method-Override", "User-Agent", "", "a b-key", "key:")),
+        {"x-" + "a" * 60 + "-key": "x"},
+        {"X-Key": "one\r\nHost: two"},
+        {"X-Key": "schlüssel"},
+        {"X-Key": "x" * 2_001},
+        {f"X{number}-Key": "x" for number in range(9)},
+    ],
+)
+def test_http_get_takes_no_header_that_makes_another_request_of_it(headers: dict[str, str]) -> None:
+    with pytest.raises(ValidationError):
+        HttpGetArgs(url="https://example.org/", headers=headers)
+
+
+async def test_a_secret_that_no_header_can_carry_is_not_sent() -> None:
+    lent = (Lent("WORDS", "fünf einfache Wörter", frozenset({HOST})),)
+    async with site({}) as web:
+        args = HttpGetArgs(url=f"https://{HOST}/", headers={"X-Key": "{{secret:WORDS}}"})
+        with pytest.raises(ToolFailed, match="WORDS has characters that a header cannot carry"):
+            await HttpGet()(args, Place(fetch=web.fetcher, secrets=lent))
+        assert web.connected == []
 
 
 def test_activities_are_one_printable_line_of_at_most_80_characters() -> None:

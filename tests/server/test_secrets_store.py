@@ -1,0 +1,230 @@
+"""The file of secrets, and `ava secret`: for its owner alone, and no value is ever shown."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.kept_secret import HOST, NAME, VALUE, add_role
+from support.terminal import ava, on_terminal
+
+from ava_roles.wrap import clean
+from ava_server.errors import BadInput, ConfigError
+from ava_server.secrets_store import Secret, read_secrets, remove_secret, set_secret
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "secrets" / "secrets.toml"
+
+
+def stored(file: Path) -> dict[str, tuple[str, tuple[str, ...]]]:
+    return {name: (secret.value, secret.hosts) for name, secret in read_secrets(file).items()}
+
+
+def test_a_secret_that_was_set_is_found_and_only_its_owner_can_read_it(file: Path) -> None:
+    secret = set_secret(NAME, f"  {VALUE}\n", [HOST, "API.example.com:443,api.example.com:8443"], file)
+
+    assert secret == Secret(NAME, VALUE, (HOST, f"{HOST}:8443"), secret.set_at)
+    assert read_secrets(file) == {NAME: secret}
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
+    assert VALUE not in repr(read_secrets(file))
+    assert sorted(path.name for path in file.parent.iterdir()) == ["secrets.toml", "secrets.toml.lock"]
+
+
+def test_setting_again_replaces_the_value_and_keeps_the_hosts_unless_others_are_given(file: Path) -> None:
+    set_secret(NAME, VALUE, [HOST], file)
+    set_secret("A.B-c", "another value", [], file)
+    set_secret(NAME, "quite new value", None, file)
+    assert stored(file) == {NAME: ("quite new value", (HOST,)), "A.B-c": ("another value", ())}
+    set_secret(NAME, VALUE, ["docs.example.com"], file)
+    assert stored(file)[NAME] == (VALUE, ("docs.example.com",))
+
+    assert remove_secret(NAME, file)
+    assert not remove_secret(NAME, file)
+    assert list(stored(file)) == ["A.B-c"]
+    assert VALUE not in file.read_text()
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None)
+@given(value=st.text(min_size=8, max_size=40))
+def test_whatever_can_be_seen_comes_back_as_it_was_given(file: Path, value: str) -> None:
+    bare = value.strip()
+    can_be = len(bare) >= 8 and bare.isprintable() and clean(bare)[0] == bare
+    try:
+        set_secret(NAME, value, None, file)
+    except BadInput as refused:
+        assert not can_be and bare not in str(refused)
+    else:
+        assert can_be and read_secrets(file)[NAME].value == bare
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ("", "fewer than 8"),
+        ("1234567", "fewer than 8"),
+        ("two lines\nof text", "line break"),
+        ("a tab\tin it here", "line break, a tab"),
+        ("hidden\u200bcharacter", "cannot be seen"),
+        ("x" * 8_193, "more than 8,192"),
+        ("{{secret:OTHER}}", "is a placeholder"),
+    ],
+)
+def test_what_can_be_no_value_is_refused_without_showing_it(file: Path, value: str, says: str) -> None:
+    with pytest.raises(BadInput, match=says) as refused:
+        set_secret(NAME, value, None, file)
+    assert not value or value not in str(refused.value)
+    assert not file.exists()
+
+
+@pytest.mark.parametrize("name", ["", "1st", "with space", "x" * 65, "sl/ash", "ghp_" + "Ab3" * 13, "pin_12345678"])
+def test_what_can_be_no_name_or_may_be_a_secret_is_refused_without_showing_it(file: Path, name: str) -> None:
+    with pytest.raises(BadInput, match="name") as refused:
+        set_secret(name, VALUE, None, file)
+    assert not name or name not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["https://api.example.com", "api.example.com/v1", "*.example.com", "localhost", "10.0.0.1", "a b.example.com",
+     "api.example.com:22", "user@api.example.com", "[::1]", "api.example.com:443:1", "-"],
+)  # fmt: skip
+def test_what_is_no_public_host_is_refused(file: Path, host: str) -> None:
+    with pytest.raises(BadInput, match="--for"):
+        set_secret(NAME, VALUE, [host], file)
+    assert not file.exists()
+
+
+def loosened(file: Path) -> str:
+    file.chmod(0o640)
+    return "chmod 600"
+
+
+def linked(file: Path) -> str:
+    file.rename(file.with_name("real.toml"))
+    file.symlink_to("real.toml")
+    return "symbolic link"
+
+
+def open_folder(file: Path) -> str:
+    file.parent.chmod(0o755)
+    return "chmod 700"
+
+
+def linked_folder(file: Path) -> str:
+    file.parent.rename(file.parent.with_name("real"))
+    file.parent.symlink_to("real")
+    return "no folder, or a link"
+
+
+def a_pipe(file: Path) -> str:
+    file.unlink()
+    os.mkfifo(file, 0o600)
+    return "no regular file"
+
+
+def no_toml(file: Path) -> str:
+    file.write_text(f"{NAME} = {VALUE}")
+    return "no valid TOML"
+
+
+def another_form(file: Path) -> str:
+    file.write_text(f"{NAME} = '{VALUE}'")
+    return "not as `ava secret set` writes it"
+
+
+def hosts_of_another_form(file: Path) -> str:
+    file.write_text(f"[{NAME}]\nvalue = '{VALUE}'\nfor = [7]")
+    return "not as `ava secret set` writes it"
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [loosened, linked, open_folder, linked_folder, a_pipe, no_toml, another_form, hosts_of_another_form],
+)
+def test_a_file_that_cannot_be_trusted_or_read_is_refused_with_how_to_mend_it(file: Path, spoil: object) -> None:
+    set_secret(NAME, VALUE, [HOST], file)
+    says = spoil(file)  # type: ignore[operator]
+    for use in (
+        lambda: read_secrets(file),
+        lambda: set_secret("OTHER", "another value", None, file),
+        lambda: remove_secret(NAME, file),
+    ):
+        with pytest.raises(ConfigError, match=says) as refused:
+            use()
+        assert VALUE not in str(refused.value)
+
+
+def test_two_that_are_set_at_once_are_both_kept(file: Path) -> None:
+    code = "import sys; from pathlib import Path; from ava_server.secrets_store import set_secret\n"
+    code += "[set_secret(sys.argv[2], f'value number {n}', None, Path(sys.argv[1])) for n in range(10)]"
+    processes = [subprocess.Popen([sys.executable, "-c", code, str(file), name]) for name in ("ONE", "TWO", "THREE")]
+    assert [process.wait(30) for process in processes] == [0, 0, 0]
+    assert set(stored(file)) == {"ONE", "TWO", "THREE"}
+    assert {value for value, _hosts in stored(file).values()} == {"value number 9"}
+
+
+# -- the command ------------------------------------------------------------------------------------------------------
+
+
+def test_a_value_is_read_from_a_pipe_and_the_list_shows_names_hosts_and_roles_alone(tmp_path: Path) -> None:
+    done = ava(tmp_path, "secret", "set", NAME, "--for", HOST, stdin=VALUE + "\nsecond line\n")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[0] == f"Data root: {tmp_path}"
+    assert f"It is sent to {HOST} alone, over https." in done.stdout
+    assert f"secrets: [{NAME}]" in done.stdout, "no role lists it yet"
+    assert stored(tmp_path / "secrets" / "secrets.toml") == {NAME: (VALUE, (HOST,))}
+
+    add_role(tmp_path, f"secrets: [{NAME}, WIKI]")
+    assert ava(tmp_path, "secret", "set", "LOOSE", stdin=VALUE[::-1]).returncode == 0
+    shown = ava(tmp_path, "secret", "list")
+    lines = {line.split()[0]: line for line in shown.stdout.splitlines()[1:]}
+    assert f"for {HOST}; roles: tickets" in lines[NAME]
+    assert "for no host; no role lists it" in lines["LOOSE"]
+    assert "not stored; roles: tickets" in lines["WIKI"]
+    listed = ava(tmp_path, "secret", "list", "--json")
+    entries = {entry["name"]: entry for entry in json.loads(listed.stdout)["secrets"]}
+    assert entries[NAME] | {"set": ""} == {
+        "name": NAME, "stored": True, "set": "", "for": [HOST], "roles": ["tickets"],
+    }  # fmt: skip
+    assert entries["WIKI"] == {"name": "WIKI", "stored": False, "roles": ["tickets"]}
+
+    removed = ava(tmp_path, "secret", "remove", NAME)
+    assert removed.returncode == 0 and f"Removed {NAME}" in removed.stdout
+    again = ava(tmp_path, "secret", "remove", NAME)
+    assert again.returncode == 2 and "ava secret list" in again.stderr
+    for out in (done, shown, listed, removed, again):
+        assert VALUE not in out.stdout + out.stderr
+
+
+def test_a_value_is_asked_for_on_a_terminal_and_not_shown(tmp_path: Path) -> None:
+    with on_terminal(tmp_path, "secret", "set", NAME, "--for", HOST) as screen:
+        screen.until(f"Value of {NAME} (not shown): ")
+        screen.type(VALUE + "\n")
+        assert screen.ended() == 0
+        assert VALUE not in screen.text and VALUE[:8] not in screen.text
+    assert stored(tmp_path / "secrets" / "secrets.toml") == {NAME: (VALUE, (HOST,))}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["set", NAME, VALUE], ["set", NAME, f"--value={VALUE}"], ["set", NAME, "--value", VALUE], ["remove", NAME, VALUE],
+     ["set", "sk-or-v1-0a1b2c3d4e5f60718293a4b5c6d7e8f9"]],
+)  # fmt: skip
+def test_a_value_that_was_typed_into_the_command_is_refused_and_not_repeated(
+    tmp_path: Path, arguments: list[str]
+) -> None:
+    done = ava(tmp_path, "secret", *arguments, stdin=VALUE)
+    assert done.returncode == 2
+    assert done.stderr.startswith("ava: ") and "asked for" in done.stderr
+    assert all(argument not in done.stdout + done.stderr for argument in arguments[1:] if argument != NAME)
+    assert not (tmp_path / "secrets").exists()
