@@ -497,11 +497,15 @@ class SettingsChanged(Fact):
 
 
 class LogErased(Fact):
-    """Transcript content was erased: of which run, how many entries, and why."""
+    """Transcript content was erased: of which run, how many entries, and why.
+
+    `whole` says that everything of the run goes, and not only what is old: the keeper finishes what it finds begun.
+    """
 
     run_id: str | None = None
     entries: int
     why: str
+    whole: bool = False
 
     def words(self) -> str:
         """Return the reason."""

@@ -1,7 +1,7 @@
-"""The keeper: the one process on a data root that brings text index, mirror and database file up to date.
+"""The keeper: the one process on a data root that brings text index, mirror and database file up to date, and erases.
 
-Whoever holds `keeper.lock` is it; when it dies, another process takes the lock. Its three duties run side by
-side, each retried for ever: what fails here is late, and never stops a run.
+Whoever holds `keeper.lock` is it; when it dies, another process takes the lock. Its duties run side by side, each
+retried for ever: what fails here is late, and never stops a run.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from ava_audit.errors import StoreUnavailable
 from ava_audit.locks import try_hold
 from ava_audit.mirror import Mirror
 from ava_audit.projections import IndexRow, index_words
-from ava_audit.store import Store
+from ava_audit.retention import Retention, asked, complete, erasing, sweep
+from ava_audit.store import Store, T
 from ava_audit.view import View, entry_of
 from ava_audit.words import index_row
 
@@ -37,9 +38,13 @@ WAL_BYTES = 4_000_000
 """A write-ahead log larger than this is moved into the database at once; a smaller one when nobody writes."""
 WAL_LOOK_S = 1.0
 IDLE_LOOKS = 3
+SWEEP_EVERY_S = 3_600.0
+"""How often is looked for what has become old."""
+SWEEP_PIECES = 50
+"""Pieces of it between two looks for a run that somebody wants erased now."""
 
 
-async def run_keeper(store: Store, root: Path, *, mirror: bool) -> None:
+async def run_keeper(store: Store, root: Path, *, mirror: bool, retention: Retention | None = None) -> None:
     """Be the keeper of a data root whenever no other process is, until cancelled; then finish what is begun.
 
     Cancel it while the store is still open, after the last entry has been written.
@@ -48,6 +53,7 @@ async def run_keeper(store: Store, root: Path, *, mirror: bool) -> None:
         store: The open log.
         root: The data root.
         mirror: Write the JSONL mirror too.
+        retention: How long words are kept; None erases nothing.
     """
     while True:
         try:
@@ -59,20 +65,22 @@ async def run_keeper(store: Store, root: Path, *, mirror: bool) -> None:
             await anyio.sleep(TAKE_OVER_S)
             continue
         with held:
-            await _keep(store, Mirror(store, root / "logs") if mirror else None)
+            await _keep(store, Mirror(store, root / "logs"), mirror, retention)
 
 
-async def _keep(store: Store, mirror: Mirror | None) -> None:
+async def _keep(store: Store, mirror: Mirror, mirrored: bool, retention: Retention | None) -> None:
     """Do the duties until cancelled, and once more before the end."""
     try:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_duty, "the text index", store, partial(index_news, store))
-            if mirror is not None:
+            if mirrored:
                 tasks.start_soon(_mirror, store, mirror)
             tasks.start_soon(_mind_the_wal, store)
+            if retention is not None:
+                tasks.start_soon(_erase, store, mirror, mirrored, retention)
     finally:
         with anyio.move_on_after(FINAL_S, shield=True):
-            await _finish(store, mirror)
+            await _finish(store, mirror if mirrored else None)
 
 
 async def _finish(store: Store, mirror: Mirror | None) -> None:
@@ -90,6 +98,24 @@ async def _mirror(store: Store, mirror: Mirror) -> None:
     await _duty("the mirror", store, mirror.catch_up)
 
 
+async def _erase(store: Store, mirror: Mirror, mirrored: bool, retention: Retention) -> None:
+    """Erase what has become old, now and every hour, and finish what anybody has begun to erase, at once."""
+    finish = partial(complete, store, mirror, retention.folders, mirrored=mirrored)
+    while True:
+        await _retried("erasing", finish)
+        while not await _retried("erasing what is old", partial(sweep, store, retention.days, pieces=SWEEP_PIECES)):
+            if await _retried("erasing", partial(store.read, asked)):
+                await _retried("erasing", finish)
+        await _retried("erasing", finish)
+        with anyio.move_on_after(SWEEP_EVERY_S):
+            while True:
+                head = store.head
+                if await _retried("erasing", partial(store.read, erasing)):
+                    await _retried("erasing", finish)
+                await store.newer_than(head)
+                await anyio.sleep(GROUP_S)
+
+
 async def _duty(name: str, store: Store, work: Callable[[], Awaitable[None]]) -> None:
     """Do a piece of work now, and again whenever the log has news."""
     while True:
@@ -99,7 +125,7 @@ async def _duty(name: str, store: Store, work: Callable[[], Awaitable[None]]) ->
         await store.newer_than(head)
 
 
-async def _retried(name: str, work: Callable[[], Awaitable[None]]) -> None:
+async def _retried(name: str, work: Callable[[], Awaitable[T]]) -> T:
     """Do a piece of work until it succeeds."""
     failures = 0
     while True:

@@ -2,7 +2,8 @@
 
 The log knows how long each file is when it is whole. A file of another length (a crash between writing and
 noting, a torn line, a file that was cut or removed) is healed: compared with what the log says line by line,
-cut at the first difference, and completed. Only the keeper writes here.
+cut at the first difference, and completed. So is a file that has lines whose content was erased: the log has marked
+it in the transaction that erased. Only the keeper writes here.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
+import anyio
 import anyio.to_thread
 
 from ava_audit.line import mirror_line
-from ava_audit.projections import note_mirrored
+from ava_audit.projections import note_healed, note_mirrored
 from ava_audit.store import Store
 from ava_audit.times import EPOCH, US_PER_S, day_of
 from ava_audit.view import HEADER, View
@@ -42,13 +44,35 @@ class Mirror:
         self._store = store
         self._folder = folder
         self._sizes: dict[str, int] = {}
+        self._turn = anyio.Lock()
 
     async def take_over(self) -> None:
         """Heal every file that is not as long as the log says; the first thing that a new keeper does."""
-        await anyio.to_thread.run_sync(self._make_folders)
-        self._sizes = await self._store.read(View.mirrored)
-        wrong = await anyio.to_thread.run_sync(self._wrong, list(self._sizes))
-        await self._heal(wrong)
+        async with self._turn:
+            await anyio.to_thread.run_sync(self._make_folders)
+            self._sizes = await self._store.read(View.mirrored)
+            wrong = await anyio.to_thread.run_sync(self._wrong, list(self._sizes))
+            await self._heal(wrong)
+
+    async def forget(self, *, make: bool) -> None:
+        """Heal every file that still has what was erased from the log.
+
+        Args:
+            make: Write those that are missing too; False where the mirror is off, and only old files are left.
+
+        Raises:
+            StoreUnavailable: The log cannot be read or its progress not noted.
+            OSError: A file cannot be written.
+        """
+        while True:
+            sizes = await self._store.read(View.mirrored)
+            marked = [file for file, size in sizes.items() if size < 0]
+            if not make:
+                marked = await anyio.to_thread.run_sync(self._existing, marked)
+            if not marked:
+                return
+            async with self._turn:
+                await self._heal(marked)
 
     async def catch_up(self) -> None:
         """Write the lines of all entries that the mirror does not have yet.
@@ -58,20 +82,29 @@ class Mirror:
             OSError: A file cannot be written.
         """
         while True:
-            rows = await self._store.read(_next_slice)
-            if not rows:
-                return
-            lines = _by_file(rows)
-            await self._heal(await anyio.to_thread.run_sync(self._wrong, list(lines)))
-            sizes = await anyio.to_thread.run_sync(self._append, lines)
-            await self._store.keep_house(partial(note_mirrored, upto=int(rows[-1][0]), sizes=sizes))
-            self._sizes.update(sizes)
+            async with self._turn:
+                rows = await self._store.read(_next_slice)
+                if not rows:
+                    return
+                lines = _by_file(rows)
+                wrong = await anyio.to_thread.run_sync(self._wrong, list(lines))
+                if wrong:
+                    # Read again: what made it wrong may be a note that was on its way, as when this was cancelled.
+                    await self._heal(wrong)
+                    continue
+                sizes = await anyio.to_thread.run_sync(self._append, lines)
+                await self._store.keep_house(partial(note_mirrored, upto=int(rows[-1][0]), sizes=sizes))
+                self._sizes.update(sizes)
 
     async def _heal(self, files: Iterable[str]) -> None:
         for file in files:
-            size, upto = await self._store.read(partial(heal, folder=self._folder, file=file))
-            await self._store.keep_house(partial(note_mirrored, upto=upto, sizes={file: size}))
+            size, erasure = await self._store.read(partial(_healed, folder=self._folder, file=file))
+            # Refused, the file stays marked or as it was noted: the next to look at it heals it once more.
+            await self._store.keep_house(partial(note_healed, file=file, size=size, erasure=erasure))
             self._sizes[file] = size
+
+    def _existing(self, files: Iterable[str]) -> list[str]:
+        return [file for file in files if (self._folder / file).exists()]
 
     def _make_folders(self) -> None:
         for folder in (self._folder, self._folder / "ava", self._folder / "subagents"):
@@ -97,12 +130,12 @@ def file_of(agent_id: str, ts_us: int) -> str:
     return f"ava/{day_of(ts_us)}.jsonl"
 
 
-def heal(view: View, *, folder: Path, file: str) -> tuple[int, int]:
-    """Make a file what the log says that it is: what is right at its beginning stays untouched.
+def _healed(view: View, *, folder: Path, file: str) -> tuple[int, int]:
+    return heal(view, folder=folder, file=file), view.last_erasure()
 
-    Returns:
-        Its length in bytes, and the `seq` up to which the whole mirror is complete.
-    """
+
+def heal(view: View, *, folder: Path, file: str) -> int:
+    """Make a file what the log says that it is, and return its length; what is right at its beginning stays."""
     path = folder / file
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     upto = view.progress("mirror")
@@ -119,7 +152,7 @@ def heal(view: View, *, folder: Path, file: str) -> tuple[int, int]:
                 out.write(line)
             good += len(line)
         out.truncate(good)
-    return good, upto
+    return good
 
 
 def _rows_of(view: View, file: str, upto: int) -> Iterator[tuple[Any, ...]]:

@@ -100,10 +100,81 @@ def forget_words(db: sqlite3.Connection, rows: Sequence[IndexRow], merge: bool =
         db.execute("INSERT INTO words (words) VALUES ('optimize')")
 
 
+def merge_words(db: sqlite3.Connection, pages: int) -> bool:
+    """Go on rewriting the index as one piece, so that forgotten words are gone from its older segments too.
+
+    Args:
+        db: The writer's connection.
+        pages: About how many pages to write; a negative number begins, a positive one goes on.
+
+    Returns:
+        False when nothing is left to rewrite.
+    """
+    before = db.total_changes
+    db.execute("INSERT INTO words (words, rank) VALUES ('merge', ?)", (pages,))
+    return db.total_changes - before >= 2  # as SQLite's own page tells to find out
+
+
+def erase_entries(db: sqlite3.Connection, rows: Sequence[IndexRow], files: Iterable[str]) -> list[int]:
+    """Take the content of entries out of the log and their words out of the index.
+
+    Args:
+        db: The writer's connection.
+        rows: Those that `index_words` was given for them, or would be.
+        files: The files of the mirror in which they stand, or will: these have to be healed.
+
+    Returns:
+        The `seq` of those that had content; nothing is erased twice.
+    """
+    done = db.execute("SELECT seq FROM progress WHERE name = 'words'").fetchone()
+    indexed = done[0] if done else 0
+    erased: list[int] = []
+    for row in rows:
+        if db.execute("UPDATE events SET content = NULL WHERE seq = ? AND content IS NOT NULL", row[:1]).rowcount:
+            erased.append(row[0])
+            if row[0] <= indexed:
+                forget_words(db, [row], merge=False)
+    db.executemany("INSERT OR REPLACE INTO mirrored (file, bytes) VALUES (?, -1)", [(file,) for file in files])
+    return erased
+
+
+def forget_live(db: sqlite3.Connection, run_ids: Iterable[str]) -> None:
+    """Remove what ended runs were doing last."""
+    db.executemany("DELETE FROM live WHERE run_id = ?", [(run_id,) for run_id in run_ids])
+
+
+def note_progress(db: sqlite3.Connection, duty: str, seq: int) -> None:
+    """Note how far the keeper has come with one of its duties."""
+    db.execute("INSERT OR REPLACE INTO progress (name, seq) VALUES (?, ?)", (duty, seq))
+
+
 def note_mirrored(db: sqlite3.Connection, upto: int, sizes: Mapping[str, int]) -> None:
-    """Note that the mirror has every entry up to `upto`, and how long (bytes) the changed files are now."""
-    db.executemany("INSERT OR REPLACE INTO mirrored (file, bytes) VALUES (?, ?)", sizes.items())
-    db.execute("INSERT OR REPLACE INTO progress (name, seq) VALUES ('mirror', ?)", (upto,))
+    """Note that the mirror has every entry up to `upto`, and how long (bytes) the changed files are now.
+
+    A file with erased content stays marked: what was appended may have been read before the erasure.
+    """
+    db.executemany(
+        "INSERT INTO mirrored (file, bytes) VALUES (?, ?)"
+        " ON CONFLICT (file) DO UPDATE SET bytes = excluded.bytes WHERE bytes >= 0",
+        sizes.items(),
+    )
+    note_progress(db, "mirror", upto)
+
+
+def note_healed(db: sqlite3.Connection, file: str, size: int, erasure: int) -> bool:
+    """Note how long a healed file is; False when content was erased after the log was read for it.
+
+    Args:
+        db: The writer's connection.
+        file: The file.
+        size: Its length in bytes.
+        erasure: The newest `LogErased` when it was read.
+    """
+    newest = db.execute("SELECT max(seq) FROM events WHERE type = 'LogErased'").fetchone()[0] or 0
+    if newest != erasure:
+        return False
+    db.execute("INSERT OR REPLACE INTO mirrored (file, bytes) VALUES (?, ?)", (file, size))
+    return True
 
 
 def _proposed(db: sqlite3.Connection, header: Header, fact: Any) -> None:

@@ -18,7 +18,7 @@ from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import anyio
 import anyio.to_thread
@@ -177,6 +177,15 @@ class Store:
         value: T = await self._submit(_Housekeeping(work))
         return value
 
+    async def amend(self, work: Callable[[sqlite3.Connection], Outcome[T]]) -> T:
+        """Run such work that has to be on record (erasure): its events are appended in the same transaction.
+
+        Raises:
+            StoreUnavailable: As for `do`.
+        """
+        value: T = await self._submit(_Housekeeping(work))
+        return value
+
     async def checkpoint(self) -> bool:
         """Move the write-ahead log into the database and empty it; only the keeper calls this.
 
@@ -315,7 +324,7 @@ class Store:
                 if not self._start(job, again=not together):
                     continue
                 if isinstance(job.command, _Housekeeping):
-                    job.value = job.command.work(db)
+                    job.value = appender.outcome(job.command.work(db))
                 else:
                     self._run(job, db, appender)
             db.execute("COMMIT")
@@ -498,6 +507,14 @@ class _Appender:
                         f"{event.fence.run_id} is no longer owned by this claim (generation {event.fence.generation})"
                     )
         return [_content(event) for event in events]
+
+    def outcome(self, value: Any) -> Any:
+        """Return what housekeeping answers, with its events appended where it has any."""
+        if not isinstance(value, Outcome):
+            return value
+        done = cast("Outcome[Any]", value)
+        self.append(done.events, self.check(done.events))
+        return done.value
 
     def append(self, events: tuple[Event, ...], contents: list[bytes]) -> None:
         """Insert the events and fold them into the projections."""

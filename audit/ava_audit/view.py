@@ -195,10 +195,10 @@ class View:
         return [RunRow(*row) for row in reversed(rows)]
 
     def unfetched(self, user: str, limit: int = 50) -> list[RunRow]:
-        """Return this user's runs that ended with a result that nobody has fetched, newest first."""
+        """Return this user's runs that ended with a result that nobody has fetched and nothing erased, newest first."""
         rows = self._db.execute(
             f"SELECT {_RUN_COLUMNS} FROM runs WHERE user_id = ? AND result_seq IS NOT NULL AND fetched_us IS NULL"  # noqa: S608
-            " ORDER BY ended_us DESC LIMIT ?",
+            " AND (SELECT content FROM events WHERE seq = result_seq) IS NOT NULL ORDER BY ended_us DESC LIMIT ?",
             (user, limit),
         )
         return [RunRow(*row) for row in rows]
@@ -298,8 +298,25 @@ class View:
         return 0 if row is None else int(row[0])
 
     def mirrored(self) -> dict[str, int]:
-        """Return how long each file of the mirror is when it is whole, in bytes."""
+        """Return how long each file of the mirror is when it is whole, in bytes; -1 where content was erased since."""
         return dict(self._db.execute("SELECT file, bytes FROM mirrored").fetchall())
+
+    def last_erasure(self) -> int:
+        """Return the `seq` of the newest `LogErased`, 0 without one."""
+        row = self._db.execute("SELECT max(seq) FROM events WHERE type = 'LogErased'").fetchone()
+        return int(row[0] or 0)
+
+    def newest_before(self, ts_us: int) -> int | None:
+        """Return the newest time (microseconds UTC) of an entry at or before a time, or None."""
+        row = self._db.execute("SELECT max(ts_us) FROM events WHERE ts_us <= ?", (ts_us,)).fetchone()
+        return None if row[0] is None else int(row[0])
+
+    def last_older(self, ts_us: int, before_seq: int) -> int:
+        """Return the newest `seq` below `before_seq` whose time is before `ts_us`, 0 without one."""
+        row = self._db.execute(
+            "SELECT seq FROM events WHERE seq < ? AND +ts_us < ? ORDER BY seq DESC LIMIT 1", (before_seq, ts_us)
+        ).fetchone()
+        return 0 if row is None else int(row[0])
 
     def live(self, run_id: str) -> tuple[str, int] | None:
         """Return what a run is doing this second and since when (microseconds UTC), or None."""

@@ -1,0 +1,407 @@
+"""Retention: old words go from every byte of the data root, young ones and unfinished runs keep theirs."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+import pytest
+from support.log import AVA, Life, child, said, write, write_each, write_texts
+
+from ava_audit import keeper
+from ava_audit.events import TRANSCRIPT_TYPES, Event, LogErased
+from ava_audit.keeper import index_news, run_keeper
+from ava_audit.mirror import Mirror
+from ava_audit.projections import note_mirrored
+from ava_audit.retention import Retention, complete, erase_run, erasing, horizon, sweep
+from ava_audit.search import LogQuery, search
+from ava_audit.store import Store
+from ava_audit.verify import verify, verify_lines
+from ava_audit.view import View
+
+DAY_S = 86_400
+NOON = 1_800_014_400
+"""Noon of a day, UTC, in seconds."""
+
+
+class Clock:
+    """The clock of this process, as the test sets it; it goes on by a microsecond a look."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.ns = NOON * 10**9
+        monkeypatch.setattr(time, "time_ns", self._look)
+
+    def _look(self) -> int:
+        self.ns += 1_000
+        return self.ns
+
+    def days(self, days: float) -> None:
+        self.ns += int(days * DAY_S * 10**9)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+async def a_run(log: Store, run_id: str, word: str, *, ends: bool = True) -> Life:
+    """A run with a word in its task, its tool's output, and its answer."""
+    life = Life(run_id)
+    await write_each(log, [life.proposed(), life.task(f"look for {word}"), life.decided(), life.claimed()])
+    await write_each(log, [*life.tool(f"found {word}"), life.answered(f"it is {word}")])
+    if ends:
+        await write_each(log, life.ended())
+    return life
+
+
+async def standing(root: Path, *words: str) -> set[str]:
+    """Which words stand in any byte of a data root; the index stores a word without what it shares with another.
+
+    Read by another process: closing a file that SQLite has open here would let go of its locks.
+    """
+    code = (
+        "import sys, json; from pathlib import Path\n"
+        "data = b'|'.join(path.read_bytes().lower() for path in Path(sys.argv[1]).rglob('*') if path.is_file())\n"
+        "print(json.dumps([word for word in sys.argv[2:] if word[3:].encode() in data]))"
+    )
+    found = await anyio.run_process(child(code, root, *words))
+    return set(json.loads(found.stdout))
+
+
+def folders(root: Path, *run_ids: str) -> tuple[Path, ...]:
+    for kind in ("artifacts", "scratch"):
+        for run_id in run_ids:
+            (root / kind / run_id / "below").mkdir(parents=True)
+            (root / kind / run_id / "below" / "file.txt").write_text(f"{run_id} zorillafile")
+    return root / "artifacts", root / "scratch"
+
+
+async def all_done(log: Store, root: Path, *, days: int = 90, own: Iterable[Path] = ()) -> None:
+    """One whole round of the keeper."""
+    await index_news(log)
+    mirror = Mirror(log, root / "logs")
+    await mirror.take_over()
+    await mirror.catch_up()
+    while not await sweep(log, days, pieces=3):
+        pass
+    await complete(log, mirror, own, mirrored=True)
+    await mirror.catch_up()
+
+
+async def erased(log: Store) -> list[tuple[str | None, int]]:
+    rows = await log.read(lambda view: list(view.rows("type = 'LogErased'")))
+    facts = [LogErased.model_validate_json(row[17]) for row in rows]
+    return [(fact.run_id, fact.entries) for fact in facts]
+
+
+async def sound(root: Path) -> None:
+    report = await anyio.to_thread.run_sync(verify, root / "ava.db")
+    assert report.ok and report.projections, report
+    for path in (root / "logs").rglob("*.jsonl"):
+        lines = await anyio.to_thread.run_sync(verify_lines, path)
+        assert lines.ok and lines.entries, (path, lines)
+
+
+async def used(log: Store, clock: Clock, days: int, every: int = 10) -> None:
+    """Let so many days pass in which the log is used now and then."""
+    for _ in range(days // every):
+        clock.days(every)
+        await write_texts(log, ["a day of use"])
+
+
+async def test_old_words_are_gone_from_every_byte_and_all_else_stays(tmp_path: Path, clock: Clock) -> None:
+    with anyio.fail_after(10):
+        async with Store.open(tmp_path) as log:
+            own = folders(tmp_path, "S-aaaaaa", "S-bbbbbb")
+            await a_run(log, "S-aaaaaa", "vexquokka")
+            await write_texts(log, ["the orchestrator's wombatherring"])
+            log.set_live("S-aaaaaa", "vexquokka")
+            clock.days(3)
+            await a_run(log, "S-bbbbbb", "numbatsorrel")
+            await all_done(log, tmp_path, own=own)
+            assert await standing(tmp_path, "vexquokka", "wombatherring", "numbatsorrel") == {
+                "vexquokka", "wombatherring", "numbatsorrel",
+            }  # fmt: skip
+            assert await erased(log) == []
+            await used(log, clock, 80)
+            clock.days(9)
+            await write_texts(log, ["a day of use"])
+            before = await log.read(lambda view: [row[:17] + row[18:] for row in view.rows("seq <= ?", view.head())])
+            runs = await log.read(View.runs)
+            clock.days(1)
+
+            await all_done(log, tmp_path, own=own)
+
+            assert await standing(tmp_path, "vexquokka", "wombatherring", "numbatsorrel") == {"numbatsorrel"}
+            assert await erased(log) == [("S-aaaaaa", 5), (None, 1)]
+            entries = await log.read(lambda view: view.entries("S-aaaaaa"))
+            assert {entry.type for entry in entries if entry.content is None} <= TRANSCRIPT_TYPES
+            assert all(entry.content is None for entry in entries if entry.type in TRANSCRIPT_TYPES)
+            left = {str(path.relative_to(tmp_path)) for folder in own for path in folder.iterdir()}
+            assert left == {"artifacts/S-bbbbbb", "scratch/S-bbbbbb"}
+            after = await log.read(lambda view: [row[:17] + row[18:] for row in view.rows("seq <= ?", len(before))])
+            assert after == before
+            assert await log.read(View.runs) == runs
+            assert (await search(log.path, LogQuery(search="vexquokka"))).entries == ()
+            assert len((await search(log.path, LogQuery(search="numbatsorrel"))).entries) == 3
+            await sound(tmp_path)
+
+
+async def test_nothing_is_erased_twice(tmp_path: Path, clock: Clock) -> None:
+    with anyio.fail_after(10):
+        async with Store.open(tmp_path) as log:
+            await a_run(log, "S-aaaaaa", "vexquokka")
+            await used(log, clock, 100)
+            await all_done(log, tmp_path)
+            first, head = await erased(log), log.head
+            await all_done(log, tmp_path)
+            assert await erased(log) == first != []
+            assert log.head == head
+            assert not await log.read(erasing)
+
+
+async def test_an_unfinished_run_keeps_its_whole_history_until_long_after_its_end(tmp_path: Path, clock: Clock) -> None:
+    with anyio.fail_after(10):
+        async with Store.open(tmp_path) as log:
+            life = await a_run(log, "S-aaaaaa", "vexquokka", ends=False)
+            await used(log, clock, 200)
+            await all_done(log, tmp_path)
+            whole = await log.read(lambda view: view.entries("S-aaaaaa"))
+            assert all(entry.content is not None for entry in whole)
+            await write_each(log, life.ended())
+            await used(log, clock, 80)
+            await all_done(log, tmp_path)
+            assert await standing(tmp_path, "vexquokka") == {"vexquokka"}
+            await used(log, clock, 20)
+            await all_done(log, tmp_path)
+            assert await standing(tmp_path, "vexquokka") == set()
+            await sound(tmp_path)
+
+
+async def test_the_words_of_a_proposal_that_nobody_decided_go_too(tmp_path: Path, clock: Clock) -> None:
+    with anyio.fail_after(10):
+        async with Store.open(tmp_path) as log:
+            for run_id, word, minutes in (("S-aaaaaa", "vexquokka", 10), ("S-bbbbbb", "numbatsorrel", 10**6)):
+                life = Life(run_id)
+                expires_us = (NOON + minutes * 60) * 10**6
+                fact = life.proposed().fact.model_copy(update={"expires_us": expires_us})
+                await write(log, Event(AVA, fact, run_id=run_id), life.task(word))
+            await used(log, clock, 100)
+            await all_done(log, tmp_path)
+            assert await standing(tmp_path, "vexquokka", "numbatsorrel") == {"numbatsorrel"}
+
+
+async def test_a_clock_that_jumps_a_year_ahead_erases_nothing_for_a_day(tmp_path: Path, clock: Clock) -> None:
+    with anyio.fail_after(10):
+        async with Store.open(tmp_path) as log:
+            await a_run(log, "S-aaaaaa", "vexquokka")
+            clock.days(2)
+            await write_texts(log, ["the last of the right time"])
+            clock.days(365)
+            await a_run(log, "S-bbbbbb", "numbatsorrel")
+            clock.days(0.9)
+            await all_done(log, tmp_path)
+            assert await erased(log) == []
+            clock.days(-365)  # and is set right again
+            await used(log, clock, 80)
+            await all_done(log, tmp_path)
+            assert await erased(log) == []
+            await used(log, clock, 20)
+            await all_done(log, tmp_path)
+            assert ("S-aaaaaa", 5) in await erased(log)
+
+
+async def test_what_was_written_while_the_clock_was_behind_is_not_old_when_it_is_right(
+    tmp_path: Path, clock: Clock
+) -> None:
+    with anyio.fail_after(10):
+        async with Store.open(tmp_path) as log:
+            await write_texts(log, ["before"])
+            clock.days(-400)
+            await a_run(log, "S-aaaaaa", "vexquokka")
+            clock.days(401)
+            await write_texts(log, ["after"])
+            clock.days(2)
+            await all_done(log, tmp_path)
+            assert await erased(log) == []
+            await used(log, clock, 100)
+            await all_done(log, tmp_path)
+            assert ("S-aaaaaa", 5) in await erased(log)
+
+
+async def test_days_are_whole_so_that_the_work_comes_once_a_day(tmp_path: Path, clock: Clock) -> None:
+    with anyio.fail_after(10):
+        async with Store.open(tmp_path) as log:
+            await write_texts(log, ["noon"])
+            assert await log.read(partial(horizon, now_us=clock.ns // 1_000, days=1)) == (0, 0)
+            seen: list[int] = []
+            for _ in range(10):
+                clock.days(0.25)
+                await write_texts(log, ["later"])
+                seen.append((await log.read(partial(horizon, now_us=clock.ns // 1_000, days=1)))[0])
+            assert seen == [0, 0, 0, 0, 0, 2, 2, 2, 2, 6]
+
+
+async def test_a_mirror_line_read_before_the_erasure_does_not_bring_the_words_back(tmp_path: Path) -> None:
+    from ava_audit.mirror import _by_file, _next_slice  # pyright: ignore[reportPrivateUsage]
+
+    with anyio.fail_after(10):
+        async with Store.open(tmp_path) as log:
+            mirror = Mirror(log, tmp_path / "logs")
+            await mirror.take_over()
+            await a_run(log, "S-aaaaaa", "vexquokka")
+            rows = await log.read(_next_slice)
+            assert await erase_run(log, "S-aaaaaa", (), AVA, "a test") == 5
+            sizes = mirror._append(_by_file(rows))  # pyright: ignore[reportPrivateUsage]
+            await log.keep_house(partial(note_mirrored, upto=rows[-1][0], sizes=sizes))
+            assert await standing(tmp_path, "vexquokka") == {"vexquokka"}
+            await complete(log, mirror, (), mirrored=True)
+            await mirror.catch_up()
+            assert await standing(tmp_path, "vexquokka") == set()
+            await sound(tmp_path)
+
+
+async def test_with_the_mirror_off_its_old_files_are_cleared_and_no_new_ones_are_made(tmp_path: Path) -> None:
+    with anyio.fail_after(10):
+        async with Store.open(tmp_path) as log:
+            await a_run(log, "S-aaaaaa", "vexquokka")
+            mirror = Mirror(log, tmp_path / "logs")
+            await mirror.take_over()
+            await mirror.catch_up()
+            await a_run(log, "S-bbbbbb", "numbatsorrel")
+            for run_id in ("S-aaaaaa", "S-bbbbbb"):
+                await erase_run(log, run_id, (), AVA, "a test")
+            await complete(log, Mirror(log, tmp_path / "logs"), (), mirrored=False)
+            assert await standing(tmp_path, "vexquokka", "numbatsorrel") == set()
+            assert [path.stem for path in (tmp_path / "logs" / "subagents").iterdir()] == ["S-aaaaaa"]
+
+
+async def test_a_run_that_goes_on_is_never_erased(tmp_path: Path) -> None:
+    with anyio.fail_after(10):
+        async with Store.open(tmp_path) as log:
+            await a_run(log, "S-aaaaaa", "vexquokka", ends=False)
+            assert await erase_run(log, "S-aaaaaa", (1, 2), AVA, "a test") == 0
+            assert await erased(log) == []
+
+
+async def test_a_run_of_many_entries_is_erased_in_pieces_while_others_write(tmp_path: Path) -> None:
+    with anyio.fail_after(20):
+        async with Store.open(tmp_path) as log:
+            life = await a_run(log, "S-aaaaaa", "vexquokka", ends=False)
+            for _ in range(20):
+                await write(log, *(life.answered(f"vexquokka {'x' * 3_000}") for _ in range(50)))
+            await write_each(log, life.ended())
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(erase_run, log, "S-aaaaaa", (), AVA, "a test")
+                for number in range(30):
+                    await write(log, said(f"in between {number}"))
+            counts = await erased(log)
+            assert len(counts) > 5 and sum(count for _run, count in counts) == 1_005
+            await all_done(log, tmp_path)
+            assert await standing(tmp_path, "vexquokka") == set()
+            await sound(tmp_path)
+
+
+DIE = """
+import os, signal, sys, anyio
+from functools import partial
+from pathlib import Path
+from ava_audit import keeper, mirror, retention, store
+from ava_audit.events import Who
+
+root, step, when = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+owner, name = {
+    "heal": (mirror, "heal"), "note_healed": (mirror, "note_healed"), "merge": (retention, "merge_words"),
+    "remove": (retention.shutil, "rmtree"), "empty": (store.Store, "_empty_wal"), "note": (retention, "note_progress"),
+    "words": (retention, "forget_live"),
+}[step]
+real = getattr(owner, name)
+
+def dying(*args, **kwargs):
+    if when == "after":
+        real(*args, **kwargs)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+async def main():
+    async with store.Store.open(root) as log:
+        setattr(owner, name, dying)
+        await retention.erase_run(log, "S-aaaaaa", (), Who("s", "ava", "ben"), "a test")
+        files = mirror.Mirror(log, root / "logs")
+        await retention.complete(log, files, (root / "artifacts", root / "scratch"), mirrored=True)
+
+anyio.run(main)
+"""
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("step", ["words", "heal", "note_healed", "merge", "remove", "empty", "note"])
+async def test_an_erasure_that_is_killed_at_any_step_is_finished_by_the_next_keeper(
+    tmp_path: Path, step: str, when: str
+) -> None:
+    with anyio.fail_after(20):
+        async with Store.open(tmp_path) as log:
+            own = folders(tmp_path, "S-aaaaaa")
+            await a_run(log, "S-aaaaaa", "vexquokka")
+            await a_run(log, "S-bbbbbb", "numbatsorrel")
+            await all_done(log, tmp_path)
+        killed = await anyio.run_process(child(DIE, tmp_path, step, when), check=False, stderr=None)
+        assert killed.returncode == -9
+        async with Store.open(tmp_path) as log, anyio.create_task_group() as tasks:
+            begun = await erased(log)
+            assert begun == ([] if step == "words" else [("S-aaaaaa", 5)])
+            tasks.start_soon(partial(run_keeper, log, tmp_path, mirror=True, retention=Retention(90, own)))
+            if not begun:  # rolled back as a whole
+                assert await erase_run(log, "S-aaaaaa", (), AVA, "a test") == 5
+            while await log.read(erasing):  # noqa: ASYNC110
+                await anyio.sleep(0.01)
+            assert await standing(tmp_path, "vexquokka", "numbatsorrel", "zorillafile") == {"numbatsorrel"}
+            assert await erased(log) == [("S-aaaaaa", 5)]
+            tasks.cancel_scope.cancel()
+        await sound(tmp_path)
+
+
+async def test_the_keeper_erases_at_its_start_and_every_so_often(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeper, "SWEEP_EVERY_S", 0.05)
+    with anyio.fail_after(10):
+        async with Store.open(tmp_path) as log, anyio.create_task_group() as tasks:
+            await a_run(log, "S-aaaaaa", "vexquokka")
+            clock.days(50)
+            await a_run(log, "S-bbbbbb", "numbatsorrel")
+            await used(log, clock, 60)
+            clock.days(1)
+            tasks.start_soon(partial(run_keeper, log, tmp_path, mirror=True, retention=Retention(90)))
+
+            async def gone(run_id: str) -> None:
+                while (run_id, 5) not in await erased(log) or await log.read(erasing):  # noqa: ASYNC110
+                    await anyio.sleep(0.01)
+
+            await gone("S-aaaaaa")
+            assert await standing(tmp_path, "vexquokka", "numbatsorrel") == {"numbatsorrel"}
+            await used(log, clock, 60)
+            clock.days(1)
+            await gone("S-bbbbbb")
+            assert await standing(tmp_path, "numbatsorrel") == set()
+            tasks.cancel_scope.cancel()
+
+
+async def test_a_link_in_the_place_of_a_runs_folder_is_removed_and_not_followed(tmp_path: Path) -> None:
+    with anyio.fail_after(10):
+        precious = tmp_path / "precious"
+        precious.mkdir()
+        (precious / "file.txt").write_text("kept")
+        root = tmp_path / "data"
+        (root / "artifacts").mkdir(parents=True)
+        (root / "artifacts" / "S-aaaaaa").symlink_to(precious)
+        async with Store.open(root) as log:
+            await a_run(log, "S-aaaaaa", "vexquokka")
+            await erase_run(log, "S-aaaaaa", (), AVA, "a test")
+            await complete(log, Mirror(log, root / "logs"), (root / "artifacts",), mirrored=True)
+        assert (precious / "file.txt").read_text() == "kept"
+        assert list((root / "artifacts").iterdir()) == []
