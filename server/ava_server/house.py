@@ -23,6 +23,7 @@ from ava_audit.events import RunStarted
 from ava_audit.keeper import run_keeper
 from ava_audit.locks import Instances
 from ava_audit.money import format_usd, micros_from_cents
+from ava_audit.retention import Retention
 from ava_audit.store import Store
 from ava_audit.view import UNENDED, RunRow
 from ava_roles.catalog import Catalog, Folder
@@ -260,7 +261,7 @@ async def open_house(settings: Settings, *, runs: bool = True) -> AsyncGenerator
         house.manager = manager = Manager(store, instances, name, user, slots, house)
         try:
             async with anyio.create_task_group() as keeping:
-                keeping.start_soon(lambda: run_keeper(store, settings.data_root, mirror=settings.mirror))
+                keeping.start_soon(lambda: keep(store, settings))
                 try:
                     async with anyio.create_task_group() as running:
                         if runs:
@@ -275,6 +276,13 @@ async def open_house(settings: Settings, *, runs: bool = True) -> AsyncGenerator
                 await clients.aclose()
             lock.release()
             lock.path.unlink(missing_ok=True)
+
+
+async def keep(store: Store, settings: Settings) -> None:
+    """Be the keeper of the data root whenever no other process is, until cancelled."""
+    own = (settings.paths.artifacts, settings.data_root / "scratch")  # where a run has a folder of its own
+    retention = Retention(settings.retention_days, own)
+    await run_keeper(store, settings.data_root, mirror=settings.mirror, retention=retention)
 
 
 def read_catalog(settings: Settings) -> Catalog:

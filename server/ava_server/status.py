@@ -132,6 +132,9 @@ def run_answer(
         entry = view.entry(run.result_seq)
         if entry is not None and isinstance(entry.fact, SubagentComplete):
             _add_result(answer, entry.fact.result, offset, room)
+        elif entry is not None and entry.fact is None:
+            answer.status = run.state
+            answer.status_line = status_line(run, f"{state} (erased: its words are gone for good)", now_us)
     return answer
 
 

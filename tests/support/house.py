@@ -289,6 +289,8 @@ async def check_requests(root: Path, received: Iterable[Received]) -> None:
     """Compare what a model server received with what the log of a data root, read anew, says was sent."""
     async with Store.open(root) as store:
         runs = await store.read(lambda view: [(run.id, view.entries(run.id)) for run in view.runs()])
+    if any(entry.fact is None for _run_id, entries in runs for entry in entries):
+        return  # erased, so that nothing can be rebuilt any more
     sent: Counter[bytes] = Counter()
     for run_id, entries in runs:
         for sha, request in rebuilt_requests(entries, run_id):

@@ -23,6 +23,7 @@ COMMANDS: Mapping[str, str] = {
     "status": "ava_server.cli.status",
     "show": "ava_server.cli.show",
     "logs": "ava_server.cli.logs",
+    "erase": "ava_server.cli.erase",
     "key": "ava_server.cli.key",
     "secret": "ava_server.cli.secret",
     "demo": "ava_server.cli.demo",

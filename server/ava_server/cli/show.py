@@ -70,7 +70,8 @@ async def _show(root: DataRoot, given: str, as_json: bool, utc: bool) -> None:
         else:
             heading(root)
             say("\n".join(_screen(run, answer, texts, entries, utc)))
-        await note_fetched(store, terminal_session(), "ava show", run)
+        if answer.untrusted_result is not None:  # an erased one is no news to anybody
+            await note_fetched(store, terminal_session(), "ava show", run)
 
 
 def _screen(run: RunRow, answer: RunAnswer, texts: Texts | None, entries: list[Entry], utc: bool) -> list[str]:
@@ -85,7 +86,7 @@ def _screen(run: RunRow, answer: RunAnswer, texts: Texts | None, entries: list[E
     for entry in entries:
         line = entry_line(entry, utc=utc, width=1_000 if terminal else width)
         lines.append(line if not terminal or is_error(entry) else cut(line, width))
-    lines += ["", "Result:" if answer.untrusted_result else "So far:", result_text(answer)]
+    lines += ["", "Result:" if answer.status else "So far:", result_text(answer)]
     return lines
 
 

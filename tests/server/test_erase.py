@@ -1,0 +1,325 @@
+"""`ava erase`: nothing of a run's words is left in any byte of the data root; what it was and what it cost is."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from subprocess import DEVNULL
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import pytest
+from mcp import Client
+from support.house import Lab, arrived, connect, open_lab, text
+from support.log import child
+from support.model_server import Gate, Say, Step
+from support.terminal import COMMAND, ava, environment, on_terminal
+
+from ava_audit.events import TRANSCRIPT_TYPES, LogErased
+from ava_audit.search import LogQuery, search
+from ava_audit.verify import verify, verify_lines
+from ava_audit.view import View
+from ava_server.quoting import quoting
+
+TASK, CONTEXT, MESSAGE, THOUGHT, FOUND, SUMMARY, OUTPUT, ARTIFACT, QUERY, CAVEAT = PLANTED = (
+    "vexquokkalily", "wombatherring", "numbatsorrel", "dingopumice", "possumgravel",
+    "bilbyorchard", "quollthistle", "echidnamarble", "bandicootfern", "cassowarymoss",
+)  # fmt: skip
+OTHERS = tuple(f"{word}other" for word in ("heron", "ibis", "stork", "egret", "bittern"))
+
+
+def standing(root: Path, words: Iterable[str] = PLANTED) -> dict[str, list[str]]:
+    """Which words stand in which files of a data root, as bytes; the index stores a word without what it shares.
+
+    Read by another process: closing a file that SQLite has open here would let go of its locks.
+    """
+    found = subprocess.run(child(_SEARCH, root, *words), capture_output=True, text=True, check=True, timeout=30)
+    standing: dict[str, list[str]] = json.loads(found.stdout)
+    return standing
+
+
+_SEARCH = """
+import json, sys
+from pathlib import Path
+root, words = Path(sys.argv[1]), sys.argv[2:]
+files = {str(path.relative_to(root)): path.read_bytes().lower() for path in root.rglob("*") if path.is_file()}
+found = {word: [name for name, data in files.items() if word[3:].encode() in data] for word in words}
+print(json.dumps({word: names for word, names in found.items() if names}))
+"""
+
+
+def playing(gate: Gate) -> Any:
+    """The model: one run reads, saves and hands over what is planted, any other one other words."""
+
+    def script(request: dict[str, Any]) -> Step:
+        said = json.dumps(request)
+        turns = sum(message["role"] == "assistant" for message in request["messages"])
+        if TASK not in said:
+            _task, _context, thought, summary, output = OTHERS
+            return Say(thought, calls=[("submit_result", {"summary": summary, "output": output})])
+        if turns == 0:
+            look = ("read_file", {"path": "notes.txt"})
+            seek = ("search_codebase", {"pattern": QUERY})
+            save = ("save_artifact", {"name": "prices.csv", "content": ARTIFACT})
+            return Say(THOUGHT, calls=[look, seek, save], gate=gate)
+        return Say(calls=[("submit_result", {"summary": SUMMARY, "output": OUTPUT, "caveats": [CAVEAT]})])
+
+    return script
+
+
+@dataclass
+class Two:
+    """A root on which the planted run and another one have ended, both were looked at, and a house is open."""
+
+    lab: Lab
+    run_id: str
+    other: str
+
+    @property
+    def root(self) -> Path:
+        return self.lab.root
+
+
+@asynccontextmanager
+async def two_runs(tmp: Path) -> AsyncGenerator[Two]:
+    gate = Gate()
+    (tmp / "workspace").mkdir()
+    (tmp / "workspace" / "notes.txt").write_text(f"It says {FOUND}.\n")
+    async with open_lab(tmp, playing(gate), check=False) as lab:
+        run_id = await lab.start(task=f"Look up {TASK}", context=f"Background: {CONTEXT}", rationale=f"For {TASK}")
+        await arrived(gate.arrived)
+        await lab.call("message_subagent", subagent_id=run_id, message=f"Mind {MESSAGE}")
+        gate.released.set()
+        await lab.ended(run_id)
+        other = await lab.start(task=f"Look up {OTHERS[0]}", context=OTHERS[1])
+        await lab.ended(other)
+        for each in (run_id, other):
+            await lab.call("check_subagent", subagent_id=each)
+        yield Two(lab, run_id, other)
+
+
+async def erase(root: Path, *args: str) -> subprocess.CompletedProcess[str]:
+    return await anyio.to_thread.run_sync(lambda: ava(root, "erase", *args))
+
+
+async def sound(root: Path) -> None:
+    """The log verifies with its projections, and so does every file of the mirror."""
+    report = await anyio.to_thread.run_sync(verify, root / "ava.db")
+    assert report.ok and report.projections, report
+    for path in (root / "logs").rglob("*.jsonl"):
+        lines = await anyio.to_thread.run_sync(verify_lines, path)
+        assert lines.ok and lines.entries, (path, lines)
+
+
+async def test_after_erase_no_byte_of_the_data_root_has_the_words_and_others_keep_theirs(tmp_path: Path) -> None:
+    async with two_runs(tmp_path) as two:
+        lab, root = two.lab, two.root
+        before = standing(root)
+        assert set(before) == set(PLANTED)
+        assert "artifacts/" + two.run_id + "/prices.csv" in before[ARTIFACT]
+        kept = await lab.entries(two.other)
+        row = await lab.run(two.run_id)
+
+        done = await erase(root, two.run_id, "--yes")
+
+        assert done.returncode == 0, done.stderr
+        assert standing(root) == {}
+        assert not (root / "artifacts" / two.run_id).exists()
+        assert set(standing(root, OTHERS)) == set(OTHERS)
+        assert await lab.entries(two.other) == kept
+        assert await lab.run(two.run_id) == row  # a projection reads nothing of what was erased
+        assert lab.store.path.with_name("ava.db-wal").stat().st_size < 100_000
+        await sound(root)
+        left = [entry for entry in await lab.entries(two.run_id) if entry.type in TRANSCRIPT_TYPES]
+        assert left and all(entry.content is None for entry in left)
+    assert standing(root) == {}
+
+
+async def test_an_erased_run_is_shown_as_erased_everywhere_and_nothing_fails(tmp_path: Path) -> None:
+    async with two_runs(tmp_path) as two:
+        lab, root, run_id = two.lab, two.root, two.run_id
+        assert (await erase(root, run_id, "--yes")).returncode == 0
+
+        checked = await lab.call("check_subagent", subagent_id=run_id)
+        assert checked.status == "success"
+        assert "erased" in checked.runs[0].status_line and checked.runs[0].untrusted_result is None
+        listed = await lab.call("check_subagent")
+        assert run_id in {run.subagent_id for run in listed.runs}
+        read = await lab.call("read_ava_logs", subagent_id=run_id)
+        assert any("(erased)" in line for line in read.untrusted_entries)
+        again = await lab.call("spawn_subagent", role="researcher", retry_of=run_id)
+        assert again.status == "failed" and "was erased" in again.message
+        answer = await lab.call("message_subagent", subagent_id=run_id, message="hello?")
+        assert "has ended" in answer.message
+
+        for word in PLANTED:
+            page = await search(lab.store.path, LogQuery(search=word))
+            assert page.entries == (), word
+        shown = await anyio.to_thread.run_sync(lambda: ava(root, "show", run_id))
+        assert shown.returncode == 0 and "(erased)" in shown.stdout and "LogErased" in shown.stdout
+        as_json = await anyio.to_thread.run_sync(lambda: ava(root, "show", run_id, "--json"))
+        assert json.loads(as_json.stdout)["run"]["status"] == "success"
+        for command in (("logs", run_id), ("logs", "--json"), ("logs", "--search", TASK), ("status", "--json")):
+            result = await anyio.to_thread.run_sync(partial(ava, root, *command))
+            assert result.returncode == 0, (command, result.stderr)
+            assert not any(word in result.stdout for word in PLANTED), command
+        unfetched = await lab.store.read(lambda view: view.unfetched(lab.house.user))
+        assert run_id not in {run.id for run in unfetched}
+
+
+async def test_the_resources_of_an_erased_run_answer(tmp_path: Path) -> None:
+    gate = Gate()
+    gate.released.set()
+    async with connect(tmp_path, playing(gate)) as (client, _server):
+        run_id = await _one_run(client, tmp_path)
+        assert (await erase(tmp_path / "data", run_id, "--yes")).returncode == 0
+        for part in ("", "/transcript"):
+            answer = await client.read_resource(f"ava://runs/{run_id}{part}")
+            [content] = answer.contents
+            assert "erased" in str(getattr(content, "text", ""))
+        check = await client.call_tool("check_subagent", {"subagent_id": run_id})
+        assert not check.is_error and "erased" in text(check)
+
+
+async def _one_run(client: Client, tmp: Path) -> str:
+    given = {"role": "researcher", "task": OTHERS[0], "workspace": str(tmp / "workspace")}
+    made = (await client.call_tool("spawn_subagent", given)).structured_content
+    assert made is not None
+    approval = {"pending_ids": [made["pending_id"]], "approving": [made["approval_line"]], "wait_seconds": 30}
+    await client.call_tool("confirm_spawn", approval)
+    return str(made["subagent_id"])
+
+
+async def test_it_works_without_a_server_and_a_second_time_says_so(tmp_path: Path) -> None:
+    async with two_runs(tmp_path) as two:
+        pass
+    assert set(standing(two.root)) == set(PLANTED)
+    first = await erase(two.root, two.run_id.removeprefix("S-").upper(), "--yes")
+    again = await erase(two.root, two.run_id)
+    assert first.returncode == 0, first.stderr
+    assert first.stdout.splitlines()[0] == f"Data root: {two.root}"
+    assert "Goes for good" in first.stderr and "Stays" in first.stderr and "Out of reach" in first.stderr
+    assert (again.returncode, "was erased already" in again.stderr) == (0, True)
+    assert standing(two.root) == {}
+    await sound(two.root)
+    db = sqlite3.connect(two.root / "ava.db")
+    facts = [
+        LogErased.model_validate_json(row[0])
+        for row in db.execute("SELECT content FROM events WHERE type = 'LogErased'")
+    ]
+    db.close()
+    assert [(fact.run_id, fact.whole) for fact in facts] == [(two.run_id, True)]
+
+
+async def test_a_person_is_asked_and_a_no_erases_nothing(tmp_path: Path) -> None:
+    async with two_runs(tmp_path) as two:
+        pass
+    root = two.root
+
+    def on_screen(answer: str) -> int:
+        with on_terminal(root, "erase", two.run_id) as screen:
+            screen.until("for good? [y/N]")
+            screen.type(answer)
+            return screen.ended()
+
+    assert await anyio.to_thread.run_sync(on_screen, "\n") == 10
+    piped = await erase(root, two.run_id)
+    assert (piped.returncode, "--yes" in piped.stderr) == (2, True)
+    assert set(standing(root)) == set(PLANTED)
+    assert await anyio.to_thread.run_sync(on_screen, "y\n") == 0
+    assert standing(root) == {}
+
+
+async def test_a_run_that_goes_on_is_refused_and_keeps_everything(tmp_path: Path) -> None:
+    gate = Gate()
+    (tmp_path / "workspace").mkdir()
+    async with open_lab(tmp_path, playing(gate), check=False) as lab:
+        waiting = await lab.propose(task=OTHERS[0])
+        run_id = await lab.start(task=TASK)
+        await arrived(gate.arrived)
+        entries = await lab.entries(run_id)
+        for given in (run_id, waiting.pending_id):
+            refused = await erase(lab.root, given, "--yes")
+            assert (refused.returncode, "has not ended" in refused.stderr) == (2, True)
+            assert "cancel" in refused.stderr
+        assert await lab.entries(run_id) == entries
+        gate.released.set()
+        await lab.ended(run_id)
+        await lab.call("cancel_subagent", pending_id=waiting.pending_id)
+        assert (await erase(lab.root, waiting.pending_id, "--yes")).returncode == 0
+    assert standing(lab.root, OTHERS[:1]) == {}
+    assert standing(lab.root, [TASK]) != {}
+
+
+async def test_an_unknown_run_and_an_empty_root_are_told(tmp_path: Path) -> None:
+    empty = await erase(tmp_path / "none", "S-aaaaaa", "--yes")
+    assert (empty.returncode, "no subagent S-aaaaaa" in empty.stderr) == (2, True)
+    assert not (tmp_path / "none").exists()
+    assert (await erase(tmp_path, "nonsense", "--yes")).returncode == 2
+
+
+async def test_what_the_orchestrator_wrote_about_a_run_is_found_and_what_only_names_it_stays(tmp_path: Path) -> None:
+    gate = Gate()
+    gate.released.set()
+    async with open_lab(tmp_path, playing(gate), check=False) as lab:
+        failed = await lab.call("spawn_subagent", role="nobody", task=OTHERS[0])
+        assert failed.status == "failed"
+        first = await lab.propose(task=OTHERS[0])
+        second = await lab.propose(task=OTHERS[1])
+        await lab.approve(first)
+        await lab.ended(first.subagent_id)
+        await lab.approve(second)
+        await lab.ended(second.subagent_id)
+        noticed = await lab.call("read_ava_logs", last_n=1)
+        assert any(first.subagent_id in notice for notice in noticed.notices)
+        await lab.call("check_subagent", subagent_id=first.subagent_id)
+        retried = await lab.propose(retry_of=first.subagent_id, task=OTHERS[2])
+
+        def found(view: View, run_id: str) -> list[tuple[str, str]]:
+            run = view.run(run_id)
+            assert run is not None
+            entries = [view.entry(seq) for seq in quoting(view, run)]
+            return [(entry.type, str(entry.fact.model_dump()["tool"])) for entry in entries if entry and entry.fact]
+
+        assert await lab.store.read(partial(found, run_id=first.subagent_id)) == [
+            ("ToolCall", "spawn_subagent"),
+            ("ToolCall", "spawn_subagent"),
+            ("ToolResult", "spawn_subagent"),
+            ("ToolCall", "confirm_spawn"),
+            ("ToolResult", "confirm_spawn"),
+            ("ToolResult", "check_subagent"),
+        ]
+        assert await lab.store.read(partial(found, run_id=retried.subagent_id)) == [
+            ("ToolCall", "spawn_subagent"),
+            ("ToolResult", "spawn_subagent"),
+        ]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="it is killed by a signal")
+async def test_an_erase_that_is_killed_is_finished_by_the_next_process(tmp_path: Path) -> None:
+    async with two_runs(tmp_path) as two:
+        pass
+    killed = 0
+    for tenths in range(4, 30):  # at another place each time, until one was not killed
+        async with await anyio.open_process(
+            [*COMMAND, "erase", two.run_id, "--yes"], env=environment(two.root), stdout=DEVNULL, stderr=DEVNULL
+        ) as process:
+            with anyio.move_on_after(tenths / 10):
+                await process.wait()
+                break
+            os.kill(process.pid, signal.SIGKILL)
+            killed += 1
+    assert killed
+    assert (await erase(two.root, two.run_id, "--yes")).returncode == 0
+    assert standing(two.root) == {}
+    await sound(two.root)
