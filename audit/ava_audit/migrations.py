@@ -1,12 +1,21 @@
-"""Numbered migrations: each is recorded in the transaction that applies it."""
+"""Numbered migrations: all that a database lacks are applied and recorded in one transaction, or none.
+
+A change of `schema.sql`'s tables is a migration of its own after `_first`, which stays as it was released. A change of
+what a reducer gives is one too, `reducers_changed`: it folds the log anew, and because the number grows, an older
+program on the same data root stops writing.
+"""
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 from collections.abc import Callable
 from importlib import resources
 
 from ava_audit.errors import SchemaNewer
+from ava_audit.projections import refold
+
+log = logging.getLogger("ava.store")
 
 
 def _first(db: sqlite3.Connection) -> None:
@@ -14,6 +23,10 @@ def _first(db: sqlite3.Connection) -> None:
     script = resources.files("ava_audit").joinpath("schema.sql").read_text("utf-8")
     for statement in _statements(script):
         db.execute(statement)
+
+
+def reducers_changed(_db: sqlite3.Connection) -> None:
+    """Do nothing here: the log is folded anew by `migrate`, once every table is as today's reducers want it."""
 
 
 MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (_first,)
@@ -39,15 +52,21 @@ def migrate(db: sqlite3.Connection) -> None:
             f"the data root has schema {version}, this program knows {SCHEMA_VERSION}: "
             "install the newer ava, or choose another AVA_DATA_ROOT"
         )
-    for number in range(version, SCHEMA_VERSION):
-        db.execute("BEGIN IMMEDIATE")
-        try:
-            MIGRATIONS[number](db)
-            db.execute(f"PRAGMA user_version = {number + 1}")
-            db.execute("COMMIT")
-        except BaseException:
-            db.execute("ROLLBACK")
-            raise
+    if version == SCHEMA_VERSION:
+        return
+    missing = MIGRATIONS[version:]
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        for migration in missing:
+            migration(db)
+        if version > 0 and reducers_changed in missing:
+            log.info("the tables are made anew from the log, because what follows from it has changed")
+            refold(db)
+        db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        db.execute("COMMIT")
+    except BaseException:
+        db.execute("ROLLBACK")
+        raise
 
 
 def scratch() -> sqlite3.Connection:

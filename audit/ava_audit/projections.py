@@ -11,10 +11,12 @@ import hashlib
 import json
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
+from ava_audit.errors import StoreUnavailable
 from ava_audit.events import (
+    TRANSCRIPT_TYPES,
     CostReserved,
     CostUpdate,
     Fact,
@@ -23,8 +25,9 @@ from ava_audit.events import (
     SpawnDecided,
     SpawnProposed,
     Usage,
+    read_fact,
 )
-from ava_audit.view import loads
+from ava_audit.view import HEADER, loads
 
 PROJECTIONS = ("proposals", "runs", "groups", "budgets")
 
@@ -49,6 +52,9 @@ class Header:
     model: str | None
 
 
+_READ = tuple(field.name for field in fields(Header) if field.name != "usage")
+
+
 def reduce(db: sqlite3.Connection, header: Header, fact: Fact | None) -> None:
     """Bring the projections up to date with one entry; `fact` is None where a transcript was erased."""
     reducer = _REDUCERS.get(header.type)
@@ -56,6 +62,38 @@ def reduce(db: sqlite3.Connection, header: Header, fact: Fact | None) -> None:
         reducer(db, header, fact)
     if header.generation is not None:
         db.execute("UPDATE runs SET last_us = ? WHERE id = ?", (header.ts_us, header.run_id))
+
+
+def fold(db: sqlite3.Connection, row: Sequence[Any]) -> None:
+    """Bring the projections up to date with an entry as it is stored: the columns of its header, then its content."""
+    value: dict[str, Any] = dict(zip(HEADER, row, strict=False))
+    # Reducers read nothing of a transcript, so it is not parsed.
+    transcript = value["type"] in TRANSCRIPT_TYPES
+    fact = None if transcript else read_fact(value["type"], value["v"], row[len(HEADER)])
+    usage = None
+    if value["input_tokens"] is not None:
+        usage = Usage(**{name: value[name] for name in HEADER if name.endswith("_tokens")})
+    reduce(db, Header(usage=usage, **{name: value[name] for name in _READ}), fact)
+
+
+def refold(db: sqlite3.Connection) -> None:
+    """Make the projections anew from the whole log, in the caller's transaction; in memory is one entry at a time.
+
+    Raises:
+        StoreUnavailable: Nothing follows from an entry; names it.
+    """
+    for table in PROJECTIONS:
+        db.execute(f"DELETE FROM {table}")  # noqa: S608
+    transcripts = ", ".join(f"'{name}'" for name in sorted(TRANSCRIPT_TYPES))
+    columns = f"{', '.join(HEADER)}, CASE WHEN type IN ({transcripts}) THEN NULL ELSE content END"
+    for row in db.execute(f"SELECT {columns} FROM events ORDER BY seq"):  # noqa: S608
+        try:
+            fold(db, row)
+        except (ValueError, TypeError, LookupError, sqlite3.IntegrityError) as error:
+            raise StoreUnavailable(
+                f"the log could not be brought up to date, and is as it was: nothing follows from its entry {row[0]}"
+                f" ({str(error)[:200]}); the ava that wrote it still opens it, and its `ava verify` tells more"
+            ) from error
 
 
 def index_words(db: sqlite3.Connection, rows: Sequence[IndexRow], after: int, upto: int, erased: int) -> bool:

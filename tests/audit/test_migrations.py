@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import hashlib
+import re
 import sqlite3
+from collections.abc import Callable
+from importlib.resources import files
 from pathlib import Path
 
+import anyio
 import pytest
-from support.log import write_texts
+from anyio.streams.buffered import BufferedByteReceiveStream
+from support.log import Life, child, write, write_each, write_texts
 
-from ava_audit import migrations
-from ava_audit.errors import SchemaNewer
-from ava_audit.migrations import SCHEMA_VERSION, migrate, schema_version, scratch
+from ava_audit import migrations, projections, store
+from ava_audit import verify as verification
+from ava_audit.errors import SchemaNewer, StoreUnavailable
+from ava_audit.migrations import SCHEMA_VERSION, migrate, reducers_changed, schema_version, scratch
 from ava_audit.projections import PROJECTIONS
 from ava_audit.store import Store
-from ava_audit.view import ENTRY_COLUMNS, RunRow
+from ava_audit.verify import verify
+from ava_audit.view import ENTRY_COLUMNS, RunRow, View
+
+TESTS = Path(__file__).parent.parent
 
 
 def tables(db: sqlite3.Connection) -> set[str]:
@@ -49,22 +60,30 @@ async def test_a_newer_database_is_refused_and_left_as_it_is(tmp_path: Path) -> 
         assert db.execute("SELECT count(*) FROM events").fetchone() == (1,)
 
 
+def second(db: sqlite3.Connection) -> None:
+    db.execute("CREATE TABLE novelty (a)")
+
+
+def newer(monkeypatch: pytest.MonkeyPatch, *added: Callable[[sqlite3.Connection], None]) -> int:
+    """Make this process a newer program; return the version that it knows."""
+    version = SCHEMA_VERSION + len(added)
+    monkeypatch.setattr(migrations, "MIGRATIONS", (*migrations.MIGRATIONS, *added))
+    monkeypatch.setattr(migrations, "SCHEMA_VERSION", version)
+    monkeypatch.setattr(store, "SCHEMA_VERSION", version)
+    monkeypatch.setattr(verification, "SCHEMA_VERSION", version)
+    return version
+
+
 async def test_an_older_database_is_brought_up_to_date_with_what_it_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with Store.open(tmp_path) as log:
         await write_texts(log, ["a"])
-
-    def second(db: sqlite3.Connection) -> None:
-        db.execute("CREATE TABLE novelty (a)")
-
-    monkeypatch.setattr(migrations, "MIGRATIONS", (*migrations.MIGRATIONS, second))
-    monkeypatch.setattr(migrations, "SCHEMA_VERSION", SCHEMA_VERSION + 1)
-    monkeypatch.setattr("ava_audit.store.SCHEMA_VERSION", SCHEMA_VERSION + 1)
+    version = newer(monkeypatch, second)
     async with Store.open(tmp_path) as log:
         await write_texts(log, ["b"])
     with contextlib.closing(sqlite3.connect(tmp_path / "ava.db")) as db:
-        assert (schema_version(db), "novelty" in tables(db)) == (SCHEMA_VERSION + 1, True)
+        assert (schema_version(db), "novelty" in tables(db)) == (version, True)
         assert db.execute("SELECT count(*) FROM events").fetchone() == (2,)
 
 
@@ -74,9 +93,192 @@ def test_a_migration_that_fails_leaves_the_version_before_it(monkeypatch: pytest
         raise RuntimeError("out of luck")
 
     with contextlib.closing(scratch()) as db:
-        monkeypatch.setattr(migrations, "MIGRATIONS", (*migrations.MIGRATIONS, broken))
-        monkeypatch.setattr(migrations, "SCHEMA_VERSION", SCHEMA_VERSION + 1)
+        newer(monkeypatch, second, broken)
         with pytest.raises(RuntimeError):
             migrate(db)
         assert schema_version(db) == SCHEMA_VERSION
-        assert "half" not in tables(db)
+        assert not {"half", "novelty"} & tables(db)
+
+
+# -- a changed reducer ----------------------------------------------------------------------------------------------
+
+
+async def test_a_changed_reducer_mends_the_tables_of_an_older_database_when_it_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Store.open(tmp_path) as log:
+        for number in range(20):
+            await write(log, *Life(f"S-{number:06x}").begun())
+        await write_each(log, [*(life := Life("S-aaaaaa")).whole(), *Life("S-bbbbbb").begun()])
+        meant = rows(log.path)
+        await log.keep_house(lambda db: db.execute(ERASE, (life.run_id,)).rowcount)
+    spoil = (
+        "UPDATE runs SET tool_calls = tool_calls + 7, task_seq = NULL",
+        "DELETE FROM proposals WHERE run_id = 'S-bbbbbb'",
+        "UPDATE budgets SET spent_micros = 0, held_micros = -1",
+        "INSERT INTO groups VALUES ('G-1', 'eve', 1, NULL, 1, NULL)",
+    )
+    with contextlib.closing(sqlite3.connect(tmp_path / "ava.db", isolation_level=None)) as db:
+        for statement in spoil:
+            assert db.execute(statement).rowcount > 0
+        before = db.execute(f"SELECT {ENTRY_COLUMNS} FROM events").fetchall()
+    async with Store.open(tmp_path) as log:
+        assert rows(log.path) != meant, "a program of the same version takes them as they are"
+    newer(monkeypatch, reducers_changed, second)
+    async with Store.open(tmp_path) as log:
+        assert rows(log.path) == meant
+        await write(log, life.task("and on"))
+    assert verify(tmp_path / "ava.db").ok
+    with contextlib.closing(sqlite3.connect(tmp_path / "ava.db")) as db:
+        assert db.execute(f"SELECT {ENTRY_COLUMNS} FROM events WHERE seq <= ?", (len(before),)).fetchall() == before
+
+
+ERASE = "UPDATE events SET content = NULL WHERE type IN ('ToolCall', 'UserMessage', 'SubagentComplete') AND run_id = ?"
+
+
+def rows(path: Path) -> dict[str, list[object]]:
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        return {table: db.execute(f"SELECT * FROM {table} ORDER BY 1").fetchall() for table in PROJECTIONS}
+
+
+async def test_a_changed_reducer_gives_what_it_would_have_given_from_the_beginning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    life = Life("S-aaaaaa")
+
+    def twice(db: sqlite3.Connection, header: projections.Header, _fact: object) -> None:
+        db.execute("UPDATE runs SET tool_calls = tool_calls + 2 WHERE id = ?", (header.run_id,))
+
+    async with Store.open(tmp_path) as log:
+        await write_each(log, life.whole())
+        assert await log.read(calls) == [1]
+    monkeypatch.setitem(projections._REDUCERS, "ToolCall", twice)
+    newer(monkeypatch, reducers_changed)
+    async with Store.open(tmp_path) as log:
+        assert await log.read(calls) == [2]
+    assert verify(tmp_path / "ava.db").ok
+
+
+def calls(view: View) -> list[int]:
+    return [run.tool_calls for run in view.runs()]
+
+
+async def test_an_entry_from_which_nothing_follows_any_more_is_named_and_the_database_left_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Store.open(tmp_path) as log:
+        await write_each(log, Life("S-aaaaaa").whole())
+    with contextlib.closing(sqlite3.connect(tmp_path / "ava.db", isolation_level=None)) as db:
+        db.execute("UPDATE events SET content = NULL WHERE type = 'CostReserved'")
+        before = rows(tmp_path / "ava.db")
+    newer(monkeypatch, second, reducers_changed)
+    with pytest.raises(StoreUnavailable, match="nothing follows from its entry 5"):
+        async with Store.open(tmp_path):
+            pass
+    with contextlib.closing(sqlite3.connect(tmp_path / "ava.db")) as db:
+        assert (schema_version(db), "novelty" in tables(db)) == (SCHEMA_VERSION, False)
+    assert rows(tmp_path / "ava.db") == before
+
+
+OLDER = """
+import sys, anyio
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from ava_audit.errors import SchemaNewer
+from ava_audit.store import Store
+from ava_audit.view import View
+from support.log import said, write
+async def main():
+    async with Store.open(Path(sys.argv[1])) as log:
+        await write(log, said("the older one"))
+        print("ready", flush=True)
+        sys.stdin.readline()
+        try:
+            await write(log, said("too late"))
+        except SchemaNewer as error:
+            print(error, flush=True)
+        print(await log.read(View.head), flush=True)
+anyio.run(main)
+"""
+
+
+async def test_an_older_program_that_runs_meanwhile_writes_nothing_more_and_says_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with anyio.fail_after(15):
+        async with await anyio.open_process(child(OLDER, tmp_path, TESTS), stderr=None) as older:
+            assert older.stdin is not None and older.stdout is not None
+            heard = BufferedByteReceiveStream(older.stdout)
+            assert await heard.receive_until(b"\n", 100) == b"ready"
+            newer(monkeypatch, reducers_changed)
+            async with Store.open(tmp_path) as log:
+                await write_texts(log, ["the newer one"])
+                await older.stdin.send(b"go\n")
+                said = b"".join([part async for part in heard]).decode().splitlines()
+                assert await log.read(View.head) == 2
+            assert await older.wait() == 0
+    assert said == ["a newer ava has migrated this data root: restart this server to go on", "2"]
+
+
+SCHEMA = "2033e416"
+"""Of `schema.sql`, which is version 1 and stays as it was released: what comes later is a migration."""
+REDUCERS = ("294a0631",)
+"""Of the reducers, first as they were released, then after each `reducers_changed`."""
+
+
+def test_a_change_of_a_table_or_of_a_reducer_comes_with_a_migration() -> None:
+    schema = " ".join(re.sub(r"--.*", "", files("ava_audit").joinpath("schema.sql").read_text("utf-8")).split())
+    assert short(schema) == SCHEMA, (
+        "schema.sql has changed, and databases that exist do not: add a migration instead"
+        " (before the first release: write the new digest here)"
+    )
+    assert len(REDUCERS) == 1 + migrations.MIGRATIONS.count(reducers_changed)
+    assert short(repr(reached("reduce"))) == REDUCERS[-1], (
+        "a reducer has changed, and the tables of databases that exist have what the old one gave: add"
+        " `reducers_changed` to MIGRATIONS and the new digest here, so that they are made anew (before the first"
+        " release, or if every row stays what it was: only write the new digest here)"
+    )
+
+
+def short(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def reached(name: str) -> dict[str, object]:
+    """What projections.py defines and a name leads to, without comments, docstrings and layout."""
+    defined: dict[str, ast.stmt] = {}
+    for node in ast.parse(Path(projections.__file__).read_text("utf-8")).body:
+        for target in getattr(node, "targets", [getattr(node, "target", node)]):
+            own = target.id if isinstance(target, ast.Name) else getattr(target, "name", "")
+            defined[own] = node
+    found: dict[str, object] = {}
+    wanted = [name]
+    while wanted:
+        name = wanted.pop()
+        if name in defined and name not in found:
+            found[name] = bare(defined[name])
+            wanted += [node.id for node in ast.walk(defined[name]) if isinstance(node, ast.Name)]
+    return dict(sorted(found.items()))
+
+
+def bare(node: object) -> object:
+    """A syntax tree as plain values, the same in every version of Python: without what is empty, and without words."""
+    if isinstance(node, list):
+        return [bare(item) for item in node if not is_docstring(item)]
+    if isinstance(node, ast.AST):
+        members = ((field, bare(value)) for field, value in ast.iter_fields(node) if value not in (None, []))
+        return (type(node).__name__, *members)
+    return node
+
+
+def is_docstring(node: object) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+
+
+def test_a_reducer_is_known_by_what_it_does_and_not_by_its_looks() -> None:
+    assert {"reduce", "_REDUCERS", "_settled", "_release_call", "_hold", "Header"} <= set(reached("reduce"))
+    assert not {"index_words", "note_mirrored", "refold"} & set(reached("reduce"))
+    one = "def f(db):\n    'Words.'\n    # and more\n    db.execute('UPDATE runs SET a = 1')\n"
+    same = "def f( db ):\n    db.execute(\n        'UPDATE runs SET a = 1',\n    )\n"
+    other = one.replace("= 1", "= 2")
+    assert bare(ast.parse(one)) == bare(ast.parse(same)) != bare(ast.parse(other))

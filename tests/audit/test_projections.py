@@ -23,7 +23,7 @@ from ava_audit.events import (
     ToolCall,
     ToolResult,
 )
-from ava_audit.projections import PROJECTIONS
+from ava_audit.projections import PROJECTIONS, refold
 from ava_audit.store import Store
 from ava_audit.verify import verify
 from ava_audit.view import Bucket, RunRow, View
@@ -214,6 +214,9 @@ def test_tables_kept_up_step_by_step_are_what_a_rebuild_of_the_log_gives(
         marks = ", ".join("?" * len(TRANSCRIPT_TYPES))
         db.execute(f"UPDATE events SET content = NULL WHERE type IN ({marks})", (*TRANSCRIPT_TYPES,))
     assert verify(path).ok  # the rebuild is of a log without a word of its transcripts, and the same
+    assert tables(path) == before
+    with contextlib.closing(sqlite3.connect(path)) as db, db:
+        refold(db)
     assert tables(path) == before
 
 
