@@ -17,6 +17,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
@@ -419,7 +420,7 @@ class Store:
             news.set()
 
     async def _watch(self) -> None:
-        db = await anyio.to_thread.run_sync(_connect, self.path)
+        db = await anyio.to_thread.run_sync(partial(_connect, self.path, readonly=True))
         try:
             seen = -1
             while True:
