@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sqlite3
 import threading
 from pathlib import Path
@@ -259,44 +257,6 @@ async def test_two_processes_that_append_at_once_lose_nothing_and_the_chain_hold
     for name in ("one", "two"):
         assert [text for text in written if text.startswith(name)] == [f"{name} {number}" for number in range(60)]
     assert verify(tmp_path / "ava.db").ok
-
-
-ACKNOWLEDGE = """
-import sys, anyio
-from pathlib import Path
-sys.path.insert(0, sys.argv[2])
-from ava_audit.store import Store
-from support.log import said, write
-async def main():
-    async with Store.open(Path(sys.argv[1])) as log, anyio.create_task_group() as tasks:
-        async def produce(name):
-            for number in range(100_000):
-                await write(log, said(f"{name}-{number}"))
-                sys.stdout.write(f"{name}-{number}\\n")
-                sys.stdout.flush()
-        for name in "abcdefgh":
-            tasks.start_soon(produce, name)
-anyio.run(main)
-"""
-
-
-async def test_no_acknowledged_entry_is_lost_when_the_writer_is_killed(tmp_path: Path) -> None:
-    with anyio.fail_after(15):
-        for attempt in range(3):
-            root = tmp_path / str(attempt)
-            root.mkdir()
-            async with await anyio.open_process(child(ACKNOWLEDGE, root, TESTS), stderr=None) as process:
-                assert process.stdout is not None
-                heard = b""
-                while heard.count(b"\n") < 200:
-                    heard += await process.stdout.receive()
-                os.kill(process.pid, signal.SIGKILL)
-                async for more in process.stdout:
-                    heard += more
-            acknowledged = heard.decode().splitlines()[: heard.count(b"\n")]
-            assert verify(root / "ava.db").ok
-            async with Store.open(root) as log:
-                assert set(acknowledged) <= set(texts(await log.read(all_entries)))
 
 
 async def test_newer_than_sees_what_another_process_committed(tmp_path: Path) -> None:
