@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -125,6 +125,11 @@ def _open(path: Path) -> sqlite3.Connection:
     return db
 
 
+def _text(raw: bytes) -> str:
+    """Read bytes that are no text any more all the same, so that what has them is named."""
+    return raw.decode("utf-8", "surrogateescape")
+
+
 def _verify(db: sqlite3.Connection, head: str | None, since: str | None) -> Report:
     start, before = (0, GENESIS) if since is None else _pinned(db, since)
     walk = _Walk(db, start, before, rebuild=since is None)
@@ -163,21 +168,48 @@ class _Walk:
 
     def step(self) -> bool:
         """Check the next slice; False when there was none."""
-        rows = self._db.execute(
-            f"SELECT {ENTRY_COLUMNS} FROM events WHERE seq > ? ORDER BY seq LIMIT ?",  # noqa: S608
-            (self.seq, SLICE),
-        )
         begun = self.seq
-        for row in rows:
-            self.fault = self._check(row)
-            if self.fault is not None:
-                break
-            self.seq, self.before = row[0], row[_HASH]
+        try:
+            self._take(
+                self._db.execute(
+                    f"SELECT {ENTRY_COLUMNS} FROM events WHERE seq > ? ORDER BY seq LIMIT ?",  # noqa: S608
+                    (self.seq, SLICE),
+                )
+            )
+        except sqlite3.OperationalError as error:
+            if "decode" not in str(error) or self._db.text_factory is _text:
+                raise
+            self._db.text_factory = _text  # it costs time, so only from here on
+            return True
+        except sqlite3.DatabaseError as error:
+            self._find(error)
         return self.seq > begun
+
+    def _take(self, rows: Iterable[_Row]) -> None:
+        for row in rows:
+            try:
+                self.fault = self._check(row)
+            except (TypeError, ValueError, AttributeError) as error:  # a column of a kind that is never written
+                self.fault = Fault("changed", row[0], f"entry {row[0]} was damaged in the file: {error}")
+            if self.fault is not None:
+                return
+            self.seq, self.before = row[0], row[_HASH]
+
+    def _find(self, error: sqlite3.DatabaseError) -> None:
+        """Name the entry that cannot be read: the next one, or, because they are read ahead, the one after it."""
+        seq = self.seq + 1
+        try:
+            rows = self._db.execute(f"SELECT {ENTRY_COLUMNS} FROM events WHERE seq = ?", (seq,))  # noqa: S608
+            self._take(rows.fetchall())
+        except sqlite3.DatabaseError as again:
+            error = again
+        if self.fault is None:
+            self.fault = Fault("changed", self.seq + 1, f"entry {self.seq + 1} was damaged in the file: {error}")
 
     def compare(self) -> list[Fault]:
         """Compare the projections at the newest entry, in one consistent state, with the rebuilt ones."""
         assert self._copy is not None
+        self._db.text_factory = _text
         self._db.execute("BEGIN")
         try:
             while self.step():
@@ -273,13 +305,14 @@ def _differences(db: sqlite3.Connection, copy: sqlite3.Connection, seq: int) -> 
         key, there = _rows_by_key(db, table)
         _key, meant = _rows_by_key(copy, table)
         for name in sorted({*there, *meant}):
+            shown = name.encode("utf-8", "replace").decode()
             if name not in meant:
-                text = f"{table} has {key} {name}, which does not follow from the log"
+                text = f"{table} has {key} {shown}, which does not follow from the log"
             elif name not in there:
-                text = f"{table} lacks {key} {name}, which follows from the log"
+                text = f"{table} lacks {key} {shown}, which follows from the log"
             elif there[name] != meant[name]:
                 columns = [column for column in meant[name] if meant[name][column] != there[name].get(column)]
-                text = f"{table} {name} has another {', '.join(columns)} than follows from the log"
+                text = f"{table} {shown} has another {', '.join(columns)} than follows from the log"
             else:
                 continue
             yield Fault("projection", seq, f"at entry {seq} {text}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -231,6 +232,38 @@ def test_a_change_of_any_byte_of_an_entry_is_found(data: st.DataObject, whole_lo
     assert report.faults
     assert report.faults[0].seq == seq
     path.unlink()
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(seq=st.integers(1, 11), place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
+def test_a_change_of_any_bit_of_an_entry_in_the_file_itself_is_found_and_the_entry_named(
+    seq: int, place: float, bit: int, whole: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "changed.db"
+    raw = bytearray(whole.read_bytes())
+    bytes_of = bytes_of_entry(whole, bytes(raw), seq)
+    raw[bytes_of[int(place * len(bytes_of))]] ^= 1 << bit
+    path.write_bytes(raw)
+    faults = verify(path).faults
+    path.unlink()
+    assert faults and faults[0].seq == seq, faults
+
+
+def bytes_of_entry(path: Path, raw: bytes, seq: int) -> range:
+    """Where an entry stands in its file: the kinds and lengths of its columns, and all their values."""
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        session, digest = db.execute("SELECT session_id, hash FROM events WHERE seq = ?", (seq,)).fetchone()
+    end = raw.index(digest) + len(digest)
+    begin = raw.rindex(session.encode(), 0, end)
+    assert end - begin < 2_000
+    return range(begin - 27, end)
+
+
+@pytest.fixture
+def whole(whole_log: bytes, tmp_path: Path) -> Path:
+    path = tmp_path / "whole.db"
+    path.write_bytes(whole_log)
+    return path
 
 
 @pytest.fixture
