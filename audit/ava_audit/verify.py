@@ -10,16 +10,16 @@ import contextlib
 import json
 import sqlite3
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from ava_audit.chain import GENESIS, content_sha, entry_hash
 from ava_audit.errors import AuditError, BadQuery, StoreUnavailable
-from ava_audit.events import TRANSCRIPT_TYPES, Usage, read_fact
+from ava_audit.events import TRANSCRIPT_TYPES
 from ava_audit.line import line_fault
 from ava_audit.migrations import SCHEMA_VERSION, schema_version, scratch
-from ava_audit.projections import PROJECTIONS, Header, reduce
+from ava_audit.projections import PROJECTIONS, fold
 from ava_audit.view import ENTRY_COLUMNS, HEADER
 
 SLICE = 2_000
@@ -30,7 +30,6 @@ MAX_FAULTS = 20
 FaultKind = Literal["changed", "missing", "inserted", "reordered", "head", "projection", "line"]
 _Row = tuple[Any, ...]
 _N = len(HEADER)
-_HEADER_FIELDS = tuple(field for field in fields(Header) if field.name != "usage")
 _CONTENT, _SHA, _HASH = _N, _N + 1, _N + 2
 
 
@@ -239,16 +238,8 @@ class _Walk:
         return None
 
     def _fold(self, row: _Row) -> None:
-        if self._copy is None:
-            return
-        value: dict[str, Any] = dict(zip(HEADER, row, strict=False))
-        erasable = value["type"] in TRANSCRIPT_TYPES  # reducers read nothing of these, so they are not parsed
-        fact = None if erasable else read_fact(value["type"], value["v"], row[_CONTENT])
-        usage = None
-        if value["input_tokens"] is not None:
-            usage = Usage(**{name: value[name] for name in HEADER if name.endswith("_tokens")})
-        header = Header(usage=usage, **{field.name: value[field.name] for field in _HEADER_FIELDS})
-        reduce(self._copy, header, fact)
+        if self._copy is not None:
+            fold(self._copy, row)
 
     def _explain(self, row: _Row) -> Fault:
         """Tell what happened where an entry does not follow from the one before it."""
