@@ -42,6 +42,7 @@ ANSWER_S = 5.0
 MAX_ENTRY_BYTES = 2_000_000
 BATCH = 512
 NO_ANSWER = "the log did not answer in time: another program may hold ava.db, or the disk is stuck"
+DAMAGED = "ava.db is damaged: put back a copy of it, or move it away to begin with an empty log"
 COMMIT_S = 30.0
 """How much longer a command that the writer has begun may take: a disk that hangs in fsync."""
 READERS = 8
@@ -452,9 +453,8 @@ class Store:
             db.execute("BEGIN")
             yield db
         except sqlite3.Error as error:
-            raise StoreUnavailable(
-                f"the log cannot be read: {error}; see that nothing else holds ava.db, and try again"
-            ) from error
+            what_to_do = DAMAGED if _is_damaged(error) else "see that nothing else holds ava.db, and try again"
+            raise StoreUnavailable(f"the log cannot be read: {error}; {what_to_do}") from error
         finally:
             with contextlib.suppress(sqlite3.Error):
                 db.execute("ROLLBACK")
@@ -610,8 +610,14 @@ def _translated(error: BaseException) -> BaseException:
             return StoreUnavailable(
                 "the data root is read-only, so nothing was written: make it writable and try again"
             )
+        if _is_damaged(error):
+            return StoreUnavailable(f"the log could not be written ({text}), so nothing was; {DAMAGED}")
         return StoreUnavailable(f"the log could not be written ({text}), so nothing was; mend that and try again")
     return error
+
+
+def _is_damaged(error: sqlite3.Error) -> bool:
+    return "malformed" in str(error) or "not a database" in str(error)
 
 
 def _connect(path: Path, *, readonly: bool = False) -> sqlite3.Connection:
