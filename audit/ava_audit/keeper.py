@@ -14,7 +14,7 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 
-from ava_audit.errors import StoreUnavailable
+from ava_audit.errors import SchemaNewer, StoreUnavailable
 from ava_audit.locks import try_hold
 from ava_audit.mirror import Mirror
 from ava_audit.projections import IndexRow, index_words
@@ -47,6 +47,8 @@ SWEEP_PIECES = 50
 async def run_keeper(store: Store, root: Path, *, mirror: bool, retention: Retention | None = None) -> None:
     """Be the keeper of a data root whenever no other process is, until cancelled; then finish what is begun.
 
+    It ends by itself when a newer program has migrated the log: that one keeps it then.
+
     Cancel it while the store is still open, after the last entry has been written.
 
     Args:
@@ -66,10 +68,12 @@ async def run_keeper(store: Store, root: Path, *, mirror: bool, retention: Reten
             continue
         with held:
             await _keep(store, Mirror(store, root / "logs"), mirror, retention)
+        return
 
 
 async def _keep(store: Store, mirror: Mirror, mirrored: bool, retention: Retention | None) -> None:
-    """Do the duties until cancelled, and once more before the end."""
+    """Do the duties until cancelled, and once more before the end; or until a newer program has migrated the log."""
+    outdated = False
     try:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_duty, "the text index", store, partial(index_news, store))
@@ -78,9 +82,13 @@ async def _keep(store: Store, mirror: Mirror, mirrored: bool, retention: Retenti
             tasks.start_soon(_mind_the_wal, store)
             if retention is not None:
                 tasks.start_soon(_erase, store, mirror, mirrored, retention)
+    except* SchemaNewer as group:
+        outdated = True
+        log.warning("the log is kept by a newer program from now on: %s", group.exceptions[0])
     finally:
-        with anyio.move_on_after(FINAL_S, shield=True):
-            await _finish(store, mirror if mirrored else None)
+        if not outdated:
+            with anyio.move_on_after(FINAL_S, shield=True):
+                await _finish(store, mirror if mirrored else None)
 
 
 async def _finish(store: Store, mirror: Mirror | None) -> None:
@@ -131,6 +139,8 @@ async def _retried(name: str, work: Callable[[], Awaitable[T]]) -> T:
     while True:
         try:
             return await work()
+        except SchemaNewer:
+            raise
         except Exception as error:
             pause = RETRY_S[min(failures, len(RETRY_S) - 1)]
             failures += 1
