@@ -7,7 +7,6 @@ import contextlib
 import hashlib
 import re
 import sqlite3
-from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
 
@@ -15,9 +14,9 @@ import anyio
 import pytest
 from anyio.streams.buffered import BufferedByteReceiveStream
 from support.log import Life, child, write, write_each, write_texts
+from support.newer import newer
 
-from ava_audit import migrations, projections, store
-from ava_audit import verify as verification
+from ava_audit import migrations, projections
 from ava_audit.errors import SchemaNewer, StoreUnavailable
 from ava_audit.migrations import SCHEMA_VERSION, migrate, reducers_changed, schema_version, scratch
 from ava_audit.projections import PROJECTIONS
@@ -62,16 +61,6 @@ async def test_a_newer_database_is_refused_and_left_as_it_is(tmp_path: Path) -> 
 
 def second(db: sqlite3.Connection) -> None:
     db.execute("CREATE TABLE novelty (a)")
-
-
-def newer(monkeypatch: pytest.MonkeyPatch, *added: Callable[[sqlite3.Connection], None]) -> int:
-    """Make this process a newer program; return the version that it knows."""
-    version = SCHEMA_VERSION + len(added)
-    monkeypatch.setattr(migrations, "MIGRATIONS", (*migrations.MIGRATIONS, *added))
-    monkeypatch.setattr(migrations, "SCHEMA_VERSION", version)
-    monkeypatch.setattr(store, "SCHEMA_VERSION", version)
-    monkeypatch.setattr(verification, "SCHEMA_VERSION", version)
-    return version
 
 
 async def test_an_older_database_is_brought_up_to_date_with_what_it_has(

@@ -1,0 +1,21 @@
+"""A newer program: one that knows migrations which this version does not have."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+
+import pytest
+
+from ava_audit import migrations, store
+from ava_audit import verify as verification
+from ava_audit.migrations import SCHEMA_VERSION
+
+
+def newer(monkeypatch: pytest.MonkeyPatch, *added: Callable[[sqlite3.Connection], None]) -> int:
+    """Make this process a newer program; return the version that it knows."""
+    version = SCHEMA_VERSION + len(added)
+    monkeypatch.setattr(migrations, "MIGRATIONS", (*migrations.MIGRATIONS, *added))
+    for module in (migrations, store, verification):
+        monkeypatch.setattr(module, "SCHEMA_VERSION", version)
+    return version
