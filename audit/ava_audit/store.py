@@ -42,7 +42,7 @@ ANSWER_S = 5.0
 MAX_ENTRY_BYTES = 2_000_000
 BATCH = 512
 NO_ANSWER = "the log did not answer in time: another program may hold ava.db, or the disk is stuck"
-DAMAGED = "ava.db is damaged: put back a copy of it, or move it away to begin with an empty log"
+DAMAGED = "ava.db is damaged: put back a copy of it, or set AVA_DATA_ROOT to another folder"
 COMMIT_S = 30.0
 """How much longer a command that the writer has begun may take: a disk that hangs in fsync."""
 READERS = 8

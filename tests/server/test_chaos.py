@@ -478,3 +478,27 @@ async def test_a_cancel_at_the_desk_while_the_log_is_out_of_reach_ends_the_run(
         run = await lab.ended(run_id)
         assert run.state == "cancelled"
         assert len(lab.server.requests) == 1
+
+
+# -- a clock that jumps ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("jump_s", [-3_600, 3_600])
+async def test_a_clock_that_jumps_an_hour_neither_ends_a_run_nor_changes_what_it_took(
+    jump_s: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, off_s = time.time_ns, 0
+    monkeypatch.setattr(time, "time_ns", lambda: real() + off_s * 10**9)
+    gate = Gate()
+    async with open_lab(tmp_path, [Say("x", NOTE.calls, gate=gate), *[hand_over()] * 2], config=PRICED) as lab:
+        run_id = await lab.start(timeout=60)
+        await arrived(gate.arrived)
+        off_s = jump_s
+        gate.released.set()
+        run = await lab.ended(run_id)
+        assert (run.state, (await lab.result(run_id))["duration_seconds"] < 30) == ("success", True)
+        assert 0 <= run.active_us < 30_000_000
+        assert (await lab.outcome(task="and the next one"))["status"] == "success"
+        assert (await lab.call("read_ava_logs", last_n=5)).status == "entries"
+        off_s = 0
+        assert (await lab.call("check_subagent", subagent_id=run_id)).status == "success"
