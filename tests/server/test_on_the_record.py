@@ -23,7 +23,8 @@ from support.house import PRICED, Lab, arrived, connect, hand_over, open_lab, su
 from support.model_server import Fail, Gate, HangUp, ModelServer, Raw, Say, Step, events, running_model_server
 from support.web_site import Page, site
 
-from ava_audit.events import ENDINGS, FACTS
+from ava_audit.events import ENDINGS, FACTS, Who
+from ava_audit.retention import erase_run
 from ava_audit.view import HEADER
 from ava_roles.tools.registry import builtin_tools
 from ava_server.desk.desk import Desk
@@ -38,7 +39,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "reference" / "events.md"
 SERVER = ROOT / "server" / "ava_server"
 
-UNWRITTEN = {"PlanReady", "SettingsChanged", "LogErased"}
+UNWRITTEN = {"PlanReady", "SettingsChanged"}
 """Types that nothing writes yet."""
 UNREACHED = {"abandoned", "superseded"}
 """Endings (and decisions) that no run of this version comes to."""
@@ -162,6 +163,7 @@ def plays() -> dict[str, Sequence[Step]]:
         **{f"ended_{status}": steps for status, (_given, steps) in ENDED.items()},
         "tools": every_tool(),
         "group": [hand_over()],
+        "gone": [hand_over()],
         "whole": [Say("Twelve.", stream=False)],
         "told": TOLD,
         "steered": [Say(calls=NOTE.calls, gate=STEERED), hand_over()],
@@ -182,7 +184,7 @@ async def happen(tmp: Path, server: ModelServer) -> None:
                 tasks.start_soon(partial(lab.outcome, task=play(f"error_{kind}")))
             for status in ENDED.keys() - {"cancelled", "rejected", "expired"}:
                 tasks.start_soon(partial(ended, lab, status))
-            for other in (cancelled, rejected, grouped, everything, steered, misused):
+            for other in (cancelled, rejected, grouped, everything, steered, misused, erased):
                 tasks.start_soon(other, lab)
             tasks.start_soon(partial(lab.outcome, task=play("whole")))
             tasks.start_soon(partial(lab.outcome, task=play("told"), max_iterations=10))
@@ -211,6 +213,12 @@ async def cancelled(lab: Lab) -> None:
     run_id = await lab.start(task=play("ended_cancelled"))
     await lab.logged(run_id, "CostReserved")
     await lab.call("cancel_subagent", subagent_id=run_id, reason="enough")
+
+
+async def erased(lab: Lab) -> None:
+    run_id = await lab.start(task=play("gone"))
+    run = await lab.ended(run_id)
+    await erase_run(lab.store, run_id, (), Who("sess-erasing", "ava", run.user_id), "asked for")
 
 
 async def rejected(lab: Lab) -> None:
@@ -292,7 +300,7 @@ async def taken_over(tmp: Path, server: ModelServer) -> None:
 def entries(root: Path) -> list[dict[str, Any]]:
     with closing(sqlite3.connect(root / "ava.db")) as db:
         rows = db.execute(f"SELECT {', '.join(HEADER)}, content FROM events ORDER BY seq").fetchall()
-    return [{**dict(zip(HEADER, row, strict=False)), "content": json.loads(row[-1])} for row in rows]
+    return [{**dict(zip(HEADER, row, strict=False)), "content": json.loads(row[-1])} for row in rows if row[-1]]
 
 
 def page() -> dict[str, dict[str, bool]]:
