@@ -266,15 +266,19 @@ def _decided(db: sqlite3.Connection, header: Header, fact: Any) -> None:
     )
     if fact.decision != "approved":
         return
-    row = db.execute("SELECT config FROM runs WHERE pending_id = ?", (fact.pending_id,)).fetchone()
-    config = {**json.loads(row[0]), **fact.changes}
+    # By the key of `runs`: it has no index of `pending_id`, and reading all of it would cost more with every run.
+    run_id, before = db.execute(
+        "SELECT id, config FROM runs WHERE id = (SELECT run_id FROM proposals WHERE pending_id = ?)",
+        (fact.pending_id,),
+    ).fetchone()
+    config = {**json.loads(before), **fact.changes}
     db.execute(
-        "UPDATE runs SET state = 'queued', queued_us = ?, group_id = ?, config = ? WHERE pending_id = ?",
+        "UPDATE runs SET state = 'queued', queued_us = ?, group_id = ?, config = ? WHERE id = ?",
         (
             header.ts_us,
             fact.group_id,
             json.dumps(config, ensure_ascii=False, separators=(",", ":"), sort_keys=True),
-            fact.pending_id,
+            run_id,
         ),
     )
     if fact.group_id is not None:
