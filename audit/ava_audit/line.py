@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ava_audit.chain import GENESIS, content_sha, entry_hash
+from ava_audit.events import TRANSCRIPT_TYPES
 from ava_audit.times import iso_utc
 from ava_audit.view import HEADER
 
@@ -58,24 +59,36 @@ def mirror_line(row: Sequence[Any]) -> bytes:
 
 
 def line_fault(line: bytes) -> str | None:
-    """Return what is wrong with a mirror line, None when its content and header are what was hashed."""
+    """Return what is wrong with a mirror line, None when it is, byte for byte, what is written of an entry."""
+    value = checked_line(line)
+    return value if isinstance(value, str) else None
+
+
+def checked_line(line: bytes) -> dict[str, Any] | str:
+    """Return what a mirror line says, or where it is not what is written of an entry, what is wrong with it."""
     try:
-        value = json.loads(line)
+        value: dict[str, Any] = json.loads(line)
         metadata = value["metadata"]
         header = [
             value[_SEED[column]] if column in _SEED else (metadata if column in _METADATA else value).get(name)
             for column, name in ((column, {**_SEED, **_METADATA, **_TOP}[column]) for column in HEADER)
         ]
-        stored = {name: bytes.fromhex(value[name]) for name in ("contentSha", "prevHash", "hash")}
-        shown = (value["timestamp"], metadata.get("costCents"))
-        meant = (iso_utc(value["timestampUs"]), _number(value.get("costMicros")))
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
-        return f"it is not a line of the log ({type(error).__name__}: {error})"
-    if "content" in value and content_sha(_raw_content(line)) != stored["contentSha"]:
+        sha, before, digest = (bytes.fromhex(value[name]) for name in ("contentSha", "prevHash", "hash"))
+        content = _raw_content(line) if "content" in value else None
+        written = mirror_line([*header, content, sha, digest, before])
+        numbered = isinstance(value["seq"], int) and value["seq"] > 0
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        return f"it is not a line of the log ({type(error).__name__}: {str(error)[:200]})"
+    if content is not None and content_sha(content.encode()) != sha:
         return "its content was changed"
-    if entry_hash(stored["prevHash"], header, stored["contentSha"]) != stored["hash"] or shown != meant:
+    if content is None and value["eventType"] not in TRANSCRIPT_TYPES:
+        return "its content is missing, and what its type holds is never erased"
+    if not numbered or entry_hash(before, header, sha) != digest:
         return "its header was changed"
-    return None
+    # Whatever else stands in it was hashed by nobody: a second `content`, say, which another reader would take.
+    if written != line.rstrip(b"\r\n") + b"\n":
+        return "its header was changed, or something was added to it"
+    return value
 
 
 def _named(header: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
@@ -93,12 +106,8 @@ def _cents(micros: int) -> str:
     return f"{'-' if micros < 0 else ''}{whole}" + (f".{rest:04d}".rstrip("0") if rest else "")
 
 
-def _number(micros: int | None) -> float | None:
-    return None if micros is None else json.loads(_cents(micros))
-
-
-def _raw_content(line: bytes) -> bytes:
-    """Return the content's bytes as they stand in a line that is valid JSON.
+def _raw_content(line: bytes) -> str:
+    """Return the content as it stands in a line that is valid JSON.
 
     The first `,"content":` is the key: within a string its quotes would be escaped, and no object comes
     before it.
@@ -106,4 +115,4 @@ def _raw_content(line: bytes) -> bytes:
     start = line.index(_CONTENT) + len(_CONTENT)
     text = line[start:].decode()
     _value, end = json.JSONDecoder().raw_decode(text)
-    return text[:end].encode()
+    return text[:end]

@@ -7,218 +7,212 @@ as a whole shows only against a head that was noted elsewhere. Synchronous: call
 from __future__ import annotations
 
 import contextlib
-import json
 import sqlite3
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import fields
+from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from ava_audit.chain import GENESIS, content_sha, entry_hash
-from ava_audit.errors import AuditError, BadQuery, StoreUnavailable
-from ava_audit.events import TRANSCRIPT_TYPES
-from ava_audit.line import line_fault
+from ava_audit.errors import AuditError, BadQuery, SchemaNewer, StoreUnavailable
+from ava_audit.events import TRANSCRIPT_TYPES, Usage, read_fact
+from ava_audit.faults import WINDOW, Fault, Report, Row, Told, explained, lacking
 from ava_audit.migrations import SCHEMA_VERSION, schema_version, scratch
-from ava_audit.projections import PROJECTIONS, fold
+from ava_audit.projections import PROJECTIONS, Header, reduce
 from ava_audit.view import ENTRY_COLUMNS, HEADER
 
 SLICE = 2_000
-WINDOW = 64
-"""How far around a fault is looked for where an entry came from."""
 MAX_FAULTS = 20
 
-FaultKind = Literal["changed", "missing", "inserted", "reordered", "head", "projection", "line"]
-_Row = tuple[Any, ...]
 _N = len(HEADER)
+_HEADER_FIELDS = tuple(field for field in fields(Header) if field.name != "usage")
 _CONTENT, _SHA, _HASH = _N, _N + 1, _N + 2
 
 
-@dataclass(frozen=True)
-class Fault:
-    """Something that is not as it was written: which kind, at which `seq`, and a sentence for a person."""
-
-    kind: FaultKind
-    seq: int
-    text: str
-
-
-@dataclass(frozen=True)
-class Report:
-    """What a verification found.
-
-    Attributes:
-        entries: How many entries were checked.
-        seq: The newest `seq` that was checked, and at which the projections were compared.
-        head: The hash of that entry in hex, for noting elsewhere.
-        faults: The first fault of the chain, then those of the head and the projections; empty when all is
-            well.
-        projections: Whether the projections were compared.
-    """
-
-    entries: int
-    seq: int
-    head: str
-    faults: tuple[Fault, ...]
-    projections: bool
-
-    @property
-    def ok(self) -> bool:
-        """Whether nothing is wrong."""
-        return not self.faults
-
-
-def verify(path: Path, *, head: str | None = None, since: str | None = None) -> Report:
+def verify(path: Path, *, head: str | None = None, since: str | None = None, told: Told | None = None) -> Report:
     """Check a log, and say what is wrong with it.
 
     Args:
         path: The database file.
         head: The hash (hex) of an entry that was noted elsewhere; the log must still have it.
-        since: The hash (hex) of an entry from which on the chain is checked; what is before it is trusted,
-            and the projections, which follow from the whole log, are not compared.
+        since: The hash (hex) of an entry that was noted elsewhere and from which on the chain is checked; what is
+            before it is trusted, and the projections, which follow from the whole log, are not compared.
+        told: Is told after each slice how many entries have been checked, and of how many.
 
     Raises:
-        BadQuery: A hash is no hash, or the log has no entry with the hash in `since`.
-        StoreUnavailable: The file cannot be read as a log.
+        BadQuery: A hash is no hash.
+        StoreUnavailable: There is no log, or it cannot be read now.
     """
+    wanted, trusted = (None if given is None else hash_of(given) for given in (head, since))
     try:
         with contextlib.closing(_open(path)) as db:
-            return _verify(db, head, since)
+            return _verify(db, wanted, trusted, told or (lambda _done, _all: None))
     except sqlite3.Error as error:
+        if _is_damage(error):  # not even its first page can be read
+            return Report(
+                0, 0, GENESIS.hex(), (Fault("damaged", 0, f"{path} cannot be read as a log: {error}"),), False
+            )
         raise StoreUnavailable(f"{path} cannot be read as a log: {error}") from error
 
 
-def verify_lines(path: Path) -> Report:
-    """Check a file of the mirror or an export: each line for itself, the order, and how lines are linked.
+def hash_of(digest: str) -> bytes:
+    """Return the bytes of a hash as `ava verify` shows it.
 
     Raises:
-        OSError: The file cannot be read.
+        BadQuery: It is none.
     """
-    seq = entries = 0
-    digest = ""
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            text = line_fault(line)
-            if text is None:
-                value = json.loads(line)
-                if value["seq"] <= seq:
-                    text = f"entry {value['seq']} stands after entry {seq}"
-                elif value["seq"] == seq + 1 and digest and value["prevHash"] != digest:
-                    text = f"entry {value['seq']} does not follow the entry before it"
-                else:
-                    seq, digest = value["seq"], value["hash"]
-            if text is not None:
-                return Report(entries, seq, digest, (Fault("line", seq, f"line {number}: {text}"),), False)
-            entries += 1
-    return Report(entries, seq, digest, (), False)
+    try:
+        value = bytes.fromhex(digest)
+    except ValueError:
+        value = b""
+    if len(value) != len(GENESIS) or len(digest.strip()) != 2 * len(GENESIS):
+        raise BadQuery(
+            f"{digest[:80]!r} is no hash of an entry: it has 64 hexadecimal digits, as `ava verify` shows it"
+        )
+    return value
 
 
 def _open(path: Path) -> sqlite3.Connection:
     if not path.is_file():
         raise StoreUnavailable(f"there is no log at {path}")
-    db = sqlite3.connect(path, timeout=5.0, isolation_level=None, check_same_thread=False)
-    db.execute("PRAGMA query_only = ON")
-    db.execute("PRAGMA wal_autocheckpoint = 0")
-    if schema_version(db) != SCHEMA_VERSION:
+    # As a URI, because only so a file that has gone meanwhile is not made anew.
+    db = sqlite3.connect(
+        f"{path.absolute().as_uri()}?mode=rw", uri=True, timeout=5.0, isolation_level=None, check_same_thread=False
+    )
+    try:
+        db.execute("PRAGMA query_only = ON")
+        db.execute("PRAGMA wal_autocheckpoint = 0")
+        version = schema_version(db)
+        if version > SCHEMA_VERSION:
+            raise SchemaNewer(f"{path} has schema {version}, this program knows {SCHEMA_VERSION}: use the newer ava")
+        if version < SCHEMA_VERSION:
+            raise StoreUnavailable(f"{path} has an older schema ({version}): `ava logs` brings it up to date, once")
+    except BaseException:
         db.close()
-        raise StoreUnavailable(f"{path} has another schema than this program: open it once with the newest ava")
+        raise
     return db
 
 
-def _text(raw: bytes) -> str:
-    """Read bytes that are no text any more all the same, so that what has them is named."""
-    return raw.decode("utf-8", "surrogateescape")
+def _is_damage(error: sqlite3.Error) -> bool:
+    """Tell whether SQLite says of the file that its bytes are wrong, and not that it cannot be had just now."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
-def _verify(db: sqlite3.Connection, head: str | None, since: str | None) -> Report:
-    start, before = (0, GENESIS) if since is None else _pinned(db, since)
-    walk = _Walk(db, start, before, rebuild=since is None)
+def _verify(db: sqlite3.Connection, head: bytes | None, since: bytes | None, told: Told) -> Report:
+    start, before = 0, GENESIS
+    if since is not None and since != GENESIS:
+        found = _seq_of(db, since)
+        if found is None:
+            return Report(0, 0, GENESIS.hex(), (lacking(since, 0),), False)
+        start, before = found, since
+    walk = _Walk(db, start, before, rebuild=since is None, noted=head)
     with contextlib.closing(walk):
+        faults = _faults(db, walk, told)
+        compared = since is None and walk.fault is None
+        if head is not None and not walk.met and walk.fault is None:
+            faults.append(lacking(head, walk.seq))
+        return Report(walk.seq - start, walk.seq, walk.before.hex(), tuple(faults), compared)
+
+
+def _faults(db: sqlite3.Connection, walk: _Walk, told: Told) -> list[Fault]:
+    """Walk to the end of the log, compare the projections where they were rebuilt, and return what is wrong."""
+    begun = walk.seq
+    differences: list[Fault] = []
+    try:
+        if begun == 0:
+            walk.look_before()
         # In slices, so that no long-lived reader keeps the write-ahead log from being emptied.
         while walk.fault is None and walk.step():
-            pass
-        faults = [] if walk.fault is None else [walk.fault]
-        compared = False
-        if walk.fault is None and since is None:
-            faults += walk.compare()
-            compared = walk.fault is None
-            faults += [] if walk.fault is None else [walk.fault]
-        if head is not None and _seq_of(db, head) is None:
-            text = f"the log has no entry with the hash {head}: its end was cut off, or it was rewritten"
-            faults.append(Fault("head", walk.seq, text))
-        return Report(walk.seq - start, walk.seq, walk.before.hex(), tuple(faults), compared)
+            (newest,) = db.execute("SELECT max(seq) FROM events").fetchone()
+            told(walk.seq - begun, newest - begun)
+        if walk.fault is None and walk.rebuilds:
+            differences = walk.compare()
+    except sqlite3.DatabaseError as error:
+        if not _is_damage(error):
+            raise
+        walk.fault = Fault("damaged", walk.seq + 1, f"from entry {walk.seq + 1} on the file is damaged: {error}")
+    return [walk.fault] if walk.fault is not None else differences
 
 
 class _Walk:
     """A walk along the chain, with the projections rebuilt on the way."""
 
-    def __init__(self, db: sqlite3.Connection, seq: int, before: bytes, *, rebuild: bool) -> None:
+    def __init__(
+        self, db: sqlite3.Connection, seq: int, before: bytes, *, rebuild: bool, noted: bytes | None = None
+    ) -> None:
         self._db = db
         self._copy = scratch() if rebuild else None
         if self._copy is not None:
             self._copy.execute("BEGIN")
+        self._noted = noted
         self.seq = seq
         self.before = before
+        self.met = noted in (before, GENESIS)
         self.fault: Fault | None = None
+
+    @property
+    def rebuilds(self) -> bool:
+        """Whether the projections are rebuilt."""
+        return self._copy is not None
 
     def close(self) -> None:
         """Throw the rebuilt projections away."""
         if self._copy is not None:
             self._copy.close()
 
+    def look_before(self) -> None:
+        """Look for entries before the first one, where no walk comes by."""
+        (first,) = self._db.execute("SELECT min(seq) FROM events").fetchone()
+        if first is not None and first < 1:
+            self.fault = Fault("inserted", first, f"entry {first} was inserted: the first entry is number 1")
+
     def step(self) -> bool:
         """Check the next slice; False when there was none."""
         begun = self.seq
         try:
-            self._take(
-                self._db.execute(
-                    f"SELECT {ENTRY_COLUMNS} FROM events WHERE seq > ? ORDER BY seq LIMIT ?",  # noqa: S608
-                    (self.seq, SLICE),
-                )
-            )
+            for row in self._db.execute(
+                f"SELECT {ENTRY_COLUMNS} FROM events WHERE seq > ? ORDER BY seq LIMIT ?",  # noqa: S608
+                (self.seq, SLICE),
+            ):
+                self.fault = self._check(row)
+                if self.fault is not None:
+                    break
+                self.seq, self.before = row[0], row[_HASH]
+                self.met = self.met or self.before == self._noted
         except sqlite3.OperationalError as error:
-            if "decode" not in str(error) or self._db.text_factory is _text:
+            if self._db.text_factory is _any_text or "decode" not in str(error).lower():
                 raise
-            self._db.text_factory = _text  # it costs time, so only from here on
+            self._take_any_text()
             return True
-        except sqlite3.DatabaseError as error:
-            self._find(error)
         return self.seq > begun
 
-    def _take(self, rows: Iterable[_Row]) -> None:
-        for row in rows:
-            try:
-                self.fault = self._check(row)
-            except (TypeError, ValueError, AttributeError) as error:  # a column of a kind that is never written
-                self.fault = Fault("changed", row[0], f"entry {row[0]} was damaged in the file: {error}")
-            if self.fault is not None:
-                return
-            self.seq, self.before = row[0], row[_HASH]
-
-    def _find(self, error: sqlite3.DatabaseError) -> None:
-        """Name the entry that cannot be read: the next one, or, because they are read ahead, the one after it."""
-        seq = self.seq + 1
-        try:
-            rows = self._db.execute(f"SELECT {ENTRY_COLUMNS} FROM events WHERE seq = ?", (seq,))  # noqa: S608
-            self._take(rows.fetchall())
-        except sqlite3.DatabaseError as again:
-            error = again
-        if self.fault is None:
-            self.fault = Fault("changed", self.seq + 1, f"entry {self.seq + 1} was damaged in the file: {error}")
+    def _take_any_text(self) -> None:
+        """Read texts also where their bytes are none; slower, and used only where something is wrong."""
+        self._db.text_factory = _any_text
 
     def compare(self) -> list[Fault]:
         """Compare the projections at the newest entry, in one consistent state, with the rebuilt ones."""
         assert self._copy is not None
-        self._db.text_factory = _text
         self._db.execute("BEGIN")
         try:
             while self.step():
                 if self.fault is not None:
                     return []
-            return [] if self.fault else list(_differences(self._db, self._copy, self.seq))[:MAX_FAULTS]
+            if self.fault is not None:
+                return []
+            self._take_any_text()  # whoever changed a table may have put in bytes that are none
+            return list(islice(_differences(self._db, self._copy, self.seq), MAX_FAULTS))
         finally:
             self._db.execute("ROLLBACK")
 
-    def _check(self, row: _Row) -> Fault | None:
+    def _check(self, row: Row) -> Fault | None:
+        try:
+            return self._fault_of(row)
+        except (TypeError, AttributeError, UnicodeError):  # values of another kind than any that was written
+            return Fault("changed", row[0], f"entry {row[0]} was changed: it has values that no entry has")
+
+    def _fault_of(self, row: Row) -> Fault | None:
         seq = row[0]
         if seq != self.seq + 1:
             first = self.seq + 1
@@ -228,8 +222,13 @@ class _Walk:
         if content is None and row[HEADER.index("type")] not in TRANSCRIPT_TYPES:
             return Fault("changed", seq, f"the content of entry {seq} was erased, and it is no transcript")
         if entry_hash(self.before, row[:_N], row[_SHA]) != row[_HASH]:
-            return self._explain(row)
-        if content is not None and content_sha(content.encode()) != row[_SHA]:
+            self._take_any_text()
+            near = self._db.execute(
+                f"SELECT {ENTRY_COLUMNS} FROM events WHERE seq > ? AND seq <= ? ORDER BY seq",  # noqa: S608
+                (seq - WINDOW, seq + WINDOW),
+            )
+            return explained(row, near.fetchall())
+        if content is not None and content_sha(content.encode("utf-8", "surrogateescape")) != row[_SHA]:
             return Fault("changed", seq, f"the content of entry {seq} was changed")
         try:
             self._fold(row)
@@ -237,57 +236,17 @@ class _Walk:
             return Fault("changed", seq, f"entry {seq} is as it was written, but nothing follows from it: {error}")
         return None
 
-    def _fold(self, row: _Row) -> None:
-        if self._copy is not None:
-            fold(self._copy, row)
-
-    def _explain(self, row: _Row) -> Fault:
-        """Tell what happened where an entry does not follow from the one before it."""
-        seq = row[0]
-        near = self._db.execute(
-            f"SELECT {ENTRY_COLUMNS} FROM events WHERE seq > ? AND seq <= ? ORDER BY seq",  # noqa: S608
-            (seq - WINDOW, seq + WINDOW),
-        ).fetchall()
-        hashes = {0: GENESIS, **{other[0]: other[_HASH] for other in near}}
-        after = [other for other in near if other[0] > seq]
-        if after and _follows(after[0], row[_HASH], after[0][0]):
-            return Fault("changed", seq, f"entry {seq} was changed")
-        for gone in range(1, WINDOW):  # renumbered down: it and its successor still hold on to each other
-            if after and _follows(after[0], row[_HASH], seq + 1 + gone):
-                which = "an entry is" if gone == 1 else f"{gone} entries are"
-                return Fault("missing", seq, f"{which} missing before entry {seq}")
-        for other in (row, *after):  # renumbered up: it follows from what stands before the inserted ones
-            for more in range(1, WINDOW):
-                first = other[0] - more
-                if first >= 1 and first <= seq and _follows(other, hashes.get(first - 1, b""), first):
-                    which = f"entry {first} was" if more == 1 else f"entries {first} to {other[0] - 1} were"
-                    if not _moved(near, first, hashes):
-                        return Fault("inserted", first, f"{which} inserted")
-        place = _place_of(row, near, hashes)
-        if place is not None:
-            return Fault("reordered", seq, f"entry {seq} was entry {place}: entries were reordered")
-        return Fault("changed", seq, f"entry {seq} was changed, or another stands in its place")
-
-
-def _follows(row: _Row, before: bytes, seq: int) -> bool:
-    """Tell whether an entry is what was written as entry `seq` after the entry with the hash `before`."""
-    return bool(entry_hash(before, (seq, *row[1:_N]), row[_SHA]) == row[_HASH])
-
-
-def _moved(near: list[_Row], seq: int, hashes: dict[int, bytes]) -> bool:
-    """Tell whether the entry that stands at `seq` was written as another one."""
-    row = next((other for other in near if other[0] == seq), None)
-    return row is not None and _place_of(row, near, hashes) is not None
-
-
-def _place_of(row: _Row, near: list[_Row], hashes: dict[int, bytes]) -> int | None:
-    """Return the number under which an entry was written, if that was near and another than it has."""
-    for other in near:
-        if other[0] != row[0]:
-            for before in hashes.values():
-                if _follows(row, before, other[0]):
-                    return int(other[0])
-    return None
+    def _fold(self, row: Row) -> None:
+        if self._copy is None:
+            return
+        value: dict[str, Any] = dict(zip(HEADER, row, strict=False))
+        erasable = value["type"] in TRANSCRIPT_TYPES  # reducers read nothing of these, so they are not parsed
+        fact = None if erasable else read_fact(value["type"], value["v"], row[_CONTENT])
+        usage = None
+        if value["input_tokens"] is not None:
+            usage = Usage(**{name: value[name] for name in HEADER if name.endswith("_tokens")})
+        header = Header(usage=usage, **{field.name: value[field.name] for field in _HEADER_FIELDS})
+        reduce(self._copy, header, fact)
 
 
 def _differences(db: sqlite3.Connection, copy: sqlite3.Connection, seq: int) -> Iterator[Fault]:
@@ -296,14 +255,13 @@ def _differences(db: sqlite3.Connection, copy: sqlite3.Connection, seq: int) -> 
         key, there = _rows_by_key(db, table)
         _key, meant = _rows_by_key(copy, table)
         for name in sorted({*there, *meant}):
-            shown = name.encode("utf-8", "replace").decode()
             if name not in meant:
-                text = f"{table} has {key} {shown}, which does not follow from the log"
+                text = f"{table} has {key} {name}, which does not follow from the log"
             elif name not in there:
-                text = f"{table} lacks {key} {shown}, which follows from the log"
+                text = f"{table} lacks {key} {name}, which follows from the log"
             elif there[name] != meant[name]:
                 columns = [column for column in meant[name] if meant[name][column] != there[name].get(column)]
-                text = f"{table} {shown} has another {', '.join(columns)} than follows from the log"
+                text = f"{table} {name} has another {', '.join(columns)} than follows from the log"
             else:
                 continue
             yield Fault("projection", seq, f"at entry {seq} {text}")
@@ -315,22 +273,11 @@ def _rows_by_key(db: sqlite3.Connection, table: str) -> tuple[str, dict[str, dic
     return columns[0], {str(row[0]): dict(zip(columns, row, strict=True)) for row in cursor}
 
 
-def _seq_of(db: sqlite3.Connection, digest: str) -> int | None:
+def _seq_of(db: sqlite3.Connection, digest: bytes) -> int | None:
     """Return the `seq` of the entry with a hash, newest first, because heads are noted near the end."""
-    try:
-        wanted = bytes.fromhex(digest)
-    except ValueError:
-        wanted = b""
-    if len(wanted) != len(GENESIS):
-        raise BadQuery(
-            f"{digest[:80]!r} is no hash of an entry: it has 64 hexadecimal digits, as `ava verify` shows it"
-        )
-    row = db.execute("SELECT seq FROM events WHERE hash = ? ORDER BY seq DESC LIMIT 1", (wanted,)).fetchone()
+    row = db.execute("SELECT seq FROM events WHERE hash = ? ORDER BY seq DESC LIMIT 1", (digest,)).fetchone()
     return None if row is None else int(row[0])
 
 
-def _pinned(db: sqlite3.Connection, digest: str) -> tuple[int, bytes]:
-    seq = _seq_of(db, digest)
-    if seq is None:
-        raise BadQuery(f"the log has no entry with the hash {digest}: its end was cut off, or it was rewritten")
-    return seq, bytes.fromhex(digest)
+def _any_text(raw: bytes) -> str:
+    return raw.decode("utf-8", "surrogateescape")
