@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -41,6 +41,7 @@ class LogQuery:
         agents: Agent ids.
         users: User ids.
         sessions: Session ids.
+        runs: Runs to which an entry belongs, whoever did it: also the proposal, the decision, what was fetched.
         types: Event types by name in any case, or the short names of `SHORT_TYPES`.
         since_us: Only entries at or after this time (microseconds UTC).
         until_us: Only entries before it.
@@ -56,6 +57,7 @@ class LogQuery:
     agents: tuple[str, ...] = ()
     users: tuple[str, ...] = ()
     sessions: tuple[str, ...] = ()
+    runs: tuple[str, ...] = ()
     types: tuple[str, ...] = ()
     since_us: int | None = None
     until_us: int | None = None
@@ -93,29 +95,21 @@ async def search(path: Path, query: LogQuery) -> Page:
         BadQuery: It names an event type that does not exist.
         StoreUnavailable: The log cannot be read.
     """
-    conditions = _Conditions(query)
+    conditions = Conditions(query)
     if not await anyio.Path(path).is_file():  # connecting would create it
         raise StoreUnavailable(f"there is no log at {path}")
     rows: list[Any] = []
     wanted = query.limit + 1
-    try:
+    with errors_told():
         with anyio.fail_after(SEARCH_S):
-            async with _reading(path) as db:
-                head, indexed = await _state(db)
-                low, high = await _bounds(db, query, head)
+            async with reading(path) as db:
+                head, indexed = await state(db)
+                low, high = await bounds(db, query, head)
                 if not conditions.nothing:
                     if high > indexed:
                         rows += await _tail(db, conditions, max(low, indexed), high, wanted)
                     if len(rows) < wanted:
                         rows += await _index(db, conditions, low, min(high, indexed), wanted - len(rows))
-    except sqlite3.Error as error:
-        raise StoreUnavailable(
-            f"the log cannot be read: {error}; see that nothing else holds ava.db, and try again"
-        ) from error
-    except TimeoutError as error:
-        raise StoreUnavailable(
-            f"the log did not answer within {SEARCH_S:.0f} s; see that nothing else holds ava.db, and try again"
-        ) from error
     entries = tuple(entry_of(row) for row in rows[: query.limit])
     more = len(rows) > query.limit and bool(entries)
     return Page(entries, entries[-1].seq if more else None, head)
@@ -132,7 +126,7 @@ async def follow(store: Store, query: LogQuery) -> AsyncIterator[Entry]:
         BadQuery: It names an event type that does not exist.
         StoreUnavailable: The log cannot be read.
     """
-    conditions = _Conditions(query)
+    conditions = Conditions(query)
     seen = store.head if query.after_seq is None else query.after_seq
     while True:
         head = await store.newer_than(seen)
@@ -143,7 +137,7 @@ async def follow(store: Store, query: LogQuery) -> AsyncIterator[Entry]:
             seen = upto
 
 
-class _Conditions:
+class Conditions:
     """A query as SQL: exact conditions on the columns, and the question to a text index.
 
     Attributes:
@@ -161,10 +155,12 @@ class _Conditions:
             ("agent_id", query.agents),
             ("user_id", query.users),
             ("session_id", query.sessions),
+            ("run_id", query.runs),
         ):
             if wanted:
                 parts.append(f"{column} IN ({', '.join('?' * len(wanted))})")
-                self.values += wanted
+                # Half a surrogate is in no id, and SQLite takes none: it stands for what fits nothing.
+                self.values += [value.encode("utf-8", "replace").decode() for value in wanted]
         if query.since_us is not None:
             parts.append("+ts_us >= ?")
             self.values.append(query.since_us)
@@ -184,23 +180,42 @@ class _Conditions:
         ).expression  # fmt: skip
 
 
+@contextlib.contextmanager
+def errors_told() -> Generator[None]:
+    """Say of a log that cannot be read, or does not answer in time, that it is unavailable."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise StoreUnavailable(
+            f"the log cannot be read: {error}; see that nothing else holds ava.db, and try again"
+        ) from error
+    except TimeoutError as error:
+        raise StoreUnavailable(
+            f"the log did not answer within {SEARCH_S:.0f} s; see that nothing else holds ava.db, and try again"
+        ) from error
+
+
 @contextlib.asynccontextmanager
-async def _reading(path: Path) -> AsyncGenerator[aiosqlite.Connection]:
+async def reading(path: Path) -> AsyncGenerator[aiosqlite.Connection]:
     """Open a connection that cannot write, with one consistent state of the log."""
     async with aiosqlite.connect(path, isolation_level=None, timeout=1.0) as db:
-        await db.executescript("PRAGMA query_only = ON; BEGIN")
-        yield db
+        try:
+            await db.executescript("PRAGMA query_only = ON; BEGIN")
+            yield db
+        except BaseException:
+            await db.interrupt()  # whoever is cancelled leaves no thread behind that goes on asking
+            raise
         await db.execute("ROLLBACK")
 
 
-async def _state(db: aiosqlite.Connection) -> tuple[int, int]:
+async def state(db: aiosqlite.Connection) -> tuple[int, int]:
     """Return the newest `seq`, and the newest one that the index has."""
     sql = "SELECT (SELECT max(seq) FROM events), (SELECT seq FROM progress WHERE name = 'words')"
     (row,) = await db.execute_fetchall(sql)
     return int(row[0] or 0), int(row[1] or 0)
 
 
-async def _bounds(db: aiosqlite.Connection, query: LogQuery, head: int) -> tuple[int, int]:
+async def bounds(db: aiosqlite.Connection, query: LogQuery, head: int) -> tuple[int, int]:
     """Return the entries to look at: those after the first number, up to and including the second."""
     high = head
     if query.upto_seq is not None:
@@ -222,7 +237,7 @@ async def _bounds(db: aiosqlite.Connection, query: LogQuery, head: int) -> tuple
     return low, high
 
 
-async def _index(db: aiosqlite.Connection, conditions: _Conditions, low: int, high: int, limit: int) -> Iterable[Any]:
+async def _index(db: aiosqlite.Connection, conditions: Conditions, low: int, high: int, limit: int) -> Iterable[Any]:
     """Ask the index of the log, or without a question the log itself."""
     if conditions.match is None:
         sql = (
@@ -239,7 +254,7 @@ async def _index(db: aiosqlite.Connection, conditions: _Conditions, low: int, hi
     return await db.execute_fetchall(sql, (conditions.match, low, high, *conditions.values, limit))
 
 
-async def _tail(db: aiosqlite.Connection, conditions: _Conditions, low: int, high: int, limit: int) -> list[Any]:
+async def _tail(db: aiosqlite.Connection, conditions: Conditions, low: int, high: int, limit: int) -> list[Any]:
     """Return what fits among the entries that are not indexed yet, newest first."""
     found: list[Any] = []
     sql = (
@@ -248,21 +263,21 @@ async def _tail(db: aiosqlite.Connection, conditions: _Conditions, low: int, hig
     )
     while len(found) < limit:
         rows = list(await db.execute_fetchall(sql, (*conditions.values, low, high, SLICE)))
-        found += await anyio.to_thread.run_sync(_matching, rows, conditions.words)
+        found += await anyio.to_thread.run_sync(matching, rows, conditions.words)
         if len(rows) < SLICE:
             break
         high = rows[-1][0] - 1
     return found[:limit]
 
 
-def _new_rows(view: View, *, conditions: _Conditions, after: int, upto: int) -> list[Any]:
+def _new_rows(view: View, *, conditions: Conditions, after: int, upto: int) -> list[Any]:
     if conditions.nothing:
         return []
     rows = list(view.rows(f"{conditions.where} AND seq > ? AND seq <= ?", *conditions.values, after, upto))
-    return _matching([row[:-1] for row in rows], conditions.words)
+    return matching([row[:-1] for row in rows], conditions.words)
 
 
-def _matching(rows: Sequence[Any], words: str | None) -> list[Any]:
+def matching(rows: Sequence[Any], words: str | None) -> list[Any]:
     """Return the rows that an index of them alone finds, in the order given."""
     if words is None or not rows:
         return list(rows)

@@ -8,16 +8,17 @@ spelled by the same function as what it looks for.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
-import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import get_args
 
 from ava_audit.errors import BadQuery
 from ava_audit.events import FACTS, Entry, Severity, SubagentComplete, ToolResult
-from ava_audit.projections import IndexRow
+from ava_audit.migrations import scratch
+from ava_audit.projections import IndexRow, index_words
 
 SHORT_TYPES: dict[str, tuple[str, ...]] = {
     "tool": ("ToolCall", "ToolResult"),
@@ -40,6 +41,11 @@ _ALONE = re.compile(
 _NAMED = re.compile("[\u2190-\u2bff\U00010000-\U0010ffff]")
 """Symbols, and everything beyond the characters that SQLite's tokenizer surely knows."""
 _DROPPED = re.compile("[\x00\ud800-\udfff\ufe00-\ufe0f]")
+_SURE = re.compile("[0-9A-Za-z\u00e0-\u00f6\u0430-\u044f]")
+"""Characters that are words, or parts of words, to every tokenizer."""
+_BETWEEN = re.compile(r"[\x00-\x2f\x3a-\x40\x5b-\x60\x7b-\x7f]+")
+"""ASCII that is in no word: where a phrase can be cut."""
+LONGEST_PHRASE = 32
 _PHRASE = re.compile(r'"([^"]*)"|(\S+)')
 
 
@@ -154,12 +160,38 @@ def spread(text: str) -> str:
 def _phrases(search: str) -> list[str]:
     """Return the words and quoted phrases of a search, each as a phrase of the index, once each."""
     found = (spread(quoted or word).replace('"', " ") for quoted, word in _PHRASE.findall(search))
-    return list(dict.fromkeys(f'"{phrase.strip()}"' for phrase in found if _has_word(phrase)))
+    pieces = dict.fromkeys(piece for phrase in found for piece in _pieces(phrase))
+    odd = [piece for piece in pieces if not _SURE.search(piece)]
+    wordless = set(odd) - _with_words(odd) if odd else set[str]()
+    return [f'"{piece}"' for piece in pieces if piece not in wordless]
 
 
-def _has_word(text: str) -> bool:
-    """Tell whether SQLite's tokenizer finds a word: a letter, a digit, or a private character."""
-    return any(unicodedata.category(char)[0] in "LN" or unicodedata.category(char) == "Co" for char in text)
+def _pieces(phrase: str) -> Iterator[str]:
+    """Yield a phrase in pieces of at most `LONGEST_PHRASE` words: looking for a longer one takes too long.
+
+    That they follow on each other is not asked; an entry that has the phrase has them all.
+    """
+    words = _BETWEEN.split(phrase)
+    for start in range(0, len(words), LONGEST_PHRASE):
+        piece = " ".join(words[start : start + LONGEST_PHRASE]).strip()
+        if piece:
+            yield piece
+
+
+def _with_words(pieces: Sequence[str]) -> set[str]:
+    """Return those in which SQLite's tokenizer finds a word, which only it can tell: a phrase without matches nothing.
+
+    Its tables of characters are those of its version, and not Python's.
+    """
+    with contextlib.closing(scratch()) as db:
+        rows = [(number, "x", "x", "x", "x", piece) for number, piece in enumerate(pieces, 1)]
+        index_words(db, rows, after=0, upto=0, erased=0)
+        asked = "SELECT 1 FROM words WHERE words MATCH ? AND rowid = ?"
+        return {
+            piece
+            for number, piece in enumerate(pieces, 1)
+            if db.execute(asked, (f'text : "{piece}"', number)).fetchone()
+        }
 
 
 def _any(column: str, tokens: Iterable[str]) -> str:

@@ -18,7 +18,7 @@ from ava_audit.errors import BadQuery, StoreUnavailable
 from ava_audit.events import FACTS, Entry, Event, Usage, UserMessage, Who
 from ava_audit.keeper import index_news
 from ava_audit.projections import forget_words
-from ava_audit.search import LogQuery, _Conditions, _matching, follow, search
+from ava_audit.search import Conditions, LogQuery, follow, matching, search
 from ava_audit.store import Store
 from ava_audit.words import index_row, type_filter
 
@@ -122,8 +122,8 @@ async def test_any_text_is_found_as_words_and_is_never_an_error(
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.text(max_size=40))
 def test_no_text_at_all_is_an_error(text: str) -> None:
-    conditions = _Conditions(LogQuery(search=text))
-    _matching([ROW], conditions.words)
+    conditions = Conditions(LogQuery(search=text))
+    matching([ROW], conditions.words)
 
 
 ROW = (1, 1, "s", "ava", "ben", "UserMessage", 1, *[None] * 10, '{"text":"x"}', b"", b"")
