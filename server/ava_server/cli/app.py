@@ -24,6 +24,7 @@ COMMANDS: Mapping[str, str] = {
     "show": "ava_server.cli.show",
     "logs": "ava_server.cli.logs",
     "erase": "ava_server.cli.erase",
+    "verify": "ava_server.cli.verify",
     "key": "ava_server.cli.key",
     "secret": "ava_server.cli.secret",
     "demo": "ava_server.cli.demo",
@@ -31,6 +32,9 @@ COMMANDS: Mapping[str, str] = {
     "doctor": "ava_server.cli.doctor.command",
 }
 """Each first word, and the module that registers it: `register(app)` adds its commands to the app."""
+
+TWO_WORDS = ("logs export",)
+"""Commands below a word that is a command itself."""
 
 USAGE, NOT_APPROVED, MODEL, CONFIGURATION, OUR_FAULT, INTERRUPTED, READER_GONE = 2, 10, 20, 30, 70, 130, 141
 """Exit codes of errors; those of a run's endings stand in `views.py`."""
@@ -67,7 +71,7 @@ def main(args: Sequence[str]) -> int:
         if isinstance(stream, io.TextIOWrapper):  # a terminal without UTF-8 shows `?`, and ends nothing
             stream.reconfigure(errors="replace")
     try:
-        build(args)(args=list(args), prog_name="ava")
+        build(args)(args=_one_word(args), prog_name="ava")
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     except KeyboardInterrupt:
@@ -93,6 +97,12 @@ def build(args: Sequence[str] = ()) -> typer.Typer:
     for module in dict.fromkeys([COMMANDS[first]] if first in COMMANDS else COMMANDS.values()):
         import_module(module).register(app)
     return app
+
+
+def _one_word(args: Sequence[str]) -> list[str]:
+    """Return the arguments with a command of two words as one, for its first word is a command by itself."""
+    two = " ".join(args[:2])
+    return [two, *args[2:]] if two in TWO_WORDS else list(args)
 
 
 def heading(root: DataRoot) -> None:

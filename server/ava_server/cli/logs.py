@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import anyio
 import typer
 
+from ava_server.cli import export
 from ava_server.cli.app import heading
-from ava_server.cli.terminal import columns, cut, harmless_json, say, write
+from ava_server.cli.filters import Agents, Kinds, Level, Search, Sessions, Since, Until, Users, log_query
+from ava_server.cli.terminal import columns, cut, reader_gone, say, write_lines
 from ava_server.data_root import find_data_root
-from ava_server.errors import BadInput
 
 if TYPE_CHECKING:
     from ava_audit.events import Entry
@@ -27,8 +28,9 @@ PIPED_WIDTH = 1_000
 
 
 def register(app: typer.Typer) -> None:
-    """Add `ava logs` to the app."""
+    """Add `ava logs` and what stands below it to the app."""
     app.command("logs", short_help="The log of all agents, or of some; -f goes on with what is new.")(logs_command)
+    export.register(app)
 
 
 def logs_command(
@@ -41,38 +43,14 @@ def logs_command(
             min=1, max=1_000_000, show_default=False, help=f"So many of the newest entries; {LAST} by default."
         ),
     ] = None,
-    kind: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--type",
-            metavar="TYPE",
-            show_default=False,
-            help="error, tool, cost, thinking, spawn, complete, message, session, or an event type, with commas.",
-        ),
-    ] = None,
-    since: Annotated[
-        str | None,
-        typer.Option(metavar="TIME", show_default=False, help='"1 hour ago", 30m, yesterday, 14:05, 2026-01-31 …'),
-    ] = None,
-    until: Annotated[
-        str | None, typer.Option(metavar="TIME", show_default=False, help="Only before this time.")
-    ] = None,
-    search: Annotated[
-        str | None,
-        typer.Option(metavar="WORDS", show_default=False, help='All these words; "words together" in quotes.'),
-    ] = None,
-    agent: Annotated[
-        list[str] | None, typer.Option(metavar="ID", show_default=False, help="Only of this agent: ava, or S-….")
-    ] = None,
-    user: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", show_default=False, help="Only of this user.")
-    ] = None,
-    session: Annotated[
-        list[str] | None, typer.Option(metavar="ID", show_default=False, help="Only of this host connection.")
-    ] = None,
-    level: Annotated[
-        Literal["info", "warning", "error"] | None, typer.Option(show_default=False, help="At least this serious.")
-    ] = None,
+    kind: Kinds = None,
+    since: Since = None,
+    until: Until = None,
+    search: Search = None,
+    agent: Agents = None,
+    user: Users = None,
+    session: Sessions = None,
+    level: Level = None,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Go on with what any process writes, until Ctrl-C.")
     ] = False,
@@ -82,25 +60,19 @@ def logs_command(
     utc: Annotated[bool, typer.Option("--utc", help="Times in UTC.")] = False,
 ) -> None:
     """Show the log of all agents, or of some: newest entries, oldest first."""
-    from ava_audit.search import LogQuery
-    from ava_server.cli.asked import listed, time_of
-
     root = find_data_root()
-    agents = [_agent(name) for name in agent or ()]
     ranged = since is not None or until is not None
-    most = last or (LAST_FOLLOWED if follow else MOST if ranged else LAST)
-    query = LogQuery(
-        agents=tuple(agents),
-        users=tuple(user or ()),
-        sessions=tuple(session or ()),
-        types=tuple(listed(kind) or ()),
-        since_us=time_of("--since", since),
-        until_us=time_of("--until", until),
+    query = log_query(
+        kind=kind,
+        since=since,
+        until=until,
         search=search,
+        agent=agent,
+        user=user,
+        session=session,
         level=level,
-        limit=most,
+        limit=last or (LAST_FOLLOWED if follow else MOST if ranged else LAST),
     )
-    _check_types(query)
     if not as_json:
         heading(root)
     errors = subagent is not None or level is not None or "error" in (name.lower() for name in query.types)
@@ -135,10 +107,7 @@ class _Printer:
             numbers = [entry.seq for entry in entries[start : start + 500]]
             marks = ", ".join("?" * len(numbers))
             rows = await store.read(lambda view, n=numbers, m=marks: list(view.rows(f"seq IN ({m})", *n)))  # type: ignore[misc]
-            for row in rows:
-                line = mirror_line(row).decode().rstrip("\n")
-                # A file of these lines can be verified byte for byte; on a terminal nobody does that.
-                write(harmless_json(line) if self._terminal else line)
+            write_lines(b"".join(mirror_line(row) for row in rows))
 
 
 async def _logs(root: DataRoot, query: LogQuery, subagent: str | None, printer: _Printer, follow: bool) -> None:
@@ -164,26 +133,6 @@ async def _logs(root: DataRoot, query: LogQuery, subagent: str | None, printer: 
         if printer.was_cut:
             say("Lines were cut to fit; --json has all of each, and `ava show S-…` a run with its whole result.")
         if follow:
-            async for entry in log_search.follow(store, replace(query, after_seq=page.upto)):
-                await printer.entries(store, [entry])
-
-
-def _agent(given: str) -> str:
-    from ava_server.ids import AGENT, parse_id
-
-    if given.strip().lower() == AGENT:
-        return AGENT
-    try:
-        return parse_id("subagent_id", given)
-    except BadInput:
-        raise BadInput(f"--agent: {given[:40]!r} is no agent; give ava, or a subagent's id such as S-7f3a2b") from None
-
-
-def _check_types(query: LogQuery) -> None:
-    from ava_audit.errors import BadQuery
-    from ava_audit.words import type_filter
-
-    try:
-        type_filter(query.types)
-    except BadQuery as error:
-        raise BadInput(f"--type: {error}") from None
+            async with reader_gone():
+                async for entry in log_search.follow(store, replace(query, after_seq=page.upto)):
+                    await printer.entries(store, [entry])

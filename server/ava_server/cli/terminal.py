@@ -11,11 +11,12 @@ import os
 import re
 import shutil
 import signal
+import stat
 import sys
 import time
 import unicodedata
-from collections.abc import AsyncIterator, Generator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Generator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TextIO
 
 import anyio
@@ -48,6 +49,46 @@ def write(text: str) -> None:
         typer.echo(text)
     except BrokenPipeError:
         raise ReaderGone from None
+
+
+def write_lines(lines: bytes) -> None:
+    """Write whole lines of JSON to stdout, byte for byte as they are, so that they can be verified.
+
+    On a terminal nobody does that, and every character that is not seen is written as an escape.
+
+    Raises:
+        ReaderGone: Nobody reads them any more.
+    """
+    if sys.stdout.isatty():
+        write(harmless_json(lines.decode().removesuffix("\n")))
+        return
+    try:
+        sys.stdout.flush()
+        sys.stdout.buffer.write(lines)
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        raise ReaderGone from None
+
+
+@asynccontextmanager
+async def reader_gone() -> AsyncGenerator[None]:
+    """End the block when whoever reads our output has gone away, also while there is nothing to write.
+
+    Raises:
+        ReaderGone: Nobody reads it any more.
+    """
+    if sys.platform == "win32" or not stat.S_ISFIFO(os.fstat(sys.stdout.fileno()).st_mode):
+        yield
+        return
+
+    async def watch() -> None:
+        await anyio.wait_readable(sys.stdout.fileno())  # nothing ever comes out of this end but its reader's farewell
+        raise ReaderGone
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(watch)
+        yield
+        tasks.cancel_scope.cancel()
 
 
 def tell(text: str = "") -> None:
