@@ -150,7 +150,7 @@ class LogAnswer(Answer):
     """Entries of the log, newest last."""
 
     untrusted_entries: list[str] = []
-    cursor: str | None = Field(default=None, description="Older entries: call again with it.")
+    cursor: str | None = Field(default=None, description="Older entries: call again with the same arguments and it.")
 
 
 Failure = Literal["failed"]

@@ -17,7 +17,7 @@ from ava_audit.events import (
     ToolResult,
     UserMessage,
 )
-from ava_audit.money import format_usd
+from ava_audit.money import format_usd, micros_from_cents
 from ava_audit.times import format_ts
 from ava_roles.wrap import clean
 from ava_server.words import compact
@@ -53,7 +53,7 @@ def _what(entry: Entry) -> str:
         case ToolCall(tool=tool, args=args):
             return f"{tool} {_arguments(args)}"
         case ToolResult() as result:
-            count = f", {result.count} results" if result.count is not None else ""
+            count = "" if result.count is None else f", {result.count} {'result' if result.count == 1 else 'results'}"
             return f"{result.tool} ({'success' if result.success else 'failed'}{count}) {unmarked(result.output)}"
         case CostUpdate() as spent:
             return f"turn {spent.turn}: {spent.tokens} tokens, {spent.settlement}{', overrun' if spent.overrun else ''}"
@@ -62,7 +62,8 @@ def _what(entry: Entry) -> str:
         case SubagentSpawn() as spawn:
             return f"{spawn.subagent_id} {spawn.role}{f' {spawn.name}' if spawn.name else ''}: {spawn.task}"
         case SubagentComplete() as done:
-            return f"{done.subagent_id} {done.status} {done.tokens} tokens, {done.duration:g} s: {done.summary}"
+            cost = format_usd(micros_from_cents(done.cost_cents))
+            return f"{done.subagent_id} {done.status} {done.tokens} tokens, {cost}, {done.duration:g} s: {done.summary}"
         case ErrorOccurred() as error:
             return f"{error.kind}: {error.error}"
         case UserMessage() as said:
@@ -81,9 +82,10 @@ def unmarked(output: str) -> str:
 
 
 def _arguments(args: Any) -> str:
-    """Return the two most telling arguments: the first two that have a value."""
+    """Return the two most telling arguments: words and lists tell more than numbers, and these more than switches."""
     if not isinstance(args, dict):
         return compact(args, VALUE_CHARS)
     given = cast("dict[str, Any]", args)
-    telling = [(name, value) for name, value in given.items() if value not in (None, "", [], {})][:2]
-    return " ".join(f"{name}={compact(value, VALUE_CHARS)}" for name, value in telling)
+    telling = [(name, value) for name, value in given.items() if value not in (None, "", [], {})]
+    telling.sort(key=lambda item: 2 if isinstance(item[1], bool) else isinstance(item[1], int | float))
+    return " ".join(f"{name}={compact(value, VALUE_CHARS)}" for name, value in telling[:2])

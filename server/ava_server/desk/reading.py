@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ava_audit.errors import BadQuery
 from ava_audit.search import LogQuery, search
 from ava_audit.times import parse_time
+from ava_roles.wrap import escape_result
 from ava_server.answers import Answer, LogAnswer
 from ava_server.arguments import LogArgs, parse, shown
 from ava_server.desk.looking import Progress
@@ -42,18 +45,23 @@ class Reading:
             agents = ((await self._own.run(args.subagent_id, "subagent_id")).id,)
         elif args.search is None and args.types is None:
             agents = (AGENT,)
-        before, upto = _cursor(args.cursor)
+        # The times of the first page hold for all of them: "1h" would mean another hour on each.
+        asked = _mark(args)
+        since_us, until_us = _time("since", args.since, now_us), _time("until", args.until, now_us)
+        place = _Place(None, None, since_us, until_us)
+        if args.cursor is not None:
+            place = _place(args.cursor, asked)
         query = LogQuery(
             agents=agents,
             users=(self._own.session.user,),
             sessions=(args.session,) if args.session else (),
             types=tuple(args.types or ()),
-            since_us=_time("since", args.since, now_us),
-            until_us=_time("until", args.until, now_us),
+            since_us=place.since_us,
+            until_us=place.until_us,
             search=args.search,
             limit=args.last_n,
-            before_seq=before,
-            upto_seq=upto,
+            before_seq=place.before,
+            upto_seq=place.upto,
         )
         try:
             page = await search(self._own.store.path, query)
@@ -63,22 +71,54 @@ class Reading:
         size, older = 0, page.next
         for entry in page.entries:
             line = entry_line(entry, utc=True, width=LINE_CHARS)
-            size += json_chars(line) + 2
+            size += max(json_chars(line) + 2, len(escape_result(line)) + 1)
             if lines and size > LOG_CHARS:
                 break
             lines.append(line)
             older = entry.seq if entry is not page.entries[-1] else page.next
-        cursor = f"{older}.{upto or page.upto}" if older is not None else None
+        cursor = None
+        if older is not None:
+            cursor = _cursor(replace(place, before=older, upto=place.upto or page.upto), asked)
         return LogAnswer(status="entries", untrusted_entries=lines[::-1], cursor=cursor)
 
 
-def _cursor(given: str | None) -> tuple[int | None, int | None]:
-    if given is None:
-        return None, None
-    before, _, upto = given.partition(".")
-    if not all(part.isdecimal() and len(part) <= SEQ_DIGITS for part in (before, upto)):
+@dataclass(frozen=True)
+class _Place:
+    """How far the pages of one question have come, and what the first of them fixed."""
+
+    before: int | None
+    upto: int | None
+    since_us: int | None
+    until_us: int | None
+
+
+def _mark(args: LogArgs) -> str:
+    """Return a short mark of what is asked, without how much of it: a cursor goes on with the same question only."""
+    asked = args.model_dump_json(exclude={"cursor", "last_n"}, exclude_none=True)
+    return hashlib.blake2s(asked.encode("utf-8", "surrogatepass"), digest_size=3).hexdigest()
+
+
+def _cursor(place: _Place, asked: str) -> str:
+    numbers = (place.before, place.upto, place.since_us, place.until_us)
+    return ".".join([*("" if number is None else str(number) for number in numbers), asked])
+
+
+def _place(given: str, asked: str) -> _Place:
+    """Return the place of a cursor.
+
+    Raises:
+        BadInput: It is none, or one of another question.
+    """
+    *parts, mark = given.strip().split(".")
+    plain = all(part.isascii() and part.isdecimal() and len(part) <= SEQ_DIGITS for part in parts if part)
+    if len(parts) != 4 or not plain or not (parts[0] and parts[1]):
         raise BadInput(f"cursor: {shown(given)} is not a cursor of the log; give the one that the last answer had")
-    return int(before), int(upto)
+    if mark != asked:
+        raise BadInput(
+            "cursor: it goes on with another question; give the same subagent_id, search, since, until, types and "
+            "session with it as for the first page"
+        )
+    return _Place(*(int(part) if part else None for part in parts))
 
 
 def _time(field: str, given: str | None, now_us: int) -> int | None:
