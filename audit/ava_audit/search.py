@@ -30,6 +30,8 @@ from ava_audit.words import index_row, match_expression, type_filter
 SLICE = 500
 SEARCH_S = 30.0
 """A search that takes longer has met a stuck disk: the slowest measured one takes well under a second."""
+CLOSE_S = 2.0
+"""Within which an interrupted question ends, unless its disk is stuck: then nobody waits for it."""
 _FEW = 5_000
 
 
@@ -198,14 +200,17 @@ def errors_told() -> Generator[None]:
 @contextlib.asynccontextmanager
 async def reading(path: Path) -> AsyncGenerator[aiosqlite.Connection]:
     """Open a connection that cannot write, with one consistent state of the log."""
-    async with aiosqlite.connect(path, isolation_level=None, timeout=1.0) as db:
-        try:
-            await db.executescript("PRAGMA query_only = ON; BEGIN")
-            yield db
-        except BaseException:
-            await db.interrupt()  # whoever is cancelled leaves no thread behind that goes on asking
-            raise
+    db = await aiosqlite.connect(path, isolation_level=None, timeout=1.0)
+    try:
+        await db.executescript("PRAGMA query_only = ON; BEGIN")
+        yield db
         await db.execute("ROLLBACK")
+    except BaseException:
+        await db.interrupt()  # whoever is cancelled leaves no thread behind that goes on asking
+        raise
+    finally:
+        with anyio.move_on_after(CLOSE_S, shield=True):
+            await db.close()
 
 
 async def state(db: aiosqlite.Connection) -> tuple[int, int]:

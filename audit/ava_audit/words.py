@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import re
+import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import get_args
@@ -45,7 +46,9 @@ _SURE = re.compile("[0-9A-Za-z\u00e0-\u00f6\u0430-\u044f]")
 """Characters that are words, or parts of words, to every tokenizer."""
 _BETWEEN = re.compile(r"[\x00-\x2f\x3a-\x40\x5b-\x60\x7b-\x7f]+")
 """ASCII that is in no word: where a phrase can be cut."""
+_ENDING = frozenset({"Mc", "Mn", "Pc", "Pd", "Pe", "Pf", "Pi", "Po", "Ps", "Zs"})
 LONGEST_PHRASE = 32
+_LONG = 100
 _PHRASE = re.compile(r'"([^"]*)"|(\S+)')
 
 
@@ -171,11 +174,21 @@ def _pieces(phrase: str) -> Iterator[str]:
 
     That they follow on each other is not asked; an entry that has the phrase has them all.
     """
-    words = _BETWEEN.split(phrase)
+    words = [part for word in _BETWEEN.split(phrase) for part in _parts(word)]
     for start in range(0, len(words), LONGEST_PHRASE):
         piece = " ".join(words[start : start + LONGEST_PHRASE]).strip()
         if piece:
             yield piece
+
+
+def _parts(word: str) -> list[str]:
+    """Return a long word cut where every tokenizer ends one: at the vowel signs of India's scripts, say."""
+    if len(word) <= _LONG:
+        return [word]
+    category = unicodedata.ucd_3_2_0.category  # the old ones are in each tokenizer's tables
+    return "".join(
+        " " if category(char) in _ENDING and not "\u0300" <= char <= "\u036f" else char for char in word
+    ).split()
 
 
 def _with_words(pieces: Sequence[str]) -> set[str]:
