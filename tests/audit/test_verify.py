@@ -171,6 +171,92 @@ async def test_from_a_noted_entry_on_only_what_follows_is_checked(path: Path) ->
         verify(path, head="pirate")
 
 
+async def test_a_head_counts_only_where_it_was_checked(path: Path) -> None:
+    with tampering(path) as db:
+        hashes = [row[0].hex() for row in db.execute("SELECT hash FROM events ORDER BY seq")]
+    assert verify(path, head=GENESIS.hex()).ok, "every log has grown from an empty one"
+    assert verify(path, since=GENESIS.hex()).entries == 10
+    assert verify(path, since=hashes[4], head=hashes[8]).ok
+    assert verify(path, since=hashes[4], head=hashes[4]).ok
+    with tampering(path) as db:  # the end is gone, and its hash put where no check comes by
+        db.execute("DELETE FROM events WHERE seq > 8")
+        db.execute("UPDATE events SET hash = ? WHERE seq = 2", (bytes.fromhex(hashes[8]),))
+    assert [fault.kind for fault in verify(path, since=hashes[4], head=hashes[8]).faults] == ["head"]
+
+
+@pytest.mark.parametrize("seq", [0, -7])
+async def test_an_entry_before_the_first_is_named(seq: int, path: Path) -> None:
+    with tampering(path) as db:
+        columns = ENTRY_COLUMNS.removeprefix("seq, ")
+        db.execute(f"INSERT INTO events (seq, {columns}) SELECT ?, {columns} FROM events WHERE seq = 4", (seq,))
+    assert fault_of(verify(path)) == ("inserted", seq)
+
+
+@pytest.mark.parametrize("column", ["content", "user_id", "type", "model"])
+async def test_bytes_that_are_no_text_are_a_change_of_their_entry(column: str, path: Path) -> None:
+    with tampering(path) as db:
+        db.execute(f"UPDATE events SET {column} = CAST(x'7B80FF7D' AS TEXT) WHERE seq = 5")
+    assert fault_of(verify(path)) == ("changed", 5)
+    with tampering(path) as db:
+        db.execute("UPDATE budgets SET scope = scope")
+        db.execute("INSERT INTO budgets VALUES (CAST(x'80FF' AS TEXT), 1, 1)")
+        middle = db.execute("SELECT hash FROM events WHERE seq = 5").fetchone()[0].hex()
+    assert verify(path, since=middle).ok
+
+
+async def test_a_projection_with_bytes_that_are_no_text_is_named(path: Path) -> None:
+    with tampering(path) as db:
+        db.execute("INSERT INTO budgets VALUES (CAST(x'80FF' AS TEXT), 1, 1)")
+    assert [fault.kind for fault in verify(path).faults] == ["projection"]
+
+
+@pytest.mark.parametrize("value", [b"bytes", 7, None, 1.5])
+@pytest.mark.parametrize("column", ["content", "hash", "content_sha", "user_id"])
+async def test_a_table_that_takes_values_of_any_kind_hides_nothing(column: str, value: object, path: Path) -> None:
+    with tampering(path) as db:
+        db.execute("ALTER TABLE events RENAME TO strict_events")
+        db.execute("CREATE TABLE events AS SELECT * FROM strict_events")
+        assert verify(path).ok
+        db.execute(f"UPDATE events SET {column} = ? WHERE seq = 3", (value,))
+    if (column, value) == ("content", None):
+        assert verify(path).ok, "that is an erased transcript"
+    else:
+        assert fault_of(verify(path)) == ("changed", 3)
+
+
+async def test_a_damaged_file_is_a_fault_that_says_from_where_on(tmp_path: Path) -> None:
+    path = tmp_path / "ava.db"
+    async with Store.open(tmp_path) as log:
+        await write_texts(log, ["x" * 500] * 200)
+        await log.checkpoint()
+    db = sqlite3.connect(path)
+    page = db.execute("PRAGMA page_size").fetchone()[0]
+    (root,) = db.execute("SELECT rootpage FROM sqlite_master WHERE name = 'events'").fetchone()
+    db.close()
+    raw = bytearray(path.read_bytes())
+    leaf = int.from_bytes(raw[(root - 1) * page + 12 + 20 :][:2], "big")  # a cell of the table's root: a child page
+    child = int.from_bytes(raw[(root - 1) * page + leaf :][:4], "big")
+    raw[(child - 1) * page : child * page] = b"\xee" * page
+    path.write_bytes(raw)
+    report = verify(path)
+    (fault,) = report.faults
+    assert fault.kind == "damaged"
+    assert 0 < report.entries < 200
+    assert f"from entry {report.entries + 1} on" in fault.text
+
+
+async def test_verifying_makes_nothing_and_leaves_the_log_as_it_was(path: Path) -> None:
+    before = {each.name: each.read_bytes() for each in path.parent.iterdir()}
+    assert verify(path).ok
+    assert {each.name: each.read_bytes() for each in path.parent.iterdir()} == before
+
+
+async def test_how_far_it_is_is_told(path: Path) -> None:
+    told: list[tuple[int, int]] = []
+    verify(path, told=lambda done, of: told.append((done, of)))
+    assert told == [(3, 10), (6, 10), (9, 10), (10, 10)]
+
+
 async def test_an_erased_transcript_verifies_and_an_erased_fact_does_not(tmp_path: Path) -> None:
     life = Life("S-aaaaaa")
     path = tmp_path / "ava.db"

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from support.log import AVA, Life, run_who, said, write_each
 from support.terminal import COMMAND, ava, environment, on_terminal
 
-from ava_audit.events import Event, SessionStart, SubagentSpawn, Who
+from ava_audit.events import Event, SessionStart, SubagentSpawn, ToolCall, ToolResult, Who
 from ava_audit.line import line_fault
 from ava_audit.store import Store
 from ava_roles.wrap import wrap_tool_output
@@ -196,6 +197,57 @@ def test_a_reader_that_goes_away_ends_it_quietly(root: Path) -> None:
     errors = process.stderr.read()
     process.stderr.close()
     assert (process.wait(20), errors) == (141, b"")
+
+
+@pytest.mark.parametrize("option", ["--session", "--user", "--search"])
+def test_bytes_that_are_no_text_fit_nothing_and_break_nothing(root: Path, option: str) -> None:
+    done = subprocess.run(
+        [*COMMAND, "logs", option, b"half\xff"], env=environment(root), capture_output=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"No entry fits." in done.stdout
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_following_ends_when_its_reader_goes_away_also_while_nothing_is_written(root: Path, as_json: bool) -> None:
+    process = subprocess.Popen(
+        [*COMMAND, "logs", "-f", *(["--json"] if as_json else [])],
+        env=environment(root),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None and process.stderr is not None
+    assert process.stdout.readline()
+    process.stdout.close()
+    errors = process.stderr.read()
+    process.stderr.close()
+    assert (process.wait(20), errors) == (141, b"")
+
+
+def test_following_into_a_file_or_a_pipe_ends_on_ctrl_c_without_a_word(root: Path) -> None:
+    process = subprocess.Popen(
+        [*COMMAND, "logs", "-f", "--search", "zebra OR giraffe"],
+        env=environment(root),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None and process.stderr is not None
+    assert process.stdout.readline().startswith(b"Data root:")
+    process.send_signal(signal.SIGINT)
+    _out, errors = process.communicate(timeout=20)
+    assert (process.returncode, errors) == (130, b"")
+
+
+def test_a_line_tells_words_before_numbers_counts_and_what_an_ending_cost(root: Path) -> None:
+    life = Life("S-cccccc")
+    args = {"limit": 5, "deep": True, "note": "", "path": "notes.md", "pattern": "price"}
+    result = ToolResult(tool="search_codebase", success=True, output="notes.md:1", count=1)
+    put(root, *life.begun(), life.wrote(ToolCall(tool="search_codebase", args=args)), life.wrote(result), *life.ended())
+    call, found = (line.partition("] S-cccccc ")[2] for line in lines(root, "S-cccccc", "--type", "tool"))
+    assert call == "ToolCall search_codebase path=notes.md pattern=price"
+    assert found == "ToolResult search_codebase (success, 1 result) notes.md:1"
+    (ending,) = lines(root, "--type", "SubagentComplete", "--search", "S-cccccc")
+    assert ending.endswith(" ava SubagentComplete S-cccccc success 30 tokens, $0.003, 1.5 s: done")
 
 
 def test_a_line_fits_the_terminal(root: Path) -> None:

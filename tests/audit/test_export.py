@@ -1,0 +1,111 @@
+"""Exports: what a search finds, all of it, in order, in slices, whatever is indexed meanwhile."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import anyio
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.log import Life, said, write, write_each, write_texts
+
+from ava_audit import export as exporting
+from ava_audit.errors import BadQuery, StoreUnavailable
+from ava_audit.events import Who
+from ava_audit.export import export
+from ava_audit.keeper import index_news
+from ava_audit.search import LogQuery, search
+from ava_audit.store import Store
+from ava_audit.verify_lines import verify_lines
+
+QUERIES = st.builds(
+    LogQuery,
+    agents=st.sampled_from([(), ("ava",), ("S-aaaaaa",), ("S-aaaaaa", "ava")]),
+    users=st.sampled_from([(), ("ben",), ("eve",)]),
+    sessions=st.sampled_from([(), ("sess-2",)]),
+    runs=st.sampled_from([(), ("S-aaaaaa",), ("S-aaaaaa", "S-bbbbbb"), ("S-ffffff",)]),
+    types=st.sampled_from([(), ("error",), ("tool", "cost"), ("message",)]),
+    search=st.sampled_from([None, "found", "prices", "zebra", "***", '"zebra walks"']),
+    level=st.sampled_from([None, "warning", "error"]),
+    limit=st.just(1_000),
+)
+
+
+async def seqs(path: Path, query: LogQuery) -> list[int]:
+    data = b"".join([part.data async for part in export(path, query)])
+    report = verify_lines(io.BytesIO(data))
+    assert report.ok, report
+    return [json.loads(line)["seq"] for line in data.splitlines()]
+
+
+@pytest.mark.parametrize("indexed", [0, 15, 100])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(queries=st.lists(QUERIES, min_size=4, max_size=4))
+def test_an_export_is_what_a_search_finds_oldest_first(
+    queries: list[LogQuery], indexed: int, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exporting, "SLICE", 3)
+
+    async def compare() -> None:
+        one, two = Life("S-aaaaaa"), Life("S-bbbbbb", user="eve")
+        events = [*one.whole(), said("the zebra walks", Who("sess-2", "ava", "eve")), *two.begun(), two.failed()]
+        async with Store.open(tmp_path_factory.mktemp("log")) as log:
+            await write_each(log, [*events, *two.tool("no zebra", success=False), *two.ended("timeout")][:indexed])
+            await index_news(log)
+            await write_each(log, [*events, *two.tool("no zebra", success=False), *two.ended("timeout")][indexed:])
+            for query in queries:
+                found = await search(log.path, query)
+                assert await seqs(log.path, query) == [entry.seq for entry in found.entries[::-1]], query
+
+    anyio.run(compare)
+
+
+async def test_a_run_is_what_it_did_and_what_was_decided_about_it(tmp_path: Path) -> None:
+    async with Store.open(tmp_path) as log:
+        await write_each(log, [*Life("S-bbbbbb").begun(), *Life("S-aaaaaa").whole()])
+        assert await seqs(log.path, LogQuery(runs=("S-aaaaaa",))) == list(range(5, 16))
+        assert len(await seqs(log.path, LogQuery(agents=("S-aaaaaa",)))) < 11
+
+
+@pytest.mark.parametrize("index", [False, True])
+async def test_what_is_written_or_indexed_meanwhile_changes_nothing(
+    index: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exporting, "SLICE", 4)
+    for name, query in (("a", LogQuery()), ("b", LogQuery(search="entry")), ("c", LogQuery(users=("ben",)))):
+        folder = tmp_path / name
+        folder.mkdir()
+        async with Store.open(folder) as log:
+            await write_texts(log, [f"entry {number}" for number in range(30)])
+            seen: list[int] = []
+            async for part in export(log.path, query):
+                seen += [json.loads(line)["seq"] for line in part.data.splitlines()]
+                assert (part.entries, part.of) == (len(part.data.splitlines()), 30)
+                await write(log, said("entry in between"))
+                if index:
+                    await index_news(log)
+            assert seen == list(range(1, 31))
+
+
+async def test_a_slice_of_large_entries_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exporting, "SLICE_CHARS", 100_000)
+    async with Store.open(tmp_path) as log:
+        await write_texts(log, ["x" * 30_000] * 60)
+        parts = [part async for part in export(log.path, LogQuery())]
+    assert sum(part.entries for part in parts) == 60
+    assert max(len(part.data) for part in parts) < 800_000
+
+
+async def test_a_question_that_cannot_be_asked_and_a_log_that_is_none(tmp_path: Path) -> None:
+    wrong: tuple[tuple[LogQuery, type[Exception]], ...] = (
+        (LogQuery(types=("pirate",)), BadQuery),
+        (LogQuery(), StoreUnavailable),
+    )
+    for query, error in wrong:
+        with pytest.raises(error):
+            async for _part in export(tmp_path / "ava.db", query):
+                pass
+    assert list(tmp_path.iterdir()) == []  # noqa: ASYNC240

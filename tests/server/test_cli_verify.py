@@ -1,0 +1,224 @@
+"""`ava verify` as people and scripts use it: real processes on real logs."""
+
+import json
+import re
+import sqlite3
+import stat
+import sys
+from pathlib import Path
+
+import anyio
+import pytest
+from support.log import AVA, Life, said, write_each, write_texts, writing
+from support.terminal import ava, on_terminal
+
+from ava_audit.mirror import Mirror
+from ava_audit.store import Store
+
+HEAD = re.compile(r"^Head: ([0-9a-f]{64})$", re.MULTILINE)
+
+
+def fill(root: Path, *texts: str) -> None:
+    async def work() -> None:
+        async with Store.open(root) as store:
+            await write_each(store, Life("S-aaaaaa").whole() if not texts else [said(text) for text in texts])
+
+    anyio.run(work)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A log of a whole run."""
+    root = tmp_path / "data"
+    root.mkdir(mode=0o700)
+    fill(root)
+    return root
+
+
+def tamper(root: Path, *statements: str) -> None:
+    """Change the log as somebody does who knows the file."""
+    db = sqlite3.connect(root / "ava.db", isolation_level=None)
+    for statement in ("DROP TRIGGER IF EXISTS events_keep", "DROP TRIGGER IF EXISTS events_fixed", *statements):
+        db.execute(statement)
+    db.close()
+
+
+def head_of(root: Path) -> str:
+    found = HEAD.search(ava(root, "verify").stdout)
+    assert found is not None
+    return found[1]
+
+
+def test_a_whole_log_is_said_to_be_with_its_head_and_how_long_it_took(root: Path) -> None:
+    done = ava(root, "verify")
+    assert (done.returncode, done.stderr) == (0, "")
+    first, checked, projections, head, note = done.stdout.splitlines()
+    assert first == f"Data root: {root}"
+    took = r"11 entries checked in \d+ ms: none was changed, removed, added or moved, up to 11\."
+    assert re.fullmatch(took, checked)
+    assert projections == "Runs, proposals, groups and budgets are what follows from the log at entry 11."
+    assert HEAD.fullmatch(head)
+    assert "ava verify --head HASH" in note
+
+
+def test_a_head_that_was_noted_is_met_and_one_that_is_gone_is_a_fault(root: Path) -> None:
+    head = head_of(root)
+    fill(root, "more")
+    assert ava(root, "verify", "--head", head).returncode == 0
+    since = ava(root, "verify", "--since-head", head)
+    assert (since.returncode, "1 entry after the given head checked" in since.stdout) == (0, True)
+    assert "were not compared" in since.stdout
+    tamper(root, "DELETE FROM events WHERE seq > 10")
+    assert ava(root, "verify", "--since-head", "0" * 64).returncode == 0, "a cut end does not show by itself"
+    for option in ("--head", "--since-head"):
+        done = ava(root, "verify", option, head)
+        assert done.returncode == 1
+        assert f"FAULT: the log has no entry with the hash {head}: its end was cut off" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("statement", "says"),
+    [
+        ("UPDATE events SET user_id = 'eve' WHERE seq = 4", "entry 4 was changed"),
+        ("DELETE FROM events WHERE seq = 5", "entry 5 is missing"),
+        ("UPDATE events SET content = CAST(x'FF' AS TEXT) WHERE seq = 2", "the content of entry 2 was changed"),
+        ("UPDATE runs SET cost_micros = 0", "at entry 11 runs S-aaaaaa has another cost_micros"),
+        ("UPDATE budgets SET held_micros = 7", "at entry 11 budgets"),
+    ],
+)
+def test_a_fault_is_named_and_the_exit_code_is_one(root: Path, statement: str, says: str) -> None:
+    tamper(root, statement)
+    done = ava(root, "verify")
+    assert (done.returncode, done.stderr) == (1, "")
+    assert f"FAULT: {says}" in done.stdout
+    assert "Note it elsewhere" not in done.stdout
+    told = json.loads(ava(root, "verify", "--json").stdout)
+    assert (told["ok"], says in told["faults"][0]["text"]) == (False, True)
+
+
+def test_as_json_it_is_one_object(root: Path) -> None:
+    done = ava(root, "verify", "--json")
+    told = json.loads(done.stdout)
+    assert (done.returncode, told.pop("duration_ms") >= 0) == (0, True)
+    assert told == {
+        "data_root": str(root), "ok": True, "entries": 11, "seq": 11, "head": head_of(root), "projections": True,
+        "faults": [],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (("--head", "pirate"), "--head: 'pirate' is no hash of an entry: it has 64 hexadecimal digits"),
+        (("--since-head", "ab" * 31), "--since-head: 'abab"),
+        (("--head", ""), "--head: '' is no hash"),
+        (("--jsonl", "/nowhere/x.jsonl"), "--jsonl: /nowhere/x.jsonl cannot be read: No such file"),
+        (("--jsonl", "/"), "--jsonl: / cannot be read: Is a directory"),
+        (("--jsonl", "x", "--head", "ab" * 32), "--jsonl: a file is checked by itself"),
+    ],
+)
+def test_what_is_no_hash_or_no_file_is_one_sentence_and_exit_code_two(
+    root: Path, args: tuple[str, ...], says: str
+) -> None:
+    done = ava(root, "verify", *args)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"ava: {says}")
+    assert done.stderr.count("\n") == 1
+
+
+def test_nothing_is_made_where_there_is_nothing(tmp_path: Path) -> None:
+    root = tmp_path / "data"
+    done = ava(root, "verify")
+    assert (done.returncode, f"Head: {'0' * 64}" in done.stdout) == (0, True)
+    assert ava(root, "verify", "--head", "0" * 64).returncode == 0
+    lost = ava(root, "verify", "--head", "ab" * 32)
+    assert (lost.returncode, "FAULT: the log has no entry" in lost.stdout) == (1, True)
+    assert not root.exists()
+
+
+def test_verifying_leaves_the_data_root_as_it_is(root: Path) -> None:
+    before = {path.name: path.read_bytes() for path in root.iterdir()}
+    assert ava(root, "verify").returncode == 0
+    assert {path.name: path.read_bytes() for path in root.iterdir()} == before
+
+
+def test_what_is_no_database_is_a_fault(root: Path) -> None:
+    (root / "ava.db").write_bytes(b"garbage" * 1_000)
+    done = ava(root, "verify")
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "cannot be read as a log: file is not a database" in done.stdout
+
+
+def test_a_log_that_is_being_written_is_verified_to_where_it_was(root: Path) -> None:
+    codes: list[int] = []
+
+    async def work() -> None:
+        async with Store.open(root) as store, anyio.create_task_group() as tasks:
+
+            async def write() -> None:
+                while len(codes) < 2:
+                    await write_texts(store, ["x"] * 20)
+
+            async def check() -> None:
+                for _ in range(2):
+                    command = [sys.executable, "-m", "ava_server", "verify"]
+                    done = await anyio.run_process(command, check=False, env={"AVA_DATA_ROOT": str(root)})
+                    codes.append(done.returncode)
+
+            tasks.start_soon(write)
+            tasks.start_soon(check)
+
+    anyio.run(work)
+    assert codes == [0, 0]
+
+
+def test_a_long_check_shows_how_far_it_is_and_ends_on_ctrl_c(tmp_path: Path) -> None:
+    async def long() -> None:
+        async with Store.open(tmp_path) as store:
+            for _ in range(40):
+                await store.do(writing(*(said("x", AVA) for _ in range(1_000))))
+
+    anyio.run(long)
+    with on_terminal(tmp_path, "verify") as screen:
+        screen.until("of 40,000 entries checked")
+        screen.interrupt()
+        assert screen.ended() == 130
+    assert "Traceback" not in screen.text
+    assert "Head:" not in screen.text
+    with on_terminal(tmp_path, "verify", columns=200) as screen:
+        assert screen.ended() == 0
+    assert "\x1b[K40,000 entries checked" in screen.text, "the progress makes way for what was found"
+
+
+def test_every_file_of_the_mirror_and_an_export_verify(root: Path, tmp_path: Path) -> None:
+    async def mirrored() -> None:
+        async with Store.open(root) as store:
+            mirror = Mirror(store, root / "logs")
+            await mirror.take_over()
+            await mirror.catch_up()
+
+    anyio.run(mirrored)
+    files = sorted((root / "logs").rglob("*.jsonl"))
+    assert [file.parent.name for file in files] == ["ava", "subagents"]
+    export = tmp_path / "whole.jsonl"
+    assert ava(root, "logs", "export", "-o", str(export)).returncode == 0
+    for file in (*files, export):
+        done = ava("/nowhere", "verify", "--jsonl", str(file))
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.startswith(f"File: {file}\n")
+        assert ("places" in done.stdout or "place " in done.stdout) == (file != export)
+    assert f"Last entry: 11, with the hash {head_of(root)}" in done.stdout
+    piped = ava(root, "verify", "--jsonl", "-", "--json", stdin=export.read_text())
+    assert json.loads(piped.stdout)["head"] == head_of(root)
+
+
+def test_a_changed_line_of_a_file_is_named(root: Path, tmp_path: Path) -> None:
+    file = tmp_path / "x.jsonl"
+    assert ava(root, "logs", "export", "-o", str(file)).returncode == 0
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join([*lines[:6], lines[6].replace("web_search", "read_file"), *lines[7:]]))
+    done = ava(root, "verify", "--jsonl", str(file))
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "FAULT: line 7: its content was changed" in done.stdout
+    assert "6 lines before it are as they were written." in done.stdout
