@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from anyio.from_thread import BlockingPortal, start_blocking_portal
@@ -148,7 +149,8 @@ def test_characters_that_only_sqlite_knows_or_only_python_are_words_as_sqlite_ha
 def test_an_id_that_is_no_text_fits_nothing(field: str, log: tuple[BlockingPortal, Store]) -> None:
     portal, store = log
     for wanted in ("half \ud83d", "\udcff", "\x00", "x" * 10_000):
-        page = portal.call(search, store.path, LogQuery(**{field: (wanted,)}))  # type: ignore[arg-type]
+        asked: dict[str, Any] = {field: (wanted,)}
+        page = portal.call(search, store.path, LogQuery(**asked))
         assert page.entries == ()
 
 

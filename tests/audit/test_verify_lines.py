@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 import anyio
@@ -21,7 +22,7 @@ from ava_audit.store import Store
 from ava_audit.verify_lines import LONGEST_LINE, verify_lines
 
 
-async def exported(folder: Path, *events: Event) -> list[bytes]:
+async def exported(folder: Path, events: Iterable[Event]) -> list[bytes]:
     async with Store.open(folder) as log:
         await write_each(log, events)
         return b"".join([part.data async for part in export(log.path, LogQuery())]).splitlines(keepends=True)
@@ -31,7 +32,7 @@ async def exported(folder: Path, *events: Event) -> list[bytes]:
 def lines(tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
     """An export of a whole log: one run, and words in between."""
     life = Life("S-aaaaaa")
-    return anyio.run(exported, tmp_path_factory.mktemp("log"), said("begun"), *life.whole(), said("ümläut 😀 \u2028"))
+    return anyio.run(exported, tmp_path_factory.mktemp("log"), [said("begun"), *life.whole(), said("ümläut 😀 \u2028")])
 
 
 def check(lines: list[bytes]) -> Report:
@@ -97,7 +98,7 @@ def test_missing_repeated_and_moved_lines_of_a_file(lines: list[bytes]) -> None:
 
 
 def test_a_line_of_another_log_does_not_follow(lines: list[bytes], tmp_path: Path) -> None:
-    other = anyio.run(exported, tmp_path, *(said(f"another {number}") for number in range(13)))
+    other = anyio.run(exported, tmp_path, [said(f"another {number}") for number in range(13)])
     assert "entry 6 does not follow" in text_of([*lines[:5], other[5]])
     first = json.loads(other[0])
     assert first["prevHash"] == "0" * 64
