@@ -12,7 +12,7 @@ HOUR_US = 3_600 * US_PER_S
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 ACCEPTED = (
-    "a time ago (1h, 30 min, 2 days ago, 1h30m), now, today, yesterday, a time of today (14:05), "
+    "a time ago (1h, 30 min, an hour ago, 1h30m), now, today, yesterday, a time of these (14:05, yesterday 9:05), "
     "a date (2026-01-31), or a date and time with or without a zone "
     "(2026-01-31 14:05, 2026-01-31T14:05:32Z, 2026-01-31T14:05+01:00)"
 )
@@ -21,7 +21,8 @@ _UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 _SPAN = r"([0-9]{1,9}(?:\.[0-9]{1,6})?)\s*(weeks?|w|days?|d|hours?|hrs?|h|minutes?|mins?|m|seconds?|secs?|s)"
 _ONE_SPAN = re.compile(_SPAN)
 _AGO = re.compile(rf"{_SPAN}(?:\s*{_SPAN}){{0,4}}(?:\s+ago)?")
-_CLOCK = re.compile(r"[0-9]{2}:[0-9]{2}(?::[0-9]{2})?")
+_ONE = re.compile(r"an? (?=[a-z]+( ago)?$)")
+_CLOCK = re.compile(r"(?:(today|yesterday) (?:at )?)?([0-9]{1,2}:[0-9]{2}(?::[0-9]{2})?)")
 _ISO = re.compile(
     r"[0-9]{4}-[0-9]{2}-[0-9]{2}"
     r"(?:[tT ][0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:[.,][0-9]{1,6})?)?\s?(?:[zZ]|[+-][0-9]{2}:?[0-9]{2})?)?"
@@ -59,11 +60,13 @@ def _parse(words: str, now_us: int, tz: tzinfo | None) -> int:
     if words in ("today", "yesterday"):
         day = _local_day(now_us, tz) - timedelta(days=words == "yesterday")
         return _us(datetime(day.year, day.month, day.day), tz)
+    words = _ONE.sub("1 ", words, count=1)
     if _AGO.fullmatch(words):
         seconds = sum(Decimal(number) * _UNITS[unit[0]] for number, unit in _ONE_SPAN.findall(words))
         return now_us - int(seconds * US_PER_S)
-    if _CLOCK.fullmatch(words):
-        words = f"{_local_day(now_us, tz).isoformat()} {words}"
+    if clock := _CLOCK.fullmatch(words):
+        day = _local_day(now_us, tz) - timedelta(days=clock[1] == "yesterday")
+        words = f"{day.isoformat()} {clock[2]:0>5}" if clock[2].count(":") == 1 else f"{day.isoformat()} {clock[2]:0>8}"
     if _ISO.fullmatch(words):
         return _us(datetime.fromisoformat(words.replace(" +", "+").replace(" -", "-").replace(" z", "z").upper()), tz)
     raise ValueError

@@ -35,6 +35,8 @@ NOW = us(2026, 3, 29, 10, 30, 0, 123456)
         ("90s", 90),
         ("2 weeks ago", 1_209_600),
         ("now", 0),
+        ("an hour ago", 3600),
+        ("A day", 86_400),
     ],
 )
 def test_a_span_counts_back_from_now(text: str, seconds: int) -> None:
@@ -55,6 +57,10 @@ def test_a_span_counts_back_from_now(text: str, seconds: int) -> None:
         ("2026-01-31T14:05-0800", us(2026, 1, 31, 22, 5)),
         ("14:05", us(2026, 3, 29, 12, 5)),
         ("14:05:32", us(2026, 3, 29, 12, 5, 32)),
+        ("9:05", us(2026, 3, 29, 7, 5)),
+        ("9:05:07", us(2026, 3, 29, 7, 5, 7)),
+        ("today 9:05", us(2026, 3, 29, 7, 5)),
+        ("Yesterday at 14:05", us(2026, 3, 28, 13, 5)),
     ],
 )
 def test_days_and_times_without_a_zone_are_in_the_given_zone_across_summer_time(text: str, expected: int) -> None:
@@ -85,6 +91,10 @@ def test_a_time_before_1970_means_from_the_beginning() -> None:
         "1 fortnight",
         "-1h",
         "1h since",
+        "a 1 hour",
+        "an ago",
+        "yesterday 25:00",
+        "009:05",
         "١h",
         "1e9h",
     ],

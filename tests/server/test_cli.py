@@ -141,7 +141,14 @@ def test_an_argument_of_the_tool_is_told_as_the_option_of_the_command(sentence: 
     assert in_options(sentence) == told
 
 
-LOOKING = [("key", "list"), ("key", "set", "openai"), ("logs",), ("status", "--once"), ("show", "S-123456")]
+LOOKING = [
+    ("key", "list"),
+    ("key", "set", "openai"),
+    ("logs",),
+    ("status", "--once"),
+    ("show", "S-123456"),
+    ("verify",),
+]
 
 
 @pytest.mark.parametrize("args", LOOKING)
