@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 from collections.abc import Iterator
-from dataclasses import fields
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,6 @@ SLICE = 2_000
 MAX_FAULTS = 20
 
 _N = len(HEADER)
-_HEADER_FIELDS = tuple(field for field in fields(Header) if field.name != "usage")
 _CONTENT, _SHA, _HASH = _N, _N + 1, _N + 2
 
 
@@ -239,13 +237,21 @@ class _Walk:
     def _fold(self, row: Row) -> None:
         if self._copy is None:
             return
-        value: dict[str, Any] = dict(zip(HEADER, row, strict=False))
-        erasable = value["type"] in TRANSCRIPT_TYPES  # reducers read nothing of these, so they are not parsed
-        fact = None if erasable else read_fact(value["type"], value["v"], row[_CONTENT])
+        (seq, ts_us, session_id, agent_id, user_id, type_name, version, run_id, generation, *tokens) = row[:13]
+        cost_micros, model = row[13:15]
+        erasable = type_name in TRANSCRIPT_TYPES  # reducers read nothing of these, so they are not parsed
+        fact = None if erasable else read_fact(type_name, version, row[_CONTENT])
         usage = None
-        if value["input_tokens"] is not None:
-            usage = Usage(**{name: value[name] for name in HEADER if name.endswith("_tokens")})
-        header = Header(usage=usage, **{field.name: value[field.name] for field in _HEADER_FIELDS})
+        if tokens[0] is not None:
+            usage = Usage(
+                input_tokens=tokens[0],
+                output_tokens=tokens[1],
+                cache_read_tokens=tokens[2],
+                cache_write_tokens=tokens[3],
+            )
+        header = Header(
+            seq, ts_us, session_id, agent_id, user_id, type_name, run_id, generation, usage, cost_micros, model
+        )
         reduce(self._copy, header, fact)
 
 
