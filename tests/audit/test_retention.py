@@ -21,7 +21,8 @@ from ava_audit.projections import note_mirrored
 from ava_audit.retention import Retention, complete, erase_run, erasing, horizon, sweep
 from ava_audit.search import LogQuery, search
 from ava_audit.store import Store
-from ava_audit.verify import verify, verify_lines
+from ava_audit.verify import verify
+from ava_audit.verify_lines import verify_lines
 from ava_audit.view import View
 
 DAY_S = 86_400
