@@ -129,7 +129,7 @@ def _faults(db: sqlite3.Connection, walk: _Walk, told: Told) -> list[Fault]:
     except sqlite3.DatabaseError as error:
         if not _is_damage(error):
             raise
-        walk.fault = Fault("damaged", walk.seq + 1, f"from entry {walk.seq + 1} on the file is damaged: {error}")
+        walk.fault = walk.find_damage()
     return [walk.fault] if walk.fault is not None else differences
 
 
@@ -148,6 +148,7 @@ class _Walk:
         self.before = before
         self.met = noted in (before, GENESIS)
         self.fault: Fault | None = None
+        self._slice = SLICE
 
     @property
     def rebuilds(self) -> bool:
@@ -171,7 +172,7 @@ class _Walk:
         try:
             for row in self._db.execute(
                 f"SELECT {ENTRY_COLUMNS} FROM events WHERE seq > ? ORDER BY seq LIMIT ?",  # noqa: S608
-                (self.seq, SLICE),
+                (self.seq, self._slice),
             ):
                 self.fault = self._check(row)
                 if self.fault is not None:
@@ -184,6 +185,16 @@ class _Walk:
             self._take_any_text()
             return True
         return self.seq > begun
+
+    def find_damage(self) -> Fault:
+        """Name the entry that cannot be read: they are read ahead, so the next ones may be whole."""
+        self._slice = 1
+        try:
+            while self.fault is None and self.step():
+                pass
+        except sqlite3.DatabaseError as error:
+            return Fault("damaged", self.seq + 1, f"from entry {self.seq + 1} on the file is damaged: {error}")
+        return self.fault or Fault("damaged", self.seq, "what follows from the log cannot be read: the file is damaged")
 
     def _take_any_text(self) -> None:
         """Read texts also where their bytes are none; slower, and used only where something is wrong."""

@@ -21,7 +21,8 @@ from ava_audit.keeper import run_keeper
 from ava_audit.search import LogQuery, search
 from ava_audit.store import DAMAGED, Command, Outcome, Store
 from ava_audit.times import HOUR_US
-from ava_audit.verify import verify, verify_lines
+from ava_audit.verify import verify
+from ava_audit.verify_lines import verify_lines
 from ava_audit.view import View
 
 TESTS = Path(__file__).parent.parent

@@ -20,7 +20,8 @@ import anyio
 
 from ava_audit.keeper import run_keeper
 from ava_audit.store import Store
-from ava_audit.verify import verify, verify_lines
+from ava_audit.verify import verify
+from ava_audit.verify_lines import verify_lines
 from ava_audit.view import View
 from support.log import child
 
