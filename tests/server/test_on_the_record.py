@@ -291,7 +291,7 @@ async def taken_over(tmp: Path, server: ModelServer) -> None:
         assert refused.status == "refused", refused
     async with open_lab(tmp, server=server, config=CONFIG, check=False) as lab:
         run = await lab.ended(left)
-        assert (run.state, run.generation) == ("success", 2)
+        assert run.state == "success" and run.generation >= 2  # the server in between may have had it for a moment
 
 
 # -- what stands in the log then --------------------------------------------------------------------------------------
