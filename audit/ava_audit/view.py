@@ -256,7 +256,8 @@ class View:
             after: Only those with a greater `seq`.
             types: Only these types.
         """
-        only = f" AND type IN ({', '.join('?' * len(types))})" if types else ""
+        # The plus keeps SQLite from walking all entries of the type: a run has few, the log may have a million.
+        only = f" AND +type IN ({', '.join('?' * len(types))})" if types else ""
         rows = self._db.execute(
             f"SELECT {ENTRY_COLUMNS} FROM events WHERE run_id = ? AND seq > ?{only} ORDER BY seq",  # noqa: S608
             (run_id, after, *(types or ())),
@@ -272,7 +273,7 @@ class View:
             own: Only what the run itself did, not what was done about it.
         """
         row = self._db.execute(
-            f"SELECT {ENTRY_COLUMNS} FROM events WHERE run_id = ? AND type = ?"  # noqa: S608
+            f"SELECT {ENTRY_COLUMNS} FROM events WHERE run_id = ? AND +type = ?"  # noqa: S608
             f"{' AND generation IS NOT NULL' if own else ''} ORDER BY seq DESC LIMIT 1",
             (run_id, type_name),
         ).fetchone()

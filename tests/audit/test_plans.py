@@ -1,0 +1,68 @@
+"""How SQLite goes about it: nothing about one run walks the entries or the runs of all."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+
+import pytest
+from support.log import Life
+
+from ava_audit.migrations import scratch
+from ava_audit.projections import Header, reduce
+from ava_audit.view import View
+
+
+class Plans:
+    """The statements that a connection runs, and what SQLite does for each of them."""
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db = db
+        self._seen: list[str] = []
+        db.set_trace_callback(self._seen.append)
+
+    def all(self) -> list[str]:
+        self._db.set_trace_callback(None)
+        asked = [sql for sql in self._seen if sql.startswith(("SELECT", "UPDATE", "INSERT"))]
+        assert asked
+        return [f"{row[3]} for {sql}" for sql in asked for row in self._db.execute(f"EXPLAIN QUERY PLAN {sql}")]
+
+
+@pytest.fixture
+def db() -> Iterator[sqlite3.Connection]:
+    log = scratch()
+    yield log
+    log.close()
+
+
+def test_looking_at_one_run_reads_its_own_entries_only(db: sqlite3.Connection) -> None:
+    plans = Plans(db)
+    view = View(db)
+    view.run("S-aaaaaa")
+    view.entries("S-aaaaaa")
+    view.entries("S-aaaaaa", 7, ("UserMessage", "ToolResult"))
+    view.last_entry("S-aaaaaa", "ToolCall", own=True)
+    view.last_entry("S-aaaaaa", "CancelRequested")
+    assert not [plan for plan in plans.all() if "SCAN" in plan or "events_type" in plan or "events_ts" in plan]
+
+
+def test_what_follows_from_an_entry_of_a_run_is_written_without_a_look_at_other_runs(db: sqlite3.Connection) -> None:
+    plans = Plans(db)
+    for seq, event in enumerate(Life("S-aaaaaa").whole(), 1):
+        header = Header(
+            seq=seq,
+            ts_us=seq,
+            session_id=event.who.session_id,
+            agent_id=event.who.agent_id,
+            user_id=event.who.user_id,
+            type=event.fact.type,
+            run_id=event.fence.run_id if event.fence else event.run_id,
+            generation=event.fence.generation if event.fence else None,
+            usage=event.usage,
+            cost_micros=event.cost_micros,
+            model=event.model,
+        )
+        reduce(db, header, event.fact)
+    run = View(db).run("S-aaaaaa")
+    assert run is not None and run.state == "success"
+    assert not [plan for plan in plans.all() if "SCAN" in plan]
