@@ -4,21 +4,16 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any
 
-import aiosqlite
-import anyio
-import anyio.to_thread
-
-from ava_audit.errors import StoreUnavailable
 from ava_audit.line import mirror_line
-from ava_audit.search import SEARCH_S, SLICE, Conditions, LogQuery, bounds, errors_told, matching, reading, state
-from ava_audit.view import HEADER, LINE_COLUMNS
+from ava_audit.search import SLICE, Conditions, LogQuery, bounds, matching, read_within
+from ava_audit.store import Store
+from ava_audit.view import HEADER, LINE_COLUMNS, View
 
 SLICE_CHARS = 8_000_000
 _CONTENT = len(HEADER)
-_AT_ONCE = 20
 
 
 @dataclass(frozen=True)
@@ -38,7 +33,7 @@ class Lines:
     of: int
 
 
-async def export(path: Path, query: LogQuery) -> AsyncGenerator[Lines]:
+async def export(store: Store, query: LogQuery) -> AsyncGenerator[Lines]:
     """Yield what fulfils a query, up to the log's end as it is now; `limit` and cursors play no part.
 
     Each slice is read in a state of its own, so that a long export keeps nobody waiting and the write-ahead log can be
@@ -49,54 +44,40 @@ async def export(path: Path, query: LogQuery) -> AsyncGenerator[Lines]:
         StoreUnavailable: The log cannot be read.
     """
     conditions = Conditions(query)
-    if not await anyio.Path(path).is_file():  # connecting would create it
-        raise StoreUnavailable(f"there is no log at {path}")
-    with errors_told():
-        with anyio.fail_after(SEARCH_S):
-            async with reading(path) as db:
-                head, _indexed = await state(db)
-                low, high = await bounds(db, query, head)
-        if conditions.nothing:
-            return
-        while low < high:
-            with anyio.fail_after(SEARCH_S):
-                async with reading(path) as db:
-                    rows, low = await _slice(db, conditions, low, high)
-            data = await anyio.to_thread.run_sync(_lines, rows)
-            yield Lines(data, len(rows), low, high)
+    low, high = await read_within(store, lambda view: bounds(view, query, view.head()))
+    while low < high and not conditions.nothing:
+        lines = await read_within(store, partial(_slice, conditions=conditions, low=low, high=high))
+        yield lines
+        low = lines.upto
 
 
-async def _slice(db: aiosqlite.Connection, conditions: Conditions, low: int, high: int) -> tuple[Sequence[Any], int]:
-    """Return the next rows after `low`, and the `seq` up to which there are no others."""
-    _head, indexed = await state(db)
+def _slice(view: View, *, conditions: Conditions, low: int, high: int) -> Lines:
+    """Return the next lines after `low`."""
+    indexed = view.progress("words")
     if conditions.match is None or low >= indexed:
-        rows = await _rows(db, f"events WHERE {conditions.where}", conditions.values, "events.seq", low, high)
+        rows = _rows(view, f"events WHERE {conditions.where}", conditions.values, "events.seq", low, high)
         reached = rows[-1][0] if rows else high
         if conditions.match is not None:
-            fitting = await anyio.to_thread.run_sync(matching, [row[:-1] for row in rows], conditions.words)
-            kept = {row[0] for row in fitting}
+            kept = {row[0] for row in matching([row[:-1] for row in rows], conditions.words)}
             rows = [row for row in rows if row[0] in kept]
-        return rows, reached
+        return Lines(_lines(rows), len(rows), reached, high)
     # CROSS JOIN keeps the index as the outer loop: it delivers in order.
     source = f"words CROSS JOIN events ON events.seq = words.rowid WHERE words MATCH ? AND {conditions.where}"
     upto = min(indexed, high)
-    rows = await _rows(db, source, (conditions.match, *conditions.values), "words.rowid", low, upto)
-    return rows, (rows[-1][0] if rows else upto)
+    rows = _rows(view, source, (conditions.match, *conditions.values), "words.rowid", low, upto)
+    return Lines(_lines(rows), len(rows), rows[-1][0] if rows else upto, high)
 
 
-async def _rows(
-    db: aiosqlite.Connection, source: str, values: Sequence[Any], number: str, low: int, high: int
-) -> list[Any]:
+def _rows(view: View, source: str, values: Sequence[Any], number: str, low: int, high: int) -> list[Any]:
     """Return rows in order of `seq`, as many as one slice holds."""
     sql = f"SELECT {LINE_COLUMNS} FROM {source} AND {number} > ? AND {number} <= ? ORDER BY {number} LIMIT ?"  # noqa: S608
     rows: list[Any] = []
     size = 0
-    async with db.execute(sql, (*values, low, high, SLICE)) as cursor:
-        while some := list(await cursor.fetchmany(_AT_ONCE)):
-            rows += some
-            size += sum(len(row[_CONTENT] or "") for row in some)
-            if size > SLICE_CHARS:  # five hundred of the largest entries would be a gigabyte
-                break
+    for row in view.select(sql, *values, low, high, SLICE):
+        rows.append(row)
+        size += len(row[_CONTENT] or "")
+        if size > SLICE_CHARS:  # five hundred of the largest entries would be a gigabyte
+            break
     return rows
 
 

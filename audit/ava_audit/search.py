@@ -8,30 +8,26 @@ is needed.
 from __future__ import annotations
 
 import contextlib
-import sqlite3
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-import aiosqlite
 import anyio
-import anyio.to_thread
 
 from ava_audit.errors import StoreUnavailable
 from ava_audit.events import Entry, Severity
 from ava_audit.migrations import scratch
 from ava_audit.projections import index_words
-from ava_audit.store import Store
+from ava_audit.store import Query, Store
 from ava_audit.view import ENTRY_COLUMNS, View, entry_of
 from ava_audit.words import index_row, match_expression, type_filter
+
+T = TypeVar("T")
 
 SLICE = 500
 SEARCH_S = 30.0
 """A search that takes longer has met a stuck disk: the slowest measured one takes well under a second."""
-CLOSE_S = 2.0
-"""Within which an interrupted question ends, unless its disk is stuck: then nobody waits for it."""
 _FEW = 5_000
 
 
@@ -86,11 +82,11 @@ class Page:
     upto: int
 
 
-async def search(path: Path, query: LogQuery) -> Page:
+async def search(store: Store, query: LogQuery) -> Page:
     """Return the newest entries that fulfil a query.
 
     Args:
-        path: The database file.
+        store: The open log.
         query: What is asked.
 
     Raises:
@@ -98,23 +94,7 @@ async def search(path: Path, query: LogQuery) -> Page:
         StoreUnavailable: The log cannot be read.
     """
     conditions = Conditions(query)
-    if not await anyio.Path(path).is_file():  # connecting would create it
-        raise StoreUnavailable(f"there is no log at {path}")
-    rows: list[Any] = []
-    wanted = query.limit + 1
-    with errors_told():
-        with anyio.fail_after(SEARCH_S):
-            async with reading(path) as db:
-                head, indexed = await state(db)
-                low, high = await bounds(db, query, head)
-                if not conditions.nothing:
-                    if high > indexed:
-                        rows += await _tail(db, conditions, max(low, indexed), high, wanted)
-                    if len(rows) < wanted:
-                        rows += await _index(db, conditions, low, min(high, indexed), wanted - len(rows))
-    entries = tuple(entry_of(row) for row in rows[: query.limit])
-    more = len(rows) > query.limit and bool(entries)
-    return Page(entries, entries[-1].seq if more else None, head)
+    return await read_within(store, partial(_page, query=query, conditions=conditions))
 
 
 async def follow(store: Store, query: LogQuery) -> AsyncIterator[Entry]:
@@ -182,45 +162,38 @@ class Conditions:
         ).expression  # fmt: skip
 
 
-@contextlib.contextmanager
-def errors_told() -> Generator[None]:
-    """Say of a log that cannot be read, or does not answer in time, that it is unavailable."""
+async def read_within(store: Store, query: Query[T]) -> T:
+    """Ask the log, for as long as a search may take; whoever is cancelled leaves nothing running.
+
+    Raises:
+        StoreUnavailable: The log cannot be read, or not in time.
+    """
     try:
-        yield
-    except sqlite3.Error as error:
-        raise StoreUnavailable(
-            f"the log cannot be read: {error}; see that nothing else holds ava.db, and try again"
-        ) from error
+        with anyio.fail_after(SEARCH_S):
+            return await store.read(query, interrupt=True)
     except TimeoutError as error:
         raise StoreUnavailable(
             f"the log did not answer within {SEARCH_S:.0f} s; see that nothing else holds ava.db, and try again"
         ) from error
 
 
-@contextlib.asynccontextmanager
-async def reading(path: Path) -> AsyncGenerator[aiosqlite.Connection]:
-    """Open a connection that cannot write, with one consistent state of the log."""
-    db = await aiosqlite.connect(path, isolation_level=None, timeout=1.0)
-    try:
-        await db.executescript("PRAGMA query_only = ON; BEGIN")
-        yield db
-        await db.execute("ROLLBACK")
-    except BaseException:
-        await db.interrupt()  # whoever is cancelled leaves no thread behind that goes on asking
-        raise
-    finally:
-        with anyio.move_on_after(CLOSE_S, shield=True):
-            await db.close()
+def _page(view: View, *, query: LogQuery, conditions: Conditions) -> Page:
+    """Answer a query in one go: one consistent state of the log, and no step back to the event loop in between."""
+    head, indexed = view.head(), view.progress("words")
+    low, high = bounds(view, query, head)
+    wanted = query.limit + 1
+    rows: list[Any] = []
+    if not conditions.nothing:
+        if high > indexed:
+            rows += _tail(view, conditions, max(low, indexed), high, wanted)
+        if len(rows) < wanted:
+            rows += _index(view, conditions, low, min(high, indexed), wanted - len(rows))
+    entries = tuple(entry_of(row) for row in rows[: query.limit])
+    more = len(rows) > query.limit and bool(entries)
+    return Page(entries, entries[-1].seq if more else None, head)
 
 
-async def state(db: aiosqlite.Connection) -> tuple[int, int]:
-    """Return the newest `seq`, and the newest one that the index has."""
-    sql = "SELECT (SELECT max(seq) FROM events), (SELECT seq FROM progress WHERE name = 'words')"
-    (row,) = await db.execute_fetchall(sql)
-    return int(row[0] or 0), int(row[1] or 0)
-
-
-async def bounds(db: aiosqlite.Connection, query: LogQuery, head: int) -> tuple[int, int]:
+def bounds(view: View, query: LogQuery, head: int) -> tuple[int, int]:
     """Return the entries to look at: those after the first number, up to and including the second."""
     high = head
     if query.upto_seq is not None:
@@ -231,35 +204,32 @@ async def bounds(db: aiosqlite.Connection, query: LogQuery, head: int) -> tuple[
     if query.since_us is not None:
         # A clock that was set back makes time and `seq` disagree, so the bound is looked up, not assumed; of
         # a long time nothing is gained by it, because the newest entries are read first.
-        async with db.execute(
-            "SELECT min(seq), count(*) FROM (SELECT seq FROM events WHERE ts_us >= ? LIMIT ?)",
-            (query.since_us, _FEW),
-        ) as cursor:
-            row = await cursor.fetchone()
-        assert row is not None
-        if row[1] < _FEW:
-            low = max(low, (head if row[0] is None else int(row[0]) - 1))
+        ((first, count),) = view.select(
+            "SELECT min(seq), count(*) FROM (SELECT seq FROM events WHERE ts_us >= ? LIMIT ?)", query.since_us, _FEW
+        )
+        if count < _FEW:
+            low = max(low, head if first is None else int(first) - 1)
     return low, high
 
 
-async def _index(db: aiosqlite.Connection, conditions: Conditions, low: int, high: int, limit: int) -> Iterable[Any]:
+def _index(view: View, conditions: Conditions, low: int, high: int, limit: int) -> list[Any]:
     """Ask the index of the log, or without a question the log itself."""
     if conditions.match is None:
         sql = (
             f"SELECT {ENTRY_COLUMNS} FROM events WHERE {conditions.where} AND seq > ? AND seq <= ?"  # noqa: S608
             " ORDER BY seq DESC LIMIT ?"
         )
-        return await db.execute_fetchall(sql, (*conditions.values, low, high, limit))
+        return list(view.select(sql, *conditions.values, low, high, limit))
     # CROSS JOIN keeps the index as the outer loop: it delivers in the order that is asked for.
     sql = (
         f"SELECT {ENTRY_COLUMNS} FROM words CROSS JOIN events ON events.seq = words.rowid"  # noqa: S608
         f" WHERE words MATCH ? AND words.rowid > ? AND words.rowid <= ? AND {conditions.where}"
         " ORDER BY words.rowid DESC LIMIT ?"
     )
-    return await db.execute_fetchall(sql, (conditions.match, low, high, *conditions.values, limit))
+    return list(view.select(sql, conditions.match, low, high, *conditions.values, limit))
 
 
-async def _tail(db: aiosqlite.Connection, conditions: Conditions, low: int, high: int, limit: int) -> list[Any]:
+def _tail(view: View, conditions: Conditions, low: int, high: int, limit: int) -> list[Any]:
     """Return what fits among the entries that are not indexed yet, newest first."""
     found: list[Any] = []
     sql = (
@@ -267,8 +237,8 @@ async def _tail(db: aiosqlite.Connection, conditions: Conditions, low: int, high
         " ORDER BY seq DESC LIMIT ?"
     )
     while len(found) < limit:
-        rows = list(await db.execute_fetchall(sql, (*conditions.values, low, high, SLICE)))
-        found += await anyio.to_thread.run_sync(matching, rows, conditions.words)
+        rows = list(view.select(sql, *conditions.values, low, high, SLICE))
+        found += matching(rows, conditions.words)
         if len(rows) < SLICE:
             break
         high = rows[-1][0] - 1

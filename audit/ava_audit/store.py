@@ -103,6 +103,16 @@ class _Job:
         self.error: BaseException | None = None
 
 
+class _Asked:
+    """A query on its way through a thread: the connection that it runs on, and whether its caller has gone."""
+
+    __slots__ = ("db", "given_up")
+
+    def __init__(self) -> None:
+        self.db: sqlite3.Connection | None = None
+        self.given_up = False
+
+
 class Store:
     """The log of one data root, open in this process.
 
@@ -212,13 +222,27 @@ class Store:
         if not self._closed:
             self._jobs.put(_Job(_Housekeeping(work), None))
 
-    async def read(self, query: Query[T]) -> T:
+    async def read(self, query: Query[T], *, interrupt: bool = False) -> T:
         """Run a query against one consistent state, in a thread; it never waits for a writer.
+
+        Args:
+            query: What to read.
+            interrupt: A caller that is cancelled goes at once, and what SQLite is at for it is broken off.
 
         Raises:
             StoreUnavailable: The database cannot be read.
         """
-        return await anyio.to_thread.run_sync(self._read, query, limiter=self._limiter)
+        asked = _Asked()
+        try:
+            return await anyio.to_thread.run_sync(
+                self._read, query, asked, abandon_on_cancel=interrupt, limiter=self._limiter
+            )
+        except anyio.get_cancelled_exc_class():
+            with self._gate:  # as soon as this is over, the connection may go back and serve another query
+                asked.given_up = True
+                if asked.db is not None:
+                    asked.db.interrupt()
+            raise
 
     @property
     def head(self) -> int:
@@ -436,9 +460,17 @@ class Store:
         finally:
             db.close()
 
-    def _read(self, query: Query[T]) -> T:
+    def _read(self, query: Query[T], asked: _Asked) -> T:
         with self._reader() as db:
-            return query(View(db))
+            with self._gate:
+                if asked.given_up:
+                    raise StoreUnavailable("nobody waits for this answer any more")
+                asked.db = db
+            try:
+                return query(View(db))
+            finally:
+                with self._gate:
+                    asked.db = None
 
     @contextmanager
     def _reader(self) -> Generator[sqlite3.Connection]:

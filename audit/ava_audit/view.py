@@ -286,6 +286,10 @@ class View:
             (*values, limit),
         )
 
+    def select(self, sql: str, *values: object) -> Iterator[tuple[Any, ...]]:
+        """Yield the rows of a SELECT of the caller's own."""
+        yield from self._db.execute(sql, values)
+
     def seq_bounds(self, since_us: int, until_us: int) -> tuple[int, int]:
         """Return the first and last `seq` of the entries of a time range (end exclusive), (0, -1) without one."""
         low, high = self._db.execute(

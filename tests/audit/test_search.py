@@ -47,24 +47,24 @@ async def fill(log: Store, state: str, *texts: str) -> None:
 
 
 async def found(log: Store, text: str) -> list[str]:
-    page = await search(log.path, LogQuery(search=text))
+    page = await search(log, LogQuery(search=text))
     return [entry.fact.words() for entry in page.entries if entry.fact]
 
 
 async def seqs(log: Store, query: LogQuery) -> list[int]:
-    return [entry.seq for entry in (await search(log.path, query)).entries]
+    return [entry.seq for entry in (await search(log, query)).entries]
 
 
 async def test_the_newest_entries_come_first_and_the_cursor_goes_on(log: Store, state: str) -> None:
     with anyio.fail_after(5):
         await fill(log, state, *(f"message {number}" for number in range(10)))
-        first = await search(log.path, LogQuery(search="message", limit=4))
+        first = await search(log, LogQuery(search="message", limit=4))
         assert [entry.seq for entry in first.entries] == [10, 9, 8, 7]
         await write_texts(log, ["message in between"])
         rest: list[int] = []
         cursor = first.next
         while cursor is not None:
-            page = await search(log.path, LogQuery(search="message", limit=4, before_seq=cursor, upto_seq=first.upto))
+            page = await search(log, LogQuery(search="message", limit=4, before_seq=cursor, upto_seq=first.upto))
             rest += [entry.seq for entry in page.entries]
             cursor = page.next
         assert rest == [6, 5, 4, 3, 2, 1]
@@ -73,8 +73,8 @@ async def test_the_newest_entries_come_first_and_the_cursor_goes_on(log: Store, 
 async def test_a_page_that_is_exactly_full_is_the_last_one(log: Store) -> None:
     with anyio.fail_after(5):
         await fill(log, "indexed", "a", "b", "c")
-        assert (await search(log.path, LogQuery(limit=3))).next is None
-        assert (await search(log.path, LogQuery(limit=2))).next == 2
+        assert (await search(log, LogQuery(limit=3))).next is None
+        assert (await search(log, LogQuery(limit=2))).next == 2
 
 
 @pytest.mark.parametrize(
@@ -164,11 +164,11 @@ async def test_the_type_error_means_errors_failed_results_and_bad_endings(log: S
         await write_each(log, failing)
         if state == "indexed":
             await index_news(log)
-        page = await search(log.path, LogQuery(types=("ERROR",)))
+        page = await search(log, LogQuery(types=("ERROR",)))
         assert [entry.type for entry in page.entries] == ["SubagentComplete", "ToolResult", "ErrorOccurred"]
-        severe = await search(log.path, LogQuery(level="error"))
+        severe = await search(log, LogQuery(level="error"))
         assert [entry.type for entry in severe.entries] == ["ToolResult", "ErrorOccurred"]
-        cost = await search(log.path, LogQuery(types=("error", "cost"), level="warning"))
+        cost = await search(log, LogQuery(types=("error", "cost"), level="warning"))
         assert len(cost.entries) == 3
 
 
@@ -206,23 +206,22 @@ async def test_a_search_needs_no_write_lock(log: Store, tmp_path: Path) -> None:
             other.close()
 
 
-async def test_a_log_that_cannot_be_read_is_said_so(tmp_path: Path) -> None:
-    (tmp_path / "ava.db").write_bytes(b"no database at all" * 100)
-    with pytest.raises(StoreUnavailable, match="cannot be read"):
-        await search(tmp_path / "ava.db", LogQuery())
-
-
-async def test_a_search_does_not_make_a_log_where_there_is_none(tmp_path: Path) -> None:
-    with pytest.raises(StoreUnavailable, match="there is no log"):
-        await search(tmp_path / "ava.db", LogQuery())
-    assert [path async for path in anyio.Path(tmp_path).iterdir()] == []
+async def test_a_log_that_cannot_be_read_is_said_so(log: Store, tmp_path: Path) -> None:
+    with anyio.fail_after(5):
+        await fill(log, "indexed", "hello")
+        other = sqlite3.connect(tmp_path / "ava.db", isolation_level=None)
+        other.execute("DELETE FROM words_data")
+        other.close()
+        with pytest.raises(StoreUnavailable, match="cannot be read"):
+            await found(log, "hello")
+        assert await seqs(log, LogQuery()) == [1]
 
 
 async def test_usage_and_cost_come_back_with_the_entry(log: Store) -> None:
     life = Life("S-aaaaaa")
     with anyio.fail_after(5):
         await write_each(log, [*life.begun(), life.reserved(), life.settled(cost=12_345)])
-        (entry,) = (await search(log.path, LogQuery(types=("CostUpdate",)))).entries
+        (entry,) = (await search(log, LogQuery(types=("CostUpdate",)))).entries
     assert (entry.cost_micros, entry.usage) == (12_345, Usage(input_tokens=20, output_tokens=10))
 
 

@@ -104,17 +104,17 @@ def test_any_word_of_an_entry_finds_it(
     wanted = data.draw(st.lists(st.sampled_from(there), min_size=1, max_size=3), label="asked")
     typed = " ".join(data.draw(st.permutations(wanted)))
     if not match_expression(search=typed).impossible:
-        page = portal.call(search, store.path, LogQuery(search=typed, limit=1))
+        page = portal.call(search, store, LogQuery(search=typed, limit=1))
         assert [entry.seq for entry in page.entries] == [store.head], typed
     assert match_expression(search=typed).impossible <= (not any(char.isalnum() and char < "\u0250" for char in typed))
-    portal.call(search, store.path, LogQuery(search=" ".join([*odd, *wanted])))
+    portal.call(search, store, LogQuery(search=" ".join([*odd, *wanted])))
 
 
 @settings(max_examples=100, deadline=None)
 @given(typed=st.lists(st.one_of(words, st.sampled_from([" ", "\n", '"', "("])), max_size=40).map("".join))
 def test_whatever_is_typed_is_no_error(typed: str, log: tuple[BlockingPortal, Store]) -> None:
     portal, store = log
-    portal.call(search, store.path, LogQuery(search=typed, limit=3))
+    portal.call(search, store, LogQuery(search=typed, limit=3))
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_ten_thousand_characters_are_a_search_that_ends_soon(unit: str, tmp_path
         portal.call(index_news, store)
         portal.call(write_texts, store, [text])
         begun = time.monotonic()
-        page = portal.call(search, store.path, LogQuery(search=typed))
+        page = portal.call(search, store, LogQuery(search=typed))
         assert time.monotonic() - begun < 5
     found = [entry.seq for entry in page.entries]
     assert found == ([] if unit in ("(", '"', "\x00", "\ud800", "- ") else [2, 1])
@@ -141,7 +141,7 @@ def test_characters_that_only_sqlite_knows_or_only_python_are_words_as_sqlite_ha
     for char in ("\u19b0", "\ua7ca", "֍", "\u0378"):  # letters to the one and not to the other
         portal.call(write_texts, store, [f"quagga {char} okapi{char}"])
         for typed in (f"quagga {char}", f"{char} {char} okapi{char}", f'"quagga {char}"'):
-            page = portal.call(search, store.path, LogQuery(search=typed, limit=1))
+            page = portal.call(search, store, LogQuery(search=typed, limit=1))
             assert [entry.seq for entry in page.entries] == [store.head], (char, typed)
 
 
@@ -150,7 +150,7 @@ def test_an_id_that_is_no_text_fits_nothing(field: str, log: tuple[BlockingPorta
     portal, store = log
     for wanted in ("half \ud83d", "\udcff", "\x00", "x" * 10_000):
         asked: dict[str, Any] = {field: (wanted,)}
-        page = portal.call(search, store.path, LogQuery(**asked))
+        page = portal.call(search, store, LogQuery(**asked))
         assert page.entries == ()
 
 
@@ -164,5 +164,5 @@ def test_a_search_that_takes_too_long_is_ended_and_leaves_nothing_running(
         portal.call(index_news, store)
         begun = time.monotonic()
         with pytest.raises(StoreUnavailable, match="did not answer within"):
-            portal.call(search, store.path, LogQuery(search="的" * 2_000))
+            portal.call(search, store, LogQuery(search="的" * 2_000))
     assert time.monotonic() - begun < 10, "what was broken off went on working"

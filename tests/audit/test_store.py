@@ -259,6 +259,25 @@ async def test_two_processes_that_append_at_once_lose_nothing_and_the_chain_hold
     assert verify(tmp_path / "ava.db").ok
 
 
+async def test_a_reading_whose_caller_is_cancelled_is_broken_off(tmp_path: Path) -> None:
+    for_ever = "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
+    ended = threading.Event()
+
+    def count(view: View) -> None:
+        try:
+            list(view.select(for_ever))
+        finally:
+            ended.set()
+
+    with anyio.fail_after(5):
+        async with Store.open(tmp_path) as log:
+            with anyio.move_on_after(0.01) as waiting:
+                await log.read(count, interrupt=True)
+            assert waiting.cancelled_caught
+            assert await anyio.to_thread.run_sync(ended.wait, 4)
+            assert await log.read(View.head) == 0
+
+
 async def test_newer_than_sees_what_another_process_committed(tmp_path: Path) -> None:
     with anyio.fail_after(10):
         async with Store.open(tmp_path) as log:

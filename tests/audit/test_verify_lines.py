@@ -25,7 +25,7 @@ from ava_audit.verify_lines import LONGEST_LINE, verify_lines
 async def exported(folder: Path, events: Iterable[Event]) -> list[bytes]:
     async with Store.open(folder) as log:
         await write_each(log, events)
-        return b"".join([part.data async for part in export(log.path, LogQuery())]).splitlines(keepends=True)
+        return b"".join([part.data async for part in export(log, LogQuery())]).splitlines(keepends=True)
 
 
 @pytest.fixture(scope="module")

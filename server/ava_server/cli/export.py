@@ -23,6 +23,7 @@ from ava_server.errors import BadInput
 
 if TYPE_CHECKING:
     from ava_audit.search import LogQuery
+    from ava_audit.store import Store
     from ava_server.data_root import DataRoot
 
 STDOUT = "-"
@@ -74,24 +75,24 @@ async def _export(root: DataRoot, query: LogQuery, runs: list[str], out: str, fo
         if store is None:
             raise BadInput(f"There is no log in {root.path} yet; nothing was exported.")
         if out == STDOUT:
-            await _copy(store.path, query, sys.stdout.buffer)
+            await _copy(store, query, sys.stdout.buffer)
             return
         path = Path(out)
         with _in_place_of(path, force=force) as file:
-            entries = await _copy(store.path, query, file)
+            entries = await _copy(store, query, file)
     heading(root)
     say(f"{entries:,} {'entry' if entries == 1 else 'entries'} in {path}, for you alone to read.")
     say(f"Check it, here or elsewhere, with: ava verify --jsonl {path}")
 
 
-async def _copy(log: Path, query: LogQuery, file: IO[bytes]) -> int:
+async def _copy(store: Store, query: LogQuery, file: IO[bytes]) -> int:
     """Write what fulfils the query, and return how many entries that were."""
     from ava_audit.export import export
 
     entries = 0
     shown = Progress() if sys.stderr.isatty() else None
     try:
-        async with aclosing(export(log, query)) as slices:
+        async with aclosing(export(store, query)) as slices:
             async for lines in slices:
                 if file is sys.stdout.buffer:
                     write_lines(lines.data)

@@ -124,7 +124,7 @@ async def _logs(root: DataRoot, query: LogQuery, subagent: str | None, printer: 
             if not printer.as_json:
                 say("Nothing is in the log yet.")
             return
-        page = await log_search.search(store.path, query)
+        page = await log_search.search(store, query)
         if page.next is not None and not printer.as_json and not follow:
             say(f"The newest {len(page.entries):,} entries; --last shows more.")
         await printer.entries(store, list(page.entries[::-1]))

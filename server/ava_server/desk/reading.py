@@ -64,7 +64,7 @@ class Reading:
             upto_seq=place.upto,
         )
         try:
-            page = await search(self._own.store.path, query)
+            page = await search(self._own.store, query)
         except BadQuery as error:
             raise BadInput(f"types: {error}") from error
         lines: list[str] = []
