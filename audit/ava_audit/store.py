@@ -260,22 +260,24 @@ class Store:
     async def _submit(self, command: Command[T] | _Housekeeping | _Checkpoint) -> Any:
         if self._closed:
             raise StoreUnavailable("the log is closed: this server is shutting down")
-        job = _Job(command, self._loop.create_future())
-        assert job.future is not None
+        future: asyncio.Future[Any] = self._loop.create_future()
+        job = _Job(command, future)
         self._jobs.put(job)
+        overdue = self._loop.call_later(ANSWER_S, self._overdue, job)
         try:
-            await asyncio.wait((job.future,), timeout=ANSWER_S)
-            if not job.future.done() and not self._give_up(job):
-                await asyncio.wait((job.future,), timeout=COMMIT_S)
-        except asyncio.CancelledError:
-            job.future.add_done_callback(_seen)
-            raise
-        if not job.future.done():
-            job.future.add_done_callback(_seen)
-            if job.state == _GIVEN_UP:
-                raise StoreUnavailable(f"{NO_ANSWER}; nothing was written; try again when it is free")
-            raise OutcomeUnknown(f"{NO_ANSWER}; whether it was written is not known; look before you try again")
-        return job.future.result()
+            return await future
+        finally:
+            overdue.cancel()
+
+    def _overdue(self, job: _Job) -> None:
+        """Let the caller go if the writer has not taken the job; if it is at it, wait on, but not for ever."""
+        assert job.future is not None
+        if job.future.done():
+            return
+        if self._give_up(job):
+            job.future.set_exception(StoreUnavailable(f"{NO_ANSWER}; nothing was written; try again when it is free"))
+        else:
+            self._loop.call_later(COMMIT_S, _unanswered, job.future)
 
     def _give_up(self, job: _Job) -> bool:
         """Take a job back from the writer; False when the writer is at it already."""
@@ -622,10 +624,11 @@ def _content(event: Event) -> bytes:
     return content
 
 
-def _seen(future: asyncio.Future[Any]) -> None:
-    """Take the outcome of a job whose caller has gone, so that asyncio does not complain about it."""
-    if not future.cancelled():
-        future.exception()
+def _unanswered(future: asyncio.Future[Any]) -> None:
+    if not future.done():
+        future.set_exception(
+            OutcomeUnknown(f"{NO_ANSWER}; whether it was written is not known; look before you try again")
+        )
 
 
 def _translated(error: BaseException) -> BaseException:
