@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sqlite3
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -316,9 +316,7 @@ def _started(db: sqlite3.Connection, header: Header, _fact: Any) -> None:
 def _reserved(db: sqlite3.Connection, header: Header, fact: Any) -> None:
     if not isinstance(fact, CostReserved):  # of a newer version: the program that wrote it knows what follows
         return
-    _release_wrap(db, header.run_id)
-    _release_call(db, header.run_id)
-    _hold(db, fact.scopes, fact.micros + fact.wrap_micros)
+    _hold(db, (fact.scopes, fact.micros + fact.wrap_micros), *_released(db, header.run_id))
     db.execute(
         "UPDATE runs SET turns = max(turns, ?), in_flight = ?, wrap_micros = ?, wrap_scopes = ? WHERE id = ?",
         (
@@ -339,8 +337,11 @@ def _settled(db: sqlite3.Connection, header: Header, fact: Any) -> None:
     if held is None or (held["turn"], held["attempt"]) != (fact.turn, fact.attempt):
         return  # of a call that is not in flight (any more): what it cost was booked when it was given up
     cost = header.cost_micros or 0
-    for scope in _release_call(db, header.run_id):
-        db.execute("UPDATE budgets SET spent_micros = spent_micros + ? WHERE scope = ?", (cost, scope))
+    for scope in held["scopes"]:
+        db.execute(
+            "UPDATE budgets SET held_micros = held_micros - ?, spent_micros = spent_micros + ? WHERE scope = ?",
+            (int(held["micros"]), cost, scope),
+        )
     usage = header.usage or Usage()
     db.execute(
         "UPDATE runs SET in_flight = NULL, cost_micros = cost_micros + ?, uncosted_micros = uncosted_micros + ?,"
@@ -386,7 +387,9 @@ def _completed(db: sqlite3.Connection, header: Header, _fact: Any) -> None:
 def _ended(db: sqlite3.Connection, header: Header, fact: Any) -> None:
     if not isinstance(fact, RunEnded):  # of a newer version: the program that wrote it knows what follows
         return
-    _release_wrap(db, header.run_id)
+    row = db.execute("SELECT wrap_micros, wrap_scopes FROM runs WHERE id = ?", (header.run_id,)).fetchone()
+    if row is not None and row[0] and row[1]:
+        _hold(db, (json.loads(row[1]), -int(row[0])))
     db.execute(
         "UPDATE runs SET state = ?, stop_reason = ?, error_kind = ?, ended_us = ?, wrap_micros = 0, wrap_scopes = NULL,"
         " active_us = max(active_us, ?) WHERE id = ?",
@@ -394,29 +397,30 @@ def _ended(db: sqlite3.Connection, header: Header, fact: Any) -> None:
     )
 
 
-def _hold(db: sqlite3.Connection, scopes: Iterable[str], micros: int) -> None:
-    for scope in scopes:
+def _released(db: sqlite3.Connection, run_id: str | None) -> Iterator[tuple[Sequence[str], int]]:
+    """Yield scopes with how much less is held in them once a run's wrap-up and its call in flight are let go."""
+    row = db.execute("SELECT wrap_scopes, wrap_micros, in_flight FROM runs WHERE id = ?", (run_id,)).fetchone()
+    if row is None:
+        return
+    if row[0] and row[1]:
+        yield json.loads(row[0]), -int(row[1])
+    if row[2] is not None:
+        call = json.loads(row[2])
+        yield call["scopes"], -int(call["micros"])
+
+
+def _hold(db: sqlite3.Connection, *changes: tuple[Sequence[str], int]) -> None:
+    """Hold so much more in each of the scopes, or less; one statement a scope, whatever it adds up from."""
+    change: dict[str, int] = {}
+    for scopes, micros in changes:
+        for scope in scopes:
+            change[scope] = change.get(scope, 0) + micros
+    for scope, micros in change.items():
         db.execute(
             "INSERT INTO budgets (scope, held_micros) VALUES (?, ?)"
             " ON CONFLICT (scope) DO UPDATE SET held_micros = held_micros + excluded.held_micros",
             (scope, micros),
         )
-
-
-def _release_call(db: sqlite3.Connection, run_id: str | None) -> list[str]:
-    """Let go of what is held for the call in flight, and return the scopes that it was held in."""
-    row = db.execute("SELECT in_flight FROM runs WHERE id = ?", (run_id,)).fetchone()
-    held = loads(row[0]) if row else None
-    if held is None:
-        return []
-    _hold(db, held["scopes"], -int(held["micros"]))
-    return [str(scope) for scope in held["scopes"]]
-
-
-def _release_wrap(db: sqlite3.Connection, run_id: str | None) -> None:
-    row = db.execute("SELECT wrap_micros, wrap_scopes FROM runs WHERE id = ?", (run_id,)).fetchone()
-    if row is not None and row[0] and row[1]:
-        _hold(db, json.loads(row[1]), -int(row[0]))
 
 
 _REDUCERS: dict[str, Callable[[sqlite3.Connection, Header, Any], None]] = {
