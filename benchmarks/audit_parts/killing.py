@@ -2,70 +2,29 @@
 
 from __future__ import annotations
 
-import contextlib
-import sqlite3
-import subprocess
 import sys
 import tempfile
-from collections import Counter
 from pathlib import Path
 
-from audit_parts.processes import PRODUCERS, WRITER
 from audit_parts.report import Report
-from ava_audit.verify import verify
 
 KILLS = 20
-ACKNOWLEDGED = 1_500
-"""Commands before a kill, a few more each time, so that it meets the writer at different work."""
-ENOUGH = "20000"
-"""Events that the writer has to write: more than it comes to."""
 
 
 def show(report: Report) -> None:
-    """Kill it, look, and go on with the next one."""
-    acknowledged: Counter[str] = Counter()
-    faults: list[str] = []
+    """Do what a test does a few times, more often."""
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
+    from support.killing import TASKS, kill_the_writer
+
     with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder)
-        for kill in range(KILLS):
-            acknowledged += written_until_killed(root, kill)
-            report_of = verify(root / "ava.db")
-            faults += [fault.text for fault in report_of.faults]
-        stored = _stored(root / "ava.db")
-    lost = sum(max(0, count - stored[run]) for run, count in acknowledged.items())
+        root = Path(folder) / "data"
+        root.mkdir()
+        killed = kill_the_writer(root, rounds=KILLS)
     report.table(
-        f"Kill -9 of the writer, {KILLS} times",
-        ("", "entries acknowledged", "lost", "faults of the chain or the projections"),
-        [["under load", f"{acknowledged.total():,}", str(lost), str(len(faults))]],
+        f"Kill -9 of the writer, {killed.rounds} times on one log, {TASKS} tasks writing and a keeper at work",
+        ("", "acknowledged", "lost", "faults of log and mirror"),
+        [["entries", f"{killed.acknowledged:,}", str(len(killed.lost)), str(len(killed.faults))]],
     )
-    for fault in faults:
+    for fault in (*killed.lost[:3], *killed.faults[:3]):
         report.say(fault)
-    report.verdict("acknowledged entries lost", lost, 0)
-
-
-def written_until_killed(root: Path, kill: int) -> Counter[str]:
-    """Return how many entries of each run were acknowledged before a writer was killed."""
-    command = [sys.executable, str(WRITER), str(root), str(kill * 100_000), ENOUGH, str(PRODUCERS), "--tell"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as writer:
-        assert writer.stdin is not None
-        assert writer.stdout is not None
-        writer.stdin.write(b"go\n")
-        writer.stdin.flush()
-        heard = b""
-        while heard.count(b"\n") < ACKNOWLEDGED + kill * 37:
-            more = writer.stdout.read1()
-            assert more, "the writer ended by itself"
-            heard += more
-        writer.kill()
-        heard += writer.stdout.read()
-    told = [line.split() for line in heard.decode().splitlines(keepends=True)[1:] if line.endswith("\n")]
-    counted: Counter[str] = Counter()
-    for run, count in told:
-        counted[run] += int(count)
-    del counted["None"]
-    return counted
-
-
-def _stored(path: Path) -> Counter[str]:
-    with contextlib.closing(sqlite3.connect(path)) as db:
-        return Counter(dict(db.execute("SELECT run_id, count(*) FROM events WHERE run_id IS NOT NULL GROUP BY run_id")))
+    report.verdict("acknowledged entries lost", len(killed.lost), 0)

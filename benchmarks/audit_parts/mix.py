@@ -187,8 +187,3 @@ def _prose(rng: random.Random, size: int) -> str:
 
 def _hex(rng: random.Random, digits: int) -> str:
     return f"{rng.getrandbits(4 * digits):0{digits}x}"
-
-
-def run_of(command: Together) -> str | None:
-    """Return the run that the events of a command belong to; None for what was said before there was one."""
-    return command[0].fence.run_id if command[0].fence else command[0].run_id

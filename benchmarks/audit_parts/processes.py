@@ -29,8 +29,8 @@ def show(report: Report, events: int) -> None:
         with tempfile.TemporaryDirectory() as folder:
             ended = write_at_once(Path(folder), total // PROCESSES, producers)
             verified = verify(Path(folder) / "ava.db")
-        acknowledged = sum(one["events"] for one in ended)
         failed = sum(len(one["failures"]) for one in ended)
+        acknowledged = sum(one["events"] for one in ended) - failed
         waits = [wait for one in ended for wait in one["waits"]]
         rows.append(
             [

@@ -1,28 +1,26 @@
-"""A process that writes into a log as fast as it can: `python writer.py ROOT FIRST EVENTS PRODUCERS [--tell]`.
+"""A process that writes into a log as fast as it can: `python writer.py ROOT FIRST EVENTS PRODUCERS`.
 
-It says "ready" when the log is open, begins at a line on its standard input, and ends with what it measured. With
-`--tell` it names each command's run as soon as it was acknowledged: it is there to be killed.
+It says "ready" when the log is open, begins at a line on its standard input, and ends with what it measured.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from audit_parts.mix import Together, run_of
+from audit_parts.mix import Together
 from audit_parts.writing import scripts, timed
 from ava_audit.errors import AuditError
 from ava_audit.keeper import run_keeper
 from ava_audit.store import Store, append
 
 
-async def main(root: Path, first: int, events: int, producers: int, tell: bool) -> None:
+async def main(root: Path, first: int, events: int, producers: int) -> None:
     mine = scripts(events, producers, first)
     failures: list[str] = []
     async with Store.open(root) as store, asyncio.TaskGroup() as tasks:
@@ -31,10 +29,7 @@ async def main(root: Path, first: int, events: int, producers: int, tell: bool) 
             try:
                 await store.do(append(*command))
             except AuditError as error:
-                failures.append(str(error))
-                return
-            if tell:
-                os.write(1, f"{run_of(command)} {len(command)}\n".encode())
+                failures.extend([str(error)] * len(command))
 
         keeping = tasks.create_task(run_keeper(store, root, mirror=True))
         print("ready", flush=True)
@@ -45,4 +40,4 @@ async def main(root: Path, first: int, events: int, producers: int, tell: bool) 
 
 
 if __name__ == "__main__":
-    asyncio.run(main(Path(sys.argv[1]), *map(int, sys.argv[2:5]), tell="--tell" in sys.argv))
+    asyncio.run(main(Path(sys.argv[1]), *map(int, sys.argv[2:5])))
