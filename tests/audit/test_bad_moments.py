@@ -253,13 +253,13 @@ async def test_a_clock_that_jumps_an_hour_back_and_forth_neither_stops_nor_mixes
             await write(log, said("and right again"))
             run = await log.read(lambda view: view.run(life.run_id))
             assert run is not None and run.state == "success" and run.active_us >= 0
-            newest = await search(log.path, LogQuery(types=("UserMessage",), agents=("ava",)))
+            newest = await search(log, LogQuery(types=("UserMessage",), agents=("ava",)))
             assert words(newest.entries) == ["and right again", "an hour on", "an hour back", "before"]
             since = await search(
-                log.path, LogQuery(types=("UserMessage",), agents=("ava",), since_us=began_us - HOUR_US // 2)
+                log, LogQuery(types=("UserMessage",), agents=("ava",), since_us=began_us - HOUR_US // 2)
             )
             assert words(since.entries) == ["and right again", "an hour on", "before"]
-            late = await search(log.path, LogQuery(types=("UserMessage",), since_us=began_us + HOUR_US // 2))
+            late = await search(log, LogQuery(types=("UserMessage",), since_us=began_us + HOUR_US // 2))
             assert words(late.entries) == ["an hour on"]
             head = await log.read(View.head)
             tasks.cancel_scope.cancel()

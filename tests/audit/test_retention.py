@@ -148,8 +148,8 @@ async def test_old_words_are_gone_from_every_byte_and_all_else_stays(tmp_path: P
             after = await log.read(lambda view: [row[:17] + row[18:] for row in view.rows("seq <= ?", len(before))])
             assert after == before
             assert await log.read(View.runs) == runs
-            assert (await search(log.path, LogQuery(search="vexquokka"))).entries == ()
-            assert len((await search(log.path, LogQuery(search="numbatsorrel"))).entries) == 3
+            assert (await search(log, LogQuery(search="vexquokka"))).entries == ()
+            assert len((await search(log, LogQuery(search="numbatsorrel"))).entries) == 3
             await sound(tmp_path)
 
 

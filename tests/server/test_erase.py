@@ -164,7 +164,7 @@ async def test_an_erased_run_is_shown_as_erased_everywhere_and_nothing_fails(tmp
         assert "has ended" in answer.message
 
         for word in PLANTED:
-            page = await search(lab.store.path, LogQuery(search=word))
+            page = await search(lab.store, LogQuery(search=word))
             assert page.entries == (), word
         shown = await anyio.to_thread.run_sync(lambda: ava(root, "show", run_id))
         assert shown.returncode == 0 and "(erased)" in shown.stdout and "LogErased" in shown.stdout
