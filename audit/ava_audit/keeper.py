@@ -144,11 +144,12 @@ async def _retried(name: str, work: Callable[[], Awaitable[T]]) -> T:
         except Exception as error:
             pause = RETRY_S[min(failures, len(RETRY_S) - 1)]
             failures += 1
-            expected = isinstance(error, StoreUnavailable | OSError)
+            # ValueError: an entry whose content is no longer what was written; `ava verify` names it.
+            expected = isinstance(error, StoreUnavailable | OSError | ValueError)
             log.warning(
                 "%s could not be brought up to date: %s; again in %g s",
                 name,
-                error,
+                str(error).partition("\n")[0],
                 pause,
                 exc_info=not expected,
             )

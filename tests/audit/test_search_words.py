@@ -103,7 +103,7 @@ def test_any_word_of_an_entry_finds_it(
     there = text.split() or ["nothing"]
     wanted = data.draw(st.lists(st.sampled_from(there), min_size=1, max_size=3), label="asked")
     typed = " ".join(data.draw(st.permutations(wanted)))
-    if not match_expression(search=typed).impossible:
+    if text.split() and not match_expression(search=typed).impossible:
         page = portal.call(search, store, LogQuery(search=typed, limit=1))
         assert [entry.seq for entry in page.entries] == [store.head], typed
     assert match_expression(search=typed).impossible <= (not any(char.isalnum() and char < "\u0250" for char in typed))
