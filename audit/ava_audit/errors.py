@@ -5,6 +5,7 @@ AuditError
 │   └── OutcomeUnknown a command was begun and did not end: whether it was written is not known
 ├── SchemaNewer        a newer program has migrated the database: restart this one
 ├── StaleOwner         an event of an older generation, or of a run that has ended: nothing was written
+├── Contradiction      an event that cannot follow what the log has: nothing was written
 ├── EntryTooLarge      an entry over 2 MB
 ├── DataRootRefused    a data root that cannot hold the log (a network file system, not a folder, ...)
 └── BadQuery           a question to the log that cannot be understood; names what is allowed
@@ -29,6 +30,10 @@ class SchemaNewer(AuditError):
 
 class StaleOwner(AuditError):
     """Raised when an event's fence is older than the run's claim, or the run has ended."""
+
+
+class Contradiction(AuditError):
+    """Raised when an event cannot follow what the log has, e.g. a second proposal with the id of the first."""
 
 
 class EntryTooLarge(AuditError):

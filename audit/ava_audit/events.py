@@ -7,9 +7,7 @@ event as it stands there. Facts marked `transcript` carry the words of people an
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, cast, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, cast, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -561,8 +559,7 @@ FACTS: dict[str, type[Fact]] = {
 TRANSCRIPT_TYPES: frozenset[str] = frozenset(name for name, fact in FACTS.items() if fact.transcript)
 
 
-@dataclass(frozen=True)
-class Who:
+class Who(NamedTuple):
     """Whom an event concerns: the host connection, the agent, the user, and the agent that started this one."""
 
     session_id: str
@@ -571,16 +568,14 @@ class Who:
     parent_agent_id: str | None = None
 
 
-@dataclass(frozen=True)
-class Fence:
+class Fence(NamedTuple):
     """The claim under which an event is written: the store refuses it when the run has a newer generation."""
 
     run_id: str
     generation: int
 
 
-@dataclass(frozen=True)
-class Event:
+class Event(NamedTuple):
     """A fact on its way into the log.
 
     Attributes:
@@ -602,39 +597,6 @@ class Event:
     cost_micros: int | None = None
     model: str | None = None
     duration_ms: int | None = None
-
-
-@dataclass(frozen=True)
-class Entry:
-    """An event as it stands in the log. `fact` is None where retention has erased the content."""
-
-    seq: int
-    ts_us: int
-    who: Who
-    type: str
-    fact: Fact | None
-    run_id: str | None = None
-    generation: int | None = None
-    usage: Usage | None = None
-    cost_micros: int | None = None
-    model: str | None = None
-    duration_ms: int | None = None
-    content: bytes | None = None
-    content_sha: bytes = b""
-    hash: bytes = field(default=b"", repr=False)
-
-
-def read_fact(type_name: str, version: int, content: str | bytes) -> Fact:
-    """Return the fact that stored content holds; `Unknown` for a type that is not ours, or a newer version of one.
-
-    How types grow: a new field has a default, so that older entries read as they were meant, and a program that does
-    not know it passes it over. A field that changes its meaning raises the type's `version`; one that a reducer reads
-    needs a migration too (`user_version`), so that older programs on the same data root stop writing.
-    """
-    model = FACTS.get(type_name)
-    if model is None or version > model.version:
-        return Unknown(name=type_name, content=json.loads(content))
-    return model.model_validate_json(content, extra="ignore")
 
 
 def readable(value: Any) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ava_audit.chain import GENESIS, entry_hash
-from ava_audit.view import HEADER
+from ava_audit.entries import HEADER
 
 WINDOW = 64
 """How far around a fault is looked for where an entry came from."""

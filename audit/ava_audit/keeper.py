@@ -14,13 +14,14 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 
+from ava_audit.entries import entry_of
 from ava_audit.errors import SchemaNewer, StoreUnavailable
 from ava_audit.locks import try_hold
 from ava_audit.mirror import Mirror
 from ava_audit.projections import IndexRow, index_words
 from ava_audit.retention import Retention, asked, complete, erasing, sweep
 from ava_audit.store import Store, T
-from ava_audit.view import View, entry_of
+from ava_audit.view import View
 from ava_audit.words import index_row
 
 log = logging.getLogger("ava.keeper")

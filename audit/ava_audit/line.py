@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from ava_audit.chain import GENESIS, content_sha, entry_hash
+from ava_audit.entries import HEADER
 from ava_audit.events import TRANSCRIPT_TYPES
 from ava_audit.times import iso_utc
-from ava_audit.view import HEADER
 
 _CONTENT = b',"content":'
 _METADATA = {

@@ -19,11 +19,12 @@ from typing import IO, Any
 import anyio
 import anyio.to_thread
 
+from ava_audit.entries import HEADER
 from ava_audit.line import mirror_line
 from ava_audit.projections import note_healed, note_mirrored
 from ava_audit.store import Store
 from ava_audit.times import EPOCH, US_PER_S, day_of
-from ava_audit.view import HEADER, View
+from ava_audit.view import View
 
 SLICE = 500
 SLICE_CHARS = 8_000_000

@@ -1,99 +1,223 @@
-"""Reducers: what follows from an event, by addition.
+"""What is a view of the log or follows it, in tables: the projections, the text index, the keeper's progress.
 
-Each takes the connection, the entry's header columns and its fact, and changes the rows of `proposals`, `runs`,
-`groups` and `budgets`. They read no clock, no setting and no cap, and nothing of a transcript's content, so that the
-projections can be rebuilt from a log whose transcripts have been erased.
+With `store.py` and `migrations.py` this is the only place that writes SQL. What follows from an event is said in
+`reducers.py`; here is where the rows are kept.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
+from itertools import islice
+from operator import attrgetter, ne
+from typing import Any, Generic
 
-from ava_audit.errors import StoreUnavailable
-from ava_audit.events import (
-    TRANSCRIPT_TYPES,
-    CostReserved,
-    CostUpdate,
-    Fact,
-    RunClaimed,
-    RunEnded,
-    SpawnDecided,
-    SpawnProposed,
-    Usage,
-    read_fact,
-)
-from ava_audit.view import HEADER, loads
+from ava_audit.entries import HEADER
+from ava_audit.errors import Contradiction, StoreUnavailable
+from ava_audit.reducers import TOLD, R, fold
+from ava_audit.rows import Bucket, GroupRow, ProposalRow, RunRow
 
-PROJECTIONS = ("proposals", "runs", "groups", "budgets")
+KEPT = 300
+"""So many rows of a table are kept in memory at most; a run's are some kilobytes."""
+FOLDED = 1_000
+"""After so many entries a log that is folded anew writes what has come of them."""
 
 IndexRow = tuple[int, str, str, str, str, str]
 """A row of the text index: `seq`, then the tokens of agent, session and user, those of type and severity, the text."""
 
 
-@dataclass(frozen=True)
-class Header:
-    """The columns of an entry that a reducer may read."""
+class Shape(Generic[R]):
+    """What a projection's tables are called, what its rows are, and the statements for them.
 
-    seq: int
-    ts_us: int
-    session_id: str
-    agent_id: str
-    user_id: str
-    type: str
-    run_id: str | None
-    generation: int | None
-    usage: Usage | None
-    cost_micros: int | None
-    model: str | None
+    Args:
+        name: The table.
+        kind: Its rows.
+        apart: A table and those columns of the rows that it has instead: large ones, because a row that changes is
+            written whole.
+    """
+
+    def __init__(self, name: str, kind: type[R], apart: tuple[str, frozenset[str]] | None = None) -> None:
+        columns = [field.name for field in fields(kind)]
+        self.name = name
+        self.kind = kind
+        self.columns = columns
+        self.values: Callable[[R], tuple[Any, ...]] = attrgetter(*columns)
+        parts = {name: frozenset(columns)}
+        if apart is not None:
+            parts = {name: frozenset(columns) - apart[1], apart[0]: apart[1] | {columns[0]}}
+        self.parts = parts
+        self.select = f"SELECT {', '.join(columns)} FROM {' JOIN '.join(parts)}"  # noqa: S608
+        if apart is not None:
+            self.select += f" USING ({columns[0]})"
+        self.one = f"{self.select} WHERE {columns[0]} = ?"
+        self._updates: dict[tuple[bool, ...], list[tuple[str, list[int]]]] = {}
+
+    def insert(self, db: sqlite3.Connection, values: tuple[Any, ...]) -> None:
+        """Insert a row."""
+        for table, columns in self.parts.items():
+            own = {column: value for column, value in zip(self.columns, values, strict=True) if column in columns}
+            db.execute(
+                f"INSERT INTO {table} ({', '.join(own)}) VALUES ({', '.join('?' * len(own))})",  # noqa: S608
+                (*own.values(),),
+            )
+
+    def update(self, db: sqlite3.Connection, values: tuple[Any, ...], before: tuple[Any, ...]) -> None:
+        """Update a row: the columns that are not as before."""
+        changed = tuple(map(ne, values, before))
+        for statement, places in self._updates.get(changed) or self._update_of(changed):
+            db.execute(statement, [values[place] for place in places])
+
+    def _update_of(self, changed: tuple[bool, ...]) -> list[tuple[str, list[int]]]:
+        """Return the statements that update some of the columns, and where their values stand in a row."""
+        statements: list[tuple[str, list[int]]] = []
+        for table, columns in self.parts.items():
+            places = [place for place, column in enumerate(self.columns) if changed[place] and column in columns]
+            if places:
+                assignments = ", ".join(f"{self.columns[place]} = ?" for place in places)
+                statement = f"UPDATE {table} SET {assignments} WHERE {self.columns[0]} = ?"  # noqa: S608
+                statements.append((statement, [*places, 0]))
+        self._updates[changed] = statements
+        return statements
 
 
-_READ = tuple(field.name for field in fields(Header) if field.name != "usage")
+PROPOSALS = Shape("proposals", ProposalRow)
+RUNS = Shape("runs", RunRow, apart=("configs", frozenset({"config"})))
+GROUPS = Shape("groups", GroupRow)
+BUDGETS = Shape("budgets", Bucket)
+PROJECTIONS = tuple(table for shape in (PROPOSALS, RUNS, GROUPS, BUDGETS) for table in shape.parts)
 
 
-def reduce(db: sqlite3.Connection, header: Header, fact: Fact | None) -> None:
-    """Bring the projections up to date with one entry; `fact` is None where a transcript was erased."""
-    reducer = _REDUCERS.get(header.type)
-    if reducer is not None:
-        reducer(db, header, fact)
-    if header.generation is not None:
-        db.execute("UPDATE runs SET last_us = ? WHERE id = ?", (header.ts_us, header.run_id))
+class Table(Generic[R]):
+    """A projection's rows, those in memory that were asked for last, as reducers have changed them.
+
+    What is changed is written when somebody reads the table in another way, and before the transaction ends.
+    """
+
+    def __init__(self, db: sqlite3.Connection, shape: Shape[R]) -> None:
+        self._db = db
+        self._shape = shape
+        self._rows: dict[str, R] = {}
+        self._written: dict[str, tuple[Any, ...]] = {}
+        self._given: set[str] = set()
+
+    def seen(self, key: str | None) -> R | None:
+        """Return the row of a key as it is now, not to be changed, or None."""
+        if key is None:
+            return None
+        row = self._rows.pop(key, None)
+        if row is None:
+            values = self._db.execute(self._shape.one, (key,)).fetchone()
+            if values is None:
+                return None
+            self._written[key] = values
+            row = self._shape.kind(*values)
+        self._rows[key] = row  # now the last of all: the first ones are forgotten first
+        return row
+
+    def copy(self, key: str) -> R | None:
+        """Return a copy of the row of a key as it is now, or None."""
+        row = self.seen(key)
+        return None if row is None else self._shape.kind(*self._shape.values(row))
+
+    def get(self, key: str | None) -> R | None:
+        """Return the row of a key, to be changed, or None."""
+        row = self.seen(key)
+        if row is not None and key is not None:
+            self._given.add(key)
+        return row
+
+    def add(self, row: R) -> None:
+        """Add a row.
+
+        Raises:
+            Contradiction: There is one of this key.
+        """
+        key = self._shape.values(row)[0]
+        if self.seen(key) is not None:
+            raise Contradiction(f"{self._shape.name} has a {key} already: nothing was written")
+        self._rows[key] = row
+        self._given.add(key)
+
+    def write(self) -> None:
+        """Bring the table up to date."""
+        for key in self._given:
+            values = self._shape.values(self._rows[key])
+            before = self._written.get(key)
+            if before is None:
+                self._shape.insert(self._db, values)
+            elif values != before:
+                self._shape.update(self._db, values, before)
+            self._written[key] = values
+        self._given.clear()
+
+    def forget(self, but: int = 0) -> None:
+        """Let go of what is in memory, written or not, but for so many rows that were asked for last."""
+        for key in list(islice(self._rows, max(0, len(self._rows) - but))):
+            del self._rows[key]
+            self._written.pop(key, None)
+            self._given.discard(key)
 
 
-def fold(db: sqlite3.Connection, row: Sequence[Any]) -> None:
-    """Bring the projections up to date with an entry as it is stored: the columns of its header, then its content."""
-    value: dict[str, Any] = dict(zip(HEADER, row, strict=False))
-    # Reducers read nothing of a transcript, so it is not parsed.
-    transcript = value["type"] in TRANSCRIPT_TYPES
-    fact = None if transcript else read_fact(value["type"], value["v"], row[len(HEADER)])
-    usage = None
-    if value["input_tokens"] is not None:
-        usage = Usage(**{name: value[name] for name in HEADER if name.endswith("_tokens")})
-    reduce(db, Header(usage=usage, **{name: value[name] for name in _READ}), fact)
+class Tables:
+    """All projections of a log, on the connection of its writer.
+
+    What is in memory stays there from one transaction to the next, for as long as nobody else has written.
+    """
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self.proposals = Table(db, PROPOSALS)
+        self.runs = Table(db, RUNS)
+        self.groups = Table(db, GROUPS)
+        self.budgets = Table(db, BUDGETS)
+        self._db = db
+        self._all: tuple[Table[Any], ...] = (self.proposals, self.runs, self.groups, self.budgets)
+        self._version = -1
+
+    def begin(self) -> None:
+        """Begin with a transaction: forget what somebody else may have changed, and what has become too much."""
+        version = self._db.execute("PRAGMA data_version").fetchone()[0]
+        self.forget(but=KEPT if version == self._version else 0)
+        self._version = version
+
+    def write(self) -> None:
+        """Bring all tables up to date."""
+        for table in self._all:
+            table.write()
+
+    def forget(self, but: int = 0) -> None:
+        """Let go of what is in memory, written or not: after a rollback it is not what the tables have.
+
+        Args:
+            but: So many rows of each table may stay.
+        """
+        for table in self._all:
+            table.forget(but)
 
 
 def refold(db: sqlite3.Connection) -> None:
-    """Make the projections anew from the whole log, in the caller's transaction; in memory is one entry at a time.
+    """Make the projections anew from the whole log, in the caller's transaction; in memory are a few entries at a time.
 
     Raises:
         StoreUnavailable: Nothing follows from an entry; names it.
     """
     for table in PROJECTIONS:
         db.execute(f"DELETE FROM {table}")  # noqa: S608
-    transcripts = ", ".join(f"'{name}'" for name in sorted(TRANSCRIPT_TYPES))
-    columns = f"{', '.join(HEADER)}, CASE WHEN type IN ({transcripts}) THEN NULL ELSE content END"
-    for row in db.execute(f"SELECT {columns} FROM events ORDER BY seq"):  # noqa: S608
+    tables = Tables(db)
+    told = ", ".join(f"'{name}'" for name in sorted(TOLD))
+    columns = f"{', '.join(HEADER)}, CASE WHEN type IN ({told}) THEN content END"
+    for number, row in enumerate(db.execute(f"SELECT {columns} FROM events ORDER BY seq"), 1):  # noqa: S608
         try:
-            fold(db, row)
-        except (ValueError, TypeError, LookupError, sqlite3.IntegrityError) as error:
+            fold(tables, row)
+            if number % FOLDED == 0:
+                tables.write()
+                tables.forget()
+        except (ValueError, TypeError, Contradiction, sqlite3.IntegrityError) as error:
             raise StoreUnavailable(
                 f"the log could not be brought up to date, and is as it was: nothing follows from its entry {row[0]}"
                 f" ({str(error)[:200]}); the ava that wrote it still opens it, and its `ava verify` tells more"
             ) from error
+    tables.write()
 
 
 def index_words(db: sqlite3.Connection, rows: Sequence[IndexRow], after: int, upto: int, erased: int) -> bool:
@@ -213,227 +337,3 @@ def note_healed(db: sqlite3.Connection, file: str, size: int, erasure: int) -> b
         return False
     db.execute("INSERT OR REPLACE INTO mirrored (file, bytes) VALUES (?, ?)", (file, size))
     return True
-
-
-def _proposed(db: sqlite3.Connection, header: Header, fact: Any) -> None:
-    if not isinstance(fact, SpawnProposed):  # of a newer version: the program that wrote it knows what follows
-        return
-    config = json.dumps(fact.config, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
-    db.execute(
-        "INSERT INTO proposals (pending_id, run_id, user_id, session_id, state, digest, created_us, expires_us)"
-        " VALUES (?, ?, ?, ?, 'awaiting_approval', ?, ?, ?)",
-        (
-            fact.pending_id,
-            fact.subagent_id,
-            header.user_id,
-            header.session_id,
-            fact.digest,
-            header.ts_us,
-            fact.expires_us,
-        ),
-    )
-    db.execute(
-        "INSERT INTO runs (id, pending_id, user_id, session_id, role, name, task_id, model, config, config_sha,"
-        " retry_of, state, created_us) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'awaiting_approval', ?)",
-        (
-            fact.subagent_id,
-            fact.pending_id,
-            header.user_id,
-            header.session_id,
-            str(fact.config.get("role")),
-            fact.config.get("name"),
-            fact.config.get("task_id"),
-            str(fact.config.get("model")),
-            config,
-            hashlib.sha256(config.encode()).hexdigest(),
-            fact.retry_of,
-            header.ts_us,
-        ),
-    )
-
-
-def _said(db: sqlite3.Connection, header: Header, _fact: Any) -> None:
-    # The first message of a run is its task: known by its place, because its content can be erased.
-    db.execute("UPDATE runs SET task_seq = ? WHERE id = ? AND task_seq IS NULL", (header.seq, header.run_id))
-
-
-def _decided(db: sqlite3.Connection, header: Header, fact: Any) -> None:
-    if not isinstance(fact, SpawnDecided):  # of a newer version: the program that wrote it knows what follows
-        return
-    db.execute(
-        "UPDATE proposals SET state = ?, decided_us = ?, channel = ?, group_id = ? WHERE pending_id = ?",
-        (fact.decision, header.ts_us, fact.channel, fact.group_id, fact.pending_id),
-    )
-    if fact.decision != "approved":
-        return
-    # By the key of `runs`: it has no index of `pending_id`, and reading all of it would cost more with every run.
-    run_id, before = db.execute(
-        "SELECT id, config FROM runs WHERE id = (SELECT run_id FROM proposals WHERE pending_id = ?)",
-        (fact.pending_id,),
-    ).fetchone()
-    config = {**json.loads(before), **fact.changes}
-    db.execute(
-        "UPDATE runs SET state = 'queued', queued_us = ?, group_id = ?, config = ? WHERE id = ?",
-        (
-            header.ts_us,
-            fact.group_id,
-            json.dumps(config, ensure_ascii=False, separators=(",", ":"), sort_keys=True),
-            run_id,
-        ),
-    )
-    if fact.group_id is not None:
-        db.execute(
-            "INSERT INTO groups (id, user_id, cap_micros, timeout_s, created_us) VALUES (?, ?, ?, ?, ?)"
-            " ON CONFLICT (id) DO NOTHING",
-            (fact.group_id, header.user_id, fact.group_max_cost_micros or 0, fact.group_timeout_s, header.ts_us),
-        )
-
-
-def _claimed(db: sqlite3.Connection, header: Header, fact: Any) -> None:
-    if not isinstance(fact, RunClaimed):  # of a newer version: the program that wrote it knows what follows
-        return
-    # What the old owner was active ends with its last entry; a clock that was set back counts as no time.
-    db.execute(
-        "UPDATE runs SET active_us = active_us + max(0, coalesce(last_us - claimed_us, 0))"
-        " WHERE id = ? AND generation > 0",
-        (header.run_id,),
-    )
-    db.execute(
-        "UPDATE runs SET state = 'running', generation = ?, instance = ?, claimed_us = ?, last_us = ?,"
-        " started_us = coalesce(started_us, ?) WHERE id = ?",
-        (fact.generation, fact.instance, header.ts_us, header.ts_us, header.ts_us, header.run_id),
-    )
-    db.execute(
-        "UPDATE groups SET started_us = ? WHERE started_us IS NULL AND id = (SELECT group_id FROM runs WHERE id = ?)",
-        (header.ts_us, header.run_id),
-    )
-
-
-def _started(db: sqlite3.Connection, header: Header, _fact: Any) -> None:
-    db.execute("UPDATE runs SET started_seq = ? WHERE id = ?", (header.seq, header.run_id))
-
-
-def _reserved(db: sqlite3.Connection, header: Header, fact: Any) -> None:
-    if not isinstance(fact, CostReserved):  # of a newer version: the program that wrote it knows what follows
-        return
-    _hold(db, (fact.scopes, fact.micros + fact.wrap_micros), *_released(db, header.run_id))
-    db.execute(
-        "UPDATE runs SET turns = max(turns, ?), in_flight = ?, wrap_micros = ?, wrap_scopes = ? WHERE id = ?",
-        (
-            fact.turn,
-            fact.model_dump_json(include={"turn", "attempt", "scopes", "micros", "max_output", "prompt_tokens"}),
-            fact.wrap_micros,
-            json.dumps(fact.scopes),
-            header.run_id,
-        ),
-    )
-
-
-def _settled(db: sqlite3.Connection, header: Header, fact: Any) -> None:
-    if not isinstance(fact, CostUpdate):  # of a newer version: the program that wrote it knows what follows
-        return
-    row = db.execute("SELECT in_flight FROM runs WHERE id = ?", (header.run_id,)).fetchone()
-    held = loads(row[0]) if row else None
-    if held is None or (held["turn"], held["attempt"]) != (fact.turn, fact.attempt):
-        return  # of a call that is not in flight (any more): what it cost was booked when it was given up
-    cost = header.cost_micros or 0
-    for scope in held["scopes"]:
-        db.execute(
-            "UPDATE budgets SET held_micros = held_micros - ?, spent_micros = spent_micros + ? WHERE scope = ?",
-            (int(held["micros"]), cost, scope),
-        )
-    usage = header.usage or Usage()
-    db.execute(
-        "UPDATE runs SET in_flight = NULL, cost_micros = cost_micros + ?, uncosted_micros = uncosted_micros + ?,"
-        " overrun = max(overrun, ?), tokens = tokens + ?, input_tokens = input_tokens + ?,"
-        " output_tokens = output_tokens + ?, cache_read_tokens = cache_read_tokens + ?,"
-        " cache_write_tokens = cache_write_tokens + ? WHERE id = ?",
-        (
-            cost,
-            cost if fact.settlement == "unknown" else 0,
-            int(fact.overrun),
-            fact.tokens,
-            usage.input_tokens,
-            usage.output_tokens,
-            usage.cache_read_tokens,
-            usage.cache_write_tokens,
-            header.run_id,
-        ),
-    )
-
-
-def _called(db: sqlite3.Connection, header: Header, _fact: Any) -> None:
-    if header.generation is not None:  # a subagent's call; the orchestrator's calls of our tools carry no claim
-        db.execute("UPDATE runs SET tool_calls = tool_calls + 1 WHERE id = ?", (header.run_id,))
-
-
-def _answered(db: sqlite3.Connection, header: Header, _fact: Any) -> None:
-    # An answer of ours names a run in its header only when it carried that run's result.
-    if header.generation is None and header.run_id is not None:
-        db.execute(
-            "UPDATE runs SET fetched_us = coalesce(fetched_us, ?) WHERE id = ? AND ended_us IS NOT NULL",
-            (header.ts_us, header.run_id),
-        )
-
-
-def _cancelled(db: sqlite3.Connection, header: Header, _fact: Any) -> None:
-    db.execute("UPDATE runs SET cancel_seq = coalesce(cancel_seq, ?) WHERE id = ?", (header.seq, header.run_id))
-
-
-def _completed(db: sqlite3.Connection, header: Header, _fact: Any) -> None:
-    db.execute("UPDATE runs SET result_seq = ? WHERE id = ?", (header.seq, header.run_id))
-
-
-def _ended(db: sqlite3.Connection, header: Header, fact: Any) -> None:
-    if not isinstance(fact, RunEnded):  # of a newer version: the program that wrote it knows what follows
-        return
-    row = db.execute("SELECT wrap_micros, wrap_scopes FROM runs WHERE id = ?", (header.run_id,)).fetchone()
-    if row is not None and row[0] and row[1]:
-        _hold(db, (json.loads(row[1]), -int(row[0])))
-    db.execute(
-        "UPDATE runs SET state = ?, stop_reason = ?, error_kind = ?, ended_us = ?, wrap_micros = 0, wrap_scopes = NULL,"
-        " active_us = max(active_us, ?) WHERE id = ?",
-        (fact.status, fact.stop_reason, fact.error_kind, header.ts_us, fact.active_us, header.run_id),
-    )
-
-
-def _released(db: sqlite3.Connection, run_id: str | None) -> Iterator[tuple[Sequence[str], int]]:
-    """Yield scopes with how much less is held in them once a run's wrap-up and its call in flight are let go."""
-    row = db.execute("SELECT wrap_scopes, wrap_micros, in_flight FROM runs WHERE id = ?", (run_id,)).fetchone()
-    if row is None:
-        return
-    if row[0] and row[1]:
-        yield json.loads(row[0]), -int(row[1])
-    if row[2] is not None:
-        call = json.loads(row[2])
-        yield call["scopes"], -int(call["micros"])
-
-
-def _hold(db: sqlite3.Connection, *changes: tuple[Sequence[str], int]) -> None:
-    """Hold so much more in each of the scopes, or less; one statement a scope, whatever it adds up from."""
-    change: dict[str, int] = {}
-    for scopes, micros in changes:
-        for scope in scopes:
-            change[scope] = change.get(scope, 0) + micros
-    for scope, micros in change.items():
-        db.execute(
-            "INSERT INTO budgets (scope, held_micros) VALUES (?, ?)"
-            " ON CONFLICT (scope) DO UPDATE SET held_micros = held_micros + excluded.held_micros",
-            (scope, micros),
-        )
-
-
-_REDUCERS: dict[str, Callable[[sqlite3.Connection, Header, Any], None]] = {
-    "SpawnProposed": _proposed,
-    "UserMessage": _said,
-    "SpawnDecided": _decided,
-    "RunClaimed": _claimed,
-    "RunStarted": _started,
-    "CostReserved": _reserved,
-    "CostUpdate": _settled,
-    "ToolCall": _called,
-    "ToolResult": _answered,
-    "CancelRequested": _cancelled,
-    "SubagentComplete": _completed,
-    "RunEnded": _ended,
-}

@@ -68,8 +68,6 @@ CREATE TABLE runs (
     name          TEXT,
     task_id       TEXT,
     model         TEXT NOT NULL,
-    config        TEXT NOT NULL,
-    config_sha    TEXT NOT NULL,
     retry_of      TEXT,
     state         TEXT NOT NULL,
     stop_reason   TEXT,
@@ -108,6 +106,12 @@ CREATE INDEX runs_state ON runs (state);
 CREATE INDEX runs_task_id ON runs (user_id, task_id) WHERE task_id IS NOT NULL;
 CREATE INDEX runs_unfetched ON runs (user_id, ended_us) WHERE result_seq IS NOT NULL AND fetched_us IS NULL;
 CREATE INDEX runs_queued ON runs (user_id, queued_us) WHERE queued_us IS NOT NULL;
+
+-- What was approved, apart from the run: it is large, and a row of `runs` is written whole with every entry of its run.
+CREATE TABLE configs (
+    id     TEXT PRIMARY KEY,
+    config TEXT NOT NULL
+) STRICT;
 
 CREATE TABLE groups (
     id         TEXT PRIMARY KEY,

@@ -15,12 +15,13 @@ from typing import Any, TypeVar
 
 import anyio
 
+from ava_audit.entries import ENTRY_COLUMNS, Entry, entry_of
 from ava_audit.errors import StoreUnavailable
-from ava_audit.events import Entry, Severity
+from ava_audit.events import Severity
 from ava_audit.migrations import scratch
 from ava_audit.projections import index_words
 from ava_audit.store import Query, Store
-from ava_audit.view import ENTRY_COLUMNS, View, entry_of
+from ava_audit.view import View
 from ava_audit.words import index_row, match_expression, type_filter
 
 T = TypeVar("T")

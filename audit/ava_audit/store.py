@@ -14,6 +14,7 @@ import queue
 import sqlite3
 import threading
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -25,14 +26,17 @@ import anyio
 import anyio.to_thread
 
 from ava_audit.chain import GENESIS, content_sha, entry_hash
+from ava_audit.entries import ENTRY_COLUMNS, content_of
 from ava_audit.errors import AuditError, EntryTooLarge, OutcomeUnknown, SchemaNewer, StaleOwner, StoreUnavailable
-from ava_audit.events import Event
+from ava_audit.events import Event, Fence
 from ava_audit.locks import WriteLock
 from ava_audit.migrations import SCHEMA_VERSION, migrate, schema_version
 from ava_audit.mounts import refuse_unfit
-from ava_audit.projections import Header, reduce
+from ava_audit.projections import Tables
+from ava_audit.reducers import Header, reduce
+from ava_audit.rows import RUNNING
 from ava_audit.storable import storable
-from ava_audit.view import ENTRY_COLUMNS, RUNNING, View
+from ava_audit.view import View
 
 T = TypeVar("T")
 log = logging.getLogger("ava.store")
@@ -102,6 +106,11 @@ class _Job:
         self.value: Any = None
         self.error: BaseException | None = None
 
+    @property
+    def answered(self) -> bool:
+        """Whether nobody waits for it any more."""
+        return self.future is None or self.future.done()
+
 
 class _Asked:
     """A query on its way through a thread: the connection that it runs on, and whether its caller has gone."""
@@ -128,6 +137,8 @@ class Store:
         self._gate = threading.Lock()
         self._head = 0
         self._news = anyio.Event()
+        self._waiting: deque[tuple[float, _Job]] = deque()
+        self._timer: asyncio.TimerHandle | None = None
         self._readers: queue.LifoQueue[sqlite3.Connection] = queue.LifoQueue()
         self._limiter = anyio.CapacityLimiter(READERS)
         self._closed = False
@@ -156,6 +167,8 @@ class Store:
                 finally:
                     tasks.cancel_scope.cancel()
         finally:
+            if store._timer is not None:
+                store._timer.cancel()
             with anyio.CancelScope(shield=True):
                 await anyio.to_thread.run_sync(store._close)
 
@@ -263,16 +276,35 @@ class Store:
         future: asyncio.Future[Any] = self._loop.create_future()
         job = _Job(command, future)
         self._jobs.put(job)
-        overdue = self._loop.call_later(ANSWER_S, self._overdue, job)
-        try:
-            return await future
-        finally:
-            overdue.cancel()
+        self._mind(job)
+        return await future
+
+    def _mind(self, job: _Job) -> None:
+        """See that a job's caller is answered in time; one timer for all of them, because most are at once."""
+        waiting = self._waiting
+        while waiting and waiting[0][1].answered:
+            waiting.popleft()
+        deadline = self._loop.time() + ANSWER_S
+        waiting.append((deadline, job))
+        if self._timer is None or deadline < self._timer.when():
+            self._set_timer(deadline)
+
+    def _look(self) -> None:
+        now = self._loop.time()
+        while self._waiting and (self._waiting[0][1].answered or self._waiting[0][0] <= now):
+            self._overdue(self._waiting.popleft()[1])
+        self._timer = None
+        if self._waiting:
+            self._set_timer(self._waiting[0][0])
+
+    def _set_timer(self, deadline: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_at(deadline, self._look)
 
     def _overdue(self, job: _Job) -> None:
         """Let the caller go if the writer has not taken the job; if it is at it, wait on, but not for ever."""
-        assert job.future is not None
-        if job.future.done():
+        if job.future is None or job.answered:
             return
         if self._give_up(job):
             job.future.set_exception(StoreUnavailable(f"{NO_ANSWER}; nothing was written; try again when it is free"))
@@ -288,11 +320,12 @@ class Store:
 
     def _write(self) -> None:
         db = _connect(self.path)
+        tables = Tables(db)
         try:
             while True:
                 batch, last = self._take()
                 if batch:
-                    self._commit(db, batch)
+                    self._commit(db, tables, batch)
                 if last:
                     return
         finally:
@@ -313,19 +346,19 @@ class Store:
             except queue.Empty:
                 return batch, False
 
-    def _commit(self, db: sqlite3.Connection, batch: list[_Job]) -> None:
+    def _commit(self, db: sqlite3.Connection, tables: Tables, batch: list[_Job]) -> None:
         writes = [job for job in batch if not isinstance(job.command, _Checkpoint)]
         head = 0
         try:
             with self._lock.held():
                 try:
                     if writes:
-                        head = self._transact(db, writes, together=True)
+                        head = self._transact(db, tables, writes, together=True)
                 except _Apart:
                     for job in writes:
                         if job.state in (_PENDING, _RUNNING):  # those after the one that failed were not begun
                             job.error = None
-                            head = max(head, self._transact(db, [job], together=False))
+                            head = max(head, self._transact(db, tables, [job], together=False))
                 for job in batch:
                     if isinstance(job.command, _Checkpoint) and self._start(job):
                         self._empty_wal(db, job)
@@ -336,7 +369,7 @@ class Store:
                     job.error = error
         self._acknowledge(batch, head)
 
-    def _transact(self, db: sqlite3.Connection, batch: list[_Job], *, together: bool) -> int:
+    def _transact(self, db: sqlite3.Connection, tables: Tables, batch: list[_Job], *, together: bool) -> int:
         """Run jobs in one transaction and return the new head; failures are noted in the jobs.
 
         Raises:
@@ -347,16 +380,20 @@ class Store:
         try:
             if schema_version(db) > SCHEMA_VERSION:
                 raise SchemaNewer("a newer ava has migrated this data root: restart this server to go on")
-            appender = _Appender(db)
+            tables.begin()
+            appender = _Appender(db, tables)
             for job in batch:
                 if not self._start(job, again=not together):
                     continue
                 if isinstance(job.command, _Housekeeping):
+                    tables.write()
                     job.value = appender.outcome(job.command.work(db))
                 else:
                     self._run(job, db, appender)
+            tables.write()
             db.execute("COMMIT")
         except BaseException as error:
+            tables.forget()
             with contextlib.suppress(sqlite3.Error):
                 db.execute("ROLLBACK")
             if together and len(batch) > 1 and not isinstance(error, SchemaNewer):
@@ -409,9 +446,11 @@ class Store:
     def _run(self, job: _Job, db: sqlite3.Connection, appender: _Appender) -> None:
         try:
             assert not isinstance(job.command, _Housekeeping | _Checkpoint)
-            outcome = job.command(View(db), time.time_ns() // 1000)
+            outcome = job.command(View(db, appender.tables), time.time_ns() // 1000)
             prepared = appender.check(outcome.events)
         except Exception as error:
+            if not db.in_transaction:  # SQLite has rolled back by itself, and with it what came before
+                raise
             job.error = _translated(error)  # nothing of it was written; the rest of the batch goes on
             return
         appender.append(outcome.events, prepared)
@@ -519,8 +558,9 @@ class _Apart(Exception):
 class _Appender:
     """Appends events to the log inside the writer's transaction."""
 
-    def __init__(self, db: sqlite3.Connection) -> None:
+    def __init__(self, db: sqlite3.Connection, tables: Tables) -> None:
         self._db = db
+        self.tables = tables
         row = db.execute("SELECT seq, hash FROM events ORDER BY seq DESC LIMIT 1").fetchone()
         self.head: int = row[0] if row else 0
         self._hash: bytes = row[1] if row else GENESIS
@@ -532,14 +572,14 @@ class _Appender:
             StaleOwner: A fence is older than the run's claim, or the run has ended.
             EntryTooLarge: A content is over 2 MB.
         """
+        checked: Fence | None = None
         for event in events:
-            if event.fence is not None:
-                row = self._db.execute(
-                    "SELECT generation, state FROM runs WHERE id = ?", (event.fence.run_id,)
-                ).fetchone()
-                if row is None or row[0] != event.fence.generation or row[1] != RUNNING:
+            if event.fence is not None and event.fence != checked:
+                checked = event.fence
+                run = self.tables.runs.seen(checked.run_id)
+                if run is None or run.generation != checked.generation or run.state != RUNNING:
                     raise StaleOwner(
-                        f"{event.fence.run_id} is no longer owned by this claim (generation {event.fence.generation})"
+                        f"{checked.run_id} is no longer owned by this claim (generation {checked.generation})"
                     )
         return [_content(event) for event in events]
 
@@ -585,22 +625,13 @@ class _Appender:
         self._db.execute(_INSERT, (*header, content.decode(), sha, self._hash))
         self.head += 1
         reduce(
-            self._db,
+            self.tables,
             Header(
-                seq=self.head,
-                ts_us=ts_us,
-                session_id=event.who.session_id,
-                agent_id=event.who.agent_id,
-                user_id=event.who.user_id,
-                type=event.fact.type,
-                run_id=run_id,
-                generation=generation,
-                usage=usage,
-                cost_micros=event.cost_micros,
-                model=event.model,
+                self.head, ts_us, event.who.session_id, event.who.user_id, event.fact.type, run_id, generation, usage,
+                event.cost_micros,
             ),
             event.fact,
-        )
+        )  # fmt: skip
 
 
 _INSERT = f"INSERT INTO events ({ENTRY_COLUMNS}) VALUES ({', '.join('?' * 20)})"  # noqa: S608
@@ -613,10 +644,10 @@ def _content(event: Event) -> bytes:
         EntryTooLarge: It is over 2 MB.
     """
     try:
-        content = event.fact.model_dump_json(exclude_none=True).encode()
+        content = content_of(event.fact)
     except ValueError:  # a lone surrogate that slipped past the border: better noted than lost
         value, _notes = storable(event.fact.model_dump(exclude_none=True))
-        content = type(event.fact).model_validate(value).model_dump_json(exclude_none=True).encode()
+        content = content_of(type(event.fact).model_validate(value))
     if len(content) > MAX_ENTRY_BYTES:
         raise EntryTooLarge(
             f"a {event.fact.type} of {len(content):,} bytes is over the {MAX_ENTRY_BYTES:,} that an entry may have"

@@ -11,15 +11,15 @@ import sqlite3
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from ava_audit.chain import GENESIS, content_sha, entry_hash
+from ava_audit.entries import ENTRY_COLUMNS, HEADER
 from ava_audit.errors import AuditError, BadQuery, SchemaNewer, StoreUnavailable
-from ava_audit.events import TRANSCRIPT_TYPES, Usage, read_fact
+from ava_audit.events import TRANSCRIPT_TYPES
 from ava_audit.faults import WINDOW, Fault, Report, Row, Told, explained, lacking
-from ava_audit.migrations import SCHEMA_VERSION, schema_version, scratch
-from ava_audit.projections import PROJECTIONS, Header, reduce
-from ava_audit.view import ENTRY_COLUMNS, HEADER
+from ava_audit.migrations import SCHEMA_VERSION, schema_version
+from ava_audit.projections import BUDGETS, GROUPS, PROPOSALS, RUNS, Shape
+from ava_audit.reducers import InMemory, R, Rebuilt, fold
 
 SLICE = 2_000
 MAX_FAULTS = 20
@@ -105,12 +105,11 @@ def _verify(db: sqlite3.Connection, head: bytes | None, since: bytes | None, tol
             return Report(0, 0, GENESIS.hex(), (lacking(since, 0),), False)
         start, before = found, since
     walk = _Walk(db, start, before, rebuild=since is None, noted=head)
-    with contextlib.closing(walk):
-        faults = _faults(db, walk, told)
-        compared = since is None and walk.fault is None
-        if head is not None and not walk.met and walk.fault is None:
-            faults.append(lacking(head, walk.seq))
-        return Report(walk.seq - start, walk.seq, walk.before.hex(), tuple(faults), compared)
+    faults = _faults(db, walk, told)
+    compared = since is None and walk.fault is None
+    if head is not None and not walk.met and walk.fault is None:
+        faults.append(lacking(head, walk.seq))
+    return Report(walk.seq - start, walk.seq, walk.before.hex(), tuple(faults), compared)
 
 
 def _faults(db: sqlite3.Connection, walk: _Walk, told: Told) -> list[Fault]:
@@ -140,9 +139,7 @@ class _Walk:
         self, db: sqlite3.Connection, seq: int, before: bytes, *, rebuild: bool, noted: bytes | None = None
     ) -> None:
         self._db = db
-        self._copy = scratch() if rebuild else None
-        if self._copy is not None:
-            self._copy.execute("BEGIN")
+        self._rebuilt = Rebuilt() if rebuild else None
         self._noted = noted
         self.seq = seq
         self.before = before
@@ -153,12 +150,7 @@ class _Walk:
     @property
     def rebuilds(self) -> bool:
         """Whether the projections are rebuilt."""
-        return self._copy is not None
-
-    def close(self) -> None:
-        """Throw the rebuilt projections away."""
-        if self._copy is not None:
-            self._copy.close()
+        return self._rebuilt is not None
 
     def look_before(self) -> None:
         """Look for entries before the first one, where no walk comes by."""
@@ -202,7 +194,7 @@ class _Walk:
 
     def compare(self) -> list[Fault]:
         """Compare the projections at the newest entry, in one consistent state, with the rebuilt ones."""
-        assert self._copy is not None
+        assert self._rebuilt is not None
         self._db.execute("BEGIN")
         try:
             while self.step():
@@ -211,7 +203,7 @@ class _Walk:
             if self.fault is not None:
                 return []
             self._take_any_text()  # whoever changed a table may have put in bytes that are none
-            return list(islice(_differences(self._db, self._copy, self.seq), MAX_FAULTS))
+            return list(islice(_differences(self._db, self._rebuilt, self.seq), MAX_FAULTS))
         finally:
             self._db.execute("ROLLBACK")
 
@@ -240,54 +232,39 @@ class _Walk:
         if content is not None and content_sha(content.encode("utf-8", "surrogateescape")) != row[_SHA]:
             return Fault("changed", seq, f"the content of entry {seq} was changed")
         try:
-            self._fold(row)
+            if self._rebuilt is not None:
+                fold(self._rebuilt, row)
         except (ValueError, TypeError, AssertionError, LookupError, sqlite3.Error, AuditError) as error:
             return Fault("changed", seq, f"entry {seq} is as it was written, but nothing follows from it: {error}")
         return None
 
-    def _fold(self, row: Row) -> None:
-        if self._copy is None:
-            return
-        (seq, ts_us, session_id, agent_id, user_id, type_name, version, run_id, generation, *tokens) = row[:13]
-        cost_micros, model = row[13:15]
-        erasable = type_name in TRANSCRIPT_TYPES  # reducers read nothing of these, so they are not parsed
-        fact = None if erasable else read_fact(type_name, version, row[_CONTENT])
-        usage = None
-        if tokens[0] is not None:
-            usage = Usage(
-                input_tokens=tokens[0],
-                output_tokens=tokens[1],
-                cache_read_tokens=tokens[2],
-                cache_write_tokens=tokens[3],
-            )
-        header = Header(
-            seq, ts_us, session_id, agent_id, user_id, type_name, run_id, generation, usage, cost_micros, model
-        )
-        reduce(self._copy, header, fact)
 
-
-def _differences(db: sqlite3.Connection, copy: sqlite3.Connection, seq: int) -> Iterator[Fault]:
+def _differences(db: sqlite3.Connection, rebuilt: Rebuilt, seq: int) -> Iterator[Fault]:
     """Yield where the projections are not what follows from the log."""
-    for table in PROJECTIONS:
-        key, there = _rows_by_key(db, table)
-        _key, meant = _rows_by_key(copy, table)
-        for name in sorted({*there, *meant}):
-            if name not in meant:
-                text = f"{table} has {key} {name}, which does not follow from the log"
-            elif name not in there:
-                text = f"{table} lacks {key} {name}, which follows from the log"
-            elif there[name] != meant[name]:
-                columns = [column for column in meant[name] if meant[name][column] != there[name].get(column)]
-                text = f"{table} {name} has another {', '.join(columns)} than follows from the log"
-            else:
-                continue
+    yield from _differences_in(PROPOSALS, db, rebuilt.proposals, seq)
+    yield from _differences_in(RUNS, db, rebuilt.runs, seq)
+    yield from _differences_in(GROUPS, db, rebuilt.groups, seq)
+    yield from _differences_in(BUDGETS, db, rebuilt.budgets, seq)
+
+
+def _differences_in(shape: Shape[R], db: sqlite3.Connection, meant: InMemory[R], seq: int) -> Iterator[Fault]:
+    key, table = shape.columns[0], shape.name
+    missing = set(meant.rows)
+    for values in db.execute(f"{shape.select} ORDER BY {key}"):
+        row = meant.rows.get(values[0])
+        if row is None:
+            text = f"{table} has {key} {values[0]}, which does not follow from the log"
+        elif values != shape.values(row):
+            pairs = zip(shape.columns, values, shape.values(row), strict=True)
+            columns = ", ".join(column for column, stored, follows in pairs if stored != follows)
+            text = f"{table} {values[0]} has another {columns} than follows from the log"
+        else:
+            text = ""
+        missing.discard(values[0])
+        if text:
             yield Fault("projection", seq, f"at entry {seq} {text}")
-
-
-def _rows_by_key(db: sqlite3.Connection, table: str) -> tuple[str, dict[str, dict[str, Any]]]:
-    cursor = db.execute(f"SELECT * FROM {table}")  # noqa: S608
-    columns = [column[0] for column in cursor.description]
-    return columns[0], {str(row[0]): dict(zip(columns, row, strict=True)) for row in cursor}
+    for name in sorted(missing):
+        yield Fault("projection", seq, f"at entry {seq} {table} lacks {key} {name}, which follows from the log")
 
 
 def _seq_of(db: sqlite3.Connection, digest: bytes) -> int | None:

@@ -16,8 +16,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import get_args
 
+from ava_audit.entries import Entry
 from ava_audit.errors import BadQuery
-from ava_audit.events import FACTS, Entry, Severity, SubagentComplete, ToolResult
+from ava_audit.events import FACTS, Severity, SubagentComplete, ToolResult
 from ava_audit.migrations import scratch
 from ava_audit.projections import IndexRow, index_words
 

@@ -18,6 +18,7 @@ import json, sys, time
 import duckdb
 db = duckdb.connect()
 db.execute("SET preserve_insertion_order = false")
+db.execute("SET enable_progress_bar = false")  # it would stand between the answers
 for line in sys.stdin:
     asked = json.loads(line)
     began = time.perf_counter()

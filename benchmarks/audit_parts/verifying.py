@@ -10,8 +10,8 @@ from pathlib import Path
 from audit_parts.building import Log
 from audit_parts.report import Report, median
 from ava_audit.chain import GENESIS, content_sha, entry_hash
+from ava_audit.entries import ENTRY_COLUMNS, HEADER
 from ava_audit.verify import verify
-from ava_audit.view import ENTRY_COLUMNS, HEADER
 
 ROUNDS = 3
 TARGET_S = 15.0

@@ -23,9 +23,10 @@ from ava_audit.events import (
     Who,
 )
 from ava_audit.money import format_usd
+from ava_audit.rows import WAITING, ProposalRow, RunRow
 from ava_audit.store import Command, Outcome
 from ava_audit.times import HOUR_US
-from ava_audit.view import WAITING, ProposalRow, RunRow, View
+from ava_audit.view import View
 from ava_server.budget import DayCaps, installation_scope, user_scope, utc_day
 from ava_server.ids import AGENT
 from ava_server.run_config import CAPS, RunConfig, Texts, digest

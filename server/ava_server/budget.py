@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ava_audit.events import CostReserved, CostUpdate, Event, Fence, Settlement, Usage, Who
+from ava_audit.rows import RunRow
 from ava_audit.store import Command, Outcome
-from ava_audit.view import RunRow, View, loads
+from ava_audit.view import View, loads
 from ava_server.prices import Price, cost_by, cost_micros
 from ava_server.run_config import RunConfig
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ava_audit.events import CancelledBy, CancelRequested, ClaimReason, CostUpdate, Event, RunClaimed, Who
+from ava_audit.rows import QUEUED, RUNNING, WAITING, RunRow
 from ava_audit.store import Command, Outcome
-from ava_audit.view import QUEUED, RUNNING, WAITING, RunRow, View
+from ava_audit.view import View
 from ava_server.approval import close_proposal
 from ava_server.budget import unsettled
 from ava_server.history import History

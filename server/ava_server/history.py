@@ -11,11 +11,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from ava_audit.entries import Entry
 from ava_audit.events import (
     AssistantMessage,
     CostReserved,
     CostUpdate,
-    Entry,
     Fact,
     GuardrailTripped,
     LastTurn,

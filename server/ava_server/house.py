@@ -24,8 +24,8 @@ from ava_audit.keeper import run_keeper
 from ava_audit.locks import Instances
 from ava_audit.money import format_usd, micros_from_cents
 from ava_audit.retention import Retention
+from ava_audit.rows import UNENDED, RunRow
 from ava_audit.store import Store
-from ava_audit.view import UNENDED, RunRow
 from ava_roles.catalog import Catalog, Folder
 from ava_roles.confine.paths import Root
 from ava_roles.prompt import system_prompt

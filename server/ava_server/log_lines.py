@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from typing import Any, cast
 
+from ava_audit.entries import Entry
 from ava_audit.events import (
     AssistantMessage,
     CostReserved,
     CostUpdate,
-    Entry,
     ErrorOccurred,
     SubagentComplete,
     SubagentSpawn,

@@ -11,8 +11,8 @@ import anyio.to_thread
 
 from ava_audit.errors import OutcomeUnknown, StaleOwner
 from ava_audit.events import ErrorOccurred, LastTurn, ToolResult, Who
+from ava_audit.rows import RunRow
 from ava_audit.store import Store
-from ava_audit.view import RunRow
 from ava_server.acting import Acting
 from ava_server.asking import Asking
 from ava_server.budget import unsettled

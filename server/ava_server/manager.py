@@ -19,8 +19,8 @@ import anyio.to_thread
 from ava_audit.errors import AuditError, StoreUnavailable
 from ava_audit.events import CancelledBy, CancelRequested, Who
 from ava_audit.locks import Instances
+from ava_audit.rows import QUEUED, RUNNING, RunRow
 from ava_audit.store import Store
-from ava_audit.view import QUEUED, RUNNING, RunRow
 from ava_server.claims import Artifact, NotClaimed, Slots, cancel, claim, end_unanswered
 from ava_server.history import History
 from ava_server.ids import AGENT

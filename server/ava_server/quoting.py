@@ -11,8 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
-from ava_audit.events import Entry, SpawnProposed, ToolCall, ToolResult
-from ava_audit.view import RunRow, View, entry_of
+from ava_audit.entries import Entry, entry_of
+from ava_audit.events import SpawnProposed, ToolCall, ToolResult
+from ava_audit.rows import RunRow
+from ava_audit.view import View
 from ava_server.approval import texts_of
 from ava_server.errors import BadInput
 from ava_server.ids import AGENT, parse_id

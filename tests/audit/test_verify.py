@@ -17,11 +17,11 @@ from support.log import Life, write_each, write_texts
 
 from ava_audit import verify as verification
 from ava_audit.chain import GENESIS, content_sha, entry_hash
+from ava_audit.entries import ENTRY_COLUMNS, HEADER
 from ava_audit.errors import BadQuery, StoreUnavailable
 from ava_audit.faults import Report
 from ava_audit.store import Store
 from ava_audit.verify import verify
-from ava_audit.view import ENTRY_COLUMNS, HEADER
 
 N = len(HEADER)
 

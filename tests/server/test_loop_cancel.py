@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from support.house import PRICED, Lab, arrived, hand_over, open_lab
 from support.model_server import Fail, Gate, Say
 
-from ava_audit.events import CancelRequested, CostUpdate, Entry, RunEnded, ToolResult
-from ava_audit.view import RunRow
+from ava_audit.entries import Entry
+from ava_audit.events import CancelRequested, CostUpdate, RunEnded, ToolResult
+from ava_audit.rows import RunRow
 from ava_roles.tools.base import Place, Tool, ToolArgs, ToolOutput, ToolSpec
 from ava_server.history import History
 from ava_server.house import House

@@ -18,13 +18,13 @@ from support import owner
 from support.house import PRICED, Lab, arrived, check_budgets, check_requests, hand_over, open_lab
 from support.model_server import Gate, ModelServer, Say, Script, Step, running_model_server
 
+from ava_audit.entries import Entry
 from ava_audit.errors import StaleOwner
 from ava_audit.events import (
     Activity,
     AssistantMessage,
     CostReserved,
     CostUpdate,
-    Entry,
     Event,
     Fence,
     RunClaimed,

@@ -23,9 +23,9 @@ from support.house import PRICED, Lab, arrived, connect, hand_over, open_lab, su
 from support.model_server import Fail, Gate, HangUp, ModelServer, Raw, Say, Step, events, running_model_server
 from support.web_site import Page, site
 
+from ava_audit.entries import HEADER
 from ava_audit.events import ENDINGS, FACTS, Who
 from ava_audit.retention import erase_run
-from ava_audit.view import HEADER
 from ava_roles.tools.registry import builtin_tools
 from ava_server.desk.desk import Desk
 from ava_server.errors import ModelErrorKind

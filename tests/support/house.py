@@ -23,10 +23,12 @@ import anyio
 from mcp import Client
 from mcp_types import CallToolResult
 
-from ava_audit.events import CostReserved, Entry, Event, Fact
+from ava_audit.entries import Entry
+from ava_audit.events import CostReserved, Event, Fact
+from ava_audit.rows import RunRow
 from ava_audit.store import Outcome, Store
 from ava_audit.verify import verify
-from ava_audit.view import RunRow, View
+from ava_audit.view import View
 from ava_server.answers import Answer
 from ava_server.app import build_server
 from ava_server.desk import Desk

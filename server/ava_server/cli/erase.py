@@ -14,8 +14,9 @@ from ava_server.data_root import find_data_root
 from ava_server.errors import BadInput, Refused
 
 if TYPE_CHECKING:
+    from ava_audit.rows import RunRow
     from ava_audit.store import Store
-    from ava_audit.view import RunRow, View
+    from ava_audit.view import View
     from ava_server.data_root import DataRoot
     from ava_server.settings import Settings
 

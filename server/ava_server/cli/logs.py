@@ -15,7 +15,7 @@ from ava_server.cli.terminal import columns, cut, reader_gone, say, write_lines
 from ava_server.data_root import find_data_root
 
 if TYPE_CHECKING:
-    from ava_audit.events import Entry
+    from ava_audit.entries import Entry
     from ava_audit.search import LogQuery
     from ava_audit.store import Store
     from ava_server.data_root import DataRoot

@@ -16,7 +16,7 @@ from ava_server.errors import BadInput
 from ava_server.os_user import os_user
 
 if TYPE_CHECKING:
-    from ava_audit.view import RunRow
+    from ava_audit.rows import RunRow
     from ava_server.answers import RunAnswer
     from ava_server.data_root import DataRoot
     from ava_server.session import Session

@@ -25,7 +25,7 @@ from ava_server.cli.terminal import Progress, agrees, ask, harmless_json, interr
 from ava_server.errors import BadInput, Refused
 
 if TYPE_CHECKING:
-    from ava_audit.view import RunRow
+    from ava_audit.rows import RunRow
     from ava_server.answers import Answer, ConfirmAnswer, RunAnswer, SpawnAnswer
     from ava_server.desk import Desk
     from ava_server.house import House

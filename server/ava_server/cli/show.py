@@ -15,8 +15,8 @@ from ava_server.cli.views import block, limits_text, result_text
 from ava_server.data_root import find_data_root
 
 if TYPE_CHECKING:
-    from ava_audit.events import Entry
-    from ava_audit.view import RunRow
+    from ava_audit.entries import Entry
+    from ava_audit.rows import RunRow
     from ava_server.answers import RunAnswer
     from ava_server.data_root import DataRoot
     from ava_server.run_config import Texts

@@ -17,8 +17,9 @@ from ava_server.data_root import find_data_root
 from ava_server.os_user import os_user
 
 if TYPE_CHECKING:
+    from ava_audit.rows import RunRow
     from ava_audit.store import Store
-    from ava_audit.view import RunRow, View
+    from ava_audit.view import View
     from ava_server.answers import RunAnswer
     from ava_server.settings import Settings
     from ava_server.status import Alive
@@ -97,8 +98,8 @@ async def _status(settings: Settings, once: bool, everybody: bool, as_json: bool
 
 async def _overview(store: Store | None, settings: Settings, user: str, everybody: bool, alive: Alive) -> Overview:
     from ava_audit.money import micros_from_cents
+    from ava_audit.rows import UNENDED
     from ava_audit.times import HOUR_US
-    from ava_audit.view import UNENDED
     from ava_server.approval import beginning, texts_of
     from ava_server.budget import installation_scope, user_scope, utc_day
     from ava_server.status import run_answer

@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ava_audit.view import RunRow
+    from ava_audit.rows import RunRow
     from ava_server.answers import RunAnswer
 
 ENDING_CODES = {

@@ -8,8 +8,9 @@ from typing import Any
 
 import anyio
 
+from ava_audit.rows import QUEUED, UNENDED, RunRow
 from ava_audit.times import HOUR_US
-from ava_audit.view import QUEUED, UNENDED, RunRow, View
+from ava_audit.view import View
 from ava_server.answers import Answer, CheckAnswer, RunAnswer
 from ava_server.arguments import CheckArgs, parse, shown
 from ava_server.desk.own import Own

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ava_audit.events import Who
-from ava_audit.view import RunRow
+from ava_audit.rows import RunRow
 from ava_server.errors import AvaError, BadInput
 from ava_server.house import House
 from ava_server.ids import AGENT, parse_id

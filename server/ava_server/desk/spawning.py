@@ -8,8 +8,8 @@ import anyio.to_thread
 
 from ava_audit.errors import AuditError
 from ava_audit.money import cents, micros_from_cents
+from ava_audit.rows import WAITING, RunRow
 from ava_audit.times import iso_utc
-from ava_audit.view import WAITING, RunRow
 from ava_roles.errors import RolesError
 from ava_server.answers import Answer, ConfirmAnswer, Minutes, OneDecision, SpawnAnswer
 from ava_server.approval import Approval, Declined, Proposed, approve, propose, reject, texts_of

@@ -7,8 +7,9 @@ from typing import Any
 import anyio
 
 from ava_audit.events import Event, UserMessage
+from ava_audit.rows import RUNNING, WAITING
 from ava_audit.store import Command, Outcome
-from ava_audit.view import RUNNING, WAITING, View
+from ava_audit.view import View
 from ava_server.answers import Answer, CancelAnswer, MessageAnswer
 from ava_server.arguments import CancelArgs, MessageArgs, parse
 from ava_server.desk.looking import Looking, Progress, dumped, fitting

@@ -33,7 +33,7 @@ from ava_server.models.choose import Choice, configured
 from ava_server.prepared import Prepared
 
 if TYPE_CHECKING:
-    from ava_audit.view import RunRow
+    from ava_audit.rows import RunRow
     from ava_server.answers import RunAnswer, SpawnAnswer
     from ava_server.session import Session
     from ava_server.settings import Settings

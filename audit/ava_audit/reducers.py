@@ -1,0 +1,381 @@
+"""Reducers: what follows from an event, by addition.
+
+Each takes the state, an entry's header and its fact, and changes the rows of proposals, runs, groups and budgets. They
+read no clock, no setting and no cap, and nothing of a transcript's content, so that the projections can be rebuilt from
+a log whose transcripts have been erased. Where the rows are kept is not theirs to know: in the tables of the log
+(`projections.py`), or in memory alone, where a verification rebuilds them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any, Generic, Protocol, TypeVar
+
+from pydantic_core import from_json, to_json
+
+from ava_audit.entries import HEADER, read_fact, usage_of
+from ava_audit.errors import Contradiction
+from ava_audit.events import (
+    CostReserved,
+    CostUpdate,
+    Fact,
+    RunClaimed,
+    RunEnded,
+    SpawnDecided,
+    SpawnProposed,
+    Unknown,
+    Usage,
+)
+from ava_audit.rows import QUEUED, RUNNING, WAITING, Bucket, GroupRow, ProposalRow, RunRow
+
+R = TypeVar("R", bound=ProposalRow | RunRow | GroupRow | Bucket)
+
+
+class Rows(Protocol[R]):
+    """The rows of one projection, as reducers change them."""
+
+    def get(self, key: str | None) -> R | None:
+        """Return the row of a key, to be changed, or None."""
+
+    def add(self, row: R) -> None:
+        """Add a row.
+
+        Raises:
+            Contradiction: There is one of this key.
+        """
+
+
+class State(Protocol):
+    """All projections."""
+
+    @property
+    def proposals(self) -> Rows[ProposalRow]:
+        """Of every spawn that was proposed."""
+        ...
+
+    @property
+    def runs(self) -> Rows[RunRow]:
+        """Of every run, from its proposal on."""
+        ...
+
+    @property
+    def groups(self) -> Rows[GroupRow]:
+        """Of runs approved together."""
+        ...
+
+    @property
+    def budgets(self) -> Rows[Bucket]:
+        """Of every cap's scope."""
+        ...
+
+
+@dataclass(slots=True)
+class Header:
+    """The columns of an entry that a reducer may read."""
+
+    seq: int
+    ts_us: int
+    session_id: str
+    user_id: str
+    type: str
+    run_id: str | None
+    generation: int | None
+    usage: Usage | None
+    cost_micros: int | None
+
+
+def reduce(state: State, header: Header, fact: Fact | None) -> None:
+    """Bring the projections up to date with one entry.
+
+    Args:
+        state: The projections.
+        header: The entry's header.
+        fact: What happened; None where nothing follows from its content, which may have been erased.
+
+    Raises:
+        Contradiction: It cannot follow what came before, e.g. an approval of what was never proposed.
+    """
+    if (by_header := _BY_HEADER.get(header.type)) is not None:
+        by_header(state, header)
+    # Of what is written in a newer version, the program that wrote it knows what follows.
+    if (by_fact := _BY_FACT.get(header.type)) is not None and not isinstance(fact, Unknown):
+        by_fact(state, header, fact)
+    if header.generation is not None:
+        run = state.runs.get(header.run_id)
+        if run is not None:
+            run.last_us = header.ts_us
+
+
+def fold(state: State, row: Sequence[Any]) -> None:
+    """Bring the projections up to date with an entry as it is stored: the columns of its header, then its content.
+
+    Raises:
+        Contradiction: As for `reduce`.
+        ValueError: Its content is none that its type can have.
+    """
+    type_name, run_id, generation = row[5], row[7], row[8]
+    if generation is None and type_name not in _BY_HEADER and type_name not in TOLD:
+        return
+    fact = read_fact(type_name, row[6], row[len(HEADER)]) if type_name in TOLD else None
+    usage = usage_of(*row[9:13])
+    reduce(state, Header(row[0], row[1], row[2], row[4], type_name, run_id, generation, usage, row[13]), fact)
+
+
+class InMemory(Generic[R]):
+    """Rows that are in memory alone."""
+
+    def __init__(self, kind: type[R]) -> None:
+        self._key = attrgetter(next(iter(kind.__dataclass_fields__)))
+        self.rows: dict[str, R] = {}
+
+    def get(self, key: str | None) -> R | None:
+        """Return the row of a key, to be changed, or None."""
+        return None if key is None else self.rows.get(key)
+
+    def add(self, row: R) -> None:
+        """Add a row.
+
+        Raises:
+            Contradiction: There is one of this key.
+        """
+        key = self._key(row)
+        if key in self.rows:
+            raise Contradiction(f"there is a {key} already")
+        self.rows[key] = row
+
+
+class Rebuilt:
+    """All projections in memory, as a fold of the log from its beginning makes them."""
+
+    def __init__(self) -> None:
+        self.proposals = InMemory(ProposalRow)
+        self.runs = InMemory(RunRow)
+        self.groups = InMemory(GroupRow)
+        self.budgets = InMemory(Bucket)
+
+
+def _proposed(state: State, header: Header, fact: SpawnProposed) -> None:
+    state.proposals.add(
+        ProposalRow(
+            pending_id=fact.pending_id,
+            run_id=fact.subagent_id,
+            user_id=header.user_id,
+            session_id=header.session_id,
+            state=WAITING,
+            digest=fact.digest,
+            created_us=header.ts_us,
+            expires_us=fact.expires_us,
+        )
+    )
+    state.runs.add(
+        RunRow(
+            id=fact.subagent_id,
+            pending_id=fact.pending_id,
+            group_id=None,
+            user_id=header.user_id,
+            session_id=header.session_id,
+            role=str(fact.config.get("role")),
+            name=_text(fact.config.get("name")),
+            task_id=_text(fact.config.get("task_id")),
+            model=str(fact.config.get("model")),
+            config=_config(fact.config),
+            retry_of=fact.retry_of,
+            state=WAITING,
+            stop_reason=None,
+            error_kind=None,
+            created_us=header.ts_us,
+        )
+    )
+
+
+def _said(state: State, header: Header) -> None:
+    # The first message of a run is its task: known by its place, because its content can be erased.
+    run = state.runs.get(header.run_id)
+    if run is not None and run.task_seq is None:
+        run.task_seq = header.seq
+
+
+def _decided(state: State, header: Header, fact: SpawnDecided) -> None:
+    proposal = state.proposals.get(fact.pending_id)
+    if proposal is not None:
+        proposal.state = fact.decision
+        proposal.decided_us = header.ts_us
+        proposal.channel = fact.channel
+        proposal.group_id = fact.group_id
+    if fact.decision != "approved":
+        return
+    run = None if proposal is None else state.runs.get(proposal.run_id)
+    if run is None:
+        raise Contradiction(f"{fact.pending_id} was approved, and there is no such proposal")
+    run.state = QUEUED
+    run.queued_us = header.ts_us
+    run.group_id = fact.group_id
+    run.config = _config({**json.loads(run.config), **fact.changes})
+    if fact.group_id is not None and state.groups.get(fact.group_id) is None:
+        cap_micros = fact.group_max_cost_micros or 0
+        state.groups.add(GroupRow(fact.group_id, header.user_id, cap_micros, fact.group_timeout_s, header.ts_us))
+
+
+def _claimed(state: State, header: Header, fact: RunClaimed) -> None:
+    run = state.runs.get(header.run_id)
+    if run is None:
+        return
+    if run.generation > 0 and run.last_us is not None and run.claimed_us is not None:
+        # What the old owner was active ends with its last entry; a clock that was set back counts as no time.
+        run.active_us += max(0, run.last_us - run.claimed_us)
+    run.state = RUNNING
+    run.generation = fact.generation
+    run.instance = fact.instance
+    run.claimed_us = run.last_us = header.ts_us
+    if run.started_us is None:
+        run.started_us = header.ts_us
+    group = state.groups.get(run.group_id)
+    if group is not None and group.started_us is None:
+        group.started_us = header.ts_us
+
+
+def _started(state: State, header: Header) -> None:
+    run = state.runs.get(header.run_id)
+    if run is not None:
+        run.started_seq = header.seq
+
+
+def _reserved(state: State, header: Header, fact: CostReserved) -> None:
+    run = state.runs.get(header.run_id)
+    for scopes, micros in _holdings(run):
+        _hold(state, scopes, -micros)
+    _hold(state, fact.scopes, fact.micros + fact.wrap_micros)
+    if run is not None:
+        run.turns = max(run.turns, fact.turn)
+        call = {
+            "turn": fact.turn,
+            "attempt": fact.attempt,
+            "scopes": fact.scopes,
+            "micros": fact.micros,
+            "prompt_tokens": fact.prompt_tokens,
+            "max_output": fact.max_output,
+        }
+        run.in_flight = to_json(call).decode()
+        run.wrap_micros = fact.wrap_micros
+        run.wrap_scopes = to_json(fact.scopes).decode()
+
+
+def _settled(state: State, header: Header, fact: CostUpdate) -> None:
+    run = state.runs.get(header.run_id)
+    if run is None or run.in_flight is None:
+        return
+    held = from_json(run.in_flight)
+    if (held["turn"], held["attempt"]) != (fact.turn, fact.attempt):
+        return  # of a call that is not in flight (any more): what it cost was booked when it was given up
+    cost = header.cost_micros or 0
+    for scope in held["scopes"]:
+        bucket = state.budgets.get(scope)
+        if bucket is not None:
+            bucket.held_micros -= int(held["micros"])
+            bucket.spent_micros += cost
+    usage = header.usage or Usage()
+    run.in_flight = None
+    run.cost_micros += cost
+    run.uncosted_micros += cost if fact.settlement == "unknown" else 0
+    run.overrun = max(run.overrun, int(fact.overrun))
+    run.tokens += fact.tokens
+    run.input_tokens += usage.input_tokens
+    run.output_tokens += usage.output_tokens
+    run.cache_read_tokens += usage.cache_read_tokens
+    run.cache_write_tokens += usage.cache_write_tokens
+
+
+def _called(state: State, header: Header) -> None:
+    if header.generation is not None:  # a subagent's call; the orchestrator's calls of our tools carry no claim
+        run = state.runs.get(header.run_id)
+        if run is not None:
+            run.tool_calls += 1
+
+
+def _answered(state: State, header: Header) -> None:
+    # An answer of ours names a run in its header only when it carried that run's result.
+    if header.generation is None:
+        run = state.runs.get(header.run_id)
+        if run is not None and run.fetched_us is None and run.ended_us is not None:
+            run.fetched_us = header.ts_us
+
+
+def _cancelled(state: State, header: Header) -> None:
+    run = state.runs.get(header.run_id)
+    if run is not None and run.cancel_seq is None:
+        run.cancel_seq = header.seq
+
+
+def _completed(state: State, header: Header) -> None:
+    run = state.runs.get(header.run_id)
+    if run is not None:
+        run.result_seq = header.seq
+
+
+def _ended(state: State, header: Header, fact: RunEnded) -> None:
+    run = state.runs.get(header.run_id)
+    if run is None:
+        return
+    if run.wrap_scopes is not None:
+        _hold(state, from_json(run.wrap_scopes), -run.wrap_micros)
+    run.state = fact.status
+    run.stop_reason = fact.stop_reason
+    run.error_kind = fact.error_kind
+    run.ended_us = header.ts_us
+    run.wrap_micros, run.wrap_scopes = 0, None
+    run.active_us = max(run.active_us, fact.active_us)
+
+
+def _holdings(run: RunRow | None) -> Iterator[tuple[Sequence[str], int]]:
+    """Yield the scopes in which a run's wrap-up and its call in flight are held, and how much."""
+    if run is None:
+        return
+    if run.wrap_scopes is not None:
+        yield from_json(run.wrap_scopes), run.wrap_micros
+    if run.in_flight is not None:
+        call = from_json(run.in_flight)
+        yield call["scopes"], int(call["micros"])
+
+
+def _hold(state: State, scopes: Sequence[str], micros: int) -> None:
+    """Hold so much more in each of the scopes, or less."""
+    for scope in scopes:
+        bucket = state.budgets.get(scope)
+        if bucket is None:
+            state.budgets.add(Bucket(scope, held_micros=micros))
+        else:
+            bucket.held_micros += micros
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)
+
+
+def _config(config: dict[str, Any]) -> str:
+    return json.dumps(config, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
+
+
+_BY_HEADER: dict[str, Callable[[State, Header], None]] = {
+    "UserMessage": _said,
+    "RunStarted": _started,
+    "ToolCall": _called,
+    "ToolResult": _answered,
+    "CancelRequested": _cancelled,
+    "SubagentComplete": _completed,
+}
+"""What follows from an entry whatever its content is: all that can follow from a transcript."""
+_BY_FACT: dict[str, Callable[[State, Header, Any], None]] = {
+    "SpawnProposed": _proposed,
+    "SpawnDecided": _decided,
+    "RunClaimed": _claimed,
+    "CostReserved": _reserved,
+    "CostUpdate": _settled,
+    "RunEnded": _ended,
+}
+"""What follows from what is said in an entry."""
+
+TOLD: frozenset[str] = frozenset(_BY_FACT)
+"""The types whose content a reducer reads."""

@@ -1,0 +1,112 @@
+"""The rows of the projections: what follows from the log about a run, a proposal, a group and a cap's scope.
+
+The first field of each is the key of its table. Whoever reads one has a copy: only reducers change what is kept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+WAITING = "awaiting_approval"
+QUEUED = "queued"
+RUNNING = "running"
+UNENDED = (WAITING, QUEUED, RUNNING)
+
+
+@dataclass(slots=True)
+class RunRow:
+    """A run as the log has it. Money in micro-USD, times in microseconds UTC, durations in microseconds.
+
+    `config` is the approved configuration (with the decision's changes applied); `in_flight` the `CostReserved` of a
+    model call that has not been settled; `tokens` those that count against `max_tokens`.
+    """
+
+    id: str
+    pending_id: str
+    group_id: str | None
+    user_id: str
+    session_id: str
+    role: str
+    name: str | None
+    task_id: str | None
+    model: str
+    config: str
+    retry_of: str | None
+    state: str
+    stop_reason: str | None
+    error_kind: str | None
+    created_us: int
+    queued_us: int | None = None
+    started_us: int | None = None
+    claimed_us: int | None = None
+    ended_us: int | None = None
+    last_us: int | None = None
+    active_us: int = 0
+    generation: int = 0
+    instance: str | None = None
+    turns: int = 0
+    tool_calls: int = 0
+    tokens: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cache_read_tokens: int = 0
+    cache_write_tokens: int = 0
+    cost_micros: int = 0
+    uncosted_micros: int = 0
+    overrun: int = 0
+    in_flight: str | None = None
+    wrap_micros: int = 0
+    wrap_scopes: str | None = None
+    cancel_seq: int | None = None
+    task_seq: int | None = None
+    started_seq: int | None = None
+    result_seq: int | None = None
+    fetched_us: int | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether the run has an ending."""
+        return self.state not in UNENDED
+
+
+@dataclass(slots=True)
+class ProposalRow:
+    """A proposal: which run waits for approval, until when, and what became of it."""
+
+    pending_id: str
+    run_id: str
+    user_id: str
+    session_id: str
+    state: str
+    digest: str
+    created_us: int
+    expires_us: int
+    decided_us: int | None = None
+    channel: str | None = None
+    group_id: str | None = None
+
+
+@dataclass(slots=True)
+class GroupRow:
+    """Runs approved together: one aggregate cost cap (micro-USD) and one clock (seconds), if it has one."""
+
+    id: str
+    user_id: str
+    cap_micros: int
+    timeout_s: float | None
+    created_us: int
+    started_us: int | None = None
+
+
+@dataclass(slots=True)
+class Bucket:
+    """What a cap's scope has spent, and what is held for calls in flight and wrap-ups; micro-USD."""
+
+    scope: str
+    spent_micros: int = 0
+    held_micros: int = 0
+
+    @property
+    def committed(self) -> int:
+        """Spent and held together."""
+        return self.spent_micros + self.held_micros

@@ -1,0 +1,112 @@
+"""The rows of the projections in the writer's memory: what commands see of them is what the tables would say."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import anyio
+import anyio.lowlevel
+import pytest
+from support.log import Life, write, write_each, writing
+
+from ava_audit import projections
+from ava_audit.rows import RUNNING, RunRow
+from ava_audit.store import Outcome, Store
+from ava_audit.verify import verify
+from ava_audit.view import View
+
+RUN = "S-aaaaaa"
+
+
+def seen(how: Callable[[View], RunRow | None]) -> Callable[[View, int], Outcome[RunRow]]:
+    """A command that answers with the run as the writer sees it."""
+
+    def command(view: View, _now: int) -> Outcome[RunRow]:
+        run = how(view)
+        assert run is not None
+        return Outcome(run)
+
+    return command
+
+
+one = seen(lambda view: view.run(RUN))
+listed = seen(lambda view: view.runs(states=[RUNNING])[0])
+
+
+@pytest.mark.parametrize("look", [one, listed])
+async def test_a_command_sees_what_the_command_before_it_changed(
+    tmp_path: Path, look: Callable[[View, int], Outcome[RunRow]]
+) -> None:
+    life = Life(RUN)
+    with anyio.fail_after(5):
+        async with Store.open(tmp_path) as log, anyio.create_task_group() as tasks:
+            await write_each(log, life.begun())
+            for turn in range(1, 4):  # tasks start in order: one batch of the writer
+                tasks.start_soon(write, log, life.reserved(turn))
+                tasks.start_soon(write, log, life.settled(turn, cost=1_000))
+            await anyio.lowlevel.checkpoint()
+            run = await log.do(look)
+            assert (run.turns, run.cost_micros, run.in_flight) == (3, 3_000, None)
+
+
+async def test_what_another_process_has_written_is_seen_at_once(tmp_path: Path) -> None:
+    mine, theirs = Life(RUN), Life(RUN, generation=2)
+    with anyio.fail_after(5):
+        async with Store.open(tmp_path) as here, Store.open(tmp_path) as there:
+            await write_each(here, [*mine.begun(), mine.reserved(), mine.settled(cost=1_000)])
+            for turn, (store, life) in enumerate([(there, theirs), (here, mine)] * 3, 2):
+                life.generation = turn
+                await write_each(store, [life.claimed(), life.reserved(turn), life.settled(turn, cost=1_000)])
+                run = await store.do(one)
+                assert (run.turns, run.cost_micros, run.generation) == (turn, turn * 1_000, turn)
+    assert verify(tmp_path / "ava.db").ok
+
+
+async def test_who_changes_what_a_view_gave_changes_nothing(tmp_path: Path) -> None:
+    with anyio.fail_after(5):
+        async with Store.open(tmp_path) as log:
+            await write_each(log, Life(RUN).begun())
+            run = await log.do(one)
+            run.state, run.cost_micros = "success", 5
+            assert (await log.do(one)).state == RUNNING
+            await write(log, Life(RUN).answered())
+    assert verify(tmp_path / "ava.db").ok
+
+
+async def test_a_batch_that_is_rolled_back_leaves_nothing_in_memory(tmp_path: Path) -> None:
+    life = Life(RUN)
+
+    def full(db: sqlite3.Connection) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    with anyio.fail_after(5):
+        async with Store.open(tmp_path) as log:
+            await write_each(log, life.begun())
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(write, log, life.reserved())
+                await anyio.lowlevel.checkpoint()
+                with contextlib.suppress(Exception):
+                    await log.keep_house(full)
+            run = await log.do(one)
+            assert run.turns == 1
+            await write(log, life.settled())
+    assert verify(tmp_path / "ava.db").ok
+
+
+async def test_of_more_runs_than_stay_in_memory_every_one_is_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(projections, "KEPT", 3)
+    lives = [Life(f"S-{number:06x}") for number in range(8)]
+    with anyio.fail_after(10):
+        async with Store.open(tmp_path) as log:
+            for step in zip(*(life.whole() for life in lives), strict=True):
+                async with anyio.create_task_group() as tasks:
+                    for event in step:
+                        tasks.start_soon(log.do, writing(event))
+            ended = await log.read(lambda view: view.runs(states=["success"]))
+    assert len(ended) == len(lives)
+    assert verify(tmp_path / "ava.db").ok
