@@ -14,7 +14,7 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 
-from ava_audit.entries import entry_of
+from ava_audit.entries import ENTRY_COLUMNS, entry_of
 from ava_audit.errors import SchemaNewer, StoreUnavailable
 from ava_audit.locks import try_hold
 from ava_audit.mirror import Mirror
@@ -35,10 +35,13 @@ FINAL_S = 2.0
 """How long a keeper that is asked to end may take to finish its duties; the server has 5 s in all."""
 INDEX_BATCH = 500
 INDEX_CHARS = 4_000_000
+INDEX_S = 0.01
+"""How long the index may be written in one piece: whoever writes waits meanwhile."""
 WAL_BYTES = 4_000_000
 """A write-ahead log larger than this is moved into the database at once; a smaller one when nobody writes."""
-WAL_LOOK_S = 1.0
-IDLE_LOOKS = 3
+WAL_LOOK_S = 0.1
+"""How often is looked how large it is, while somebody writes: the larger, the longer whoever writes waits."""
+QUIET_S = 3.0
 SWEEP_EVERY_S = 3_600.0
 """How often is looked for what has become old."""
 SWEEP_PIECES = 50
@@ -164,39 +167,43 @@ async def index_news(store: Store) -> None:
         StoreUnavailable: The log cannot be read or written.
     """
     while True:
-        done, upto, erased, rows = await store.read(_next_words)
-        if upto == done:
+        done, erased, rows = await store.read(_next_words)
+        if not rows:
             return
-        await store.keep_house(partial(index_words, rows=rows, after=done, upto=upto, erased=erased))
+        await store.keep_house(partial(index_words, rows=rows, after=done, erased=erased, for_s=INDEX_S))
 
 
-def _next_words(view: View) -> tuple[int, int, int, list[IndexRow]]:
-    """Return how far the index is and will be with the next batch, how many erased it has, and the batch."""
-    done = upto = view.progress("words")
+def _next_words(view: View) -> tuple[int, int, list[IndexRow]]:
+    """Return how far the index is, how many erased entries the next batch has, and the batch."""
+    done = view.progress("words")
     rows: list[IndexRow] = []
     erased = size = 0
-    for row in view.rows("seq > ?", done, limit=INDEX_BATCH):
-        entry = entry_of(row[:-1])
-        upto = entry.seq
+    sql = f"SELECT {ENTRY_COLUMNS} FROM events WHERE seq > ? ORDER BY seq LIMIT ?"  # noqa: S608
+    for row in view.select(sql, done, INDEX_BATCH):
+        entry = entry_of(row)
         erased += entry.content is None
         rows.append(index_row(entry))
         size += len(rows[-1][-1])
         if size > INDEX_CHARS:
             break
-    return done, upto, erased, rows
+    return done, erased, rows
 
 
 async def _mind_the_wal(store: Store) -> None:
     """Empty the write-ahead log when it has grown, and when the log has been quiet for a while."""
     wal = store.path.with_name(store.path.name + "-wal")
-    head, quiet = -1, 0
     while True:
-        await anyio.sleep(WAL_LOOK_S)
-        quiet = quiet + 1 if store.head == head else 0
         head = store.head
-        size = await anyio.to_thread.run_sync(_size, wal)
-        if size > WAL_BYTES or (size > 0 and quiet >= IDLE_LOOKS):
+        if await anyio.to_thread.run_sync(_size, wal) > WAL_BYTES:
             await _retried("the database file", partial(_checkpoint, store))
+        with anyio.move_on_after(QUIET_S) as quiet:
+            await store.newer_than(head)
+        if quiet.cancelled_caught:
+            if await anyio.to_thread.run_sync(_size, wal) > 0:
+                await _retried("the database file", partial(_checkpoint, store))
+            else:
+                await store.newer_than(head)
+        await anyio.sleep(WAL_LOOK_S)
 
 
 async def _checkpoint(store: Store) -> None:

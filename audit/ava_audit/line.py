@@ -6,6 +6,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from pydantic_core import to_json
+
 from ava_audit.chain import GENESIS, content_sha, entry_hash
 from ava_audit.entries import HEADER
 from ava_audit.events import TRANSCRIPT_TYPES
@@ -97,7 +99,7 @@ def _named(header: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
 
 def _members(values: dict[str, Any]) -> bytes:
     """Return the members of a JSON object, without its braces."""
-    return json.dumps(values, ensure_ascii=False, separators=(",", ":"))[1:-1].encode()
+    return to_json(values)[1:-1]
 
 
 def _cents(micros: int) -> str:

@@ -6,7 +6,9 @@ With `store.py` and `migrations.py` this is the only place that writes SQL. What
 
 from __future__ import annotations
 
+import math
 import sqlite3
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from itertools import islice
@@ -22,6 +24,9 @@ KEPT = 300
 """So many rows of a table are kept in memory at most; a run's are some kilobytes."""
 FOLDED = 1_000
 """After so many entries a log that is folded anew writes what has come of them."""
+
+INDEXED = 20
+"""So many entries are indexed between two looks at the clock."""
 
 IndexRow = tuple[int, str, str, str, str, str]
 """A row of the text index: `seq`, then the tokens of agent, session and user, those of type and severity, the text."""
@@ -220,27 +225,36 @@ def refold(db: sqlite3.Connection) -> None:
     tables.write()
 
 
-def index_words(db: sqlite3.Connection, rows: Sequence[IndexRow], after: int, upto: int, erased: int) -> bool:
-    """Put the words of the entries after `after` up to `upto` into the text index.
+def index_words(
+    db: sqlite3.Connection, rows: Sequence[IndexRow], after: int, erased: int, for_s: float = math.inf
+) -> bool:
+    """Put the words of entries into the text index, and note how far it has come.
 
     Args:
         db: The writer's connection.
-        rows: What to index, made in a reader's thread.
+        rows: What to index, in order, made in a reader's thread: every entry after `after`, up to the last of them.
         after: How far the index had come when they were made.
-        upto: How far it comes with them.
         erased: How many of these entries had no content then.
+        for_s: After so many seconds the rest is left for another time, because whoever writes waits meanwhile.
 
     Returns:
         False when the log has moved on in between (another keeper, an erasure), and nothing was done.
     """
+    if not rows:
+        return True
     now = db.execute("SELECT seq FROM progress WHERE name = 'words'").fetchone()
     gone = db.execute(
-        "SELECT count(*) FROM events WHERE seq > ? AND seq <= ? AND content IS NULL", (after, upto)
+        "SELECT count(*) FROM events WHERE seq > ? AND seq <= ? AND content IS NULL", (after, rows[-1][0])
     ).fetchone()
     if (now[0] if now else 0) != after or gone[0] != erased:
         return False
-    db.executemany("INSERT INTO words (rowid, agent, session, user, marks, text) VALUES (?, ?, ?, ?, ?, ?)", rows)
-    db.execute("INSERT OR REPLACE INTO progress (name, seq) VALUES ('words', ?)", (upto,))
+    end = time.monotonic() + for_s
+    done = 0
+    while done < len(rows) and (done == 0 or time.monotonic() < end):
+        some = rows[done : done + INDEXED]
+        db.executemany("INSERT INTO words (rowid, agent, session, user, marks, text) VALUES (?, ?, ?, ?, ?, ?)", some)
+        done += len(some)
+    db.execute("INSERT OR REPLACE INTO progress (name, seq) VALUES ('words', ?)", (rows[done - 1][0],))
     return True
 
 

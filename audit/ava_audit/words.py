@@ -14,6 +14,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import get_args
 
 from ava_audit.entries import Entry
@@ -199,7 +200,7 @@ def _with_words(pieces: Sequence[str]) -> set[str]:
     """
     with contextlib.closing(scratch()) as db:
         rows = [(number, "x", "x", "x", "x", piece) for number, piece in enumerate(pieces, 1)]
-        index_words(db, rows, after=0, upto=0, erased=0)
+        index_words(db, rows, after=0, erased=0)
         asked = "SELECT 1 FROM words WHERE words MATCH ? AND rowid = ?"
         return {
             piece
@@ -212,6 +213,7 @@ def _any(column: str, tokens: Iterable[str]) -> str:
     return f"{column} : ({' OR '.join(dict.fromkeys(tokens))})"
 
 
+@lru_cache(maxsize=4_096)
 def _token(value: str) -> str:
     """Return the one token that stands for an id or a name."""
     return "x" + hashlib.blake2s(value.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()

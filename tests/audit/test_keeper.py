@@ -142,7 +142,7 @@ async def test_a_large_write_ahead_log_is_emptied_while_others_write(
 ) -> None:
     monkeypatch.setattr(keeper, "WAL_LOOK_S", 0.02)
     monkeypatch.setattr(keeper, "WAL_BYTES", 100_000)
-    monkeypatch.setattr(keeper, "IDLE_LOOKS", 10**9)
+    monkeypatch.setattr(keeper, "QUIET_S", 10**9)
     with anyio.fail_after(5):
         async with kept(tmp_path) as log:
             await write_texts(log, ["x" * 200_000])
@@ -150,7 +150,7 @@ async def test_a_large_write_ahead_log_is_emptied_while_others_write(
 
 
 async def test_a_quiet_log_is_moved_into_the_database_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeper, "WAL_LOOK_S", 0.02)
+    monkeypatch.setattr(keeper, "QUIET_S", 0.02)
     with anyio.fail_after(5):
         async with kept(tmp_path) as log:
             await write_texts(log, ["a"])
@@ -165,13 +165,13 @@ async def test_an_index_batch_made_before_an_erasure_is_made_again(tmp_path: Pat
     with anyio.fail_after(5):
         async with Store.open(tmp_path) as log:
             await write_texts(log, ["a", "b"])
-            done, upto, erased, rows = await log.read(_next_words)
+            done, erased, rows = await log.read(_next_words)
 
             def erase(db: sqlite3.Connection) -> None:
                 db.execute("UPDATE events SET content = NULL WHERE seq = 2")
 
             await log.keep_house(erase)
-            put_in = partial(index_words, rows=rows, after=done, upto=upto, erased=erased)
+            put_in = partial(index_words, rows=rows, after=done, erased=erased)
             assert not await log.keep_house(put_in)
             await index_news(log)
             assert not await log.keep_house(put_in)
