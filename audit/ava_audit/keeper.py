@@ -7,6 +7,7 @@ retried for ever: what fails here is late, and never stops a run.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,8 @@ from ava_audit.errors import SchemaNewer, StoreUnavailable
 from ava_audit.locks import try_hold
 from ava_audit.mirror import Mirror
 from ava_audit.projections import IndexRow, index_words
-from ava_audit.retention import Retention, asked, complete, erasing, sweep
+from ava_audit.retention import Retention, asked, complete, erasing, horizon, sweep
+from ava_audit.set_aside import forget_old
 from ava_audit.store import Store, T
 from ava_audit.view import View
 from ava_audit.words import index_row
@@ -119,6 +121,7 @@ async def _erase(store: Store, mirror: Mirror, mirrored: bool, retention: Retent
             if await _retried("erasing", partial(store.read, asked)):
                 await _retried("erasing", finish)
         await _retried("erasing", finish)
+        await _retried("erasing what is old", partial(_forget_old, store, mirror.folder, retention.days))
         with anyio.move_on_after(SWEEP_EVERY_S):
             while True:
                 head = store.head
@@ -126,6 +129,11 @@ async def _erase(store: Store, mirror: Mirror, mirrored: bool, retention: Retent
                     await _retried("erasing", finish)
                 await store.newer_than(head)
                 await anyio.sleep(GROUP_S)
+
+
+async def _forget_old(store: Store, folder: Path, days: int) -> None:
+    _upto, limit_us = await store.read(partial(horizon, now_us=time.time_ns() // 1000, days=days))
+    await anyio.to_thread.run_sync(forget_old, folder, limit_us)
 
 
 async def _duty(name: str, store: Store, work: Callable[[], Awaitable[None]]) -> None:

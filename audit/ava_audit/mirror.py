@@ -3,7 +3,8 @@
 The log knows how long each file is when it is whole. A file of another length (a crash between writing and
 noting, a torn line, a file that was cut or removed) is healed: compared with what the log says line by line,
 cut at the first difference, and completed. So is a file that has lines whose content was erased: the log has marked
-it in the transaction that erased. Only the keeper writes here.
+it in the transaction that erased. A file with entries that the log does not have is set aside. Only the keeper writes
+here.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import anyio.to_thread
 from ava_audit.entries import HEADER
 from ava_audit.line import mirror_line
 from ava_audit.projections import note_healed, note_mirrored
+from ava_audit.set_aside import is_of_another_log, set_aside
 from ava_audit.store import Store
 from ava_audit.times import EPOCH, US_PER_S, day_of
 from ava_audit.view import View
@@ -43,7 +45,7 @@ class Mirror:
 
     def __init__(self, store: Store, folder: Path) -> None:
         self._store = store
-        self._folder = folder
+        self.folder = folder
         self._sizes: dict[str, int] = {}
         self._turn = anyio.Lock()
 
@@ -99,25 +101,25 @@ class Mirror:
 
     async def _heal(self, files: Iterable[str]) -> None:
         for file in files:
-            size, erasure = await self._store.read(partial(_healed, folder=self._folder, file=file))
+            size, erasure = await self._store.read(partial(_healed, folder=self.folder, file=file))
             # Refused, the file stays marked or as it was noted: the next to look at it heals it once more.
             await self._store.keep_house(partial(note_healed, file=file, size=size, erasure=erasure))
             self._sizes[file] = size
 
     def _existing(self, files: Iterable[str]) -> list[str]:
-        return [file for file in files if (self._folder / file).exists()]
+        return [file for file in files if (self.folder / file).exists()]
 
     def _make_folders(self) -> None:
-        for folder in (self._folder, self._folder / "ava", self._folder / "subagents"):
+        for folder in (self.folder, self.folder / "ava", self.folder / "subagents"):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def _wrong(self, files: Iterable[str]) -> list[str]:
-        return [file for file in files if _size(self._folder / file) != self._sizes.get(file, 0)]
+        return [file for file in files if _size(self.folder / file) != self._sizes.get(file, 0)]
 
     def _append(self, lines: Mapping[str, Sequence[bytes]]) -> dict[str, int]:
         sizes: dict[str, int] = {}
         for file, new in lines.items():
-            with _open(self._folder / file) as out:
+            with _open(self.folder / file) as out:
                 out.seek(0, os.SEEK_END)
                 out.write(b"".join(new))
                 sizes[file] = out.tell()
@@ -136,7 +138,10 @@ def _healed(view: View, *, folder: Path, file: str) -> tuple[int, int]:
 
 
 def heal(view: View, *, folder: Path, file: str) -> int:
-    """Make a file what the log says that it is, and return its length; what is right at its beginning stays."""
+    """Make a file what the log says that it is, and return its length; what is right at its beginning stays.
+
+    A file that has, after that, entries that the log does not have is set aside, and made anew.
+    """
     path = folder / file
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     upto = view.progress("mirror")
@@ -146,14 +151,20 @@ def heal(view: View, *, folder: Path, file: str) -> int:
         for row in _rows_of(view, file, upto):
             line = mirror_line(row)
             if same and out.read(len(line)) != line:
+                if is_of_another_log(view, out, good):
+                    break
                 same = False
                 out.seek(good)
                 out.truncate()
             if not same:
                 out.write(line)
             good += len(line)
-        out.truncate(good)
-    return good
+        else:
+            if not is_of_another_log(view, out, good):
+                out.truncate(good)
+                return good
+    set_aside(path)
+    return heal(view, folder=folder, file=file)
 
 
 def _rows_of(view: View, file: str, upto: int) -> Iterator[tuple[Any, ...]]:

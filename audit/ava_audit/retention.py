@@ -27,6 +27,7 @@ from ava_audit.events import TRANSCRIPT_TYPES, Event, LogErased, Who
 from ava_audit.mirror import Mirror, file_of
 from ava_audit.projections import IndexRow, erase_entries, forget_live, merge_words, note_progress
 from ava_audit.rows import WAITING, RunRow
+from ava_audit.set_aside import forget_runs
 from ava_audit.store import Outcome, Store, T
 from ava_audit.times import US_PER_S
 from ava_audit.view import View
@@ -184,6 +185,7 @@ async def complete(store: Store, mirror: Mirror, folders: Iterable[Path], *, mir
         await mirror.forget(make=mirrored)
         await _merge(store)
         await anyio.to_thread.run_sync(_remove, list(folders), begun.runs)
+        await anyio.to_thread.run_sync(forget_runs, mirror.folder, begun.runs)
         while not await store.checkpoint():  # noqa: ASYNC110 - a reader still needs the old pages
             await anyio.sleep(BUSY_S)
         await store.keep_house(partial(note_progress, duty="erased", seq=begun.upto))

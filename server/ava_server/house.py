@@ -259,13 +259,18 @@ async def open_house(settings: Settings, *, runs: bool = True) -> AsyncGenerator
         user = os_user()
         house = House(settings, store, user, clients, instances)
         house.manager = manager = Manager(store, instances, name, user, slots, house)
+
+        async def own() -> None:
+            await manager.run()
+            lock.release()  # it owns nothing any more: whoever looks for orphans may see it
+
         try:
             async with anyio.create_task_group() as keeping:
                 keeping.start_soon(lambda: keep(store, settings))
                 try:
                     async with anyio.create_task_group() as running:
                         if runs:
-                            running.start_soon(manager.run)
+                            running.start_soon(own)
                             running.start_soon(house.sweep)
                         yield house
                         running.cancel_scope.cancel()

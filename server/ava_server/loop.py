@@ -9,7 +9,7 @@ from dataclasses import replace
 import anyio
 import anyio.to_thread
 
-from ava_audit.errors import OutcomeUnknown, StaleOwner
+from ava_audit.errors import OutcomeUnknown, SchemaNewer, StaleOwner
 from ava_audit.events import ErrorOccurred, LastTurn, ToolResult, Who
 from ava_audit.rows import RunRow
 from ava_audit.store import Store
@@ -118,7 +118,7 @@ class AgentRun:
         with self.scope:
             try:
                 return await self._within(work_s, left, cap)
-            except (StaleOwner, OutcomeUnknown):
+            except (StaleOwner, OutcomeUnknown, SchemaNewer):
                 raise
             except Exception as error:  # a bug of ours ends this run, on the record, and no other
                 log.exception("%s failed", self.id)

@@ -16,7 +16,7 @@ import anyio
 import anyio.abc
 import anyio.to_thread
 
-from ava_audit.errors import AuditError, StoreUnavailable
+from ava_audit.errors import AuditError, SchemaNewer, StoreUnavailable
 from ava_audit.events import CancelledBy, CancelRequested, Who
 from ava_audit.locks import Instances
 from ava_audit.rows import QUEUED, RUNNING, RunRow
@@ -105,6 +105,7 @@ class Manager:
         self._wait_s: dict[str, float] = {}
         self._asked: dict[str, str | None] = {}
         self._poked = anyio.Event()
+        self._outdated = False
 
     def adopt_session(self, session_id: str) -> None:
         """Note a session of this process: its runs are claimed at once, others' after a grace."""
@@ -120,17 +121,30 @@ class Manager:
         return run.activity if run is not None else None
 
     async def run(self) -> None:
-        """Look after runs until cancelled; every run is a task of this call."""
+        """Look after runs until cancelled; every run is a task of this call.
+
+        It ends by itself when a newer program has migrated the log, once the last run here has stopped: from then on
+        this process owns nothing, and the newer one may take its runs over.
+        """
         async with anyio.create_task_group() as tasks:
-            while True:
+            while self._owned or not self._outdated:
                 poked = self._poked = anyio.Event()
                 seen = self._store.head
                 try:
-                    await self._look(tasks)
+                    if not self._outdated:
+                        await self._look(tasks)
+                except SchemaNewer as error:
+                    self._leave(error)
+                    continue
                 except AuditError as error:  # the log is out of reach: looked at again, and nothing is claimed
                     log.warning("looking for runs: %s", error)
                 with anyio.move_on_after(LOOK_EVERY_S):
                     await self._news(seen, poked)
+
+    def _leave(self, newer: SchemaNewer) -> None:
+        if not self._outdated:
+            self._outdated = True
+            log.error("the runs of this server are left to the newer program: %s", newer)
 
     async def _news(self, seen: int, poked: anyio.Event) -> None:
         async def on_commit() -> None:
@@ -267,6 +281,8 @@ class Manager:
             await owned.drive(await self._group_time(run))
         except StoreUnavailable as error:  # the log cannot take it: the run stays, for the next look or another owner
             log.error("%s: %s", run.id, error)
+        except SchemaNewer as error:
+            self._leave(error)
         except Exception:
             log.exception("%s was dropped", run.id)
             with contextlib.suppress(AuditError):  # looked at again, and counted again

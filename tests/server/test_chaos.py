@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import shutil
+import sqlite3
 import subprocess
 import sys
 import time
@@ -23,8 +24,9 @@ from support.model_server import Gate, ModelServer, Say, running_model_server
 
 from ava_audit import store
 from ava_audit.errors import StoreUnavailable
-from ava_audit.events import AssistantMessage, CostReserved, CostUpdate, Event, Fence, RunClaimed, Who
+from ava_audit.events import AssistantMessage, CostReserved, CostUpdate, ErrorOccurred, Event, Fence, RunClaimed, Who
 from ava_audit.locks import WriteLock
+from ava_audit.migrations import SCHEMA_VERSION
 from ava_audit.view import View
 
 NOTE = Say(calls=[("scratchpad", {"note": "half of it"})])
@@ -99,6 +101,55 @@ async def test_a_paid_answer_whose_settlement_was_cut_off_is_booked_as_unknown_b
 async def until_clock(at_s: float) -> None:
     """Wait for a moment that is itself what the test is about: the end of a run's time."""
     await anyio.sleep(max(0.0, at_s - time.time()))
+
+
+# -- a log that cannot be written -----------------------------------------------------------------------------------
+
+
+async def test_a_call_that_met_a_log_out_of_reach_is_answered_after_one_wait_and_its_answer_is_recorded_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "ANSWER_S", 1.0)
+    async with open_lab(tmp_path, [], check=False) as lab:
+        with held_by_another(lab.root):
+            began = time.monotonic()
+            answer = await lab.call("spawn_subagent", role="custom", task="look it up")
+            took = time.monotonic() - began
+            assert "the log did not answer in time" in answer.message
+            assert 1.0 <= took < 1.9, "the caller is not kept waiting a second time for the record of the refusal"
+        with anyio.fail_after(5):
+            while not await lab.store.read(lambda view: list(view.rows("type = 'ToolResult'"))):
+                await lab.store.newer_than(lab.store.head)
+
+
+async def test_a_newer_program_takes_over_the_runs_of_an_older_one_that_is_still_there(tmp_path: Path) -> None:
+    gate = Gate()
+    with running_model_server([NOTE, Say("lost", gate=gate), hand_over()]) as server:
+        async with open_lab(tmp_path, server=server, config=PRICED, check=False) as older:
+            run_id = await older.start()
+            await arrived(gate.arrived)
+            with user_version(older.root, SCHEMA_VERSION + 1), warned("ava.manager", "left to the newer") as left:
+                gate.released.set()
+                await left.wait()
+            assert (await older.run(run_id)).state == "running", "it is nobody's, and not ended"
+            async with open_lab(tmp_path, server=server, config=PRICED, check=False) as newer:
+                with anyio.fail_after(10):
+                    run = await newer.ended(run_id)
+                assert (run.state, run.generation) == ("success", 2)
+                assert [fact.settlement for fact in await newer.facts(run_id, CostUpdate)] == [
+                    "billed", "unknown", "billed",
+                ]  # fmt: skip
+                assert await newer.facts(run_id, ErrorOccurred) == []
+
+
+@contextmanager
+def user_version(root: Path, version: int) -> Generator[None]:
+    """The log as if a program that knows this version of the schema had migrated it."""
+    with contextlib.closing(sqlite3.connect(root / "ava.db", isolation_level=None)) as db:
+        (before,) = db.execute("PRAGMA user_version").fetchone()
+        db.execute(f"PRAGMA user_version = {version}")
+        yield
+        db.execute(f"PRAGMA user_version = {before}")
 
 
 # -- entries that cannot be folded ----------------------------------------------------------------------------------

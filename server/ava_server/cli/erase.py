@@ -35,7 +35,8 @@ _STAYS = (
 )
 _OUT_OF_REACH = (
     "Out of reach: a later subagent that was given this one's words (erase that one too), searches that somebody typed,"
-    " your host's own transcript, the model provider, exports, backups and snapshots of the data root."
+    " your host's own transcript, the model provider, exports, backups and snapshots of the data root, and day files in"
+    " logs/ava that were set aside (set-aside in their name) because they are another log's."
 )
 
 

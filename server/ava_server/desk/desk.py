@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, cast
 
-from ava_audit.errors import AuditError
+from ava_audit.errors import AuditError, SchemaNewer, StoreUnavailable
 from ava_audit.events import Event, ToolCall, ToolResult
 from ava_audit.money import format_usd
 from ava_audit.storable import storable
@@ -104,7 +104,8 @@ class Desk:
             raise
         try:
             answer.notices = await self._notices(answer) or None
-            await self._record(called, tool, answer, began, reading=reading)
+            out_of_reach = isinstance(mistake, StoreUnavailable | SchemaNewer)  # who was kept waiting is not again
+            await self._record(called, tool, answer, began, reading=reading, waits=not out_of_reach)
         except AuditError as error:  # what was done is done: its answer is given, and says what is missing
             log.warning("the answer of %s is not on the record: %s", tool, error)
         if raises and mistake is not None:
@@ -122,7 +123,9 @@ class Desk:
             if row.id not in in_it and (row.ended_us or 0) >= since
         ][:NOTICES]
 
-    async def _record(self, called: Command[None], tool: str, answer: Answer, began: float, *, reading: bool) -> None:
+    async def _record(
+        self, called: Command[None], tool: str, answer: Answer, began: float, *, reading: bool, waits: bool
+    ) -> None:
         """Log the answer: before it is given if it carries a result, not at all if a poll saw nothing new."""
         results = [run for run in _runs_in(answer) if run.get("untrusted_result")]
         failed = answer.status == FAILED
@@ -139,7 +142,7 @@ class Desk:
         if reading:
             self._store.post(called)
         fetched = tuple(carried(self._session.who, tool, str(run["subagent_id"])) for run in results)
-        if results or not reading:
+        if waits and (results or not reading):
             await self._store.do(append(result, *fetched))
         else:
             self._store.post(append(result))

@@ -1,0 +1,66 @@
+"""Files of the mirror that have what the log has not: of a log that was removed, or put back from an older copy.
+
+Such a file is the only record that is left of it, so it is set aside under another name before a new one is written.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import IO
+
+from ava_audit.line import line_fault
+from ava_audit.times import US_PER_S
+from ava_audit.view import View
+
+log = logging.getLogger("ava.keeper")
+
+MARK = "set-aside"
+_NAMED = re.compile(rb'\},"seq":(\d{1,18}),[^{}]*"hash":"([0-9a-f]{64})"\}\s*\Z')
+
+
+def is_of_another_log(view: View, file: IO[bytes], start: int) -> bool:
+    """Tell whether a file has, from a place on, an entry that the log does not have.
+
+    What was cut or changed is no entry, and healed; what was only erased since has the hash that it had.
+    """
+    file.seek(start)
+    for line in file:
+        found = _NAMED.search(line)
+        if found is None:
+            continue
+        seq, digest = int(found[1]), bytes.fromhex(found[2].decode())
+        stored = next(view.select("SELECT hash FROM events WHERE seq = ?", seq), None)
+        if (stored is None or stored[0] != digest) and line_fault(line) is None:
+            return True
+    return False
+
+
+def set_aside(path: Path) -> Path:
+    """Give a file a name under which nobody writes, and return it."""
+    number = 1
+    while (aside := path.with_name(f"{path.stem}.{MARK}-{number}{path.suffix}")).exists():
+        number += 1
+    path.rename(aside)
+    log.warning(
+        "%s has entries that this log does not have (it was removed, or put back from an older copy): it is kept as %s",
+        path.name,
+        aside.name,
+    )
+    return aside
+
+
+def forget_old(folder: Path, before_us: int) -> None:
+    """Remove what was set aside and was last written before a time (microseconds UTC)."""
+    for path in folder.glob(f"*/*.{MARK}-*.jsonl"):
+        if path.lstat().st_mtime * US_PER_S < before_us:
+            path.unlink(missing_ok=True)
+
+
+def forget_runs(folder: Path, runs: Iterable[str]) -> None:
+    """Remove what was set aside of runs that are erased."""
+    for run_id in runs:
+        for path in (folder / "subagents").glob(f"{run_id}.{MARK}-*.jsonl"):
+            path.unlink(missing_ok=True)
