@@ -38,8 +38,8 @@ log = logging.getLogger("ava.retention")
 DAY_US = 86_400 * US_PER_S
 KEEPER = "keeper"
 """The session under which the keeper writes: it is no host connection."""
-SLICE = 50
-SLICE_CHARS = 100_000
+SLICE = 25
+SLICE_CHARS = 50_000
 """What one transaction erases at most: a writer that comes meanwhile waits for no more than that."""
 LOOK = 4_000
 MERGE_PAGES = 25
