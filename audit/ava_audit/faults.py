@@ -12,7 +12,7 @@ from ava_audit.entries import HEADER
 WINDOW = 64
 """How far around a fault is looked for where an entry came from."""
 
-FaultKind = Literal["changed", "missing", "inserted", "reordered", "damaged", "head", "projection", "line"]
+FaultKind = Literal["changed", "missing", "inserted", "reordered", "damaged", "head", "projection", "line", "guard"]
 Told = Callable[[int, int], None]
 """Is told how much has been checked, and of how much."""
 Row = tuple[Any, ...]
@@ -39,8 +39,8 @@ class Report:
         entries: How many entries were checked.
         seq: The newest `seq` that was checked, and at which the projections were compared.
         head: The hash of that entry in hex, for noting elsewhere.
-        faults: The first fault of the chain, then those of the head and the projections; empty when all is
-            well.
+        faults: The first fault of the chain, else those of the projections, the head and the triggers; empty when all
+            is well.
         projections: Whether the projections were compared.
         gaps: How often a line of a file does not stand right after the one before it in the log: what belongs in
             between is in other files, was not asked for, or was taken out; a file alone cannot tell which.

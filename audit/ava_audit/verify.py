@@ -17,7 +17,7 @@ from ava_audit.entries import ENTRY_COLUMNS, HEADER
 from ava_audit.errors import AuditError, BadQuery, SchemaNewer, StoreUnavailable
 from ava_audit.events import TRANSCRIPT_TYPES
 from ava_audit.faults import WINDOW, Fault, Report, Row, Told, explained, lacking
-from ava_audit.migrations import SCHEMA_VERSION, schema_version
+from ava_audit.migrations import SCHEMA_VERSION, schema_version, scratch
 from ava_audit.projections import BUDGETS, GROUPS, PROPOSALS, RUNS, Shape
 from ava_audit.reducers import InMemory, R, Rebuilt, fold
 
@@ -109,7 +109,21 @@ def _verify(db: sqlite3.Connection, head: bytes | None, since: bytes | None, tol
     compared = since is None and walk.fault is None
     if head is not None and not walk.met and walk.fault is None:
         faults.append(lacking(head, walk.seq))
+    if walk.fault is None:
+        faults += _unguarded(db)
     return Report(walk.seq - start, walk.seq, walk.before.hex(), tuple(faults), compared)
+
+
+def _unguarded(db: sqlite3.Connection) -> list[Fault]:
+    """Return a fault for each trigger that is not as it was made: without it anybody's SQL could change entries."""
+    select = "SELECT name, sql FROM sqlite_master WHERE type = 'trigger' ORDER BY name"
+    with contextlib.closing(scratch()) as new:
+        meant: dict[str, str] = dict(new.execute(select).fetchall())
+    there: dict[str, str] = dict(db.execute(select).fetchall())
+    lost = {name: "changed" if name in there else "removed" for name in meant if there.get(name) != meant[name]}
+    added = {name: "added" for name in there if name not in meant}
+    text = "the trigger {} was {}: see who writes to this file beside Ava"
+    return [Fault("guard", 0, text.format(*each)) for each in {**lost, **added}.items()]
 
 
 def _faults(db: sqlite3.Connection, walk: _Walk, told: Told) -> list[Fault]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import anyio
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.log import Life, write_each, write_texts
+from support.log import Life, unguarded, write_each, write_texts
 
 from ava_audit import verify as verification
 from ava_audit.chain import GENESIS, content_sha, entry_hash
@@ -38,18 +37,6 @@ async def path(tmp_path: Path) -> Path:
         async with Store.open(tmp_path) as log:
             await write_texts(log, [f"message {number}" for number in range(1, 11)])
     return tmp_path / "ava.db"
-
-
-@contextmanager
-def tampering(path: Path) -> Iterator[sqlite3.Connection]:
-    """A connection of somebody who knows the file, with the triggers out of the way."""
-    db = sqlite3.connect(path, isolation_level=None)
-    db.execute("DROP TRIGGER IF EXISTS events_keep")
-    db.execute("DROP TRIGGER IF EXISTS events_fixed")
-    try:
-        yield db
-    finally:
-        db.close()
 
 
 def renumber(db: sqlite3.Connection, first: int, by: int) -> None:
@@ -93,7 +80,7 @@ async def test_an_empty_log_is_whole(tmp_path: Path) -> None:
     ],
 )
 async def test_a_changed_entry_is_named(seq: int, column: str, value: Any, path: Path) -> None:
-    with tampering(path) as db:
+    with unguarded(path) as db:
         db.execute(f"UPDATE events SET {column} = ? WHERE seq = ?", (value, seq))
     kind, where = fault_of(verify(path))
     assert (kind, where) == ("changed", seq)
@@ -102,7 +89,7 @@ async def test_a_changed_entry_is_named(seq: int, column: str, value: Any, path:
 @pytest.mark.parametrize("renumbered", [False, True])
 @pytest.mark.parametrize(("first", "last"), [(1, 1), (4, 4), (4, 6), (8, 9)])
 async def test_missing_entries_are_named(first: int, last: int, renumbered: bool, path: Path) -> None:
-    with tampering(path) as db:
+    with unguarded(path) as db:
         db.execute("DELETE FROM events WHERE seq BETWEEN ? AND ?", (first, last))
         if renumbered:
             renumber(db, last + 1, first - last - 1)
@@ -127,14 +114,14 @@ def insert(db: sqlite3.Connection, seq: int, *, hashed: bool) -> None:
 @pytest.mark.parametrize("hashed", [False, True])
 @pytest.mark.parametrize("seq", [2, 5, 10])
 async def test_an_inserted_entry_is_named(seq: int, hashed: bool, path: Path) -> None:
-    with tampering(path) as db:
+    with unguarded(path) as db:
         insert(db, seq, hashed=hashed)
     assert fault_of(verify(path)) == ("inserted", seq)
 
 
 @pytest.mark.parametrize(("one", "other"), [(1, 2), (3, 4), (2, 9), (9, 10)])
 async def test_reordered_entries_are_named(one: int, other: int, path: Path) -> None:
-    with tampering(path) as db:
+    with unguarded(path) as db:
         db.execute("UPDATE events SET seq = -seq WHERE seq IN (?, ?)", (one, other))
         db.execute("UPDATE events SET seq = ? WHERE seq = ?", (other, -one))
         db.execute("UPDATE events SET seq = ? WHERE seq = ?", (one, -other))
@@ -144,7 +131,7 @@ async def test_reordered_entries_are_named(one: int, other: int, path: Path) -> 
 async def test_a_cut_tail_shows_only_against_a_head_that_was_noted(path: Path) -> None:
     head = verify(path).head
     assert verify(path, head=head.upper()).ok
-    with tampering(path) as db:
+    with unguarded(path) as db:
         db.execute("DELETE FROM events WHERE seq > 8")
     assert verify(path).ok
     (fault,) = verify(path, head=head).faults
@@ -160,7 +147,7 @@ async def test_an_older_head_is_still_in_a_log_that_has_grown(path: Path) -> Non
 
 
 async def test_from_a_noted_entry_on_only_what_follows_is_checked(path: Path) -> None:
-    with tampering(path) as db:
+    with unguarded(path) as db:
         db.execute("UPDATE events SET user_id = 'eve' WHERE seq = 2")
         middle = db.execute("SELECT hash FROM events WHERE seq = 5").fetchone()[0].hex()
     report = verify(path, since=middle)
@@ -172,13 +159,13 @@ async def test_from_a_noted_entry_on_only_what_follows_is_checked(path: Path) ->
 
 
 async def test_a_head_counts_only_where_it_was_checked(path: Path) -> None:
-    with tampering(path) as db:
+    with unguarded(path) as db:
         hashes = [row[0].hex() for row in db.execute("SELECT hash FROM events ORDER BY seq")]
     assert verify(path, head=GENESIS.hex()).ok, "every log has grown from an empty one"
     assert verify(path, since=GENESIS.hex()).entries == 10
     assert verify(path, since=hashes[4], head=hashes[8]).ok
     assert verify(path, since=hashes[4], head=hashes[4]).ok
-    with tampering(path) as db:  # the end is gone, and its hash put where no check comes by
+    with unguarded(path) as db:  # the end is gone, and its hash put where no check comes by
         db.execute("DELETE FROM events WHERE seq > 8")
         db.execute("UPDATE events SET hash = ? WHERE seq = 2", (bytes.fromhex(hashes[8]),))
     assert [fault.kind for fault in verify(path, since=hashes[4], head=hashes[8]).faults] == ["head"]
@@ -186,7 +173,7 @@ async def test_a_head_counts_only_where_it_was_checked(path: Path) -> None:
 
 @pytest.mark.parametrize("seq", [0, -7])
 async def test_an_entry_before_the_first_is_named(seq: int, path: Path) -> None:
-    with tampering(path) as db:
+    with unguarded(path) as db:
         columns = ENTRY_COLUMNS.removeprefix("seq, ")
         db.execute(f"INSERT INTO events (seq, {columns}) SELECT ?, {columns} FROM events WHERE seq = 4", (seq,))
     assert fault_of(verify(path)) == ("inserted", seq)
@@ -194,10 +181,10 @@ async def test_an_entry_before_the_first_is_named(seq: int, path: Path) -> None:
 
 @pytest.mark.parametrize("column", ["content", "user_id", "type", "model"])
 async def test_bytes_that_are_no_text_are_a_change_of_their_entry(column: str, path: Path) -> None:
-    with tampering(path) as db:
+    with unguarded(path) as db:
         db.execute(f"UPDATE events SET {column} = CAST(x'7B80FF7D' AS TEXT) WHERE seq = 5")
     assert fault_of(verify(path)) == ("changed", 5)
-    with tampering(path) as db:
+    with unguarded(path) as db:
         db.execute("UPDATE budgets SET scope = scope")
         db.execute("INSERT INTO budgets VALUES (CAST(x'80FF' AS TEXT), 1, 1)")
         middle = db.execute("SELECT hash FROM events WHERE seq = 5").fetchone()[0].hex()
@@ -205,7 +192,7 @@ async def test_bytes_that_are_no_text_are_a_change_of_their_entry(column: str, p
 
 
 async def test_a_projection_with_bytes_that_are_no_text_is_named(path: Path) -> None:
-    with tampering(path) as db:
+    with unguarded(path) as db:
         db.execute("INSERT INTO budgets VALUES (CAST(x'80FF' AS TEXT), 1, 1)")
     assert [fault.kind for fault in verify(path).faults] == ["projection"]
 
@@ -213,11 +200,12 @@ async def test_a_projection_with_bytes_that_are_no_text_is_named(path: Path) -> 
 @pytest.mark.parametrize("value", [b"bytes", 7, None, 1.5])
 @pytest.mark.parametrize("column", ["content", "hash", "content_sha", "user_id"])
 async def test_a_table_that_takes_values_of_any_kind_hides_nothing(column: str, value: object, path: Path) -> None:
-    with tampering(path) as db:
+    with unguarded(path) as db:
         db.execute("ALTER TABLE events RENAME TO strict_events")
         db.execute("CREATE TABLE events AS SELECT * FROM strict_events")
-        assert verify(path).ok
+        assert {fault.kind for fault in verify(path).faults} == {"guard"}
         db.execute(f"UPDATE events SET {column} = ? WHERE seq = 3", (value,))
+        db.execute("DROP TABLE strict_events")
     if (column, value) == ("content", None):
         assert verify(path).ok, "that is an erased transcript"
     else:
@@ -263,10 +251,10 @@ async def test_an_erased_transcript_verifies_and_an_erased_fact_does_not(tmp_pat
     with anyio.fail_after(5):
         async with Store.open(tmp_path) as log:
             await write_each(log, life.whole())
-    with tampering(path) as db:
+    with unguarded(path) as db:
         db.execute("UPDATE events SET content = NULL WHERE type IN ('UserMessage', 'ToolResult', 'SubagentComplete')")
     assert verify(path).ok
-    with tampering(path) as db:
+    with unguarded(path) as db:
         db.execute("UPDATE events SET content = NULL WHERE type = 'CostUpdate'")
     assert fault_of(verify(path))[0] == "changed"
 
@@ -286,7 +274,7 @@ async def test_a_changed_projection_is_named_with_the_entry_at_which_it_was_comp
     with anyio.fail_after(5):
         async with Store.open(tmp_path) as log:
             await write_each(log, Life("S-aaaaaa").whole())
-    with tampering(tmp_path / "ava.db") as db:
+    with unguarded(tmp_path / "ava.db") as db:
         TAMPERED[text](db)
     (fault,) = verify(tmp_path / "ava.db").faults
     assert fault.kind == "projection"
@@ -301,7 +289,7 @@ def test_a_change_of_any_byte_of_an_entry_is_found(data: st.DataObject, whole_lo
     path.write_bytes(whole_log)
     seq = data.draw(st.integers(1, 11))
     column = data.draw(st.sampled_from([*HEADER[1:], "content", "content_sha", "hash"]))
-    with tampering(path) as db:
+    with unguarded(path) as db:
         (old,) = db.execute(f"SELECT {column} FROM events WHERE seq = ?", (seq,)).fetchone()
         new: object
         if isinstance(old, int):
@@ -387,3 +375,28 @@ async def test_what_is_no_log_is_said_so(tmp_path: Path) -> None:
     (tmp_path / "empty.db").touch()
     with pytest.raises(StoreUnavailable, match="schema"):
         verify(tmp_path / "empty.db")
+
+
+@pytest.mark.parametrize(
+    ("statements", "told"),
+    [
+        (["DROP TRIGGER events_keep"], ["the trigger events_keep was removed"]),
+        (
+            ["DROP TRIGGER events_fixed", "CREATE TRIGGER events_fixed BEFORE UPDATE ON events BEGIN SELECT 1; END"],
+            ["the trigger events_fixed was changed"],
+        ),
+        (
+            ["CREATE TRIGGER quiet AFTER INSERT ON runs BEGIN DELETE FROM runs WHERE id = NEW.id; END"],
+            ["the trigger quiet was added"],
+        ),
+    ],
+)
+async def test_a_trigger_that_is_not_as_it_was_made_is_a_fault_of_a_whole_chain(
+    statements: list[str], told: list[str], path: Path
+) -> None:
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
+        for statement in statements:
+            db.execute(statement)
+    report = verify(path)
+    assert [(fault.kind, fault.text.partition(":")[0]) for fault in report.faults] == [("guard", text) for text in told]
+    assert (report.entries, report.projections) == (10, True)

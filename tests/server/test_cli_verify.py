@@ -2,14 +2,13 @@
 
 import json
 import re
-import sqlite3
 import stat
 import sys
 from pathlib import Path
 
 import anyio
 import pytest
-from support.log import AVA, Life, said, write_each, write_texts, writing
+from support.log import AVA, Life, said, unguarded, write_each, write_texts, writing
 from support.terminal import ava, on_terminal
 
 from ava_audit.mirror import Mirror
@@ -37,10 +36,9 @@ def root(tmp_path: Path) -> Path:
 
 def tamper(root: Path, *statements: str) -> None:
     """Change the log as somebody does who knows the file."""
-    db = sqlite3.connect(root / "ava.db", isolation_level=None)
-    for statement in ("DROP TRIGGER IF EXISTS events_keep", "DROP TRIGGER IF EXISTS events_fixed", *statements):
-        db.execute(statement)
-    db.close()
+    with unguarded(root / "ava.db") as db:
+        for statement in statements:
+            db.execute(statement)
 
 
 def head_of(root: Path) -> str:

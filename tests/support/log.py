@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -176,6 +179,20 @@ async def write_each(store: Store, events: Iterable[Event]) -> None:
     """Write events one command each, as they would come: a fence is checked against what stands before it."""
     for event in events:
         await write(store, event)
+
+
+@contextmanager
+def unguarded(path: Path) -> Iterator[sqlite3.Connection]:
+    """A connection of somebody who knows the file: the triggers are out of the way, and back when it is done."""
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
+        triggers = db.execute("SELECT name, sql FROM sqlite_master WHERE type = 'trigger'").fetchall()
+        for name, _sql in triggers:
+            db.execute(f"DROP TRIGGER {name}")
+        try:
+            yield db
+        finally:
+            for _name, sql in triggers:
+                db.execute(sql)
 
 
 def child(code: str, *args: str | Path) -> list[str]:

@@ -141,7 +141,7 @@ def _screen(report: Report, seconds: float, since: str | None) -> list[str]:
     count = f"{report.entries:,} {'entry' if report.entries == 1 else 'entries'}"
     after = "" if since is None else " after the given head"
     took = f"in {format_duration(seconds)}"
-    if any(fault.kind not in ("projection", "head") for fault in report.faults):
+    if any(fault.kind not in ("projection", "head", "guard") for fault in report.faults):
         lines.append(f"{count}{after} before that are as they were written ({took}).")
         return lines
     if report.entries or not report.faults:

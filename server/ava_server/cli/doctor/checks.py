@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from ava_audit.redact import Redactor
-from ava_server.cli.doctor import data, hosts, log, models, roles, system
+from ava_server.cli.doctor import data, hosts, log, models, roles, secrets, system
 from ava_server.cli.doctor.check import REPORT, Check, Finding, Setup
 from ava_server.errors import AvaError
 from ava_server.keys import list_keys
+from ava_server.secrets_store import read_secrets
 
 CHECKS: tuple[tuple[str, Check], ...] = (
     ("python", system.python),
@@ -25,6 +26,7 @@ CHECKS: tuple[tuple[str, Check], ...] = (
     ("processes", log.processes),
     ("budget", log.budgets),
     ("keys", models.keys),
+    ("secrets", secrets.secrets),
     ("providers", models.providers),
     ("models", models.tiers),
     ("search", models.search),
@@ -53,7 +55,15 @@ def redactor_of(setup: Setup) -> Redactor:
         keys = {key.provider: key.value for key in list_keys(setup.root.keys, setup.env)} if setup.root else {}
     except (AvaError, OSError):  # the check of keys says so; what is not read cannot be shown
         keys = {}
-    return Redactor({name: value for name, value in {**own, **keys}.items() if value})
+    try:
+        stored = (
+            {secret.name: secret.value for secret in read_secrets(setup.root.secrets_file).values()}
+            if setup.root
+            else {}
+        )
+    except (AvaError, OSError):
+        stored = {}
+    return Redactor({name: value for name, value in {**own, **keys, **stored}.items() if value})
 
 
 def without_keys(findings: Iterable[Finding], redactor: Redactor) -> list[Finding]:
