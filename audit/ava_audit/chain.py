@@ -35,7 +35,7 @@ def _line(header: Sequence[object]) -> bytes:
         TypeError: It has a value that no header has.
     """
     try:
-        line = to_json(header)  # five times as fast as `json`, and the same bytes
+        line = to_json(header)  # five times as fast as `json`; for what a header has, the same bytes
     except PydanticSerializationError:  # half a surrogate: no entry has it, but one that was tampered with may
         return json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
     if bytes in map(type, header):  # which `to_json` writes as if they were text

@@ -38,12 +38,14 @@ FINAL_S = 2.0
 INDEX_BATCH = 500
 INDEX_CHARS = 4_000_000
 INDEX_S = 0.01
-"""How long the index may be written in one piece: whoever writes waits meanwhile."""
+"""After so long no more is put into the index in one piece: whoever writes waits meanwhile."""
 WAL_BYTES = 4_000_000
 """A write-ahead log larger than this is moved into the database at once; a smaller one when nobody writes."""
 WAL_LOOK_S = 0.1
 """How often is looked how large it is, while somebody writes: the larger, the longer whoever writes waits."""
 QUIET_S = 3.0
+REFUSED_S = 1.0
+"""How long is waited for a reader that still needs what is in the write-ahead log."""
 SWEEP_EVERY_S = 3_600.0
 """How often is looked for what has become old."""
 SWEEP_PIECES = 50
@@ -175,21 +177,29 @@ async def index_news(store: Store) -> None:
         StoreUnavailable: The log cannot be read or written.
     """
     while True:
-        done, erased, rows = await store.read(_next_words)
+        after, erased, rows = await store.read(_next_words)
         if not rows:
             return
-        await store.keep_house(partial(index_words, rows=rows, after=done, erased=erased, for_s=INDEX_S))
+        while rows:
+            some = partial(index_words, rows=rows, after=after, erased=erased, for_s=INDEX_S)
+            done = await store.keep_house(some)
+            if done == 0:
+                break
+            after, rows = rows[done - 1][0], rows[done:]
+            erased = {seq for seq in erased if seq > after}
 
 
-def _next_words(view: View) -> tuple[int, int, list[IndexRow]]:
-    """Return how far the index is, how many erased entries the next batch has, and the batch."""
+def _next_words(view: View) -> tuple[int, set[int], list[IndexRow]]:
+    """Return how far the index is, which entries of the next batch are erased, and the batch."""
     done = view.progress("words")
     rows: list[IndexRow] = []
-    erased = size = 0
+    erased: set[int] = set()
+    size = 0
     sql = f"SELECT {ENTRY_COLUMNS} FROM events WHERE seq > ? ORDER BY seq LIMIT ?"  # noqa: S608
     for row in view.select(sql, done, INDEX_BATCH):
         entry = entry_of(row)
-        erased += entry.content is None
+        if entry.content is None:
+            erased.add(entry.seq)
         rows.append(index_row(entry))
         size += len(rows[-1][-1])
         if size > INDEX_CHARS:
@@ -198,28 +208,32 @@ def _next_words(view: View) -> tuple[int, int, list[IndexRow]]:
 
 
 async def _mind_the_wal(store: Store) -> None:
-    """Empty the write-ahead log when it has grown, and when the log has been quiet for a while."""
+    """Empty the write-ahead log when it has grown, and when nobody has written into it for a while.
+
+    Whether somebody has is told by the file itself: what the keeper writes is no entry, and no news.
+    """
     wal = store.path.with_name(store.path.name + "-wal")
+    seen, since = (-1, -1), anyio.current_time()
     while True:
         head = store.head
-        if await anyio.to_thread.run_sync(_size, wal) > WAL_BYTES:
-            await _retried("the database file", partial(_checkpoint, store))
-        with anyio.move_on_after(QUIET_S) as quiet:
-            await store.newer_than(head)
-        if quiet.cancelled_caught:
-            if await anyio.to_thread.run_sync(_size, wal) > 0:
-                await _retried("the database file", partial(_checkpoint, store))
-            else:
+        state = await anyio.to_thread.run_sync(_size_and_time, wal)
+        changed = state != seen
+        if changed:
+            seen, since = state, anyio.current_time()
+        quiet = anyio.current_time() - since >= QUIET_S
+        if (state[0] > WAL_BYTES or (state[0] > 0 and quiet)) and not await _retried(
+            "the database file", store.checkpoint
+        ):
+            await anyio.sleep(REFUSED_S)
+        if not changed:
+            with anyio.move_on_after(QUIET_S):
                 await store.newer_than(head)
         await anyio.sleep(WAL_LOOK_S)
 
 
-async def _checkpoint(store: Store) -> None:
-    await store.checkpoint()
-
-
-def _size(path: Path) -> int:
+def _size_and_time(path: Path) -> tuple[int, int]:
     try:
-        return path.stat().st_size
+        status = path.stat()
     except OSError:
-        return 0
+        return 0, 0
+    return status.st_size, status.st_mtime_ns

@@ -70,7 +70,7 @@ def migrate(db: sqlite3.Connection) -> None:
 
 
 def scratch() -> sqlite3.Connection:
-    """Return an empty log in memory, for what is rebuilt to be compared or thrown away."""
+    """Return an empty log in memory, for what is to be compared with a new one, or thrown away."""
     db = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
     migrate(db)
     return db

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import fields
 from itertools import islice
 from operator import attrgetter, ne
@@ -21,12 +21,13 @@ from ava_audit.reducers import TOLD, R, fold
 from ava_audit.rows import Bucket, GroupRow, ProposalRow, RunRow
 
 KEPT = 300
-"""So many rows of a table are kept in memory at most; a run's are some kilobytes."""
+"""So many rows of a table stay in memory from one transaction to the next; a run's are some kilobytes."""
 FOLDED = 1_000
 """After so many entries a log that is folded anew writes what has come of them."""
 
-INDEXED = 20
-"""So many entries are indexed between two looks at the clock."""
+INDEX_LOOK_CHARS = 20_000
+"""So many characters are indexed between two looks at the clock, a row itself counted as `INDEX_ROW_CHARS`."""
+INDEX_ROW_CHARS = 500
 
 IndexRow = tuple[int, str, str, str, str, str]
 """A row of the text index: `seq`, then the tokens of agent, session and user, those of type and severity, the text."""
@@ -104,7 +105,7 @@ class Table(Generic[R]):
         self._shape = shape
         self._rows: dict[str, R] = {}
         self._written: dict[str, tuple[Any, ...]] = {}
-        self._given: set[str] = set()
+        self._given: dict[str, None] = {}
 
     def seen(self, key: str | None) -> R | None:
         """Return the row of a key as it is now, not to be changed, or None."""
@@ -129,7 +130,7 @@ class Table(Generic[R]):
         """Return the row of a key, to be changed, or None."""
         row = self.seen(key)
         if row is not None and key is not None:
-            self._given.add(key)
+            self._given[key] = None
         return row
 
     def add(self, row: R) -> None:
@@ -140,9 +141,9 @@ class Table(Generic[R]):
         """
         key = self._shape.values(row)[0]
         if self.seen(key) is not None:
-            raise Contradiction(f"{self._shape.name} has a {key} already: nothing was written")
+            raise Contradiction(f"{self._shape.name} has a {key} already, so nothing was written: take another id")
         self._rows[key] = row
-        self._given.add(key)
+        self._given[key] = None
 
     def write(self) -> None:
         """Bring the table up to date."""
@@ -161,7 +162,7 @@ class Table(Generic[R]):
         for key in list(islice(self._rows, max(0, len(self._rows) - but))):
             del self._rows[key]
             self._written.pop(key, None)
-            self._given.discard(key)
+            self._given.pop(key, None)
 
 
 class Tables:
@@ -214,48 +215,64 @@ def refold(db: sqlite3.Connection) -> None:
     for number, row in enumerate(db.execute(f"SELECT {columns} FROM events ORDER BY seq"), 1):  # noqa: S608
         try:
             fold(tables, row)
-            if number % FOLDED == 0:
-                tables.write()
-                tables.forget()
-        except (ValueError, TypeError, Contradiction, sqlite3.IntegrityError) as error:
-            raise StoreUnavailable(
-                f"the log could not be brought up to date, and is as it was: nothing follows from its entry {row[0]}"
-                f" ({str(error)[:200]}); the ava that wrote it still opens it, and its `ava verify` tells more"
-            ) from error
-    tables.write()
+        except (ValueError, TypeError, Contradiction) as error:
+            raise _not_folded(f"nothing follows from its entry {row[0]}", error) from error
+        if number % FOLDED == 0:
+            _write_folded(tables, row[0])
+    _write_folded(tables, None)
+
+
+def _write_folded(tables: Tables, upto: int | None) -> None:
+    try:
+        tables.write()
+        tables.forget()
+    except (sqlite3.IntegrityError, OverflowError) as error:
+        where = "its last entries" if upto is None else f"its entries up to {upto}"
+        raise _not_folded(f"what follows from {where} fits no table", error) from error
+
+
+def _not_folded(why: str, error: Exception) -> StoreUnavailable:
+    return StoreUnavailable(
+        f"the log could not be brought up to date, and is as it was: {why} ({str(error)[:200]}); the ava that wrote it"
+        " still opens it, and its `ava verify` tells more"
+    )
 
 
 def index_words(
-    db: sqlite3.Connection, rows: Sequence[IndexRow], after: int, erased: int, for_s: float = math.inf
-) -> bool:
+    db: sqlite3.Connection, rows: Sequence[IndexRow], after: int, erased: Collection[int], for_s: float = math.inf
+) -> int:
     """Put the words of entries into the text index, and note how far it has come.
 
     Args:
         db: The writer's connection.
         rows: What to index, in order, made in a reader's thread: every entry after `after`, up to the last of them.
         after: How far the index had come when they were made.
-        erased: How many of these entries had no content then.
+        erased: Which of these entries had no content then.
         for_s: After so many seconds the rest is left for another time, because whoever writes waits meanwhile.
 
     Returns:
-        False when the log has moved on in between (another keeper, an erasure), and nothing was done.
+        How many rows are in; 0 when the log has moved on in between (another keeper, an erasure): make them anew.
     """
     if not rows:
-        return True
+        return 0
     now = db.execute("SELECT seq FROM progress WHERE name = 'words'").fetchone()
     gone = db.execute(
-        "SELECT count(*) FROM events WHERE seq > ? AND seq <= ? AND content IS NULL", (after, rows[-1][0])
-    ).fetchone()
-    if (now[0] if now else 0) != after or gone[0] != erased:
-        return False
+        "SELECT seq FROM events WHERE seq > ? AND seq <= ? AND content IS NULL", (after, rows[-1][0])
+    ).fetchall()
+    if (now[0] if now else 0) != after or {seq for (seq,) in gone} != set(erased):
+        return 0
     end = time.monotonic() + for_s
-    done = 0
-    while done < len(rows) and (done == 0 or time.monotonic() < end):
-        some = rows[done : done + INDEXED]
-        db.executemany("INSERT INTO words (rowid, agent, session, user, marks, text) VALUES (?, ?, ?, ?, ?, ?)", some)
-        done += len(some)
+    done = size = 0
+    for row in rows:
+        db.execute("INSERT INTO words (rowid, agent, session, user, marks, text) VALUES (?, ?, ?, ?, ?, ?)", row)
+        done += 1
+        size += len(row[-1]) + INDEX_ROW_CHARS
+        if size > INDEX_LOOK_CHARS:
+            size = 0
+            if time.monotonic() > end:
+                break
     db.execute("INSERT OR REPLACE INTO progress (name, seq) VALUES ('words', ?)", (rows[done - 1][0],))
-    return True
+    return done
 
 
 def forget_words(db: sqlite3.Connection, rows: Sequence[IndexRow], merge: bool = True) -> None:

@@ -143,7 +143,7 @@ class InMemory(Generic[R]):
         """
         key = self._key(row)
         if key in self.rows:
-            raise Contradiction(f"there is a {key} already")
+            raise Contradiction(f"there is another {key} before it")
         self.rows[key] = row
 
 

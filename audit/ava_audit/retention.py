@@ -84,7 +84,7 @@ class _Piece:
         self.rows.append(index_row(entry))
         self.owners[entry.seq] = (entry.who.user_id, entry.run_id)
         self.files.add(file_of(entry.who.agent_id, entry.ts_us))
-        self.chars += len(entry.content or b"")
+        self.chars += len(entry.content or "")
 
 
 def is_over(view: View, run: RunRow, now_us: int) -> bool:

@@ -107,7 +107,8 @@ CREATE INDEX runs_task_id ON runs (user_id, task_id) WHERE task_id IS NOT NULL;
 CREATE INDEX runs_unfetched ON runs (user_id, ended_us) WHERE result_seq IS NOT NULL AND fetched_us IS NULL;
 CREATE INDEX runs_queued ON runs (user_id, queued_us) WHERE queued_us IS NOT NULL;
 
--- What was approved, apart from the run: it is large, and a row of `runs` is written whole with every entry of its run.
+-- What was approved, apart from the run: it is large, and a row of `runs` is written whole whenever
+-- its run goes on.
 CREATE TABLE configs (
     id     TEXT PRIMARY KEY,
     config TEXT NOT NULL

@@ -258,6 +258,6 @@ def matching(rows: Sequence[Any], words: str | None) -> list[Any]:
     if words is None or not rows:
         return list(rows)
     with contextlib.closing(scratch()) as db:
-        index_words(db, [index_row(entry_of(row)) for row in sorted(rows)], after=0, erased=0)
+        index_words(db, [index_row(entry_of(row)) for row in sorted(rows)], after=0, erased=())
         fitting = {seq for (seq,) in db.execute("SELECT rowid FROM words WHERE words MATCH ?", (words,))}
     return [row for row in rows if row[0] in fitting]

@@ -167,10 +167,10 @@ class Store:
                 finally:
                     tasks.cancel_scope.cancel()
         finally:
-            if store._timer is not None:
-                store._timer.cancel()
+            store._closed = True
             with anyio.CancelScope(shield=True):
                 await anyio.to_thread.run_sync(store._close)
+            store._answer_the_rest()
 
     # -- what tasks call ------------------------------------------------------------------------------------------
 
@@ -195,6 +195,8 @@ class Store:
 
     async def keep_house(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Run work that is no command (text index, `live`, erasure) on the writer's connection.
+
+        It writes no projection: of their rows the writer has some in memory.
 
         Raises:
             StoreUnavailable: As for `do`.
@@ -281,18 +283,20 @@ class Store:
 
     def _mind(self, job: _Job) -> None:
         """See that a job's caller is answered in time; one timer for all of them, because most are at once."""
-        waiting = self._waiting
-        while waiting and waiting[0][1].answered:
-            waiting.popleft()
         deadline = self._loop.time() + ANSWER_S
-        waiting.append((deadline, job))
+        self._waiting.append((deadline, job))
         if self._timer is None or deadline < self._timer.when():
             self._set_timer(deadline)
 
+    def _drop_answered(self) -> None:
+        while self._waiting and self._waiting[0][1].answered:
+            self._waiting.popleft()
+
     def _look(self) -> None:
         now = self._loop.time()
-        while self._waiting and (self._waiting[0][1].answered or self._waiting[0][0] <= now):
+        while self._waiting and self._waiting[0][0] <= now:
             self._overdue(self._waiting.popleft()[1])
+        self._drop_answered()
         self._timer = None
         if self._waiting:
             self._set_timer(self._waiting[0][0])
@@ -301,6 +305,16 @@ class Store:
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self._loop.call_at(deadline, self._look)
+
+    def _answer_the_rest(self) -> None:
+        """Let go of whoever still waits when the store is closed."""
+        if self._timer is not None:
+            self._timer.cancel()
+        for _deadline, job in self._waiting:
+            self._overdue(job)
+            if job.future is not None:
+                _unanswered(job.future)
+        self._waiting.clear()
 
     def _overdue(self, job: _Job) -> None:
         """Let the caller go if the writer has not taken the job; if it is at it, wait on, but not for ever."""
@@ -326,6 +340,7 @@ class Store:
                 batch, last = self._take()
                 if batch:
                     self._commit(db, tables, batch)
+                del batch  # with all that was in it: the next one may be long in coming
                 if last:
                     return
         finally:
@@ -475,6 +490,7 @@ class Store:
                 job.future.set_exception(job.error)
             else:
                 job.future.set_result(job.value)
+        self._drop_answered()
         self._announce(head)
 
     # -- news from other processes, reading, closing --------------------------------------------------------------
@@ -537,7 +553,6 @@ class Store:
                 self._readers.put(db)
 
     def _close(self) -> None:
-        self._closed = True
         self._jobs.put(None)
         self._thread.join(timeout=2.0)
         if self._thread.is_alive():

@@ -8,23 +8,26 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
+from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 from ava_audit.chain import GENESIS, content_sha, entry_hash
-from ava_audit.entries import ENTRY_COLUMNS, HEADER
+from ava_audit.entries import ENTRY_COLUMNS, HEADER, read_fact
 from ava_audit.errors import AuditError, BadQuery, SchemaNewer, StoreUnavailable
 from ava_audit.events import TRANSCRIPT_TYPES
 from ava_audit.faults import WINDOW, Fault, Report, Row, Told, explained, lacking
 from ava_audit.migrations import SCHEMA_VERSION, schema_version, scratch
 from ava_audit.projections import BUDGETS, GROUPS, PROPOSALS, RUNS, Shape
-from ava_audit.reducers import InMemory, R, Rebuilt, fold
+from ava_audit.reducers import TOLD, InMemory, R, Rebuilt, fold
 
 SLICE = 2_000
 MAX_FAULTS = 20
 
 _N = len(HEADER)
+_TYPE, _VERSION = HEADER.index("type"), HEADER.index("v")
 _CONTENT, _SHA, _HASH = _N, _N + 1, _N + 2
 
 
@@ -234,7 +237,7 @@ class _Walk:
             which = f"entry {first} is" if seq == first + 1 else f"entries {first} to {seq - 1} are"
             return Fault("missing", first, f"{which} missing")
         content = row[_CONTENT]
-        if content is None and row[HEADER.index("type")] not in TRANSCRIPT_TYPES:
+        if content is None and row[_TYPE] not in TRANSCRIPT_TYPES:
             return Fault("changed", seq, f"the content of entry {seq} was erased, and it is no transcript")
         if entry_hash(self.before, row[:_N], row[_SHA]) != row[_HASH]:
             self._take_any_text()
@@ -248,6 +251,8 @@ class _Walk:
         try:
             if self._rebuilt is not None:
                 fold(self._rebuilt, row)
+                if row[_TYPE] not in TOLD and row[_TYPE] not in TRANSCRIPT_TYPES:  # nobody has read it yet
+                    read_fact(row[_TYPE], row[_VERSION], content)
         except (ValueError, TypeError, AssertionError, LookupError, sqlite3.Error, AuditError) as error:
             return Fault("changed", seq, f"entry {seq} is as it was written, but nothing follows from it: {error}")
         return None
@@ -262,23 +267,25 @@ def _differences(db: sqlite3.Connection, rebuilt: Rebuilt, seq: int) -> Iterator
 
 
 def _differences_in(shape: Shape[R], db: sqlite3.Connection, meant: InMemory[R], seq: int) -> Iterator[Fault]:
-    key, table = shape.columns[0], shape.name
-    missing = set(meant.rows)
-    for values in db.execute(f"{shape.select} ORDER BY {key}"):
-        row = meant.rows.get(values[0])
-        if row is None:
-            text = f"{table} has {key} {values[0]}, which does not follow from the log"
-        elif values != shape.values(row):
-            pairs = zip(shape.columns, values, shape.values(row), strict=True)
-            columns = ", ".join(column for column, stored, follows in pairs if stored != follows)
-            text = f"{table} {values[0]} has another {columns} than follows from the log"
-        else:
-            text = ""
-        missing.discard(values[0])
-        if text:
+    key = shape.columns[0]
+    for table, own in shape.parts.items():
+        columns = [key, *(column for column in shape.columns if column in own and column != key)]
+        values_of: Callable[[R], tuple[Any, ...]] = attrgetter(*columns)
+        missing = set(meant.rows)
+        for values in db.execute(f"SELECT {', '.join(columns)} FROM {table} ORDER BY {key}"):  # noqa: S608
+            row = meant.rows.get(values[0])
+            missing.discard(values[0])
+            if row is None:
+                text = f"{table} has {key} {values[0]}, which does not follow from the log"
+            elif values != values_of(row):
+                pairs = zip(columns, values, values_of(row), strict=True)
+                others = ", ".join(column for column, stored, follows in pairs if stored != follows)
+                text = f"{table} {values[0]} has another {others} than follows from the log"
+            else:
+                continue
             yield Fault("projection", seq, f"at entry {seq} {text}")
-    for name in sorted(missing):
-        yield Fault("projection", seq, f"at entry {seq} {table} lacks {key} {name}, which follows from the log")
+        for name in sorted(missing):
+            yield Fault("projection", seq, f"at entry {seq} {table} lacks {key} {name}, which follows from the log")
 
 
 def _seq_of(db: sqlite3.Connection, digest: bytes) -> int | None:

@@ -84,8 +84,8 @@ class View:
         return self._tables.groups.copy(group_id)
 
     def group_runs(self, group_id: str) -> list[RunRow]:
-        """Return the runs of a group."""
-        rows = self._ask(f"{RUNS.select} WHERE group_id = ?", (group_id,))
+        """Return the runs of a group, oldest first."""
+        rows = self._ask(f"{RUNS.select} WHERE group_id = ? ORDER BY created_us, id", (group_id,))
         return [RunRow(*row) for row in rows]
 
     def bucket(self, scope: str) -> Bucket:
@@ -100,9 +100,9 @@ class View:
         return [int(row[0]) for row in rows]
 
     def with_task_id(self, user: str, task_id: str) -> list[RunRow]:
-        """Return this user's unended runs with the caller's own reference."""
+        """Return this user's unended runs with the caller's own reference, oldest first."""
         rows = self._ask(
-            f"{RUNS.select} WHERE user_id = ? AND task_id = ? AND state IN (?, ?, ?)",
+            f"{RUNS.select} WHERE user_id = ? AND task_id = ? AND state IN (?, ?, ?) ORDER BY created_us, id",
             (user, task_id, *UNENDED),
         )
         return [RunRow(*row) for row in rows]

@@ -200,7 +200,7 @@ def _with_words(pieces: Sequence[str]) -> set[str]:
     """
     with contextlib.closing(scratch()) as db:
         rows = [(number, "x", "x", "x", "x", piece) for number, piece in enumerate(pieces, 1)]
-        index_words(db, rows, after=0, erased=0)
+        index_words(db, rows, after=0, erased=())
         asked = "SELECT 1 FROM words WHERE words MATCH ? AND rowid = ?"
         return {
             piece

@@ -9,14 +9,16 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
 from support.log import Life, child, write_each, write_texts
 
-from ava_audit import keeper
+from ava_audit import keeper, projections
 from ava_audit.keeper import index_news, run_keeper
 from ava_audit.locks import try_hold
+from ava_audit.search import LogQuery, search
 from ava_audit.store import Store
 from ava_audit.view import View
 
@@ -90,6 +92,7 @@ import sys, anyio
 from pathlib import Path
 from functools import partial
 from ava_audit.keeper import run_keeper
+from ava_audit.search import LogQuery, search
 from ava_audit.store import Store
 async def main():
     root = Path(sys.argv[1])
@@ -156,6 +159,48 @@ async def test_a_quiet_log_is_moved_into_the_database_file(tmp_path: Path, monke
             await write_texts(log, ["a"])
             await until_progress(log, "mirror", 1)
             await until(lambda: (tmp_path / "ava.db-wal").stat().st_size == 0)
+
+
+async def test_what_the_keeper_writes_alone_does_not_let_the_write_ahead_log_grow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeper, "QUIET_S", 0.1)
+    monkeypatch.setattr(keeper, "WAL_LOOK_S", 0.02)
+    monkeypatch.setattr(keeper, "WAL_BYTES", 100_000)
+    wal = tmp_path / "ava.db-wal"
+    with anyio.fail_after(10):
+        async with kept(tmp_path) as log:
+            await write_texts(log, ["a"])
+            await until_progress(log, "mirror", 1)
+            for _ in range(3):
+                await until(lambda: wal.stat().st_size == 0)
+                await anyio.sleep(0.3)  # the keeper waits for news that do not come
+                while wal.stat().st_size < 100_000:
+                    log.set_live("S-aaaaaa", "x" * 10_000)
+                    await anyio.sleep(0.005)
+
+
+async def test_an_index_batch_goes_on_where_its_time_was_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeper, "INDEX_S", 0.0)
+    monkeypatch.setattr(projections, "INDEX_LOOK_CHARS", 2_000)
+    pieces: list[int] = []
+    real = projections.index_words
+
+    def counted(*args: Any, **more: Any) -> int:
+        pieces.append(real(*args, **more))
+        return pieces[-1]
+
+    monkeypatch.setattr(keeper, "index_words", counted)
+    with anyio.fail_after(10):
+        async with Store.open(tmp_path) as log:
+            await write_texts(log, [f"word{number}" for number in range(600)])
+            await index_news(log)
+            assert len(pieces) > 100 and 0 < max(pieces) < 10 and sum(pieces) == 600
+            assert await log.read(partial(View.progress, duty="words")) == 600
+            found = await search(log, LogQuery(search="word599 OR word0", limit=10))
+            assert found.entries == ()
+            for word in ("word0", "word250", "word599"):
+                assert len((await search(log, LogQuery(search=word))).entries) == 1
 
 
 async def test_an_index_batch_made_before_an_erasure_is_made_again(tmp_path: Path) -> None:

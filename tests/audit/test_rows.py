@@ -110,3 +110,14 @@ async def test_of_more_runs_than_stay_in_memory_every_one_is_right(
             ended = await log.read(lambda view: view.runs(states=["success"]))
     assert len(ended) == len(lives)
     assert verify(tmp_path / "ava.db").ok
+
+
+async def test_runs_of_one_transaction_stand_in_the_order_in_which_they_were_proposed(tmp_path: Path) -> None:
+    lives = [Life(f"S-{number:06x}") for number in range(20)]
+    wanted = [life.run_id for life in lives]
+    with anyio.fail_after(5):
+        async with Store.open(tmp_path) as log:
+            await write(log, *(event for life in lives for event in (life.proposed(), life.decided(group="G-1"))))
+            group = await log.read(lambda view: [run.id for run in view.group_runs("G-1")])
+            stored = await log.read(lambda view: [row[0] for row in view.select("SELECT id FROM runs ORDER BY rowid")])
+    assert group == stored == wanted

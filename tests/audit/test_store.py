@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import sqlite3
 import threading
 from pathlib import Path
@@ -230,6 +232,39 @@ async def test_a_process_that_keeps_the_write_lock_makes_commands_fail_and_reads
             monkeypatch.setattr(store, "ANSWER_S", 4.0)
             await write(log, said("after"))
             assert texts(await log.read(all_entries)) == ["before", "after"]
+
+
+async def test_who_waits_when_the_store_is_closed_is_answered_then(tmp_path: Path) -> None:
+    answers: list[BaseException] = []
+
+    async def call(log: Store) -> None:
+        try:
+            await write(log, said("never"))
+        except StoreUnavailable as error:
+            answers.append(error)
+
+    with anyio.fail_after(8), contextlib.closing(sqlite3.connect(tmp_path / "ava.db", isolation_level=None)) as other:
+        async with anyio.create_task_group() as tasks:
+            async with Store.open(tmp_path) as log:
+                other.execute("BEGIN IMMEDIATE")
+                tasks.start_soon(call, log)
+                await anyio.lowlevel.checkpoint()
+            tasks.start_soon(call, log)
+        other.execute("ROLLBACK")
+    assert ["shutting down" in str(answer) for answer in answers] in ([False, True], [True, False])
+    assert verify(tmp_path / "ava.db").entries == 0
+
+
+async def test_of_what_is_answered_nothing_is_kept(tmp_path: Path) -> None:
+    def jobs() -> int:
+        gc.collect()
+        return sum(type(each).__name__ == "_Job" for each in gc.get_objects())
+
+    with anyio.fail_after(3):  # less than the timer that looks after who waits
+        async with Store.open(tmp_path) as log:
+            await in_one_batch(log, *(writing(said(str(number))) for number in range(50)))
+            while jobs():  # noqa: ASYNC110 - the writer's thread has still to forget its batch
+                await anyio.sleep(0.01)
 
 
 APPEND = """

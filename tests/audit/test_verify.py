@@ -400,3 +400,42 @@ async def test_a_trigger_that_is_not_as_it_was_made_is_a_fault_of_a_whole_chain(
     report = verify(path)
     assert [(fault.kind, fault.text.partition(":")[0]) for fault in report.faults] == [("guard", text) for text in told]
     assert (report.entries, report.projections) == (10, True)
+
+
+RUN_ALONE = (
+    "INSERT INTO runs (id, pending_id, user_id, session_id, role, model, state, created_us, queued_us)"
+    " VALUES ('S-ffffff', 'P-f', 'ben', 's', 'custom', 'm', 'queued', 1, 1)"
+)
+
+
+@pytest.mark.parametrize(
+    ("statement", "told"),
+    [
+        (RUN_ALONE, "runs has id S-ffffff, which does not follow from the log"),
+        ("INSERT INTO configs VALUES ('S-ffffff', '{}')", "configs has id S-ffffff, which does not follow"),
+        ("DELETE FROM configs", "configs lacks id S-aaaaaa"),
+        ("UPDATE configs SET config = '{}'", "configs S-aaaaaa has another config than"),
+    ],
+)
+async def test_a_run_is_compared_table_by_table(statement: str, told: str, tmp_path: Path) -> None:
+    async with Store.open(tmp_path) as log:
+        await write_each(log, Life("S-aaaaaa").whole())
+    with contextlib.closing(sqlite3.connect(tmp_path / "ava.db", isolation_level=None)) as db:
+        db.execute(statement)
+    (fault,) = verify(tmp_path / "ava.db").faults
+    assert fault.kind == "projection" and told in fault.text
+
+
+async def test_an_entry_whose_content_is_not_what_its_type_has_is_a_fault_also_where_nothing_follows_from_it(
+    path: Path,
+) -> None:
+    with unguarded(path) as db:
+        row = list(db.execute(f"SELECT {ENTRY_COLUMNS} FROM events WHERE seq = 10").fetchone())
+        row[HEADER.index("type")], content = "SessionEnd", '{"reason":'
+        before = db.execute("SELECT hash FROM events WHERE seq = 9").fetchone()[0]
+        sha = content_sha(content.encode())
+        digest = entry_hash(before, row[: len(HEADER)], sha)
+        values = (row[HEADER.index("type")], content, sha, digest)
+        db.execute("UPDATE events SET type = ?, content = ?, content_sha = ?, hash = ? WHERE seq = 10", values)
+    (fault,) = verify(path).faults
+    assert (fault.kind, fault.seq) == ("changed", 10) and "as it was written" in fault.text
