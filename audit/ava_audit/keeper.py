@@ -44,8 +44,8 @@ WAL_BYTES = 4_000_000
 WAL_LOOK_S = 0.1
 """How often is looked how large it is, while somebody writes: the larger, the longer whoever writes waits."""
 QUIET_S = 3.0
-REFUSED_S = 1.0
-"""How long is waited for a reader that still needs what is in the write-ahead log."""
+REFUSED_S = (0.1, 1.6)
+"""How long is waited for a reader that still needs what is in the write-ahead log: at first, and at most."""
 SWEEP_EVERY_S = 3_600.0
 """How often is looked for what has become old."""
 SWEEP_PIECES = 50
@@ -214,6 +214,7 @@ async def _mind_the_wal(store: Store) -> None:
     """
     wal = store.path.with_name(store.path.name + "-wal")
     seen, since = (-1, -1), anyio.current_time()
+    pause_s = REFUSED_S[0]
     while True:
         head = store.head
         state = await anyio.to_thread.run_sync(_size_and_time, wal)
@@ -221,10 +222,12 @@ async def _mind_the_wal(store: Store) -> None:
         if changed:
             seen, since = state, anyio.current_time()
         quiet = anyio.current_time() - since >= QUIET_S
-        if (state[0] > WAL_BYTES or (state[0] > 0 and quiet)) and not await _retried(
-            "the database file", store.checkpoint
-        ):
-            await anyio.sleep(REFUSED_S)
+        if state[0] > WAL_BYTES or (state[0] > 0 and quiet):
+            if await _retried("the database file", store.checkpoint):
+                pause_s = REFUSED_S[0]
+            else:
+                await anyio.sleep(pause_s)
+                pause_s = min(2 * pause_s, REFUSED_S[1])
         if not changed:
             with anyio.move_on_after(QUIET_S):
                 await store.newer_than(head)

@@ -29,6 +29,8 @@ MAX_FAULTS = 20
 _N = len(HEADER)
 _TYPE, _VERSION = HEADER.index("type"), HEADER.index("v")
 _CONTENT, _SHA, _HASH = _N, _N + 1, _N + 2
+_READ_ELSEWHERE = TOLD | TRANSCRIPT_TYPES
+"""The types whose content is read by reducers, or may have been erased."""
 
 
 def verify(path: Path, *, head: str | None = None, since: str | None = None, told: Told | None = None) -> Report:
@@ -251,7 +253,7 @@ class _Walk:
         try:
             if self._rebuilt is not None:
                 fold(self._rebuilt, row)
-                if row[_TYPE] not in TOLD and row[_TYPE] not in TRANSCRIPT_TYPES:  # nobody has read it yet
+                if content is not None and row[_TYPE] not in _READ_ELSEWHERE:  # nobody has read it yet
                     read_fact(row[_TYPE], row[_VERSION], content)
         except (ValueError, TypeError, AssertionError, LookupError, sqlite3.Error, AuditError) as error:
             return Fault("changed", seq, f"entry {seq} is as it was written, but nothing follows from it: {error}")
