@@ -37,7 +37,7 @@ FINAL_S = 2.0
 """How long a keeper that is asked to end may take to finish its duties; the server has 5 s in all."""
 INDEX_BATCH = 500
 INDEX_CHARS = 4_000_000
-INDEX_S = 0.01
+INDEX_S = 0.005
 """After so long no more is put into the index in one piece: whoever writes waits meanwhile."""
 WAL_BYTES = 4_000_000
 """A write-ahead log larger than this is moved into the database at once; a smaller one when nobody writes."""
