@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
 
 from ava_audit.events import FACTS, Fact, Unknown, Usage, Who
 
@@ -35,17 +36,15 @@ LINE_COLUMNS = ENTRY_COLUMNS + ", (SELECT hash FROM events AS before WHERE befor
 """The columns of a mirror line: the entry's, and the hash of the entry before it."""
 
 
-class Entry(NamedTuple):
-    """An event as it stands in the log. `fact` and `content` are None where retention has erased the content.
-
-    A named tuple, because a search makes a hundred of them within a millisecond.
-    """
+@dataclass(slots=True)
+class Entry:
+    """An event as it stands in the log; `content` is None where retention has erased it."""
 
     seq: int
     ts_us: int
     who: Who
     type: str
-    fact: Fact | None
+    version: int
     run_id: str | None
     generation: int | None
     usage: Usage | None
@@ -55,6 +54,18 @@ class Entry(NamedTuple):
     content: str | None
     content_sha: bytes
     hash: bytes
+    _fact: Fact | None = field(default=None, init=False, repr=False, compare=False)
+
+    @property
+    def fact(self) -> Fact | None:
+        """What happened, None where the content was erased; read when it is first wanted, and most of it never is.
+
+        Raises:
+            ValueError: The content is none that the type has: it was changed.
+        """
+        if self._fact is None and self.content is not None:
+            self._fact = read_fact(self.type, self.version, self.content)
+        return self._fact
 
 
 def entry_of(row: Sequence[Any]) -> Entry:
@@ -68,7 +79,7 @@ def entry_of(row: Sequence[Any]) -> Entry:
         ts_us,
         Who(session_id, agent_id, user_id, parent_agent_id),
         type_name,
-        None if content is None else read_fact(type_name, version, content),
+        version,
         run_id,
         generation,
         usage_of(fresh, output, read, written),

@@ -161,6 +161,14 @@ class View:
         ).fetchone()
         return (0, -1) if low is None else (int(low), int(high))
 
+    def span(self, agent_id: str) -> tuple[int, int]:
+        """Return the first and last `seq` of what an agent did, (0, -1) when it did nothing."""
+        first, last = self._ask(  # apart, so that each is one look at the index
+            "SELECT (SELECT min(seq) FROM events WHERE agent_id = ?), (SELECT max(seq) FROM events WHERE agent_id = ?)",
+            (agent_id, agent_id),
+        ).fetchone()
+        return (0, -1) if first is None else (int(first), int(last))
+
     def progress(self, duty: str) -> int:
         """Return the `seq` up to which the keeper has done one of its duties."""
         row = self._ask("SELECT seq FROM progress WHERE name = ?", (duty,)).fetchone()
