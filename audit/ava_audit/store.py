@@ -345,6 +345,7 @@ class Store:
                     return
         finally:
             db.close()
+            self._lock.close()
 
     def _take(self) -> tuple[list[_Job], bool]:
         """Wait for a job, and take all that have come with it; True when the writer shall end."""
@@ -557,8 +558,6 @@ class Store:
         self._thread.join(timeout=2.0)
         if self._thread.is_alive():
             log.warning("the log's writer did not end within 2 s; what it had not acknowledged is not promised")
-        else:
-            self._lock.close()
         while True:
             try:
                 self._readers.get_nowait().close()
