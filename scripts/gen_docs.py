@@ -366,7 +366,11 @@ def _parameters(function: Callable[..., Any]) -> Iterator[tuple[str, str, bool]]
         named = [word for word in (info.default, *(info.param_decls or ())) if str(word).startswith("-")]
         names = " ".join(named or [f"--{name.replace('_', '-')}"])
         value = "" if kind is bool else f" {info.metavar or _value(kind)}"
-        told = "" if default in (None, False) or not info.show_default else f" Default: {default}."
+        told = (
+            ""
+            if default in (None, False, inspect.Parameter.empty) or not info.show_default
+            else f" Default: {default}."
+        )
         yield f"{names}{value}", f"{info.help or ''}{told}".strip(), True
 
 

@@ -12,7 +12,9 @@ from ava_audit.entries import HEADER
 WINDOW = 64
 """How far around a fault is looked for where an entry came from."""
 
-FaultKind = Literal["changed", "missing", "inserted", "reordered", "damaged", "head", "projection", "line", "guard"]
+FaultKind = Literal[
+    "changed", "missing", "inserted", "reordered", "damaged", "head", "projection", "line", "schema", "erased", "mirror"
+]
 Told = Callable[[int, int], None]
 """Is told how much has been checked, and of how much."""
 Row = tuple[Any, ...]
@@ -74,6 +76,9 @@ def explained(row: Row, near: list[Row]) -> Fault:
     """
     seq = row[0]
     hashes = {0: GENESIS, **{other[0]: other[_HASH] for other in near}}
+    twin = next((number for number, digest in hashes.items() if 0 < number < seq and digest == row[_HASH]), None)
+    if twin is not None and _follows(row, hashes.get(twin - 1, b""), twin):
+        return Fault("inserted", seq, f"entry {seq} was inserted: it is entry {twin} once more")
     after = [other for other in near if other[0] > seq]
     if after and _follows(after[0], row[_HASH], after[0][0]):
         return Fault("changed", seq, f"entry {seq} was changed")

@@ -6,11 +6,13 @@ Such a file is the only record that is left of it, so it is set aside under anot
 from __future__ import annotations
 
 import logging
+import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import IO
 
+from ava_audit.faults import Fault
 from ava_audit.line import line_fault
 from ava_audit.times import US_PER_S
 from ava_audit.view import View
@@ -18,6 +20,8 @@ from ava_audit.view import View
 log = logging.getLogger("ava.keeper")
 
 MARK = "set-aside"
+MAX_FILES = 20
+_CHUNK = 65_536
 _NAMED = re.compile(rb'\},"seq":(\d{1,18}),[^{}]*"hash":"([0-9a-f]{64})"\}\s*\Z')
 
 
@@ -36,6 +40,44 @@ def is_of_another_log(view: View, file: IO[bytes], start: int) -> bool:
         if (stored is None or stored[0] != digest) and line_fault(line) is None:
             return True
     return False
+
+
+def not_in_log(view: View | None, folder: Path | None) -> list[Fault]:
+    """Return a fault for each file whose last entry the log does not have; without a view there is no log.
+
+    Files are written after the log: what they have and the log has not, the log has lost.
+    """
+    faults: list[Fault] = []
+    for path in [] if folder is None else sorted(folder.glob("*/*.jsonl")):
+        if f".{MARK}-" in path.name:
+            continue
+        line = _last_line(path)
+        found = _NAMED.search(line)
+        if found is None or line_fault(line) is not None:
+            continue
+        seq = int(found[1])
+        stored = None if view is None else next(view.select("SELECT hash FROM events WHERE seq = ?", seq), None)
+        if stored is None or stored[0].hex() != found[2].decode():
+            name = f"{folder.name if folder else ''}/{path.parent.name}/{path.name}"
+            text = f"{name} has entry {seq}, which the log does not have: it was removed, cut or put back from a copy"
+            faults.append(Fault("mirror", seq, text))
+            if len(faults) == MAX_FILES:
+                break
+    return faults
+
+
+def _last_line(path: Path) -> bytes:
+    """Return the last whole line of a file."""
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        wanted = _CHUNK
+        while True:
+            file.seek(max(0, size - wanted))
+            lines = file.read().splitlines(keepends=True)
+            whole = [line for line in lines[1 if size > wanted else 0 :] if line.endswith(b"\n")]
+            if whole or wanted >= size:
+                return whole[-1] if whole else b""
+            wanted *= 16
 
 
 def set_aside(path: Path) -> Path:

@@ -444,9 +444,7 @@ class Store:
                 with self._gate:  # nobody waits for what is only posted: it is dropped with a word
                     waiting = any(job.state in (_PENDING, _RUNNING) and job.future is not None for job in batch)
                 if not waiting:
-                    log.warning(
-                        "another program holds ava.db: %d entries that nobody waited for were not written", len(batch)
-                    )
+                    log.warning("another program holds ava.db: what nobody waited for was not written (%d)", len(batch))
                     return False
             else:
                 return True
@@ -697,7 +695,7 @@ def _translated(error: BaseException) -> BaseException:
 
 
 def _is_damaged(error: sqlite3.Error) -> bool:
-    return "malformed" in str(error) or "not a database" in str(error)
+    return any(words in str(error) for words in ("malformed", "not a database", "no such table", "no such column"))
 
 
 def _connect(path: Path, *, readonly: bool = False) -> sqlite3.Connection:

@@ -17,11 +17,14 @@ from typing import Any
 from ava_audit.chain import GENESIS, content_sha, entry_hash
 from ava_audit.entries import ENTRY_COLUMNS, HEADER, read_fact
 from ava_audit.errors import AuditError, BadQuery, SchemaNewer, StoreUnavailable
-from ava_audit.events import TRANSCRIPT_TYPES
+from ava_audit.events import TRANSCRIPT_TYPES, LogErased
 from ava_audit.faults import WINDOW, Fault, Report, Row, Told, explained, lacking
-from ava_audit.migrations import SCHEMA_VERSION, schema_version, scratch
+from ava_audit.migrations import SCHEMA_VERSION, schema_version
 from ava_audit.projections import BUDGETS, GROUPS, PROPOSALS, RUNS, Shape
 from ava_audit.reducers import TOLD, InMemory, R, Rebuilt, fold
+from ava_audit.schema import schema_faults
+from ava_audit.set_aside import not_in_log
+from ava_audit.view import View
 
 SLICE = 2_000
 MAX_FAULTS = 20
@@ -33,7 +36,14 @@ _READ_ELSEWHERE = TOLD | TRANSCRIPT_TYPES
 """The types whose content is read by reducers, or may have been erased."""
 
 
-def verify(path: Path, *, head: str | None = None, since: str | None = None, told: Told | None = None) -> Report:
+def verify(
+    path: Path,
+    *,
+    head: str | None = None,
+    since: str | None = None,
+    mirror: Path | None = None,
+    told: Told | None = None,
+) -> Report:
     """Check a log, and say what is wrong with it.
 
     Args:
@@ -41,6 +51,7 @@ def verify(path: Path, *, head: str | None = None, since: str | None = None, tol
         head: The hash (hex) of an entry that was noted elsewhere; the log must still have it.
         since: The hash (hex) of an entry that was noted elsewhere and from which on the chain is checked; what is
             before it is trusted, and the projections, which follow from the whole log, are not compared.
+        mirror: The folder of the files that mirror it: what they have last, the log must have.
         told: Is told after each slice how many entries have been checked, and of how many.
 
     Raises:
@@ -50,7 +61,7 @@ def verify(path: Path, *, head: str | None = None, since: str | None = None, tol
     wanted, trusted = (None if given is None else hash_of(given) for given in (head, since))
     try:
         with contextlib.closing(_open(path)) as db:
-            return _verify(db, wanted, trusted, told or (lambda _done, _all: None))
+            return _verify(db, wanted, trusted, mirror, told or (lambda _done, _all: None))
     except sqlite3.Error as error:
         if _is_damage(error):  # not even its first page can be read
             return Report(
@@ -89,6 +100,10 @@ def _open(path: Path) -> sqlite3.Connection:
         version = schema_version(db)
         if version > SCHEMA_VERSION:
             raise SchemaNewer(f"{path} has schema {version}, this program knows {SCHEMA_VERSION}: use the newer ava")
+        if version == 0:
+            no_log = sqlite3.DatabaseError("it was emptied, or its beginning is gone")
+            no_log.sqlite_errorcode = sqlite3.SQLITE_NOTADB
+            raise no_log
         if version < SCHEMA_VERSION:
             raise StoreUnavailable(f"{path} has an older schema ({version}): `ava logs` brings it up to date, once")
     except BaseException:
@@ -102,8 +117,11 @@ def _is_damage(error: sqlite3.Error) -> bool:
     return getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
-def _verify(db: sqlite3.Connection, head: bytes | None, since: bytes | None, told: Told) -> Report:
+def _verify(db: sqlite3.Connection, head: bytes | None, since: bytes | None, mirror: Path | None, told: Told) -> Report:
     start, before = 0, GENESIS
+    schema = schema_faults(db)
+    if any(fault.text.startswith("the table ") and " was removed" in fault.text for fault in schema):
+        return Report(0, 0, GENESIS.hex(), tuple(schema), False)
     if since is not None and since != GENESIS:
         found = _seq_of(db, since)
         if found is None:
@@ -115,20 +133,8 @@ def _verify(db: sqlite3.Connection, head: bytes | None, since: bytes | None, tol
     if head is not None and not walk.met and walk.fault is None:
         faults.append(lacking(head, walk.seq))
     if walk.fault is None:
-        faults += _unguarded(db)
+        faults += [*schema, *not_in_log(View(db), mirror)]
     return Report(walk.seq - start, walk.seq, walk.before.hex(), tuple(faults), compared)
-
-
-def _unguarded(db: sqlite3.Connection) -> list[Fault]:
-    """Return a fault for each trigger that is not as it was made: without it anybody's SQL could change entries."""
-    select = "SELECT name, sql FROM sqlite_master WHERE type = 'trigger' ORDER BY name"
-    with contextlib.closing(scratch()) as new:
-        meant: dict[str, str] = dict(new.execute(select).fetchall())
-    there: dict[str, str] = dict(db.execute(select).fetchall())
-    lost = {name: "changed" if name in there else "removed" for name in meant if there.get(name) != meant[name]}
-    added = {name: "added" for name in there if name not in meant}
-    text = "the trigger {} was {}: see who writes to this file beside Ava"
-    return [Fault("guard", 0, text.format(*each)) for each in {**lost, **added}.items()]
 
 
 def _faults(db: sqlite3.Connection, walk: _Walk, told: Told) -> list[Fault]:
@@ -165,6 +171,8 @@ class _Walk:
         self.met = noted in (before, GENESIS)
         self.fault: Fault | None = None
         self._slice = SLICE
+        self._erased = 0
+        self._on_record = 0
 
     @property
     def rebuilds(self) -> bool:
@@ -222,9 +230,27 @@ class _Walk:
             if self.fault is not None:
                 return []
             self._take_any_text()  # whoever changed a table may have put in bytes that are none
-            return list(islice(_differences(self._db, self._rebuilt, self.seq), MAX_FAULTS))
+            differences = list(islice(_differences(self._db, self._rebuilt, self.seq), MAX_FAULTS))
+            if self._erased > self._on_record:
+                count = self._erased - self._on_record
+                which = "an entry" if count == 1 else f"{count:,} entries"
+                text = f"the words of {which} were taken out, and no erasure of them is on record: it was not Ava"
+                differences.append(Fault("erased", self.seq, text))
+            return differences
         finally:
             self._db.execute("ROLLBACK")
+
+    def _count(self, type_name: str, version: int, content: str | None) -> None:
+        """Count what was erased, and what the log says of it; read what neither reducers nor readers of words do.
+
+        Raises:
+            ValueError: The content is none that the type has.
+        """
+        if content is None:
+            self._erased += 1
+        elif type_name not in _READ_ELSEWHERE:
+            fact = read_fact(type_name, version, content)
+            self._on_record += fact.entries if isinstance(fact, LogErased) else 0
 
     def _check(self, row: Row) -> Fault | None:
         try:
@@ -253,8 +279,7 @@ class _Walk:
         try:
             if self._rebuilt is not None:
                 fold(self._rebuilt, row)
-                if content is not None and row[_TYPE] not in _READ_ELSEWHERE:  # nobody has read it yet
-                    read_fact(row[_TYPE], row[_VERSION], content)
+                self._count(row[_TYPE], row[_VERSION], content)
         except (ValueError, TypeError, AssertionError, LookupError, sqlite3.Error, AuditError) as error:
             return Fault("changed", seq, f"entry {seq} is as it was written, but nothing follows from it: {error}")
         return None

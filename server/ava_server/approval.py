@@ -141,7 +141,7 @@ def _secret_lines(config: RunConfig) -> list[str]:
     if unbound:
         lines.append(f"Stored, but for no host, so that no call can use it: {', '.join(unbound)}.")
     if missing:
-        lines.append(f"Its role also lists, and nobody has stored: {', '.join(missing)} (`ava secret set NAME`).")
+        lines.append(f"Its role lists secrets that nobody has stored: {', '.join(missing)} (`ava secret set NAME`).")
     return lines
 
 

@@ -12,13 +12,16 @@ import anyio
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.log import Life, unguarded, write_each, write_texts
+from support.log import AVA, Life, unguarded, write_each, write_texts
 
 from ava_audit import verify as verification
 from ava_audit.chain import GENESIS, content_sha, entry_hash
 from ava_audit.entries import ENTRY_COLUMNS, HEADER
 from ava_audit.errors import BadQuery, StoreUnavailable
 from ava_audit.faults import Report
+from ava_audit.mirror import Mirror
+from ava_audit.retention import erase_run
+from ava_audit.set_aside import not_in_log
 from ava_audit.store import Store
 from ava_audit.verify import verify
 
@@ -203,11 +206,11 @@ async def test_a_table_that_takes_values_of_any_kind_hides_nothing(column: str, 
     with unguarded(path) as db:
         db.execute("ALTER TABLE events RENAME TO strict_events")
         db.execute("CREATE TABLE events AS SELECT * FROM strict_events")
-        assert {fault.kind for fault in verify(path).faults} == {"guard"}
+        assert {fault.kind for fault in verify(path).faults} == {"schema"}
         db.execute(f"UPDATE events SET {column} = ? WHERE seq = 3", (value,))
         db.execute("DROP TABLE strict_events")
     if (column, value) == ("content", None):
-        assert verify(path).ok, "that is an erased transcript"
+        assert "erased" in {fault.kind for fault in verify(path).faults}
     else:
         assert fault_of(verify(path)) == ("changed", 3)
 
@@ -251,8 +254,7 @@ async def test_an_erased_transcript_verifies_and_an_erased_fact_does_not(tmp_pat
     with anyio.fail_after(5):
         async with Store.open(tmp_path) as log:
             await write_each(log, life.whole())
-    with unguarded(path) as db:
-        db.execute("UPDATE events SET content = NULL WHERE type IN ('UserMessage', 'ToolResult', 'SubagentComplete')")
+            await erase_run(log, life.run_id, (), AVA, "a test")
     assert verify(path).ok
     with unguarded(path) as db:
         db.execute("UPDATE events SET content = NULL WHERE type = 'CostUpdate'")
@@ -371,10 +373,10 @@ async def test_what_is_no_log_is_said_so(tmp_path: Path) -> None:
     (tmp_path / "ava.db").write_bytes(b"garbage" * 1000)
     (fault,) = verify(tmp_path / "ava.db").faults
     assert (fault.kind, "cannot be read as a log" in fault.text) == ("damaged", True)
-    sqlite3.connect(tmp_path / "empty.db").close()
-    (tmp_path / "empty.db").touch()
-    with pytest.raises(StoreUnavailable, match="schema"):
-        verify(tmp_path / "empty.db")
+    for content in (b"", b"\0" * 50):
+        (tmp_path / "ava.db").write_bytes(content)
+        (fault,) = verify(tmp_path / "ava.db").faults
+        assert (fault.kind, fault.seq) == ("damaged", 0), content
 
 
 @pytest.mark.parametrize(
@@ -398,7 +400,8 @@ async def test_a_trigger_that_is_not_as_it_was_made_is_a_fault_of_a_whole_chain(
         for statement in statements:
             db.execute(statement)
     report = verify(path)
-    assert [(fault.kind, fault.text.partition(":")[0]) for fault in report.faults] == [("guard", text) for text in told]
+    assert {fault.kind for fault in report.faults} == {"schema"}
+    assert [fault.text.partition(":")[0] for fault in report.faults] == told
     assert (report.entries, report.projections) == (10, True)
 
 
@@ -439,3 +442,70 @@ async def test_an_entry_whose_content_is_not_what_its_type_has_is_a_fault_also_w
         db.execute("UPDATE events SET type = ?, content = ?, content_sha = ?, hash = ? WHERE seq = 10", values)
     (fault,) = verify(path).faults
     assert (fault.kind, fault.seq) == ("changed", 10) and "as it was written" in fault.text
+
+
+async def test_words_that_were_taken_out_without_an_erasure_on_record_are_a_fault(tmp_path: Path) -> None:
+    path = tmp_path / "ava.db"
+    async with Store.open(tmp_path) as log:
+        await write_each(log, [*Life("S-aaaaaa").whole(), *Life("S-bbbbbb").whole()])
+        await erase_run(log, "S-aaaaaa", (), AVA, "a test")
+    assert verify(path).ok
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:  # the triggers let it through
+        db.execute("UPDATE events SET content = NULL WHERE run_id = 'S-bbbbbb' AND type = 'ToolResult'")
+    (fault,) = verify(path).faults
+    assert (fault.kind, "the words of an entry were taken out" in fault.text) == ("erased", True)
+
+
+async def test_a_copy_of_an_earlier_entry_is_named_by_its_place_and_what_it_copies(path: Path) -> None:
+    for at, of in ((6, 2), (11, 10)):
+        with unguarded(path) as db:
+            renumber(db, at, 1)
+            row = db.execute(f"SELECT {ENTRY_COLUMNS} FROM events WHERE seq = ?", (of,)).fetchone()
+            db.execute(f"INSERT INTO events ({ENTRY_COLUMNS}) VALUES ({', '.join('?' * len(row))})", (at, *row[1:]))
+        report = verify(path)
+        assert fault_of(report) == ("inserted", at)
+        assert f"entry {of} once more" in report.faults[0].text
+        assert report.entries == at - 1
+        with unguarded(path) as db:
+            db.execute("DELETE FROM events WHERE seq = ?", (at,))
+            renumber(db, at + 1, -1)
+        assert verify(path).ok
+
+
+@pytest.mark.parametrize("table", ["events", "runs", "configs", "budgets", "live", "words"])
+async def test_a_table_that_is_gone_is_a_fault_and_its_name_is_told(table: str, path: Path) -> None:
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
+        db.execute("DROP TRIGGER events_keep" if table == "events" else "SELECT 1")
+        db.execute(f"DROP TABLE {table}")
+    faults = verify(path).faults
+    assert {fault.kind for fault in faults} == {"schema"}
+    assert f"the table {table} was removed" in " ".join(fault.text for fault in faults)
+
+
+async def test_what_the_files_have_last_the_log_must_have(path: Path) -> None:
+    logs = path.parent / "logs"
+    async with Store.open(path.parent) as log:
+        await write_each(log, Life("S-aaaaaa").whole())
+        mirror = Mirror(log, logs)
+        await mirror.take_over()
+        await mirror.catch_up()
+    (day,) = (logs / "ava").iterdir()
+    assert verify(path, mirror=logs).ok
+    whole = day.read_bytes()
+    day.write_bytes(whole + b'{"torn": ')
+    assert verify(path, mirror=logs).ok
+    day.write_bytes(b"")
+    assert verify(path, mirror=logs).ok, "a file that was cut is no fault of the log"
+    day.write_bytes(whole)
+    with unguarded(path) as db:
+        db.execute("DELETE FROM events WHERE seq > 10")
+        for table in ("runs", "configs", "proposals", "budgets"):
+            db.execute(f"DELETE FROM {table}")
+    assert verify(path).ok, "nothing in the log itself tells that its end was cut"
+    faults = verify(path, mirror=logs).faults
+    assert {fault.kind for fault in faults} == {"mirror"}
+    assert [fault.text.partition(",")[0] for fault in faults] == [
+        f"logs/ava/{day.name} has entry 20",
+        "logs/subagents/S-aaaaaa.jsonl has entry 21",
+    ]
+    assert [fault.seq for fault in not_in_log(None, logs)] == [20, 21], "nor when the log is gone"

@@ -132,6 +132,8 @@ def test_json_lines_are_those_of_the_mirror_and_verify(root: Path) -> None:
         (("S-123456",), "There is no subagent S-123456"),
         (("nonsense",), "'nonsense' is no id"),
         (("--agent", "bob"), "--agent: 'bob' is no agent"),
+        (("--type", ","), "--type: it names no type"),
+        (("-f", "--until", "1h"), "--until: nothing new is before a time"),
     ],
 )
 def test_a_mistake_is_one_sentence(root: Path, args: tuple[str, ...], says: str) -> None:
@@ -155,6 +157,17 @@ def test_an_empty_place_is_said_and_nothing_is_made(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, f"Data root: {root}\nNothing is in the log yet.\n")
     assert ava(root, "logs", "--json").stdout == ""
     assert not root.exists()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a file that is always full")
+@pytest.mark.parametrize("command", ["logs", "verify", "status"])
+def test_an_output_that_cannot_be_written_is_said_in_a_sentence(root: Path, command: str) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [*COMMAND, command], env=environment(root), stdout=full, stderr=subprocess.PIPE, text=True, timeout=30
+        )
+    assert done.returncode == 30
+    assert done.stderr == "ava: the output could not be written: No space left on device; what was done is done\n"
 
 
 def test_following_shows_what_another_process_writes(root: Path) -> None:

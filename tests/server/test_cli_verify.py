@@ -2,6 +2,7 @@
 
 import json
 import re
+import sqlite3
 import stat
 import sys
 from pathlib import Path
@@ -220,3 +221,42 @@ def test_a_changed_line_of_a_file_is_named(root: Path, tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (1, "")
     assert "FAULT: line 7: its content was changed" in done.stdout
     assert "6 lines before it are as they were written." in done.stdout
+
+
+def mirrored(root: Path) -> None:
+    async def work() -> None:
+        async with Store.open(root) as store:
+            mirror = Mirror(store, root / "logs")
+            await mirror.take_over()
+            await mirror.catch_up()
+
+    anyio.run(work)
+
+
+@pytest.mark.parametrize("how", ["removed", "emptied", "cut"])
+def test_a_log_that_lost_what_its_files_have_is_a_fault_to_verify_and_to_the_doctor(root: Path, how: str) -> None:
+    mirrored(root)
+    assert ava(root, "verify").returncode == 0
+    for path in root.glob("ava.db*"):
+        if how == "removed":
+            path.unlink()
+        elif how == "emptied":
+            path.write_bytes(b"")
+    if how == "cut":
+        tamper(root, "DELETE FROM events WHERE seq > 3", *(f"DELETE FROM {name}" for name in ("runs", "configs")))
+        tamper(root, "DELETE FROM proposals", "DELETE FROM budgets")
+    done = ava(root, "verify")
+    assert done.returncode == 1 and "FAULT: " in done.stdout, done.stdout
+    if how != "cut":
+        told = ava(root, "doctor")
+        assert told.returncode == 1 and "which the log does not have" in " ".join(told.stdout.split())
+
+
+def test_a_table_that_is_gone_is_a_fault_to_verify_and_to_the_doctor(root: Path) -> None:
+    with sqlite3.connect(root / "ava.db") as db:
+        db.execute("DROP TABLE budgets")
+    db.close()
+    done = ava(root, "verify")
+    assert (done.returncode, "FAULT: the table budgets was removed" in done.stdout) == (1, True)
+    told = ava(root, "doctor")
+    assert told.returncode == 1 and "the table budgets was removed" in told.stdout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import sys
@@ -59,6 +60,9 @@ _CODES: Mapping[type, int] = {
     RolesError: OUR_FAULT,
     AuditError: OUR_FAULT,
 }
+
+
+_NOWHERE_TO = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)
 
 
 def main(args: Sequence[str]) -> int:
@@ -135,6 +139,13 @@ def _report(error: BaseException) -> int:
     if any(isinstance(leaf, ReaderGone) for leaf in leaves):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left unwritten goes nowhere
         return READER_GONE
+    unwritten = [
+        leaf for leaf in leaves if isinstance(leaf, OSError) and leaf.errno in _NOWHERE_TO and not leaf.filename
+    ]
+    if unwritten:  # it names no file: what could not be written is what was to be shown
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        typer.echo(f"ava: the output could not be written: {unwritten[0].strerror}; what was done is done", err=True)
+        return CONFIGURATION
     codes = [next((_CODES[kind] for kind in type(leaf).__mro__ if kind in _CODES), None) for leaf in leaves]
     if codes[0] is not None and None not in codes:
         from ava_server.cli.terminal import tell

@@ -72,6 +72,8 @@ def log_query(
         level=level,
         **more,
     )
+    if kind is not None and not query.types:
+        raise BadInput("--type: it names no type; leave it out for all of them")
     _check_types(query)
     return query
 

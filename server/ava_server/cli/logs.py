@@ -13,6 +13,7 @@ from ava_server.cli.app import heading
 from ava_server.cli.filters import Agents, Kinds, Level, Search, Sessions, Since, Until, Users, log_query
 from ava_server.cli.terminal import columns, cut, reader_gone, say, write_lines
 from ava_server.data_root import find_data_root
+from ava_server.errors import BadInput
 
 if TYPE_CHECKING:
     from ava_audit.entries import Entry
@@ -40,7 +41,10 @@ def logs_command(
     last: Annotated[
         int | None,
         typer.Option(
-            min=1, max=1_000_000, show_default=False, help=f"So many of the newest entries; {LAST} by default."
+            min=1,
+            max=1_000_000,
+            show_default=False,
+            help=f"So many of the newest entries; {LAST} by default, all with --since or --until.",
         ),
     ] = None,
     kind: Kinds = None,
@@ -60,6 +64,8 @@ def logs_command(
     utc: Annotated[bool, typer.Option("--utc", help="Times in UTC.")] = False,
 ) -> None:
     """Show the log of all agents, or of some: newest entries, oldest first."""
+    if follow and until is not None:
+        raise BadInput("--until: nothing new is before a time; leave --follow or --until out.")
     root = find_data_root()
     ranged = since is not None or until is not None
     query = log_query(
@@ -126,7 +132,8 @@ async def _logs(root: DataRoot, query: LogQuery, subagent: str | None, printer: 
             return
         page = await log_search.search(store, query)
         if page.next is not None and not printer.as_json and not follow:
-            say(f"The newest {len(page.entries):,} entries; --last shows more.")
+            count = len(page.entries)
+            say(f"The newest {'entry' if count == 1 else f'{count:,} entries'}; --last shows more.")
         await printer.entries(store, list(page.entries[::-1]))
         if not page.entries and not printer.as_json and not follow:
             say("No entry fits.")

@@ -10,7 +10,7 @@ import anyio
 import typer
 
 from ava_server.cli.app import heading
-from ava_server.cli.terminal import columns, cut, say, say_json
+from ava_server.cli.terminal import columns, cut, say, say_json, tell
 from ava_server.cli.views import block, limits_text, result_text
 from ava_server.data_root import find_data_root
 
@@ -46,6 +46,7 @@ def show_command(
 
 
 async def _show(root: DataRoot, given: str, as_json: bool, utc: bool) -> None:
+    from ava_audit.errors import StoreUnavailable
     from ava_audit.line import mirror_line
     from ava_audit.locks import Instances
     from ava_server.approval import texts_of
@@ -71,7 +72,10 @@ async def _show(root: DataRoot, given: str, as_json: bool, utc: bool) -> None:
             heading(root)
             say("\n".join(_screen(run, answer, texts, entries, utc)))
         if answer.untrusted_result is not None:  # an erased one is no news to anybody
-            await note_fetched(store, terminal_session(), "ava show", run)
+            try:
+                await note_fetched(store, terminal_session(), "ava show", run)
+            except StoreUnavailable as error:  # it was shown all the same
+                tell(f"That it was shown is not on the record: {error}")
 
 
 def _screen(run: RunRow, answer: RunAnswer, texts: Texts | None, entries: list[Entry], utc: bool) -> list[str]:

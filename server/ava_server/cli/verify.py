@@ -73,6 +73,7 @@ def _of_log(root: DataRoot, head: str | None, since: str | None, as_json: bool) 
     from ava_audit.chain import GENESIS
     from ava_audit.errors import BadQuery
     from ava_audit.faults import Report, lacking
+    from ava_audit.set_aside import not_in_log
     from ava_audit.verify import hash_of, verify
 
     noted: list[bytes] = []
@@ -86,10 +87,10 @@ def _of_log(root: DataRoot, head: str | None, since: str | None, as_json: bool) 
     begun = time.monotonic()
     if has_log(root):
         with _shown("entries") as told:
-            report = verify(root.db, head=head, since=since, told=told)
+            report = verify(root.db, head=head, since=since, mirror=root.logs, told=told)
     else:
-        missing = tuple(lacking(digest, 0) for digest in noted if digest != GENESIS)
-        report = Report(0, 0, GENESIS.hex(), missing, not missing)
+        missing = [lacking(digest, 0) for digest in noted if digest != GENESIS] + not_in_log(None, root.logs)
+        report = Report(0, 0, GENESIS.hex(), tuple(missing), not missing)
     seconds = time.monotonic() - begun
     if as_json:
         say_json({"data_root": str(root.path), **_as_json(report, seconds)})
@@ -127,7 +128,7 @@ def _of_file(name: str, as_json: bool) -> Report:
                 "itself tells."
             )
     else:
-        lines.append(f"{count} before it are as they were written.")
+        lines.append(f"{count} before it {'is as it was' if report.entries == 1 else 'are as they were'} written.")
     if report.entries:
         lines.append(f"Last entry: {report.seq:,}, with the hash {report.head}")
     say("\n".join(lines))
@@ -141,7 +142,7 @@ def _screen(report: Report, seconds: float, since: str | None) -> list[str]:
     count = f"{report.entries:,} {'entry' if report.entries == 1 else 'entries'}"
     after = "" if since is None else " after the given head"
     took = f"in {format_duration(seconds)}"
-    if any(fault.kind not in ("projection", "head", "guard") for fault in report.faults):
+    if any(fault.kind in ("changed", "missing", "inserted", "reordered", "damaged") for fault in report.faults):
         lines.append(f"{count}{after} before that are as they were written ({took}).")
         return lines
     if report.entries or not report.faults:

@@ -15,6 +15,8 @@ import portalocker
 
 from ava_audit.migrations import SCHEMA_VERSION, schema_version
 from ava_audit.money import format_usd, micros_from_cents
+from ava_audit.schema import schema_faults
+from ava_audit.set_aside import not_in_log
 from ava_audit.view import View
 from ava_server.budget import installation_scope, user_scope, utc_day
 from ava_server.cli.doctor.check import Finding, Setup, log_path
@@ -28,10 +30,17 @@ _BROKEN = (
 )
 
 
+_LOST = (
+    "Bring back a copy of ava.db, or start Ava without one: it begins a new log then, and keeps the old one's files"
+    " beside the new ones."
+)
+
+
 @dataclass(frozen=True)
 class _Opened:
     """A log that can be read: the state of everything, its schema, and whether its newest entries are missing."""
 
+    db: sqlite3.Connection
     view: View
     schema: int
     partial: bool
@@ -52,7 +61,7 @@ def _opened(path: Path) -> Generator[_Opened]:
     with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=BUSY_S, isolation_level=None)) as db:
         db.execute("BEGIN")
         partial = not in_use and wal.exists() and wal.stat().st_size > 0
-        yield _Opened(View(db), schema_version(db), partial)
+        yield _Opened(db, View(db), schema_version(db), partial)
 
 
 def log(setup: Setup) -> list[Finding]:
@@ -60,9 +69,11 @@ def log(setup: Setup) -> list[Finding]:
     path = log_path(setup)
     if path is None:
         return []
-    if not path.exists():
-        return [Finding("log", "note", "there is none yet; it is made at the first start")]
     try:
+        if lost := [] if path.exists() and path.stat().st_size > 0 else not_in_log(None, path.parent / "logs"):
+            return [Finding("log", "fault", fault.text, _LOST) for fault in lost[:1]]
+        if not path.exists():
+            return [Finding("log", "note", "there is none yet; it is made at the first start")]
         with _opened(path) as opened:
             return _log(setup, path, opened)
     except (sqlite3.Error, OSError) as error:
@@ -74,9 +85,13 @@ def _log(setup: Setup, path: Path, opened: _Opened) -> list[Finding]:
     if opened.schema > SCHEMA_VERSION:
         text = f"{path} has schema {opened.schema}, and this version knows {SCHEMA_VERSION}: a newer Ava wrote it"
         return [Finding("log", "fault", text, "Install the newer Ava, or set AVA_DATA_ROOT to another folder.")]
+    if opened.schema == 0 and size > 0:
+        return [Finding("log", "fault", f"{path} is no log: its beginning is gone", _BROKEN)]
     if opened.schema < SCHEMA_VERSION:
         text = f"{path} has schema {opened.schema} of {SCHEMA_VERSION}; the next start brings it up to date"
         return [Finding("log", "note", text)]
+    if faults := schema_faults(opened.db):
+        return [Finding("log", "fault", fault.text, _BROKEN) for fault in faults]
     head = opened.view.head()
     text = f"{head:,} entries, {size / 1e6:.1f} MB, schema {opened.schema}"
     if opened.partial:

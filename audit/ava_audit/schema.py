@@ -1,0 +1,32 @@
+"""Whether the database has the tables, indexes and triggers that it was made with."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+
+from ava_audit.faults import Fault
+from ava_audit.migrations import scratch
+
+_SELECT = "SELECT type, name, sql FROM sqlite_master WHERE name NOT LIKE 'sqlite~_%' ESCAPE '~' ORDER BY type, name"
+
+
+def schema_faults(db: sqlite3.Connection) -> list[Fault]:
+    """Return a fault for each table, index and trigger that is not as it was made.
+
+    Without a trigger anybody's SQL could change entries; without a table nothing can be written any more.
+    """
+    with contextlib.closing(scratch()) as new:
+        meant = _made_with(new)
+    there = _made_with(db)
+    lost = {key: "changed" if key in there else "removed" for key in meant if there.get(key) != meant[key]}
+    added = {key: "added" for key in there if key not in meant}
+    return [
+        Fault("schema", 0, f"the {kind} {name} was {what}: see who writes to this file beside Ava")
+        for (kind, name), what in {**lost, **added}.items()
+    ]
+
+
+def _made_with(db: sqlite3.Connection) -> dict[tuple[str, str], str]:
+    """Return what makes each table, index and trigger; how the text index keeps its own is SQLite's affair."""
+    return {(kind, name): "" if name.startswith("words_") else sql for kind, name, sql in db.execute(_SELECT)}
