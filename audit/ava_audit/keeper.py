@@ -67,7 +67,8 @@ async def run_keeper(store: Store, root: Path, *, mirror: bool, retention: Reten
     """
     while True:
         try:
-            held = await anyio.to_thread.run_sync(try_hold, root / "keeper.lock")
+            with anyio.CancelScope(shield=True):  # once it is held, what was written so far is finished
+                held = await anyio.to_thread.run_sync(try_hold, root / "keeper.lock")
         except OSError as error:
             log.warning("keeper.lock cannot be had: %s", error)
             held = None
@@ -86,7 +87,7 @@ async def _keep(store: Store, mirror: Mirror, mirrored: bool, retention: Retenti
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_duty, "the text index", store, partial(index_news, store))
             if mirrored:
-                tasks.start_soon(_mirror, store, mirror)
+                tasks.start_soon(_duty, "the mirror", store, mirror.catch_up)
             tasks.start_soon(_mind_the_wal, store)
             if retention is not None:
                 tasks.start_soon(_erase, store, mirror, mirrored, retention)
@@ -107,11 +108,6 @@ async def _finish(store: Store, mirror: Mirror | None) -> None:
         await store.checkpoint()
     except Exception as error:  # the next keeper completes it
         log.warning("the keeper ended before its work was done: %s", error)
-
-
-async def _mirror(store: Store, mirror: Mirror) -> None:
-    await _retried("the mirror", mirror.take_over)
-    await _duty("the mirror", store, mirror.catch_up)
 
 
 async def _erase(store: Store, mirror: Mirror, mirrored: bool, retention: Retention) -> None:

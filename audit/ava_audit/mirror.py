@@ -47,6 +47,7 @@ class Mirror:
         self._store = store
         self.folder = folder
         self._sizes: dict[str, int] = {}
+        self._taken = False
         self._turn = anyio.Lock()
 
     async def take_over(self) -> None:
@@ -56,6 +57,7 @@ class Mirror:
             self._sizes = await self._store.read(View.mirrored)
             wrong = await anyio.to_thread.run_sync(self._wrong, list(self._sizes))
             await self._heal(wrong)
+            self._taken = True
 
     async def forget(self, *, make: bool) -> None:
         """Heal every file that still has what was erased from the log.
@@ -78,12 +80,14 @@ class Mirror:
                 await self._heal(marked)
 
     async def catch_up(self) -> None:
-        """Write the lines of all entries that the mirror does not have yet.
+        """Write the lines of all entries that the mirror does not have yet, having taken it over.
 
         Raises:
             StoreUnavailable: The log cannot be read or its progress not noted.
             OSError: A file cannot be written.
         """
+        if not self._taken:
+            await self.take_over()
         while True:
             async with self._turn:
                 rows = await self._store.read(_next_slice)

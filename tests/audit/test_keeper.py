@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 from support.log import Life, child, write_each, write_texts
 
@@ -221,3 +222,15 @@ async def test_an_index_batch_made_before_an_erasure_is_made_again(tmp_path: Pat
             await index_news(log)
             assert not await log.keep_house(put_in)
             assert await log.read(partial(View.progress, duty="words")) == 2
+
+
+async def test_a_keeper_that_is_ended_before_it_has_begun_finishes_what_was_written(tmp_path: Path) -> None:
+    with anyio.fail_after(5):
+        async with Store.open(tmp_path) as log:
+            await write_texts(log, ["one", "two"])
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(partial(run_keeper, log, tmp_path, mirror=True))
+                await anyio.lowlevel.checkpoint()  # it asks for the lock by now
+                tasks.cancel_scope.cancel()
+            assert await log.read(partial(View.progress, duty="words")) == 2
+    assert lines(tmp_path) == 2
