@@ -22,7 +22,7 @@ class View:
 
     def __init__(self, db: sqlite3.Connection, tables: Tables | None = None) -> None:
         self._db = db
-        self._tables = Tables(db) if tables is None else tables
+        self._tables = tables
 
     def head(self) -> int:
         """Return the `seq` of the newest entry, 0 for an empty log."""
@@ -30,7 +30,7 @@ class View:
 
     def run(self, run_id: str) -> RunRow | None:
         """Return a run, or None."""
-        return self._tables.runs.copy(run_id)
+        return self._rows.runs.copy(run_id)
 
     def runs(
         self,
@@ -77,11 +77,11 @@ class View:
 
     def proposal(self, pending_id: str) -> ProposalRow | None:
         """Return a proposal, or None."""
-        return self._tables.proposals.copy(pending_id)
+        return self._rows.proposals.copy(pending_id)
 
     def group(self, group_id: str) -> GroupRow | None:
         """Return a group, or None."""
-        return self._tables.groups.copy(group_id)
+        return self._rows.groups.copy(group_id)
 
     def group_runs(self, group_id: str) -> list[RunRow]:
         """Return the runs of a group, oldest first."""
@@ -90,7 +90,7 @@ class View:
 
     def bucket(self, scope: str) -> Bucket:
         """Return what a scope has spent and held; empty for one that nobody has used."""
-        return self._tables.budgets.copy(scope) or Bucket(scope)
+        return self._rows.budgets.copy(scope) or Bucket(scope)
 
     def approved_since(self, user: str, since_us: int) -> list[int]:
         """Return when this user's approved runs were queued, from `since_us` on, oldest first."""
@@ -195,8 +195,15 @@ class View:
         ).fetchone()
         return 0 if row is None else int(row[0])
 
+    @property
+    def _rows(self) -> Tables:
+        if self._tables is None:
+            self._tables = Tables(self._db)
+        return self._tables
+
     def _ask(self, sql: str, values: Sequence[object] = ()) -> sqlite3.Cursor:
-        self._tables.write()
+        if self._tables is not None:
+            self._tables.write()
         return self._db.execute(sql, values)
 
     def live(self, run_id: str) -> tuple[str, int] | None:

@@ -129,16 +129,18 @@ async def _ask_us(
                 began = time.perf_counter()
                 page = await search(store, question.query)
                 took = time.perf_counter() - began
-                for entry in page.entries:
-                    assert entry.fact is not None
-                whole = time.perf_counter() - began
                 found[question.name] = [entry.seq for entry in page.entries]
                 if number >= 3:  # the first ones only fill the caches
                     waits.setdefault(question.name, []).append(took)
-                    read.setdefault(question.name, []).append(whole)
             began = time.perf_counter()
             await store.read(View.head)
             bare.append(time.perf_counter() - began)
+        for _ in range(SEARCHES):  # apart: while facts are made here, the thread that searches grows cold
+            for question in asked:
+                began = time.perf_counter()
+                page = await search(store, question.query)
+                assert all(entry.fact is not None for entry in page.entries)
+                read.setdefault(question.name, []).append(time.perf_counter() - began)
     return asked, {name: (found[name], waits[name], read[name]) for name in found}, bare
 
 
