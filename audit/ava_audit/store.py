@@ -16,6 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
 import anyio
+import anyio.lowlevel
 import anyio.to_thread
 
 from ava_audit.chain import GENESIS, content_sha, entry_hash
@@ -140,7 +142,7 @@ class Store:
         self._waiting: deque[tuple[float, _Job]] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._readers: queue.LifoQueue[sqlite3.Connection] = queue.LifoQueue()
-        self._limiter = anyio.CapacityLimiter(READERS)
+        self._threads = ThreadPoolExecutor(READERS, "ava-reader")
         self._closed = False
         self._thread = threading.Thread(target=self._write, name="ava-writer", daemon=True)
 
@@ -247,11 +249,16 @@ class Store:
         Raises:
             StoreUnavailable: The database cannot be read.
         """
+        await anyio.lowlevel.checkpoint_if_cancelled()
+        if self._closed:
+            raise StoreUnavailable("the log is closed: this server is shutting down")
         asked = _Asked()
+        reading = self._loop.run_in_executor(self._threads, self._read, query, asked)
+        value: Any = None
         try:
-            return await anyio.to_thread.run_sync(
-                self._read, query, asked, abandon_on_cancel=interrupt, limiter=self._limiter
-            )
+            with anyio.CancelScope(shield=not interrupt):
+                value = await reading
+            return cast("T", value)
         except anyio.get_cancelled_exc_class():
             with self._gate:  # as soon as this is over, the connection may go back and serve another query
                 asked.given_up = True
@@ -552,6 +559,7 @@ class Store:
                 self._readers.put(db)
 
     def _close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
         self._jobs.put(None)
         self._thread.join(timeout=2.0)
         if self._thread.is_alive():
