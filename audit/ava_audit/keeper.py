@@ -20,7 +20,7 @@ from ava_audit.errors import SchemaNewer, StoreUnavailable
 from ava_audit.locks import Held, try_hold
 from ava_audit.mirror import Mirror
 from ava_audit.projections import IndexRow, index_words
-from ava_audit.retention import Retention, asked, complete, erasing, horizon, sweep
+from ava_audit.retention import WAL_BYTES, Retention, asked, complete, erasing, horizon, sweep
 from ava_audit.set_aside import forget_old
 from ava_audit.store import Store, T
 from ava_audit.view import View
@@ -39,8 +39,6 @@ INDEX_BATCH = 500
 INDEX_CHARS = 4_000_000
 INDEX_S = 0.005
 """After so long no more is put into the index in one piece: whoever writes waits meanwhile."""
-WAL_BYTES = 4_000_000
-"""A write-ahead log larger than this is moved into the database at once; a smaller one when nobody writes."""
 WAL_LOOK_S = 0.1
 """How often is looked how large it is, while somebody writes: the larger, the longer whoever writes waits."""
 QUIET_S = 3.0
@@ -208,12 +206,11 @@ async def _mind_the_wal(store: Store) -> None:
 
     Whether somebody has is told by the file itself: what the keeper writes is no entry, and no news.
     """
-    wal = store.path.with_name(store.path.name + "-wal")
     seen, since = (-1, -1), anyio.current_time()
     pause_s = REFUSED_S[0]
     while True:
         head = store.head
-        state = await anyio.to_thread.run_sync(_size_and_time, wal)
+        state = await anyio.to_thread.run_sync(_size_and_time, store.wal)
         changed = state != seen
         if changed:
             seen, since = state, anyio.current_time()

@@ -275,13 +275,12 @@ def index_words(
     return done
 
 
-def forget_words(db: sqlite3.Connection, rows: Sequence[IndexRow], merge: bool = True) -> None:
-    """Take the text of entries out of the index; what filters find them by stays.
+def forget_words(db: sqlite3.Connection, rows: Sequence[IndexRow]) -> None:
+    """Take the text of entries out of the index; what filters find them by stays. `merge_words` does the rest.
 
     Args:
         db: The writer's connection.
         rows: Exactly the rows that `index_words` was given for them.
-        merge: Rewrite the index, so that the words are gone from its older segments too.
     """
     for row in rows:
         db.execute(
@@ -289,8 +288,6 @@ def forget_words(db: sqlite3.Connection, rows: Sequence[IndexRow], merge: bool =
             row,
         )
         db.execute("INSERT INTO words (rowid, agent, session, user, marks, text) VALUES (?, ?, ?, ?, ?, '')", row[:5])
-    if merge:
-        db.execute("INSERT INTO words (words) VALUES ('optimize')")
 
 
 def merge_words(db: sqlite3.Connection, pages: int) -> bool:
@@ -326,7 +323,7 @@ def erase_entries(db: sqlite3.Connection, rows: Sequence[IndexRow], files: Itera
         if db.execute("UPDATE events SET content = NULL WHERE seq = ? AND content IS NOT NULL", row[:1]).rowcount:
             erased.append(row[0])
             if row[0] <= indexed:
-                forget_words(db, [row], merge=False)
+                forget_words(db, [row])
     db.executemany("INSERT OR REPLACE INTO mirrored (file, bytes) VALUES (?, -1)", [(file,) for file in files])
     return erased
 

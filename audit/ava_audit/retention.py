@@ -44,6 +44,7 @@ SLICE_CHARS = 50_000
 LOOK = 4_000
 MERGE_PAGES = 25
 WAL_BYTES = 4_000_000
+"""A write-ahead log larger than this is moved into the database at once; a smaller one when nobody writes."""
 PAUSE_S = 0.01
 """The least rest between two transactions; it is as long as the one before took, so that half of the time is free."""
 BUSY_S = 0.2
@@ -302,8 +303,7 @@ async def _paced(store: Store, work: Callable[[sqlite3.Connection], Outcome[T]])
     """Do one transaction, and leave the log to others for as long as it took."""
     began = time.monotonic()
     done = await store.amend(work)
-    wal = store.path.with_name(store.path.name + "-wal")
-    if await anyio.to_thread.run_sync(_size, wal) > WAL_BYTES:  # emptied often, so that it never takes long
+    if await anyio.to_thread.run_sync(_size, store.wal) > WAL_BYTES:  # emptied often, so that it never takes long
         await store.checkpoint()
     await anyio.sleep(max(PAUSE_S, time.monotonic() - began))
     return done

@@ -11,8 +11,12 @@ from ava_audit.migrations import scratch
 _SELECT = "SELECT type, name, sql FROM sqlite_master WHERE name NOT LIKE 'sqlite~_%' ESCAPE '~' ORDER BY type, name"
 
 
-def schema_faults(db: sqlite3.Connection) -> list[Fault]:
-    """Return a fault for each table, index and trigger that is not as it was made.
+Changes = dict[tuple[str, str], str]
+"""Of each table, index or trigger that is not as it was made, by kind and name: removed, changed or added."""
+
+
+def schema_changes(db: sqlite3.Connection) -> Changes:
+    """Return what is not as it was made.
 
     Without a trigger anybody's SQL could change entries; without a table nothing can be written any more.
     """
@@ -21,9 +25,14 @@ def schema_faults(db: sqlite3.Connection) -> list[Fault]:
     there = _made_with(db)
     lost = {key: "changed" if key in there else "removed" for key in meant if there.get(key) != meant[key]}
     added = {key: "added" for key in there if key not in meant}
+    return {**lost, **added}
+
+
+def schema_faults(changes: Changes) -> list[Fault]:
+    """Return the changes as faults."""
     return [
         Fault("schema", 0, f"the {kind} {name} was {what}: see who writes to this file beside Ava")
-        for (kind, name), what in {**lost, **added}.items()
+        for (kind, name), what in changes.items()
     ]
 
 

@@ -31,15 +31,7 @@ def is_of_another_log(view: View, file: IO[bytes], start: int) -> bool:
     What was cut or changed is no entry, and healed; what was only erased since has the hash that it had.
     """
     file.seek(start)
-    for line in file:
-        found = _NAMED.search(line)
-        if found is None:
-            continue
-        seq, digest = int(found[1]), bytes.fromhex(found[2].decode())
-        stored = next(view.select("SELECT hash FROM events WHERE seq = ?", seq), None)
-        if (stored is None or stored[0] != digest) and line_fault(line) is None:
-            return True
-    return False
+    return any(_lost_entry(view, line) is not None for line in file)
 
 
 def not_in_log(view: View | None, folder: Path | None) -> list[Fault]:
@@ -51,19 +43,25 @@ def not_in_log(view: View | None, folder: Path | None) -> list[Fault]:
     for path in [] if folder is None else sorted(folder.glob("*/*.jsonl")):
         if f".{MARK}-" in path.name:
             continue
-        line = _last_line(path)
-        found = _NAMED.search(line)
-        if found is None or line_fault(line) is not None:
-            continue
-        seq = int(found[1])
-        stored = None if view is None else next(view.select("SELECT hash FROM events WHERE seq = ?", seq), None)
-        if stored is None or stored[0].hex() != found[2].decode():
+        seq = _lost_entry(view, _last_line(path))
+        if seq is not None:
             name = f"{folder.name if folder else ''}/{path.parent.name}/{path.name}"
             text = f"{name} has entry {seq}, which the log does not have: it was removed, cut or put back from a copy"
             faults.append(Fault("mirror", seq, text))
             if len(faults) == MAX_FILES:
                 break
     return faults
+
+
+def _lost_entry(view: View | None, line: bytes) -> int | None:
+    """Return the `seq` of the entry that a line has and the log has not; None where it has it, or it is no entry."""
+    found = _NAMED.search(line)
+    if found is None:
+        return None
+    seq, digest = int(found[1]), bytes.fromhex(found[2].decode())
+    stored = None if view is None else next(view.select("SELECT hash FROM events WHERE seq = ?", seq), None)
+    known = stored is not None and stored[0] == digest
+    return None if known or line_fault(line) is not None else seq
 
 
 def _last_line(path: Path) -> bytes:

@@ -267,6 +267,11 @@ class Store:
             raise
 
     @property
+    def wal(self) -> Path:
+        """The write-ahead log, which stands beside the database."""
+        return self.path.with_name(self.path.name + "-wal")
+
+    @property
     def head(self) -> int:
         """The newest `seq` that this process knows of."""
         return self._head
@@ -318,19 +323,23 @@ class Store:
         if self._timer is not None:
             self._timer.cancel()
         for _deadline, job in self._waiting:
-            self._overdue(job)
-            if job.future is not None:
+            if job.future is not None and not self._let_go(job, job.future):
                 _unanswered(job.future)
         self._waiting.clear()
 
     def _overdue(self, job: _Job) -> None:
         """Let the caller go if the writer has not taken the job; if it is at it, wait on, but not for ever."""
-        if job.future is None or job.answered:
-            return
-        if self._give_up(job):
-            job.future.set_exception(StoreUnavailable(f"{NO_ANSWER}; nothing was written; try again when it is free"))
-        else:
+        if job.future is not None and not self._let_go(job, job.future):
             self._loop.call_later(COMMIT_S, _unanswered, job.future)
+
+    def _let_go(self, job: _Job, future: asyncio.Future[Any]) -> bool:
+        """Answer a caller from whom the writer has not taken the job; False when the writer is at it."""
+        if future.done():
+            return True
+        if not self._give_up(job):
+            return False
+        future.set_exception(StoreUnavailable(f"{NO_ANSWER}; nothing was written; try again when it is free"))
+        return True
 
     def _give_up(self, job: _Job) -> bool:
         """Take a job back from the writer; False when the writer is at it already."""

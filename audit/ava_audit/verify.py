@@ -22,7 +22,7 @@ from ava_audit.faults import WINDOW, Fault, Report, Row, Told, explained, lackin
 from ava_audit.migrations import SCHEMA_VERSION, schema_version
 from ava_audit.projections import BUDGETS, GROUPS, PROPOSALS, RUNS, Shape
 from ava_audit.reducers import TOLD, InMemory, R, Rebuilt, fold
-from ava_audit.schema import schema_faults
+from ava_audit.schema import schema_changes, schema_faults
 from ava_audit.set_aside import not_in_log
 from ava_audit.view import View
 
@@ -119,9 +119,9 @@ def _is_damage(error: sqlite3.Error) -> bool:
 
 def _verify(db: sqlite3.Connection, head: bytes | None, since: bytes | None, mirror: Path | None, told: Told) -> Report:
     start, before = 0, GENESIS
-    schema = schema_faults(db)
-    if any(fault.text.startswith("the table ") and " was removed" in fault.text for fault in schema):
-        return Report(0, 0, GENESIS.hex(), tuple(schema), False)
+    changes = schema_changes(db)
+    if any(kind == "table" and what == "removed" for (kind, _name), what in changes.items()):
+        return Report(0, 0, GENESIS.hex(), tuple(schema_faults(changes)), False)
     if since is not None and since != GENESIS:
         found = _seq_of(db, since)
         if found is None:
@@ -133,7 +133,7 @@ def _verify(db: sqlite3.Connection, head: bytes | None, since: bytes | None, mir
     if head is not None and not walk.met and walk.fault is None:
         faults.append(lacking(head, walk.seq))
     if walk.fault is None:
-        faults += [*schema, *not_in_log(View(db), mirror)]
+        faults += [*schema_faults(changes), *not_in_log(View(db), mirror)]
     return Report(walk.seq - start, walk.seq, walk.before.hex(), tuple(faults), compared)
 
 
@@ -280,7 +280,7 @@ class _Walk:
             if self._rebuilt is not None:
                 fold(self._rebuilt, row)
                 self._count(row[_TYPE], row[_VERSION], content)
-        except (ValueError, TypeError, AssertionError, LookupError, sqlite3.Error, AuditError) as error:
+        except (ValueError, TypeError, AssertionError, LookupError, AuditError) as error:
             return Fault("changed", seq, f"entry {seq} is as it was written, but nothing follows from it: {error}")
         return None
 

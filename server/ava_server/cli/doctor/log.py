@@ -15,7 +15,7 @@ import portalocker
 
 from ava_audit.migrations import SCHEMA_VERSION, schema_version
 from ava_audit.money import format_usd, micros_from_cents
-from ava_audit.schema import schema_faults
+from ava_audit.schema import schema_changes, schema_faults
 from ava_audit.set_aside import not_in_log
 from ava_audit.view import View
 from ava_server.budget import installation_scope, user_scope, utc_day
@@ -90,7 +90,7 @@ def _log(setup: Setup, path: Path, opened: _Opened) -> list[Finding]:
     if opened.schema < SCHEMA_VERSION:
         text = f"{path} has schema {opened.schema} of {SCHEMA_VERSION}; the next start brings it up to date"
         return [Finding("log", "note", text)]
-    if faults := schema_faults(opened.db):
+    if faults := schema_faults(schema_changes(opened.db)):
         return [Finding("log", "fault", fault.text, _BROKEN) for fault in faults]
     head = opened.view.head()
     text = f"{head:,} entries, {size / 1e6:.1f} MB, schema {opened.schema}"
