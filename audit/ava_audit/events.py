@@ -381,6 +381,37 @@ class RunClaimed(Fact):
         return f"claimed by {self.instance} ({self.reason})"
 
 
+class RunPaused(Fact):
+    """A provider takes no more calls for a while: the run is queued without a slot, and its clock stands still.
+
+    `why` is a sentence of ours; what the provider said stands in the `ErrorOccurred` before it.
+    """
+
+    not_before_us: int
+    why: str
+    active_us: int = 0
+
+    @property
+    def severity(self) -> Severity:
+        """A pause is a warning: somebody waits for a result."""
+        return "warning"
+
+    def words(self) -> str:
+        """Return the reason."""
+        return f"paused: {self.why}"
+
+
+class RunResumed(Fact):
+    """Someone had a run go on whose owner is gone, or was told to be: it is queued, and its old owner is fenced out."""
+
+    channel: Channel
+    force: bool = False
+
+    def words(self) -> str:
+        """Return the channel."""
+        return f"resumed by {self.channel}{' (forced)' if self.force else ''}"
+
+
 class LastTurn(BaseModel):
     """Why a turn is the last one: the ending that it leads to, and the cap's name."""
 
@@ -543,6 +574,8 @@ FACTS: dict[str, type[Fact]] = {
         SpawnProposed,
         SpawnDecided,
         RunClaimed,
+        RunPaused,
+        RunResumed,
         RunStarted,
         CostReserved,
         Activity,

@@ -24,6 +24,8 @@ from ava_audit.events import (
     Fact,
     RunClaimed,
     RunEnded,
+    RunPaused,
+    RunResumed,
     SpawnDecided,
     SpawnProposed,
     Unknown,
@@ -223,10 +225,9 @@ def _claimed(state: State, header: Header, fact: RunClaimed) -> None:
     run = state.runs.get(header.run_id)
     if run is None:
         return
-    if run.generation > 0 and run.last_us is not None and run.claimed_us is not None:
-        # What the old owner was active ends with its last entry; a clock that was set back counts as no time.
-        run.active_us += max(0, run.last_us - run.claimed_us)
+    _leave(run)
     run.state = RUNNING
+    run.not_before_us = None
     run.generation = fact.generation
     run.instance = fact.instance
     run.claimed_us = run.last_us = header.ts_us
@@ -235,6 +236,33 @@ def _claimed(state: State, header: Header, fact: RunClaimed) -> None:
     group = state.groups.get(run.group_id)
     if group is not None and group.started_us is None:
         group.started_us = header.ts_us
+
+
+def _leave(run: RunRow) -> None:
+    """Take a run from its owner: what that was active ends with its last entry; a clock set back counts as no time."""
+    if run.last_us is not None and run.claimed_us is not None:
+        run.active_us += max(0, run.last_us - run.claimed_us)
+    run.state = QUEUED
+    run.instance = run.claimed_us = None
+
+
+def _paused(state: State, header: Header, fact: RunPaused) -> None:
+    run = state.runs.get(header.run_id)
+    if run is None:
+        return
+    run.claimed_us = None  # how long it was active is said
+    run.active_us = max(run.active_us, fact.active_us)
+    _leave(run)
+    run.not_before_us = fact.not_before_us
+
+
+def _resumed(state: State, header: Header, _fact: RunResumed) -> None:
+    run = state.runs.get(header.run_id)
+    if run is None:
+        return
+    _leave(run)
+    run.not_before_us = None
+    run.generation += 1
 
 
 def _started(state: State, header: Header) -> None:
@@ -371,6 +399,8 @@ _BY_FACT: dict[str, Callable[[State, Header, Any], None]] = {
     "SpawnProposed": _proposed,
     "SpawnDecided": _decided,
     "RunClaimed": _claimed,
+    "RunPaused": _paused,
+    "RunResumed": _resumed,
     "CostReserved": _reserved,
     "CostUpdate": _settled,
     "RunEnded": _ended,

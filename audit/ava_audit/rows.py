@@ -18,7 +18,8 @@ class RunRow:
     """A run as the log has it. Money in micro-USD, times in microseconds UTC, durations in microseconds.
 
     `config` is the approved configuration (with the decision's changes applied); `in_flight` the `CostReserved` of a
-    model call that has not been settled; `tokens` those that count against `max_tokens`.
+    model call that has not been settled; `tokens` those that count against `max_tokens`; `not_before_us` the end
+    of a pause, before which nobody may claim it.
     """
 
     id: str
@@ -37,6 +38,7 @@ class RunRow:
     error_kind: str | None
     created_us: int
     queued_us: int | None = None
+    not_before_us: int | None = None
     started_us: int | None = None
     claimed_us: int | None = None
     ended_us: int | None = None

@@ -74,6 +74,7 @@ CREATE TABLE runs (
     error_kind    TEXT,
     created_us    INTEGER NOT NULL,
     queued_us     INTEGER,
+    not_before_us INTEGER,
     started_us    INTEGER,
     claimed_us    INTEGER,
     ended_us      INTEGER,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from ava_audit.entries import ENTRY_COLUMNS, LINE_COLUMNS, Entry, entry_of
 from ava_audit.projections import RUNS, Tables
-from ava_audit.rows import UNENDED, Bucket, GroupRow, ProposalRow, RunRow
+from ava_audit.rows import RUNNING, UNENDED, Bucket, GroupRow, ProposalRow, RunRow
 
 
 class View:
@@ -46,7 +47,7 @@ class View:
             user: Only this user's.
             states: Only in these states.
             ended_since_us: Only those that ended at or after this time.
-            limit: At most so many, the newest of them.
+            limit: At most so many, the newest of them; -1 is all.
         """
         where = ["1"]
         values: list[str | int] = []
@@ -65,6 +66,22 @@ class View:
             (*values, limit),
         ).fetchall()
         return [RunRow(*row) for row in reversed(rows)]
+
+    def running(self, gone: Iterable[str] = (), *, but: str = "") -> dict[str, int]:
+        """Return how many runs are running, by user.
+
+        Args:
+            gone: Owners whose runs do not count.
+            but: A run that does not count.
+        """
+        rows = self._ask("SELECT user_id, instance FROM runs WHERE state = ? AND id <> ?", (RUNNING, but))
+        dead = frozenset(gone)
+        return dict(Counter(str(user) for user, instance in rows if instance not in dead))
+
+    def newest(self, types: Iterable[str]) -> int:
+        """Return the newest `seq` of an entry of one of these types, 0 without one."""
+        found = [self._ask("SELECT max(seq) FROM events WHERE type = ?", (name,)).fetchone()[0] for name in types]
+        return max((int(seq) for seq in found if seq is not None), default=0)
 
     def unfetched(self, user: str, limit: int = 50) -> list[RunRow]:
         """Return this user's runs that ended with a result that nobody has fetched and nothing erased, newest first."""

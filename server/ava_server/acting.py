@@ -24,6 +24,7 @@ from ava_roles.errors import ToolFailed
 from ava_roles.placeholders import Lent
 from ava_roles.tools.base import Place, Source, Tool, ToolOutput
 from ava_roles.wrap import clean, wrap_tool_output
+from ava_server.apart import run_apart
 from ava_server.history import History, call_key
 from ava_server.lending import Lending, NotLent
 from ava_server.models.base import ToolUse
@@ -52,6 +53,7 @@ class Acting:
         nonce: The run's own random word in the wrapper of untrusted text.
         max_calls: The run's cap on tool calls.
         say: Shows a sentence in the status line.
+        tasks: Where a tool works; one that ignores its cancellation is left there.
     """
 
     tools: Mapping[str, Tool]
@@ -64,6 +66,7 @@ class Acting:
     nonce: str
     max_calls: int
     say: Callable[[str], None]
+    tasks: anyio.abc.TaskGroup
 
     async def run(self, calls: Sequence[ToolUse]) -> None:
         """Give each call of one answer that has no result yet one: side by side when all only read, else in order.
@@ -156,8 +159,7 @@ class Acting:
     async def _work(self, tool: Tool, args: object, lent: tuple[Lent, ...]) -> ToolOutput:
         place = replace(self.place, secrets=lent, hide=self._hidden, say=self._say)
         try:
-            with anyio.fail_after(tool.spec.timeout_s):
-                output = await tool(args, place)
+            output = await run_apart(self.tasks, lambda: tool(args, place), tool.spec.timeout_s)
         except TimeoutError:
             return ToolOutput(f"Timed out after {tool.spec.timeout_s:g} s. Ask for less at once.", success=False)
         except ToolFailed as error:

@@ -110,6 +110,7 @@ class RunAnswer(BaseModel):
     queue_position: int | None = None
     expires_at: str | None = None
     waits_for: str | None = None
+    not_before: str | None = Field(default=None, description="Paused: the model takes no calls until then.")
     stop_reason: str | None = None
     model: str | None = None
     status: str | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import anyio
@@ -12,6 +13,7 @@ import anyio.lowlevel
 
 from ava_audit.errors import EntryTooLarge
 from ava_audit.events import AssistantMessage, ErrorOccurred, ExtendedThinking, Fact, Settlement
+from ava_audit.times import iso_utc
 from ava_server.budget import Reservation, settlement_event
 from ava_server.errors import ModelError
 from ava_server.models.base import Completion, Model, Request
@@ -22,8 +24,28 @@ from ava_server.run_config import RunConfig
 from ava_server.run_log import RunLog
 
 ATTEMPTS = 4
+"""Attempts of one turn before a pause, or between two."""
+PAUSE_FROM_S = 60.0
+"""A wait that is longer than this holds no slot: the run pauses."""
+PAUSE_MOST_S = 24 * 3600.0
+"""A provider that takes no calls for longer than this ends the run: nobody would look for it any more."""
+PAUSED_ATTEMPTS = 24
+"""Attempts of one turn over all its pauses: a limit that never ends is no limit, but a refusal."""
 SETTLE_S = 3.0
 LIVE_EVERY_S = 0.4
+
+
+@dataclass(frozen=True)
+class Paused:
+    """A run that goes on when the provider takes calls again.
+
+    Attributes:
+        until_us: Microseconds UTC before which nothing is sent.
+        why: Why, in a sentence of ours.
+    """
+
+    until_us: int
+    why: str
 
 
 class Asking:
@@ -38,8 +60,9 @@ class Asking:
         self._model = model
         self._say = say
         self._left_s = left_s
+        self._tried = (0, 0)  # the turn at hand, and its attempts under this claim
 
-    async def once(self, reserved: Reservation, request: Request) -> Completion | Ended | None:
+    async def once(self, reserved: Reservation, request: Request) -> Completion | Ended | Paused | None:
         """Make one attempt and settle it; None when another attempt shall follow."""
         began = time.monotonic()
         self._say("Thinking")
@@ -93,7 +116,7 @@ class Asking:
             return Ended("error", "an answer too large to be kept", error_kind="bad_answer", error_message=str(error))
         return completion
 
-    async def _failed(self, reserved: Reservation, error: ModelError, took_ms: int) -> Ended | None:
+    async def _failed(self, reserved: Reservation, error: ModelError, took_ms: int) -> Ended | Paused | None:
         """Settle a failed attempt, and wait for the next one if there is any point in it."""
         settlement: Settlement = "unknown" if may_have_been_billed(error) else "not_billed"
         held = reserved.fact
@@ -101,14 +124,27 @@ class Asking:
             error=str(error), kind=error.kind, what_to_do=error.what_to_do, turn=held.turn, attempt=held.attempt
         )
         await self._settle(reserved, settlement, took_ms=took_ms, also=fact)
-        tried_enough = held.attempt >= ATTEMPTS or self._log.history.unknown_attempts >= UNKNOWN_ATTEMPTS
-        wait_s = error.again_after_s if error.again_after_s is not None else _back_off(held.attempt)
-        if error.retryable and not tried_enough and wait_s < self._left_s():
-            self._say(f"Waiting {wait_s:.0f} s for the model")
-            await anyio.sleep(wait_s)
-            return None
+        turn, tries = self._tried
+        self._tried = (held.turn, tries + 1 if turn == held.turn else 1)
+        wait_s = error.again_after_s
+        again = error.retryable or (error.kind == "usage_limit" and wait_s is not None)
+        if again and self._log.history.unknown_attempts < UNKNOWN_ATTEMPTS:
+            if wait_s is not None and (wait_s > PAUSE_FROM_S or wait_s >= self._left_s()):
+                if wait_s <= PAUSE_MOST_S and held.attempt < PAUSED_ATTEMPTS:
+                    return self._pause(wait_s)
+            elif self._tried[1] < ATTEMPTS:
+                wait_s = wait_s if wait_s is not None else _back_off(self._tried[1])
+                if wait_s < self._left_s():
+                    self._say(f"Waiting {wait_s:.0f} s for the model")
+                    await anyio.sleep(wait_s)
+                    return None
         reason = f"the model failed {held.attempt} times" if held.attempt > 1 else "the model failed"
         return Ended("error", reason, error_kind=error.kind, error_message=str(error), what_to_do=error.what_to_do)
+
+    def _pause(self, wait_s: float) -> Paused:
+        # Not all at the same moment: what one limit stopped would run into it again together.
+        until_us = time.time_ns() // 1000 + round((wait_s + random.uniform(0, min(wait_s / 20, 5.0))) * 1e6)  # noqa: S311
+        return Paused(until_us, f"{self._config.provider} takes no more calls until {iso_utc(until_us)}")
 
     async def _settle(
         self, reserved: Reservation, settlement: Settlement, *, took_ms: int, also: Fact | None = None

@@ -1,21 +1,20 @@
-"""Who owns a run: claiming it, asking for its end, ending it in its owner's place. Pure commands."""
+"""Who may run, and who owns a run: slots, and the claim. Pure commands."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
 
-from ava_audit.events import CancelledBy, CancelRequested, ClaimReason, CostUpdate, Event, RunClaimed, Who
-from ava_audit.rows import QUEUED, RUNNING, WAITING, RunRow
+from ava_audit.events import ClaimReason, Event, RunClaimed, Who
+from ava_audit.rows import QUEUED, RUNNING, RunRow
 from ava_audit.store import Command, Outcome
+from ava_audit.times import iso_utc
 from ava_audit.view import View
-from ava_server.approval import close_proposal
 from ava_server.budget import unsettled
-from ava_server.history import History
 from ava_server.ids import AGENT
-from ava_server.result import Ended, build_result
-from ava_server.run_log import ending_events
+
+TAKEOVER_WITHIN_US = 30 * 60 * 1_000_000
+"""A server takes over by itself what was interrupted within the last 30 minutes; older runs wait to be resumed."""
 
 
 @dataclass(frozen=True)
@@ -25,16 +24,13 @@ class Slots:
     per_user: int
     total: int
 
-    def full(self, running: Sequence[RunRow], user: str) -> str | None:
-        """Return why one more run of a user cannot run beside these, or None."""
-        if len(running) >= self.total:
+    def full(self, running: Mapping[str, int], user: str) -> str | None:
+        """Return why one more run of a user cannot run beside these (how many, by user), or None."""
+        if sum(running.values()) >= self.total:
             return f"all {self.total} slots are taken"
-        if sum(row.user_id == user for row in running) >= self.per_user:
+        if running.get(user, 0) >= self.per_user:
             return f"all {self.per_user} slots of {user} are taken"
         return None
-
-
-Artifact = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -64,123 +60,36 @@ def claim(run_id: str, instance: str, who: Who, gone: frozenset[str], slots: Slo
             return Outcome(NotClaimed("it has ended or waits for approval"))
         if run.state == RUNNING and run.instance not in gone and run.instance != instance:
             return Outcome(NotClaimed(f"instance {run.instance} has it"))
-        owned = [row for row in view.runs(states=(RUNNING,)) if row.instance not in gone and row.id != run_id]
-        if full := slots.full(owned, run.user_id):
+        if paused(run, now_us):
+            return Outcome(NotClaimed(pause_words(run)))
+        if full := slots.full(view.running(gone, but=run_id), run.user_id):
             return Outcome(NotClaimed(full))
         agent = Who(who.session_id, run.id, run.user_id, parent_agent_id=AGENT)
-        reason: ClaimReason = "start" if run.generation == 0 else "takeover"
-        events = (*unsettled(run, agent), _claimed(run, instance, agent, reason))
+        reason: ClaimReason = "start"
+        if run.generation > 0:
+            reason = "resume" if run.state == QUEUED else "takeover"
+        events = (*unsettled(run, agent), claimed(run, instance, agent, reason))
         return Outcome(run, events)
 
     return command
 
 
-def _claimed(run: RunRow, instance: str, who: Who, reason: ClaimReason) -> Event:
+def claimed(run: RunRow, instance: str, who: Who, reason: ClaimReason) -> Event:
+    """Return the event by which an instance takes a run: it raises the generation."""
     fact = RunClaimed(instance=instance, generation=run.generation + 1, reason=reason)
     return Event(who, fact, run_id=run.id)
 
 
-@dataclass(frozen=True)
-class CancelOutcome:
-    """What a cancel found: the run's state before it, and whether it has to be awaited."""
-
-    run: RunRow | None
-    pending: bool = False
+def left_to_be_resumed(run: RunRow, now_us: int) -> bool:
+    """Tell whether an interrupted run is too old to be taken over by itself: its user shall say that it goes on."""
+    return (run.last_us or 0) <= now_us - TAKEOVER_WITHIN_US
 
 
-def cancel(run_id: str, who: Who, reason: str | None, by: CancelledBy) -> Command[CancelOutcome]:
-    """Ask for a run's end. A waiting or queued one ends here and now; a running one by its owner."""
-
-    def command(view: View, now_us: int) -> Outcome[CancelOutcome]:
-        run = view.run(run_id)
-        if run is None or run.user_id != who.user_id:
-            return Outcome(CancelOutcome(None))
-        if run.ended:
-            return Outcome(CancelOutcome(run))
-        fact = CancelRequested(subagent_id=run.id, reason=reason, by=by)
-        asked = Event(who, fact, run_id=run.id)
-        if run.state == RUNNING:
-            again = run.cancel_seq is not None
-            return Outcome(CancelOutcome(run, pending=True), () if again else (asked,))
-        if run.state == WAITING:
-            row = view.proposal(run.pending_id)
-            assert row is not None
-            return Outcome(CancelOutcome(run), (asked, *close_proposal(row, run, who, "rejected", status="cancelled")))
-        ended = Ended("cancelled", "cancelled before it started", reason=reason)
-        return Outcome(CancelOutcome(run), (asked, *_ended_without_owner(view, run, ended)))
-
-    return command
+def paused(run: RunRow, now_us: int) -> bool:
+    """Tell whether a run waits for a provider's limit to be over, so that nobody may claim it yet."""
+    return run.state == QUEUED and run.not_before_us is not None and run.not_before_us > now_us
 
 
-def end_unanswered(
-    run_id: str,
-    instance: str,
-    ended: Ended,
-    artifacts: Sequence[Artifact] = (),
-    *,
-    only_own: bool = False,
-    unread: bool = False,
-) -> Command[bool]:
-    """End a run whose owner has not answered: raises the generation, so that the owner can neither write nor spend.
-
-    Args:
-        run_id: The run.
-        instance: Who ends it.
-        ended: How.
-        artifacts: The files that it has handed over, looked up before.
-        only_own: Only if it is this instance's, or nobody's yet.
-        unread: Leave its entries unread: they are what the fault is in.
-    """
-
-    def command(view: View, now_us: int) -> Outcome[bool]:
-        run = view.run(run_id)
-        states = (QUEUED, RUNNING) if only_own else (RUNNING,)
-        if run is None or run.state not in states or (only_own and run.instance not in (None, instance)):
-            return Outcome(False)
-        agent = Who(run.session_id, run.id, run.user_id, parent_agent_id=AGENT)
-        claimed = _claimed(run, instance, agent, "cancel")
-        settled = unsettled(run, agent)
-        ending = _ended_without_owner(view, run, ended, settled, artifacts, unread=unread)
-        return Outcome(True, (*settled, claimed, *ending))
-
-    return command
-
-
-def _ended_without_owner(
-    view: View,
-    run: RunRow,
-    ended: Ended,
-    settled: tuple[Event, ...] = (),
-    artifacts: Sequence[Artifact] = (),
-    *,
-    unread: bool = False,
-) -> tuple[Event, ...]:
-    """Return the ending of a run that nobody owns, with whatever its log has of a result.
-
-    Args:
-        view: The state.
-        run: The run.
-        ended: How it ends.
-        settled: Settlements that are written just before the ending: they are part of what it cost.
-        artifacts: The files that it has handed over.
-        unread: Leave its entries unread.
-    """
-    history = History(run.id)
-    if not unread:
-        history.add_all(view.entries(run.id))
-    for event in settled:
-        history.add(view.head(), event.fact)
-        cost = event.cost_micros or 0
-        tokens = event.fact.tokens if isinstance(event.fact, CostUpdate) else 0
-        run = replace(
-            run,
-            cost_micros=run.cost_micros + cost,
-            uncosted_micros=run.uncosted_micros + cost,
-            tokens=run.tokens + tokens,
-        )
-    # What the owner was active ends with its last entry, as a takeover counts it.
-    last_us = max(0, (run.last_us or run.claimed_us) - run.claimed_us) if run.claimed_us is not None else 0
-    active_us = run.active_us + last_us
-    result = build_result(run, history, ended, list(artifacts), active_us / 1e6, near=False)
-    agent = Who(run.session_id, run.id, run.user_id, parent_agent_id=AGENT)
-    return ending_events(run, result, ended, agent, None, active_us)
+def pause_words(run: RunRow) -> str:
+    """Return until when a paused run waits."""
+    return f"the model takes no more calls until {iso_utc(run.not_before_us or 0)}"

@@ -8,7 +8,7 @@ import logging
 import os
 import secrets
 import shutil
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -238,12 +238,15 @@ class House:
 
 
 @asynccontextmanager
-async def open_house(settings: Settings, *, runs: bool = True) -> AsyncGenerator[House]:
+async def open_house(
+    settings: Settings, *, runs: bool = True, serves: Callable[[RunRow], bool] | None = None
+) -> AsyncGenerator[House]:
     """Open a data root, and look after its runs until the context ends; runs that go on stay in the log.
 
     Args:
         settings: What is configured.
         runs: Claim runs; False for commands that only look.
+        serves: Which runs are claimed; None is this user's.
 
     Raises:
         ConfigError: The data root cannot be used.
@@ -258,7 +261,9 @@ async def open_house(settings: Settings, *, runs: bool = True) -> AsyncGenerator
         slots = Slots(limits.running_per_user, limits.running)
         user = os_user()
         house = House(settings, store, user, clients, instances)
-        house.manager = manager = Manager(store, instances, name, user, slots, house)
+        house.manager = manager = Manager(
+            store, instances, name, serves or (lambda row: row.user_id == user), slots, house
+        )
 
         async def own() -> None:
             await manager.run()

@@ -7,14 +7,15 @@ import time
 from dataclasses import replace
 
 import anyio
+import anyio.abc
 import anyio.to_thread
 
 from ava_audit.errors import OutcomeUnknown, SchemaNewer, StaleOwner
-from ava_audit.events import ErrorOccurred, LastTurn, ToolResult, Who
+from ava_audit.events import ErrorOccurred, LastTurn, RunPaused, ToolResult, Who
 from ava_audit.rows import RunRow
 from ava_audit.store import Store
 from ava_server.acting import Acting
-from ava_server.asking import Asking
+from ava_server.asking import Asking, Paused
 from ava_server.budget import unsettled
 from ava_server.history import History
 from ava_server.models.base import Completion
@@ -35,12 +36,23 @@ WRAP_S = 30.0
 REPAIRS = 2
 MESSAGES = ("UserMessage",)
 END_S = 10.0
+STUCK_S = 3.0
+"""A run that has not ended so long after it should have is ended by the manager; its loop can write nothing more."""
+ON_REQUEST = "cancelled on request"
 
 
 class AgentRun:
     """One run in the hands of its owner."""
 
-    def __init__(self, store: Store, run: RunRow, who: Who, history: History, prepared: Prepared) -> None:
+    def __init__(
+        self,
+        store: Store,
+        run: RunRow,
+        who: Who,
+        history: History,
+        prepared: Prepared,
+        tasks: anyio.abc.TaskGroup,
+    ) -> None:
         self.id = run.id
         self.user = run.user_id
         self.activity = "Starting"
@@ -71,7 +83,11 @@ class AgentRun:
             nonce=(history.prefix or prepared.started).nonce,
             max_calls=self._config.max_tool_calls,
             say=self.say,
+            tasks=tasks,
         )
+        self._due: float | None = None  # of the monotonic clock
+        self._cap = LastTurn(status="timeout", reason=f"timeout of {self._config.timeout_s:g} s")
+        self._cancelled_at: float | None = None
 
     # -- the run --------------------------------------------------------------------------------------------------
 
@@ -84,8 +100,11 @@ class AgentRun:
         try:
             ended = await self._to_the_end(seconds_left)
             with anyio.CancelScope(shield=True), anyio.move_on_after(END_S):
-                await self._end(ended)
-                self.done = True
+                if isinstance(ended, Paused):
+                    await self._pause(ended)
+                else:
+                    await self._end(ended)
+                    self.done = True
         except StaleOwner as stale:
             log.info("%s: %s; left to its new owner", self.id, stale)
 
@@ -93,7 +112,17 @@ class AgentRun:
         """End the run as cancelled, whatever it is doing; twice is harmless."""
         if not self.cancelled:
             self.cancelled, self._cancel_reason = True, reason
+            self._cancelled_at = time.monotonic()
             self.scope.cancel()
+
+    def stuck(self) -> Ended | None:
+        """Return how the run should have ended by now, or None: something that it waits for ignores being stopped."""
+        now = time.monotonic()
+        if self._cancelled_at is not None and now > self._cancelled_at + STUCK_S:
+            return Ended("cancelled", ON_REQUEST, reason=self._cancel_reason)
+        if self._due is not None and now > self._due + STUCK_S:
+            return Ended(self._cap.status, self._cap.reason)
+        return None
 
     def say(self, sentence: str) -> None:
         """Show what is being done this second."""
@@ -108,12 +137,13 @@ class AgentRun:
         """Seconds that the run has been active, over all its claims."""
         return time.monotonic() - self._began
 
-    async def _to_the_end(self, seconds_left: float | None) -> Ended:
+    async def _to_the_end(self, seconds_left: float | None) -> Ended | Paused:
         timeout = self._config.timeout_s
-        left = timeout - self.active_s
+        left = max(timeout - self.active_s, 0.0)
         cap = LastTurn(status="timeout", reason=f"timeout of {timeout:g} s")
         if seconds_left is not None and seconds_left < left:
             left, cap = seconds_left, LastTurn(status="timeout", reason="the group's timeout")
+        self._due, self._cap = time.monotonic() + left, cap
         work_s = max(left - min(WRAP_S, timeout / 5), 0.0)  # what is left of it after the work is the wrap-up's
         with self.scope:
             try:
@@ -126,9 +156,9 @@ class AgentRun:
                 turn = self._history.turn
                 await self._log.record(ErrorOccurred(error=text, kind="internal", what_to_do=_REPORT, turn=turn))
                 return Ended("error", _FAULT, error_kind="internal", error_message=text, what_to_do=_REPORT)
-        return Ended("cancelled", "cancelled on request", reason=self._cancel_reason)
+        return Ended("cancelled", ON_REQUEST, reason=self._cancel_reason)
 
-    async def _within(self, work_s: float, left_s: float, cap: LastTurn) -> Ended:
+    async def _within(self, work_s: float, left_s: float, cap: LastTurn) -> Ended | Paused:
         """Work for `work_s` seconds; when they are over, wrap up in what is left of `left_s`."""
         if self._history.prefix is None:
             await self._log.record(self._prepared.started)
@@ -141,7 +171,7 @@ class AgentRun:
             return await self._turns()
         return Ended(last.status, last.reason)
 
-    async def _work(self) -> Ended:
+    async def _work(self) -> Ended | Paused:
         ended = await self._take_up()
         return ended if ended is not None else await self._turns()
 
@@ -152,7 +182,7 @@ class AgentRun:
             return None
         return await self._act(Completion(text=said.text, calls=self._history.calls, raw=said.raw or {}, usage=None))
 
-    async def _turns(self) -> Ended:
+    async def _turns(self) -> Ended | Paused:
         while True:
             await self._drain()
             asked = await self._reserving.next()
@@ -161,7 +191,7 @@ class AgentRun:
             answer = await self._asking.once(*asked)
             if answer is None:
                 continue
-            ended = answer if isinstance(answer, Ended) else await self._act(answer)
+            ended = answer if isinstance(answer, Ended | Paused) else await self._act(answer)
             if ended is not None:
                 return ended
 
@@ -245,6 +275,12 @@ class AgentRun:
         """Answer the calls that have no result yet, so that the history is whole."""
         for call in self._history.open_calls():
             await self._acting.refuse(call, why)
+
+    async def _pause(self, paused: Paused) -> None:
+        """Give the run back to the queue, until its provider takes calls again; its clock stands still meanwhile."""
+        self.say(f"Paused: {paused.why}")
+        active_us = round(self.active_s * 1e6)
+        await self._log.record(RunPaused(not_before_us=paused.until_us, why=paused.why, active_us=active_us))
 
     async def _end(self, ended: Ended) -> None:
         """Record the ending and its result under the claim."""

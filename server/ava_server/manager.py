@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 import anyio
@@ -17,34 +18,35 @@ import anyio.abc
 import anyio.to_thread
 
 from ava_audit.errors import AuditError, SchemaNewer, StoreUnavailable
-from ava_audit.events import CancelledBy, CancelRequested, Who
+from ava_audit.events import CancelledBy, Who
 from ava_audit.locks import Instances
-from ava_audit.rows import QUEUED, RUNNING, RunRow
+from ava_audit.rows import QUEUED, RUNNING, GroupRow, RunRow
 from ava_audit.store import Store
-from ava_server.claims import Artifact, NotClaimed, Slots, cancel, claim, end_unanswered
+from ava_audit.view import View
+from ava_server.claims import NotClaimed, Slots, claim, left_to_be_resumed, pause_words, paused
+from ava_server.endings import Endings
 from ava_server.history import History
 from ava_server.ids import AGENT
 from ava_server.loop import AgentRun
 from ava_server.prepared import Prepared
 from ava_server.result import Ended
+from ava_server.status import WAITS
+from ava_server.unowned import Artifact, group_time, overdue
 
 log = logging.getLogger("ava.manager")
 
 LOOK_EVERY_S = 1.0
 """How often owners' locks are tried and queued runs looked at without news."""
-TAKEOVER_WITHIN_US = 30 * 60 * 1_000_000
-"""A server takes over by itself what was interrupted within the last 30 minutes; older runs wait to be resumed."""
+NEWS = ("SpawnDecided", "CancelRequested", "RunClaimed", "RunPaused", "RunResumed", "RunEnded")
+"""The entries that give a manager something to do."""
 SETTLE_S = 0.05
 """Commits come in bursts; they are looked at together. What this process does itself pokes the manager at once."""
 GRACE_S = 1.0
 """The instance that approved a run has this long to claim it before others do."""
 TRY_AGAIN_S = (1.0, 60.0)
 """How long a run that cannot be run here waits before it is looked at again: the first time, and at most."""
-ON_REQUEST = "cancelled on request"
 FAULTS = 2
 """A run that was dropped so often by a fault of ours is not taken up again by this process."""
-CANCEL_ANSWER_S = 4.0
-"""A cancel that the owner has not answered within this is carried out by the one who asked."""
 
 
 class CannotHonour(Exception):
@@ -82,34 +84,63 @@ class Outfitter(Protocol):
 class Manager:
     """Owns the runs of this process.
 
+    Args:
+        store: The log.
+        instances: The live processes on the data root.
+        instance: This process's id among them.
+        serves: Tells which runs are this process's to look after.
+        slots: How many may run.
+        outfitter: Gives runs what they work with.
+        hire: Sees to it that a worker is there, which runs them in place of this process; None where they run here.
+        grace_s: How long another process has to claim what it approved.
+
     Attributes:
-        instance: This process's id on the data root.
-        waiting_for: What runs that this instance cannot honour wait for, by run.
+        waiting_for: What runs that this instance cannot take wait for, by run.
+        endings: Ends runs that do not end by themselves.
+        idle_since: Since when (anyio's clock) nothing here has run or waited for its turn; None while something does.
     """
 
     def __init__(
-        self, store: Store, instances: Instances, instance: str, user: str, slots: Slots, outfitter: Outfitter
+        self,
+        store: Store,
+        instances: Instances,
+        instance: str,
+        serves: Callable[[RunRow], bool],
+        slots: Slots,
+        outfitter: Outfitter,
+        *,
+        hire: Callable[[], Awaitable[None]] | None = None,
+        grace_s: float = GRACE_S,
     ) -> None:
         self.instance = instance
         self.waiting_for: dict[str, str] = {}
+        self.endings = Endings(store, instances, instance, outfitter.artifacts, outfitter.tidy)
+        self.idle_since: float | None = None
         self._store = store
-        self._instances = instances
-        self._user = user
+        self._serves = serves
         self._slots = slots
         self._outfitter = outfitter
+        self._hire = hire
+        self._grace_s = grace_s
         self._owned: dict[str, AgentRun | None] = {}
         self._sessions: set[str] = set()
+        self._adopted: set[str] = set()
         self._first_seen: dict[str, float] = {}
         self._faults: dict[str, int] = {}
         self._not_before: dict[str, float] = {}
         self._wait_s: dict[str, float] = {}
         self._asked: dict[str, str | None] = {}
+        self._full: set[str] = set()
         self._poked = anyio.Event()
         self._outdated = False
 
     def adopt_session(self, session_id: str) -> None:
         """Note a session of this process: its runs are claimed at once, others' after a grace."""
         self._sessions.add(session_id)
+
+    def adopt_run(self, run_id: str) -> None:
+        """Note a run that was resumed here: it is claimed at once."""
+        self._adopted.add(run_id)
 
     def poke(self) -> None:
         """Look for work now."""
@@ -147,61 +178,109 @@ class Manager:
             log.error("the runs of this server are left to the newer program: %s", newer)
 
     async def _news(self, seen: int, poked: anyio.Event) -> None:
-        async def on_commit() -> None:
-            await self._store.newer_than(seen)
-            await anyio.sleep(SETTLE_S)
-            waiting.cancel_scope.cancel()
+        async def on_commit(seen: int) -> None:
+            while True:
+                head = await self._store.newer_than(seen)
+                await anyio.sleep(SETTLE_S)
+                try:
+                    newest = await self._store.read(lambda view: view.newest(NEWS))
+                except AuditError:  # the look that follows says so
+                    newest = head
+                if newest > seen:
+                    waiting.cancel_scope.cancel()
+                    return
+                seen = head
 
         async def on_poke() -> None:
             await poked.wait()
             waiting.cancel_scope.cancel()
 
         async with anyio.create_task_group() as waiting:
-            waiting.start_soon(on_commit)
+            waiting.start_soon(on_commit, seen)
             waiting.start_soon(on_poke)
 
+    # -- looking ------------------------------------------------------------------------------------------------------
+
     async def _look(self, tasks: anyio.abc.TaskGroup) -> None:
-        rows = await self._store.read(lambda view: view.runs(states=(QUEUED, RUNNING)))
+        rows, groups = await self._store.read(_unended)
         self._forget_all_but(rows)
         for row in rows:
-            owned = self._owned.get(row.id)
-            if owned is not None and row.cancel_seq is not None:
-                owned.cancel(await self._cancel_reason(row.id))
-        free = [row for row in rows if row.id not in self._owned and row.user_id == self._user]
-        if not free:
-            return
-        gone = await anyio.to_thread.run_sync(self._gone, rows)
+            await self._look_after(row)
+        others = [row for row in rows if row.id not in self._owned and self._serves(row)]
+        gone = await anyio.to_thread.run_sync(self.endings.gone, rows) if others else frozenset[str]()
+        free: list[RunRow] = []
+        for row in others:
+            if overdue(row, groups.get(row.group_id or ""), gone, _now_us()) is not None:
+                await self.endings.end_overdue(row.id, gone)
+            elif self._mine_now(row, gone):
+                free.append(row)
         running = [row for row in rows if row.state == RUNNING and row.instance not in gone]
-        per_user = {row.user_id: sum(other.user_id == row.user_id for other in running) for row in rows}
-        for row in sorted(free, key=lambda row: (per_user[row.user_id], row.queued_us or 0)):
-            if self._mine_now(row, gone):
-                await self._try(row, gone, running, tasks)
+        await self._fill(free, running, gone, tasks)
+        due = any(paused(row, _now_us()) or row.id in self._full for row in others)
+        if self._owned or due:
+            self.idle_since = None
+        elif self.idle_since is None:
+            self.idle_since = anyio.current_time()
 
-    async def _try(self, row: RunRow, gone: frozenset[str], running: list[RunRow], tasks: anyio.abc.TaskGroup) -> None:
-        """Take a run if there is room for it; whatever goes wrong with one run takes no other with it."""
-        if anyio.current_time() < self._not_before.get(row.id, 0.0):
+    async def _look_after(self, row: RunRow) -> None:
+        """See to it that a run of ours hears of its cancel, and ends when it does not end by itself."""
+        owned = self._owned.get(row.id)
+        if owned is None:
             return
-        others = [other for other in running if other.id != row.id]
-        if full := self._slots.full(others, row.user_id):
-            self.waiting_for[row.id] = full
-            return
+        if row.cancel_seq is not None:
+            owned.cancel(await self.endings.cancel_reason(row.id))
+        if row.state == RUNNING and row.instance == self.instance and (ended := owned.stuck()) is not None:
+            log.error("%s does not stop; it is ended in its place (%s)", row.id, ended.status)
+            await self.endings.end(row.id, ended, only_own=True)
+
+    async def _fill(
+        self, free: list[RunRow], running: list[RunRow], gone: frozenset[str], tasks: anyio.abc.TaskGroup
+    ) -> None:
+        """Take runs while there is room: always one of the user who has the fewest running, the oldest first."""
+        count = Counter(row.user_id for row in running)
+        in_line: dict[str, deque[RunRow]] = {}
+        for row in sorted(free, key=lambda row: (row.queued_us or 0, row.id)):
+            in_line.setdefault(row.user_id, deque()).append(row)
+        self._full.clear()
+        while in_line:
+            user = min(in_line, key=lambda user: (count[user], in_line[user][0].queued_us or 0))
+            row = in_line[user].popleft()
+            if not in_line[user]:
+                del in_line[user]
+            if anyio.current_time() < self._not_before.get(row.id, 0.0):
+                continue
+            counted = row.state == RUNNING and row.instance not in gone  # dropped by a fault of ours: it has its slot
+            if not counted and (full := self._slots.full(count, user)):
+                self._full.add(row.id)
+                self._waits(row.id, full)
+            elif await self._try(row, gone, tasks) and not counted:
+                count[user] += 1
+
+    async def _try(self, row: RunRow, gone: frozenset[str], tasks: anyio.abc.TaskGroup) -> bool:
+        """Take a run, or have a worker take it; whatever goes wrong with one run takes no other with it."""
         try:
-            await self._take(row, gone, tasks)
-            running.append(row)
+            await self._outfitter.honour(row)
+            if self._hire is not None:
+                await self._hire()
+                return False
+            return await self._take(row, gone, tasks)
         except AuditError:
             raise
         except (CannotHonour, OSError) as error:  # it may pass: looked at again, less and less often
-            self.waiting_for[row.id] = str(error)
+            self._waits(row.id, str(error))
             wait_s = self._wait_s[row.id] = min(2 * self._wait_s.get(row.id, TRY_AGAIN_S[0] / 2), TRY_AGAIN_S[1])
             self._not_before[row.id] = anyio.current_time() + wait_s
         except Exception:
             log.exception("%s cannot be taken", row.id)
-            self.waiting_for[row.id] = "a fault of Ava itself, written to the server's standard error"
+            self._waits(row.id, "a fault of Ava itself, written to the server's standard error")
             await self._fault(row.id)
+        return False
 
-    async def _cancel_reason(self, run_id: str) -> str | None:
-        entry = await self._store.read(lambda view: view.last_entry(run_id, "CancelRequested"))
-        return entry.fact.reason if entry is not None and isinstance(entry.fact, CancelRequested) else None
+    def _waits(self, run_id: str, why: str) -> None:
+        """Note what a run waits for, for whoever asks about it, in any process."""
+        if self.waiting_for.get(run_id) != why:
+            self.waiting_for[run_id] = why
+            self._store.set_live(run_id, f"{WAITS}{why}")
 
     async def _fault(self, run_id: str) -> None:
         """Count a fault of ours; a run that met too many is ended in our own words: it hangs nowhere."""
@@ -212,20 +291,7 @@ class Manager:
         ended = Ended(
             "error", "a fault of Ava itself", error_kind="internal", error_message=why, what_to_do="Report it."
         )
-        await self._end_unanswered(run_id, ended, only_own=True)
-
-    async def _end_unanswered(
-        self, run_id: str, ended: Ended, files: Sequence[Artifact] = (), *, only_own: bool = False
-    ) -> bool:
-        """End a run in its owner's place; False when it has ended, or is not ours to end."""
-        try:
-            return await self._store.do(end_unanswered(run_id, self.instance, ended, files, only_own=only_own))
-        except AuditError:
-            raise
-        except Exception:  # not even its log can be read: its ending says so without it
-            log.exception("%s cannot be read back", run_id)
-            command = end_unanswered(run_id, self.instance, ended, files, only_own=only_own, unread=True)
-            return await self._store.do(command)
+        await self.endings.end(run_id, ended, only_own=True)
 
     def _forget_all_but(self, rows: list[RunRow]) -> None:
         """Let go of what was noted of runs that have ended."""
@@ -233,34 +299,35 @@ class Manager:
         for noted in (self.waiting_for, self._first_seen, self._faults, self._not_before, self._wait_s, self._asked):
             for run_id in [run_id for run_id in noted if run_id not in ids]:
                 del noted[run_id]
-
-    def _gone(self, rows: list[RunRow]) -> frozenset[str]:
-        names = {row.instance for row in rows if row.state == RUNNING and row.instance} - {self.instance}
-        return frozenset(name for name in names if not self._instances.alive(name))
+        self._adopted &= ids
 
     def _mine_now(self, row: RunRow, gone: frozenset[str]) -> bool:
+        now_us = _now_us()
         if row.state == RUNNING:
             if row.instance == self.instance:  # dropped by a fault of ours, or by a log that could not take its end
                 return True
-            recent = (row.last_us or 0) > _now_us() - TAKEOVER_WITHIN_US
-            return row.instance in gone and recent
-        if row.session_id in self._sessions:
+            return row.instance in gone and not left_to_be_resumed(row, now_us)
+        if paused(row, now_us):
+            self._waits(row.id, pause_words(row))
+            return False
+        if row.session_id in self._sessions or row.id in self._adopted:
             return True
         first = self._first_seen.setdefault(row.id, anyio.current_time())
-        return anyio.current_time() - first >= GRACE_S
+        return anyio.current_time() - first >= self._grace_s
 
-    async def _take(self, row: RunRow, gone: frozenset[str], tasks: anyio.abc.TaskGroup) -> None:
-        """Claim a run that this instance can honour, and start it.
+    # -- owning -------------------------------------------------------------------------------------------------------
+
+    async def _take(self, row: RunRow, gone: frozenset[str], tasks: anyio.abc.TaskGroup) -> bool:
+        """Claim a run that this instance can honour, and start it; False when another one has it.
 
         Raises:
             CannotHonour: It cannot.
         """
-        await self._outfitter.honour(row)
         who = Who(row.session_id, AGENT, row.user_id)
         got = await self._store.do(claim(row.id, self.instance, who, gone, self._slots))
         if isinstance(got, NotClaimed):
-            self.waiting_for[row.id] = got.why
-            return
+            self._waits(row.id, got.why)
+            return False
         self.waiting_for.pop(row.id, None)
         run = await self._store.read(lambda view: view.run(row.id))
         assert run is not None
@@ -268,16 +335,17 @@ class Manager:
         history.add_all(await self._store.read(lambda view: view.entries(row.id)))
         prepared = await self._outfitter.prepare(run, history)
         agent = Who(run.session_id, run.id, run.user_id, parent_agent_id=AGENT)
-        owned = AgentRun(self._store, run, agent, history, prepared)
+        owned = AgentRun(self._store, run, agent, history, prepared, tasks)
         self._owned[run.id] = owned
         tasks.start_soon(self._drive, owned, run, prepared)
+        return True
 
     async def _drive(self, owned: AgentRun, run: RunRow, prepared: Prepared) -> None:
         try:
             if run.id in self._asked:  # asked for while the log could not take it
                 owned.cancel(self._asked[run.id])
             elif run.cancel_seq is not None:
-                owned.cancel(await self._cancel_reason(run.id))
+                owned.cancel(await self.endings.cancel_reason(run.id))
             await owned.drive(await self._group_time(run))
         except StoreUnavailable as error:  # the log cannot take it: the run stays, for the next look or another owner
             log.error("%s: %s", run.id, error)
@@ -300,11 +368,7 @@ class Manager:
         group_id = run.group_id
         if group_id is None:
             return None
-        group = await self._store.read(lambda view: view.group(group_id))
-        if group is None or group.timeout_s is None or group.started_us is None:
-            return None
-        gone_s = max(0.0, (_now_us() - group.started_us) / 1e6)  # a clock that was set back gives no time
-        return max(0.0, group.timeout_s - gone_s)
+        return group_time(await self._store.read(lambda view: view.group(group_id)), _now_us())
 
     async def cancel(self, run_id: str, who: Who, reason: str | None, by: CancelledBy = "model") -> RunRow | None:
         """Cancel a run and return it as it ended, within 5 s; None when there is none of this user."""
@@ -312,27 +376,17 @@ class Manager:
         if owned is not None and owned.user == who.user_id:  # act in memory first, its record follows
             self._asked[run_id] = reason
             owned.cancel(reason)
-        found = await self._store.do(cancel(run_id, who, reason, by))
-        if found.run is None:
-            return None
-        if found.pending:
-            with anyio.move_on_after(CANCEL_ANSWER_S):
-                await self.ended(run_id)
-            ended = Ended("cancelled", ON_REQUEST, reason=reason)
-            files = await anyio.to_thread.run_sync(self._outfitter.artifacts, run_id)
-            if await self._end_unanswered(run_id, ended, files):
-                await anyio.to_thread.run_sync(self._outfitter.tidy, run_id)
-        return await self._store.read(lambda view: view.run(run_id))
+        return await self.endings.cancel(run_id, who, reason, by)
 
     async def ended(self, run_id: str) -> RunRow:
         """Wait until a run has ended, in any process."""
-        while True:
-            seen = self._store.head
-            run = await self._store.read(lambda view: view.run(run_id))
-            assert run is not None
-            if run.ended:
-                return run
-            await self._store.newer_than(seen)
+        return await self.endings.ended(run_id)
+
+
+def _unended(view: View) -> tuple[list[RunRow], dict[str, GroupRow]]:
+    rows = view.runs(states=(QUEUED, RUNNING), limit=-1)
+    groups = {row.group_id: view.group(row.group_id) for row in rows if row.group_id is not None}
+    return rows, {group_id: group for group_id, group in groups.items() if group is not None}
 
 
 def _now_us() -> int:

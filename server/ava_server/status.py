@@ -13,7 +13,9 @@ from ava_audit.times import iso_utc
 from ava_audit.view import View
 from ava_roles.wrap import clean
 from ava_server.answers import LastTool, RunAnswer, Untrusted
+from ava_server.claims import left_to_be_resumed, pause_words, paused
 from ava_server.run_config import RunConfig
+from ava_server.unowned import resume_line
 
 RESULTS_CHARS = 7_500
 """Characters, as JSON, of the results in one answer; with all that is around them it stays under 10,000."""
@@ -21,6 +23,8 @@ AROUND_CHARS = 900
 """Characters of one run in an answer beside its result."""
 LEAST_ROOM = 300
 INTERRUPTED = "interrupted"
+WAITS = "Waits for: "
+"""With this begins what stands in `live` of a run that some process looked at and could not take."""
 
 Alive = Callable[[str], bool]
 """Tells whether an instance lives."""
@@ -97,7 +101,7 @@ def run_answer(
         offset: Where a long output goes on.
         room: Characters, as JSON, that the result may take; None shows all of it at once.
     """
-    state = shown_state(run, alive)
+    state, at_us = shown_state(run, alive), now_us
     if state == INTERRUPTED:  # its clock stands still since its owner's last entry
         now_us = run.last_us or now_us
     proposal = view.proposal(run.pending_id) if run.state == WAITING else None
@@ -121,14 +125,19 @@ def run_answer(
     if run.state == WAITING:
         answer.pending_id = run.pending_id
         answer.expires_at = iso_utc(proposal.expires_us) if proposal is not None else None
+    elif paused(run, now_us):
+        answer.not_before, answer.waits_for = iso_utc(run.not_before_us or 0), pause_words(run)
     elif run.state == QUEUED:
-        queue = sorted(view.runs(states=(QUEUED,)), key=lambda row: row.queued_us or 0)
+        rows = (row for row in view.runs(states=(QUEUED,), limit=-1) if not paused(row, now_us))
+        queue = sorted(rows, key=lambda row: (row.queued_us or 0, row.id))
         answer.queue_position = 1 + [row.id for row in queue].index(run.id)
+        answer.waits_for = waits_for(view, run)
+    elif state == INTERRUPTED:
+        answer.waits_for = _somebody(view, run) if left_to_be_resumed(run, at_us) else waits_for(view, run)
+        _add_last_tool(answer, view)
     elif run.state == RUNNING:
         answer.untrusted_activity = activity_of(view, run) or None
-        called = view.last_entry(run.id, "ToolCall", own=True)
-        if called is not None and isinstance(called.fact, ToolCall):
-            answer.last_tool = LastTool(name=called.fact.tool, at=iso_utc(called.ts_us))
+        _add_last_tool(answer, view)
     elif result and run.result_seq is not None:
         entry = view.entry(run.result_seq)
         if entry is not None and isinstance(entry.fact, SubagentComplete):
@@ -137,6 +146,30 @@ def run_answer(
             answer.status = run.state
             answer.status_line = status_line(run, f"{state} (erased: its words are gone for good)", now_us)
     return answer
+
+
+def waits_for(view: View, run: RunRow) -> str | None:
+    """Return what a run that nobody has waits for, as the process that looked at it last has said."""
+    said = view.live(run.id)
+    return clean(said[0])[0].removeprefix(WAITS) if said is not None and said[0].startswith(WAITS) else None
+
+
+def _somebody(view: View, run: RunRow) -> str:
+    line = resume_line(view, run)
+    how = f' and approving ["{line}"]' if line is not None else ""
+    return f'somebody to have it go on: confirm_spawn with pending_ids ["{run.id}"]{how}, or `ava resume {run.id}`'
+
+
+def _add_last_tool(answer: RunAnswer, view: View) -> None:
+    called = view.last_entry(answer.subagent_id, "ToolCall", own=True)
+    if called is not None and isinstance(called.fact, ToolCall):
+        answer.last_tool = LastTool(name=called.fact.tool, at=iso_utc(called.ts_us))
+
+
+def since_words(gone_us: int) -> str:
+    """Return how long ago something was: `40 min`, `3 h`."""
+    minutes = round(gone_us / 60_000_000)
+    return f"{minutes} min" if minutes < 120 else f"{round(minutes / 60)} h"
 
 
 def room_for(results: int) -> int:

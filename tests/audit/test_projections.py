@@ -14,11 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.log import AVA, Life, run_who, write, write_each
 
+from ava_audit.errors import StaleOwner
 from ava_audit.events import (
     TRANSCRIPT_TYPES,
+    Activity,
     CancelRequested,
     Ending,
     Event,
+    Fence,
     SpawnDecided,
     ToolCall,
     ToolResult,
@@ -84,6 +87,36 @@ async def test_an_unknown_settlement_is_counted_as_uncosted(tmp_path: Path) -> N
         await write_each(log, [*life.begun(), life.reserved(), life.settled(cost=5_000, unknown=True)])
         run = await run_of(log)
     assert (run.cost_micros, run.uncosted_micros) == (5_000, 5_000)
+
+
+async def test_a_paused_run_has_no_owner_and_its_clock_stands_still_until_it_is_claimed_again(tmp_path: Path) -> None:
+    life = Life("S-aaaaaa")
+    async with Store.open(tmp_path) as log:
+        await write_each(log, [*life.begun(), life.reserved(), life.settled(), life.paused(2**50, active_us=7_000_000)])
+        paused = await run_of(log)
+        assert (paused.state, paused.instance, paused.not_before_us) == ("queued", None, 2**50)
+        assert (paused.active_us, paused.claimed_us) == (7_000_000, None)
+        assert await held(log, life) == {(3_000, 1_000)}, "the wrap-up keeps its share"
+        with pytest.raises(StaleOwner):
+            await write(log, Event(run_who("S-aaaaaa"), Activity(activity="still here"), fence=Fence("S-aaaaaa", 1)))
+        await write(log, life.claimed())
+        again = await run_of(log)
+    assert (again.state, again.generation, again.not_before_us, again.active_us) == ("running", 2, None, 7_000_000)
+
+
+async def test_a_resume_fences_the_owner_out_and_queues_the_run(tmp_path: Path) -> None:
+    life = Life("S-aaaaaa")
+    async with Store.open(tmp_path) as log:
+        await write_each(log, [*life.begun(), *life.tool()])
+        before = await run_of(log)
+        await write(log, life.resumed())
+        run = await run_of(log)
+        with pytest.raises(StaleOwner):
+            await write(log, Event(run_who("S-aaaaaa"), Activity(activity="still here"), fence=Fence("S-aaaaaa", 1)))
+    assert (run.state, run.instance, run.generation) == ("queued", None, 2)
+    assert before.last_us is not None and before.claimed_us is not None
+    assert run.active_us == before.last_us - before.claimed_us
+    assert run.queued_us == before.queued_us, "it is no further spawn of the hour"
 
 
 async def test_a_group_starts_its_clock_with_its_first_run(tmp_path: Path) -> None:
@@ -162,7 +195,7 @@ class History:
                 life.generation += 1
                 self.events.append(life.claimed())
             return
-        what = draw(st.sampled_from(["reserve", "tool", "say", "fail", "end"]))
+        what = draw(st.sampled_from(["reserve", "tool", "say", "fail", "pause", "resume", "end"]))
         if what == "reserve":
             self.go(life, "calling", life.reserved(draw(st.integers(1, 9)), micros, draw(st.integers(0, 1000))))
         elif what == "tool":
@@ -171,6 +204,10 @@ class History:
             self.events.append(life.answered())
         elif what == "fail":
             self.events.append(life.failed())
+        elif what == "pause":
+            self.go(life, "queued", life.paused(active_us=micros))
+        elif what == "resume":
+            self.go(life, "queued", life.resumed())
         else:
             ending: Ending = draw(st.sampled_from(["success", "timeout", "cancelled", "error"]))
             self.go(life, "ended", *life.ended(ending))

@@ -375,9 +375,10 @@ async def test_a_cancel_that_the_log_could_not_take_is_not_forgotten(
             monkeypatch.setattr(store, "ANSWER_S", 0.3)
             with pytest.raises(StoreUnavailable):
                 await manager.cancel(run_id, lab.session.who, "enough")
-            with anyio.fail_after(10), warned("ava.manager", "looking for runs") as in_vain:
-                await in_vain.wait()  # its owner could not write its ending, let go of it, and cannot claim it again
-            assert manager.activity(run_id) is None
+            with anyio.fail_after(10):
+                while manager.activity(run_id) is not None:  # its owner cannot write its ending, and lets go of it
+                    with warned("ava.manager", "looking for runs") as in_vain:
+                        await in_vain.wait()  # nor can it be claimed again
             assert (await lab.run(run_id)).state == "running"
         monkeypatch.setattr(store, "ANSWER_S", 5.0)
         run = await lab.ended(run_id)

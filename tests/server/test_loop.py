@@ -407,14 +407,6 @@ async def test_a_rate_limit_is_waited_for_and_each_attempt_is_a_reservation(tmp_
         assert kinds == ["rate_limit", "overloaded"]
 
 
-async def test_a_retry_after_beyond_the_runs_time_ends_it_at_once(tmp_path: Path) -> None:
-    async with open_lab(tmp_path, [Fail(429, retry_after="3600")]) as lab:
-        result = await lab.outcome(within_s=8)
-        assert len(lab.server.requests) == 1
-    assert result["status"] == "error" and result["error"]["kind"] == "rate_limit"
-    assert "3600 s" in result["untrusted_result"]["error_text"]
-
-
 async def test_a_wrong_key_is_not_tried_again(tmp_path: Path) -> None:
     async with open_lab(tmp_path, [Fail(401)]) as lab:
         result = await lab.outcome()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
+import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +24,8 @@ from ava_roles.tools.base import Place, Tool, ToolArgs, ToolOutput, ToolSpec
 from ava_server.history import History
 from ava_server.house import House
 from ava_server.prepared import Prepared
+
+NOTED = Say(calls=[("scratchpad", {"note": "half of it"})])
 
 
 class Waiting:
@@ -244,3 +249,71 @@ def one_result_a_call(entries: list[Entry]) -> bool:
     """Tell whether no call has two results."""
     answered = [entry.fact.call_id for entry in entries if isinstance(entry.fact, ToolResult) and entry.generation]
     return len(answered) == len(set(answered))
+
+
+class Deaf(Waiting):
+    """A tool that takes no notice of being cancelled, as a library may."""
+
+    async def __call__(self, args: ToolArgs, at: Place) -> ToolOutput:
+        self.entered.set()
+        while not self.release.is_set():
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(0.5)
+        return ToolOutput("done at last")
+
+
+async def test_a_tool_that_ignores_its_timeout_is_left_behind_and_the_run_goes_on(tmp_path: Path) -> None:
+    tool = Deaf("deaf", timeout_s=0.2)
+    async with open_lab(tmp_path, [Say(calls=[("deaf", {})]), hand_over()]) as lab:
+        with_tool(lab, tool)
+        began = time.monotonic()
+        result = await lab.outcome()
+        assert result["status"] == "success" and time.monotonic() - began < 5
+        assert result["tool_receipts"] == {"deaf": {"ok": 0, "failed": 1}}
+        tool.release.set()
+
+
+async def test_a_run_whose_tool_ignores_everything_ends_within_five_seconds_of_its_time(tmp_path: Path) -> None:
+    tool = Deaf("deaf")
+    async with open_lab(tmp_path, [NOTED, Say(calls=[("deaf", {})]), hand_over()], config=PRICED) as lab:
+        with_tool(lab, tool)
+        run_id = await lab.start(timeout=2)
+        began = time.monotonic()
+        run = await lab.ended(run_id)
+        assert run.state == "timeout" and time.monotonic() - began < 2 + 5
+        tool.release.set()
+
+
+async def test_a_run_with_a_deaf_tool_is_cancelled_with_what_it_had_by_its_own_owner(tmp_path: Path) -> None:
+    tool = Deaf("deaf")
+    async with open_lab(tmp_path, [NOTED, Say(calls=[("deaf", {})])], config=PRICED) as lab:
+        with_tool(lab, tool)
+        run_id = await lab.start()
+        await tool.entered.wait()
+        with anyio.fail_after(5):
+            answer = await lab.call("cancel_subagent", subagent_id=run_id)
+            again = await lab.call("cancel_subagent", subagent_id=run_id)
+        assert answer.status == again.status == "cancelled"
+        assert (await lab.run(run_id)).generation == 1
+        assert answer.runs[0]["untrusted_result"]["output"] == "half of it"
+        tool.release.set()
+
+
+async def test_a_loop_that_hangs_is_ended_in_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever it is that hangs: here the loop itself, cancelled, and deaf to it."""
+    release, entered = anyio.Event(), anyio.Event()
+
+    async def deaf(_self: object, *_args: object) -> None:
+        entered.set()
+        while not release.is_set():
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(0.2)
+
+    monkeypatch.setattr("ava_server.loop.AgentRun._act", deaf)
+    async with open_lab(tmp_path, [NOTED], config=PRICED) as lab:
+        run_id = await lab.start(timeout=2)
+        await entered.wait()
+        began = time.monotonic()
+        run = await lab.ended(run_id)
+        assert run.state == "timeout" and run.generation == 2 and time.monotonic() - began < 2 + 5
+        release.set()

@@ -41,14 +41,14 @@ SERVER = ROOT / "server" / "ava_server"
 
 UNWRITTEN = {"PlanReady", "SettingsChanged"}
 """Types that nothing writes yet."""
-UNREACHED = {"abandoned", "superseded"}
+UNREACHED = {"superseded"}
 """Endings (and decisions) that no run of this version comes to."""
 UNSET = {("SpawnProposed", "supersedes"): "nothing supersedes a proposal yet"}
 """Fields that no entry of this version has, and why."""
 UNSAID = {
     ("SpawnDecided", "decision"): {"superseded"},
     ("SpawnDecided", "channel"): {"elicitation", "auto", "http"},
-    ("RunClaimed", "reason"): {"resume"},
+    ("RunResumed", "channel"): {"elicitation", "auto", "http"},
     ("CancelRequested", "by"): {"person", "system"},
     ("RunEnded", "status"): UNREACHED,
     ("SubagentComplete", "status"): {*UNREACHED, "rejected", "expired"},
@@ -101,7 +101,7 @@ def every_tool() -> list[Step]:
     return [*steps, Say(calls=[(SUBMIT, {"no_such_argument": 1})]), submits("all done")]
 
 
-LATER = "3600"
+LATER = str(7 * 24 * 3600)
 CUT = Raw(events(Say("some words", usage=None))[:3], chunked=True, cut=True)
 DEAR = {"prompt_tokens": 5_000, "completion_tokens": 900, "total_tokens": 5_900}
 NOTE = Say(calls=[("scratchpad", {"note": "remember this"})])
@@ -167,7 +167,8 @@ def plays() -> dict[str, Sequence[Step]]:
         "whole": [Say("Twelve.", stream=False)],
         "told": TOLD,
         "steered": [Say(calls=NOTE.calls, gate=STEERED), hand_over()],
-        "left": [*(Say("x", gate=gate) for gate in LEFT), hand_over()],
+        "left": [*(Say("x", gate=gate) for gate in LEFT), hand_over(), hand_over(), hand_over()],
+        "paused": [Fail(429, retry_after="5"), hand_over()],
     }
 
 
@@ -188,6 +189,7 @@ async def happen(tmp: Path, server: ModelServer) -> None:
                 tasks.start_soon(other, lab)
             tasks.start_soon(partial(lab.outcome, task=play("whole")))
             tasks.start_soon(partial(lab.outcome, task=play("told"), max_iterations=10))
+            tasks.start_soon(partial(lab.outcome, task=play("paused"), timeout=4))
     async with connect(tmp, server=server, config=CONFIG) as (client, _server):
         await client.call_tool("check_subagent", {})
     async with open_lab(tmp, server=server, config=CONFIG, check=False) as lab:
@@ -201,7 +203,7 @@ PAGES = {
     "/long": Page("one line of many\n" * 3_000, content_type="text/plain"),
 }
 TOLD = [Say(calls=[("scratchpad", {"note": f"n{number}"})]) for number in range(9)] + [submits()]
-STEERED, LEFT = Gate(), (Gate(), Gate())
+STEERED, LEFT = Gate(), tuple(Gate() for _ in range(5))
 
 
 async def ended(lab: Lab, status: str) -> None:
@@ -280,19 +282,30 @@ async def misused(lab: Lab) -> None:
 
 
 async def taken_over(tmp: Path, server: ModelServer) -> None:
-    """What another process does with runs whose owner has gone: ends one, takes the other over; what comes too late."""
+    """What another process does with runs whose owner has gone: it cancels, gives up, resumes and takes over; and what
+    comes too late.
+    """
     hasty = f"proposal_ttl_s = 1\n{CONFIG}"
     async with open_lab(tmp, server=server, config=hasty, runs=False, check=False) as lab:
         stale = await lab.propose(task=play("ended_expired"))
-        ended, left = [run.id for run in await lab.store.read(lambda view: view.runs(states=["running"]))]
+        left = await lab.store.read(lambda view: view.runs(states=["running"]))
+        ended, given_up, resumed, forced, *over = [run.id for run in left]
         answer = await lab.call("cancel_subagent", subagent_id=ended)
         assert answer.status == "cancelled"
+        endings, limits = lab.house.manager.endings, lab.house.spawn_limits
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("ava_server.unowned.ABANDONED_US", 0)
+            assert await endings.end_overdue(given_up, frozenset(str(run.instance) for run in left))
+        asked = await lab.call("confirm_spawn", pending_ids=[resumed])
+        answer = await lab.call("confirm_spawn", pending_ids=[resumed], approving=asked.approval_lines)
+        assert answer.status == "resumed", answer
+        assert await endings.resume(forced, lab.session.who, "terminal", limits, force=True)
         await anyio.sleep(1)  # its second is over then
         refused = await lab.approve(stale)
         assert refused.status == "refused", refused
     async with open_lab(tmp, server=server, config=CONFIG, check=False) as lab:
-        run = await lab.ended(left)
-        assert (run.state, run.generation) == ("success", 2)
+        generations = [(await lab.ended(run_id)).generation for run_id in (resumed, forced, *over)]
+        assert generations == [3, 3, *(2 for _ in over)]
 
 
 # -- what stands in the log then --------------------------------------------------------------------------------------
@@ -367,7 +380,7 @@ def literals(annotation: Any) -> set[str]:
 
 async def test_every_ending_is_reached(root: Path) -> None:
     reached = {entry["content"]["status"] for entry in entries(root) if entry["type"] == "RunEnded"}
-    assert reached == set(ENDED) == ENDINGS - UNREACHED
+    assert reached == {*ENDED, "abandoned"} == ENDINGS - UNREACHED
 
 
 async def test_every_kind_of_model_error_is_on_the_record(root: Path) -> None:

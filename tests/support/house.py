@@ -213,6 +213,7 @@ async def open_lab(
     server: ModelServer | None = None,
     env: Mapping[str, str] | None = None,
     runs: bool = True,
+    everybody: bool = False,
     check: bool = True,
 ) -> AsyncGenerator[Lab]:
     """Open a house on `tmp/data` with `tmp/workspace` to read and a scripted model server behind it.
@@ -224,6 +225,7 @@ async def open_lab(
         server: A model server that runs already, in place of `script`.
         env: Further variables of the environment.
         runs: Claim runs.
+        everybody: Claim those of all users, as an HTTP server does.
         check: Compare requests and budgets with the log at the end; not for a root that another house also uses.
     """
     root, workspace = tmp / "data", tmp / "workspace"
@@ -233,7 +235,9 @@ async def open_lab(
         if server is None:
             server = stack.enter_context(running_model_server(script))
         settings = settings_of(root, server.base_url, with_workspace(config, workspace), env)
-        house = await stack.enter_async_context(open_house(settings, runs=runs))
+        house = await stack.enter_async_context(
+            open_house(settings, runs=runs, serves=(lambda _row: True) if everybody else None)
+        )
         session = Session(user=house.user, transport="memory")
         house.manager.adopt_session(session.id)
         yield Lab(house, Desk(house, session), session, server, root, workspace)

@@ -22,6 +22,8 @@ from ava_audit.events import (
     Fence,
     RunClaimed,
     RunEnded,
+    RunPaused,
+    RunResumed,
     SpawnDecided,
     SpawnProposed,
     SubagentComplete,
@@ -105,6 +107,18 @@ class Life:
     def claimed(self) -> Event:
         fact = RunClaimed(instance="abc", generation=self.generation)
         return Event(run_who(self.run_id, self.user), fact, run_id=self.run_id)
+
+    def paused(self, until_us: int = 2**50, active_us: int = 0) -> Event:
+        """A pause; whoever claims the run next has the next generation."""
+        event = self.wrote(RunPaused(not_before_us=until_us, why="the provider's limit", active_us=active_us))
+        self.generation += 1
+        return event
+
+    def resumed(self) -> Event:
+        """A resume, which fences the owner out; whoever claims the run next has the generation after its own."""
+        self.generation += 2
+        who = Who("sess-2", "ava", self.user)
+        return Event(who, RunResumed(channel="terminal", force=True), run_id=self.run_id)
 
     def wrote(self, fact: Fact, **more: Any) -> Event:
         fence = Fence(self.run_id, self.generation)

@@ -7,9 +7,12 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, cast
 
+import anyio.to_thread
+
 from ava_audit.errors import AuditError, SchemaNewer, StoreUnavailable
 from ava_audit.events import Event, ToolCall, ToolResult
 from ava_audit.money import format_usd
+from ava_audit.rows import RUNNING, RunRow
 from ava_audit.storable import storable
 from ava_audit.store import Command, Outcome, append
 from ava_audit.times import HOUR_US
@@ -26,6 +29,7 @@ from ava_server.answers import (
     SpawnAnswer,
 )
 from ava_server.arguments import shown
+from ava_server.claims import left_to_be_resumed
 from ava_server.desk.looking import Looking, Progress, dumped
 from ava_server.desk.own import Own
 from ava_server.desk.reading import Reading
@@ -35,7 +39,7 @@ from ava_server.errors import AvaError, BadInput
 from ava_server.house import House
 from ava_server.ids import parse_id
 from ava_server.session import Session
-from ava_server.status import carried, label
+from ava_server.status import carried, label, since_words
 from ava_server.words import text_of
 
 log = logging.getLogger("ava.desk")
@@ -113,15 +117,31 @@ class Desk:
         return answer
 
     async def _notices(self, answer: Answer) -> list[str]:
-        """Return a line for each run of this user that ended in the last hour and that nobody has fetched."""
+        """Return a line for each run of this user that ended in the last hour and that nobody has fetched.
+
+        Before them, one for each that was interrupted so long ago that it waits for its user to say that it goes on.
+        """
         in_it = {run["subagent_id"] for run in _runs_in(answer)}
-        since = time.time_ns() // 1000 - HOUR_US
-        rows = await self._store.read(lambda view: view.unfetched(self._session.user))
-        return [
+        now_us = time.time_ns() // 1000
+
+        def query(view: View) -> tuple[list[RunRow], list[RunRow]]:
+            running = view.runs(user=self._session.user, states=(RUNNING,))
+            return [row for row in running if left_to_be_resumed(row, now_us)], view.unfetched(self._session.user)
+
+        silent, rows = await self._store.read(query)
+        gone = await anyio.to_thread.run_sync(self._house.manager.endings.gone, silent) if silent else frozenset[str]()
+        interrupted = [
+            f"{label(row)} was interrupted {since_words(now_us - (row.last_us or 0))} ago and waits: confirm_spawn with"
+            f' pending_ids ["{row.id}"] has it go on, so does `ava resume {row.id}`; cancel_subagent ends it'
+            for row in silent
+            if row.instance in gone
+        ]
+        ended = [
             f"{label(row)} ended: {row.state}, {format_usd(row.cost_micros)}; call check_subagent for its result"
             for row in rows
-            if row.id not in in_it and (row.ended_us or 0) >= since
-        ][:NOTICES]
+            if row.id not in in_it and (row.ended_us or 0) >= now_us - HOUR_US
+        ]
+        return [*interrupted, *ended][:NOTICES]
 
     async def _record(
         self, called: Command[None], tool: str, answer: Answer, began: float, *, reading: bool, waits: bool

@@ -8,14 +8,15 @@ from typing import Any
 
 import anyio
 
-from ava_audit.rows import QUEUED, UNENDED, RunRow
+from ava_audit.rows import UNENDED, RunRow
 from ava_audit.times import HOUR_US
 from ava_audit.view import View
 from ava_server.answers import Answer, CheckAnswer, RunAnswer
 from ava_server.arguments import CheckArgs, parse, shown
+from ava_server.claims import paused
 from ava_server.desk.own import Own
 from ava_server.errors import BadInput
-from ava_server.status import INTERRUPTED, json_chars, label, room_for, run_answer
+from ava_server.status import json_chars, label, room_for, run_answer
 
 RUNS_CHARS, NAMED = 8_200, 20
 """Characters, as JSON, of the runs in one answer; and how many of the others are named with their state."""
@@ -89,21 +90,19 @@ class Looking:
 
         answers = await self._store.read(query)
         for answer in answers:
-            if answer.state in (QUEUED, INTERRUPTED):
-                answer.waits_for = self._house.manager.waiting_for.get(answer.subagent_id)
             answer.untrusted_activity = self._house.manager.activity(answer.subagent_id) or answer.untrusted_activity
             if answer.error and answer.error.get("kind") == "auth" and answer.model:  # its log knows of no host
                 answer.error["what_to_do"] = self._own.key_advice(answer.model.partition(":")[0])
         return answers
 
     async def wait(self, run_ids: list[str], wait_s: float, progress: Progress) -> list[RunRow]:
-        """Wait until all of these runs have ended or the time is over; a host's cancellation ends only the wait."""
+        """Wait until all of these have ended or are paused, or the time is over; a host that cancels ends the wait."""
         deadline = anyio.current_time() + wait_s
         while True:
             seen = self._store.head
             rows = await self._own.rows(run_ids)
             left = deadline - anyio.current_time()
-            if left <= 0 or all(row.ended for row in rows):
+            if left <= 0 or _nothing_to_wait_for(rows):
                 return rows
             with anyio.move_on_after(min(left, PROGRESS_EVERY_S)):
                 await self._news_of(run_ids, seen)
@@ -116,9 +115,15 @@ class Looking:
         """Return when one of these runs may have ended: polled at the log's pace, not at every commit."""
         while True:
             seen = await self._store.newer_than(seen)
-            if all(row.ended for row in await self._own.rows(run_ids)):
+            if _nothing_to_wait_for(await self._own.rows(run_ids)):
                 return
             await anyio.sleep(LOOK_EVERY_S)
+
+
+def _nothing_to_wait_for(rows: list[RunRow]) -> bool:
+    """Tell whether each of these runs has ended, or is paused until its provider takes calls again."""
+    now_us = time.time_ns() // 1000
+    return all(row.ended or paused(row, now_us) for row in rows)
 
 
 def fitting(runs: list[RunAnswer]) -> tuple[list[RunAnswer], str | None]:

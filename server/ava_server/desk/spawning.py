@@ -16,6 +16,7 @@ from ava_server.approval import Approval, Declined, Proposed, approve, propose, 
 from ava_server.arguments import Changes, ConfirmArgs, SpawnArgs, parse
 from ava_server.desk.looking import Looking, Progress, dumped, fitting
 from ava_server.desk.own import Own
+from ava_server.desk.resuming import Resuming
 from ava_server.errors import AvaError, BadInput, Refused
 from ava_server.ids import new_id, parse_id
 from ava_server.models.choose import OFFLINE, is_configured
@@ -39,6 +40,7 @@ class Spawning:
         self._store = own.store
         self._session = own.session
         self._looking = looking
+        self._resuming = Resuming(own)
 
     async def spawn(self, given: dict[str, Any], _progress: Progress) -> Answer:
         """Do `spawn_subagent`.
@@ -88,6 +90,11 @@ class Spawning:
             Refused: Nothing can be approved over this channel.
         """
         args = parse(ConfirmArgs, "confirm_spawn", given)
+        if (run := await self._resuming.interrupted(args)) is not None:
+            answer = await self._resuming.resume(args, run)
+            if answer.status == "resumed":
+                await self._wait_for(answer, [run.id], args.wait_seconds, progress)
+            return answer
         ids = tuple(dict.fromkeys([await self._own.pending_id(given) for given in args.pending_ids]))
         who = self._session.who
         if args.decision == "reject":
@@ -123,11 +130,14 @@ class Spawning:
             next=_next(started, decided.group_id, any(made.running for made in decided.decisions)),
         )
         if started:
-            try:
-                await self._after_approval(answer, started, args.wait_seconds, progress)
-            except AuditError as error:  # what was approved is approved: it must not be proposed and paid for again
-                answer.message = f"Approved; how it goes cannot be read at this moment: {error}"
+            await self._wait_for(answer, started, args.wait_seconds, progress)
         return answer
+
+    async def _wait_for(self, answer: ConfirmAnswer, started: list[str], wait_s: float, progress: Progress) -> None:
+        try:
+            await self._after_approval(answer, started, wait_s, progress)
+        except AuditError as error:  # what was approved is approved: it must not be proposed and paid for again
+            answer.message = f"Approved; how it goes cannot be read at this moment: {error}"
 
     async def _after_approval(
         self, answer: ConfirmAnswer, started: list[str], wait_s: float, progress: Progress

@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import anyio
@@ -16,7 +15,7 @@ import anyio
 from ava_audit.errors import AuditError
 from ava_audit.money import format_usd, micros_from_cents
 from ava_roles.errors import RolesError
-from ava_server.claims import Artifact, Slots
+from ava_server.claims import Slots
 from ava_server.cli.app import ReaderGone
 from ava_server.cli.doctor.check import REPORT, Finding, Setup, from_error
 from ava_server.cli.doctor.models import cheapest, models_of
@@ -26,11 +25,9 @@ from ava_server.cli.run import propose, session, start
 from ava_server.cli.terminal import someone_there
 from ava_server.desk import Desk
 from ava_server.errors import AvaError
-from ava_server.history import History
 from ava_server.house import House, open_house, refuse_recursion
-from ava_server.manager import CannotHonour, Manager
+from ava_server.manager import Manager
 from ava_server.models.choose import Choice, configured
-from ava_server.prepared import Prepared
 
 if TYPE_CHECKING:
     from ava_audit.rows import RunRow
@@ -137,33 +134,12 @@ async def _own_house(settings: Settings) -> AsyncGenerator[tuple[House, set[str]
     async with open_house(settings, runs=False) as house:
         slots = Slots(limits.running_per_user, limits.running)
         instance = house.manager.instance
-        house.manager = Manager(house.store, house.instances, instance, house.user, slots, _OnlyOurs(house, ours))
+        # Every other run is left to the servers: this process is gone in a moment.
+        house.manager = Manager(house.store, house.instances, instance, lambda row: row.id in ours, slots, house)
         async with anyio.create_task_group() as running:
             running.start_soon(house.manager.run)
             yield house, ours
             running.cancel_scope.cancel()
-
-
-@dataclass
-class _OnlyOurs:
-    """Leaves every run that is not one of these to the servers: this process is gone in a moment."""
-
-    house: House
-    ours: set[str]
-
-    async def honour(self, run: RunRow) -> None:
-        if run.id not in self.ours:
-            raise CannotHonour(f"{_COMMAND} runs none but its own")
-        await self.house.honour(run)
-
-    async def prepare(self, run: RunRow, history: History) -> Prepared:
-        return await self.house.prepare(run, history)
-
-    def artifacts(self, run_id: str) -> list[Artifact]:
-        return self.house.artifacts(run_id)
-
-    def tidy(self, run_id: str) -> None:
-        self.house.tidy(run_id)
 
 
 async def _ask(house: House, desk: Desk, own: Session, choice: Choice, ours: set[str]) -> Finding:

@@ -1,0 +1,140 @@
+"""A usage limit pauses a run: no slot, no clock, until the provider takes calls again."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import anyio
+import pytest
+from support.house import PRICED, arrived, check_budgets, check_requests, hand_over, open_lab
+from support.model_server import Fail, Gate, Say, running_model_server
+
+from ava_audit.events import CostReserved, CostUpdate, RunClaimed, RunPaused
+from ava_server import asking
+from ava_server.unowned import ABANDONED_US
+
+NOTE = Say(calls=[("scratchpad", {"note": "half of it"})])
+LATER = Fail(429, retry_after="3600")
+ONE = "[limits]\nrunning_per_user = 1\n"
+
+
+async def test_a_run_pauses_and_goes_on_where_it_was_when_the_time_has_come(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, [NOTE, Fail(429, retry_after="4"), hand_over()], config=PRICED) as lab:
+        run_id = await lab.start(timeout=3)  # longer than what is left: waiting would be the end of it
+        paused = await lab.in_state(run_id, "queued")
+        await lab.logged(run_id, "RunPaused")
+        paused = await lab.run(run_id)
+        assert paused.not_before_us is not None and paused.instance is None
+        assert 2.5e6 < paused.not_before_us - time.time_ns() // 1000 <= 4.3e6
+        run = await lab.ended(run_id)
+        assert run.state == "success" and run.generation == 2
+        assert run.ended_us is not None and run.ended_us >= paused.not_before_us
+        assert run.active_us < 3e6, "the pause is no active time"
+        assert [fact.settlement for fact in await lab.facts(run_id, CostUpdate)] == ["billed", "not_billed", "billed"]
+        turns = [(fact.turn, fact.attempt) for fact in await lab.facts(run_id, CostReserved)]
+        assert turns == [(1, 1), (2, 1), (2, 2)]
+        assert [fact.reason for fact in await lab.facts(run_id, RunClaimed)] == ["start", "resume"]
+        bodies = [request.body for request in lab.server.requests]
+        assert bodies[1] == bodies[2]
+
+
+async def test_a_paused_run_leaves_its_slot_and_says_until_when_it_waits(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, [LATER, hand_over()], config=ONE) as lab:
+        first = await lab.start(name="prices")
+        await lab.logged(first, "RunPaused")
+        assert (await lab.ended(await lab.start(task="another"))).state == "success", "the one slot is free"
+        began = time.monotonic()
+        checked = await lab.call("check_subagent", subagent_id=first, wait_seconds=40)
+        assert time.monotonic() - began < 5, "nobody waits for it"
+        [run] = checked.runs
+        assert run.state == "queued" and run.queue_position is None
+        assert run.not_before is not None and run.not_before in str(run.waits_for)
+        assert "paused" in run.status_line or "queued" in run.status_line
+        [fact] = await lab.facts(first, RunPaused)
+        assert "custom" in fact.why and run.not_before in fact.why
+        again = await lab.call("cancel_subagent", subagent_id=first, reason="enough")
+        assert again.status == "cancelled"
+        assert (await lab.run(first)).stop_reason == "cancelled while it was paused"
+
+
+async def test_a_paused_run_is_taken_up_by_another_process_and_reads_the_message_that_came_meanwhile(
+    tmp_path: Path,
+) -> None:
+    with running_model_server([NOTE, Fail(429, retry_after="3"), hand_over()]) as server:
+        async with open_lab(tmp_path, server=server, config=PRICED, check=False) as lab:
+            run_id = await lab.start(timeout=2.5)
+            await lab.logged(run_id, "RunPaused")
+            assert (await lab.call("message_subagent", subagent_id=run_id, message="and Otter too")).status != "failed"
+        async with open_lab(tmp_path, server=server, config=PRICED, check=False) as lab:
+            assert (await lab.ended(run_id)).state == "success"
+            assert "and Otter too" in server.requests[-1].body.decode()
+            await lab.store.read(check_budgets)
+        await check_requests(tmp_path / "data", server.requests)
+
+
+async def test_a_limit_beyond_a_day_ends_the_run_with_the_time(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, [Fail(429, retry_after=str(7 * 24 * 3600))]) as lab:
+        result = await lab.outcome(within_s=8)
+        assert len(lab.server.requests) == 1
+    assert result["status"] == "error" and result["error"]["kind"] == "rate_limit"
+    assert "604800 s" in result["untrusted_result"]["error_text"]
+
+
+async def test_a_limit_that_never_ends_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asking, "PAUSED_ATTEMPTS", 3)
+    monkeypatch.setattr(asking, "PAUSE_FROM_S", 0.1)
+    async with open_lab(tmp_path, [Fail(429, retry_after="1")] * 9) as lab:
+        result = await lab.outcome(within_s=20)
+        assert len(lab.server.requests) == 3
+    assert result["status"] == "error" and result["stop_reason"] == "the model failed 3 times"
+
+
+async def test_a_groups_clock_runs_on_in_a_pause_and_ends_it(tmp_path: Path) -> None:
+    gate = Gate()
+    async with open_lab(tmp_path, [LATER, LATER, Say("late", gate=gate)], config=ONE) as lab:
+        made = [await lab.propose(task=str(number)) for number in range(3)]
+        answer = await lab.approve(*made, last="3 subagents together, free, at most 4 s", group_timeout=4)
+        assert answer.status == "approved", answer
+        await arrived(gate.arrived)
+        ended = [await lab.ended(proposal.subagent_id, within_s=12) for proposal in made]
+        results = [await lab.result(run.id) for run in ended]
+    assert [run.state for run in ended] == ["timeout"] * 3
+    assert {result["stop_reason"] for result in results} == {"the group's timeout"}
+
+
+async def test_a_run_that_waits_for_a_slot_ends_with_its_groups_clock(tmp_path: Path) -> None:
+    gate = Gate()
+    async with open_lab(tmp_path, [Say("late", gate=gate)], config=ONE) as lab:
+        made = [await lab.propose(task=str(number)) for number in range(2)]
+        other = await lab.start(task="has the slot")
+        await arrived(gate.arrived)
+        answer = await lab.approve(*made, last="2 subagents together, free, at most 1 s", group_timeout=1)
+        assert answer.status == "approved"
+        await anyio.sleep(1.5)
+        states = [(await lab.run(proposal.subagent_id)).state for proposal in made]
+        assert states == ["queued", "queued"], "a group's clock begins with its first run"
+        gate.released.set()
+        await lab.ended(other)
+        for proposal in made:
+            await lab.ended(proposal.subagent_id)
+
+
+async def test_what_nobody_came_for_within_a_day_is_abandoned_with_what_it_had(tmp_path: Path) -> None:
+    gate = Gate()
+    with running_model_server([NOTE, Say("lost", gate=gate)]) as server:
+        async with open_lab(tmp_path, server=server, config=PRICED, check=False) as lab:
+            run_id = await lab.start()
+            await arrived(gate.arrived)
+        async with open_lab(tmp_path, server=server, config=PRICED, runs=False) as lab:
+            row = await lab.run(run_id)
+            gone = frozenset({str(row.instance)})
+            assert not await lab.house.manager.endings.end_overdue(run_id, gone), "it is fresh"
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr("ava_server.unowned.ABANDONED_US", 0)
+                assert ABANDONED_US == 24 * 3600 * 10**6
+                assert not await lab.house.manager.endings.end_overdue(run_id, frozenset()), "its owner lives"
+                assert await lab.house.manager.endings.end_overdue(run_id, gone)
+            run, result = await lab.run(run_id), await lab.result(run_id)
+            assert run.state == "abandoned" and run.in_flight is None
+            assert result["uncosted"] is True and result["untrusted_result"]["output"] == "half of it"

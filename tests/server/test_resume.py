@@ -1,0 +1,141 @@
+"""Interrupted runs: taken over by themselves while they are fresh, later only when their user says so."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.house import PRICED, Lab, arrived, check_budgets, check_requests, hand_over, open_lab
+from support.model_server import Gate, ModelServer, Say, running_model_server
+
+from ava_audit.errors import StaleOwner
+from ava_audit.events import Activity, AssistantMessage, CostUpdate, Event, Fence, RunClaimed, RunResumed, Who
+from ava_server import claims
+from ava_server.unowned import NotResumed
+
+NOTE = Say(calls=[("scratchpad", {"note": "half of it"})])
+
+
+@asynccontextmanager
+async def interrupted(
+    tmp: Path, monkeypatch: pytest.MonkeyPatch, *, config: str = PRICED, runs: bool = True, **more: Any
+) -> AsyncGenerator[tuple[Lab, str, ModelServer]]:
+    """A lab with a run whose owner has gone so long ago that nobody takes it over by himself."""
+    gate = Gate()
+    with running_model_server([NOTE, Say("lost", gate=gate), hand_over(), hand_over()]) as server:
+        async with open_lab(tmp, server=server, config=config, check=False) as lab:
+            run_id = await lab.start(**more)
+            await arrived(gate.arrived)
+        monkeypatch.setattr(claims, "TAKEOVER_WITHIN_US", 0)
+        async with open_lab(tmp, server=server, config=config, runs=runs, check=False) as lab:
+            yield lab, run_id, server
+            await lab.store.read(check_budgets)
+        await check_requests(tmp / "data", server.requests)
+
+
+async def test_a_run_that_was_interrupted_long_ago_is_told_of_and_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with interrupted(tmp_path, monkeypatch, name="prices", task_id="T-7") as (lab, run_id, server):
+        await lab.ended(await lab.start(task="another"))  # the manager has looked, and more than once
+        checked = await lab.call("check_subagent", subagent_id=run_id)
+        assert checked.status == "interrupted"
+        assert "confirm_spawn" in checked.runs[0].waits_for and f"ava resume {run_id}" in checked.runs[0].waits_for
+        listed = await lab.call("read_ava_logs", last_n=1)
+        [notice] = [line for line in listed.notices if run_id in line]
+        assert "prices" in notice and "was interrupted" in notice and "confirm_spawn" in notice
+        assert (await lab.run(run_id)).generation == 1 and len(server.requests) == 3
+
+
+async def test_it_goes_on_with_the_line_that_shows_what_is_left_and_asks_nothing_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with interrupted(tmp_path, monkeypatch) as (lab, run_id, server):
+        refused = await lab.call("confirm_spawn", pending_ids=[run_id])
+        assert refused.status == "refused"
+        [line] = refused.approval_lines
+        assert line.startswith("researcher, at most $0.50 and 10 min") and line.endswith(" left")
+        run = await lab.run(run_id)
+        assert ", resumed with $0.4" in line, line
+        again = await lab.call("confirm_spawn", pending_ids=[run_id], approving=[line.partition(", resumed")[0]])
+        assert again.status == "refused" and again.approval_lines == [line]
+        by_proposal = await lab.call("confirm_spawn", pending_ids=[run.pending_id], approving=[line])
+        assert by_proposal.status == "refused" and (await lab.run(run_id)).generation == 1
+        answer = await lab.call("confirm_spawn", pending_ids=[run_id], approving=[line], wait_seconds=20)
+        assert answer.status == "resumed", answer
+        assert answer.runs[0]["state"] == "success"
+        assert [fact.settlement for fact in await lab.facts(run_id, CostUpdate)] == ["billed", "unknown", "billed"]
+        assert [fact.reason for fact in await lab.facts(run_id, RunClaimed)] == ["start", "resume"]
+        assert [fact.turn for fact in await lab.facts(run_id, AssistantMessage) if fact.turn] == [1, 2]
+        [fact] = await lab.facts(run_id, RunResumed)
+        assert (fact.channel, fact.force) == ("host_call", False)
+        over = await lab.call("confirm_spawn", pending_ids=[run_id], approving=[line])
+        assert over.status == "refused" and len(server.requests) == 3
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"decision": "reject"}, "cancel_subagent"),
+        ({"group_max_cost_cents": 50}, "goes on as it was approved"),
+        ({"group_timeout": 50}, "goes on as it was approved"),
+        ({"changes": {"{pending_id}": {"caps": {"max_iterations": 3}}}}, "goes on as it was approved"),
+    ],
+)
+async def test_what_cannot_be_decided_about_a_run_that_has_begun_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], says: str
+) -> None:
+    async with interrupted(tmp_path, monkeypatch, runs=False) as (lab, run_id, _server):
+        answer = await lab.call("confirm_spawn", pending_ids=[run_id], **given)
+        assert answer.status == "failed" and says in answer.message
+        assert (await lab.run(run_id)).generation == 1
+
+
+async def test_a_resume_takes_the_switch_the_policy_and_the_day_into_account(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with interrupted(tmp_path, monkeypatch, runs=False) as (lab, run_id, server):
+        line = (await lab.call("confirm_spawn", pending_ids=[run_id])).approval_lines[0]
+        for config, says in (
+            ("enabled = false\n", "switched off"),
+            ('approval = "human"\n', f"ava resume {run_id}"),
+            ("[limits]\nuser_daily_cents = 0\n", "daily budget"),
+        ):
+            async with open_lab(tmp_path, server=server, config=config + PRICED, runs=False, check=False) as other:
+                answer = await other.call("confirm_spawn", pending_ids=[run_id], approving=[line])
+                said = answer.message or answer.decisions[0].refused_because
+                assert answer.status in ("failed", "refused") and says in said, (config, said)
+        other_user = await lab.as_user("eve").call("confirm_spawn", {"pending_ids": [run_id]}, _quiet)
+        assert other_user.status == "failed" and "no subagent" in str(other_user.message)
+        assert (await lab.run(run_id)).generation == 1
+
+
+async def test_a_forced_resume_fences_out_an_owner_that_lives(tmp_path: Path) -> None:
+    gate = Gate()
+    script = [NOTE, Say("lost", gate=gate), hand_over()]
+    with running_model_server(script) as server:
+        async with open_lab(tmp_path, server=server, config=PRICED, check=False) as one:
+            run_id = await one.start()
+            await arrived(gate.arrived)
+            async with open_lab(tmp_path, server=server, config=PRICED, check=False) as two:
+                endings, who, limits = two.house.manager.endings, two.session.who, two.house.spawn_limits
+                left = await endings.resume(run_id, who, "terminal", limits)
+                assert isinstance(left, NotResumed) and "lives" in left.why
+                assert not isinstance(await endings.resume(run_id, who, "terminal", limits, force=True), NotResumed)
+                two.house.manager.adopt_run(run_id)
+                run = await two.ended(run_id)
+                assert run.state == "success" and run.generation == 3
+                gate.released.set()
+                with pytest.raises(StaleOwner):
+                    agent, stale = Who("sess-x", run_id, two.house.user), Fence(run_id, 1)
+                    await one.write(Event(agent, Activity(activity="still here"), fence=stale))
+                settled = [fact.settlement for fact in await two.facts(run_id, CostUpdate)]
+                assert settled == ["billed", "unknown", "billed"]
+            assert len(server.requests) == 3
+        await check_requests(tmp_path / "data", server.requests)
+
+
+async def _quiet(_line: str) -> None: ...
