@@ -60,6 +60,16 @@ class DataRoot:
         return self.path / "roles"
 
     @property
+    def worker_lock(self) -> Path:
+        """The lock of the one worker."""
+        return self.path / "worker.lock"
+
+    @property
+    def worker_words(self) -> Path:
+        """What the worker says: it has no terminal."""
+        return self.path / "worker.log"
+
+    @property
     def secrets(self) -> Path:
         """Secrets for tool calls, and hashes."""
         return self.path / "secrets"

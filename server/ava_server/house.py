@@ -37,9 +37,10 @@ from ava_server.approval import SpawnLimits, minutes, texts_of
 from ava_server.budget import DayCaps
 from ava_server.claims import Slots
 from ava_server.errors import AvaError
+from ava_server.hiring import Hiring
 from ava_server.history import History
 from ava_server.lending import Lending
-from ava_server.manager import CannotHonour, Manager
+from ava_server.manager import GRACE_S, CannotHonour, Manager
 from ava_server.models.choose import Choice, choose, model_of, parameters
 from ava_server.models.clients import ClientPool
 from ava_server.os_user import os_user
@@ -239,13 +240,14 @@ class House:
 
 @asynccontextmanager
 async def open_house(
-    settings: Settings, *, runs: bool = True, serves: Callable[[RunRow], bool] | None = None
+    settings: Settings, *, runs: bool = True, worker: bool = False, serves: Callable[[RunRow], bool] | None = None
 ) -> AsyncGenerator[House]:
     """Open a data root, and look after its runs until the context ends; runs that go on stay in the log.
 
     Args:
         settings: What is configured.
         runs: Claim runs; False for commands that only look.
+        worker: This is the data root's worker: runs are its own also under `background`, and it waits for nobody.
         serves: Which runs are claimed; None is this user's.
 
     Raises:
@@ -262,7 +264,14 @@ async def open_house(
         user = os_user()
         house = House(settings, store, user, clients, instances)
         house.manager = manager = Manager(
-            store, instances, name, serves or (lambda row: row.user_id == user), slots, house
+            store,
+            instances,
+            name,
+            serves or (lambda row: row.user_id == user),
+            slots,
+            house,
+            hire=Hiring(settings.paths) if settings.background and not worker else None,
+            grace_s=0.0 if worker else GRACE_S,
         )
 
         async def own() -> None:

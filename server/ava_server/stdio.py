@@ -12,10 +12,8 @@ import json
 import logging
 import os
 import re
-import signal
 import stat
 import sys
-import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import IO, TYPE_CHECKING, Any, cast
 
@@ -25,14 +23,14 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from mcp.shared.message import SessionMessage
 
 from ava_server.app import build_server
-from ava_server.waiting import read_apart, received
+from ava_server.shutdown import Ending, deaf_to_signals
+from ava_server.waiting import read_apart
 
 if TYPE_CHECKING:
     from ava_server.settings import Settings
 
 LINE_BYTES = 16 * 1024 * 1024
 """A longer message than any host sends is refused; it is never held as a whole."""
-EXIT_WITHIN_S = 4.5
 LAST_WORDS_S = 1.0
 """How long the last answers may take on their way to a host that has closed stdin and may not read any more."""
 _EDGE = 300
@@ -60,7 +58,7 @@ def serve(load: Callable[[], Settings]) -> int:
 
 async def _serve(load: Callable[[], Settings]) -> int:
     server = build_server(load)
-    ending = _Ending()
+    ending = Ending()
     async with anyio.create_task_group() as tasks:
         await tasks.start(ending.watch)
         with ending.serving:
@@ -76,38 +74,8 @@ async def _serve(load: Callable[[], Settings]) -> int:
                 writing.cancel_scope.deadline = anyio.current_time() + LAST_WORDS_S
         ending.begin(0)
         tasks.cancel_scope.cancel()
-    for number in _signals():  # all is on the disk: a host that now gets impatient changes nothing
-        signal.signal(number, signal.SIG_IGN)
+    deaf_to_signals()
     return ending.code or 0
-
-
-class _Ending:
-    """The end of the server: begun once, by whatever comes first, and over in time whatever hangs."""
-
-    def __init__(self) -> None:
-        self.serving = anyio.CancelScope()
-        self.code: int | None = None
-
-    def begin(self, code: int) -> None:
-        """Set the exit code and the last moment; what was acknowledged is on the disk by then. Twice is harmless."""
-        if self.code is None:
-            self.code = code
-            last = threading.Timer(EXIT_WITHIN_S, os._exit, (code,))  # a thread: the event loop itself may hang
-            last.daemon = True
-            last.start()
-
-    async def watch(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
-        """End the serving at the first signal. Later ones, which some hosts send within 0.1 s, change nothing."""
-        with received(*_signals()) as signals:
-            task_status.started()
-            async for number in signals:
-                self.begin(128 + number if number == signal.SIGINT else 0)
-                self.serving.cancel()
-
-
-def _signals() -> tuple[signal.Signals, ...]:
-    """Return the signals that end a server on this system."""
-    return (signal.SIGINT,) if sys.platform == "win32" else (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 # -- messages ---------------------------------------------------------------------------------------------------------
@@ -117,7 +85,7 @@ async def _read(
     lines: AsyncIterator[bytes | TooLong],
     incoming: MemoryObjectSendStream[SessionMessage | Exception],
     answers: MemoryObjectSendStream[SessionMessage],
-    ending: _Ending,
+    ending: Ending,
 ) -> None:
     """Hand on the host's messages until its end; answer those that are none."""
     async with incoming, answers:

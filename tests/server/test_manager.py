@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -79,6 +80,37 @@ async def test_three_runs_of_a_user_run_at_once_and_the_fourth_waits_its_turn(tm
             gate.released.set()
         for run_id in run_ids:
             assert (await lab.ended(run_id)).state == "success"
+
+
+async def test_users_take_turns_also_when_one_of_them_asked_first_for_many(tmp_path: Path) -> None:
+    gates = [Gate() for _ in range(7)]
+    script = [Say("done", gate=gate) for gate in gates]
+    config = "[limits]\nrunning = 3\nrunning_per_user = 3\nspawns_per_hour = 20\n"
+    with running_model_server(script) as server:
+        async with open_lab(tmp_path, server=server, config=config, runs=False, check=False) as lab:
+            for user, count in (("ada", 4), ("ben", 2), ("eve", 1)):
+                desk = lab.as_user(user)
+                for number in range(count):
+                    given = {"role": "researcher", "task": f"{user} {number}", "workspace": str(lab.workspace)}
+                    made: Any = await desk.call("spawn_subagent", given, quiet)
+                    ids = {"pending_ids": [made.pending_id], "approving": [made.approval_line]}
+                    assert (await desk.call("confirm_spawn", ids, quiet)).status == "approved"
+        async with open_lab(tmp_path, server=server, config=config, everybody=True) as lab:
+            order: list[str] = []
+            for gate in gates[:3]:
+                await arrived(gate.arrived)
+            running = await lab.store.read(lambda view: view.runs(states=["running"]))
+            assert sorted(run.user_id for run in running) == ["ada", "ben", "eve"], "one each, though ada was first"
+            for gate in gates:
+                gate.released.set()
+            for run in await lab.store.read(lambda view: view.runs()):
+                await lab.ended(run.id)
+            claims = await lab.store.read(lambda view: list(view.rows("type = 'RunClaimed'")))
+            order = [str(row[4]) for row in claims]
+            assert Counter(order) == {"ada": 4, "ben": 2, "eve": 1} and set(order[:3]) == {"ada", "ben", "eve"}
+
+
+async def quiet(_line: str) -> None: ...
 
 
 async def test_slots_are_counted_over_live_owners_in_the_claim_itself(tmp_path: Path) -> None:

@@ -1,0 +1,77 @@
+"""`ava worker`: runs go on in it when their host has gone; servers start it by themselves under `background = true`."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import TYPE_CHECKING
+
+import anyio
+import anyio.to_thread
+import typer
+
+from ava_server.errors import BadInput
+
+if TYPE_CHECKING:
+    from ava_server.house import House
+    from ava_server.settings import Settings
+
+
+def register(app: typer.Typer) -> None:
+    """Add `ava worker` to the app."""
+    app.command("worker", short_help="Run approved subagents without a host; gone when idle for a minute.")(
+        worker_command
+    )
+
+
+def worker_command() -> None:
+    """Run the approved subagents of this data root, until there has been nothing to do for a minute.
+
+    Under `background = true` servers start it by themselves, so that subagents outlive their host.
+    """
+    from ava_server.house import refuse_recursion
+    from ava_server.settings import load_settings
+
+    if why := refuse_recursion():
+        raise BadInput(f"ava worker: {why}.")
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=logging.WARNING,
+        format="%(asctime)s ava worker: %(message)s",
+        datefmt="%Y-%m-%d %H:%M:%S",
+    )
+    raise typer.Exit(anyio.run(_work, load_settings()))
+
+
+async def _work(settings: Settings) -> int:
+    from ava_server.hiring import take_post
+    from ava_server.house import open_house
+    from ava_server.shutdown import Ending, deaf_to_signals
+
+    await anyio.to_thread.run_sync(settings.paths.create)
+    post = await anyio.to_thread.run_sync(take_post, settings.paths)
+    if post is None:
+        sys.stderr.write(f"ava worker: {settings.data_root} has one already; nothing to do.\n")
+        return 0
+    with post:
+        ending = Ending()
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(ending.watch)
+            with ending.serving:
+                async with open_house(settings, worker=True) as house:
+                    await _until_idle(house)
+            ending.begin(0)
+            tasks.cancel_scope.cancel()
+        deaf_to_signals()
+    return ending.code or 0
+
+
+async def _until_idle(house: House) -> None:
+    from ava_server.hiring import IDLE_S
+
+    while True:
+        since = house.manager.idle_since
+        now = anyio.current_time()
+        if since is not None and now - since >= IDLE_S:
+            return
+        await anyio.sleep(IDLE_S - (now - since) if since is not None else 1.0)
