@@ -10,8 +10,9 @@ import time
 from dataclasses import dataclass
 from typing import Literal
 
+from ava_audit.errors import StaleOwner
 from ava_audit.events import CostReserved, CostUpdate, Event, Fence, Settlement, Usage, Who
-from ava_audit.rows import RunRow
+from ava_audit.rows import RUNNING, RunRow
 from ava_audit.store import Command, Outcome
 from ava_audit.view import View, loads
 from ava_server.prices import Price, cost_by, cost_micros
@@ -104,11 +105,17 @@ def money_left(view: View, run: RunRow, caps: DayCaps, now_us: int) -> tuple[Cap
 
 
 def reserve(fence: Fence, who: Who, asked: Asked, caps: DayCaps) -> Command[Reservation | CapReached]:
-    """Hold a call's worst case and the wrap-up's in every covering cap at once, or say which one it does not fit."""
+    """Hold a call's worst case and the wrap-up's in every covering cap at once, or say which one it does not fit.
+
+    The command raises StaleOwner for an older claim, also where the call would not fit: what is left is no longer its
+    owner's to be told, and a refusal appends nothing by which the store would notice.
+    """
 
     def command(view: View, now_us: int) -> Outcome[Reservation | CapReached]:
         run = view.run(fence.run_id)
         assert run is not None, "a claim is of a run that exists"
+        if run.generation != fence.generation or run.state != RUNNING:
+            raise StaleOwner(f"{run.id} is no longer owned by this claim (generation {fence.generation})")
         if run.overrun:
             return Outcome(CapReached("overrun", 0))
         cap, left = money_left(view, run, caps, now_us)

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import anyio
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.house import PRICED, arrived, hand_over, open_lab
 from support.model_server import Gate, Say
 
+from ava_audit.errors import StaleOwner
 from ava_audit.events import (
     CostReserved,
     Event,
@@ -232,6 +234,19 @@ async def test_after_an_overrun_nothing_more_is_reserved_for_the_run(tmp_path: P
         again = await store.do(reserve(player.fence, player.who, player.asked(1, 0), DAYS))
         assert isinstance(again, CapReached) and again.cap == "overrun"
         assert (await store.read(lambda view: view.bucket(player.run_id))).spent_micros == 11, "booked in full"
+
+
+async def test_an_owner_that_has_lost_its_run_is_told_so_and_not_that_a_cap_is_reached(tmp_path: Path) -> None:
+    async with Store.open(tmp_path) as store:
+        player = players()[3]
+        for event in player.begun():
+            await put(store, event)
+        await put(store, Event(player.who, RunClaimed(instance="j", generation=2), run_id=player.run_id))
+        before = await store.read(View.head)
+        for micros in (1, 10 * RUN_CAP):
+            with pytest.raises(StaleOwner):
+                await store.do(reserve(player.fence, player.who, player.asked(micros, 0), DAYS))
+        assert await store.read(View.head) == before
 
 
 def test_a_call_that_was_not_billed_costs_nothing_and_one_that_may_have_been_costs_all() -> None:
