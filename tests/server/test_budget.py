@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import anyio
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from support.house import PRICED, arrived, hand_over, open_lab
 from support.model_server import Gate, Say
 
@@ -20,7 +17,6 @@ from ava_audit.events import (
     Event,
     Fence,
     RunClaimed,
-    RunEnded,
     Settlement,
     SpawnDecided,
     SpawnProposed,
@@ -120,73 +116,6 @@ def players() -> list[Player]:
 
 async def put(store: Store, *events: Event) -> None:
     await store.do(lambda _view, _now: Outcome(None, events))
-
-
-def check_caps(view: View, day: str, everybody: Sequence[Player]) -> None:
-    """No cap is passed by what is spent and held together."""
-    for player in everybody:
-        assert view.bucket(player.run_id).committed <= RUN_CAP
-    assert view.bucket(GROUP).committed <= GROUP_CAP
-    for user in ("ann", "bob"):
-        assert view.bucket(user_scope(user, day)).committed <= USER_CAP
-    assert view.bucket(installation_scope(day)).committed <= ALL_CAP
-
-
-STEP = st.tuples(
-    st.integers(0, 4),
-    st.sampled_from(["reserve", "billed", "not_billed", "unknown"]),
-    st.integers(0, 900),
-    st.integers(0, 300),
-    st.floats(0, 1),
-)
-
-
-@settings(max_examples=40, deadline=None)
-@given(steps=st.lists(STEP, max_size=30))
-def test_no_cap_is_passed_in_committed_money_whatever_the_order_and_nothing_is_held_at_the_end(
-    steps: list[tuple[int, str, int, int, float]],
-) -> None:
-    async def play() -> None:
-        with tempfile.TemporaryDirectory() as folder:
-            async with Store.open(Path(folder)) as store:
-                everybody = players()
-                day = utc_day(await store.do(lambda _view, now: Outcome(now)))
-                for player in everybody:
-                    for event in player.begun():
-                        await put(store, event)
-                spent = 0
-                for number, what, micros, wrap, share in steps:
-                    player = everybody[number]
-                    if what == "reserve" and player.held is None:
-                        asked = player.asked(micros, wrap)
-                        before = await store.read(View.head)
-                        answer = await store.do(reserve(player.fence, player.who, asked, DAYS))
-                        if isinstance(answer, Reservation):
-                            player.held = answer
-                        else:
-                            assert await store.read(View.head) == before, "a refused call leaves no trace"
-                            assert answer.left < micros + wrap
-                    elif what != "reserve" and player.held is not None:
-                        reported = int(player.held.fact.micros * share)  # within what was reserved: no overrun
-                        event = player.settled(what, reported)  # type: ignore[arg-type]
-                        spent += event.cost_micros or 0
-                        await put(store, event)
-                    await store.read(lambda view: check_caps(view, day, everybody))
-                for player in everybody:
-                    if player.held is not None:
-                        event = player.settled("unknown", 0)
-                        spent += event.cost_micros or 0
-                        await put(store, event)
-                    ended = RunEnded(status="cancelled", stop_reason="the test is over")
-                    await put(store, Event(player.who, ended, fence=player.fence))
-                scopes = [player.run_id for player in everybody] + [GROUP, user_scope("ann", day)]
-                scopes += [user_scope("bob", day), installation_scope(day)]
-                buckets = await store.read(lambda view: [view.bucket(scope) for scope in scopes])
-                assert [bucket.held_micros for bucket in buckets] == [0] * len(scopes)
-                assert buckets[-1].spent_micros == spent
-                assert sum(bucket.spent_micros for bucket in buckets[:5]) == spent
-
-    anyio.run(play)
 
 
 async def test_reservations_at_the_same_moment_share_what_is_left(tmp_path: Path) -> None:

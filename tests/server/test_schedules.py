@@ -1,0 +1,163 @@
+"""Budgets and ownership under any schedule: what several processes do to one log, in any order, against plain sums.
+
+Hypothesis proposes, approves, claims, reserves, settles, fails, cancels, crashes and takes over, at any time of any
+day. What each action must come to, and what must hold after it, stands in `support/schedules.py`. With
+`--hypothesis-profile=long` it plays more than ten thousand steps (README.md).
+"""
+
+from __future__ import annotations
+
+from typing import get_args
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, invariant, precondition, rule
+from support.schedules import DAY_CAPS, DAY_US, MOST_RUNS, SETTLEMENTS, USERS, Processes, played
+
+from ava_audit.events import Ending
+from ava_server.budget import CapName
+from ava_server.claims import Slots
+
+PICK = st.integers(0, 999)
+WORK = st.tuples(PICK, st.integers(1, 900), st.integers(1, 500), st.sampled_from(SETTLEMENTS), st.floats(0, 1))
+"""Which owner goes on; how large its next call is, or how the one that is in flight is settled."""
+STALE = ("reserve", "settle", "append", "end")
+
+
+class Schedule(Processes):
+    """Any order of what can happen."""
+
+    @initialize(per_user=st.integers(1, 3), total=st.integers(2, 5), days=st.sampled_from(DAY_CAPS[:3]))
+    def begins(self, per_user: int, total: int, days: tuple[int, int]) -> None:
+        self.slots, self.ledger.days = Slots(per_user, total), days
+        for _ in range(2):
+            self.joins()
+
+    @precondition(lambda self: len(self.ledger.runs) < MOST_RUNS)
+    @rule(
+        user=st.sampled_from(USERS),
+        sizes=st.lists(st.tuples(st.integers(1_000, 9_000), st.integers(1_500, 9_000)), min_size=1, max_size=3),
+        group_share=st.sampled_from([None, 1.0, 0.6, 0.3]),
+        by=PICK,
+    )
+    def runs_are_started(self, user: str, sizes: list[tuple[int, int]], group_share: float | None, by: int) -> None:
+        """From the proposals to the claims, as it goes when nothing comes between."""
+        for cap, max_tokens in sizes:
+            self.proposes(user, cap, max_tokens)
+            self.check()
+        runs = self.waiting_of(user, len(sizes))
+        if runs:
+            self.approves(runs, group_share)
+            self.check()
+        for number, run in enumerate(run for run in runs if run.state == "queued"):
+            self.claims(run, self.living()[(by + number) % len(self.living())])
+            self.check()
+
+    @precondition(lambda self: len(self.ledger.runs) < MOST_RUNS)
+    @rule(user=st.sampled_from(USERS), cap=st.integers(1, 6_000), max_tokens=st.integers(500, 12_000))
+    def a_run_is_proposed(self, user: str, cap: int, max_tokens: int) -> None:
+        self.proposes(user, cap, max_tokens)
+
+    @precondition(lambda self: self.has("awaiting_approval"))
+    @rule(
+        number=PICK,
+        count=st.integers(1, 3),
+        group_share=st.sampled_from([None, 1.0, 0.5, 0.2, 1.5]),
+        lowered=st.sampled_from([None, 0.5, 2.0]),
+        right=st.sampled_from([True, True, True, False]),
+    )
+    def runs_are_approved(
+        self, number: int, count: int, group_share: float | None, lowered: float | None, right: bool
+    ) -> None:
+        runs = self.waiting_of(self.pick(number, "awaiting_approval").user, count)
+        self.approves(runs, group_share, lowered=lowered, right=right)
+
+    @precondition(lambda self: self.has("queued", "running"))
+    @rule(number=PICK, by=PICK, looked=st.sampled_from([True, True, True, False]))
+    def a_run_is_claimed(self, number: int, by: int, looked: bool) -> None:
+        """A queued one, or one whose owner is gone, or by mistake one whose owner lives."""
+        self.claims(self.pick(number, "queued", "running"), self.living()[by % len(self.living())], looked=looked)
+
+    @rule(
+        what=st.sampled_from(["clock", "clock", "midnight", "day caps", "join", "crash"]),
+        seconds=st.sampled_from([1, 60, 60, 60, 300, 3_600, 43_200, -60]),
+        days=st.sampled_from(DAY_CAPS),
+        number=PICK,
+    )
+    def the_world_changes(self, what: str, seconds: int, days: tuple[int, int], number: int) -> None:
+        """Time goes on, now and then into the next day; day caps are changed; an instance joins, or one dies."""
+        if what in ("clock", "midnight"):
+            self.begin(what)
+            self.now_us += seconds * 1_000_000 if what == "clock" else DAY_US - self.now_us % DAY_US
+        elif what == "day caps":
+            self.begin(what)
+            self.ledger.days = days
+        elif what == "join" and len(self.instances) < 6:
+            self.joins()
+        elif what == "crash" and len(self.living()) > 1:
+            self.dies(self.living()[number % len(self.living())])
+
+    @precondition(lambda self: bool(self.owners))
+    @rule(steps=st.lists(WORK, min_size=1, max_size=8))
+    def owners_go_on(self, steps: list[tuple[int, int, int, str, float]]) -> None:
+        """Whose turn it is reserves a call, or settles the one that it has in flight."""
+        for number, prompt, output, how, share in steps:
+            if not self.owners:
+                return
+            owner = self.owner(number)
+            if owner.held is None:
+                self.reserves(owner, prompt, output, last=how == "not billed")
+            else:
+                self.settles(owner, how, share)
+            self.check()
+
+    @precondition(lambda self: bool(self.ledger.runs))
+    @rule(
+        number=PICK,
+        what=st.sampled_from(["cancel", "cancel", "reject", "forced end", "forced end of its own", "end"]),
+        user=st.sampled_from(USERS),
+        by=PICK,
+        status=st.sampled_from(["success", "error", "cost_exceeded", "cancelled"]),
+    )
+    def somebody_ends_a_run(self, number: int, what: str, user: str, by: int, status: Ending) -> None:
+        """Its user or another one, its owner, or an instance in its owner's place; also what has ended already."""
+        if what == "cancel":
+            self.cancels(self.pick(number, *{run.state for run in self.ledger.runs.values()}), user)
+        elif what == "reject" and self.has("awaiting_approval"):
+            self.rejects(self.pick(number, "awaiting_approval"))
+        elif what.startswith("forced") and self.has("queued", "running"):
+            instance = self.living()[by % len(self.living())]
+            self.forces(self.pick(number, "queued", "running"), instance, only_own="own" in what)
+        elif what == "end" and self.owners:
+            self.ends(self.owner(number), status)
+
+    @precondition(lambda self: bool(self.stale))
+    @rule(number=PICK, what=st.sampled_from(STALE), share=st.floats(0, 1))
+    def a_stale_owner_comes_back(self, number: int, what: str, share: float) -> None:
+        self.comes_back(self.stale[number % len(self.stale)], what, share)
+
+    @invariant()
+    def everything_is_as_the_ledger_has_it(self) -> None:
+        if not self.sound:
+            self.check()
+
+
+PLAYED = (
+    *(f"refused: {cap}" for cap in get_args(CapName)),
+    *(f"settle: {how}" for how in SETTLEMENTS),
+    *(f"stale: {what}" for what in STALE),
+    "crash",
+    "takeover",
+    "forced end",
+)
+QUICK = settings(max_examples=15, stateful_step_count=40, deadline=None)
+
+
+def test_no_cap_is_passed_and_no_run_has_two_owners_under_any_schedule() -> None:
+    long = settings.get_current_profile_name() == "long"
+    Schedule.TestCase.settings = settings() if long else QUICK
+    Schedule.TestCase("runTest").runTest()
+    if long:
+        print(f"{played.total():,} steps: {dict(played.most_common())}")
+        assert played.total() >= 10_000
+        assert all(played[kind] >= 10 for kind in PLAYED), "what is to be shown was hardly played"

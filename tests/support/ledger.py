@@ -1,0 +1,165 @@
+"""What budgets and ownership must come to, kept by a test beside the product: plain sums, none of its code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+
+@dataclass
+class Account:
+    """A scope: what it has spent and holds, the highest cap that was ever in force over it, and what was overrun."""
+
+    spent: int = 0
+    held: int = 0
+    highest: int = 0
+    overrun: int = 0
+
+    @property
+    def committed(self) -> int:
+        return self.spent + self.held
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call in flight: its worst case in money and tokens, and the scopes in which that is held."""
+
+    turn: int
+    attempt: int
+    micros: int
+    tokens: int
+    scopes: tuple[str, ...]
+
+
+@dataclass
+class Run:
+    """A run as the test believes it to be."""
+
+    id: str
+    pending_id: str
+    user: str
+    cap: int
+    max_tokens: int
+    expires_us: int
+    line: str
+    state: str = "awaiting_approval"
+    generation: int = 0
+    instance: str | None = None
+    group: str | None = None
+    cancel_asked: bool = False
+    tokens: int = 0
+    cost: int = 0
+    uncosted: int = 0
+    overrun: bool = False
+    call: Call | None = None
+    wrap: int = 0
+    wrap_scopes: tuple[str, ...] = ()
+
+
+@dataclass
+class Ledger:
+    """All runs, and every scope's account.
+
+    `days` are the caps of a user's day and of the installation's, as they are in force now.
+    """
+
+    days: tuple[int, int]
+    runs: dict[str, Run] = field(default_factory=dict[str, Run])
+    groups: dict[str, int] = field(default_factory=dict[str, int])
+    accounts: dict[str, Account] = field(default_factory=dict[str, Account])
+
+    def in_state(self, *states: str) -> list[Run]:
+        return [run for run in self.runs.values() if run.state in states]
+
+    def account(self, scope: str) -> Account:
+        return self.accounts.setdefault(scope, Account())
+
+    def covering(self, run: Run, now_us: int) -> Iterator[tuple[str, int]]:
+        """Yield each scope that covers a call of a run made now, with its cap."""
+        yield run.id, run.cap
+        if run.group is not None:
+            yield run.group, self.groups[run.group]
+        yield from self.day_scopes(run.user, now_us)
+
+    def day_scopes(self, user: str, now_us: int) -> Iterator[tuple[str, int]]:
+        day = _day(now_us)
+        yield f"user:{user}:{day}", self.days[0]
+        yield f"all:{day}", self.days[1]
+
+    def exhausted(self, user: str, now_us: int) -> bool:
+        """Whether nothing may be proposed or approved any more today."""
+        return any(
+            cap == 0 or self.accounts.get(scope, Account()).committed >= cap
+            for scope, cap in self.day_scopes(user, now_us)
+        )
+
+    def fits(self, run: Run, micros: int, tokens: int, now_us: int) -> bool:
+        """Whether a call and the wrap-up after it fit every cap; the run's own wrap-up gives way to the new one."""
+        if run.overrun:
+            return False
+        for scope, cap in self.covering(run, now_us):
+            own = run.wrap if scope in run.wrap_scopes else 0
+            if micros and self.accounts.get(scope, Account()).committed - own + micros > cap:
+                return False
+        return run.tokens + tokens <= run.max_tokens
+
+    def hold(self, run: Run, call: Call, wrap: int, now_us: int) -> None:
+        """A call was granted."""
+        self.release_wrap(run)
+        for scope, cap in self.covering(run, now_us):
+            account = self.account(scope)
+            account.held += call.micros + wrap
+            account.highest = max(account.highest, cap)
+        run.call, run.wrap, run.wrap_scopes = call, wrap, call.scopes
+
+    def book(self, run: Run, cost: int, tokens: int, *, unknown: bool = False) -> None:
+        """The call in flight was settled."""
+        call = run.call
+        assert call is not None
+        for scope in call.scopes:
+            account = self.account(scope)
+            account.held -= call.micros
+            account.spent += cost
+            account.overrun += max(cost - call.micros, 0)
+        run.cost += cost
+        run.tokens += tokens
+        run.uncosted += cost if unknown else 0
+        run.overrun = run.overrun or cost > call.micros or tokens > call.tokens
+        run.call = None
+
+    def lose(self, run: Run) -> None:
+        """Nobody knows what the call in flight has cost: all of it."""
+        if run.call is not None:
+            self.book(run, run.call.micros, run.call.tokens, unknown=True)
+
+    def release_wrap(self, run: Run) -> None:
+        for scope in run.wrap_scopes:
+            self.account(scope).held -= run.wrap
+        run.wrap, run.wrap_scopes = 0, ()
+
+    def end(self, run: Run, status: str) -> None:
+        """A run has ended; what it left in flight counts in full."""
+        self.lose(run)
+        self.release_wrap(run)
+        run.state = status
+
+    # -- what must hold --------------------------------------------------------------------------------------------
+
+    def check_accounts(self, found: Mapping[str, tuple[int, int]]) -> None:
+        """The buckets are these accounts, to the micro-dollar, and none has passed its cap but by an overrun."""
+        assert found == {scope: (account.spent, account.held) for scope, account in self.accounts.items()}
+        for scope, account in self.accounts.items():
+            assert account.held >= 0 and account.spent >= 0
+            assert account.committed <= account.highest + account.overrun, f"{scope} has passed its cap"
+
+    def check_nothing_held(self) -> None:
+        """After the last ending nothing is held, and each dollar stands once in every kind of scope."""
+        assert {scope: account.held for scope, account in self.accounts.items() if account.held} == {}
+        total = sum(run.cost for run in self.runs.values())
+        for kind in ("S-", "user:", "all:"):
+            assert sum(account.spent for scope, account in self.accounts.items() if scope.startswith(kind)) == total
+
+
+def _day(now_us: int) -> str:
+    return datetime.fromtimestamp(now_us // 1_000_000, UTC).date().isoformat()

@@ -1,0 +1,444 @@
+"""Several processes on one log, as tests play them: each action does what the product does, and a ledger books it too.
+
+After each action every bucket and every run of the log is compared with the ledger (`check`).
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+from anyio.from_thread import start_blocking_portal
+from hypothesis.stateful import RuleBasedStateMachine
+
+from ava_audit.errors import StaleOwner
+from ava_audit.events import Activity, CostReserved, Ending, Event, Usage, Who
+from ava_audit.locks import Held, Instances
+from ava_audit.rows import RunRow
+from ava_audit.store import Command, Store
+from ava_audit.verify import verify
+from ava_audit.view import View
+from ava_server.approval import Approval, Declined, Proposed, SpawnLimits, approve, group_line, propose, reject
+from ava_server.budget import Asked, CapReached, DayCaps, Reservation, reserve, settlement_event, unsettled
+from ava_server.claims import NotClaimed, Slots, cancel, claim, end_unanswered
+from ava_server.history import History
+from ava_server.models.base import Bound
+from ava_server.prices import Price, reserve_micros
+from ava_server.result import Ended, build_result
+from ava_server.run_config import RunConfig, Texts
+from ava_server.run_log import RunLog, ending_events
+from support.ledger import Call, Ledger, Run
+
+T = TypeVar("T")
+PRICE = Price(input=1_000, output=2_000, cache_read=100, cache_write=1_250, source="the test")
+DAY_US = 86_400_000_000
+MIDNIGHT_US = 20_777 * DAY_US
+TTL_US = 600_000_000
+USERS = ("ann", "bob")
+DAY_CAPS = ((20_000, 30_000), (6_000, 9_000), (2_500, 4_000), (0, 9_000), (6_000, 0))
+SETTLEMENTS = (
+    *["billed"] * 7, *["reported"] * 2, "reported in full", "not billed", "unknown", "unknown, and dear",
+    "overrun in money", "overrun in tokens",
+)  # fmt: skip
+"""How a call is settled; how often each stands here is how often it comes."""
+MOST_RUNS = 14
+played: Counter[str] = Counter()
+"""How often each kind of step was taken in this process."""
+
+
+def config(cap: int, max_tokens: int) -> RunConfig:
+    return RunConfig(
+        role="researcher", role_source="built in", role_text="", model="far:model", provider="far", model_id="model",
+        price=PRICE.as_dict(), timeout_s=600, max_cost_micros=cap, max_tokens=max_tokens, max_iterations=20,
+        max_tool_calls=20, tools=(), reach="can reach nothing", estimated_minutes=(1, 2),
+    )  # fmt: skip
+
+
+@dataclass
+class Owner:
+    """A run in the hands of an instance, under one claim; it may have lost the run without knowing."""
+
+    run_id: str
+    log: RunLog
+    instance: str
+    turn: int = 0
+    held: Reservation | None = None
+
+
+@dataclass
+class Instance:
+    """A process: the store that it has open, and the lock that says that it lives."""
+
+    name: str
+    lock: Held
+    store: Store
+    alive: bool = True
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the log has after a step."""
+
+    buckets: Mapping[str, tuple[int, int]]
+    runs: Mapping[str, RunRow]
+
+
+def look(view: View) -> Seen:
+    buckets = view.select("SELECT scope, spent_micros, held_micros FROM budgets")
+    return Seen({scope: (spent, held) for scope, spent, held in buckets}, {run.id: run for run in view.runs()})
+
+
+class Processes(RuleBasedStateMachine):
+    """Several processes and two users on one data root, through two stores on one file; the rules are a test's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stack = ExitStack()
+        self.root = Path(self.stack.enter_context(tempfile.TemporaryDirectory()))
+        self.portal = self.stack.enter_context(start_blocking_portal())
+        self.stores = [
+            self.stack.enter_context(self.portal.wrap_async_context_manager(Store.open(self.root))) for _ in range(2)
+        ]
+        self.locks = Instances(self.root / "instances")
+        self.instances: list[Instance] = []
+        self.owners: dict[str, Owner] = {}
+        self.stale: list[Owner] = []
+        self.ledger = Ledger(DAY_CAPS[0])
+        self.slots = Slots(2, 3)
+        self.now_us = MIDNIGHT_US - 120_000_000
+        self.generations: dict[str, int] = {}
+        self.made = 0
+        self.sound = False
+
+    # -- how an action is taken ----------------------------------------------------------------------------------------
+
+    def at(self, command: Command[T]) -> Command[T]:
+        """The command at the machine's time of day."""
+        return lambda view, _now_us: command(view, self.now_us)
+
+    def do(self, kind: str, command: Command[T], store: Store | None = None) -> T:
+        self.begin(kind)
+        return self.portal.call((store or self.stores[self.made % 2]).do, self.at(command))
+
+    def begin(self, kind: str) -> None:
+        played[kind] += 1
+        self.sound = False
+
+    def limits(self) -> SpawnLimits:
+        return SpawnLimits(10**6, DayCaps(*self.ledger.days), ("[budgets]", "[budgets]"), TTL_US)
+
+    def who(self, user: str) -> Who:
+        return Who("sess-1", "ava", user)
+
+    def pick(self, number: int, *states: str) -> Run:
+        found = self.ledger.in_state(*states)
+        return found[number % len(found)]
+
+    def waiting_of(self, user: str, count: int) -> list[Run]:
+        """The proposals that a user made last."""
+        return [run for run in self.ledger.in_state("awaiting_approval") if run.user == user][-count:]
+
+    def owner(self, number: int) -> Owner:
+        return list(self.owners.values())[number % len(self.owners)]
+
+    def living(self) -> list[Instance]:
+        return [each for each in self.instances if each.alive]
+
+    def has(self, *states: str) -> bool:
+        return bool(self.ledger.in_state(*states))
+
+    # -- proposals and decisions ---------------------------------------------------------------------------------------
+
+    def proposes(self, user: str, cap: int, max_tokens: int) -> None:
+        self.made += 1
+        ids = [(f"P-{number:08x}", f"S-{number:06x}") for number in (max(self.made - 1, 1), self.made)]
+        texts = Texts(task=f"number {self.made}")
+        answer = self.do("propose", propose(config(cap, max_tokens), texts, self.who(user), tuple(ids), self.limits()))
+        assert isinstance(answer, Declined) is self.ledger.exhausted(user, self.now_us)
+        if isinstance(answer, Proposed):
+            run = Run(answer.subagent_id, answer.pending_id, user, cap, max_tokens, self.now_us + TTL_US, answer.line)
+            assert run.id not in self.ledger.runs
+            self.ledger.runs[run.id] = run
+
+    def approves(
+        self, runs: list[Run], group_share: float | None, *, lowered: float | None = None, right: bool = True
+    ) -> None:
+        """Approve runs of one user, alone or as a group.
+
+        Args:
+            runs: The runs.
+            group_share: The group's cap, as a share of what its members may cost together.
+            lowered: The first one's cap is changed to this share of what it was.
+            right: With the right lines.
+        """
+        user = runs[0].user
+        total = sum(run.cap for run in runs)
+        asked_cap = None if group_share is None else int(total * group_share)
+        cap = total if asked_cap is None else asked_cap
+        lines = [run.line for run in runs] + ([group_line(len(runs), cap, None)] if len(runs) > 1 else [])
+        changed = runs[0] if lowered is not None else None
+        new_cap = max(int(changed.cap * (lowered or 1)), 1) if changed else 0
+        asked = Approval(
+            tuple(run.pending_id for run in runs), tuple(lines if right else lines[:-1]),
+            changes={changed.pending_id: {"max_cost_micros": new_cap}} if changed else {},
+            group_max_micros=asked_cap, group_id=f"G-{len(self.ledger.groups) + 1:07x}",
+        )  # fmt: skip
+        decided = self.do("approve", approve(asked, self.who(user), "host_call", self.limits()))
+        late = [run for run in runs if run.expires_us <= self.now_us]
+        if late:
+            assert all(decision.status == "refused" for decision in decided.decisions)
+            for run in late:
+                self.ledger.end(run, "expired")
+            return
+        too_much = len(runs) > 1 and cap > total
+        raised = changed is not None and new_cap > changed.cap
+        refused = too_much or raised or not right or self.ledger.exhausted(user, self.now_us)
+        assert {decision.status for decision in decided.decisions} == {"refused" if refused else "approved"}
+        if refused:
+            return
+        if len(runs) > 1:
+            assert decided.group_id is not None
+            self.ledger.groups[decided.group_id] = cap
+        for run in runs:
+            run.state, run.group = "queued", decided.group_id
+        if changed:
+            changed.cap = new_cap
+
+    def rejects(self, run: Run) -> None:
+        self.do("reject", reject((run.pending_id,), self.who(run.user), "terminal"))
+        self.ledger.end(run, "rejected")
+
+    # -- instances, claims, endings by others --------------------------------------------------------------------------
+
+    def joins(self) -> None:
+        self.begin("join")
+        name, lock = self.locks.join()
+        self.instances.append(Instance(name, lock, self.stores[len(self.instances) % 2]))
+
+    def dies(self, instance: Instance) -> None:
+        """Its lock is free. What it had in flight stays so, until somebody takes its runs over."""
+        self.begin("crash")
+        instance.lock.release()
+        instance.alive = False
+
+    def claims(self, run: Run, instance: Instance, *, looked: bool = True) -> None:
+        gone = frozenset(each.name for each in self.instances if looked and not self.locks.alive(each.name))
+        mine = run.state == "queued" or run.instance in gone or run.instance == instance.name
+        others = [other for other in self.ledger.in_state("running") if other.instance not in gone and other is not run]
+        room = len(others) < self.slots.total and sum(o.user == run.user for o in others) < self.slots.per_user
+        answer = self.do("claim", claim(run.id, instance.name, self.who(run.user), gone, self.slots), instance.store)
+        assert isinstance(answer, NotClaimed) is not (mine and room)
+        if isinstance(answer, NotClaimed):
+            return
+        played["takeover" if run.generation else "start"] += 1
+        self.dispossess(run)
+        self.ledger.lose(run)
+        run.state, run.instance, run.generation = "running", instance.name, run.generation + 1
+        row = self.portal.call(instance.store.read, lambda view: view.run(run.id))
+        assert row is not None
+        agent = Who("sess-1", run.id, run.user, "ava")
+        turn = self.stale[-1].turn if self.stale and self.stale[-1].run_id == run.id else row.turns
+        self.owners[run.id] = Owner(
+            run.id, RunLog(instance.store, row, agent, History(run.id)), instance.name, max(turn, row.turns)
+        )
+
+    def dispossess(self, run: Run) -> None:
+        """A claim is over; its owner may not know."""
+        if (owner := self.owners.pop(run.id, None)) is not None:
+            self.stale.append(owner)
+
+    def cancels(self, run: Run, user: str) -> None:
+        """Waiting, queued, running or ended; once, or again."""
+        found = self.do("cancel", cancel(run.id, self.who(user), "enough", "person"))
+        if user != run.user:
+            assert found.run is None
+            return
+        assert found.run is not None and found.pending is (run.state == "running")
+        if run.state == "running":
+            run.cancel_asked = True
+        elif run.state in ("awaiting_approval", "queued"):
+            run.cancel_asked = True
+            self.ledger.end(run, "cancelled")
+
+    def forces(self, run: Run, instance: Instance, *, only_own: bool) -> None:
+        """An instance ends a run over its owner's head: the owner has not answered a cancel, or met a fault."""
+        ended = Ended("cancelled", "cancelled on request", reason="enough")
+        command = end_unanswered(run.id, instance.name, ended, only_own=only_own)
+        done = self.do("forced end", command, instance.store)
+        theirs = run.instance in (None, instance.name) if only_own else run.state == "running"
+        assert done is theirs
+        if done:
+            self.dispossess(run)
+            run.generation, run.instance = run.generation + 1, instance.name
+            self.ledger.end(run, "cancelled")
+
+    # -- what owners do ------------------------------------------------------------------------------------------------
+
+    def asked(self, owner: Owner, prompt: int, output: int, last: bool) -> Asked:
+        """A call and its wrap-up at their worst, by the product's price."""
+        wrap = Bound(0, 0) if last else Bound(prompt + output, 100)
+        fact = CostReserved(
+            turn=owner.turn + 1, attempt=1, scopes=(), micros=reserve_micros(PRICE, Bound(prompt, output)),
+            wrap_micros=0 if last else reserve_micros(PRICE, wrap), prompt_tokens=prompt, max_output=output,
+            upto_seq=0, request_sha="0" * 64,
+        )  # fmt: skip
+        return Asked(fact, prompt + output, wrap.prompt_tokens + wrap.output_tokens)
+
+    def reserving(self, owner: Owner, asked: Asked) -> Reservation | CapReached:
+        command = self.at(reserve(owner.log.fence, owner.log.who, asked, DayCaps(*self.ledger.days)))
+        answer: Reservation | CapReached = self.portal.call(owner.log.do, command)
+        return answer
+
+    def heads(self) -> int:
+        return self.portal.call(self.stores[0].read, View.head)
+
+    def reserves(self, owner: Owner, prompt: int, output: int, *, last: bool) -> None:
+        run = self.ledger.runs[owner.run_id]
+        self.begin("reserve")
+        asked = self.asked(owner, prompt, output, last)
+        before = self.heads()
+        answer = self.reserving(owner, asked)
+        both = asked.fact.micros + asked.fact.wrap_micros
+        granted = self.ledger.fits(run, both, asked.tokens + asked.wrap_tokens, self.now_us)
+        assert isinstance(answer, Reservation) is granted
+        if isinstance(answer, CapReached):
+            played[f"refused: {answer.cap}"] += 1
+            assert self.heads() == before, "a refused call leaves no trace"
+            if answer.cap == "overrun":  # no wrap-up either: the loop ends the run
+                self.ends(owner, answer.status)
+            return
+        owner.turn, owner.held = answer.fact.turn, answer
+        scopes = tuple(scope for scope, _cap in self.ledger.covering(run, self.now_us))
+        call = Call(answer.fact.turn, 1, answer.fact.micros, asked.tokens, scopes)
+        self.ledger.hold(run, call, asked.fact.wrap_micros, self.now_us)
+        for scope, cap in self.ledger.covering(run, self.now_us):
+            assert both == 0 or self.ledger.account(scope).committed <= cap, f"{scope} is granted beyond its cap"
+
+    def settling(self, owner: Owner, how: str, share: float) -> tuple[Event, int, int]:
+        """A settlement as the loop makes it, and what money and tokens it has to book."""
+        assert owner.held is not None
+        held = owner.held.fact
+        fresh, written = int(held.prompt_tokens * share), int(held.prompt_tokens * (1 - share) * share)
+        read, out = held.prompt_tokens - fresh - written, int(held.max_output * share)
+        if how == "overrun in tokens":
+            out = held.max_output + 1 + int(100 * share)
+        usage = Usage(input_tokens=fresh, cache_write_tokens=written, cache_read_tokens=read, output_tokens=out)
+        reported = {
+            "reported": int(held.micros * share), "reported in full": held.micros,
+            "overrun in money": held.micros + 1 + int(3_000 * share), "unknown, and dear": held.micros + 7,
+        }.get(how)  # fmt: skip
+        event, _spend = settlement_event(
+            owner.log.fence, owner.run_id, owner.log.who, "far:model", PRICE, turn=held.turn, attempt=1,
+            reserved_micros=held.micros, reserved_tokens=owner.held.tokens,
+            settlement="not_billed" if how == "not billed" else "unknown" if how.startswith("unknown") else "billed",
+            usage=usage, reported_micros=reported,
+        )  # fmt: skip
+        if how == "not billed":
+            return event, 0, 0
+        if how.startswith("unknown"):
+            return event, max(held.micros, reported or 0), owner.held.tokens
+        by_table = ceil((fresh * 1_000 + written * 1_250 + read * 100 + out * 2_000) / 1_000)
+        return event, reported or by_table, fresh + written + out
+
+    def settles(self, owner: Owner, how: str, share: float) -> None:
+        run = self.ledger.runs[owner.run_id]
+        self.begin(f"settle: {how}")
+        event, cost, tokens = self.settling(owner, how, share)
+        self.portal.call(owner.log.append, [event])
+        if share > 0.9:  # of a call that is not in flight any more: it changes nothing
+            self.portal.call(owner.log.append, [event])
+        self.ledger.book(run, cost, tokens, unknown=how.startswith("unknown"))
+        owner.held = None
+
+    def ends(self, owner: Owner, status: Ending) -> None:
+        """As the loop does: what is in flight is settled as unknown, then the ending is written under the claim."""
+        run = self.ledger.runs[owner.run_id]
+        self.begin(f"end: {status}")
+        self.portal.call(owner.log.append, self.ending(owner, status))
+        self.ledger.end(run, status)
+        self.dispossess(run)
+
+    def ending(self, owner: Owner, status: Ending) -> list[Event]:
+        row = self.portal.call(owner.log.read, lambda view: view.run(owner.run_id))
+        assert row is not None
+        ended = Ended(status, status)
+        result = build_result(row, owner.log.history, ended, [], 1.0)
+        lost = unsettled(row, owner.log.who, owner.log.fence)
+        return [*lost, *ending_events(row, result, ended, owner.log.who, owner.log.fence, 10**6)]
+
+    def comes_back(self, owner: Owner, what: str, share: float) -> None:
+        """An owner that was paused while another took its run, or ended it, can neither write nor spend."""
+        self.begin(f"stale: {what}")
+        before = self.heads()
+        if what == "reserve":
+            assert self.refused(lambda: self.reserving(owner, self.asked(owner, 1, 1, True)))
+        elif what == "settle" and owner.held is not None:
+            event, _cost, _tokens = self.settling(owner, "billed", share)
+            assert self.refused(lambda: self.portal.call(owner.log.append, [event]))
+        elif what == "end":
+            events = self.ending(owner, "success")
+            assert self.refused(lambda: self.portal.call(owner.log.append, events))
+        else:
+            assert self.refused(lambda: self.portal.call(owner.log.record, Activity(activity="still here")))
+        assert self.heads() == before
+
+    def refused(self, act: Callable[[], object]) -> bool:
+        with pytest.raises(StaleOwner):
+            act()
+        return True
+
+    # -- what must hold ------------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        seen = self.portal.call(self.stores[self.made % 2].read, look)
+        self.ledger.check_accounts(seen.buckets)
+        assert set(seen.runs) == set(self.ledger.runs)
+        for run_id, run in self.ledger.runs.items():
+            row = seen.runs[run_id]
+            assert (row.state, row.generation, row.instance) == (run.state, run.generation, run.instance)
+            assert (row.cost_micros, row.tokens, row.uncosted_micros) == (run.cost, run.tokens, run.uncosted)
+            assert (bool(row.overrun), row.wrap_micros) == (run.overrun, run.wrap)
+            assert (row.in_flight is not None) is (run.call is not None)
+            assert (row.cancel_seq is not None) is run.cancel_asked
+            assert row.generation >= self.generations.get(run_id, 0), "a generation only rises"
+            self.generations[run_id] = row.generation
+        alive = {instance.name for instance in self.living()}
+        running = Counter(run.user for run in self.ledger.in_state("running") if run.instance in alive)
+        assert running.total() <= self.slots.total
+        assert all(count <= self.slots.per_user for count in running.values())
+        self.sound = True
+
+    def teardown(self) -> None:
+        try:
+            if self.sound:
+                self.everything_ends()
+        finally:
+            for instance in self.instances:
+                instance.lock.release()
+            self.stack.close()
+
+    def everything_ends(self) -> None:
+        for run in self.ledger.in_state("awaiting_approval", "queued"):
+            self.do("cancel", cancel(run.id, self.who(run.user), None, "person"))
+            run.cancel_asked = True
+            self.ledger.end(run, "cancelled")
+        for run in self.ledger.in_state("running"):
+            ended = Ended("cancelled", "the test is over")
+            assert self.do("forced end", end_unanswered(run.id, "the test", ended))
+            run.generation, run.instance = run.generation + 1, "the test"
+            self.ledger.end(run, "cancelled")
+        self.check()
+        self.ledger.check_nothing_held()
+        endings = self.portal.call(self.stores[0].read, lambda view: list(view.select(
+            "SELECT run_id, count(*) FROM events WHERE type = 'RunEnded' GROUP BY run_id"
+        )))  # fmt: skip
+        assert sorted(endings) == [(run_id, 1) for run_id in sorted(self.ledger.runs)], "a run ends once"
+        report = verify(self.stores[0].path)
+        assert report.ok, report
