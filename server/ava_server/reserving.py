@@ -22,6 +22,8 @@ WRAP_PROMPT = 1_280
 LEAST_OUTPUT = 512
 TRIM_SHARE, TRIM_TO = 0.7, 0.5
 """Trimming begins at 70 % of the room and ends at 50 %, so that it is rare: each one costs the provider's cache."""
+TRIM_LEAST = 0.1
+"""The share of a prompt that leaving out results must free: for less, the cache that is lost costs more."""
 NEARLY = 0.8
 UNKNOWN_ATTEMPTS = 2
 """Attempts of one turn whose cost may stay unknown, over all owners; each books its full reservation."""
@@ -199,16 +201,17 @@ class Reserving:
         twice = max(left - self._config.max_output - WRAP_PROMPT - WRAP_OUTPUT, 0) // 2
         room = int(TRIM_SHARE * min(self._window, twice))
         elide: list[int] = []
+        freed = 0
         recipe = Recipe(upto)
         bound = self._model.bound(self._history.request(recipe, LEAST_OUTPUT), self._history.known).prompt_tokens
         if bound <= room:
             return ()
         for seq, saved in elidable:
-            if bound <= room * TRIM_TO / TRIM_SHARE:
+            if bound - freed <= room * TRIM_TO / TRIM_SHARE:
                 break
             elide.append(seq)
-            bound -= saved // 4  # a modest guess of what it frees; the reservation uses the real bound
-        return tuple(elide)
+            freed += saved // 4  # a modest guess; the reservation uses the real bound
+        return tuple(elide) if freed >= bound * TRIM_LEAST else ()
 
     def _fitting(self, asked: CostReserved, reached: CapReached) -> int | None:
         """Return the most output tokens with which the pair fits what is left, None below the least that is useful."""

@@ -178,6 +178,24 @@ async def test_the_oldest_results_are_left_out_once_and_for_good_and_can_be_read
     assert "file 0 line 449" in back or "goes on" in back
 
 
+async def test_results_that_would_free_little_stay_although_few_tokens_are_left(tmp_path: Path) -> None:
+    (tmp_path / "workspace").mkdir()
+    (tmp_path / "workspace/a.md").write_text("twelve cents a minute\n" * 20)
+    usage = {"prompt_tokens": 3_000, "completion_tokens": 200, "total_tokens": 3_200}
+
+    def step(request: dict[str, Any]) -> Step:
+        turn = sum(message["role"] == "assistant" for message in request["messages"])
+        if "last turn" in str(request["messages"][-1]["content"]):
+            return hand_over()
+        call = ("scratchpad", {"note": f"note {turn}"}) if turn else ("read_file", {"path": "a.md"})
+        return Say(calls=[call], usage=usage)
+
+    async with open_lab(tmp_path, step) as lab:
+        run = await lab.ended(await lab.start(max_tokens=45_000))
+        assert run.state == "token_exceeded" and run.turns > 5
+        assert not any(LEFT_OUT.encode() in request.body for request in lab.server.requests[:-1])
+
+
 async def test_a_resumed_run_sends_what_the_first_owner_would_have_sent(tmp_path: Path) -> None:
     """Message, resume and wrap-up in one run; the lab compares every request with the log."""
     write_files(tmp_path / "workspace", 6)
