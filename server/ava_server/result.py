@@ -10,7 +10,11 @@ from ava_audit.events import Ending
 from ava_audit.rows import RunRow
 from ava_server.history import History
 from ava_server.quotes import check_quotes
-from ava_server.submit import SubmitArgs, cut
+from ava_server.submit import Finding, SubmitArgs, cut, findings_in
+
+SOURCES = 20
+"""Sources that a result without an answer names."""
+LOOKED_AT = "Looked at; nothing was concluded from it before the run ended."
 
 
 @dataclass(frozen=True)
@@ -90,15 +94,29 @@ def build_result(
 
 
 def _partial(history: History) -> SubmitArgs:
-    """Return what there is of an answer: a draft, the notes, the model's texts, the sources read."""
-    read: list[str] = []
+    """Return what there is of an answer, and its findings: a draft's own, else the sources that were looked at."""
+    partial = _words(history, [finding.source_url or "" for finding in _looked_at(history)])
+    findings = findings_in(history.drafts[-1]) if history.drafts else []
+    return partial.model_copy(update={"findings": findings or _looked_at(history)[:SOURCES]})
+
+
+def _looked_at(history: History) -> list[Finding]:
+    """Return a finding for each source of what the tools brought. The claim is ours: nobody else has made one."""
+    titles: dict[str, str | None] = {}
     for _seq, fact in history.outputs:
-        read.extend(str(source["location"]) for source in fact.sources if source.get("location"))
-    sources = list(dict.fromkeys(read))
+        for source in fact.sources:
+            if location := source.get("location"):
+                titles[location] = titles.get(location) or source.get("title")
+    return [Finding(claim=LOOKED_AT, source_url=location, source_name=title) for location, title in titles.items()]
+
+
+def _words(history: History, sources: list[str]) -> SubmitArgs:
+    """Return what there is of an answer: a draft, the notes, the model's texts, the sources read."""
     words = [text.strip() for text in history.words if text.strip()]
     caveats = ["The run ended before it handed over a result; this is what it had."]
     if sources:
-        caveats.append("Read: " + ", ".join(sources[:20]))
+        more = f" and {len(sources) - SOURCES} more" if len(sources) > SOURCES else ""
+        caveats.append("Read: " + ", ".join(sources[:SOURCES]) + more)
     if history.drafts:
         draft = history.drafts[-1]
         text = draft if isinstance(draft, str) else json.dumps(draft, ensure_ascii=False, default=str)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+from typing import Any, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -89,6 +90,16 @@ def _bounded(submitted: SubmitArgs) -> SubmitArgs:
     if (more := len(submitted.caveats) - CAVEATS) > 0:
         caveats.append(f"{more} caveat{'s were' if more > 1 else ' was'} left out: a result carries {CAVEATS}.")
     return submitted.model_copy(update={"findings": findings, "caveats": caveats})
+
+
+def findings_in(draft: Any) -> list[Finding]:
+    """Return the findings of a draft that was not accepted: those that have the form of one."""
+    given = cast("dict[str, Any]", draft).get("findings") if isinstance(draft, dict) else None
+    found: list[Finding] = []
+    for each in cast("list[Any]", given)[:FINDINGS] if isinstance(given, list) else ():
+        with contextlib.suppress(ValidationError):
+            found.append(_short(Finding.model_validate(each)))
+    return found
 
 
 def _short(finding: Finding) -> Finding:
