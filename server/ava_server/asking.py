@@ -91,6 +91,7 @@ class Asking:
             turn=held.turn, attempt=held.attempt, reserved_micros=held.micros, reserved_tokens=reserved.tokens,
             settlement="billed" if usage is not None else "unknown", usage=usage,
             reported_micros=completion.cost_micros, request_id=completion.request_id, duration_ms=_since(began),
+            purpose=self._log.history.purpose,
         )  # fmt: skip
         said = AssistantMessage(
             text=completion.text,
@@ -153,7 +154,7 @@ class Asking:
         event, _spend = settlement_event(
             self._log.fence, self._log.run.id, self._log.who, self._config.model, self._price,
             turn=held.turn, attempt=held.attempt, reserved_micros=held.micros, reserved_tokens=reserved.tokens,
-            settlement=settlement, duration_ms=took_ms,
+            settlement=settlement, duration_ms=took_ms, purpose=self._log.history.purpose,
         )  # fmt: skip
         await self._log.append([event] if also is None else [event, self._log.event(also)])
 

@@ -15,9 +15,11 @@ from ava_audit.events import CostReserved, CostUpdate, Event, Fence, Settlement,
 from ava_audit.rows import RUNNING, RunRow
 from ava_audit.store import Command, Outcome
 from ava_audit.view import View, loads
-from ava_server.prices import Price, cost_by, cost_micros
+from ava_server.prices import COST_PARTS, Price, cost_by, cost_micros
 from ava_server.run_config import RunConfig
 
+Purpose = Literal["retries", "plan"]
+"""What a call is for, when not for the work itself: its whole cost is told apart from what the work cost."""
 CapName = Literal[
     "max_cost_cents", "max_tokens", "group_max_cost", "user_daily_cents", "installation_daily_cents", "overrun"
 ]
@@ -156,11 +158,13 @@ def settlement_event(
     reported_micros: int | None = None,
     request_id: str | None = None,
     duration_ms: int | None = None,
+    purpose: Purpose | None = None,
 ) -> tuple[Event, Spend]:
     """Return the event that settles a call.
 
     `billed` books what the provider reported, else the price table's figure; `not_billed` books nothing; `unknown`
-    books the full reservation, in money and in tokens. More than was reserved is booked in full and flagged.
+    books the full reservation, in money and in tokens. More than was reserved is booked in full and flagged. With a
+    `purpose` all of it is booked under that, whatever its settlement is.
     """
     parts: dict[str, int] = {}
     if settlement == "not_billed":
@@ -174,6 +178,8 @@ def settlement_event(
         cost = reported_micros or cost_micros(price, usage)
         tokens = usage.counted
         parts = cost_by(price, usage, cost)
+    if purpose is not None:
+        parts = {purpose: cost}
     overrun = cost > reserved_micros or tokens > reserved_tokens
     fact = CostUpdate(
         turn=turn,
@@ -187,7 +193,7 @@ def settlement_event(
         request_id=request_id,
         overrun=overrun,
         free=price.free and cost == 0,
-        cost_by={name: micros for name, micros in parts.items() if micros},
+        cost_by={name: parts[name] for name in COST_PARTS if parts.get(name)},
     )
     event = Event(
         who=who,
@@ -202,7 +208,24 @@ def settlement_event(
     return event, Spend(cost, overrun)
 
 
-def unsettled(run: RunRow, who: Who, fence: Fence | None = None) -> tuple[Event, ...]:
+def paid_for(fact: CostUpdate) -> bool:
+    """Tell whether a settlement booked an attempt as paid, or as maybe paid: asking again is then paid for twice."""
+    return fact.settlement != "not_billed"
+
+
+def in_flight_purpose(view: View, run: RunRow) -> Purpose | None:
+    """Return what a run's call in flight is for, from the log: `retries` if an attempt of its turn was paid already."""
+    held = loads(run.in_flight)
+    if held is None or held["attempt"] == 1:
+        return None
+    settled = (entry.fact for entry in view.entries(run.id, 0, ("CostUpdate",)))
+    paid = any(isinstance(fact, CostUpdate) and fact.turn == held["turn"] and paid_for(fact) for fact in settled)
+    return "retries" if paid else None
+
+
+def unsettled(
+    run: RunRow, who: Who, fence: Fence | None = None, *, purpose: Purpose | None = None
+) -> tuple[Event, ...]:
     """Return the settlement, as unknown, of a call that was left in flight: by a dead owner, or by a fault of ours.
 
     With a fence the owner itself settles; without one it is the command that takes the run from its owner.
@@ -215,5 +238,6 @@ def unsettled(run: RunRow, who: Who, fence: Fence | None = None) -> tuple[Event,
         fence, run.id, who, run.model, config.to_price(),
         turn=held["turn"], attempt=held["attempt"], reserved_micros=held["micros"],
         reserved_tokens=held["prompt_tokens"] + held["max_output"], settlement="unknown",
+        purpose=purpose,
     )  # fmt: skip
     return (event,)

@@ -10,7 +10,7 @@ from ava_audit.rows import QUEUED, RUNNING, RunRow
 from ava_audit.store import Command, Outcome
 from ava_audit.times import iso_utc
 from ava_audit.view import View
-from ava_server.budget import unsettled
+from ava_server.budget import in_flight_purpose, unsettled
 from ava_server.ids import AGENT
 
 TAKEOVER_WITHIN_US = 30 * 60 * 1_000_000
@@ -68,7 +68,8 @@ def claim(run_id: str, instance: str, who: Who, gone: frozenset[str], slots: Slo
         reason: ClaimReason = "start"
         if run.generation > 0:
             reason = "resume" if run.state == QUEUED else "takeover"
-        events = (*unsettled(run, agent), claimed(run, instance, agent, reason))
+        purpose = in_flight_purpose(view, run)
+        events = (*unsettled(run, agent, purpose=purpose), claimed(run, instance, agent, reason))
         return Outcome(run, events)
 
     return command

@@ -25,6 +25,7 @@ from ava_audit.events import (
     Usage,
     UserMessage,
 )
+from ava_server.budget import Purpose, paid_for
 from ava_server.models.base import AssistantTurn, Known, Request, ToolSchema, ToolTurn, ToolUse, Turn, UserTurn
 from ava_server.models.chat_wire import tool_use
 from ava_server.submit import NAME as SUBMIT
@@ -81,6 +82,7 @@ class History:
     repeats: dict[str, Repeat] = field(default_factory=dict[str, Repeat])
     told: set[str] = field(default_factory=set[str])
     unknown_attempts: int = 0
+    paid_attempts: int = 0
     last: LastTurn | None = None
     empties: int = 0
     looping: bool = False
@@ -151,6 +153,11 @@ class History:
         """Return the last answer's tool calls that have no result yet."""
         return tuple(call for call in self.calls if call.call_id not in self.results)
 
+    @property
+    def purpose(self) -> Purpose | None:
+        """What the call in flight is for: `retries` once an earlier attempt of its turn was paid."""
+        return "retries" if self.paid_attempts else None
+
     def elidable(self) -> list[tuple[int, int]]:
         """Return `(seq, characters saved)` of tool results that may be elided, oldest first; none of the last turn."""
         found: list[tuple[int, int]] = []
@@ -200,12 +207,14 @@ class History:
         self._elided.update(fact.elide)
         self._waiting = [(at, text) for at, text in self._waiting if at > fact.upto_seq]
         if fact.turn != self.turn:
-            self.unknown_attempts = 0
+            self.unknown_attempts = self.paid_attempts = 0
         self.turn, self.attempt, self.answered = fact.turn, fact.attempt, False
 
     def _settled(self, fact: CostUpdate, usage: Usage | None) -> None:
         for name, micros in fact.cost_by.items():
             self.cost_by[name] = self.cost_by.get(name, 0) + micros
+        if paid_for(fact):
+            self.paid_attempts += 1
         if fact.settlement == "unknown":
             self.unknown_attempts += 1
         elif usage is not None:

@@ -287,7 +287,7 @@ class AgentRun:
         run = await self._log.read(lambda view: view.run(self.id))
         assert run is not None
         if run.in_flight is not None:  # a fault of ours came between a call and its settlement
-            await self._log.append(unsettled(run, self._log.who, self._log.fence))
+            await self._log.append(unsettled(run, self._log.who, self._log.fence, purpose=self._history.purpose))
             run = await self._log.read(lambda view: view.run(self.id)) or run
         artifacts = await anyio.to_thread.run_sync(self._prepared.artifacts)
         result = await anyio.to_thread.run_sync(

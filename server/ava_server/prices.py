@@ -17,6 +17,8 @@ from ava_audit.events import Usage
 from ava_server.errors import Refused
 from ava_server.models.base import Bound
 
+COST_PARTS = ("input", "cache", "output", "thinking", "retries", "plan", "uncosted")
+"""What money was spent on, in the order in which it is shown."""
 OUTPUT_SLACK = 16
 """Tokens that providers were seen to write beyond the limit they were given."""
 

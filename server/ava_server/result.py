@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ava_audit.events import Ending
+from ava_audit.money import cents
 from ava_audit.rows import RunRow
 from ava_server.history import History
+from ava_server.prices import COST_PARTS
 from ava_server.quotes import check_quotes
 from ava_server.submit import Finding, SubmitArgs, cut, findings_in
 
@@ -80,17 +82,28 @@ def build_result(
         "model": run.model,
         "confidence": submitted.confidence,
         "tokens_used": run.tokens,
-        "cost_cents": run.cost_micros / 10_000,
+        "cost_cents": cents(run.cost_micros),
         "duration_seconds": round(active_s, 1),
         "iterations": run.turns,
         "error": error,
         "tool_receipts": calls,
-        "cost_by": {name: micros / 10_000 for name, micros in sorted(history.cost_by.items())},
+        "cost_by": {name: cents(micros) for name, micros in _cost_by(run, history).items()},
         "uncosted": run.uncosted_micros > 0,
         "overrun": bool(run.overrun),
         "quotes_checked": quotes,
         "untrusted_result": untrusted,
     }
+
+
+def _cost_by(run: RunRow, history: History) -> dict[str, int]:
+    """Return what the run's money was spent on, in micro-USD: the parts sum to what it has cost.
+
+    What the history cannot tell apart, because it could not be read, counts as input, as any cost does of which
+    nothing tells which tokens it was for.
+    """
+    parts = {name: history.cost_by.get(name, 0) for name in COST_PARTS}
+    parts["input"] += run.cost_micros - sum(parts.values())
+    return {name: micros for name, micros in parts.items() if micros}
 
 
 def _partial(history: History) -> SubmitArgs:

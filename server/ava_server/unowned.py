@@ -13,7 +13,7 @@ from ava_audit.store import Command, Outcome
 from ava_audit.times import HOUR_US
 from ava_audit.view import View, loads
 from ava_server.approval import SpawnLimits, approval_line, close_proposal, exhausted, texts_of
-from ava_server.budget import unsettled
+from ava_server.budget import in_flight_purpose, unsettled
 from ava_server.claims import claimed
 from ava_server.history import History
 from ava_server.ids import AGENT
@@ -99,7 +99,7 @@ def end_unanswered(
             return Outcome(False)
         agent = Who(run.session_id, run.id, run.user_id, parent_agent_id=AGENT)
         taken = claimed(run, instance, agent, "cancel")
-        settled = unsettled(run, agent)
+        settled = unsettled(run, agent, purpose=None if unread else in_flight_purpose(view, run))
         ending = _ended_without_owner(view, run, ended, settled, artifacts, unread=unread)
         return Outcome(True, (*settled, taken, *ending))
 
@@ -186,7 +186,8 @@ def end_overdue(run_id: str, gone: frozenset[str], artifacts: Sequence[Artifact]
         ended = overdue(run, group, gone, now_us) if run is not None else None
         if run is None or ended is None:
             return Outcome(False)
-        settled = unsettled(run, Who(run.session_id, run.id, run.user_id, parent_agent_id=AGENT))
+        agent = Who(run.session_id, run.id, run.user_id, parent_agent_id=AGENT)
+        settled = unsettled(run, agent, purpose=in_flight_purpose(view, run))
         return Outcome(True, (*settled, *_ended_without_owner(view, run, ended, settled, artifacts)))
 
     return command
@@ -263,7 +264,8 @@ def resume(
         config = RunConfig.model_validate_json(run.config)
         if not config.price.get("free") and (why := exhausted(view, run.user_id, limits, now_us)):
             return Outcome(NotResumed(why))
-        settled = unsettled(run, Who(run.session_id, run.id, run.user_id, parent_agent_id=AGENT))
+        agent = Who(run.session_id, run.id, run.user_id, parent_agent_id=AGENT)
+        settled = unsettled(run, agent, purpose=in_flight_purpose(view, run))
         resumed = Event(who, RunResumed(channel=channel, force=run.instance not in gone), run_id=run.id)
         return Outcome(run, (*settled, resumed))
 

@@ -122,7 +122,7 @@ def run_text(run: RunAnswer) -> str:
         )
         lines.append(f"Tools used: {used}")
     if run.cost_by:
-        lines.append("Cost in cents: " + ", ".join(f"{name} {cents:g}" for name, cents in run.cost_by.items()))
+        lines.append("Cost in cents: " + ", ".join(f"{name} {_exact(cents)}" for name, cents in run.cost_by.items()))
     if run.uncosted:
         lines.append("Part of the cost is unknown and was booked at its worst case.")
     if run.group_id:
@@ -134,6 +134,11 @@ def run_text(run: RunAnswer) -> str:
             f"The output goes on: call check_subagent with subagent_id {run.subagent_id} and cursor {run.cursor}."
         )
     return "\n".join(lines)
+
+
+def _exact(cents: float) -> str:
+    """Return cents to the micro-dollar, so that what is told apart still adds up."""
+    return f"{cents:.4f}".rstrip("0").rstrip(".")
 
 
 def _wrapped(run_id: str, result: Untrusted) -> str:

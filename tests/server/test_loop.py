@@ -424,7 +424,8 @@ async def test_answers_that_break_off_are_booked_in_full_and_tried_twice_at_most
         assert len(lab.server.requests) == 2
         reserved = await lab.facts(run_id, CostReserved)
         assert result["cost_cents"] == pytest.approx(sum(fact.micros for fact in reserved) / 10_000)
-        assert result["cost_by"] == {"uncosted": result["cost_cents"]}
+        lost, again = (fact.micros / 10_000 for fact in reserved)
+        assert result["cost_by"] == {"retries": again, "uncosted": lost}, "asking again is told apart"
     assert result["status"] == "error" and result["error"]["kind"] == "dropped"
     assert result["uncosted"] is True
 

@@ -1,0 +1,147 @@
+"""What a run's money was spent on: the parts sum to what it has cost, whatever happened on the way."""
+
+from __future__ import annotations
+
+import json
+import re
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.house import PRICED, USER, arrived, hand_over, open_lab
+from support.model_server import Fail, Gate, HangUp, Raw, Say, Step, events, running_model_server
+
+from ava_audit.events import CostReserved, CostUpdate, Settlement, Usage, Who
+from ava_audit.rows import RUNNING, RunRow
+from ava_server.answers import RunAnswer
+from ava_server.budget import Purpose, settlement_event
+from ava_server.history import History
+from ava_server.prices import COST_PARTS, Price
+from ava_server.result import Ended, build_result
+from ava_server.words import run_text
+
+WHO = Who("sess-1", "S-000001", USER)
+CUT = Raw(events(Say("some words", usage=None))[:3], chunked=True, cut=True)
+rates = st.integers(0, 10**5)
+prices = st.builds(Price, rates, rates, rates, rates, per_request=rates)
+counts = st.integers(0, 10**5)
+usages = st.builds(
+    lambda fresh, read, write, output, thinking: Usage(
+        input_tokens=fresh,
+        cache_read_tokens=read,
+        cache_write_tokens=write,
+        output_tokens=output + thinking,
+        thinking_tokens=thinking,
+    ),
+    *[counts] * 5,
+)
+attempts = st.tuples(
+    st.booleans(),
+    st.sampled_from(["billed", "not_billed", "unknown"]),
+    usages,
+    st.none() | st.integers(0, 10**7),
+    st.integers(0, 10**7),
+    st.sampled_from([None, None, "plan"]),
+)
+
+
+def run_row(cost_micros: int, uncosted_micros: int) -> RunRow:
+    return RunRow(
+        "S-000001", "P-00000001", None, USER, "sess-1", "researcher", None, None, "far:model", "{}", None, RUNNING,
+        None, None, 1, cost_micros=cost_micros, uncosted_micros=uncosted_micros,
+    )  # fmt: skip
+
+
+@pytest.mark.requirement("N-08")
+@settings(max_examples=200, deadline=None)
+@given(price=prices, steps=st.lists(attempts, max_size=25))
+def test_the_parts_of_a_result_sum_to_what_the_run_has_cost_whatever_was_settled(
+    price: Price, steps: list[tuple[bool, Settlement, Usage, int | None, int, Purpose | None]]
+) -> None:
+    history, turn, attempt, cost, uncosted = History("S-000001"), 0, 0, 0, 0
+    for seq, (again, settlement, usage, reported, reserved, purpose) in enumerate(steps, 1):
+        turn, attempt = (turn, attempt + 1) if again and turn else (turn + 1, 1)
+        held = CostReserved(
+            turn=turn, attempt=attempt, scopes=(), micros=reserved, wrap_micros=0, prompt_tokens=1, max_output=1,
+            upto_seq=0, request_sha="0" * 64,
+        )  # fmt: skip
+        history.add(seq, held)
+        event, spend = settlement_event(
+            None, "S-000001", WHO, "far:model", price, turn=turn, attempt=attempt, reserved_micros=reserved,
+            reserved_tokens=2, settlement=settlement, usage=usage, reported_micros=reported,
+            purpose=purpose or history.purpose,
+        )  # fmt: skip
+        assert isinstance(event.fact, CostUpdate)
+        assert sum(event.fact.cost_by.values()) == event.cost_micros == spend.micros
+        if spend.micros and (purpose or history.purpose):
+            assert list(event.fact.cost_by) == [purpose or history.purpose]
+        history.add(seq, event.fact, event.usage)
+        cost += spend.micros
+        uncosted += spend.micros if event.fact.settlement == "unknown" else 0
+
+    result = build_result(run_row(cost, uncosted), history, Ended("success", "done"), [], 1.0)
+
+    assert sum(round(part * 10_000) for part in result["cost_by"].values()) == cost
+    assert round(sum(result["cost_by"].values()) * 10_000) == round(result["cost_cents"] * 10_000) == cost
+    assert list(result["cost_by"]) == [name for name in COST_PARTS if name in result["cost_by"]]
+    stored = json.loads(json.dumps(result))
+    assert sum(round(part * 10_000) for part in stored["cost_by"].values()) == cost
+    answer = RunAnswer(
+        subagent_id="S-000001", role="r", state="success", status_line="", cost_by=result["cost_by"] or None,
+        untrusted_result=result["untrusted_result"],
+    )  # fmt: skip
+    told = re.search(r"Cost in cents: (.*)", run_text(answer))
+    assert sum(Decimal(part.split()[1]) for part in (told[1].split(", ") if told else ())) == Decimal(cost) / 10_000
+
+
+def test_what_a_history_that_could_not_be_read_does_not_tell_apart_counts_as_input() -> None:
+    result = build_result(run_row(123, 0), History("S-000001"), Ended("error", "a fault"), [], 1.0)
+    assert result["cost_by"] == {"input": 0.0123}
+
+
+@pytest.mark.parametrize(
+    ("first", "paid"), [(CUT, True), (Fail(429, retry_after="0"), False), (HangUp(), True)], ids=["cut", "429", "hung"]
+)
+async def test_asking_again_is_a_retry_only_where_the_first_attempt_was_or_may_have_been_paid(
+    tmp_path: Path, first: Step, paid: bool
+) -> None:
+    async with open_lab(tmp_path, [first, hand_over()], config=PRICED) as lab:
+        run_id = await lab.start(max_cost_cents=200)
+        await lab.ended(run_id)
+        before, after = [entry for entry in await lab.entries(run_id) if isinstance(entry.fact, CostUpdate)]
+        result = await lab.result(run_id)
+    assert result["status"] == "success"
+    assert after.cost_micros
+    if paid:
+        assert result["cost_by"] == {"retries": after.cost_micros / 10_000, "uncosted": (before.cost_micros or 0) / 1e4}
+        assert before.cost_micros
+    else:
+        assert before.cost_micros == 0
+        assert set(result["cost_by"]) == {"input", "output"}
+
+
+async def test_the_turn_after_a_retry_is_booked_by_its_tokens_again(tmp_path: Path) -> None:
+    note = Say(calls=[("scratchpad", {"note": "so far"})])
+    async with open_lab(tmp_path, [CUT, note, hand_over()], config=PRICED) as lab:
+        run_id = await lab.start(max_cost_cents=200)
+        await lab.ended(run_id)
+        result = await lab.result(run_id)
+        _lost, again, last = [entry for entry in await lab.entries(run_id) if isinstance(entry.fact, CostUpdate)]
+    assert result["cost_by"]["retries"] == (again.cost_micros or 0) / 10_000
+    assert result["cost_by"]["input"] + result["cost_by"]["output"] == pytest.approx((last.cost_micros or 0) / 10_000)
+
+
+async def test_what_a_run_pays_again_because_its_first_process_went_away_are_retries(tmp_path: Path) -> None:
+    gate = Gate()
+    with running_model_server([Say("lost", gate=gate), hand_over()]) as server:
+        async with open_lab(tmp_path, server=server, config=PRICED, check=False) as lab:
+            run_id = await lab.start()
+            await arrived(gate.arrived)
+        async with open_lab(tmp_path, server=server, config=PRICED, check=False) as lab:
+            await lab.ended(run_id)
+            result = await lab.result(run_id)
+            [lost, paid] = await lab.facts(run_id, CostUpdate)
+    assert lost.settlement == "unknown"
+    assert result["cost_by"] == {"retries": paid.cost_cents, "uncosted": lost.cost_cents}
