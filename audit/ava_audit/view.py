@@ -145,6 +145,11 @@ class View:
         )
         return [entry_of(row) for row in rows]
 
+    def of_type(self, type_name: str) -> list[Entry]:
+        """Return all entries of a type that there are few of, in order."""
+        rows = self._ask(f"SELECT {ENTRY_COLUMNS} FROM events WHERE type = ? ORDER BY seq", (type_name,))  # noqa: S608
+        return [entry_of(row) for row in rows]
+
     def last_entry(self, run_id: str, type_name: str, *, own: bool = False) -> Entry | None:
         """Return the newest entry of a type that belongs to a run, or None.
 

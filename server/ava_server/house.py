@@ -19,7 +19,7 @@ import anyio
 import anyio.to_thread
 
 from ava_audit.errors import AuditError
-from ava_audit.events import RunStarted
+from ava_audit.events import RunStarted, Who
 from ava_audit.keeper import run_keeper
 from ava_audit.locks import Instances
 from ava_audit.money import format_usd, micros_from_cents
@@ -39,6 +39,7 @@ from ava_server.claims import Slots
 from ava_server.errors import AvaError
 from ava_server.hiring import Hiring
 from ava_server.history import History
+from ava_server.ids import AGENT
 from ava_server.lending import Lending
 from ava_server.manager import GRACE_S, CannotHonour, Manager
 from ava_server.models.choose import Choice, choose, model_of, parameters
@@ -47,6 +48,7 @@ from ava_server.os_user import os_user
 from ava_server.prepared import Prepared
 from ava_server.run_config import RunConfig, Texts
 from ava_server.run_tools import RUN_TOOL_NAMES, run_tools
+from ava_server.settings_record import record_settings
 from ava_server.spawning import Surroundings
 from ava_server.submit import schema as submit_schema
 
@@ -263,6 +265,11 @@ async def open_house(
         slots = Slots(limits.running_per_user, limits.running)
         user = os_user()
         house = House(settings, store, user, clients, instances)
+        if runs:
+            try:
+                await record_settings(store, settings.for_everybody, Who(name, AGENT, user))
+            except AuditError as error:  # the next start finds the same
+                log.warning("whether settings have changed is not on the record: %s", error)
         house.manager = manager = Manager(
             store,
             instances,

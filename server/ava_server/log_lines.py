@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any, cast
 
@@ -11,6 +12,7 @@ from ava_audit.events import (
     CostReserved,
     CostUpdate,
     ErrorOccurred,
+    SettingsChanged,
     SubagentComplete,
     SubagentSpawn,
     ToolCall,
@@ -64,6 +66,8 @@ def _what(entry: Entry) -> str:
         case SubagentComplete() as done:
             cost = format_usd(micros_from_cents(done.cost_cents))
             return f"{done.subagent_id} {done.status} {done.tokens} tokens, {cost}, {done.duration:g} s: {done.summary}"
+        case SettingsChanged() as changed:
+            return f"{changed.setting}: {json.dumps(changed.before)} → {json.dumps(changed.after)}"
         case ErrorOccurred() as error:
             return f"{error.kind}: {error.error}"
         case UserMessage() as said:

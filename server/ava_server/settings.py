@@ -35,6 +35,8 @@ BUNDLE = "bundle"
 BUNDLE_DAILY_USD = "5"
 """What its install dialog proposes, also where somebody has emptied the field."""
 _IN_ENVIRONMENT = "where Ava is given its variables"
+FOR_EVERYBODY = ("enabled", "approval", "auto_approve_cents", "auto_approve_daily_cents", "limits", "sandbox")
+"""What limits everybody: a change of it is on the record, and the environment may only tighten it."""
 SELF_KNOWN_PROVIDERS = frozenset({"openrouter", "openai", "anthropic"})
 
 
@@ -206,6 +208,7 @@ class Settings(Configured):
         daily_cents: AVA_DAILY_USD in cents; it has tightened `limits.user_daily_cents` already.
         user_limit_cents: `limits.user_daily_cents` as it was before that; None without AVA_DAILY_USD.
         from_environment: The paths of the settings that variables of this process hold.
+        for_everybody: What limits everybody, as the data root has it: before any variable tightened it.
     """
 
     data_root: Path
@@ -216,6 +219,7 @@ class Settings(Configured):
     daily_cents: Count | None = None
     user_limit_cents: Count | None = None
     from_environment: frozenset[tuple[str, ...]] = frozenset()
+    for_everybody: dict[str, Any] = Field(default_factory=dict)
 
     @property
     def paths(self) -> DataRoot:
@@ -250,6 +254,17 @@ class Settings(Configured):
         return f"{'.'.join(path)} in config.toml"
 
 
+def limits_of(configured: Configured) -> dict[str, Any]:
+    """Return what limits everybody, by the setting's name in `config.toml`, as JSON has it."""
+    found: dict[str, Any] = {}
+    for name, value in configured.model_dump(mode="json", include=set(FOR_EVERYBODY)).items():
+        if isinstance(value, dict):
+            found |= {f"{name}.{key}": item for key, item in cast("dict[str, Any]", value).items()}
+        else:
+            found[name] = value
+    return found
+
+
 def load_settings(data_root: Path | None = None, env: Mapping[str, str] | None = None) -> Settings:
     """Return the settings of `config.toml` under those of the environment; nothing is created.
 
@@ -265,7 +280,7 @@ def load_settings(data_root: Path | None = None, env: Mapping[str, str] | None =
     in_file = _read_config(root.config)
     checks.refuse_secrets(in_file, str(root.config))
     in_env = checks.environment_tree(env, Configured)
-    own = {
+    own: dict[str, Any] = {
         "model_base_url": env.get("AVA_MODEL_BASE_URL", "").strip() or None,
         "model_api_key": env.get("AVA_MODEL_API_KEY", "").strip() or None,
         "model": env.get("AVA_MODEL", "").strip() or None,
@@ -279,7 +294,8 @@ def load_settings(data_root: Path | None = None, env: Mapping[str, str] | None =
     except ValidationError as wrong:
         raise checks.explained(wrong, Configured, str(root.config)) from None
     try:
-        settings = Settings.model_validate({**_laid_over(in_file, in_env), **own, "data_root": root.path})
+        own |= {"data_root": root.path, "for_everybody": limits_of(base)}
+        settings = Settings.model_validate({**_laid_over(in_file, in_env), **own})
     except ValidationError as wrong:
         raise checks.explained(wrong, Configured, None) from None
     checks.refuse_looser(in_env, base, settings, str(root.config))

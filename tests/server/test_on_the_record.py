@@ -39,7 +39,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "reference" / "events.md"
 SERVER = ROOT / "server" / "ava_server"
 
-UNWRITTEN = {"PlanReady", "SettingsChanged"}
+UNWRITTEN = {"PlanReady"}
 """Types that nothing writes yet."""
 UNREACHED = {"superseded"}
 """Endings (and decisions) that no run of this version comes to."""
