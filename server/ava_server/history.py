@@ -134,9 +134,13 @@ class History:
 
     def turns(self, recipe: Recipe) -> tuple[Turn, ...]:
         """Return the conversation as a request with this recipe shows it."""
+        return tuple(turn for _seq, turn in self.parts(recipe))
+
+    def parts(self, recipe: Recipe) -> list[tuple[int, Turn]]:
+        """Return the turns of that conversation, each with the `seq` of the entry that it comes from."""
         elided = self._elided | set(recipe.elide)
         items = [*self._items, *self._added(recipe)]
-        return tuple(_shown(item, elided) for item in items)
+        return [(item.seq, _shown(item, elided)) for item in items]
 
     def request(self, recipe: Recipe, max_output: int) -> Request:
         """Return the whole request; the run must have its prefix."""

@@ -53,7 +53,7 @@ def _what(entry: Entry) -> str:
         case None:
             return "(erased)"
         case ToolCall(tool=tool, args=args):
-            return f"{tool} {_arguments(args)}"
+            return f"{tool} {arguments_text(args)}"
         case ToolResult() as result:
             count = "" if result.count is None else f", {result.count} {'result' if result.count == 1 else 'results'}"
             return f"{result.tool} ({'success' if result.success else 'failed'}{count}) {unmarked(result.output)}"
@@ -85,7 +85,7 @@ def unmarked(output: str) -> str:
     return found["body"] if found else output
 
 
-def _arguments(args: Any) -> str:
+def arguments_text(args: Any) -> str:
     """Return the two most telling arguments: words and lists tell more than numbers, and these more than switches."""
     if not isinstance(args, dict):
         return compact(args, VALUE_CHARS)

@@ -126,7 +126,7 @@ def find_price(provider: str, model_id: str, *, base_url: str | None, overrides:
 
 def cost_micros(price: Price, usage: Usage) -> int:
     """Return what a call cost, in micro-USD, rounded up once."""
-    return -(-sum(_nanos(price, usage).values()) // 1000)
+    return -(-sum(nanos_of(price, usage).values()) // 1000)
 
 
 def reserve_micros(price: Price, bound: Bound) -> int:
@@ -144,7 +144,7 @@ def cost_by(price: Price, usage: Usage, total: int) -> dict[str, int]:
         usage: The tokens.
         total: The cost in micro-USD, as it was booked; a provider's own figure may differ from the table's.
     """
-    shares = _nanos(price, usage)
+    shares = nanos_of(price, usage)
     whole = sum(shares.values())
     if whole == 0:
         # A cost without a price of ours: nothing tells which tokens it was for.
@@ -192,10 +192,15 @@ def _user_price(key: str, price: UserPrice) -> Price:
     return replace(found, free=free)
 
 
-def _nanos(price: Price, usage: Usage) -> dict[str, int]:
-    """Return what each kind of token cost, in nano-USD."""
+def rate_for(price: Price, usage: Usage) -> Price | Step:
+    """Return the prices that hold for a call of this size."""
     prompt = usage.input_tokens + usage.cache_read_tokens + usage.cache_write_tokens
-    rate = next((step for step in price.steps if prompt <= step.up_to), price)
+    return next((step for step in price.steps if prompt <= step.up_to), price)
+
+
+def nanos_of(price: Price, usage: Usage) -> dict[str, int]:
+    """Return what each kind of token cost, in nano-USD."""
+    rate = rate_for(price, usage)
     return {
         "input": usage.input_tokens * rate.input + price.per_request,
         "cache": usage.cache_read_tokens * rate.cache_read + usage.cache_write_tokens * rate.cache_write,

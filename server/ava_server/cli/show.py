@@ -37,12 +37,34 @@ def register(app: typer.Typer) -> None:
 
 def show_command(
     subagent: Annotated[str, typer.Argument(metavar="S-ID", help="The subagent, or its proposal (P-…).")],
+    cost: Annotated[bool, typer.Option("--cost", help="Why it cost what it did: turns, tool outputs, caps.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="As one JSON object, with every entry.")] = False,
     utc: Annotated[bool, typer.Option("--utc", help="Times in UTC.")] = False,
 ) -> None:
-    """Show a run: what was asked, who approved it under which caps, what it did, and its result."""
+    """Show a run: what was asked, who approved it under which caps, what it did, and its result; or what it cost."""
     root = find_data_root()
-    anyio.run(_show, root, subagent, as_json, utc)
+    if cost:
+        anyio.run(_show_cost, root, subagent, as_json, utc)
+    else:
+        anyio.run(_show, root, subagent, as_json, utc)
+
+
+async def _show_cost(root: DataRoot, given: str, as_json: bool, utc: bool) -> None:
+    from ava_audit.locks import Instances
+    from ava_server.cli.reading import find_run, open_log, whole_answer
+    from ava_server.cli.show_cost import cost_json, cost_screen
+    from ava_server.costs import costs_of
+
+    async with open_log(root) as store:
+        found = await find_run(store, given)
+        assert store is not None
+        run, answer = await whole_answer(store, found.id, Instances(root.instances).alive)
+        costs = await store.read(lambda view: costs_of(run, view.entries(run.id), view.of_type("SettingsChanged")))
+    if as_json:
+        say_json({"data_root": str(root.path), **cost_json(run, answer, costs)})
+    else:
+        heading(root)
+        say("\n".join(cost_screen(run, answer, costs, utc)))
 
 
 async def _show(root: DataRoot, given: str, as_json: bool, utc: bool) -> None:
