@@ -38,6 +38,7 @@ def system_prompt(
     tools: Sequence[Described],
     limits: Mapping[str, str],
     output_schema: Mapping[str, Any] | None,
+    results: str = "",
 ) -> str:
     """Return the system prompt: equal bytes for equal input, in whatever order tools and limits come.
 
@@ -52,16 +53,23 @@ def system_prompt(
         tools: What the run may call after all scoping.
         limits: What the run may use, as a person reads it, e.g. `{"cost": "at most $0.50"}`.
         output_schema: The JSON schema that `output` has to meet.
+        results: The earlier subagents whose results the run may read, by id and role: no words of theirs.
     """
     special = "\n\n".join(part for part in (role.body.strip(), (system_prompt or "").strip()) if part)
     rest = [
-        f"## Task context\n\n{context.strip()}" if context and context.strip() else "",
+        _context((context or "").strip(), results),
         _capabilities(tools),
         _limits(limits),
         _output_format(output_schema),
     ]
     parts = (_data("executor.md"), special, "\n\n".join(part for part in rest if part))
     return _RULE.join(part for part in parts if part) + "\n"
+
+
+def _context(context: str, results: str) -> str:
+    earlier = f"Results of earlier subagents, to be read with `read_subagent_result`: {results}." if results else ""
+    parts = [part for part in (context, earlier) if part]
+    return "\n\n".join(["## Task context", *parts]) if parts else ""
 
 
 def _capabilities(tools: Sequence[Described]) -> str:

@@ -28,6 +28,7 @@ from ava_audit.store import Command, Outcome
 from ava_audit.times import HOUR_US
 from ava_audit.view import View
 from ava_server.budget import DayCaps, installation_scope, user_scope, utc_day
+from ava_server.earlier import listed
 from ava_server.ids import AGENT
 from ava_server.run_config import CAPS, RunConfig, Texts, digest
 
@@ -109,6 +110,8 @@ def proposal_message(config: RunConfig, texts: Texts) -> str:
     lines = [f'Ava wants to start a {label}: "{task}".']
     can = config.reach
     lines.append(f"It {can}." if config.workspace else f"It {can}; it cannot read your files.")
+    if config.context_from:
+        lines.append(f"Results that it may read: {listed(config.context_from)}.")
     if config.files_note:
         lines.append(f"No files because: {config.files_note}.")
     cost = "costs nothing" if free else f"costs at most {format_usd(config.max_cost_micros, exact=True)}"

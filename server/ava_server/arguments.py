@@ -13,10 +13,17 @@ from ava_server.errors import BadInput
 
 WAIT_LIMIT_S = 45
 """Hosts cut a call at 60 s: a question and a wait share this many seconds (DESIGN.md section 4)."""
+EARLIER_MOST = 10
+"""Results of earlier runs that one spawn may name."""
 
 ShortText = Annotated[str, Field(min_length=1)]
 SubagentId = Annotated[str, Field(description="e.g. S-7f3a2b")]
 Wait = Annotated[float, Field(ge=0, le=WAIT_LIMIT_S, description="Seconds to wait for the end, at most 45.")]
+
+
+def _listed(given: Any) -> Any:
+    """Take one text for a list of one: models often give it so."""
+    return [given] if isinstance(given, str) else given
 
 
 class Arguments(BaseModel):
@@ -54,8 +61,8 @@ class SpawnArgs(Arguments):
     context: str | None = Field(
         default=None, max_length=200_000, description="Background, constraints, file paths. No credentials."
     )
-    context_from: list[str] | None = Field(
-        default=None, description="(not in this version) Ids of ended runs whose results it may read."
+    context_from: Annotated[list[str] | None, BeforeValidator(_listed)] = Field(
+        default=None, max_length=EARLIER_MOST, description="Ids of ended runs whose results it may read."
     )
     retry_of: str | None = Field(default=None, description="Id of an ended run whose arguments are the defaults.")
     system_prompt: str | None = Field(default=None, max_length=50_000, description="Extra role specialisation.")
@@ -93,11 +100,6 @@ class SpawnArgs(Arguments):
         " the first.",
     )
     rationale: str | None = Field(default=None, max_length=2_000, description="Why, for the person who approves.")
-
-
-def _listed(given: Any) -> Any:
-    """Take one text for a list of one: models often give it so."""
-    return [given] if isinstance(given, str) else given
 
 
 class ConfirmArgs(Arguments):

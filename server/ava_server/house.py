@@ -36,6 +36,8 @@ from ava_server.access import Access
 from ava_server.approval import SpawnLimits, minutes, texts_of
 from ava_server.budget import DayCaps
 from ava_server.claims import Slots
+from ava_server.earlier import NAME as READ_RESULT
+from ava_server.earlier import ReadSubagentResult, listed
 from ava_server.errors import AvaError
 from ava_server.hiring import Hiring
 from ava_server.history import History
@@ -161,7 +163,8 @@ class House:
             raise CannotHonour("its task was erased")
         choice = replace(await self._choice(config), price=config.to_price())  # the price that was approved
         scratch = self.settings.data_root / "scratch" / run.id
-        tools: dict[str, Tool] = {**self.tools, **run_tools(history, scratch)}
+        results = ReadSubagentResult(self.store, run.user_id, config.context_from)
+        tools: dict[str, Tool] = {**self.tools, **run_tools(history, scratch, results)}
         own = {name: tools[name] for name in config.tools}
         files, artifacts = await anyio.to_thread.run_sync(self._open_folders, config, run.id)
         networked = any(tool.spec.network for tool in own.values())
@@ -368,6 +371,7 @@ def _started(config: RunConfig, texts: Texts, tools: Mapping[str, Tool], wire: M
         role,
         system_prompt=texts.system_prompt,
         context=texts.context,
+        results=listed(config.context_from) if READ_RESULT in tools else "",
         tools=specs,
         limits=limits,
         output_schema=config.output_schema,

@@ -23,12 +23,13 @@ def new_id(field: str) -> str:
     return prefix + secrets.token_hex(4)[:digits]
 
 
-def parse_id(field: str, given: str) -> str:
+def parse_id(field: str, given: str, argument: str | None = None) -> str:
     """Return an id in its canonical form.
 
     Args:
-        field: `subagent_id`, `pending_id` or `group_id`; names the argument in the error.
+        field: `subagent_id`, `pending_id` or `group_id`.
         given: What was given.
+        argument: How the error names the argument; by the field, if that is not said.
 
     Raises:
         BadInput: It does not have the form.
@@ -37,5 +38,7 @@ def parse_id(field: str, given: str) -> str:
     text = given.strip().lower()
     bare = text.removeprefix(prefix.lower())
     if not re.fullmatch(rf"[0-9a-f]{{{digits}}}", bare):
-        raise BadInput(f"{field}: {given[:40]!r} is not an id; {hint}. Call check_subagent without an id for the list.")
+        raise BadInput(
+            f"{argument or field}: {given[:40]!r} is not an id; {hint}. Call check_subagent without an id for the list."
+        )
     return prefix + bare

@@ -22,6 +22,16 @@ class Texts(BaseModel):
     rationale: str | None = None
 
 
+class EarlierRun(BaseModel):
+    """An ended run whose result may be read: nothing of its own words."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    id: str
+    role: str
+    ending: str
+
+
 class RunConfig(BaseModel):
     """Everything that was resolved at the proposal, but for the texts. Caps are the run's own.
 
@@ -33,6 +43,7 @@ class RunConfig(BaseModel):
         files_note: Why a role that has tools for files sees none, and how it would; empty where it does.
         secrets: The secrets that the role lists and a tool of the run may send, each with the hosts that it was for;
             None for one that was not stored.
+        context_from: The ended runs whose results it may read.
         reach: What the run may read, reach and change, in a few words of ours.
         clamped: What was asked above a hard cap, in words.
         asked: The call's own arguments but for the texts: the defaults of a retry, or of a fresh proposal.
@@ -61,6 +72,7 @@ class RunConfig(BaseModel):
     workspace_given: bool = False
     files_note: str = ""
     secrets: dict[str, tuple[str, ...] | None] = {}
+    context_from: tuple[EarlierRun, ...] = ()
     reach: str
     estimated_minutes: tuple[int, int]
     name: str | None = None

@@ -1,4 +1,4 @@
-"""The tools that need the log: scratchpad and read_tool_result. They are part of every run."""
+"""The tools that need the log. Notes and earlier outputs are part of every run, results of other runs where named."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from pydantic import Field
 
 from ava_roles.errors import ToolFailed
 from ava_roles.tools.base import Place, Source, Tool, ToolArgs, ToolOutput, ToolSpec
+from ava_server.earlier import NAME as READ_RESULT
+from ava_server.earlier import ReadSubagentResult
 from ava_server.history import History
 
 NOTE_CHARS = 4_000
@@ -93,10 +95,10 @@ class ReadToolResult:
         return ToolOutput(text[args.offset :], sources=sources)
 
 
-def run_tools(history: History, scratch: Path) -> dict[str, Tool]:
-    """Return the tools of this module for one run."""
-    tools: tuple[Tool, ...] = (Scratchpad(history), ReadToolResult(history, scratch))
+def run_tools(history: History, scratch: Path, results: ReadSubagentResult) -> dict[str, Tool]:
+    """Return the tools that need the log, for one run."""
+    tools: tuple[Tool, ...] = (Scratchpad(history), ReadToolResult(history, scratch), results)
     return {tool.spec.name: tool for tool in tools}
 
 
-RUN_TOOL_NAMES = ("scratchpad", "read_tool_result")
+RUN_TOOL_NAMES = ("scratchpad", "read_tool_result", READ_RESULT)

@@ -16,10 +16,11 @@ from ava_roles.role import Role
 from ava_roles.tools.base import Tool
 from ava_roles.workspace import Workspace, resolve_workspace
 from ava_server.arguments import SpawnArgs
+from ava_server.earlier import NAME as READ_RESULT
 from ava_server.errors import BadInput, Refused
 from ava_server.models.choose import Choice, ModelSettings, choose, is_configured
 from ava_server.output_schema import check_schema
-from ava_server.run_config import RunConfig, Texts
+from ava_server.run_config import EarlierRun, RunConfig, Texts
 from ava_server.run_tools import RUN_TOOL_NAMES
 from ava_server.secrets_store import Secret
 
@@ -56,10 +57,15 @@ class Surroundings:
     secrets: Callable[[], Mapping[str, Secret]] = dict
 
 
-def resolve(args: SpawnArgs, around: Surroundings) -> tuple[RunConfig, Texts]:
+def resolve(args: SpawnArgs, around: Surroundings, earlier: tuple[EarlierRun, ...] = ()) -> tuple[RunConfig, Texts]:
     """Return what a spawn would run, complete.
 
     Reads role files' results and price tables only, but may import the latter: call it in a thread.
+
+    Args:
+        args: What the call gave.
+        around: What is there.
+        earlier: The ended runs that it names in `context_from`, looked up.
 
     Raises:
         BadInput: An argument cannot be used.
@@ -74,6 +80,8 @@ def resolve(args: SpawnArgs, around: Surroundings) -> tuple[RunConfig, Texts]:
         raise BadInput(f"role: {error}") from error
     workspace = _workspace(args, around)
     tools, unavailable = _scope(args, role, workspace, around.tools)
+    if earlier and READ_RESULT not in tools:
+        raise BadInput(f"context_from: {role.name} cannot read results without {READ_RESULT}; leave it among its tools")
     _needs(args, role, tools, workspace, around.tools)
     _not_yet(args)
     texts = _texts(args, role)
@@ -81,6 +89,8 @@ def resolve(args: SpawnArgs, around: Surroundings) -> tuple[RunConfig, Texts]:
         raise BadInput(f"output_schema: {fault}")
     choice = choose(args.model, role.model, around.models)
     reading = str(workspace.path) if workspace.path and _sees_files(tools, around.tools) else None
+    if choice.wire == "offline" and earlier:
+        raise BadInput("context_from: the offline reader reads no results of other runs; set a model, or leave it out")
     if choice.wire == "offline" and reading is None and not _names_pages(args):
         folder = f"(for example {workspace.path})" if workspace.path else "(an absolute path)"
         raise Refused(
@@ -104,7 +114,8 @@ def resolve(args: SpawnArgs, around: Surroundings) -> tuple[RunConfig, Texts]:
         unavailable_tools=unavailable,
         workspace=reading,
         secrets=_secrets(role, tools, around),
-        reach=_reach(tools, around.tools, reading),
+        context_from=earlier,
+        reach=_reach(tools, around.tools, reading, len(earlier)),
         workspace_given=workspace.given,
         files_note="" if reading or not _wants_files(role, around.tools) else _no_files(workspace),
         estimated_minutes=_estimate(role, choice, float(caps["timeout_s"])),
@@ -127,7 +138,6 @@ def _not_yet(args: SpawnArgs) -> None:
     for field, given in (
         ("plan", args.plan),
         ("extended_thinking", args.extended_thinking),
-        ("context_from", args.context_from),
         ("verify", args.verify),
         ("namespace", args.namespace),
     ):
@@ -171,8 +181,8 @@ def _scope(
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the tools of the run, and those of the role that it goes without.
 
-    The role's tools, then the allow-list, then the block-list. A role that reaches the network sees files only when the
-    call itself gave the folder.
+    The role's tools, then the allow-list, then the block-list. Results of earlier runs are read only where the call
+    named some. A role that reaches the network sees files only when the call itself gave the folder.
     """
     for field, names in (("tools", args.tools or ()), ("blocked_tools", args.blocked_tools or ())):
         unknown = [name for name in names if name not in role.tools]
@@ -182,6 +192,7 @@ def _scope(
         name
         for name in role.tools
         if (args.tools is None or name in args.tools) and name not in (args.blocked_tools or ())
+        if name != READ_RESULT or args.context_from
     ]
     networked = any(name in tools and tools[name].spec.network for name in wanted)
     files_open = workspace.path is not None and (workspace.given or not networked)
@@ -200,7 +211,7 @@ def _estimate(role: Role, choice: Choice, timeout_s: float) -> tuple[int, int]:
     return min(low, most), min(high, most)
 
 
-def _reach(tools: Sequence[str], known: Mapping[str, Tool], workspace: str | None) -> str:
+def _reach(tools: Sequence[str], known: Mapping[str, Tool], workspace: str | None, earlier: int) -> str:
     """Return what a run may read, reach and change, in a few words, from what its tools say of themselves."""
     specs = [known[name].spec for name in tools if name in known]
     web = any(spec.network for spec in specs)
@@ -209,7 +220,12 @@ def _reach(tools: Sequence[str], known: Mapping[str, Tool], workspace: str | Non
         parts.append(f"can read {workspace}" + (" and reach the web" if web else ""))
     elif web:
         parts.append("can search and read the web" if "web_search" in tools else "can read the web")
-    return ", ".join(parts) if parts else "can reach neither files nor the web"
+    if not earlier:
+        return ", ".join(parts) or "can reach neither files nor the web"
+    results = "the result of 1 earlier subagent" if earlier == 1 else f"the results of {earlier} earlier subagents"
+    if not parts:
+        return f"can read {results}, and reach neither files nor the web"
+    return f"{', '.join(parts)}, and read {results}"
 
 
 def _secrets(role: Role, tools: Sequence[str], around: Surroundings) -> dict[str, tuple[str, ...] | None]:
@@ -259,13 +275,15 @@ def _needs(args: SpawnArgs, role: Role, tools: Sequence[str], workspace: Workspa
                 f"{role.name} needs web_search, which is not set up here: name the pages (https://…) in task or"
                 " context, or use role data_extractor or researcher with a workspace"
             )
+        if need == READ_RESULT and need in role.tools and need not in (args.blocked_tools or ()):
+            raise Refused(f"{role.name} needs results of earlier subagents; name them in context_from")
         if need not in known:
             raise Refused(f"{role.name} needs {need}, which this version of Ava does not have yet; use another role")
         if known[need].spec.files and need in role.tools and need not in (args.blocked_tools or ()):
             raise Refused(f"{role.name} needs files, and sees none: {_no_files(workspace)}")
         raise Refused(f"{role.name} needs {need}, which was taken away; leave it in tools")
     reads = [name for name in role.tools if name in known and known[name].spec.reads]
-    if not any(name in reads for name in tools) and (reads or args.tools):
+    if not any(name in (*reads, READ_RESULT) for name in tools) and (reads or args.tools):
         raise Refused(
             f"{role.name} would have nothing to work with: none of the tools asked for is there."
             f" Files: {_no_files(workspace)}"

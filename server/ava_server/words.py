@@ -141,7 +141,8 @@ def _exact(cents: float) -> str:
     return f"{cents:.4f}".rstrip("0").rstrip(".")
 
 
-def _wrapped(run_id: str, result: Untrusted) -> str:
+def result_words(result: Untrusted) -> str:
+    """Return what a subagent handed over as one text: its own words, to be wrapped by whoever shows them."""
     output = result.output if isinstance(result.output, str) else json.dumps(result.output, ensure_ascii=False)
     parts = [f"Summary: {result.summary}"]
     if result.output is not None and output != result.summary:
@@ -157,7 +158,11 @@ def _wrapped(run_id: str, result: Untrusted) -> str:
     )
     if result.error_text:
         parts.append(f"Error: {result.error_text}")
-    body = escape_result("\n".join(parts))
+    return "\n".join(parts)
+
+
+def _wrapped(run_id: str, result: Untrusted) -> str:
+    body = escape_result(result_words(result))
     return f'<subagent_result id="{run_id}" untrusted="true">\n{result.warning}\n{body}\n</subagent_result>'
 
 

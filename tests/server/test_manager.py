@@ -16,10 +16,10 @@ import anyio
 import anyio.to_thread
 import pytest
 from support import owner
+from support.cutting import all_entries, left_behind
 from support.house import PRICED, Lab, arrived, check_budgets, check_requests, hand_over, open_lab
 from support.model_server import Gate, ModelServer, Say, Script, Step, running_model_server
 
-from ava_audit.entries import Entry
 from ava_audit.errors import StaleOwner
 from ava_audit.events import (
     Activity,
@@ -34,7 +34,7 @@ from ava_audit.events import (
     ToolResult,
     Who,
 )
-from ava_audit.store import Outcome, Store
+from ava_audit.store import Outcome
 from ava_audit.view import View
 from ava_server.budget import Asked, DayCaps, reserve
 from ava_server.claims import NotClaimed, Slots, claim
@@ -254,9 +254,7 @@ async def test_a_kill_after_any_entry_leads_to_the_same_result_and_asks_no_logge
             run_id = await lab.start()
             await lab.ended(run_id)
             wanted = await lab.result(run_id)
-            entries = await lab.store.read(
-                lambda view: [entry for seq in range(1, view.head() + 1) if (entry := view.entry(seq)) is not None]
-            )
+            entries = await all_entries(lab.store)
         assert wanted["status"] == "success"
         whole = next(number for number, entry in enumerate(entries) if entry.type == "RunEnded")
         first = next(number for number, entry in enumerate(entries) if entry.type == "RunClaimed")
@@ -264,11 +262,7 @@ async def test_a_kill_after_any_entry_leads_to_the_same_result_and_asks_no_logge
             before = len(server.requests)
             kept = entries[:count]
             cut = tmp_path / f"cut-{count}"
-            (cut / "data").mkdir(parents=True, mode=0o700)
-            async with Store.open(cut / "data") as store:
-                for entry in kept:
-                    await store.do(lambda _view, _now, entry=entry: Outcome(None, (as_event(entry),)))  # type: ignore[misc]
-            async with open_lab(cut, server=server, check=False) as lab:
+            async with left_behind(cut, kept, server) as lab:
                 with anyio.fail_after(10):
                     await lab.ended(run_id)
                 result = await lab.result(run_id)
@@ -286,16 +280,6 @@ async def test_a_kill_after_any_entry_leads_to_the_same_result_and_asks_no_logge
                 unsure = [fact.tool for fact in results if "outcome unknown" in fact.output]
                 assert unsure == (["save_artifact"] if last_kept.tool == "save_artifact" else []), place
             await check_requests(cut / "data", server.requests[before:])
-
-
-def as_event(entry: Entry) -> Event:
-    """Return an entry as the event that it was."""
-    assert entry.fact is not None
-    fence = None if entry.generation is None else Fence(str(entry.run_id), entry.generation)
-    return Event(
-        entry.who, entry.fact, run_id=entry.run_id, fence=fence, usage=entry.usage, cost_micros=entry.cost_micros,
-        model=entry.model, duration_ms=entry.duration_ms,
-    )  # fmt: skip
 
 
 # -- two houses -----------------------------------------------------------------------------------------------------

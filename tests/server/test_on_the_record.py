@@ -67,6 +67,7 @@ GOOD: Mapping[str, Any] = {
     "save_artifact": {"name": "prices.csv", "content": "otter,12"},
     "scratchpad": {"note": "twelve"},
     "read_tool_result": {"id": "R-{sha}"},
+    "read_subagent_result": {"id": "S-{earlier}"},
 }
 """A call of each tool of a run that succeeds."""
 
@@ -87,9 +88,11 @@ class Plays:
         assert found is not None
         steps = self._left[found[1]]
         step = steps[0] if len(steps) == 1 else steps.pop(0)
-        if isinstance(step, Say) and "R-{sha}" in str(step.calls):  # the tool result before it is read again
-            sha = re.findall(r"R-[0-9a-f]{8}", json.dumps(request["messages"]))[-1]
-            return Say(calls=json.loads(json.dumps(step.calls).replace("R-{sha}", sha)))
+        # The tool result before it is read again, and the earlier run that the task context lists.
+        for hole, form in (("R-{sha}", r"R-[0-9a-f]{8}"), ("S-{earlier}", r"S-[0-9a-f]{6}")):
+            if isinstance(step, Say) and hole in str(step.calls):
+                named = re.findall(form, json.dumps(request["messages"]))[-1]
+                return Say(calls=json.loads(json.dumps(step.calls).replace(hole, named)))
         return step
 
 
@@ -258,7 +261,10 @@ async def grouped(lab: Lab) -> None:
 
 async def everything(lab: Lab) -> None:
     """Every tool of a run; and its result, fetched."""
-    proposal = await lab.propose(role="jack", task=play("tools"), system_prompt="Be brief.", max_iterations=40)
+    earlier = await lab.start(task=play("group"))
+    await lab.ended(earlier)
+    asked = {"role": "jack", "task": play("tools"), "system_prompt": "Be brief.", "max_iterations": 40}
+    proposal = await lab.propose(**asked, context_from=[earlier])
     assert set(proposal.tools) == {*builtin_tools(), *RUN_TOOL_NAMES}, proposal.tools
     await lab.approve(proposal)
     await lab.ended(proposal.subagent_id)

@@ -14,7 +14,7 @@ from ava_audit.events import ToolCall, ToolResult
 from ava_roles.tools.base import Place
 from ava_server.history import History
 from ava_server.quotes import NEAR_CHARS, check_quotes, distance, even
-from ava_server.run_tools import run_tools
+from ava_server.run_tools import ReadToolResult, ReadToolResultArgs
 from ava_server.submit import Finding
 
 READ = (
@@ -97,8 +97,8 @@ async def test_read_tool_result_brings_back_what_was_read_and_makes_no_note_a_so
     history = History("S-000001")
     history.add(4, ToolCall(tool=original.tool, call_id="c"))
     history.add(5, original)
-    tool = run_tools(history, tmp_path)["read_tool_result"]
-    again = await tool(tool.spec.args.model_validate({"id": "R-5"}), Place())
+    tool = ReadToolResult(history, tmp_path)
+    again = await tool(ReadToolResultArgs(id="R-5"), Place())
     sources = tuple({"location": source.location} for source in again.sources)
     echo = ToolResult(tool="read_tool_result", success=True, output=again.text, call_id="d", sources=sources)
     assert (verdict("made up words", echo) == "found") is expected

@@ -8,10 +8,19 @@ from typing import Any
 import pytest
 
 from ava_audit.events import AssistantMessage, ToolCall, ToolResult
+from ava_audit.store import Store
 from ava_roles.errors import ToolFailed
 from ava_roles.tools.base import Place
+from ava_server.earlier import ReadSubagentResult
 from ava_server.history import History
-from ava_server.run_tools import ReadToolResult, ReadToolResultArgs, Scratchpad, ScratchpadArgs, run_tools
+from ava_server.run_tools import (
+    RUN_TOOL_NAMES,
+    ReadToolResult,
+    ReadToolResultArgs,
+    Scratchpad,
+    ScratchpadArgs,
+    run_tools,
+)
 
 
 def history() -> History:
@@ -56,7 +65,8 @@ async def test_what_there_is_not_is_told_with_what_there_is(tmp_path: Path) -> N
         await tool(ReadToolResultArgs(id="R-9", offset=5), Place())
 
 
-def test_every_run_has_them_and_they_only_read(tmp_path: Path) -> None:
-    tools = run_tools(history(), tmp_path)
-    assert set(tools) == {"scratchpad", "read_tool_result"}
+async def test_all_of_them_only_read(tmp_path: Path) -> None:
+    async with Store.open(tmp_path) as store:
+        tools = run_tools(history(), tmp_path, ReadSubagentResult(store, "somebody", ()))
+    assert set(tools) == set(RUN_TOOL_NAMES)
     assert all(tool.spec.read_only for tool in tools.values())

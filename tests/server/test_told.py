@@ -133,7 +133,6 @@ async def test_the_arguments_marked_as_not_in_this_version_are_the_ones_that_are
     given = {
         "plan": True,
         "extended_thinking": True,
-        "context_from": ["S-7f3a2b"],
         "verify": "pytest -q",
         "namespace": ["src/"],
     }

@@ -170,6 +170,7 @@ def test_a_broken_config_is_exit_30_and_names_the_file(root: Path, workspace: Pa
         (("researcher", "x", "--yes", "--max-cost", "1", "--blocked-tools", "fly"), "ava: --blocked-tools: "),
         (("researcher", "x", "--yes", "--max-cost", "1", "--output-schema", "none.json"), "--output-schema: none.json"),
         (("pirate", "x", "--yes", "--max-cost", "1"), "pirate"),
+        (("researcher", "x", "--yes", "--max-cost", "1", "--context-from", "S-7"), "ava: --context-from: 'S-7' is not"),
         (("researcher", "x", "--yes", "--max-cost", "1", "--workspace", "/nowhere/at/all"), "ava: --workspace: "),
         (("researcher", "x", "--yes", "--max-cost", "1", "--model", "gpt-x"), "ava: --model: 'gpt-x'"),
         (("researcher", "x", "--yes", "--max-cost", "1", "--out", "/nowhere/at/all.txt"), "--out: "),
@@ -214,6 +215,22 @@ def test_a_custom_role_gets_its_words_tools_and_form_from_the_command_line(
     offered = set(proposed["content"]["config"]["tools"])
     assert {"read_file", "scratchpad"} <= offered
     assert not {"search_codebase", "read_webpages"} & offered
+
+
+def test_an_earlier_result_is_named_on_the_command_line(root: Path, workspace: Path) -> None:
+    args = ("run", "researcher", TASK, "--workspace", str(workspace), "--yes", "--max-cost", "1")
+
+    def script(request: dict[str, Any]) -> Say:
+        ids = re.findall(r"S-[0-9a-f]{6}", request["messages"][0]["content"])
+        new = ids and len(request["messages"]) == 2
+        return Say("", [("read_subagent_result", {"id": ids[0]})]) if new else DONE
+
+    with running_model_server(script) as server:
+        first = subagent_in(ava(root, *args, env=local(server.base_url)).stdout)
+        done = ava(root, *args, "--context-from", first, env=local(server.base_url))
+        assert done.returncode == 0, done.stderr
+        assert f"Results that it may read: {first} (researcher)." in done.stderr
+        assert "Output:\nTwelve cents a minute." in server.requests[-1].json["messages"][-1]["content"]
 
 
 @pytest.mark.parametrize("command", [("serve",), ("run", "researcher", "x", "--yes", "--max-cost", "1")])

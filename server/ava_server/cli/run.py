@@ -55,6 +55,10 @@ def run_command(
     role: Annotated[str, typer.Argument(help="Kind of subagent, e.g. researcher.")],
     task: Annotated[str, typer.Argument(help="The goal, what counts as done, the form of the answer.")],
     context: Annotated[str | None, typer.Option(show_default=False, help="Background that it needs.")] = None,
+    context_from: Annotated[
+        list[str] | None,
+        typer.Option(metavar="S-…,…", show_default=False, help="Ended runs whose results it may read."),
+    ] = None,
     workspace: Annotated[
         str | None, typer.Option(metavar="FOLDER", show_default=False, help="Folder that it may read.")
     ] = None,
@@ -108,6 +112,7 @@ def run_command(
         "role": role,
         "task": task,
         "context": context,
+        "context_from": listed(context_from),
         "workspace": str(Path(workspace).expanduser().absolute()) if workspace else None,
         "timeout": seconds_of("--timeout", timeout),
         "max_cost_cents": cents_of("--max-cost", max_cost),

@@ -30,11 +30,11 @@ class Own:
             BadInput: There is none; another user's does not exist for this one.
         """
         if given.strip().lower().startswith("p-"):  # a proposal's id names its run as well
-            pending_id = parse_id("pending_id", given)
+            pending_id = parse_id("pending_id", given, field)
             row = await self.store.read(lambda view: view.proposal(pending_id))
             run_id = row.run_id if row is not None else given
         else:
-            run_id = parse_id("subagent_id", given)
+            run_id = parse_id("subagent_id", given, field)
         run = await self.store.read(lambda view: view.run(run_id))
         if run is None or run.user_id != self.session.user:
             raise BadInput(f"{field}: no subagent {run_id} of yours is known; check_subagent without an id lists them")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import anyio.to_thread
@@ -17,10 +18,11 @@ from ava_server.arguments import Changes, ConfirmArgs, SpawnArgs, parse
 from ava_server.desk.looking import Looking, Progress, dumped, fitting
 from ava_server.desk.own import Own
 from ava_server.desk.resuming import Resuming
+from ava_server.earlier import check_earlier
 from ava_server.errors import AvaError, BadInput, Refused
 from ava_server.ids import new_id, parse_id
 from ava_server.models.choose import OFFLINE, is_configured
-from ava_server.run_config import RunConfig, Texts
+from ava_server.run_config import EarlierRun, RunConfig, Texts
 from ava_server.spawning import resolve
 
 NO_HUMAN = (
@@ -59,7 +61,8 @@ class Spawning:
         if self._house.settings.approval == "human":
             raise Refused(NO_HUMAN)
         around = await self._house.surroundings(self._session.roots)
-        config, texts = await anyio.to_thread.run_sync(resolve, args, around)
+        earlier = await self._earlier(args.context_from or ())
+        config, texts = await anyio.to_thread.run_sync(resolve, args, around, earlier)
         candidates = tuple((new_id("pending_id"), new_id("subagent_id")) for _ in range(CANDIDATES))
         command = propose(config, texts, self._session.who, candidates, self._house.spawn_limits, retry_of=retry_of)
         made = await self._store.do(command)
@@ -69,6 +72,11 @@ class Spawning:
         if made.state == WAITING and config.model == OFFLINE and not is_configured(around.models):
             answer.message = f"{answer.message}\nTo have a language model do it: {self._own.key_advice('openrouter')}"
         return answer
+
+    async def _earlier(self, given: Sequence[str]) -> tuple[EarlierRun, ...]:
+        """Return the ended runs of this user whose results are named."""
+        rows = {row.id: row for row in [await self._own.run(each, "context_from") for each in given]}
+        return await self._store.read(lambda view: check_earlier(view, tuple(rows.values())))
 
     async def _retry(self, given: dict[str, Any]) -> tuple[RunRow, dict[str, Any]]:
         """Return the run that is repeated, and its arguments with the given ones laid over."""

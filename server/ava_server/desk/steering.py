@@ -42,7 +42,7 @@ class Steering:
         if delivered == "waiting":
             raise Refused(f"{run.id} waits for approval; to change it, cancel it and propose it anew")
         if delivered == "ended":
-            raise Refused(f"{run.id} has ended; ask on with spawn_subagent, and put what it found into context")
+            raise Refused(f"{run.id} has ended; ask on with spawn_subagent and context_from")
         return MessageAnswer(
             status="delivered",
             subagent_id=run.id,

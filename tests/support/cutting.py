@@ -1,0 +1,46 @@
+"""A log that ends behind some entry: what a kill at that moment leaves.
+
+async with left_behind(tmp_path / "cut", entries[:40], server) as lab:
+    await lab.ended(run_id)
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from ava_audit.entries import Entry
+from ava_audit.events import Event, Fence
+from ava_audit.store import Outcome, Store
+from support.house import Lab, open_lab
+from support.model_server import ModelServer
+
+
+async def all_entries(store: Store) -> list[Entry]:
+    """Every entry of a log, in order."""
+    return await store.read(
+        lambda view: [entry for seq in range(1, view.head() + 1) if (entry := view.entry(seq)) is not None]
+    )
+
+
+@asynccontextmanager
+async def left_behind(folder: Path, entries: Sequence[Entry], server: ModelServer, **more: Any) -> AsyncGenerator[Lab]:
+    """Write entries into a new data root, and open a house on it that goes on with what they leave unfinished."""
+    (folder / "data").mkdir(parents=True, mode=0o700)
+    async with Store.open(folder / "data") as store:
+        for entry in entries:
+            await store.do(lambda _view, _now, entry=entry: Outcome(None, (as_event(entry),)))  # type: ignore[misc]
+    async with open_lab(folder, server=server, check=False, **more) as lab:
+        yield lab
+
+
+def as_event(entry: Entry) -> Event:
+    """Return an entry as the event that it was."""
+    assert entry.fact is not None
+    fence = None if entry.generation is None else Fence(str(entry.run_id), entry.generation)
+    return Event(
+        entry.who, entry.fact, run_id=entry.run_id, fence=fence, usage=entry.usage, cost_micros=entry.cost_micros,
+        model=entry.model, duration_ms=entry.duration_ms,
+    )  # fmt: skip
