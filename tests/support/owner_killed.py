@@ -1,0 +1,62 @@
+"""A process that owns runs, killed behind the COUNT-th commit of one: `python owner_killed.py ROOT BASE_URL COUNT`.
+
+The kill is a real one (SIGKILL), at the moment at which a command of a claimed run was acknowledged: what was in the
+same transaction stands in the log, and nothing that comes after it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+from ava_audit.events import RunClaimed
+from ava_audit.store import Store
+from ava_audit.view import View
+from ava_server.house import open_house
+from ava_server.settings import load_settings
+
+
+def kill_behind(count: int) -> None:
+    """Have this process killed behind so many commands that wrote something about a run, its claim the first."""
+    ask = Store.do
+    seen = 0
+
+    async def do(self: Store, command: Any) -> Any:
+        nonlocal seen
+
+        wrote = False
+
+        def watched(view: View, now_us: int) -> Any:
+            nonlocal wrote
+            outcome = command(view, now_us)
+            facts = [event.fact for event in outcome.events]
+            fenced = any(event.fence is not None for event in outcome.events)
+            wrote = fenced or any(isinstance(fact, RunClaimed) for fact in facts)
+            return outcome
+
+        value = await ask(self, watched)
+        if wrote:
+            seen += 1
+            if seen == count:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return value
+
+    Store.do = do  # type: ignore[method-assign]
+
+
+async def own(root: Path, base_url: str) -> None:
+    """Look after the runs of a data root until none is left."""
+    settings = load_settings(root, env={"AVA_MODEL_BASE_URL": base_url, "AVA_MODEL": "test"})
+    async with open_house(settings) as house:
+        for run in await house.store.read(lambda view: view.runs()):
+            await house.manager.ended(run.id)
+
+
+if __name__ == "__main__":
+    kill_behind(int(sys.argv[3]))
+    anyio.run(own, Path(sys.argv[1]), sys.argv[2])

@@ -1,0 +1,229 @@
+"""Runs whose owner was killed, stopped, or lives where nobody sees it: one owner at a time, nothing paid for twice."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import pytest
+from support import owner, owner_killed
+from support.house import PRICED, Lab, arrived, check_budgets, check_requests, open_lab
+from support.model_server import Gate, ModelServer, Say, Step, running_model_server
+from support.processes import marked
+from support.stdio import AVA, assert_intact, environment, logged, state_of, until, using
+
+from ava_audit.events import AssistantMessage, RunClaimed, RunEnded
+from ava_audit.locks import Instances, try_hold
+
+NOTES = ("scratchpad", {"note": "half of it"})
+LOOK = [("read_file", {"path": "a.md"}), ("search_codebase", {"query": "tw.lve", "regex": True}), NOTES]
+SCRIPT = (
+    Say("I look.", calls=LOOK),
+    Say("I save it.", calls=[("save_artifact", {"name": "a.csv", "content": "otter,12"})]),
+    Say(calls=[("submit_result", {"summary": "done", "output": "twelve cents"})]),
+)
+
+
+def script(request: dict[str, Any]) -> Step:
+    """Answer by the turn that a request stands at."""
+    return SCRIPT[sum(message["role"] == "assistant" for message in request["messages"])]
+
+
+async def approved(tmp: Path, server: ModelServer) -> str:
+    """A run that is approved, and that nobody has claimed."""
+    (tmp / "workspace").mkdir(parents=True)
+    (tmp / "workspace" / "a.md").write_text("Otter charges twelve cents.\n")
+    async with open_lab(tmp, server=server, config=PRICED, runs=False, check=False) as lab:
+        return await lab.start()
+
+
+def answers(root: Path, run: str) -> int:
+    """How many answers of the model the log has."""
+    return sum(entry.agent == run for entry in logged(root, "AssistantMessage", run=run))
+
+
+def left_in(folder: Path) -> list[str]:
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+
+async def test_a_real_kill_behind_each_commit_of_a_run_leads_to_the_same_result(tmp_path: Path) -> None:
+    """Nothing that was answered is paid for again, and no process and no file of the killed one is left."""
+    with running_model_server(script) as server:
+        commits, kinds = 0, set[str]()
+        while True:
+            tmp = tmp_path / str(commits + 1)
+            run_id = await approved(tmp, server)
+            scratch, root = tmp / "tmp", tmp / "data"
+            scratch.mkdir()
+            command = [sys.executable, owner_killed.__file__, str(root), server.base_url, str(commits + 1)]
+            env = {**environment(root), "TMPDIR": str(scratch)}
+            before = len(server.requests)
+            ended = await anyio.run_process(command, env=env, check=False, stderr=None)
+            if ended.returncode == 0:
+                break  # there are no more commits to be killed behind
+            assert ended.returncode == -signal.SIGKILL
+            commits += 1
+            last = logged(root, run=run_id)[-1]
+            kinds.add(last.type)
+            # Begun, and not known to be done: what changes things is not done again, and the model is told so.
+            unsure = last.type == "ToolCall" and last.content["tool"] == "save_artifact"
+            paid = answers(root, run_id)
+            asked = len(server.requests) - before
+            await until(lambda run=run_id: not marked(run), within_s=5)  # type: ignore[misc]
+            async with open_lab(tmp, server=server, config=PRICED, check=False) as lab:
+                with anyio.fail_after(20):
+                    run = await lab.ended(run_id)
+                result = await lab.result(run_id)
+                said = [fact for fact in await lab.facts(run_id, AssistantMessage) if fact.turn is not None]
+                await lab.store.read(check_budgets)
+            place = f"killed behind commit {commits} ({last.type})"
+            saved = [] if unsure else ["a.csv"]
+            told = [entry.content["output"] for entry in logged(root, "ToolResult", run=run_id)]
+            assert any("outcome unknown" in output for output in told) == unsure, place
+            assert run.state == "success", place
+            assert result["untrusted_result"]["output"] == "twelve cents", place
+            assert [file["name"] for file in result["untrusted_result"]["artifacts"]] == saved, place
+            assert len(said) == 3, place
+            assert len(server.requests) - before - asked == 3 - paid, f"{place}: what was answered is asked again"
+            assert left_in(scratch) == [] and not (root / "scratch" / run_id).exists(), place
+            assert left_in(root / "artifacts") == [f"{run_id}/{name}" for name in saved], place
+            assert_intact(root)
+            await check_requests(root, server.requests[before:])
+        assert commits >= 12, commits
+        assert kinds >= {"RunClaimed", "RunStarted", "CostReserved", "AssistantMessage", "ToolCall", "ToolResult"}, (
+            kinds
+        )
+
+
+@asynccontextmanager
+async def owning(
+    root: Path, server: ModelServer, prefix: tuple[str, ...] = (), env: Mapping[str, str] | None = None
+) -> AsyncGenerator[subprocess.Popen[str]]:
+    """A process of its own that claims the runs of a data root, perhaps started by another program."""
+    command = [*prefix, sys.executable, owner.__file__, str(root), server.base_url]
+    with subprocess.Popen(  # noqa: ASYNC220 - it is only started here
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env, start_new_session=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            line = await anyio.to_thread.run_sync(process.stdout.readline)
+            assert line.startswith("open ")
+            yield process
+        finally:
+            os.killpg(process.pid, signal.SIGCONT)
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def held_writing(root: Path) -> bool:
+    """Tell whether somebody holds the write lock."""
+    held = try_hold(root / "write.lock")
+    if held is not None:
+        held.release()
+    return held is None
+
+
+async def test_a_stopped_owner_that_wakes_up_can_neither_write_nor_spend(tmp_path: Path) -> None:
+    """Two live servers, and a third that is stopped: a person has its run go on elsewhere, and then it wakes up."""
+    gates = [Gate(), Gate()]
+    turns: list[Step] = [Say("lost", calls=[NOTES], gate=gates[0]), Say("x", calls=[NOTES], gate=gates[1])]
+    served: list[int] = []
+
+    def scripted(_request: dict[str, Any]) -> Step:
+        served.append(len(served))
+        return turns[served[-1]] if served[-1] < 2 else SCRIPT[2]
+
+    with running_model_server(scripted) as server:
+        run_id = await approved(tmp_path, server)
+        root = tmp_path / "data"
+        async with owning(root, server) as stopped:
+            await arrived(gates[0].arrived)
+            await until(lambda: not held_writing(root))
+            stopped.send_signal(signal.SIGSTOP)
+            async with owning(root, server), owning(root, server):
+                env = {**environment(root), **using(server.base_url), "AVA_MODEL": "test"}
+                refused = await anyio.run_process([AVA[0], "resume", run_id], env=env, check=False)
+                assert refused.returncode == 10 and b"--force" in refused.stderr, refused.stderr
+                command = [AVA[0], "resume", run_id, "--force"]
+                async with await anyio.open_process(command, env=env) as resuming:
+                    await arrived(gates[1].arrived)
+                    gates[0].released.set()
+                    stopped.send_signal(signal.SIGCONT)
+                    await anyio.sleep(1)  # it hears its answer now, and would write it
+                    gates[1].released.set()
+                    with anyio.fail_after(20):
+                        assert await resuming.wait() == 0
+        assert state_of(root, run_id) == "success"
+        mine = [entry for entry in logged(root, run=run_id) if entry.agent == run_id]
+        claimed = [entry.content["generation"] for entry in mine if entry.type == "RunClaimed"]
+        assert claimed == [1, 3], "one owner, then one more; the resume itself was the second generation"
+        texts = [entry.content["text"] for entry in mine if entry.type == "AssistantMessage"]
+        assert "lost" not in texts and len(texts) == 2
+        assert [entry.content["settlement"] for entry in mine if entry.type == "CostUpdate"] == [
+            "unknown", "billed", "billed",
+        ]  # fmt: skip
+        assert sum(entry.type == "RunEnded" for entry in mine) == 1
+        assert_intact(root)
+        await check_requests(root, server.requests)
+
+
+def namespaces() -> tuple[str, ...] | None:
+    """What starts a program in a pid namespace of its own, or None: this system does not let us."""
+    for flags in (
+        ("--pid", "--fork", "--mount-proc"),
+        ("--user", "--map-root-user", "--pid", "--fork", "--mount-proc"),
+    ):
+        command = ("unshare", *flags, "--kill-child")
+        if (
+            shutil.which("unshare")
+            and subprocess.run([*command, "true"], capture_output=True, check=False).returncode == 0
+        ):
+            return command
+    return None
+
+
+async def test_owners_that_cannot_see_each_other_own_no_run_twice(tmp_path: Path) -> None:
+    """Each in a pid namespace of its own, as in two containers: to each the other's pid means nothing."""
+    prefix = namespaces()
+    if prefix is None:
+        pytest.skip("no pid namespaces here")
+    gates = [Gate() for _ in range(3)]
+
+    def scripted(request: dict[str, Any]) -> Step:
+        turn = sum(message["role"] == "assistant" for message in request["messages"])
+        number = int(request["messages"][1]["content"][-1])
+        return Say("x", calls=[NOTES], gate=gates[number]) if turn == 0 else SCRIPT[2]
+
+    with running_model_server(scripted) as server:
+        root = tmp_path / "data"
+        async with open_lab(tmp_path, server=server, config=PRICED, runs=False, check=False) as lab:
+            run_ids = [await lab.start(task=f"number {number}") for number in range(3)]
+            async with owning(root, server, prefix) as one, owning(root, server, prefix):
+                for gate in gates:
+                    await arrived(gate.arrived)
+                await anyio.sleep(2.5)  # both have looked at each other's runs, more than once
+                assert len(server.requests) == 3, "no run runs twice"
+                owners = {(await lab.run(run_id)).instance for run_id in run_ids}
+                alive = Instances(root / "instances").alive
+                assert all(alive(str(instance)) for instance in owners)
+                os.killpg(one.pid, signal.SIGKILL)
+                for gate in gates:
+                    gate.released.set()
+                for run_id in run_ids:
+                    assert (await lab.ended(run_id)).state == "success"
+                    await _owned_by_one_at_a_time(lab, run_id)
+        await check_requests(root, server.requests)
+
+
+async def _owned_by_one_at_a_time(lab: Lab, run_id: str) -> None:
+    generations = [fact.generation for fact in await lab.facts(run_id, RunClaimed)]
+    assert generations == list(range(1, len(generations) + 1)) and len(generations) <= 2
+    assert len(await lab.facts(run_id, RunEnded)) == 1
