@@ -60,6 +60,7 @@ class ChatStream:
         self._tail = b""
         self._answer = chat_wire.Answer()
         self._notes: list[str] = []
+        self._late = False
         self._completion: Completion | None = None
 
     @property
@@ -100,13 +101,13 @@ class ChatStream:
                     if data.strip() == "[DONE]":
                         await self._say_goodbye(reader)
                         return
-                    yield self._chunk(data)
+                    yield self._event(data)
         except LineTooLongError as error:
             raise self._endpoint.bad_answer(f"200 with {error}", "Check the endpoint; it is broken.") from None
         self._check_tail()
         for data in reader.finish():
             if data.strip() != "[DONE]":
-                yield self._chunk(data)
+                yield self._event(data)
         await self._say_goodbye(reader, read_on=False)
 
     async def _say_goodbye(self, reader: EventReader, *, read_on: bool = True) -> None:
@@ -120,6 +121,18 @@ class ChatStream:
             async for _ in self._pieces():
                 pass
             self._end = end
+
+    def _event(self, data: str) -> Delta:
+        """Take in one event; what is wrong with one after the finish reason takes nothing from the answer."""
+        try:
+            return self._chunk(data)
+        except ModelError as error:
+            if not self._answer.finish_reason:
+                raise
+            if not self._late:  # there may be a million more
+                self._late = True
+                self._notes.append(f"after the answer: {error}")
+            return Delta()
 
     def _chunk(self, data: str) -> Delta:
         try:
@@ -168,7 +181,7 @@ class ChatStream:
         reader = EventReader()
         for data in (*reader.feed(content), *reader.finish()):
             if data.strip() != "[DONE]":
-                self._chunk(data)
+                self._event(data)
         self._check_tail()
         if not self._answer.finish_reason:
             raise self._endpoint.dropped("(a stream sent as plain text) ended before its finish reason")

@@ -19,7 +19,7 @@ from ava_server.models.base import (
     Turn,
     UserTurn,
 )
-from ava_server.models.usage import read_usage
+from ava_server.models.usage import larger, read_usage
 from ava_server.models.wire_json import as_list, as_object
 
 _KEPT = ("reasoning_content", "reasoning", "reasoning_details", "refusal")
@@ -101,7 +101,7 @@ class Answer:
         """Take in one chunk, or a whole answer, and return what it brought for the activity line."""
         if isinstance(identity := chunk.get("id"), str) and identity:
             self.request_id = identity
-        self.usage = as_object(chunk.get("usage")) or self.usage
+        self.usage = larger(self.usage, as_object(chunk.get("usage")) or None)
         choices = as_list(chunk.get("choices"))
         choice = as_object(choices[0]) if choices else None
         if choice is None:

@@ -78,6 +78,21 @@ def read_usage(
     )
 
 
+def larger(known: Mapping[str, Any] | None, said: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Return what two reports in one answer come to: the later one, with no figure less than it was.
+
+    Some servers report with every piece, each time more. One that takes a figure back may bill it all the same.
+    """
+    if known is None or said is None:
+        return said or known
+    both = {**known, **{name: value for name, value in said.items() if value is not None}}
+    for name in ("prompt_tokens", "completion_tokens", "total_tokens", "cost"):
+        before, after = known.get(name), both.get(name)
+        if isinstance(before, int | float) and isinstance(after, int | float) and before > after >= 0:
+            both[name] = before
+    return both
+
+
 def _cost_micros(usage: Mapping[str, Any]) -> tuple[int | None, tuple[str, ...]]:
     """Read what a call cost; with a key of one's own, the provider behind the gateway bills too."""
     parts = [usage.get("cost")]

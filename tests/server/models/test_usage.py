@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from ava_audit.events import Usage
-from ava_server.models.usage import read_usage
+from ava_server.models.usage import larger, read_usage
 
 PLAIN = {"prompt_tokens": 100, "completion_tokens": 20}
 
@@ -127,3 +127,22 @@ def test_a_note_about_a_figure_can_be_stored_whatever_the_figure_is(name: str) -
     _, _, notes = read({**PLAIN, name: "\ud800" * 99})
     assert "\ufffd" in notes[0]
     assert "".join(notes).encode()
+
+
+@pytest.mark.parametrize(
+    ("known", "said", "both"),
+    [
+        (None, PLAIN, PLAIN),
+        (PLAIN, None, PLAIN),
+        (PLAIN, {"prompt_tokens": 100, "completion_tokens": 30}, {"prompt_tokens": 100, "completion_tokens": 30}),
+        (PLAIN, {"prompt_tokens": 90, "completion_tokens": 30}, {"prompt_tokens": 100, "completion_tokens": 30}),
+        ({**PLAIN, "cost": 0.5}, PLAIN, {**PLAIN, "cost": 0.5}),
+        ({**PLAIN, "cost": 0.5}, {**PLAIN, "cost": None}, {**PLAIN, "cost": 0.5}),
+        (PLAIN, {**PLAIN, "completion_tokens": -1}, {**PLAIN, "completion_tokens": -1}),
+        ({**PLAIN, "completion_tokens": "many"}, PLAIN, PLAIN),
+    ],
+)
+def test_of_two_reports_no_figure_is_less_than_it_was(
+    known: dict[str, Any] | None, said: dict[str, Any] | None, both: dict[str, Any]
+) -> None:
+    assert larger(known, said) == both
