@@ -125,6 +125,8 @@ def run_text(run: RunAnswer) -> str:
         lines.append("Cost in cents: " + ", ".join(f"{name} {_exact(cents)}" for name, cents in run.cost_by.items()))
     if run.uncosted:
         lines.append("Part of the cost is unknown and was booked at its worst case.")
+    if run.overrun:
+        lines.append("A call cost more than it can by the provider's own limits; it was booked in full.")
     if run.group_id:
         lines.append(f"group_id: {run.group_id}")
     if run.task_id:

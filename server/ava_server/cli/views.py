@@ -113,6 +113,8 @@ def cost_text(run: RunAnswer) -> str:
         text += f" ({', '.join(parts)})"
     if run.uncosted:
         text += ", part of it booked at its worst case because the provider did not say"
+    if run.overrun:
+        text += "; a call cost more than it can by the provider's own limits"
     return text
 
 
