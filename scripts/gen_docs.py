@@ -322,7 +322,7 @@ def commands_page() -> str:
         "Screens name the data root in their first line. Exit codes: 0 success; 1 a check found a fault; 2 usage; 10"
         " not approved; 11 cost or token cap; 12 time; 13 turns or tool calls; 14 guardrail; 15 cancelled; 16"
         " abandoned; 20 model or provider; 21 verification failed; 30 configuration; 70 a fault of Ava's own; 130"
-        " interrupted.",
+        " interrupted: something goes on that was no longer waited for.",
     ]
     for path, function, text in _commands(build(()), "ava"):
         parameters = list(_parameters(function))

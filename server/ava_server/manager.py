@@ -98,6 +98,7 @@ class Manager:
         waiting_for: What runs that this instance cannot take wait for, by run.
         endings: Ends runs that do not end by themselves.
         idle_since: Since when (anyio's clock) nothing here has run or waited for its turn; None while something does.
+        out_of_reach: Why the log could not be used when it was last looked for work, or None.
     """
 
     def __init__(
@@ -116,6 +117,7 @@ class Manager:
         self.waiting_for: dict[str, str] = {}
         self.endings = Endings(store, instances, instance, outfitter.artifacts, outfitter.tidy)
         self.idle_since: float | None = None
+        self.out_of_reach: str | None = None
         self._store = store
         self._serves = serves
         self._slots = slots
@@ -164,10 +166,12 @@ class Manager:
                 try:
                     if not self._outdated:
                         await self._look(tasks)
+                    self.out_of_reach = None
                 except SchemaNewer as error:
                     self._leave(error)
                     continue
                 except AuditError as error:  # the log is out of reach: looked at again, and nothing is claimed
+                    self.out_of_reach = str(error)
                     log.warning("looking for runs: %s", error)
                 with anyio.move_on_after(LOOK_EVERY_S):
                     await self._news(seen, poked)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass, field
 
-from ava_audit.events import Channel, Who
+from ava_audit.events import CancelledBy, Channel, Who
 from ava_server.ids import AGENT
 
 
@@ -18,6 +18,7 @@ class Session:
         user: Whom it acts for.
         transport: `stdio`, `memory`, `http` or `terminal`.
         channel: Over which channel a decision of this session comes; only a person's own counts as a person's.
+        by: Whose word it is when this session ends a run.
         client: The client's name and version, once it has said them.
         roots: Folders that the client named.
         seen: What each run looked like when this session last polled it: a poll that saw nothing new is not logged.
@@ -31,6 +32,7 @@ class Session:
     protocol: str | None = None
     roots: tuple[str, ...] = ()
     channel: Channel = "host_call"
+    by: CancelledBy = "model"
     started: bool = False
     seen: dict[str, tuple[object, ...]] = field(default_factory=dict[str, tuple[object, ...]])
 

@@ -49,7 +49,7 @@ UNSAID = {
     ("SpawnDecided", "decision"): {"superseded"},
     ("SpawnDecided", "channel"): {"elicitation", "auto", "http"},
     ("RunResumed", "channel"): {"elicitation", "auto", "http"},
-    ("CancelRequested", "by"): {"person", "system"},
+    ("CancelRequested", "by"): {"system"},
     ("RunEnded", "status"): UNREACHED,
     ("SubagentComplete", "status"): {*UNREACHED, "rejected", "expired"},
 }
@@ -218,7 +218,11 @@ async def ended(lab: Lab, status: str) -> None:
 async def cancelled(lab: Lab) -> None:
     run_id = await lab.start(task=play("ended_cancelled"))
     await lab.logged(run_id, "CostReserved")
-    await lab.call("cancel_subagent", subagent_id=run_id, reason="enough")
+
+    async def progress(_line: str) -> None: ...
+
+    terminal = Desk(lab.house, Session(user=lab.house.user, transport="terminal", channel="terminal", by="person"))
+    await terminal.call("cancel_subagent", {"subagent_id": run_id, "reason": "enough"}, progress)
 
 
 async def erased(lab: Lab) -> None:

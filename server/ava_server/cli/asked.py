@@ -108,20 +108,21 @@ def time_of(option: str, given: str | None) -> int | None:
         raise BadInput(f"{option}: {error}") from None
 
 
-def run_or_proposal(given: str) -> tuple[str, str]:
-    """Return `subagent_id` or `pending_id`, and the id in its canonical form.
+def which_id(given: str, *, groups: bool = False) -> tuple[str, str]:
+    """Return `subagent_id`, `pending_id` or, where it may be one, `group_id`, and the id in its canonical form.
 
     Raises:
-        BadInput: It has the form of neither.
+        BadInput: It has the form of none of them.
     """
     from ava_server.ids import parse_id
 
-    for field in ("subagent_id", "pending_id"):
+    for field in ("subagent_id", "pending_id", *(("group_id",) if groups else ())):
         try:
             return field, parse_id(field, given)
         except BadInput:
             continue
+    group = ", a group's like G-4e1b2c3" if groups else ""
     raise BadInput(
-        f"{given[:40]!r} is no id: a subagent's looks like S-7f3a2b, a proposal's like P-1c22b09d. "
+        f"{given[:40]!r} is no id: a subagent's looks like S-7f3a2b, a proposal's like P-1c22b09d{group}. "
         "`ava status --once` lists the latest, `ava logs --type spawn` all."
     )

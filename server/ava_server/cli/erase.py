@@ -71,7 +71,7 @@ async def _erase(root: DataRoot, settings: Settings, given: str, yes: bool) -> N
         if before is None:
             raise BadInput(
                 f"{run.id} has not ended ({run.state.replace('_', ' ')}), and what it still needs is not erased. Wait"
-                " for its end, or have it cancelled (cancel_subagent in your host), then erase it."
+                f" for its end, or end it with `ava cancel {run.id}`, then erase it."
             )
         erased_us, words = before
         tell("\n".join(_question(run, erased_us, words)))

@@ -49,22 +49,39 @@ async def find_run(store: Store | None, given: str) -> RunRow:
     Raises:
         BadInput: It is no id, or there is no such run.
     """
-    from ava_server.cli.asked import run_or_proposal
-
-    field, wanted = run_or_proposal(given)
-
-    def query(view: View) -> RunRow | None:
-        if field == "subagent_id":
-            return view.run(wanted)
-        proposal = view.proposal(wanted)
-        return view.run(proposal.run_id) if proposal is not None else None
-
-    run = await store.read(query) if store is not None else None
-    if run is None:
-        raise BadInput(
-            f"There is no subagent {wanted} in this data root. `ava logs --type spawn` tells of all that were proposed."
-        )
+    [run] = await _found(store, given)
     return run
+
+
+async def find_runs(store: Store | None, given: list[str]) -> list[RunRow]:
+    """Return the runs that a person means by ids of subagents, proposals and groups; each once.
+
+    Raises:
+        BadInput: One is no id, or there is nothing of that id.
+    """
+    found = [run for one in given for run in await _found(store, one, groups=True)]
+    return list({run.id: run for run in found}.values())
+
+
+async def _found(store: Store | None, given: str, *, groups: bool = False) -> list[RunRow]:
+    from ava_server.cli.asked import which_id
+
+    field, wanted = which_id(given, groups=groups)
+
+    def query(view: View) -> list[RunRow]:
+        if field == "group_id":
+            return view.group_runs(wanted)
+        proposal = view.proposal(wanted) if field == "pending_id" else None
+        run = view.run(proposal.run_id if proposal is not None else wanted)
+        return [run] if run is not None else []
+
+    runs = await store.read(query) if store is not None else []
+    if not runs:
+        what = "group" if field == "group_id" else "subagent"
+        raise BadInput(
+            f"There is no {what} {wanted} in this data root. `ava logs --type spawn` tells of all that were proposed."
+        )
+    return runs
 
 
 async def whole_answer(store: Store, run_id: str, alive: Alive) -> tuple[RunRow, RunAnswer]:

@@ -7,11 +7,8 @@ the next Ava server of this user goes on with it.
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,19 +18,18 @@ import anyio.to_thread
 import typer
 
 from ava_server.cli.app import INTERRUPTED, NOT_APPROVED, heading
-from ava_server.cli.terminal import Progress, agrees, ask, harmless_json, interrupts, say, someone_there, tell, write
+from ava_server.cli.at_desk import decide, propose, session, silent, start
+from ava_server.cli.terminal import agrees, ask, harmless_json, interrupts, say, someone_there, tell, write
+from ava_server.cli.watching import Watching
 from ava_server.errors import BadInput, Refused
 
 if TYPE_CHECKING:
     from ava_audit.rows import RunRow
-    from ava_server.answers import Answer, ConfirmAnswer, RunAnswer, SpawnAnswer
+    from ava_server.answers import RunAnswer
     from ava_server.desk import Desk
     from ava_server.house import House
     from ava_server.session import Session
     from ava_server.settings import Settings
-
-LOOK_EVERY_S = 0.2
-"""How often the progress line is made anew."""
 
 
 def register(app: typer.Typer) -> None:
@@ -161,40 +157,6 @@ async def _run(settings: Settings, order: Order) -> int:
         return await _deliver(house, own, run_id, order)
 
 
-@asynccontextmanager
-async def session(house: House, command: str, *, asked: bool, roots: tuple[str, ...] = ()) -> AsyncGenerator[Session]:
-    """Begin and end a session at the terminal.
-
-    Args:
-        house: The open data root.
-        command: The command that is running, as the log names it.
-        asked: A person decides what starts; where nobody does, the log claims no person's approval.
-        roots: Folders that a workspace may lie in.
-    """
-    from ava_audit.events import Event, SessionEnd, SessionStart
-    from ava_audit.store import Outcome
-    from ava_server.session import Session
-
-    own = Session(
-        user=house.user,
-        transport="terminal",
-        client=command,
-        client_version=version("ava-subagents"),
-        channel="terminal" if asked else "host_call",
-        roots=roots,
-    )
-    start = SessionStart(
-        client=command, client_version=own.client_version, transport="terminal", folder=str(Path.cwd())
-    )
-    house.manager.adopt_session(own.id)
-    house.store.post(lambda _view, _now_us: Outcome(None, (Event(own.who, start),)))
-    try:
-        yield own
-    finally:
-        end = Event(own.who, SessionEnd(reason="the command ended"))
-        house.store.post(lambda _view, _now_us: Outcome(None, (end,)))
-
-
 async def _approved(desk: Desk, order: Order) -> tuple[str | None, int]:
     """Propose, ask, and approve or reject; return the run's id, or None and the exit code."""
     from ava_server.cli.asked import in_options
@@ -206,36 +168,10 @@ async def _approved(desk: Desk, order: Order) -> tuple[str | None, int]:
     tell(proposal.message or "")
     tell(proposal.approval_line or "")
     if not order.yes and not await _yes("Start it?"):
-        await _decide(desk, proposal, "reject")
+        await decide(desk, proposal, "reject")
         tell("Not approved; nothing was started.")
         return None, NOT_APPROVED
     return await start(desk, proposal), 0
-
-
-async def propose(desk: Desk, spawn: dict[str, Any]) -> SpawnAnswer:
-    """Propose a subagent.
-
-    Raises:
-        AvaError: It may not be, or an argument cannot be used.
-    """
-    from ava_server.answers import SpawnAnswer
-
-    proposal = await desk.call("spawn_subagent", spawn, _silent, raises=True)
-    assert isinstance(proposal, SpawnAnswer)
-    return proposal
-
-
-async def start(desk: Desk, proposal: SpawnAnswer) -> str | None:
-    """Approve a proposal and return the run's id.
-
-    Raises:
-        Refused: It may not be started; says why.
-    """
-    decided = await _decide(desk, proposal, "approve", approving=[proposal.approval_line or ""])
-    decision = decided.decisions[0]
-    if decided.status != "approved":
-        raise Refused(f"Not started: {decision.refused_because}.")
-    return decision.subagent_id
 
 
 async def _yes(question: str) -> bool:
@@ -255,27 +191,17 @@ async def _yes(question: str) -> bool:
     return agreed
 
 
-async def _decide(desk: Desk, proposal: SpawnAnswer, decision: str, **more: Any) -> ConfirmAnswer:
-    from ava_server.answers import ConfirmAnswer
-
-    given = {"pending_ids": [proposal.pending_id], "decision": decision, **more}
-    answer: Answer = await desk.call("confirm_spawn", given, _silent, raises=True)
-    assert isinstance(answer, ConfirmAnswer)
-    return answer
-
-
-async def _silent(_line: str) -> None:
-    """Say nothing: progress is watched in the log."""
-
-
 class _Watch:
     """Shows what a run is doing until it has ended; Ctrl-C asks what shall become of it."""
 
     def __init__(self, house: House, desk: Desk, run_id: str) -> None:
-        self._house = house
+        from ava_server.claims import Slots
+
         self._desk = desk
         self._run_id = run_id
-        self._progress = Progress()
+        limits = house.settings.limits
+        slots = Slots(limits.running_per_user, limits.running)
+        self._watching = Watching(house.store, house.instances, slots, [run_id], house.manager)
         self._asking: anyio.CancelScope | None = None
         self._left: int | None = None
 
@@ -284,35 +210,17 @@ class _Watch:
         with interrupts() as signals:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._on_signals, signals, tasks)
-                tasks.start_soon(self._show)
-                await self._house.manager.ended(self._run_id)
+                await self._watching.until_over(lambda: self._asking is not None)
                 tasks.cancel_scope.cancel()
-        self._progress.end()
+        self._watching.progress.end()
         if self._asking is not None and self._left is None:
             tell()  # the question stands on the line
         return self._left
 
-    async def _show(self) -> None:
-        from ava_server.status import activity_of, shown_state, status_line
-
-        alive = self._house.instances.alive
-        while True:
-            if self._asking is None:
-                run, doing = await self._house.store.read(
-                    lambda view: ((row := view.run(self._run_id)), activity_of(view, row) if row else "")
-                )
-                if run is not None:
-                    own = self._house.manager.activity(run.id)
-                    waits = self._house.manager.waiting_for.get(run.id)
-                    state = shown_state(run, alive)
-                    what = f"{state}: {waits}" if waits and state != "running" else own or doing or state
-                    self._progress.show(status_line(run, what, _now_us()))
-            await anyio.sleep(LOOK_EVERY_S)
-
     async def _on_signals(self, signals: AsyncIterator[int], tasks: anyio.abc.TaskGroup) -> None:
         async for _number in signals:
             if self._asking is not None or not someone_there():
-                tasks.start_soon(self._cancel)  # nobody can be asked, or is asked already
+                tasks.start_soon(self._cancel, tasks)  # nobody can be asked, or is asked already
                 if self._asking is not None:
                     self._asking.cancel()
                 continue
@@ -321,28 +229,30 @@ class _Watch:
 
     async def _ask(self, tasks: anyio.abc.TaskGroup) -> None:
         assert self._asking is not None
-        self._progress.end()
+        self._watching.progress.end()
         with self._asking:
             tell(f"{self._run_id} goes on meanwhile. Cancel it (what it has is kept), or leave it?")
             tell("Left, it is interrupted until an Ava server of this user takes it up. Ctrl-C again cancels.")
             while (answer := await ask("[c]ancel or [l]eave:")) not in ("c", "cancel", "l", "leave", ""):
                 tell("c or l.")
             if answer in ("c", "cancel"):
-                await self._cancel()
+                await self._cancel(tasks)
             else:
                 tell(f"Left. `ava show {self._run_id}` tells what became of it.")
                 self._left = INTERRUPTED
                 tasks.cancel_scope.cancel()
         self._asking = None
 
-    async def _cancel(self) -> None:
+    async def _cancel(self, tasks: anyio.abc.TaskGroup) -> None:
+        from ava_server.answers import FAILED
+
         tell("Cancelling.")
         given = {"subagent_id": self._run_id, "reason": "cancelled at the terminal"}
-        await self._desk.call("cancel_subagent", given, _silent)
-
-
-def _now_us() -> int:
-    return time.time_ns() // 1000
+        answer = await self._desk.call("cancel_subagent", given, silent)
+        if answer.status == FAILED:  # it was stopped all the same, and its record follows when the log can take it
+            tell(f"Its end is not on the record: {answer.message}")
+            self._left = INTERRUPTED
+            tasks.cancel_scope.cancel()
 
 
 async def _deliver(house: House, session: Session, run_id: str, order: Order) -> int:

@@ -233,6 +233,12 @@ class Progress:
             return
         self._shown = line
 
+    def wait_for(self, line: str) -> None:
+        """Show what is waited for; where lines are not rewritten in place it is said again, now and then."""
+        if not self._in_place:
+            self._shown = ""
+        self.show(line)
+
     def end(self, *, keep: bool = False) -> None:
         """Leave the line: what follows stands in its place, or below it."""
         if self._in_place and self._shown:

@@ -7,7 +7,7 @@ from typing import Any
 import anyio
 
 from ava_audit.events import Event, UserMessage
-from ava_audit.rows import RUNNING, WAITING
+from ava_audit.rows import QUEUED, RUNNING, WAITING
 from ava_audit.store import Command, Outcome
 from ava_audit.view import View
 from ava_server.answers import Answer, CancelAnswer, MessageAnswer
@@ -17,6 +17,8 @@ from ava_server.desk.own import Own
 from ava_server.errors import BadInput, Refused
 from ava_server.ids import parse_id
 from ava_server.status import label
+
+_WHEN = {QUEUED: "when it starts", RUNNING: "before its next turn"}
 
 
 class Steering:
@@ -46,7 +48,7 @@ class Steering:
         return MessageAnswer(
             status="delivered",
             subagent_id=run.id,
-            message=f"{label(run)} reads it before its next turn. It may steer the work; limits and tools stay.",
+            message=f"{label(run)} reads it {_WHEN[delivered]}. It may steer the work; limits and tools stay.",
         )
 
     async def cancel(self, given: dict[str, Any], _progress: Progress) -> Answer:
@@ -74,7 +76,7 @@ class Steering:
 
         async def cancel(run_id: str) -> None:
             try:
-                await self._house.manager.cancel(run_id, self._own.session.who, args.reason)
+                await self._house.manager.cancel(run_id, self._own.session.who, args.reason, self._own.session.by)
             except Exception as error:  # the others are cancelled all the same; the first is told below
                 failed.append(error)
 
@@ -99,6 +101,6 @@ def _deliver(run_id: str, event: Event) -> Command[str]:
             return Outcome("ended")
         if run.state == WAITING:
             return Outcome("waiting")
-        return Outcome(RUNNING, (event,))
+        return Outcome(run.state, (event,))
 
     return command

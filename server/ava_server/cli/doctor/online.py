@@ -17,11 +17,11 @@ from ava_audit.money import format_usd, micros_from_cents
 from ava_roles.errors import RolesError
 from ava_server.claims import Slots
 from ava_server.cli.app import ReaderGone
+from ava_server.cli.at_desk import propose, session, start
 from ava_server.cli.doctor.check import REPORT, Finding, Setup, from_error
 from ava_server.cli.doctor.models import cheapest, models_of
 from ava_server.cli.reading import note_fetched, whole_answer
 from ava_server.cli.root import has_log
-from ava_server.cli.run import propose, session, start
 from ava_server.cli.terminal import someone_there
 from ava_server.desk import Desk
 from ava_server.errors import AvaError
@@ -120,7 +120,10 @@ def _announced(choices: list[Choice], most_cents: float) -> str:
 
 
 async def _ask_all(settings: Settings, choices: list[Choice], found: Callable[[Finding], None]) -> None:
-    async with _own_house(settings) as (house, ours), session(house, _COMMAND, asked=someone_there()) as own:
+    async with (
+        _own_house(settings) as (house, ours),
+        session(house, _COMMAND, asked=someone_there(), by="system") as own,
+    ):
         desk = Desk(house, own)
         for choice in choices:
             found(await _ask(house, desk, own, choice, ours))

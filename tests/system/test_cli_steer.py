@@ -1,0 +1,370 @@
+"""`ava cancel`, `ava send` and `ava wait`: runs of other processes, steered, ended and waited for at the terminal."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import pytest
+from support.log import child
+from support.model_server import Gate, Say, Step, running_model_server
+from support.stdio import assert_intact, logged, made, serving, state_of, until, using
+from support.terminal import COMMAND, ava, environment, on_terminal
+
+NOTE = Say("I look.", [("scratchpad", {"note": "first note"})])
+DONE = Say(calls=[("submit_result", {"summary": "All looked up.", "output": "Twelve cents a minute."})])
+HOLD = """
+import sqlite3, sys
+db = sqlite3.connect(sys.argv[1], isolation_level=None)
+db.execute("BEGIN IMMEDIATE")
+print("held", flush=True)
+sys.stdin.read()
+db.execute("ROLLBACK")
+"""
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Path:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    return folder
+
+
+async def told(root: Path, *args: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """What a command says, in a process of its own, without a terminal."""
+    return await anyio.to_thread.run_sync(lambda: ava(root, *args, env=env))
+
+
+@contextmanager
+def running(root: Path, base_url: str, *more: str) -> Iterator[subprocess.Popen[str]]:
+    """`ava run` in a process of its own."""
+    args = ("run", "researcher", "What does it cost?", "--yes", "--max-cost", "1", *more)
+    process = subprocess.Popen(
+        [*COMMAND, *args], env=environment(root, **using(base_url)), stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def started(root: Path) -> str:
+    """The id of the only run."""
+    [entry] = logged(root, "SpawnProposed")
+    run_id: str = entry.content["subagent_id"]
+    return run_id
+
+
+# -- cancel -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.requirement("S4-15")
+def test_a_person_ends_the_run_of_another_process_and_sees_what_it_had(root: Path, workspace: Path) -> None:
+    gate = Gate()
+    with (
+        running_model_server([NOTE, Say("x", gate=gate)]) as models,
+        running(
+            root, models.base_url, "--workspace", str(workspace), "--name", "prices", "--task-id", "T-1"
+        ) as process,
+    ):
+        assert gate.arrived.wait(20)
+        run_id = started(root)
+        done = ava(root, "cancel", run_id.removeprefix("S-").upper(), "--reason", "found it myself")
+        out, errors = process.communicate(timeout=20)
+        again = ava(root, "cancel", run_id)
+        as_json = json.loads(ava(root, "cancel", run_id, "--json").stdout)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"Data root: {root}\nresearcher prices ({run_id}): cancelled")
+    assert "Ended as cancelled: cancelled on request" in done.stdout
+    assert "first note" in done.stdout
+    assert (process.returncode, "Ended as cancelled" in out, errors.count("Traceback")) == (15, True, 0)
+    [request] = [entry.content for entry in logged(root, "CancelRequested")]
+    assert (request["by"], request["reason"]) == ("person", "found it myself")
+    assert again.returncode == 0
+    assert f"researcher prices ({run_id}) had ended before: cancelled." in again.stderr
+    assert (as_json["ended_before"], as_json["runs"][0]["task_id"]) == ([run_id], "T-1")
+    assert len(logged(root, "RunEnded")) == 1
+    assert_intact(root)
+
+
+async def test_with_no_server_left_runs_and_proposals_are_ended_by_the_command_itself(
+    root: Path, workspace: Path
+) -> None:
+    gate = Gate()
+    made(root, config_toml="[limits]\nrunning = 1\n")
+    with running_model_server([NOTE, Say("x", gate=gate)]) as models:
+        async with serving(root, env=using(models.base_url)) as host:
+            run = await host.start_run(workspace=str(workspace))
+            await until(gate.arrived.is_set)
+            queued = await host.start_run(workspace=str(workspace))
+            asked = {"role": "researcher", "task": "Another", "workspace": str(workspace)}
+            waiting = await host.tool("spawn_subagent", **asked)
+            host.signal(signal.SIGKILL)
+            await host.exited()
+        began = time.monotonic()
+        done = await told(root, "cancel", run, queued, waiting["pending_id"], env=using(models.base_url))
+        took_s = time.monotonic() - began
+    assert done.returncode == 0, done.stderr
+    assert [state_of(root, one) for one in (run, queued, waiting["subagent_id"])] == ["cancelled"] * 3
+    assert "first note" in done.stdout
+    ended = {entry.run_id: entry.seq for entry in logged(root, "RunEnded")}
+    asked_seq = {entry.run_id: entry.seq for entry in logged(root, "CancelRequested")}
+    assert set(ended) == set(asked_seq) == {run, queued, waiting["subagent_id"]}
+    assert took_s < 12, "5 s for the ending, and what a process takes to start and to end"
+    assert_intact(root)
+
+
+async def test_a_group_is_ended_and_waited_for_by_its_id(root: Path, workspace: Path) -> None:
+    def script(_request: dict[str, Any]) -> Step:
+        return Say("x", gate=Gate())
+
+    with running_model_server(script) as models:
+        async with serving(root, env=using(models.base_url)) as host:
+            asked = {"role": "researcher", "workspace": str(workspace)}
+            made = [await host.tool("spawn_subagent", task=name, **asked) for name in ("one", "two")]
+            lines = [each["approval_line"] for each in made]
+            ids = [each["pending_id"] for each in made]
+            refused = await host.tool_result("confirm_spawn", pending_ids=ids, approving=lines)
+            lines = refused["structuredContent"]["approval_lines"]
+            group = (await host.tool("confirm_spawn", pending_ids=ids, approving=lines))["group_id"]
+            await until(lambda: len(models.requests) == 2)
+            waiting = await anyio.to_thread.run_sync(lambda: ava(root, "wait", group, "--timeout", "1"))
+            done = await told(root, "cancel", group.lower().removeprefix("g-"))
+            waited = await told(root, "wait", group, "--json")
+    assert waiting.returncode == 130
+    assert waiting.stderr.count("Goes on: researcher S-") == 2
+    assert (done.returncode, done.stdout.count("Ended as cancelled")) == (0, 2)
+    assert waited.returncode == 15
+    assert [run["state"] for run in json.loads(waited.stdout)["runs"]] == ["cancelled"] * 2
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (("cancel", "S-000000"), "There is no subagent S-000000"),
+        (("cancel", "G-0000000"), "There is no group G-0000000"),
+        (("cancel", "seven"), "'seven' is no id: a subagent's looks like S-7f3a2b"),
+        (("wait", "seven"), "a group's like G-4e1b2c3"),
+        (("send", "P-00000000", "hello"), "There is no subagent P-00000000"),
+        (("wait", "S-000000", "--timeout", "soon"), "--timeout: 'soon' is no duration"),
+    ],
+)
+def test_a_wrong_id_is_one_sentence_and_makes_no_data_root(root: Path, args: tuple[str, ...], says: str) -> None:
+    done = ava(root, *args)
+    assert (done.returncode, done.stderr.count("\n"), says in done.stderr) == (2, 1, True), done.stderr
+    assert not root.exists()
+
+
+@pytest.mark.parametrize("command", [("cancel", "S-7f3a2b"), ("send", "S-7f3a2b", "go on")])
+def test_a_subagent_steers_no_subagents(root: Path, command: tuple[str, ...]) -> None:
+    done = ava(root, *command, env={"AVA_RUN_ID": "S-7f3a2b"})
+    assert (done.returncode, "(AVA_RUN_ID is set)" in done.stderr) == (2, True)
+
+
+# -- send -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.requirement("S4-13")
+async def test_what_a_person_sends_is_read_before_the_next_turn_and_logged_as_from_the_terminal(
+    root: Path, workspace: Path
+) -> None:
+    gate = Gate()
+    with running_model_server([Say("", NOTE.calls, gate=gate), DONE]) as models:
+        async with serving(root, env=using(models.base_url)) as host:
+            asked = {"role": "researcher", "task": "Prices", "workspace": str(workspace), "name": "prices"}
+            proposed = await host.tool("spawn_subagent", **asked)
+            run = proposed["subagent_id"]
+            early = await told(root, "send", run, "too early")
+            approving = [proposed["approval_line"]]
+            await host.tool("confirm_spawn", pending_ids=[proposed["pending_id"]], approving=approving)
+            await until(gate.arrived.is_set)
+            key = await told(root, "send", run, "use sk-ant-api03-" + "a1B2" * 20)
+            sent = await told(root, "send", proposed["pending_id"], "Only this year, \x1b[31mplease.")
+            gate.released.set()
+            waited = await told(root, "wait", run)
+            late = await told(root, "send", run, "too late", "--json")
+    assert (early.returncode, key.returncode, late.returncode) == (10, 2, 10)
+    assert f"{run} waits for approval; to change it, cancel it and propose it anew" in early.stderr
+    assert f"{run} has ended; ask on with spawn_subagent" in late.stderr
+    assert "message: it contains what looks like a key" in key.stderr
+    assert sent.returncode == 0, sent.stderr
+    assert f"researcher prices ({run}) reads it before its next turn." in sent.stdout
+    assert "Only this year, " in json.dumps(models.requests[1].json["messages"])
+    assert (waited.returncode, "Twelve cents a minute." in waited.stdout) == (0, True)
+    terminals = [entry.session for entry in logged(root, "SessionStart") if entry.content["transport"] == "terminal"]
+    messages = [entry for entry in logged(root, "UserMessage", run=run) if entry.content["kind"] == "message"]
+    assert len(messages) == 1 and messages[0].session in terminals
+    calls = [entry for entry in logged(root, "ToolCall") if entry.content["tool"] == "message_subagent"]
+    assert {entry.session for entry in calls} <= set(terminals)
+    assert not any("sk-ant" in json.dumps(entry.content) for entry in logged(root))
+    assert_intact(root)
+
+
+async def test_a_message_to_a_queued_run_is_read_when_it_starts(root: Path, workspace: Path) -> None:
+    gate = Gate()
+    made(root, config_toml="[limits]\nrunning = 1\n")
+    with running_model_server([Say("", DONE.calls, gate=gate), DONE]) as models:
+        async with serving(root, env=using(models.base_url)) as host:
+            await host.start_run(workspace=str(workspace))
+            await until(gate.arrived.is_set)
+            queued = await host.start_run(workspace=str(workspace))
+            sent = await told(root, "send", queued, "Only this year.")
+            waits = await told(root, "wait", queued, "--timeout", "1")
+            gate.released.set()
+            waited = await told(root, "wait", queued)
+    assert f"researcher {queued} reads it when it starts." in sent.stdout
+    assert waits.returncode == 130
+    assert f"researcher {queued}: queued: number 1 in the queue, all 1 slots are taken" in waits.stderr
+    assert waited.returncode == 0
+    assert "Only this year." in json.dumps(models.requests[1].json["messages"])
+
+
+# -- wait -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.requirement("S4-01")
+async def test_waiting_brings_the_results_and_of_several_the_worst_code(root: Path, workspace: Path) -> None:
+    first, second = Gate(), Gate()
+
+    def script(request: dict[str, Any]) -> Step:
+        if "fails" in json.dumps(request["messages"]):
+            return Say("", NOTE.calls, gate=second)
+        return Say("", DONE.calls, gate=first)
+
+    with running_model_server(script) as models:
+        async with serving(root, env=using(models.base_url)) as host:
+            good = await host.start_run(workspace=str(workspace), task="succeeds")
+            bad = await host.start_run(workspace=str(workspace), task="fails", max_iterations=1)
+            await until(lambda: first.arrived.is_set() and second.arrived.is_set())
+            async with anyio.create_task_group() as tasks:
+                waited: list[subprocess.CompletedProcess[str]] = []
+
+                async def wait() -> None:
+                    waited.append(await told(root, "wait", good, bad.removeprefix("S-"), good))
+
+                tasks.start_soon(wait)
+                await anyio.sleep(1)
+                assert waited == []
+                first.released.set()
+                second.released.set()
+            alone = await told(root, "wait", good, "--json")
+            told_of = (await host.tool("check_subagent", subagent_id=good)).get("notices")
+    [both] = waited
+    assert both.returncode == 13, both.stderr
+    assert both.stdout.count("Twelve cents a minute.") == 1
+    assert "Ended as iteration_limit" in both.stdout
+    assert both.stderr.startswith("0 of 2 have ended. researcher S-")
+    assert both.stderr.count("\n") <= 2, "a plain line at most every ten seconds"
+    assert (alone.returncode, json.loads(alone.stdout)["runs"][0]["subagent_id"]) == (0, good)
+    assert told_of is None, "who waited for it has seen it"
+    fetched = [entry.content for entry in logged(root, "ToolResult", run=good) if entry.agent == "ava"]
+    assert "ava wait" in [content["tool"] for content in fetched]
+
+
+def test_ctrl_c_ends_only_the_wait_and_a_terminal_sees_what_it_does(root: Path, workspace: Path) -> None:
+    gate = Gate()
+    with (
+        running_model_server([NOTE, Say("", DONE.calls, gate=gate)]) as models,
+        running(root, models.base_url, "--workspace", str(workspace), "--name", "prices") as process,
+    ):
+        assert gate.arrived.wait(20)
+        run_id = started(root)
+        with on_terminal(root, "wait", run_id) as screen:
+            screen.until(f"researcher prices ({run_id}): Thinking")
+            screen.interrupt()
+            assert screen.ended() == 130
+        assert "The wait was ended; nothing else was." in screen.text
+        assert process.poll() is None
+        gate.released.set()
+        with on_terminal(root, "wait", run_id) as screen:
+            assert screen.ended() == 0
+        assert "Twelve cents a minute." in screen.text
+        process.communicate(timeout=20)
+    assert process.returncode == 0
+
+
+async def test_whoever_waits_is_told_what_a_run_waits_for(root: Path, workspace: Path) -> None:
+    gate = Gate()
+    made(root, config_toml="proposal_ttl_s = 3\n[limits]\nrunning = 1\n")
+    with running_model_server([Say("x", gate=gate)]) as models:
+        async with serving(root, env=using(models.base_url)) as host:
+            run = await host.start_run(workspace=str(workspace))
+            await until(gate.arrived.is_set)
+            queued = await host.start_run(workspace=str(workspace))
+            proposed = await host.tool("spawn_subagent", role="researcher", task="x", workspace=str(workspace))
+            waiting = await told(root, "wait", proposed["subagent_id"], "--timeout", "0.5")
+            host.signal(signal.SIGKILL)
+            await host.exited()
+        alone = await told(root, "wait", run, "--timeout", "0.5")
+        in_queue = await told(root, "wait", queued, "--timeout", "0.5")
+        expired = await told(root, "wait", proposed["pending_id"])
+    assert f"awaiting approval: a person has to approve it ({proposed['pending_id']})" in waiting.stderr
+    assert f"researcher {run}: interrupted: nobody has it: the next Ava server" in alone.stderr
+    assert "The wait is over after 0.5 s; nothing else is." in alone.stderr
+    assert "queued: no Ava server is there" in in_queue.stderr
+    assert (waiting.returncode, alone.returncode, in_queue.returncode) == (130, 130, 130)
+    assert (expired.returncode, "has expired" in expired.stdout) == (10, True), expired.stdout
+
+
+# -- ava run and a log that is held -----------------------------------------------------------------------------------
+
+
+def test_without_a_terminal_ava_run_says_that_it_waits_for_the_log(root: Path, workspace: Path) -> None:
+    gate = Gate()
+    with (
+        running_model_server([Say("", NOTE.calls, gate=gate), DONE]) as models,
+        running(root, models.base_url, "--workspace", str(workspace)) as process,
+    ):
+        assert process.stderr is not None
+        assert gate.arrived.wait(20)
+        with subprocess.Popen(child(HOLD, root / "ava.db"), stdin=-1, stdout=-1, text=True) as holder:
+            assert holder.stdout is not None and holder.stdin is not None
+            assert holder.stdout.readline() == "held\n"
+            gate.released.set()
+            lines: list[str] = []
+            while "another program may hold ava.db" not in "".join(lines):
+                line = process.stderr.readline()
+                assert line, lines
+                lines.append(line)
+            holder.stdin.close()
+        out, _errors = process.communicate(timeout=40)
+    assert process.returncode == 0, out
+
+
+def test_without_a_terminal_ava_run_says_that_the_log_is_damaged_and_can_still_be_left(
+    root: Path, workspace: Path
+) -> None:
+    gate = Gate()
+    with (
+        running_model_server([Say("", NOTE.calls, gate=gate)]) as models,
+        running(root, models.base_url, "--workspace", str(workspace)) as process,
+    ):
+        assert process.stderr is not None
+        assert gate.arrived.wait(20)
+        for path in (root / "ava.db-wal", root / "ava.db"):
+            path.write_bytes(b"garbage!" * 12 + path.read_bytes()[96:] if path.name == "ava.db" else b"")
+        gate.released.set()
+        lines: list[str] = []
+        while "damaged" not in "".join(lines):
+            line = process.stderr.readline()
+            assert line, lines
+            lines.append(line)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=40)
+    assert process.returncode in (130, 70)
