@@ -365,7 +365,7 @@ def _parameters(function: Callable[..., Any]) -> Iterator[tuple[str, str, bool]]
         # In an annotation, typer's first positional argument is the option's first name, whatever it is called there.
         named = [word for word in (info.default, *(info.param_decls or ())) if str(word).startswith("-")]
         names = " ".join(named or [f"--{name.replace('_', '-')}"])
-        value = "" if kind is bool else f" {info.metavar or _value(kind)}"
+        value = "" if kind in (bool, bool | None) else f" {info.metavar or _value(kind)}"
         told = (
             ""
             if default in (None, False, inspect.Parameter.empty) or not info.show_default

@@ -34,6 +34,7 @@ ClaimReason = Literal["start", "takeover", "resume", "cancel"]
 CancelledBy = Literal["person", "model", "system"]
 Channel = Literal["host_call", "elicitation", "terminal", "auto", "http"]
 Settlement = Literal["billed", "not_billed", "unknown"]
+PlanPhase = Literal["analysis", "plan", "review"]
 
 
 class Usage(BaseModel):
@@ -252,7 +253,7 @@ class Activity(Fact):
 
 
 class PlanReady(Fact):
-    """The plan of a run with `plan: true`, as it stands in the run's history."""
+    """Planning is over: the plan as it stands in the run's history, empty where none could be made."""
 
     transcript: ClassVar[bool] = True
 
@@ -425,7 +426,8 @@ class CostReserved(Fact):
     """A model call may be sent: its worst case and the wrap-up's are held in every covering cap.
 
     The recipe of the request: with `RunStarted` and the run's entries up to `upto_seq` it can be rebuilt. `notice` is
-    what it tells the model, `notices` what that is about, and `last` why this turn is the last one, if it is.
+    what it tells the model, `notices` what that is about, `last` why this turn is the last one, if it is, and `phase`
+    what the call is for in a run that plans first, until `PlanReady`.
     """
 
     turn: int
@@ -440,6 +442,7 @@ class CostReserved(Fact):
     notice: str | None = None
     notices: tuple[str, ...] = ()
     last: LastTurn | None = None
+    phase: PlanPhase | None = None
     thinking: int = 0
     request_sha: str
 

@@ -285,6 +285,7 @@ def _reserved(state: State, header: Header, fact: CostReserved) -> None:
             "micros": fact.micros,
             "prompt_tokens": fact.prompt_tokens,
             "max_output": fact.max_output,
+            **({"phase": fact.phase} if fact.phase else {}),
         }
         run.in_flight = to_json(call).decode()
         run.wrap_micros = fact.wrap_micros

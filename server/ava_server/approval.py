@@ -30,6 +30,7 @@ from ava_audit.view import View
 from ava_server.budget import DayCaps, installation_scope, user_scope, utc_day
 from ava_server.earlier import listed
 from ava_server.ids import AGENT
+from ava_server.planning import TURNS as PLAN_TURNS
 from ava_server.run_config import CAPS, RunConfig, Texts, digest
 
 TASK_CHARS = 120
@@ -124,6 +125,8 @@ def proposal_message(config: RunConfig, texts: Texts) -> str:
         )
     else:
         lines.append(f"Model: {config.model}{' (free)' if free else ''}.")
+    if config.plan:
+        lines.append(_plan_line(config))
     lines.extend(_secret_lines(config))
     if config.unavailable_tools:
         lines.append(f"Not available here: {', '.join(config.unavailable_tools)}.")
@@ -131,6 +134,12 @@ def proposal_message(config: RunConfig, texts: Texts) -> str:
     if texts.rationale:
         lines.append(f"Why: {texts.rationale.rstrip('.')}.")
     return "\n".join(lines)
+
+
+def _plan_line(config: RunConfig) -> str:
+    if not config.plans:
+        return "It does not plan first, because there is no language model to do it."
+    return f"It plans first and then works: planning takes {PLAN_TURNS} of its {config.max_iterations} turns."
 
 
 def _secret_lines(config: RunConfig) -> list[str]:

@@ -78,7 +78,7 @@ class SpawnArgs(Arguments):
     extended_thinking: bool | None = Field(
         default=None, description="(not in this version) It thinks before it answers."
     )
-    plan: bool | None = Field(default=None, description="(not in this version) It plans before it works.")
+    plan: bool | None = Field(default=None, description="It plans before it works, in 3 turns. Default: the role's.")
     tools: list[str] | None = Field(default=None, description="Only these of the role's tools.")
     blocked_tools: list[str] | None = Field(default=None, description="Not these of the role's tools.")
     namespace: list[str] | None = Field(

@@ -18,6 +18,7 @@ from ava_server.budget import Reservation, settlement_event
 from ava_server.errors import ModelError
 from ava_server.models.base import Completion, Model, Request
 from ava_server.models.chat_errors import may_have_been_billed
+from ava_server.planning import DOING
 from ava_server.reserving import UNKNOWN_ATTEMPTS
 from ava_server.result import Ended
 from ava_server.run_config import RunConfig
@@ -65,7 +66,7 @@ class Asking:
     async def once(self, reserved: Reservation, request: Request) -> Completion | Ended | Paused | None:
         """Make one attempt and settle it; None when another attempt shall follow."""
         began = time.monotonic()
-        self._say("Thinking")
+        self._say(DOING[reserved.fact.phase] if reserved.fact.phase else "Thinking")
         heard, sending = 0, False
         heard_at = began
         try:

@@ -214,8 +214,10 @@ def paid_for(fact: CostUpdate) -> bool:
 
 
 def in_flight_purpose(view: View, run: RunRow) -> Purpose | None:
-    """Return what a run's call in flight is for, from the log: `retries` if an attempt of its turn was paid already."""
+    """Return what a run's call in flight is for, from the log: the plan, or `retries` of a turn that was paid."""
     held = loads(run.in_flight)
+    if held is not None and held.get("phase"):
+        return "plan"
     if held is None or held["attempt"] == 1:
         return None
     settled = (entry.fact for entry in view.entries(run.id, 0, ("CostUpdate",)))

@@ -7,7 +7,7 @@ answers the conversation as the model is shown it under a recipe (`upto_seq`, wh
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,8 @@ from ava_audit.events import (
     Fact,
     GuardrailTripped,
     LastTurn,
+    PlanPhase,
+    PlanReady,
     RunStarted,
     ToolCall,
     ToolResult,
@@ -28,6 +30,7 @@ from ava_audit.events import (
 from ava_server.budget import Purpose, paid_for
 from ava_server.models.base import AssistantTurn, Known, Request, ToolSchema, ToolTurn, ToolUse, Turn, UserTurn
 from ava_server.models.chat_wire import tool_use
+from ava_server.planning import PlanState
 from ava_server.submit import NAME as SUBMIT
 
 SCRATCHPAD = "scratchpad"
@@ -53,10 +56,11 @@ class Repeat:
 
 @dataclass
 class _Item:
-    """One turn of the conversation, and the entry that it came from."""
+    """One turn of the conversation, the entry that it came from, and the step of planning with whose end it goes."""
 
     seq: int
     turn: Turn
+    phase: PlanPhase | None = None
 
 
 @dataclass
@@ -87,6 +91,7 @@ class History:
     empties: int = 0
     looping: bool = False
     drafts: list[Any] = field(default_factory=list[Any])
+    planning: PlanState = field(default_factory=PlanState)
     cost_by: dict[str, int] = field(default_factory=dict[str, int])
     tool_counts: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
     _items: list[_Item] = field(default_factory=list[_Item])
@@ -117,8 +122,12 @@ class History:
                 self._reserved(seq, fact)
             case CostUpdate():
                 self._settled(fact, usage)
+            case AssistantMessage() if fenced and self.planning.on:
+                self._planned(seq, fact)
             case AssistantMessage() if fenced:
                 self._said(seq, fact)
+            case PlanReady() if fenced:
+                self._ready(fact)
             case ToolCall() if fenced:
                 self.tool_calls += 1
                 if fact.call_id:
@@ -159,7 +168,9 @@ class History:
 
     @property
     def purpose(self) -> Purpose | None:
-        """What the call in flight is for: `retries` once an earlier attempt of its turn was paid."""
+        """What the call in flight is for: the plan, or `retries` once an earlier attempt of its turn was paid."""
+        if self.planning.phase is not None:
+            return "plan"
         return "retries" if self.paid_attempts else None
 
     def elidable(self) -> list[tuple[int, int]]:
@@ -204,7 +215,9 @@ class History:
 
     def _reserved(self, seq: int, fact: CostReserved) -> None:
         recipe = Recipe(fact.upto_seq, fact.elide, fact.notice)
-        self._items.extend(_Item(item.seq or seq, item.turn) for item in self._added(recipe))
+        for item in self._added(recipe):  # a notice has no entry of its own
+            self._items.append(_Item(item.seq or seq, item.turn, None if item.seq else fact.phase))
+        self.planning.asked(fact.phase)
         self._results_in = True
         self.told.update(fact.notices)
         self.last = fact.last
@@ -235,6 +248,32 @@ class History:
         self.results, self.started, self._arrived = {}, {}, {}
         self._results_in = False
         self._items.append(_Item(seq, AssistantTurn(fact.raw or {})))
+
+    def _planned(self, seq: int, fact: AssistantMessage) -> None:
+        """Fold the answer of a planning call: words, of which nothing is called."""
+        self.answered = True
+        self.words.append(fact.text)
+        phase = self.planning.phase
+        if self.planning.answered(fact):
+            self._items.append(_Item(seq, AssistantTurn(fact.raw or {}), phase))
+        else:
+            self._drop(lambda item: item.phase == phase)
+
+    def _ready(self, fact: PlanReady) -> None:
+        """Fold the end of planning: of all that was said in it, the plan stays."""
+        self.answered, self.planning.ready = True, fact
+        steps = [item for item in self._items if item.phase is not None and isinstance(item.turn, AssistantTurn)]
+        plan = steps[-1] if fact.plan else None
+        self._drop(lambda item: item.phase is not None and item is not plan)
+        if plan is not None:
+            plan.phase, self.words = None, [fact.plan]
+
+    def _drop(self, gone: Callable[[_Item], bool]) -> None:
+        """Take turns out of the conversation; what was reported for it still covers those that stay."""
+        if self.known is not None:
+            covered = sum(not gone(item) for item in self._items[: self.known.turns])
+            self.known = Known(self.known.prompt_tokens, covered)
+        self._items = [item for item in self._items if not gone(item)]
 
     def _answered(self, seq: int, fact: ToolResult) -> None:
         if fact.call_id is None:
@@ -267,26 +306,6 @@ def call_key(call: ToolUse) -> str:
     """Return what makes two calls the same: tool and arguments."""
     args: Any = call.args if call.args is not None else call.raw_args
     return f"{call.name} {json.dumps(args, sort_keys=True, ensure_ascii=False)}"
-
-
-def rebuilt(entries: Iterable[Entry], run_id: str, turn: int, attempt: int) -> bytes | None:
-    """Return the request of one attempt, byte for byte, from nothing but a run's entries.
-
-    None when it was never reserved. The model is made again from the parameters in the log; it is not asked.
-    """
-    from ava_server.models.choose import model_of
-    from ava_server.models.clients import ClientPool
-
-    history = History(run_id)
-    for entry in entries:
-        fact = entry.fact
-        if isinstance(fact, CostReserved) and (fact.turn, fact.attempt) == (turn, attempt):
-            assert history.prefix is not None, "a run starts with its prefix"
-            model = model_of(history.prefix.model, history.prefix.parameters, None, ClientPool())
-            return model.encode(history.request(Recipe(fact.upto_seq, fact.elide, fact.notice), fact.max_output))
-        if fact is not None:
-            history.add(entry.seq, fact, entry.usage, fenced=entry.generation is not None)
-    return None
 
 
 def _shown(item: _Item, elided: set[int]) -> Turn:

@@ -19,6 +19,7 @@ from ava_server.asking import Asking, Paused
 from ava_server.budget import unsettled
 from ava_server.history import History
 from ava_server.models.base import Completion
+from ava_server.planning import Planning
 from ava_server.prepared import Prepared
 from ava_server.reserving import Reserving
 from ava_server.result import Ended, build_result
@@ -66,8 +67,9 @@ class AgentRun:
         self._log = RunLog(store, run, who, history)
         self._log.on_hold = self._note
         self._began = time.monotonic() - run.active_us / 1_000_000
+        self._planning = Planning(self._log, wanted=self._config.plans)
         self._reserving = Reserving(
-            self._log, self._config, prepared.model, prepared.caps, prepared.window, self._began
+            self._log, self._config, prepared.model, prepared.caps, prepared.window, self._began, self._planning
         )
         self._asking = Asking(
             self._log, self._config, prepared.model, self.say, lambda: self._config.timeout_s - self.active_s
@@ -186,12 +188,12 @@ class AgentRun:
         while True:
             await self._drain()
             asked = await self._reserving.next()
-            if isinstance(asked, Ended):
-                return asked
-            answer = await self._asking.once(*asked)
-            if answer is None:
+            answer = asked if isinstance(asked, Ended) else await self._asking.once(*asked)
+            if isinstance(answer, Paused):
+                return answer
+            if answer is None or await self._planning.takes(answer):
                 continue
-            ended = answer if isinstance(answer, Ended | Paused) else await self._act(answer)
+            ended = answer if isinstance(answer, Ended) else await self._act(answer)
             if ended is not None:
                 return ended
 

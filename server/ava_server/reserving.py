@@ -6,11 +6,12 @@ import hashlib
 import time
 from dataclasses import dataclass
 
-from ava_audit.events import CostReserved, LastTurn
+from ava_audit.events import CostReserved, LastTurn, PlanPhase
 from ava_audit.money import format_usd
 from ava_server.budget import Asked, CapReached, DayCaps, Reservation, reserve, unsettled
 from ava_server.history import Recipe
 from ava_server.models.base import Bound, Model, Request
+from ava_server.planning import Planning, to_work
 from ava_server.prices import reserve_micros
 from ava_server.result import Ended
 from ava_server.run_config import RunConfig
@@ -30,15 +31,17 @@ UNKNOWN_ATTEMPTS = 2
 UNKNOWN = "two attempts of this turn ended without an answer, and what they cost is not known"
 UNKNOWN_ADVICE = "See whether the provider answers, then propose it again with retry_of."
 WRAP_UP = "wrap_up"
+TO_WORK = "plan:work"
 EMPTY = "Your answer was empty. Go on with a tool call, or call submit_result with what you have."
 
 
 @dataclass(frozen=True)
 class _Notice:
-    """What a request tells the model, and what that is about."""
+    """What a request tells the model, what that is about, and the step of planning that it asks for."""
 
     text: str | None = None
     about: tuple[str, ...] = ()
+    phase: PlanPhase | None = None
 
 
 class Reserving:
@@ -49,7 +52,14 @@ class Reserving:
     """
 
     def __init__(
-        self, run_log: RunLog, config: RunConfig, model: Model, caps: DayCaps, window: int, began: float
+        self,
+        run_log: RunLog,
+        config: RunConfig,
+        model: Model,
+        caps: DayCaps,
+        window: int,
+        began: float,
+        planning: Planning,
     ) -> None:
         self.cap = run_log.history.last  # a run that was taken up in its wrap-up stays there
         self._log = run_log
@@ -60,6 +70,7 @@ class Reserving:
         self._caps = caps
         self._window = window
         self._began = began
+        self._planning = planning
 
     @property
     def active_s(self) -> float:
@@ -71,7 +82,8 @@ class Reserving:
         history = self._history
         if not history.answered:
             await self._settle_lost()
-        turn = history.turn + 1 if history.answered else history.turn
+        await self._planning.settle(leaving=self.last_turn(self._next_turn()) is not None)
+        turn = self._next_turn()
         attempt = 1 if history.answered else history.attempt + 1
         if not history.answered and history.unknown_attempts >= UNKNOWN_ATTEMPTS:
             return Ended("error", UNKNOWN, error_kind="dropped", error_message=UNKNOWN, what_to_do=UNKNOWN_ADVICE)
@@ -82,6 +94,7 @@ class Reserving:
             request, asked = self._ask_for(turn, attempt, WRAP_OUTPUT if last else most, last, notice, bare)
             answer = await self._log.do(reserve(self._log.fence, self._log.who, asked, self._caps), self._granted)
             if isinstance(answer, Reservation):
+                await self._planning.began(answer.fact)
                 return answer, request
             if last is not None and bare:  # not even the wrap-up fits: the run ends with what it has
                 return Ended(last.status, last.reason)
@@ -93,8 +106,13 @@ class Reserving:
             smaller = self._fitting(asked.fact, answer)
             if smaller is None:
                 self.cap = LastTurn(status=answer.status, reason=_cap_words(answer, asked))
+                if history.planning.on:  # what there is of a plan is used, and the wrap-up is a turn of its own
+                    return await self.next()
             else:
                 most = smaller
+
+    def _next_turn(self) -> int:
+        return self._history.turn + 1 if self._history.answered else self._history.turn
 
     async def _settle_lost(self) -> None:
         """Book a call whose settlement was cut off (the log was out of reach, and the time ran out) as unknown."""
@@ -134,6 +152,7 @@ class Reserving:
             notice=notice.text,
             notices=notice.about,
             last=last,
+            phase=notice.phase,
             request_sha=hashlib.sha256(self._model.encode(request)).hexdigest(),
         )
         return request, Asked(fact, prompt + output, 0 if last else wrap.prompt_tokens + wrap.output_tokens)
@@ -155,8 +174,15 @@ class Reserving:
 
     def _notice(self, attempt: int) -> _Notice:
         """Return what the next request has to tell the model; further attempts of a turn show what the first told."""
+        phase = self._planning.phase()
         if attempt > 1:
-            return _Notice()
+            return _Notice(phase=phase)
+        if phase is not None:
+            return _Notice(self._planning.asking_for(phase), (f"plan:{phase}",), phase)
+        ready = self._history.planning.ready
+        if ready is not None and ready.plan and TO_WORK not in self._history.told:
+            left = self._eighty()
+            return _Notice("\n\n".join([to_work(), *([left.text] if left.text else [])]), (TO_WORK, *left.about))
         said = self._history.answer
         if said is not None and not said.calls and not said.text.strip():
             return _Notice(EMPTY, ("empty",))

@@ -43,6 +43,7 @@ class RunConfig(BaseModel):
         files_note: Why a role that has tools for files sees none, and how it would; empty where it does.
         secrets: The secrets that the role lists and a tool of the run may send, each with the hosts that it was for;
             None for one that was not stored.
+        plan: It is to plan before it works.
         context_from: The ended runs whose results it may read.
         reach: What the run may read, reach and change, in a few words of ours.
         clamped: What was asked above a hard cap, in words.
@@ -72,6 +73,7 @@ class RunConfig(BaseModel):
     workspace_given: bool = False
     files_note: str = ""
     secrets: dict[str, tuple[str, ...] | None] = {}
+    plan: bool = False
     context_from: tuple[EarlierRun, ...] = ()
     reach: str
     estimated_minutes: tuple[int, int]
@@ -80,6 +82,11 @@ class RunConfig(BaseModel):
     output_schema: dict[str, Any] | None = None
     clamped: tuple[str, ...] = ()
     asked: dict[str, Any] = {}
+
+    @property
+    def plans(self) -> bool:
+        """Whether it plans before it works; the offline reader has no language model to do it."""
+        return self.plan and not self.model.startswith("offline/")
 
     def to_price(self) -> Price:
         """Return the price that was approved."""

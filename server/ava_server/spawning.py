@@ -20,6 +20,7 @@ from ava_server.earlier import NAME as READ_RESULT
 from ava_server.errors import BadInput, Refused
 from ava_server.models.choose import Choice, ModelSettings, choose, is_configured
 from ava_server.output_schema import check_schema
+from ava_server.planning import TURNS as PLAN_TURNS
 from ava_server.run_config import EarlierRun, RunConfig, Texts
 from ava_server.run_tools import RUN_TOOL_NAMES
 from ava_server.secrets_store import Secret
@@ -99,6 +100,12 @@ def resolve(args: SpawnArgs, around: Surroundings, earlier: tuple[EarlierRun, ..
             needs_key=None if is_configured(around.models) else "openrouter",
         )
     caps, clamped = _caps(args, role, choice, settings)
+    plan = role.plan if args.plan is None else args.plan
+    if plan and choice.wire != "offline" and caps["max_iterations"] < PLAN_TURNS + 2:
+        raise BadInput(
+            f"max_iterations: planning takes {PLAN_TURNS} turns, and {caps['max_iterations']} leave none for the work;"
+            f" give {PLAN_TURNS + 2} or more, or plan: false"
+        )
     config = RunConfig(
         role=role.name,
         role_source=role.source,
@@ -114,6 +121,7 @@ def resolve(args: SpawnArgs, around: Surroundings, earlier: tuple[EarlierRun, ..
         unavailable_tools=unavailable,
         workspace=reading,
         secrets=_secrets(role, tools, around),
+        plan=plan,
         context_from=earlier,
         reach=_reach(tools, around.tools, reading, len(earlier)),
         workspace_given=workspace.given,
@@ -136,7 +144,6 @@ def _not_yet(args: SpawnArgs) -> None:
         BadInput: One was given.
     """
     for field, given in (
-        ("plan", args.plan),
         ("extended_thinking", args.extended_thinking),
         ("verify", args.verify),
         ("namespace", args.namespace),

@@ -39,7 +39,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "reference" / "events.md"
 SERVER = ROOT / "server" / "ava_server"
 
-UNWRITTEN = {"PlanReady"}
+UNWRITTEN: set[str] = set()
 """Types that nothing writes yet."""
 UNREACHED = {"superseded"}
 """Endings (and decisions) that no run of this version comes to."""
@@ -168,6 +168,7 @@ def plays() -> dict[str, Sequence[Step]]:
         "group": [hand_over()],
         "gone": [hand_over()],
         "whole": [Say("Twelve.", stream=False)],
+        "planned": [Say("It is about a price."), Say("1. read_file a.md."), Say("KEEP"), hand_over()],
         "told": TOLD,
         "steered": [Say(calls=NOTE.calls, gate=STEERED), hand_over()],
         "left": [*(Say("x", gate=gate) for gate in LEFT), hand_over(), hand_over(), hand_over()],
@@ -191,6 +192,7 @@ async def happen(tmp: Path, server: ModelServer) -> None:
             for other in (cancelled, rejected, grouped, everything, steered, misused, erased):
                 tasks.start_soon(other, lab)
             tasks.start_soon(partial(lab.outcome, task=play("whole")))
+            tasks.start_soon(partial(lab.outcome, task=play("planned"), plan=True))
             tasks.start_soon(partial(lab.outcome, task=play("told"), max_iterations=10))
             tasks.start_soon(partial(lab.outcome, task=play("paused"), timeout=4))
     async with connect(tmp, server=server, config=CONFIG) as (client, _server):

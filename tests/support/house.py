@@ -32,8 +32,8 @@ from ava_audit.view import View
 from ava_server.answers import Answer
 from ava_server.app import build_server
 from ava_server.desk import Desk
-from ava_server.history import rebuilt
 from ava_server.house import House, open_house
+from ava_server.rebuilding import rebuilt
 from ava_server.session import Session
 from ava_server.settings import Settings, load_settings
 from support.model_server import ModelServer, Received, Say, Script, running_model_server

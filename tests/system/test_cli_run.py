@@ -233,6 +233,24 @@ def test_an_earlier_result_is_named_on_the_command_line(root: Path, workspace: P
         assert "Output:\nTwelve cents a minute." in server.requests[-1].json["messages"][-1]["content"]
 
 
+@pytest.mark.parametrize(("option", "planned"), [("--plan", True), ("--no-plan", False)])
+def test_planning_is_asked_for_or_left_out_on_the_command_line(
+    root: Path, workspace: Path, option: str, planned: bool
+) -> None:
+    (root / "roles").mkdir(parents=True)
+    (root / "roles" / "thinker.md").write_text(
+        f"---\ndescription: Thinks.\nplan: {json.dumps(not planned)}\n---\nThink.\n"
+    )
+    script = [Say("A price is asked for."), Say("1. read_file notes.md"), Say("KEEP"), DONE] if planned else [DONE]
+    with running_model_server(script) as server:
+        args = ("run", "thinker", TASK, "--workspace", str(workspace), "--yes", "--max-cost", "1", option)
+        done = ava(root, *args, env=local(server.base_url))
+    assert done.returncode == 0, done.stderr
+    assert ("It plans first and then works" in done.stderr) is planned
+    plans = [event["content"]["plan"] for event in events(root, "--type", "PlanReady")]
+    assert plans == (["1. read_file notes.md"] if planned else [])
+
+
 @pytest.mark.parametrize("command", [("serve",), ("run", "researcher", "x", "--yes", "--max-cost", "1")])
 def test_inside_of_a_run_neither_serve_nor_run_starts(root: Path, command: tuple[str, ...]) -> None:
     done = ava(root, *command, env={"AVA_RUN_ID": "S-7f3a2b"})

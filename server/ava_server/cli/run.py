@@ -81,6 +81,10 @@ def run_command(
         list[str] | None,
         typer.Option(metavar="TOOL,…", show_default=False, help="Not these of the role's tools."),
     ] = None,
+    plan: Annotated[
+        bool | None,
+        typer.Option("--plan/--no-plan", show_default=False, help="It plans before it works; else as the role says."),
+    ] = None,
     output_schema: Annotated[
         Path | None,
         typer.Option(metavar="FILE", show_default=False, help="JSON schema that the output must match."),
@@ -118,6 +122,7 @@ def run_command(
         "system_prompt": system_prompt,
         "tools": listed(tools),
         "blocked_tools": listed(blocked_tools),
+        "plan": plan,
         "output_schema": schema_in("--output-schema", output_schema),
         "name": name,
         "task_id": task_id,

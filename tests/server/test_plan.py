@@ -1,0 +1,510 @@
+"""`plan: true`: analysis, plan and review before the work, of which the plan stays; what fails is only left out."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.cutting import all_entries, left_behind
+from support.house import PRICED, Lab, arrived, check_budgets, check_requests, hand_over, open_lab, submits
+from support.model_server import Fail, Gate, HangUp, Raw, Say, Step, events, running_model_server
+
+from ava_audit.events import (
+    Activity,
+    AssistantMessage,
+    CostReserved,
+    CostUpdate,
+    PlanReady,
+    SpawnProposed,
+    ToolCall,
+    ToolResult,
+)
+from ava_server.planning import DOING, NO_PLAN
+
+ANALYSIS, PLAN, REVIEW, WORK, WRAP = "analysis", "plan", "review", "work", "wrap-up"
+MARKS = {
+    WRAP: "This is the last turn",
+    ANALYSIS: "Before you work, analyse the task.",
+    PLAN: "Now write the plan.",
+    REVIEW: "Now review your plan as its critic.",
+}
+FIRST_PLAN = "1. read_file a.md: the price.\n2. submit_result."
+BETTER_PLAN = "1. search_codebase for twelve.\n2. read_file a.md: the price.\n3. submit_result."
+ANALYSED = Say("The price of Otter is asked for.")
+PLANNED = Say(FIRST_PLAN)
+REVIEWED = Say(BETTER_PLAN)
+LOOK = Say(calls=[("read_file", {"path": "a.md"})])
+CALLS = Say("I look first.", [("read_file", {"path": "a.md"})])
+CUT = Raw(events(Say("some words", usage=None))[:3], chunked=True, cut=True)
+USEFUL: Mapping[str, Step] = {ANALYSIS: ANALYSED, PLAN: PLANNED, REVIEW: REVIEWED, WRAP: submits("what there is")}
+
+
+def asked_for(request: dict[str, Any]) -> str:
+    """What a request is for, by its last message."""
+    last = str(request["messages"][-1]["content"])
+    return next((name for name, mark in MARKS.items() if last.startswith(mark)), WORK)
+
+
+class Planner:
+    """A model that plans, looks, and hands over; what it says to one thing can be given instead, once or for good."""
+
+    def __init__(self, **instead: Step | list[Step]) -> None:
+        self.asked: list[str] = []
+        self._instead = instead
+
+    def __call__(self, request: dict[str, Any]) -> Step:
+        what = asked_for(request)
+        self.asked.append(what)
+        given = self._instead.get(what.replace("-", "_"))
+        if isinstance(given, list):
+            given = given.pop(0) if given else None
+        if given is not None:
+            return given
+        if what == WORK:
+            return hand_over() if any(message["role"] == "tool" for message in request["messages"]) else LOOK
+        return USEFUL[what]
+
+
+async def planned(lab: Lab, **more: Any) -> str:
+    """Run one that plans, to its end."""
+    (lab.workspace / "a.md").write_text("Otter charges twelve cents.\n")
+    run_id = await lab.start(plan=True, **more)
+    await lab.ended(run_id)
+    return run_id
+
+
+def roles_of(request: dict[str, Any]) -> list[str]:
+    return [str(message["role"]) for message in request["messages"]]
+
+
+async def check_parts(lab: Lab, run_id: str) -> dict[str, int]:
+    """What a run cost by its parts, in micro-USD: they sum to the total, and every planning call is under `plan`."""
+    run, result = await lab.run(run_id), await lab.result(run_id)
+    parts = {name: round(cents * 10_000) for name, cents in result["cost_by"].items()}
+    assert sum(parts.values()) == run.cost_micros == round(result["cost_cents"] * 10_000)
+    phases = {(fact.turn, fact.attempt): fact.phase for fact in await lab.facts(run_id, CostReserved)}
+    settled = await lab.facts(run_id, CostUpdate)
+    for fact in settled:
+        if phases[fact.turn, fact.attempt] is not None:
+            assert set(fact.cost_by) <= {"plan"}, "whatever else it was"
+        else:
+            assert "plan" not in fact.cost_by
+        assert sum(fact.cost_by.values()) == round(fact.cost_cents * 10_000)
+    assert parts.get("plan", 0) == sum(fact.cost_by.get("plan", 0) for fact in settled)
+    return parts
+
+
+# -- the ordinary way -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.requirement("S5-13")
+async def test_a_run_analyses_plans_and_reviews_and_then_works_with_the_plan_as_its_first_message(
+    tmp_path: Path,
+) -> None:
+    planner = Planner()
+    async with open_lab(tmp_path, planner, config=PRICED) as lab:
+        run_id = await planned(lab)
+        requests = [request.json for request in lab.server.requests]
+        assert planner.asked == [ANALYSIS, PLAN, REVIEW, WORK, WORK]
+        [ready] = await lab.facts(run_id, PlanReady)
+        assert (ready.plan, ready.reviewed) == (BETTER_PLAN, True)
+        assert [fact.phase for fact in await lab.facts(run_id, CostReserved)] == [*DOING, None, None]
+        activities = [fact.activity for fact in await lab.facts(run_id, Activity)]
+        assert activities[:3] == ["Analysing the task", "Planning", "Reviewing the plan"]
+        run, result = await lab.run(run_id), await lab.result(run_id)
+        assert (run.state, run.turns, result["iterations"]) == ("success", 5, 5), "they count as turns"
+        parts = await check_parts(lab, run_id)
+        assert set(parts) == {"plan", "input", "output"} and parts["plan"] > 0
+    assert [roles_of(request) for request in requests[:3]] == [
+        ["system", *["user"] * 2],
+        ["system", "user", "user", "assistant", "user"],
+        ["system", "user", "user", "assistant", "user", "assistant", "user"],
+    ]
+    assert requests[1]["messages"][-2]["content"] == ANALYSED.text
+    assert requests[2]["messages"][-2]["content"] == FIRST_PLAN
+    work = requests[3]["messages"]
+    assert [message["role"] for message in work] == ["system", "user", "assistant", "user"]
+    assert work[2]["content"] == BETTER_PLAN and work[3]["content"].startswith("Planning is over")
+    assert requests[4]["messages"][:4] == work, "it stays there"
+
+
+@pytest.mark.requirement("S5-13")
+async def test_prefix_and_tools_are_the_same_bytes_in_planning_and_in_work(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, Planner()) as lab:
+        await planned(lab)
+        bodies = [request.body for request in lab.server.requests]
+        plain = await lab.start(task="What does it cost?")
+        await lab.ended(plain)
+        requests = [json.loads(body) for body in bodies]
+    task = bodies[0].index(b'"role":"user"')
+    for body, request in zip(bodies, requests, strict=True):
+        assert body[:task] == bodies[0][:task]
+        assert json.dumps(request["tools"]) == json.dumps(requests[0]["tools"])
+        assert {key: value for key, value in request.items() if key != "messages"} == {
+            key: value for key, value in requests[0].items() if key != "messages"
+        }, "nothing but the messages differs"
+    for earlier, later in ((0, 1), (1, 2)):
+        shared = bodies[earlier].index(b'],"tools"')
+        assert bodies[later][:shared] == bodies[earlier][:shared], "each planning call goes on where the last one was"
+
+
+@pytest.mark.requirement("S5-13")
+async def test_the_review_is_given_the_tools_that_there_really_are(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, Planner()) as lab:
+        await planned(lab, tools=["read_file", "search_codebase", "scratchpad"], blocked_tools=["scratchpad"])
+        review = lab.server.requests[2].json
+    named = re.search(r"These are all the tools that there are: ([^.]+)\.", review["messages"][-1]["content"])
+    assert named is not None
+    assert named[1].split(", ") == [tool["function"]["name"] for tool in review["tools"]]
+    assert named[1] == "read_file, search_codebase, submit_result"
+
+
+@pytest.mark.parametrize("said", ["KEEP", "**Keep.**\n"])
+async def test_a_review_that_keeps_the_plan_leaves_it_as_it_is(tmp_path: Path, said: str) -> None:
+    async with open_lab(tmp_path, Planner(review=Say(said))) as lab:
+        run_id = await planned(lab)
+        assert await lab.facts(run_id, PlanReady) == [PlanReady(plan=FIRST_PLAN, reviewed=True)]
+        work = lab.server.requests[3].json["messages"]
+    assert [message["content"] for message in work[2:3]] == [FIRST_PLAN]
+    assert [message["role"] for message in work] == ["system", "user", "assistant", "user"]
+
+
+async def test_it_is_off_unless_the_call_or_the_role_says_so_and_the_proposal_tells(tmp_path: Path) -> None:
+    folder = tmp_path / "data" / "roles"
+    folder.mkdir(parents=True)
+    (folder / "thinker.md").write_text("---\ndescription: Thinks.\nplan: true\n---\nThink.\n", "utf-8")
+    tells = "It plans first and then works: planning takes 3 of its 20 turns."
+    async with open_lab(tmp_path) as lab:
+        assert "plan" not in (await lab.propose()).message
+        assert tells in (await lab.propose(plan=True)).message
+        assert tells in (await lab.propose(role="thinker")).message
+        assert "plan" not in (await lab.propose(role="thinker", plan=False)).message
+        offline = await lab.propose(role="thinker", model="offline/extractive")
+        assert "It does not plan first, because there is no language model to do it." in offline.message
+        few = await lab.call("spawn_subagent", role="thinker", task="x", max_iterations=4, workspace=str(lab.workspace))
+        assert few.status == "failed" and few.message.startswith("max_iterations: planning takes 3 turns")
+        digests = [
+            (await lab.facts((await lab.propose(plan=plan)).subagent_id, SpawnProposed))[0].digest
+            for plan in (True, False)
+        ]
+        assert len(set(digests)) == 2, "it is part of what is approved"
+
+
+async def test_the_offline_reader_does_not_plan(tmp_path: Path) -> None:
+    async with open_lab(tmp_path) as lab:
+        run_id = await planned(lab, model="offline/extractive", task="What does Otter charge?")
+        assert (await lab.run(run_id)).state == "success"
+        assert await lab.facts(run_id, PlanReady) == []
+        assert {fact.phase for fact in await lab.facts(run_id, CostReserved)} == {None}
+
+
+async def test_a_retry_plans_again(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, Planner()) as lab:
+        again = await lab.call("spawn_subagent", retry_of=await planned(lab))
+        assert "It plans first" in again.message
+
+
+async def test_a_message_that_came_while_it_planned_stays_when_the_planning_goes(tmp_path: Path) -> None:
+    gate = Gate()
+    async with open_lab(tmp_path, Planner(plan=Say(FIRST_PLAN, gate=gate))) as lab:
+        (lab.workspace / "a.md").write_text("twelve\n")
+        run_id = await lab.start(plan=True)
+        await arrived(gate.arrived)
+        await lab.call("message_subagent", subagent_id=run_id, message="and Descript too")
+        gate.released.set()
+        await lab.ended(run_id)
+        review, work = (lab.server.requests[number].json["messages"] for number in (2, 3))
+    assert "and Descript too" in review[-2]["content"]
+    assert [message["role"] for message in work] == ["system", "user", "user", "assistant", "user"]
+    assert "and Descript too" in work[2]["content"] and work[3]["content"] == BETTER_PLAN
+
+
+async def test_the_plan_is_never_left_out_when_results_are(tmp_path: Path) -> None:
+    planner = Planner()
+
+    def step(request: dict[str, Any]) -> Step:
+        if asked_for(request) != WORK:
+            return counted(request, planner(request))
+        turn = sum(message["role"] == "tool" for message in request["messages"])
+        return counted(request, hand_over() if turn >= 14 else Say(calls=[("read_file", {"path": f"{turn}.md"})]))
+
+    async with open_lab(tmp_path, step) as lab:
+        for number in range(14):
+            lines = "".join(f"file {number} line {line} says twelve cents\n" for line in range(450))
+            (lab.workspace / f"{number}.md").write_text(lines)
+        run_id = await planned(lab, max_iterations=30, max_tokens=200_000)
+        assert (await lab.run(run_id)).state == "success"
+        work = [request.json["messages"] for request in lab.server.requests[3:]]
+    assert "characters left out" in json.dumps(work[-1])
+    assert all(messages[2]["content"] == BETTER_PLAN for messages in work)
+
+
+async def test_what_is_left_of_the_limits_is_told_with_the_plan_when_planning_has_used_most_of_it(
+    tmp_path: Path,
+) -> None:
+    dear = {"prompt_tokens": 2_000, "completion_tokens": 4_000, "total_tokens": 6_000}
+    steps = {ANALYSIS: ANALYSED, PLAN: PLANNED, REVIEW: REVIEWED}
+    planner = Planner(**{name: replace(step, usage=dear) for name, step in steps.items()})
+    config = PRICED.replace("input = 3.0", "input = 0.1").replace("cache_write = 3.75", "cache_write = 0.1")
+    async with open_lab(tmp_path, planner, config=config) as lab:
+        run_id = await planned(lab, max_cost_cents=22)
+        work = lab.server.requests[3].json["messages"][-1]["content"]
+        told = [fact.notices for fact in await lab.facts(run_id, CostReserved)]
+    assert re.fullmatch(r"Planning is over.*\n\nLeft of your limits: \$0\.\d+\. .*", work)
+    assert told[:4] == [("plan:analysis",), ("plan:plan",), ("plan:review",), ("plan:work", "left:money")]
+
+
+def counted(request: dict[str, Any], step: Step) -> Step:
+    """Count as a provider with a cache does: the prompt was read from it."""
+    size = len(json.dumps(request["messages"])) // 2
+    usage = {
+        "prompt_tokens": size,
+        "completion_tokens": 50,
+        "total_tokens": size + 50,
+        "prompt_tokens_details": {"cached_tokens": size},
+    }
+    return Say(step.text, calls=step.calls, usage=usage) if isinstance(step, Say) else step
+
+
+# -- what fails -----------------------------------------------------------------------------------------------------
+
+NOTHING: Mapping[str, list[Step]] = {
+    "nothing": [Say("")],
+    "white space": [Say(" \n")],
+    "a tool call": [CALLS],
+    "a result": [hand_over()],
+}
+ERRORS: Mapping[str, list[Step]] = {
+    "an error": [Fail(400)],
+    "two dropped lines": [CUT, CUT],
+    "a key that is none": [Fail(401)],
+}
+"""Two answers that break off are the most that one turn may have: what they cost is booked in full."""
+
+
+@pytest.mark.requirement("S5-13")
+@pytest.mark.parametrize(
+    "said",
+    [*NOTHING.values(), *ERRORS.values(), [Say("It looks good to me.")], [Say(BETTER_PLAN, finish_reason="length")]],
+    ids=[*NOTHING, *ERRORS, "no plan", "half a plan"],
+)
+async def test_a_review_that_fails_leaves_the_plan_as_it_was_written(tmp_path: Path, said: list[Step]) -> None:
+    planner = Planner(review=list(said))
+    async with open_lab(tmp_path, planner, config=PRICED) as lab:
+        run_id = await planned(lab)
+        assert (await lab.run(run_id)).state == "success"
+        assert await lab.facts(run_id, PlanReady) == [PlanReady(plan=FIRST_PLAN, reviewed=False)]
+        assert planner.asked == [ANALYSIS, PLAN, *[REVIEW] * len(said), WORK, WORK], "it is not asked for again"
+        work = lab.server.requests[-2].json["messages"]
+        assert [message["role"] for message in work] == ["system", "user", "assistant", "user"]
+        assert work[2]["content"] == FIRST_PLAN
+        assert [fact.tool for fact in await lab.facts(run_id, ToolCall)] == ["read_file"], "only the work's own"
+        parts = await check_parts(lab, run_id)
+        assert parts["plan"] > 0 and "uncosted" not in parts
+
+
+@pytest.mark.requirement("S5-13")
+@pytest.mark.parametrize("said", [*NOTHING.values(), *ERRORS.values()], ids=[*NOTHING, *ERRORS])
+async def test_without_a_plan_the_run_works_as_one_that_makes_none(tmp_path: Path, said: list[Step]) -> None:
+    planner = Planner(plan=list(said))
+    async with open_lab(tmp_path, planner, config=PRICED) as lab:
+        run_id = await planned(lab)
+        assert (await lab.run(run_id)).state == "success"
+        assert await lab.facts(run_id, PlanReady) == [PlanReady(plan="", reviewed=False)]
+        assert NO_PLAN in [fact.activity for fact in await lab.facts(run_id, Activity)]
+        assert planner.asked == [ANALYSIS, *[PLAN] * len(said), WORK, WORK]
+        assert [fact.tool for fact in await lab.facts(run_id, ToolResult) if fact.turn is not None] == [
+            "read_file",
+            "submit_result",
+        ]
+        work = lab.server.requests[-2].body
+        await check_parts(lab, run_id)
+        plain = await lab.start()
+        await lab.ended(plain)
+        assert lab.server.requests[-2].body == work, "byte for byte"
+
+
+@pytest.mark.parametrize("said", NOTHING.values(), ids=NOTHING)
+async def test_without_an_analysis_it_is_planned_all_the_same(tmp_path: Path, said: list[Step]) -> None:
+    planner = Planner(analysis=list(said))
+    async with open_lab(tmp_path, planner) as lab:
+        run_id = await planned(lab)
+        assert planner.asked == [ANALYSIS, PLAN, REVIEW, WORK, WORK]
+        assert await lab.facts(run_id, PlanReady) == [PlanReady(plan=BETTER_PLAN, reviewed=True)]
+        second = lab.server.requests[1].json["messages"]
+    assert [message["role"] for message in second] == ["system", "user", "user"]
+    assert second[-1]["content"].startswith(MARKS[PLAN])
+
+
+async def test_a_model_that_cannot_be_reached_is_not_asked_for_the_rest_of_the_planning(tmp_path: Path) -> None:
+    planner = Planner(analysis=Fail(400), work=Fail(400))
+    async with open_lab(tmp_path, planner) as lab:
+        run_id = await planned(lab)
+        result = await lab.result(run_id)
+        assert (result["status"], result["error"]["kind"]) == ("error", "bad_request")
+    assert planner.asked == [ANALYSIS, WORK]
+
+
+async def test_an_attempt_that_failed_is_made_again_within_the_same_step(tmp_path: Path) -> None:
+    planner = Planner(plan=[HangUp(), PLANNED])
+    async with open_lab(tmp_path, planner, config=PRICED) as lab:
+        run_id = await planned(lab)
+        assert planner.asked == [ANALYSIS, PLAN, PLAN, REVIEW, WORK, WORK]
+        reserved = [(fact.turn, fact.attempt, fact.phase) for fact in await lab.facts(run_id, CostReserved)]
+        assert reserved[1:3] == [(2, 1, "plan"), (2, 2, "plan")]
+        assert [fact.activity for fact in await lab.facts(run_id, Activity)].count("Planning") == 1
+        await check_parts(lab, run_id)
+
+
+# -- caps while it plans --------------------------------------------------------------------------------------------
+
+
+async def lowered(lab: Lab, caps: dict[str, Any], **more: Any) -> str:
+    """Run one that plans, its caps lowered in the approval."""
+    (lab.workspace / "a.md").write_text("twelve\n")
+    made = await lab.propose(plan=True, **more)
+    answer = await lab.approve(made, changes={made.pending_id: {"caps": caps}})
+    assert answer.status == "approved", answer
+    await lab.ended(made.subagent_id)
+    return str(made.subagent_id)
+
+
+@pytest.mark.requirement("S5-13")
+@pytest.mark.parametrize(
+    ("turns", "asked", "ready"),
+    [
+        (1, [WRAP], []),
+        (2, [ANALYSIS, WRAP], [PlanReady(plan="", reviewed=False)]),
+        (3, [ANALYSIS, PLAN, WRAP], [PlanReady(plan=FIRST_PLAN, reviewed=False)]),
+        (4, [ANALYSIS, PLAN, REVIEW, WRAP], [PlanReady(plan=BETTER_PLAN, reviewed=True)]),
+    ],
+)
+async def test_turns_that_run_out_while_it_plans_lead_to_the_wrap_up(
+    tmp_path: Path, turns: int, asked: list[str], ready: list[PlanReady]
+) -> None:
+    planner = Planner()
+    async with open_lab(tmp_path, planner, config=PRICED) as lab:
+        run_id = await lowered(lab, {"max_iterations": turns})
+        result = await lab.result(run_id)
+        assert (result["status"], result["untrusted_result"]["output"]) == ("iteration_limit", "what there is")
+        assert planner.asked == asked
+        assert await lab.facts(run_id, PlanReady) == ready
+        last = lab.server.requests[-1].json["messages"]
+        plans = [message["content"] for message in last if message["role"] == "assistant"]
+        assert plans == [fact.plan for fact in ready if fact.plan]
+        await check_parts(lab, run_id)
+
+
+DEAR = {"prompt_tokens": 18_000, "completion_tokens": 900, "total_tokens": 18_900}
+
+
+@pytest.mark.parametrize(
+    ("caps", "status", "plan"),
+    [({"max_cost_cents": 25}, "cost_exceeded", FIRST_PLAN), ({"max_tokens": 45_000}, "token_exceeded", "")],
+    ids=["money", "tokens"],
+)
+async def test_money_or_tokens_that_run_out_while_it_plans_lead_to_the_wrap_up(
+    tmp_path: Path, caps: dict[str, Any], status: str, plan: str
+) -> None:
+    planner = Planner(analysis=Say(ANALYSED.text, usage=DEAR), plan=Say(FIRST_PLAN, usage=DEAR))
+    async with open_lab(tmp_path, planner, config=PRICED) as lab:
+        run_id = await lowered(lab, caps)
+        run, result = await lab.run(run_id), await lab.result(run_id)
+        assert (result["status"], result["untrusted_result"]["output"]) == (status, "what there is")
+        assert planner.asked == ([ANALYSIS, PLAN, WRAP] if plan else [ANALYSIS, WRAP])
+        assert await lab.facts(run_id, PlanReady) == [PlanReady(plan=plan, reviewed=False)]
+        assert run.cost_micros <= 250_000 or "max_cost_cents" not in caps
+        assert run.tokens <= 45_000 and (await check_parts(lab, run_id))["plan"] > 0
+
+
+async def test_time_that_runs_out_while_it_plans_leads_to_the_wrap_up_and_books_the_broken_call_as_plan(
+    tmp_path: Path,
+) -> None:
+    planner = Planner(review=Say("late", gate=Gate()))
+    async with open_lab(tmp_path, planner, config=PRICED) as lab:
+        run_id = await planned(lab, timeout=5)
+        result = await lab.result(run_id)
+        assert (result["status"], result["untrusted_result"]["output"]) == ("timeout", "what there is")
+        assert planner.asked == [ANALYSIS, PLAN, REVIEW, WRAP]
+        assert await lab.facts(run_id, PlanReady) == [PlanReady(plan=FIRST_PLAN, reviewed=False)]
+        settled = await lab.facts(run_id, CostUpdate)
+        assert settled[2].settlement == "unknown" and settled[2].cost_by == {"plan": round(settled[2].cost_cents * 1e4)}
+        assert result["uncosted"] is True
+        assert "uncosted" not in await check_parts(lab, run_id)
+
+
+async def test_a_run_that_is_cancelled_while_it_plans_keeps_what_it_has(tmp_path: Path) -> None:
+    gate = Gate()
+    async with open_lab(tmp_path, Planner(review=Say("late", gate=gate)), config=PRICED) as lab:
+        run_id = await lab.start(plan=True)
+        await arrived(gate.arrived)
+        await lab.call("cancel_subagent", subagent_id=run_id)
+        run, result = await lab.run(run_id), await lab.result(run_id)
+        assert run.state == "cancelled"
+        assert FIRST_PLAN in result["untrusted_result"]["output"]
+        await check_parts(lab, run_id)
+
+
+# -- after a kill ---------------------------------------------------------------------------------------------------
+
+STORIES: Mapping[str, dict[str, Step]] = {
+    "all of it": {},
+    "kept": {"review": Say("KEEP")},
+    "no analysis, no review": {"analysis": CALLS, "review": CALLS},
+    "no plan": {"plan": CALLS},
+}
+
+
+@pytest.mark.requirement("S5-13")
+@pytest.mark.parametrize("instead", STORIES.values(), ids=STORIES)
+async def test_a_kill_after_any_entry_of_the_planning_leads_to_the_same_plan_and_asks_no_logged_answer_again(
+    tmp_path: Path, instead: dict[str, Step]
+) -> None:
+    """The log is cut behind each entry of a run in turn: that is what a kill at that moment leaves."""
+    (tmp_path / "workspace").mkdir()
+    (tmp_path / "workspace" / "a.md").write_text("twelve cents")
+    with running_model_server(Planner(**instead)) as server:
+        async with open_lab(tmp_path, server=server, config=PRICED) as lab:
+            run_id = await lab.start(plan=True)
+            await lab.ended(run_id)
+            wanted, calls = await lab.facts(run_id, PlanReady), len(server.requests)
+            entries = await all_entries(lab.store)
+        names = [entry.type for entry in entries]
+        first, last = names.index("RunClaimed") + 1, names.index("ToolCall", names.index("RunClaimed"))
+        for count in range(first, last + 1):
+            before, kept = len(server.requests), entries[:count]
+            async with left_behind(tmp_path / f"cut-{count}", kept, server, config=PRICED) as lab:
+                run = await lab.ended(run_id)
+                place = f"cut behind {kept[-1].type} (entry {count})"
+                assert (run.state, run.generation) == ("success", 2), place
+                assert await lab.facts(run_id, PlanReady) == wanted, place
+                logged = sum(isinstance(entry.fact, AssistantMessage) and entry.generation == 1 for entry in kept)
+                assert len(server.requests) - before == calls - logged, f"{place}: a logged answer is asked for again"
+                await check_parts(lab, run_id)
+                await lab.store.read(check_budgets)
+                in_flight = names[:count].count("CostReserved") > names[:count].count("CostUpdate")
+                settled = await lab.facts(run_id, CostUpdate)
+                assert [fact.settlement for fact in settled].count("unknown") == in_flight, place
+            await check_requests(tmp_path / f"cut-{count}" / "data", server.requests[before:])
+
+
+async def test_a_house_that_is_closed_while_it_plans_leaves_the_rest_to_the_next_one(tmp_path: Path) -> None:
+    gate = Gate()
+    planner = Planner(review=[Say("lost", gate=gate), REVIEWED])
+    with running_model_server(planner) as server:
+        async with open_lab(tmp_path, server=server, config=PRICED, check=False) as lab:
+            (lab.workspace / "a.md").write_text("twelve cents")
+            run_id = await lab.start(plan=True)
+            await arrived(gate.arrived)
+        gate.released.set()
+        async with open_lab(tmp_path, server=server, config=PRICED) as lab:
+            run = await lab.ended(run_id)
+            assert (run.state, run.generation) == ("success", 2)
+            assert planner.asked == [ANALYSIS, PLAN, REVIEW, REVIEW, WORK, WORK]
+            assert await lab.facts(run_id, PlanReady) == [PlanReady(plan=BETTER_PLAN, reviewed=True)]
+            await check_parts(lab, run_id)
