@@ -53,6 +53,8 @@ COMMIT_S = 30.0
 """How much longer a command that the writer has begun may take: a disk that hangs in fsync."""
 READERS = 8
 """Queries at once; their threads are their own, so that slow tools do not keep anybody from looking."""
+LIVE_S = 0.2
+"""What runs are doing this second is written with the next command, and without one after so long."""
 POLL_S = 0.05
 """How often other processes' commits are looked for; a look costs 3 microseconds."""
 BUSY_MS = 1_000
@@ -139,6 +141,7 @@ class Store:
         self._gate = threading.Lock()
         self._head = 0
         self._news = anyio.Event()
+        self._live: dict[str, tuple[str, int]] = {}
         self._waiting: deque[tuple[float, _Job]] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._readers: queue.LifoQueue[sqlite3.Connection] = queue.LifoQueue()
@@ -231,13 +234,14 @@ class Store:
 
     def set_live(self, run_id: str, text: str) -> None:
         """Note what a run is doing this second; nobody waits for it."""
-        at_us = time.time_ns() // 1000
-
-        def work(db: sqlite3.Connection) -> None:
-            db.execute("INSERT OR REPLACE INTO live (run_id, text, at_us) VALUES (?, ?, ?)", (run_id, text, at_us))
-
-        if not self._closed:
-            self._jobs.put(_Job(_Housekeeping(work), None))
+        if self._closed:
+            return
+        with self._gate:
+            first = not self._live
+            self._live[run_id] = (text, time.time_ns() // 1000)
+        if first:
+            with contextlib.suppress(RuntimeError):  # the loop is gone, and with it who would look
+                self._loop.call_soon_threadsafe(self._loop.call_later, LIVE_S, self._flush_live)
 
     async def read(self, query: Query[T], *, interrupt: bool = False) -> T:
         """Run a query against one consistent state, in a thread; it never waits for a writer.
@@ -332,6 +336,11 @@ class Store:
         if job.future is not None and not self._let_go(job, job.future):
             self._loop.call_later(COMMIT_S, _unanswered, job.future)
 
+    def _flush_live(self) -> None:
+        """See that what runs are doing is written, if no command has come that it went with."""
+        if self._live and not self._closed:
+            self._jobs.put(_Job(_Housekeeping(lambda _db: None), None))
+
     def _let_go(self, job: _Job, future: asyncio.Future[Any]) -> bool:
         """Answer a caller from whom the writer has not taken the job; False when the writer is at it."""
         if future.done():
@@ -423,6 +432,7 @@ class Store:
                 else:
                     self._run(job, db, appender)
             tables.write()
+            self._write_live(db)
             db.execute("COMMIT")
         except BaseException as error:
             tables.forget()
@@ -435,6 +445,13 @@ class Store:
                     job.error = _translated(error)
             return 0
         return appender.head
+
+    def _write_live(self, db: sqlite3.Connection) -> None:
+        if self._live:
+            with self._gate:
+                live, self._live = self._live, {}
+            rows = [(run_id, text, at_us) for run_id, (text, at_us) in live.items()]
+            db.executemany("INSERT OR REPLACE INTO live (run_id, text, at_us) VALUES (?, ?, ?)", rows)
 
     def _empty_wal(self, db: sqlite3.Connection, job: _Job) -> None:
         try:
@@ -569,6 +586,7 @@ class Store:
 
     def _close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
+        self._jobs.put(_Job(_Housekeeping(lambda _db: None), None))  # with which goes what runs were doing
         self._jobs.put(None)
         self._thread.join(timeout=2.0)
         if self._thread.is_alive():

@@ -178,6 +178,7 @@ async def test_what_the_keeper_writes_alone_does_not_let_the_write_ahead_log_gro
                 await anyio.sleep(0.3)  # the keeper waits for news that do not come
                 while wal.stat().st_size < 100_000:
                     log.set_live("S-aaaaaa", "x" * 10_000)
+                    await log.keep_house(lambda _db: None)  # with which it is written
                     await anyio.sleep(0.005)
 
 
