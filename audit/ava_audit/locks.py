@@ -18,7 +18,9 @@ from typing import IO, Any
 
 import portalocker
 
-_EXCLUSIVE = portalocker.LockFlags.EXCLUSIVE
+if sys.platform != "win32":
+    import fcntl
+
 _TRY = portalocker.LockFlags.EXCLUSIVE | portalocker.LockFlags.NON_BLOCKING
 _TRY_EVERY_S = 0.005
 """How often Windows is asked: its own waiting asks once a second, and gives up after ten."""
@@ -37,7 +39,7 @@ class WriteLock:
         try:
             yield
         finally:
-            portalocker.unlock(self._file)
+            _let_go(self._file)
 
     def close(self) -> None:
         """Close the lock's file."""
@@ -137,7 +139,7 @@ class Instances:
 
 def _wait_for(file: IO[Any]) -> None:
     if sys.platform != "win32":
-        portalocker.lock(file, _EXCLUSIVE)
+        fcntl.flock(file, fcntl.LOCK_EX)  # what portalocker calls too, at ten times the cost: each commit comes here
         return
     while True:
         try:
@@ -145,6 +147,13 @@ def _wait_for(file: IO[Any]) -> None:
             return
         except portalocker.AlreadyLocked:
             time.sleep(_TRY_EVERY_S)
+
+
+def _let_go(file: IO[Any]) -> None:
+    if sys.platform != "win32":
+        fcntl.flock(file, fcntl.LOCK_UN)
+        return
+    portalocker.unlock(file)
 
 
 def _still_at(path: Path, file: IO[Any]) -> bool:

@@ -493,7 +493,7 @@ class Store:
     def _run(self, job: _Job, db: sqlite3.Connection, appender: _Appender) -> None:
         try:
             assert not isinstance(job.command, _Housekeeping | _Checkpoint)
-            outcome = job.command(View(db, appender.tables), time.time_ns() // 1000)
+            outcome = job.command(View(db, appender.tables, appender.head), time.time_ns() // 1000)
             prepared = appender.check(outcome.events)
         except Exception as error:
             if not db.in_transaction:  # SQLite has rolled back by itself, and with it what came before

@@ -19,14 +19,18 @@ class View:
     Args:
         db: The connection, in a transaction.
         tables: The projections as the writer has them in memory, where it is the writer who looks.
+        head: The `seq` of the newest entry, where it is known.
     """
 
-    def __init__(self, db: sqlite3.Connection, tables: Tables | None = None) -> None:
+    def __init__(self, db: sqlite3.Connection, tables: Tables | None = None, head: int | None = None) -> None:
         self._db = db
         self._tables = tables
+        self._head = head
 
     def head(self) -> int:
         """Return the `seq` of the newest entry, 0 for an empty log."""
+        if self._head is not None:
+            return self._head
         return int(self._ask("SELECT coalesce(max(seq), 0) FROM events").fetchone()[0])
 
     def run(self, run_id: str) -> RunRow | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 from ava_audit.errors import StaleOwner
@@ -23,6 +24,10 @@ Purpose = Literal["retries", "plan"]
 CapName = Literal[
     "max_cost_cents", "max_tokens", "group_max_cost", "user_daily_cents", "installation_daily_cents", "overrun"
 ]
+
+
+_config = lru_cache(maxsize=128)(RunConfig.model_validate_json)
+"""A configuration never changes, and each reservation needs it."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +96,7 @@ def installation_scope(day: str) -> str:
 
 def money_left(view: View, run: RunRow, caps: DayCaps, now_us: int) -> tuple[CapName, int]:
     """Return the tightest money cap over a run and what is left under it in micro-USD, its own wrap-up not counted."""
-    config = RunConfig.model_validate_json(run.config)
+    config = _config(run.config)
     day = utc_day(now_us)
     limits: list[tuple[CapName, str, int]] = [("max_cost_cents", run.id, config.max_cost_micros)]
     if run.group_id and (group := view.group(run.group_id)):
@@ -124,7 +129,7 @@ def reserve(fence: Fence, who: Who, asked: Asked, caps: DayCaps) -> Command[Rese
         fact = asked.fact.model_copy(update={"scopes": scopes_of(run, now_us)})
         if fact.micros + fact.wrap_micros > max(left, 0):
             return Outcome(CapReached(cap, max(left, 0)))
-        config = RunConfig.model_validate_json(run.config)
+        config = _config(run.config)
         tokens_left = config.max_tokens - run.tokens
         if asked.tokens + asked.wrap_tokens > tokens_left:
             return Outcome(CapReached("max_tokens", max(tokens_left, 0)))
@@ -235,7 +240,7 @@ def unsettled(
     held = loads(run.in_flight)
     if held is None:
         return ()
-    config = RunConfig.model_validate_json(run.config)
+    config = _config(run.config)
     event, _spend = settlement_event(
         fence, run.id, who, run.model, config.to_price(),
         turn=held["turn"], attempt=held["attempt"], reserved_micros=held["micros"],
