@@ -21,6 +21,7 @@ from ava_server.errors import AvaError, BadInput, ConfigError, ModelError, Refus
 COMMANDS: Mapping[str, str] = {
     "serve": "ava_server.cli.serve",
     "run": "ava_server.cli.run",
+    "resume": "ava_server.cli.resume",
     "worker": "ava_server.cli.worker",
     "status": "ava_server.cli.status",
     "show": "ava_server.cli.show",

@@ -6,8 +6,6 @@ the next Ava server of this user goes on with it.
 
 from __future__ import annotations
 
-import json
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,18 +15,14 @@ import anyio.abc
 import anyio.to_thread
 import typer
 
-from ava_server.cli.app import INTERRUPTED, NOT_APPROVED, heading
-from ava_server.cli.at_desk import decide, propose, session, silent, start
-from ava_server.cli.terminal import agrees, ask, harmless_json, interrupts, say, someone_there, tell, write
-from ava_server.cli.watching import Watching
+from ava_server.cli.app import NOT_APPROVED, heading
+from ava_server.cli.at_desk import decide, propose, session, start
+from ava_server.cli.attending import Attending, deliver
+from ava_server.cli.terminal import agrees, interrupts, someone_there, tell
 from ava_server.errors import BadInput, Refused
 
 if TYPE_CHECKING:
-    from ava_audit.rows import RunRow
-    from ava_server.answers import RunAnswer
     from ava_server.desk import Desk
-    from ava_server.house import House
-    from ava_server.session import Session
     from ava_server.settings import Settings
 
 
@@ -157,9 +151,9 @@ async def _run(settings: Settings, order: Order) -> int:
         run_id, code = await _approved(desk, order)
         if run_id is None:
             return code
-        if (left := await _Watch(house, desk, run_id).until_it_ends()) is not None:
+        if (left := await Attending(house, desk, run_id).until_it_ends()) is not None:
             return left
-        return await _deliver(house, own, run_id, order)
+        return await deliver(house, own, run_id, "ava run", as_json=order.as_json, out=order.out)
 
 
 async def _approved(desk: Desk, order: Order) -> tuple[str | None, int]:
@@ -194,99 +188,3 @@ async def _yes(question: str) -> bool:
             agreed = await agrees(question)
             tasks.cancel_scope.cancel()
     return agreed
-
-
-class _Watch:
-    """Shows what a run is doing until it has ended; Ctrl-C asks what shall become of it."""
-
-    def __init__(self, house: House, desk: Desk, run_id: str) -> None:
-        from ava_server.claims import Slots
-
-        self._desk = desk
-        self._run_id = run_id
-        limits = house.settings.limits
-        slots = Slots(limits.running_per_user, limits.running)
-        self._watching = Watching(house.store, house.instances, slots, [run_id], house.manager)
-        self._asking: anyio.CancelScope | None = None
-        self._left: int | None = None
-
-    async def until_it_ends(self) -> int | None:
-        """Return None when the run has ended, and an exit code when it was left running."""
-        with interrupts() as signals:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._on_signals, signals, tasks)
-                await self._watching.until_over(lambda: self._asking is not None)
-                tasks.cancel_scope.cancel()
-        self._watching.progress.end()
-        if self._asking is not None and self._left is None:
-            tell()  # the question stands on the line
-        return self._left
-
-    async def _on_signals(self, signals: AsyncIterator[int], tasks: anyio.abc.TaskGroup) -> None:
-        async for _number in signals:
-            if self._asking is not None or not someone_there():
-                tasks.start_soon(self._cancel, tasks)  # nobody can be asked, or is asked already
-                if self._asking is not None:
-                    self._asking.cancel()
-                continue
-            tasks.start_soon(self._ask, tasks)
-            self._asking = anyio.CancelScope()
-
-    async def _ask(self, tasks: anyio.abc.TaskGroup) -> None:
-        assert self._asking is not None
-        self._watching.progress.end()
-        with self._asking:
-            tell(f"{self._run_id} goes on meanwhile. Cancel it (what it has is kept), or leave it?")
-            tell("Left, it is interrupted until an Ava server of this user takes it up. Ctrl-C again cancels.")
-            while (answer := await ask("[c]ancel or [l]eave:")) not in ("c", "cancel", "l", "leave", ""):
-                tell("c or l.")
-            if answer in ("c", "cancel"):
-                await self._cancel(tasks)
-            else:
-                tell(f"Left. `ava show {self._run_id}` tells what became of it.")
-                self._left = INTERRUPTED
-                tasks.cancel_scope.cancel()
-        self._asking = None
-
-    async def _cancel(self, tasks: anyio.abc.TaskGroup) -> None:
-        from ava_server.answers import FAILED
-
-        tell("Cancelling.")
-        given = {"subagent_id": self._run_id, "reason": "cancelled at the terminal"}
-        answer = await self._desk.call("cancel_subagent", given, silent)
-        if answer.status == FAILED:  # it was stopped all the same, and its record follows when the log can take it
-            tell(f"Its end is not on the record: {answer.message}")
-            self._left = INTERRUPTED
-            tasks.cancel_scope.cancel()
-
-
-async def _deliver(house: House, session: Session, run_id: str, order: Order) -> int:
-    """Hand over the result, put on record that it was, and return the exit code of its ending."""
-    from ava_server.cli.reading import note_fetched, whole_answer
-    from ava_server.cli.views import exit_code, result_text
-
-    run, answer = await whole_answer(house.store, run_id, house.instances.alive)
-    text = _json_of(house, run, answer) if order.as_json else result_text(answer)
-    if order.out is not None:
-        await anyio.to_thread.run_sync(_write_out, order.out, text)
-        (tell if order.as_json else say)(f"{run.id} {run.state}: written to {order.out}")
-    elif order.as_json:
-        write(text)
-    else:
-        say(text)
-    await note_fetched(house.store, session, "ava run", run)
-    return exit_code(run)
-
-
-def _json_of(house: House, run: RunRow, answer: RunAnswer) -> str:
-    value = {"data_root": str(house.settings.data_root), **answer.model_dump(mode="json", exclude_none=True)}
-    return harmless_json(json.dumps(value, ensure_ascii=False))
-
-
-def _write_out(path: Path, text: str) -> None:
-    from ava_roles.wrap import clean
-
-    try:
-        path.write_text(clean(text)[0] + "\n", "utf-8")
-    except OSError as error:
-        raise BadInput(f"--out: {path} cannot be written: {error.strerror}; `ava show` has the result") from error

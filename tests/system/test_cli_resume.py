@@ -1,0 +1,104 @@
+"""`ava resume`: an interrupted run goes on at a terminal, and what cannot go on is said."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import pytest
+from support.house import PRICED, arrived, check_requests, hand_over, open_lab
+from support.model_server import Gate, ModelServer, Say, running_model_server
+from support.stdio import AVA, assert_intact, environment, logged, state_of, using
+
+NOTE = Say(calls=[("scratchpad", {"note": "half of it"})])
+
+
+@asynccontextmanager
+async def interrupted(tmp: Path) -> AsyncGenerator[tuple[ModelServer, str]]:
+    """A run whose owner is gone."""
+    gate = Gate()
+    with running_model_server([NOTE, Say("lost", gate=gate), hand_over(), hand_over()]) as server:
+        async with open_lab(tmp, server=server, config=PRICED, check=False) as lab:
+            run_id = await lab.start(name="prices")
+            await arrived(gate.arrived)
+        yield server, run_id
+        await check_requests(tmp / "data", server.requests)
+
+
+async def ava(tmp: Path, server: ModelServer, *words: str, **more: str) -> tuple[int, str, str]:
+    """Run a command as a person without a terminal does; return exit code, output and errors."""
+    env = {**environment(tmp / "data"), **using(server.base_url), "AVA_MODEL": "test", **more}
+    done = await anyio.run_process([AVA[0], *words], env=env, check=False)
+    return done.returncode, done.stdout.decode(), done.stderr.decode()
+
+
+async def test_a_run_goes_on_here_and_its_result_is_shown(tmp_path: Path) -> None:
+    async with interrupted(tmp_path) as (server, run_id):
+        code, out, err = await ava(tmp_path, server, "resume", run_id.removeprefix("S-").upper(), "--json")
+        assert code == 0, err
+        answer = json.loads(out)
+        assert answer["state"] == "success" and answer["untrusted_result"]["output"] == "the answer"
+        assert len(server.requests) == 3, "what was answered is not asked again"
+        again = await ava(tmp_path, server, "resume", run_id)
+        assert again[0] == 10 and "has ended" in again[2] and "retry_of" in again[2]
+    settled = [entry.content["settlement"] for entry in logged(tmp_path / "data", "CostUpdate", run=run_id)]
+    assert settled == ["billed", "unknown", "billed"]
+    assert_intact(tmp_path / "data")
+
+
+async def test_what_is_left_of_the_money_is_shown_when_an_old_one_goes_on(tmp_path: Path) -> None:
+    """It has been interrupted for long: nobody takes it over by himself, and the log says who had it go on."""
+    async with interrupted(tmp_path) as (server, run_id):
+        root = tmp_path / "data"
+        command = [
+            "import sys, time; import ava_server.claims as claims; claims.TAKEOVER_WITHIN_US = 0",
+            "from ava_server.cli import run; run(sys.argv[1:])",
+        ]
+        env = {**environment(root), **using(server.base_url), "AVA_MODEL": "test"}
+        python = Path(AVA[0]).with_name("python")
+        done = await anyio.run_process([str(python), "-c", "\n".join(command), "resume", run_id], env=env, check=False)
+        said = done.stdout.decode() + done.stderr.decode()
+        assert done.returncode == 0, said
+        assert ", resumed with $0.4" in said and "researcher, at most $0.50" in said
+        [resumed] = logged(root, "RunResumed", run=run_id)
+        assert resumed.content == {"channel": "host_call", "force": False}, "nobody was at a terminal"
+        assert [entry.content["reason"] for entry in logged(root, "RunClaimed", run=run_id)] == ["start", "resume"]
+
+
+@pytest.mark.parametrize(
+    ("words", "more", "code", "says"),
+    [
+        (["S-000000"], {}, 2, "There is no subagent S-000000"),
+        (["what"], {}, 2, "what"),
+        (["{run_id}"], {"AVA_RUN_ID": "S-7f3a2b"}, 2, "a subagent starts no subagents"),
+        (["{run_id}"], {"AVA_ENABLED": "false"}, 10, "switched off"),
+        (["{run_id}"], {"AVA_APPROVAL": "human"}, 10, "only a person at a terminal"),
+    ],
+)
+async def test_what_cannot_be_resumed_is_said(
+    tmp_path: Path, words: list[str], more: dict[str, str], code: int, says: str
+) -> None:
+    async with interrupted(tmp_path) as (server, run_id):
+        given = [word.format(run_id=run_id) for word in words]
+        got, _out, err = await ava(tmp_path, server, "resume", *given, **more)
+        assert (got, says in err) == (code, True), err
+        assert "Traceback" not in err
+        assert state_of(tmp_path / "data", run_id) == "running" and len(server.requests) == 2
+
+
+async def test_one_that_runs_elsewhere_is_left_there_and_force_is_named(tmp_path: Path) -> None:
+    gate = Gate()
+    with running_model_server([Say("x", gate=gate), hand_over()]) as server:
+        async with open_lab(tmp_path, server=server, config=PRICED, check=False) as lab:
+            run_id = await lab.start()
+            await arrived(gate.arrived)
+            began = time.monotonic()
+            code, _out, err = await ava(tmp_path, server, "resume", run_id)
+            assert code == 10 and f"ava resume --force {run_id}" in err and time.monotonic() - began < 10
+            gate.released.set()
+            assert (await lab.ended(run_id)).state == "success"
+            assert (await lab.run(run_id)).generation == 1
