@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import anyio
-import anyio.abc
-import anyio.to_thread
 import typer
 
 from ava_server.cli.app import NOT_APPROVED, heading
