@@ -1,0 +1,110 @@
+"""What a long run costs where the provider reads known prefixes from a cache, and what trimming leaves of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.house import PRICED, hand_over, open_lab
+from support.model_server import Say
+from support.prefix_cache import PrefixCache
+
+from ava_audit.events import CostUpdate, ToolCall, ToolResult
+
+LEFT_OUT = re.compile(
+    r"^\[(?:read_file|read_tool_result): \d+ characters left out; read_tool_result (R-\d+) brings .*\]$"
+)
+FILES, LINES, NOTE_EVERY = 36, 450, 8
+ROOM = "[limits]\nmax_tokens = 1000000\n"
+"""So that the window of the model is what trims."""
+
+
+def write_files(workspace: Path) -> None:
+    workspace.mkdir()
+    for number in range(FILES):
+        lines = "".join(f"file {number} line {line} says twelve cents\n" for line in range(LINES))
+        (workspace / f"{number}.md").write_text(lines)
+
+
+def left_out(messages: Sequence[dict[str, Any]]) -> list[str]:
+    """The ids that stand in place of results, in order."""
+    found = (LEFT_OUT.match(str(message["content"])) for message in messages if message["role"] == "tool")
+    return [match[1] for match in found if match]
+
+
+class Reader:
+    """Reads file after file, takes a note now and then, then reads back what was left out, and hands over."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self._back: list[str] | None = None
+
+    def __call__(self, request: dict[str, Any]) -> Say:
+        messages = request["messages"]
+        turn = sum(message["role"] == "assistant" for message in messages)
+        if turn % NOTE_EVERY == NOTE_EVERY - 1:
+            return Say(calls=[("scratchpad", {"note": f"note {turn}: keep this"})])
+        if turn < FILES:
+            return Say(calls=[("read_file", {"path": f"{turn}.md"})])
+        if self._back is None:
+            self._back = left_out(messages)
+        if self._back:
+            self.asked.append(self._back.pop(0))
+            return Say(calls=[("read_tool_result", {"id": self.asked[-1]})])
+        return hand_over()
+
+
+@pytest.mark.parametrize("writes", [False, True])
+async def test_a_long_run_is_read_from_the_cache_but_for_its_few_trims(tmp_path: Path, writes: bool) -> None:
+    write_files(tmp_path / "workspace")
+    reader = Reader()
+    provider = PrefixCache(reader, writes=writes)
+    async with open_lab(tmp_path, provider, config=PRICED + ROOM) as lab:
+        run_id = await lab.start(max_iterations=100, max_tool_calls=200, max_tokens=10**6, max_cost_cents=500)
+        run = await lab.ended(run_id, within_s=100)
+        requests = [request.json for request in lab.server.requests]
+        settled = await lab.facts(run_id, CostUpdate)
+        results = {fact.call_id: fact for fact in await lab.facts(run_id, ToolResult)}
+        calls = await lab.facts(run_id, ToolCall)
+    assert run.state == "success", run.stop_reason
+
+    # The prefix stays, message by message, but where results are left out: for good, and only they.
+    trims = 0
+    for one, after in pairwise(requests):
+        assert one["tools"] == after["tools"]
+        changed = [pair for pair in zip(one["messages"], after["messages"], strict=False) if pair[0] != pair[1]]
+        trims += bool(changed)
+        for before, now in changed:
+            assert before["tool_call_id"] == now["tool_call_id"] and not LEFT_OUT.match(before["content"])
+            assert LEFT_OUT.match(now["content"])
+    assert 1 <= trims <= len(requests) / 8, "trimming is rare: each one costs the provider's cache"
+
+    # So most of what was sent was read from the cache, and is booked so, to the micro-dollar.
+    read, prompt = (sum(column) for column in zip(*provider.read, strict=True))
+    assert run.cache_read_tokens == read
+    assert (run.cache_write_tokens if writes else run.input_tokens) == prompt - read
+    assert read / prompt > 0.75, "measured: 0.86"
+    fresh = (prompt - read) * (3.75 if writes else 3)
+    assert run.cost_micros == pytest.approx(fresh + read * 0.3 + run.output_tokens * 15, abs=len(settled))
+
+    # What must never be cut was not: system prompt, task, notes.
+    assert all(request["messages"][:2] == requests[0]["messages"][:2] for request in requests)
+    shown = {message.get("tool_call_id"): message["content"] for message in requests[-1]["messages"]}
+    notes = [call for call in calls if call.tool == "scratchpad"]
+    assert len(notes) > 3 and all(shown[call.call_id] == results[call.call_id].output for call in notes)
+
+    # And each result that was left out came back whole.
+    back = [call for call in calls if call.tool == "read_tool_result"]
+    assert len(back) == len(reader.asked) > 10
+    seen = {number for call in back for number in whole_files(results[call.call_id].output)}
+    assert len(seen) == len(back)
+
+
+def whole_files(text: str) -> list[int]:
+    """The files that stand in a text from their first line to their last."""
+    numbers = {int(number) for number in re.findall(r"file (\d+) line 0 says", text)}
+    return [n for n in numbers if all(f"file {n} line {line} says twelve cents\n" in text for line in range(LINES))]
