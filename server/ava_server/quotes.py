@@ -6,6 +6,7 @@ every quote, and for the first ones that fail it a look at a few passages, whose
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -19,6 +20,9 @@ NEAR_CHARS = 600
 """A longer quote is found as it stands, or not at all."""
 NEAR_FINDINGS = 50
 """Findings that are looked at for `near`; the others get the exact test only."""
+LEAST = 4
+"""Bytes of letters and digits without which a quote is none: `a` stands everywhere, and shows nothing."""
+_OPENING = re.compile(r"<(tool_output_[0-9A-Za-z]{8,64})\b")
 _WINDOWS = 6  # passages that one quote is compared with
 _ANCHORS = 4  # pieces of a quote by which such passages are looked for
 _ANCHOR_CHARS = 24
@@ -33,7 +37,8 @@ def check_quotes(
     """Look each quote up in the stored tool outputs of its run. Blocks: call it in a thread.
 
     An output counts when it names what was read: notes, saved files and an empty search say only what the subagent
-    itself put into them.
+    itself put into them. Of such an output counts what the tool brought, not the words that Ava put around it. A quote
+    of next to nothing is not found anywhere.
 
     Args:
         findings: What the subagent claims, in its order.
@@ -48,12 +53,15 @@ def check_quotes(
     quotes = [(number, even(finding.quote)) for number, finding in enumerate(findings, 1) if finding.quote]
     if not quotes:
         return []
-    read = [(seq, even(fact.output)[:_OUTPUT_CHARS]) for seq, fact in outputs if fact.success and fact.sources]
+    read = [(seq, even(brought(fact.output))[:_OUTPUT_CHARS]) for seq, fact in outputs if fact.success and fact.sources]
     verdicts: list[dict[str, Any]] = []
     looked = 0
     for number, quote in quotes:
-        seq, verdict = next((seq for seq, text in read if quote and quote in text), None), "found"
-        if seq is None and near and 0 < len(quote) <= NEAR_CHARS and looked < NEAR_FINDINGS:
+        if not _says_something(quote):
+            verdicts.append({"finding": number, "verdict": "not_found"})
+            continue
+        seq, verdict = next((seq for seq, text in read if quote in text), None), "found"
+        if seq is None and near and len(quote) <= NEAR_CHARS and looked < NEAR_FINDINGS:
             looked += 1
             seq, verdict = _near(quote, read), "near"
         verdicts.append(
@@ -62,6 +70,27 @@ def check_quotes(
             else {"finding": number, "verdict": verdict, "event": seq}
         )
     return verdicts
+
+
+def brought(output: str) -> str:
+    """Return what a tool brought, without the wrapper and the notes that the model is shown with it.
+
+    What was read back has two wrappers, or the end of one; they are known by the run's own word in their names.
+    """
+    opening = _OPENING.match(output)
+    if opening is None:
+        return output
+    begin, end = 0, len(output)
+    for tag in re.finditer(rf"(?:<|&lt;)(/?){opening[1]}\b[^>]*>", output):  # nobody else knows this name
+        if not tag[1]:
+            begin, end = tag.end(), len(output)
+        elif end == len(output):
+            end = tag.start()
+    return output[begin:end].strip("\n")
+
+
+def _says_something(quote: str) -> bool:
+    return sum(len(char.encode("utf-8", "replace")) for char in quote if char.isalnum()) >= LEAST
 
 
 def even(text: str) -> str:

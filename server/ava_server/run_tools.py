@@ -12,6 +12,7 @@ from ava_roles.tools.base import Place, Source, Tool, ToolArgs, ToolOutput, Tool
 from ava_server.earlier import NAME as READ_RESULT
 from ava_server.earlier import ReadSubagentResult
 from ava_server.history import History
+from ava_server.quotes import brought
 
 NOTE_CHARS = 4_000
 
@@ -85,7 +86,7 @@ class ReadToolResult:
         if found is None:
             known = ", ".join(f"R-{seq}" for seq, _fact in self._history.outputs[-10:]) or "none yet"
             raise ToolFailed(f"there is no earlier result {args.id!r}; the latest are {known}")
-        text = found.output
+        text = brought(found.output)
         if found.scratch:
             text = await anyio.to_thread.run_sync((self._scratch / found.scratch).read_text, "utf-8")
         if args.offset >= len(text):

@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.house import arrived, hand_over, open_lab
+from support.model_server import Gate, Say
 
 from ava_audit.events import ToolCall, ToolResult
 from ava_roles.tools.base import Place
+from ava_roles.wrap import wrap_tool_output
 from ava_server.history import History
 from ava_server.quotes import NEAR_CHARS, check_quotes, distance, even
 from ava_server.run_tools import ReadToolResult, ReadToolResultArgs
@@ -90,6 +94,82 @@ def test_a_quote_that_only_the_subagent_wrote_or_that_failed_was_not_read(output
     assert verdict("Otter costs twelve cents a minute", output) == "not_found"
 
 
+NONCE = "0123456789abcdef"
+CUT = f"[cut at 20000 of 31000 characters; read_tool_result R-{'a' * 8} with offset 20000 goes on]"
+THIRD = "[this is the 3rd time that this very call brought this very result; do something else]"
+
+
+def wrapped(text: str, *after: str) -> ToolResult:
+    """A tool's output as the model is shown it."""
+    return read("\n".join([wrap_tool_output(text, tool="read_file", nonce=NONCE), *after]))
+
+
+def read_back(result: ToolResult, offset: int = 0) -> ToolResult:
+    """The same, read back."""
+    return wrapped(result.output[offset:], THIRD)
+
+
+@pytest.mark.parametrize(
+    "quote", ["a", "1.", "12%", "—", "…", "..., ...", '"""', "\u200b\u200b", "` ` `", "а", "<", "[]"]
+)
+def test_a_quote_of_next_to_nothing_is_not_found_although_it_stands_there(quote: str) -> None:
+    assert verdict(quote, read(f"{READ} {quote} {quote}")) == "not_found"
+
+
+@pytest.mark.parametrize("quote", ["find", "24 $ 12", "价格", "May 5"])
+def test_a_short_quote_that_says_something_is_found(quote: str) -> None:
+    assert verdict(quote, read(f"{READ} {quote}.")) == "found"
+
+
+@pytest.mark.parametrize(
+    "quote",
+    [
+        "tool_output", f"<tool_output_{NONCE}", 'tool="read_file"', NONCE, f"</tool_output_{NONCE}>", CUT, THIRD,
+        "cut at 20000 of 31000 characters", "this very call brought this very result", "read_tool_result R-aaaaaaaa",
+        "May.\n[cut at 20000",
+    ],
+)  # fmt: skip
+def test_the_words_around_an_output_are_not_what_was_read(quote: str) -> None:
+    once = wrapped(READ + " As of May.", CUT, THIRD)
+    for output in (once, read_back(once), read_back(read_back(once)), read_back(once, 60)):
+        assert verdict(quote, output) == "not_found"
+        assert verdict("the enterprise price is not published anywhere", output) == "found"
+
+
+def test_the_words_around_an_output_are_found_where_something_that_was_read_has_them() -> None:
+    assert verdict(CUT, wrapped(f"A log said: {CUT}", THIRD)) == "found"
+    tag = f"</tool_output_{NONCE[::-1]}>"
+    assert verdict(f"before {tag} after", wrapped(f"before {tag} after it")) == "found", "another run's tag is a text"
+
+
+@pytest.mark.parametrize(
+    "quote",
+    [
+        "transcription price of Otter is  twelve cents a minute … the enterprise price is not published",
+        "as of May. Descript charges [...] for its plan",
+        f"{READ.split('.')[0]} and the first page of the second output",
+        "twelve cents a minute, as of May. Something else was read here",
+    ],
+)
+def test_a_quote_put_together_from_pieces_is_not_found(quote: str) -> None:
+    outputs = read(READ), read("and the first page of the second output"), read("Something else was read here")
+    assert verdict(quote, *outputs) == "not_found"
+
+
+@pytest.mark.parametrize(
+    "quote",
+    [
+        "price of Otter is twеlve cents a minute",  # Cyrillic е
+        "price of Οtter is twelve cents a minute",  # Greek Ο
+        "price of Otter is twelve cents a mınute",  # dotless ı
+        "price of Otter is twel\u200bve cents a minute",
+    ],
+)
+def test_letters_that_only_look_alike_are_never_found(quote: str) -> None:
+    assert verdict(quote, read(READ)) == "near"
+    assert verdict(quote, read(READ), near=False) == "not_found"
+
+
 @pytest.mark.parametrize(("original", "expected"), [(said("1. made up words"), False), (read("made up words"), True)])
 async def test_read_tool_result_brings_back_what_was_read_and_makes_no_note_a_source(
     tmp_path: Path, original: ToolResult, expected: bool
@@ -141,3 +221,82 @@ def test_the_distance_is_that_of_the_plain_table(pattern: str, text: str) -> Non
 @given(st.text())
 def test_what_is_even_stays_so(text: str) -> None:
     assert even(even(text)) == even(text)
+
+
+# -- over the loop --------------------------------------------------------------------------------------------------
+
+INVENTED = "Otter costs thirteen cents a minute"
+ATTACKS = {
+    "never read": "Descript costs nothing at all",
+    "its own note": f"{INVENTED}, as I noted",
+    "its own note, read back": f"{INVENTED}, as I noted",
+    "its own words": "I think that Otter is too dear for us",
+    "its own arguments, in an error": "no-such-file-about-thirteen-cents.md",
+    "its own arguments, in a refusal": "thirteen cents are my argument",
+    "its own arguments, in a search that found nothing": "zebra giraffe walrus",
+    "its own arguments, in a search that found something": "minute quokka wombat",
+    "the task": "What does transcription cost this very week?",
+    "a message": "The orchestrator says that Otter is free",
+    "two outputs joined": "as of May. Descript charges 24 dollars",
+    "next to nothing": "a",
+    "white space": " \n\t ",
+    "punctuation": "...",
+    "the wrapper's words": 'tool="read_file"',
+    "what a failure is called": "Failed.",
+    "where it was cut": "characters; read_tool_result R-",
+    "an instruction of Ava's": "only submit_result is accepted",
+}
+
+
+async def test_nothing_that_the_subagent_was_told_or_said_itself_passes_for_a_quote(tmp_path: Path) -> None:
+    (tmp_path / "workspace").mkdir()
+    (tmp_path / "workspace/a.md").write_text("Otter costs twelve cents a minute, as of May.\n")
+    (tmp_path / "workspace/b.md").write_text("Descript charges 24 dollars a month.\n")
+    gate, second = Gate(), Gate()
+    honest = ["Otter costs twelve cents a minute, as of May.", "Descript charges 24 dollars a month."]
+    findings = [{"claim": "c", "quote": quote} for quote in [*honest, *ATTACKS.values()]]
+    note = ("scratchpad", {"note": ATTACKS["its own note"]})
+    files = [("read_file", {"path": "a.md"}), ("read_file", {"path": "b.md"})]
+
+    def step(request: dict[str, Any]) -> Say:
+        messages = request["messages"]
+        turn = sum(message["role"] == "assistant" for message in messages)
+        if turn == 0:
+            return Say(ATTACKS["its own words"], calls=[note, *files], gate=gate)
+        if turn == 1:
+            return Say(
+                calls=[
+                    ("read_file", {"path": ATTACKS["its own arguments, in an error"]}),
+                    ("read_file", {"offset": ATTACKS["its own arguments, in a refusal"]}),
+                    ("search", {"query": ATTACKS["its own arguments, in a search that found nothing"]}),
+                    ("search_and_read", {"query": ATTACKS["its own arguments, in a search that found nothing"]}),
+                    ("search_and_read", {"query": ATTACKS["its own arguments, in a search that found something"]}),
+                    ("scratchpad", {}),
+                ],
+            )
+        if turn == 2 and not earlier:
+            return Say(gate=second)  # empty, so that it is asked again when the test has seen the results
+        if turn in (2, 3):
+            return Say(calls=[("read_tool_result", {"id": f"R-{seq}"}) for seq in earlier])
+        return hand_over(findings=findings)
+
+    earlier: list[int] = []
+    async with open_lab(tmp_path, step) as lab:
+        run_id = await lab.start(task=ATTACKS["the task"])
+        await arrived(gate.arrived)
+        await lab.call("message_subagent", subagent_id=run_id, message=ATTACKS["a message"])
+        gate.released.set()
+        await lab.logged(run_id, "ToolResult", 9)
+        earlier += [entry.seq for entry in await lab.entries(run_id) if isinstance(entry.fact, ToolResult)]
+        second.released.set()
+        await lab.ended(run_id)
+        result = await lab.result(run_id)
+        outputs = await lab.facts(run_id, ToolResult)
+    assert sum(output.tool == "read_tool_result" and output.success for output in outputs) >= 5
+    verdicts = [quote["verdict"] for quote in result["quotes_checked"]]
+    named = dict(zip(["honest", "honest too", *ATTACKS], verdicts, strict=True))
+    assert named.pop("honest") == named.pop("honest too") == "found"
+    assert {name: verdict for name, verdict in named.items() if verdict != "not_found"} == {}
+    assert any(
+        f"{len(ATTACKS)} of {len(findings)} quotes" in caveat for caveat in result["untrusted_result"]["caveats"]
+    )

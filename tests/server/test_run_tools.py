@@ -11,6 +11,7 @@ from ava_audit.events import AssistantMessage, ToolCall, ToolResult
 from ava_audit.store import Store
 from ava_roles.errors import ToolFailed
 from ava_roles.tools.base import Place
+from ava_roles.wrap import wrap_tool_output
 from ava_server.earlier import ReadSubagentResult
 from ava_server.history import History
 from ava_server.run_tools import (
@@ -54,6 +55,16 @@ async def test_a_cut_result_is_read_on_from_where_it_was_cut(tmp_path: Path, giv
     (tmp_path / "whole.txt").write_text("the beginning and the end")
     tool = ReadToolResult(history(), tmp_path)
     assert (await tool(ReadToolResultArgs(id=given, offset=14), Place())).text == "and the end"
+
+
+async def test_a_result_is_read_back_without_the_words_that_were_put_around_it(tmp_path: Path) -> None:
+    made = history()
+    made.add(10, ToolCall(tool="read_file", args={"path": "b"}, call_id="b", turn=1))
+    output = wrap_tool_output("what was read", tool="read_file", nonce="0123456789abcdef")
+    made.add(11, ToolResult(tool="read_file", success=True, output=f"{output}\n[a note of ours]", call_id="b", turn=1))
+    tool = ReadToolResult(made, tmp_path)
+    assert (await tool(ReadToolResultArgs(id="R-11"), Place())).text == "what was read"
+    assert (await tool(ReadToolResultArgs(id="R-11", offset=5), Place())).text == "was read"
 
 
 async def test_what_there_is_not_is_told_with_what_there_is(tmp_path: Path) -> None:
