@@ -16,8 +16,11 @@ from support.model_server import Fail, Gate, ModelServer, Say, running_model_ser
 
 from ava_audit.events import RunStarted, SpawnProposed, ToolCall, ToolResult, Who
 from ava_audit.retention import erase_run
+from ava_roles.errors import ToolFailed
+from ava_roles.tools.base import Place
 from ava_server.arguments import EARLIER_MOST
-from ava_server.earlier import PAGE_CHARS, RESULT_CHARS
+from ava_server.earlier import PAGE_CHARS, RESULT_CHARS, ReadSubagentResult, ReadSubagentResultArgs
+from ava_server.run_config import EarlierRun
 
 TOOL = "read_subagent_result"
 WORDS = "Otter charges twelve cents a minute, so the other subagent says."
@@ -231,6 +234,16 @@ async def test_another_users_result_does_not_exist(tmp_path: Path) -> None:
         other = await lab.as_user("mallory").call("spawn_subagent", {**given, "context_from": ["S-000000"]}, progress)
         assert answer.status == "failed" and answer.message is not None and other.message is not None
         assert answer.message.replace(first, "S-000000") == other.message
+
+
+async def test_the_tool_itself_reads_nothing_of_another_user_whatever_it_was_told_to(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, [FIRST]) as lab:
+        first = await earlier(lab)
+        named = (EarlierRun(id=first, role="researcher", ending="success"),)
+        own = ReadSubagentResult(lab.store, lab.house.user, named)
+        assert WORDS in (await own(ReadSubagentResultArgs(id=first), Place())).text
+        with pytest.raises(ToolFailed):
+            await ReadSubagentResult(lab.store, "mallory", named)(ReadSubagentResultArgs(id=first), Place())
 
 
 async def test_one_that_was_erased_after_the_approval_is_said_to_be_gone(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from ava_audit.events import (
     ToolCall,
     ToolResult,
 )
+from ava_server.history import History, Recipe
 from ava_server.planning import DOING, NO_PLAN
 
 ANALYSIS, PLAN, REVIEW, WORK, WRAP = "analysis", "plan", "review", "work", "wrap-up"
@@ -491,6 +493,25 @@ async def test_a_kill_after_any_entry_of_the_planning_leads_to_the_same_plan_and
                 settled = await lab.facts(run_id, CostUpdate)
                 assert [fact.settlement for fact in settled].count("unknown") == in_flight, place
             await check_requests(tmp_path / f"cut-{count}" / "data", server.requests[before:])
+
+
+@pytest.mark.parametrize("instead", STORIES.values(), ids=STORIES)
+async def test_what_was_reported_covers_only_what_still_stands_in_the_conversation(
+    tmp_path: Path, instead: dict[str, Step]
+) -> None:
+    """The next bound rests on it: a turn that is taken for covered and is not would be sent without being reserved."""
+    async with open_lab(tmp_path, Planner(**instead)) as lab:
+        run_id = await planned(lab)
+        history, entries = History(run_id), await lab.entries(run_id)
+    seen = 0
+    for entry, after in pairwise(entries):
+        history.add_all([entry])
+        if history.known is not None and isinstance(after.fact, CostReserved):
+            seen += 1
+            stands = len(history.turns(Recipe(after.seq)))
+            waiting = len(history.results)  # a result comes into the conversation with the next request
+            assert history.known.turns == stands - waiting, f"before entry {after.seq}"
+    assert seen >= 3
 
 
 async def test_a_house_that_is_closed_while_it_plans_leaves_the_rest_to_the_next_one(tmp_path: Path) -> None:
