@@ -99,6 +99,9 @@ class Acting:
             await self.refuse(call, why)
 
     async def _together(self, calls: Sequence[ToolUse]) -> None:
+        if len(calls) == 1:  # most answers ask for one, which needs no task of its own
+            await self._call(calls[0], first=True)
+            return
         try:
             async with anyio.create_task_group() as tasks:
                 for number, call in enumerate(calls):

@@ -6,6 +6,7 @@ import logging
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
 import anyio
@@ -54,6 +55,9 @@ class OpenAIChat:
     streaming: bool = True
     output_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    _encoded: list[tuple[Request, bytes]] = field(
+        default_factory=list[tuple[Request, bytes]], init=False, repr=False, compare=False
+    )
 
     @property
     def name(self) -> str:
@@ -67,7 +71,19 @@ class OpenAIChat:
         parts["stream"] = self.streaming
         if self.streaming:
             parts["stream_options"] = {"include_usage": True}
-        return wire_json.encode({**parts, **self.extra})
+        content = wire_json.encode({**parts, **self.extra})
+        self._encoded[:] = [(request, content)]  # a reservation has its hash, and then it is sent
+        return content
+
+    def _content(self, request: Request) -> bytes:
+        """Return the request's body, which is not kept any longer."""
+        kept, self._encoded[:] = self._encoded[:], []
+        for of, content in kept:
+            if of is request:
+                return content
+        content = self.encode(request)
+        self._encoded.clear()
+        return content
 
     def bound(self, request: Request, known: Known | None) -> Bound:
         """Return an upper bound of what the call can use."""
@@ -86,7 +102,7 @@ class OpenAIChat:
         async with AsyncExitStack() as stack:
             try:
                 client = await stack.enter_async_context(self.clients.client())
-                content = self.encode(request)
+                content = self._content(request)
                 sending = True
                 response = await self._send(client, endpoint, content, end)
                 stack.push_async_callback(_hang_up, response)
@@ -118,7 +134,7 @@ class OpenAIChat:
         try:
             outgoing = client.build_request(
                 "POST",
-                endpoint.url,
+                _url(endpoint.url),
                 content=content,
                 headers=headers,
                 timeout=httpx2.Timeout(None, connect=connect_s, pool=connect_s),
@@ -148,8 +164,18 @@ def completions_url(base_url: str) -> str:
     return base if base.endswith("/chat/completions") else f"{base}/chat/completions"
 
 
+@lru_cache(maxsize=64)
+def _url(url: str) -> httpx2.URL:
+    """Return an address taken apart; a run asks one address again and again."""
+    import httpx2
+
+    return httpx2.URL(url)
+
+
 async def _hang_up(response: httpx2.Response) -> None:
     """Close a response; what goes wrong then takes nothing away from an answer that is there."""
+    if response.is_closed:
+        return
     with anyio.move_on_after(1, shield=True):
         try:
             await response.aclose()
