@@ -9,12 +9,13 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal
 
+from ava_audit.entries import Entry
 from ava_audit.errors import StaleOwner
 from ava_audit.events import CostReserved, CostUpdate, Event, Fence, Settlement, Usage, Who
 from ava_audit.rows import RUNNING, RunRow
-from ava_audit.store import Command, Outcome
+from ava_audit.store import Command, Outcome, T
 from ava_audit.view import View, loads
 from ava_server.prices import COST_PARTS, Price, cost_by, cost_micros
 from ava_server.run_config import RunConfig
@@ -26,6 +27,7 @@ CapName = Literal[
 ]
 
 
+MESSAGES = ("UserMessage",)
 _config = lru_cache(maxsize=128)(RunConfig.model_validate_json)
 """A configuration never changes, and each reservation needs it."""
 
@@ -57,6 +59,13 @@ class Reservation:
     fact: CostReserved
     tokens: int
     seq: int
+
+
+@dataclass(frozen=True)
+class Messages:
+    """A call that was not reserved because somebody has written to the run: its request has to show what."""
+
+    entries: tuple[Entry, ...]
 
 
 @dataclass(frozen=True)
@@ -137,6 +146,16 @@ def reserve(fence: Fence, who: Who, asked: Asked, caps: DayCaps) -> Command[Rese
         return Outcome(Reservation(fact, asked.tokens, view.head() + 1), (event,))
 
     return command
+
+
+def messages_first(run_id: str, looked: int, command: Command[T]) -> Command[T | Messages]:
+    """Return a command that does nothing but answer with the messages to a run, where some came after `looked`."""
+
+    def unless(view: View, now_us: int) -> Outcome[Any]:
+        messages = view.entries(run_id, looked, MESSAGES)
+        return Outcome(Messages(tuple(messages))) if messages else command(view, now_us)
+
+    return unless
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The agent loop: drain messages, reserve, ask, settle, act, record; until a result is handed over or a cap is met."""
+"""The agent loop: reserve (messages first), ask, settle, act, record; until a result is handed over or a cap is met."""
 
 from __future__ import annotations
 
@@ -35,7 +35,6 @@ _REPORT = "Report it with what `ava show S-… --json` prints for this run."
 WRAP_S = 30.0
 """Seconds of a run's time, a fifth of it at most, that the wrap-up has for itself."""
 REPAIRS = 2
-MESSAGES = ("UserMessage",)
 END_S = 10.0
 STUCK_S = 3.0
 """A run that has not ended so long after it should have is ended by the manager; its loop can write nothing more."""
@@ -186,7 +185,6 @@ class AgentRun:
 
     async def _turns(self) -> Ended | Paused:
         while True:
-            await self._drain()
             asked = await self._reserving.next()
             answer = asked if isinstance(asked, Ended) else await self._asking.once(*asked)
             if isinstance(answer, Paused):
@@ -196,14 +194,6 @@ class AgentRun:
             ended = answer if isinstance(answer, Ended) else await self._act(answer)
             if ended is not None:
                 return ended
-
-    async def _drain(self) -> None:
-        """Take up what others wrote about this run since it last looked: messages to it."""
-        after = self._history.last_message_seq
-        entries = await self._log.read(lambda view: view.entries(self.id, after, MESSAGES))
-        for entry in entries:
-            if entry.fact is not None:
-                self._history.add(entry.seq, entry.fact)
 
     # -- act ------------------------------------------------------------------------------------------------------
 

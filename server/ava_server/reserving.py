@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ava_audit.events import CostReserved, LastTurn, PlanPhase
 from ava_audit.money import format_usd
-from ava_server.budget import Asked, CapReached, DayCaps, Reservation, reserve, unsettled
+from ava_server.budget import Asked, CapReached, DayCaps, Messages, Reservation, messages_first, reserve, unsettled
 from ava_server.history import Recipe
 from ava_server.models.base import Bound, Model, Request
 from ava_server.planning import Planning, to_work
@@ -71,6 +71,7 @@ class Reserving:
         self._window = window
         self._began = began
         self._planning = planning
+        self._looked = run_log.history.last_message_seq  # up to which messages to the run were looked for
 
     @property
     def active_s(self) -> float:
@@ -92,7 +93,10 @@ class Reserving:
         while True:
             last = self.last_turn(turn)
             request, asked = self._ask_for(turn, attempt, WRAP_OUTPUT if last else most, last, notice, bare)
-            answer = await self._log.do(reserve(self._log.fence, self._log.who, asked, self._caps), self._granted)
+            command = reserve(self._log.fence, self._log.who, asked, self._caps)
+            answer = await self._log.do(messages_first(self._log.run.id, self._looked, command), self._granted)
+            if isinstance(answer, Messages):
+                continue
             if isinstance(answer, Reservation):
                 await self._planning.began(answer.fact)
                 return answer, request
@@ -157,9 +161,16 @@ class Reserving:
         )
         return request, Asked(fact, prompt + output, 0 if last else wrap.prompt_tokens + wrap.output_tokens)
 
-    def _granted(self, answer: Reservation | CapReached) -> None:
+    def _granted(self, answer: Reservation | CapReached | Messages) -> None:
+        """Take up what the log has now: a reservation, or what others wrote to the run, which goes before it."""
         if isinstance(answer, Reservation):
+            self._looked = answer.seq
             self._history.add(answer.seq, answer.fact)
+        elif isinstance(answer, Messages):
+            for entry in answer.entries:
+                self._looked = entry.seq
+                if entry.fact is not None:
+                    self._history.add(entry.seq, entry.fact)
 
     def last_turn(self, turn: int | None = None) -> LastTurn | None:
         """Return why a turn (the one at hand, if none is given) is the last one, or None."""
