@@ -406,6 +406,19 @@ async def test_what_is_posted_is_written_without_waiting_and_before_the_store_cl
     assert live is not None and live[0] == "reading"
 
 
+async def test_what_runs_do_this_second_is_written_with_the_next_command_or_soon(tmp_path: Path) -> None:
+    with anyio.fail_after(5):
+        async with Store.open(tmp_path) as log:
+            log.set_live("S-aaaaaa", "reading")
+            log.set_live("S-aaaaaa", "writing")
+            await log.do(writing(said("a")))
+            live = await log.read(lambda view: view.live("S-aaaaaa"))
+            assert live is not None and live[0] == "writing"
+            log.set_live("S-bbbbbb", "thinking")
+            while await log.read(lambda view: view.live("S-bbbbbb")) is None:  # noqa: ASYNC110
+                await anyio.sleep(0.02)
+
+
 async def test_a_closed_store_refuses_commands(tmp_path: Path) -> None:
     with anyio.fail_after(5):
         async with Store.open(tmp_path) as log:

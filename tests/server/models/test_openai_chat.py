@@ -122,6 +122,18 @@ async def test_calls_beyond_a_clients_share_get_a_client_of_their_own() -> None:
     assert again.is_closed
 
 
+async def test_a_client_that_nobody_has_used_for_long_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ava_server.models.clients.KEEP_ALIVE_S", 0.0)
+    clients = ClientPool()
+    async with clients.client() as first, clients.client() as second:
+        assert clients.size == 2
+    async with clients.client() as again:
+        assert again is first
+    assert second.is_closed and not first.is_closed
+    assert clients.size == 1
+    await clients.aclose()
+
+
 async def test_leaving_the_stream_hangs_up_at_once(clients: ClientPool) -> None:
     gate = Gate()
     with anyio.fail_after(5), running_model_server([Say("never", gate=gate)]) as server:
