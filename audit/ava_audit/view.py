@@ -82,6 +82,14 @@ class View:
         dead = frozenset(gone)
         return dict(Counter(str(user) for user, instance in rows if instance not in dead))
 
+    def durations(self, role: str, limit: int = 50) -> list[tuple[str, int]]:
+        """Return model and active time in microseconds of a role's last runs that ended well, the newest first."""
+        rows = self._ask(
+            "SELECT model, active_us FROM runs WHERE +role = ? AND state = 'success' ORDER BY ended_us DESC LIMIT ?",
+            (role, limit),
+        )
+        return [(str(model), int(active_us)) for model, active_us in rows]
+
     def newest(self, types: Iterable[str]) -> int:
         """Return the newest `seq` of an entry of one of these types, 0 without one."""
         found = [self._ask("SELECT max(seq) FROM events WHERE type = ?", (name,)).fetchone()[0] for name in types]

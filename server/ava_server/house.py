@@ -118,11 +118,12 @@ class House:
             ttl_us=int(settings.proposal_lifetime_s * 1_000_000),
         )
 
-    async def surroundings(self, client_roots: Sequence[str]) -> Surroundings:
-        """Return what a proposal is resolved against; role files are read anew."""
-        return await anyio.to_thread.run_sync(self._surroundings, tuple(client_roots))
+    async def surroundings(self, client_roots: Sequence[str], role: str) -> Surroundings:
+        """Return what a proposal of a role is resolved against; role files are read anew."""
+        durations = await self.store.read(lambda view: view.durations(role))
+        return await anyio.to_thread.run_sync(self._surroundings, tuple(client_roots), tuple(durations))
 
-    def _surroundings(self, client_roots: tuple[str, ...]) -> Surroundings:
+    def _surroundings(self, client_roots: tuple[str, ...], durations: tuple[tuple[str, int], ...]) -> Surroundings:
         return Surroundings(
             settings=self.settings,
             models=self.access.models,
@@ -132,6 +133,7 @@ class House:
             cwd=Path.cwd(),
             home=Path.home(),
             secrets=lambda: self.access.secrets,
+            durations=durations,
         )
 
     async def honour(self, run: RunRow) -> None:

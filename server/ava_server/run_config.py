@@ -98,7 +98,13 @@ CAPS = ("timeout_s", "max_cost_micros", "max_tokens", "max_iterations", "max_too
 
 
 def digest(config: RunConfig, texts: Texts) -> str:
-    """Return the hash of what is approved: the complete configuration and the whole texts."""
-    both = {"config": config.model_dump(mode="json"), "texts": texts.model_dump(mode="json")}
+    """Return the hash of what is approved: the complete configuration and the whole texts.
+
+    How long such runs have taken here is no part of it: the same spawn stays the same when another one has ended.
+    """
+    both = {
+        "config": config.model_dump(mode="json", exclude={"estimated_minutes"}),
+        "texts": texts.model_dump(mode="json"),
+    }
     line = json.dumps(both, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
     return hashlib.sha256(line.encode()).hexdigest()

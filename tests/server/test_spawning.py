@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.house import PRICED, open_lab
+from support.house import PRICED, Lab, open_lab
+from support.log import Life
 
-from ava_audit.events import SpawnProposed, UserMessage
+from ava_audit.events import RunEnded, SpawnProposed, UserMessage
 
 
 async def test_a_role_that_reaches_the_web_reads_files_only_where_the_call_gave_the_folder(tmp_path: Path) -> None:
@@ -92,3 +94,42 @@ async def test_a_retry_has_the_arguments_of_the_first_and_an_approval_of_its_own
         assert proposed.retry_of == first.subagent_id
         row = await lab.run(again.subagent_id)
     assert row.state == "awaiting_approval" and row.pending_id != first.pending_id
+
+
+NUMBERS = count()
+
+
+async def ran(lab: Lab, minutes: list[float], role: str = "researcher", model: str = "custom:test") -> None:
+    """Put runs of a role on record that have taken so long."""
+    for taken in minutes:
+        life = Life(f"S-{next(NUMBERS):06x}", user=lab.house.user)
+        ended = life.wrote(RunEnded(status="success", stop_reason="done", active_us=round(taken * 60e6)))
+        for event in (life.proposed(role=role, model=model), life.task(), life.decided(), life.claimed(), ended):
+            await lab.write(event)
+
+
+async def test_an_estimate_is_what_the_role_has_taken_here_from_five_runs_on(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, config="[limits]\nspawns_per_hour = 100", check=False) as lab:
+        await ran(lab, [4.2, 0.5, 4.9, 4.4])
+        await ran(lab, [9.0] * 9, role="data_extractor")
+        await ran(lab, [0.1] * 9, model="offline/extractive")
+        before = await lab.propose()
+        assert (before.estimated_minutes.min, before.estimated_minutes.max) == (3, 8), "the role file's"
+        await ran(lab, [5.5], model="custom:other")
+        after = await lab.propose()
+        assert (after.estimated_minutes.min, after.estimated_minutes.max) == (1, 6)
+        assert "It takes about 1 to 6 minutes, at most 10 min" in after.message
+        await ran(lab, [4.5] * 10, model="custom:third")
+        usual = await lab.propose()
+        assert (usual.estimated_minutes.min, usual.estimated_minutes.max) == (4, 5), "eight of ten"
+        short = await lab.propose(timeout=120)
+        assert (short.estimated_minutes.min, short.estimated_minutes.max) == (2, 2), "no more than it may"
+
+
+async def test_the_same_task_id_stays_the_same_when_estimates_change(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, config="[limits]\nspawns_per_hour = 100", check=False) as lab:
+        first = await lab.propose(task_id="T-1")
+        await ran(lab, [1.0] * 9)
+        again = await lab.propose(task_id="T-1")
+        assert again.pending_id == first.pending_id
+        assert again.estimated_minutes != first.estimated_minutes

@@ -60,7 +60,7 @@ class Spawning:
     async def _propose(self, args: SpawnArgs, retry_of: str | None = None) -> SpawnAnswer:
         if self._house.settings.approval == "human":
             raise Refused(NO_HUMAN)
-        around = await self._house.surroundings(self._session.roots)
+        around = await self._house.surroundings(self._session.roots, args.role)
         earlier = await self._earlier(args.context_from or ())
         config, texts = await anyio.to_thread.run_sync(resolve, args, around, earlier)
         candidates = tuple((new_id("pending_id"), new_id("subagent_id")) for _ in range(CANDIDATES))
