@@ -63,8 +63,9 @@ class Endings:
         if found.begun:
             await anyio.to_thread.run_sync(self._tidy, run_id)
         if found.pending:
-            with anyio.move_on_after(CANCEL_ANSWER_S):
-                await self.ended(run_id)
+            if not await anyio.to_thread.run_sync(self.gone, [found.run]):  # else nobody is there to answer
+                with anyio.move_on_after(CANCEL_ANSWER_S):
+                    await self.ended(run_id)
             await self.end(run_id, Ended("cancelled", ON_REQUEST, reason=reason))
         return await self._store.read(lambda view: view.run(run_id))
 
