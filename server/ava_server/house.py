@@ -2,66 +2,47 @@
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import logging
 import os
-import secrets
-import shutil
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import anyio
 import anyio.to_thread
 
 from ava_audit.errors import AuditError
-from ava_audit.events import RunStarted, Who
+from ava_audit.events import Who
 from ava_audit.keeper import run_keeper
 from ava_audit.locks import Instances
-from ava_audit.money import format_usd, micros_from_cents
+from ava_audit.money import micros_from_cents
 from ava_audit.retention import Retention
 from ava_audit.rows import UNENDED, RunRow
 from ava_audit.store import Store
 from ava_roles.catalog import Catalog, Folder
-from ava_roles.confine.paths import Root
-from ava_roles.prompt import system_prompt
-from ava_roles.role import parse_role
-from ava_roles.tools.base import Place, Tool
+from ava_roles.tools.base import Tool
 from ava_roles.tools.registry import builtin_tools
 from ava_server.access import Access
-from ava_server.approval import SpawnLimits, minutes, texts_of
+from ava_server.approval import SpawnLimits
 from ava_server.budget import DayCaps
 from ava_server.claims import Slots
-from ava_server.earlier import NAME as READ_RESULT
-from ava_server.earlier import ReadSubagentResult, listed
-from ava_server.errors import AvaError
 from ava_server.hiring import Hiring
-from ava_server.history import History
 from ava_server.ids import AGENT
-from ava_server.lending import Lending
-from ava_server.manager import GRACE_S, CannotHonour, Manager
-from ava_server.models.choose import Choice, choose, model_of, parameters
+from ava_server.manager import GRACE_S, Manager
 from ava_server.models.clients import ClientPool
 from ava_server.os_user import os_user
-from ava_server.prepared import Prepared
-from ava_server.run_config import RunConfig, Texts
-from ava_server.run_tools import RUN_TOOL_NAMES, run_tools
+from ava_server.outfitting import Outfitting
 from ava_server.settings_record import record_settings
 from ava_server.spawning import Surroundings
-from ava_server.submit import schema as submit_schema
 
 if TYPE_CHECKING:
     from ava_roles.confine.fetch import Fetcher
     from ava_server.settings import Settings
 
 log = logging.getLogger("ava.house")
-
-WINDOW = 128_000
-"""Tokens of context that a model is taken to hold when its price table does not say."""
 
 
 @dataclass
@@ -101,6 +82,11 @@ class House:
 
         return Fetcher()
 
+    @cached_property
+    def outfitting(self) -> Outfitting:
+        """What gives runs what they work with."""
+        return Outfitting(self)
+
     @property
     def day_caps(self) -> DayCaps:
         """What may be spent in a day."""
@@ -136,98 +122,6 @@ class House:
             durations=durations,
         )
 
-    async def honour(self, run: RunRow) -> None:
-        """Look whether a run can be run here as it was approved; opens nothing.
-
-        Raises:
-            CannotHonour: It cannot; says what it waits for.
-        """
-        config = RunConfig.model_validate_json(run.config)
-        await self._choice(config)
-        missing = [name for name in config.tools if name not in self.tools and name not in RUN_TOOL_NAMES]
-        if missing:
-            raise CannotHonour(f"the tool {missing[0]} is not available in this version")
-        if await self.store.read(lambda view: texts_of(view, run)) is None:
-            raise CannotHonour("its task was erased")
-        workspace = config.workspace
-        if workspace:
-            await anyio.to_thread.run_sync(lambda: _open_workspace(workspace).close())
-
-    async def prepare(self, run: RunRow, history: History) -> Prepared:
-        """Make everything that a claimed run works with.
-
-        Raises:
-            CannotHonour: It cannot be run here, after all.
-        """
-        config = RunConfig.model_validate_json(run.config)
-        texts = await self.store.read(lambda view: texts_of(view, run))
-        if texts is None:
-            raise CannotHonour("its task was erased")
-        choice = replace(await self._choice(config), price=config.to_price())  # the price that was approved
-        scratch = self.settings.data_root / "scratch" / run.id
-        results = ReadSubagentResult(self.store, run.user_id, config.context_from)
-        tools: dict[str, Tool] = {**self.tools, **run_tools(history, scratch, results)}
-        own = {name: tools[name] for name in config.tools}
-        files, artifacts = await anyio.to_thread.run_sync(self._open_folders, config, run.id)
-        networked = any(tool.spec.network for tool in own.values())
-
-        def close(ended: bool) -> None:
-            for root in (files, artifacts):
-                if root is not None:
-                    root.close()
-            if ended:
-                self.tidy(run.id)
-
-        started = history.prefix or _started(config, texts, own, parameters(choice))
-        return Prepared(
-            model=model_of(started.model, started.parameters, choice.api_key, self.clients),
-            started=started,
-            tools=own,
-            place=Place(files=files, fetch=self.fetcher if networked else None, artifacts=artifacts),
-            redactor=self.access.redactor,
-            lending=Lending(config.role, config.secrets, self.access),
-            scratch=scratch,
-            caps=self.day_caps,
-            window=choice.price.window or WINDOW,
-            artifacts=lambda: self.artifacts(run.id),
-            close=close,
-        )
-
-    async def _choice(self, config: RunConfig) -> Choice:
-        """Return the model that was approved, with this process's key.
-
-        Raises:
-            CannotHonour: It is not configured here, or leads elsewhere.
-        """
-        try:
-            choice = await anyio.to_thread.run_sync(
-                lambda: choose(config.model, config.tier or "balanced", self.access.models)
-            )
-        except AvaError as error:
-            raise CannotHonour(str(error)) from error
-        if choice.base_url != config.base_url:
-            raise CannotHonour(f"it was approved for {config.base_url}, and {config.provider} is now {choice.base_url}")
-        return choice
-
-    def _open_folders(self, config: RunConfig, run_id: str) -> tuple[Root | None, Root | None]:
-        files = _open_workspace(config.workspace) if config.workspace else None
-        if "save_artifact" not in config.tools:
-            return files, None
-        folder = self.settings.paths.artifacts / run_id
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return files, Root.open(folder)
-
-    def artifacts(self, run_id: str) -> list[dict[str, Any]]:
-        """Return name, size in bytes and sha256 of each file that a run has handed over. Blocking."""
-        found = list_artifacts(self.settings.paths.artifacts / run_id)
-        return [{**file, "name": self.access.redactor.redact(file["name"])[0]} for file in found]
-
-    def tidy(self, run_id: str) -> None:
-        """Remove what was only an ended run's own: its scratch folder, and a folder of artifacts that stayed empty."""
-        shutil.rmtree(self.settings.data_root / "scratch" / run_id, ignore_errors=True)
-        with contextlib.suppress(OSError):  # not empty, or never made
-            (self.settings.paths.artifacts / run_id).rmdir()
-
     async def sweep(self) -> None:
         """Remove what dead processes left: scratch folders of ended runs, lock files of instances that own nothing."""
         try:
@@ -241,7 +135,7 @@ class House:
     def _sweep(self, unended: set[str], owners: frozenset[str]) -> None:
         for folder in (self.settings.data_root / "scratch").glob("S-*"):
             if folder.name not in unended:
-                self.tidy(folder.name)
+                self.outfitting.tidy(folder.name)
         self.instances.sweep(owners)
 
 
@@ -281,7 +175,7 @@ async def open_house(
             name,
             serves or (lambda row: row.user_id == user),
             slots,
-            house,
+            house.outfitting,
             hire=Hiring(settings.paths) if settings.background and not worker else None,
             grace_s=0.0 if worker else GRACE_S,
         )
@@ -319,76 +213,6 @@ async def keep(store: Store, settings: Settings) -> None:
 def read_catalog(settings: Settings) -> Catalog:
     """Read the role files: built in, then the data root's. Blocking."""
     return Catalog.load([Folder(settings.paths.roles, "roles of the data root")])
-
-
-def _open_workspace(workspace: str) -> Root:
-    """Open the workspace of a run.
-
-    Raises:
-        CannotHonour: It cannot be opened.
-    """
-    try:
-        return Root.open(Path(workspace))
-    except OSError as error:
-        raise CannotHonour(f"its workspace {workspace} cannot be opened: {error.strerror}") from error
-
-
-def list_artifacts(folder: Path) -> list[dict[str, Any]]:
-    """Return name, size in bytes and sha256 of each file that a run handed over."""
-    try:
-        paths = sorted(folder.iterdir()) if folder.is_dir() else []
-    except OSError as error:  # a result is not lost, nor a run kept from its end, because its files cannot be listed
-        log.warning("the artifacts in %s cannot be listed: %s", folder.name, error)
-        return []
-    found: list[dict[str, Any]] = []
-    for path in paths:
-        if path.is_file() and not path.is_symlink():
-            try:
-                data = path.read_bytes()
-            except OSError as error:
-                log.warning("%s cannot be listed: %s", path.name, error)
-                continue
-            found.append({"name": path.name, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()})
-    return found
-
-
-def _started(config: RunConfig, texts: Texts, tools: Mapping[str, Tool], wire: Mapping[str, Any]) -> RunStarted:
-    """Return the run's rendered prefix."""
-    role = parse_role(config.role_text, config.role_source, config.role)
-    free = bool(config.price.get("free"))
-    limits = {
-        "time": minutes(config.timeout_s),
-        "money": "free" if free else format_usd(config.max_cost_micros, exact=True),
-        "tokens": f"{config.max_tokens:,}",
-        "turns": str(config.max_iterations),
-        "tool calls": str(config.max_tool_calls),
-    }
-    specs = [tools[name].spec for name in sorted(tools)]
-    submit = submit_schema(config.output_schema)
-    schemas = (
-        *({"name": spec.name, "description": spec.description, "parameters": spec.schema()} for spec in specs),
-        {"name": submit.name, "description": submit.description, "parameters": dict(submit.parameters)},
-    )
-    text = system_prompt(
-        role,
-        system_prompt=texts.system_prompt,
-        context=texts.context,
-        results=listed(config.context_from) if READ_RESULT in tools else "",
-        tools=specs,
-        limits=limits,
-        output_schema=config.output_schema,
-    )
-    return RunStarted(
-        system=text,
-        tools=schemas,
-        model=config.model,
-        price=config.price,
-        limits=limits,
-        parameters=dict(wire),
-        max_output=config.max_output,
-        nonce=secrets.token_hex(8),
-        workspace=config.workspace,
-    )
 
 
 def refuse_recursion() -> str | None:

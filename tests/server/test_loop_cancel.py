@@ -22,7 +22,7 @@ from ava_audit.events import CancelRequested, CostUpdate, RunEnded, ToolResult
 from ava_audit.rows import RunRow
 from ava_roles.tools.base import Place, Tool, ToolArgs, ToolOutput, ToolSpec
 from ava_server.history import History
-from ava_server.house import House
+from ava_server.outfitting import Outfitting
 from ava_server.prepared import Prepared
 
 NOTED = Say(calls=[("scratchpad", {"note": "half of it"})])
@@ -58,13 +58,13 @@ class Waiting:
 class Offering:
     """An outfitter that offers a tool to the runs of a house, beside those that they have."""
 
-    def __init__(self, house: House, tool: Tool) -> None:
-        self._house = house
+    def __init__(self, outfitting: Outfitting, tool: Tool) -> None:
+        self._outfitting = outfitting
         self._tool = tool
-        self.honour, self.artifacts, self.tidy = house.honour, house.artifacts, house.tidy
+        self.honour, self.artifacts, self.tidy = outfitting.honour, outfitting.artifacts, outfitting.tidy
 
     async def prepare(self, run: RunRow, history: History) -> Prepared:
-        prepared, spec = await self._house.prepare(run, history), self._tool.spec
+        prepared, spec = await self._outfitting.prepare(run, history), self._tool.spec
         schema = {"name": spec.name, "description": spec.description, "parameters": spec.schema()}
         started = prepared.started.model_copy(update={"tools": (*prepared.started.tools, schema)})
         return replace(prepared, tools={**prepared.tools, spec.name: self._tool}, started=started)
@@ -72,7 +72,7 @@ class Offering:
 
 def with_tool(lab: Lab, tool: Tool) -> None:
     """Offer a tool to the runs of a lab, beside those that they have."""
-    lab.house.manager._outfitter = Offering(lab.house, tool)
+    lab.house.manager._outfitter = Offering(lab.house.outfitting, tool)
 
 
 async def test_read_only_calls_of_one_turn_are_in_flight_together(tmp_path: Path) -> None:

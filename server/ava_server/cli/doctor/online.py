@@ -138,7 +138,9 @@ async def _own_house(settings: Settings) -> AsyncGenerator[tuple[House, set[str]
         slots = Slots(limits.running_per_user, limits.running)
         instance = house.manager.instance
         # Every other run is left to the servers: this process is gone in a moment.
-        house.manager = Manager(house.store, house.instances, instance, lambda row: row.id in ours, slots, house)
+        house.manager = Manager(
+            house.store, house.instances, instance, lambda row: row.id in ours, slots, house.outfitting
+        )
         async with anyio.create_task_group() as running:
             running.start_soon(house.manager.run)
             yield house, ours

@@ -1,0 +1,213 @@
+"""What a run works with: model, tools, folders, prefix. Made when it is claimed, and taken away when it has ended."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import secrets
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import anyio.to_thread
+
+from ava_audit.events import RunStarted
+from ava_audit.money import format_usd
+from ava_audit.rows import RunRow
+from ava_roles.confine.paths import Root
+from ava_roles.prompt import system_prompt
+from ava_roles.role import parse_role
+from ava_roles.tools.base import Place, Tool
+from ava_server.approval import minutes, texts_of
+from ava_server.earlier import NAME as READ_RESULT
+from ava_server.earlier import ReadSubagentResult, listed
+from ava_server.errors import AvaError
+from ava_server.history import History
+from ava_server.lending import Lending
+from ava_server.manager import CannotHonour
+from ava_server.models.choose import Choice, choose, model_of, parameters
+from ava_server.prepared import Prepared
+from ava_server.run_config import RunConfig, Texts
+from ava_server.run_tools import RUN_TOOL_NAMES, run_tools
+from ava_server.submit import schema as submit_schema
+
+if TYPE_CHECKING:
+    from ava_server.house import House
+
+log = logging.getLogger("ava.outfitting")
+
+WINDOW = 128_000
+"""Tokens of context that a model is taken to hold when its price table does not say."""
+
+
+class Outfitting:
+    """Gives runs what they work with, from what a process has open."""
+
+    def __init__(self, house: House) -> None:
+        self._house = house
+
+    async def honour(self, run: RunRow) -> None:
+        """Look whether a run can be run here as it was approved; opens nothing.
+
+        Raises:
+            CannotHonour: It cannot; says what it waits for.
+        """
+        config = RunConfig.model_validate_json(run.config)
+        await self._choice(config)
+        missing = [name for name in config.tools if name not in self._house.tools and name not in RUN_TOOL_NAMES]
+        if missing:
+            raise CannotHonour(f"the tool {missing[0]} is not available in this version")
+        if await self._house.store.read(lambda view: texts_of(view, run)) is None:
+            raise CannotHonour("its task was erased")
+        workspace = config.workspace
+        if workspace:
+            await anyio.to_thread.run_sync(lambda: _open_workspace(workspace).close())
+
+    async def prepare(self, run: RunRow, history: History) -> Prepared:
+        """Make everything that a claimed run works with.
+
+        Raises:
+            CannotHonour: It cannot be run here, after all.
+        """
+        config = RunConfig.model_validate_json(run.config)
+        texts = await self._house.store.read(lambda view: texts_of(view, run))
+        if texts is None:
+            raise CannotHonour("its task was erased")
+        choice = replace(await self._choice(config), price=config.to_price())  # the price that was approved
+        scratch = self._house.settings.data_root / "scratch" / run.id
+        results = ReadSubagentResult(self._house.store, run.user_id, config.context_from)
+        tools: dict[str, Tool] = {**self._house.tools, **run_tools(history, scratch, results)}
+        own = {name: tools[name] for name in config.tools}
+        files, artifacts = await anyio.to_thread.run_sync(self._open_folders, config, run.id)
+        networked = any(tool.spec.network for tool in own.values())
+
+        def close(ended: bool) -> None:
+            for root in (files, artifacts):
+                if root is not None:
+                    root.close()
+            if ended:
+                self.tidy(run.id)
+
+        started = history.prefix or _started(config, texts, own, parameters(choice))
+        return Prepared(
+            model=model_of(started.model, started.parameters, choice.api_key, self._house.clients),
+            started=started,
+            tools=own,
+            place=Place(files=files, fetch=self._house.fetcher if networked else None, artifacts=artifacts),
+            redactor=self._house.access.redactor,
+            lending=Lending(config.role, config.secrets, self._house.access),
+            scratch=scratch,
+            caps=self._house.day_caps,
+            window=choice.price.window or WINDOW,
+            artifacts=lambda: self.artifacts(run.id),
+            close=close,
+        )
+
+    async def _choice(self, config: RunConfig) -> Choice:
+        """Return the model that was approved, with this process's key.
+
+        Raises:
+            CannotHonour: It is not configured here, or leads elsewhere.
+        """
+        try:
+            choice = await anyio.to_thread.run_sync(
+                lambda: choose(config.model, config.tier or "balanced", self._house.access.models)
+            )
+        except AvaError as error:
+            raise CannotHonour(str(error)) from error
+        if choice.base_url != config.base_url:
+            raise CannotHonour(f"it was approved for {config.base_url}, and {config.provider} is now {choice.base_url}")
+        return choice
+
+    def _open_folders(self, config: RunConfig, run_id: str) -> tuple[Root | None, Root | None]:
+        files = _open_workspace(config.workspace) if config.workspace else None
+        if "save_artifact" not in config.tools:
+            return files, None
+        folder = self._house.settings.paths.artifacts / run_id
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return files, Root.open(folder)
+
+    def artifacts(self, run_id: str) -> list[dict[str, Any]]:
+        """Return name, size in bytes and sha256 of each file that a run has handed over. Blocking."""
+        found = list_artifacts(self._house.settings.paths.artifacts / run_id)
+        return [{**file, "name": self._house.access.redactor.redact(file["name"])[0]} for file in found]
+
+    def tidy(self, run_id: str) -> None:
+        """Remove what was only an ended run's own: its scratch folder, and a folder of artifacts that stayed empty."""
+        shutil.rmtree(self._house.settings.data_root / "scratch" / run_id, ignore_errors=True)
+        with contextlib.suppress(OSError):  # not empty, or never made
+            (self._house.settings.paths.artifacts / run_id).rmdir()
+
+
+def _open_workspace(workspace: str) -> Root:
+    """Open the workspace of a run.
+
+    Raises:
+        CannotHonour: It cannot be opened.
+    """
+    try:
+        return Root.open(Path(workspace))
+    except OSError as error:
+        raise CannotHonour(f"its workspace {workspace} cannot be opened: {error.strerror}") from error
+
+
+def list_artifacts(folder: Path) -> list[dict[str, Any]]:
+    """Return name, size in bytes and sha256 of each file that a run handed over."""
+    try:
+        paths = sorted(folder.iterdir()) if folder.is_dir() else []
+    except OSError as error:  # a result is not lost, nor a run kept from its end, because its files cannot be listed
+        log.warning("the artifacts in %s cannot be listed: %s", folder.name, error)
+        return []
+    found: list[dict[str, Any]] = []
+    for path in paths:
+        if path.is_file() and not path.is_symlink():
+            try:
+                data = path.read_bytes()
+            except OSError as error:
+                log.warning("%s cannot be listed: %s", path.name, error)
+                continue
+            found.append({"name": path.name, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()})
+    return found
+
+
+def _started(config: RunConfig, texts: Texts, tools: Mapping[str, Tool], wire: Mapping[str, Any]) -> RunStarted:
+    """Return the run's rendered prefix."""
+    role = parse_role(config.role_text, config.role_source, config.role)
+    free = bool(config.price.get("free"))
+    limits = {
+        "time": minutes(config.timeout_s),
+        "money": "free" if free else format_usd(config.max_cost_micros, exact=True),
+        "tokens": f"{config.max_tokens:,}",
+        "turns": str(config.max_iterations),
+        "tool calls": str(config.max_tool_calls),
+    }
+    specs = [tools[name].spec for name in sorted(tools)]
+    submit = submit_schema(config.output_schema)
+    schemas = (
+        *({"name": spec.name, "description": spec.description, "parameters": spec.schema()} for spec in specs),
+        {"name": submit.name, "description": submit.description, "parameters": dict(submit.parameters)},
+    )
+    text = system_prompt(
+        role,
+        system_prompt=texts.system_prompt,
+        context=texts.context,
+        results=listed(config.context_from) if READ_RESULT in tools else "",
+        tools=specs,
+        limits=limits,
+        output_schema=config.output_schema,
+    )
+    return RunStarted(
+        system=text,
+        tools=schemas,
+        model=config.model,
+        price=config.price,
+        limits=limits,
+        parameters=dict(wire),
+        max_output=config.max_output,
+        nonce=secrets.token_hex(8),
+        workspace=config.workspace,
+    )
