@@ -52,6 +52,8 @@ SETTLEMENTS = (
 MOST_RUNS = 14
 played: Counter[str] = Counter()
 """How often each kind of step was taken in this process."""
+came: Counter[str] = Counter()
+"""What came of them: calls refused by each cap, and whether a claim was the first."""
 
 
 def config(cap: int, max_tokens: int) -> RunConfig:
@@ -238,7 +240,7 @@ class Processes(RuleBasedStateMachine):
         assert isinstance(answer, NotClaimed) is not (mine and room)
         if isinstance(answer, NotClaimed):
             return
-        played["takeover" if run.generation else "start"] += 1
+        came["takeover" if run.generation else "start"] += 1
         self.dispossess(run)
         self.ledger.lose(run)
         run.state, run.instance, run.generation = "running", instance.name, run.generation + 1
@@ -301,6 +303,7 @@ class Processes(RuleBasedStateMachine):
         return self.portal.call(self.stores[0].read, View.head)
 
     def reserves(self, owner: Owner, prompt: int, output: int, *, last: bool) -> None:
+        """A call with the wrap-up after it; where the pair does not fit, the wrap-up alone, and then the end."""
         run = self.ledger.runs[owner.run_id]
         self.begin("reserve")
         asked = self.asked(owner, prompt, output, last)
@@ -310,10 +313,13 @@ class Processes(RuleBasedStateMachine):
         granted = self.ledger.fits(run, both, asked.tokens + asked.wrap_tokens, self.now_us)
         assert isinstance(answer, Reservation) is granted
         if isinstance(answer, CapReached):
-            played[f"refused: {answer.cap}"] += 1
+            came[f"refused: {answer.cap}"] += 1
             assert self.heads() == before, "a refused call leaves no trace"
-            if answer.cap == "overrun":  # no wrap-up either: the loop ends the run
+            self.check()
+            if last or answer.cap == "overrun":  # as the loop goes on: not even a wrap-up fits, so the run ends
                 self.ends(owner, answer.status)
+            else:
+                self.reserves(owner, prompt // 10 + 1, output // 10 + 1, last=True)
             return
         owner.turn, owner.held = answer.fact.turn, answer
         scopes = tuple(scope for scope, _cap in self.ledger.covering(run, self.now_us))
