@@ -164,11 +164,6 @@ async def open_house(
         slots = Slots(limits.running_per_user, limits.running)
         user = os_user()
         house = House(settings, store, user, clients, instances)
-        if runs:
-            try:
-                await record_settings(store, settings.for_everybody, Who(name, AGENT, user))
-            except AuditError as error:  # the next start finds the same
-                log.warning("whether settings have changed is not on the record: %s", error)
         house.manager = manager = Manager(
             store,
             instances,
@@ -185,6 +180,8 @@ async def open_house(
             lock.release()  # it owns nothing any more: whoever looks for orphans may see it
 
         try:
+            if runs:
+                await record_settings(store, settings.for_everybody, Who(name, AGENT, user))
             async with anyio.create_task_group() as keeping:
                 keeping.start_soon(lambda: keep(store, settings))
                 try:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
+from ava_audit.errors import AuditError
 from ava_audit.events import Event, SettingsChanged, Who
 from ava_audit.store import Command, Outcome, Store
 from ava_audit.view import View
@@ -11,6 +13,8 @@ from ava_server.settings import Configured, limits_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+log = logging.getLogger("ava.settings")
 
 
 def on_record(view: View) -> dict[str, Any]:
@@ -45,8 +49,10 @@ def note_settings(now: Mapping[str, Any], who: Who) -> Command[int]:
 async def record_settings(store: Store, now: Mapping[str, Any], who: Who) -> None:
     """Compare the settings of the data root with the log, and write only where they differ.
 
-    Raises:
-        AuditError: The log is out of reach.
+    A log that is out of reach keeps nobody from starting: the next one to start finds the same.
     """
-    if await store.read(lambda view: changes(view, now)):
-        await store.do(note_settings(now, who))
+    try:
+        if await store.read(lambda view: changes(view, now)):
+            await store.do(note_settings(now, who))
+    except AuditError as error:
+        log.warning("whether settings have changed is not on the record: %s", error)

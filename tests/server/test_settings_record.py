@@ -111,11 +111,11 @@ async def test_a_log_that_is_out_of_reach_keeps_no_house_closed_and_the_next_sta
     root = tmp_path / "data"
     await opened(root, "")
 
-    async def busy(_store: object, _now: object, _who: object) -> None:
+    def busy(_now: object, _who: object) -> None:
         raise StoreUnavailable("another program holds it")
 
     with monkeypatch.context() as patch:
-        patch.setattr("ava_server.house.record_settings", busy)
+        patch.setattr("ava_server.settings_record.note_settings", busy)
         await opened(root, LOWER)
     assert changed(root) == []
     await opened(root, LOWER)
