@@ -67,10 +67,12 @@ class OneDecision(BaseModel):
 
     pending_id: str
     subagent_id: str | None = None
+    name: str | None = None
+    task_id: str | None = None
     status: str
     queue_position: int | None = None
     refused_because: str | None = None
-    fresh: dict[str, Any] | None = Field(default=None, description="A new proposal in place of an expired one.")
+    fresh: dict[str, Any] | None = Field(default=None, description="A new proposal for an expired one.")
 
 
 class ConfirmAnswer(Answer):
@@ -139,6 +141,8 @@ class MessageAnswer(Answer):
     """What became of a message."""
 
     subagent_id: str | None = None
+    name: str | None = None
+    task_id: str | None = None
 
 
 class CancelAnswer(Answer):

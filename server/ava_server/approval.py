@@ -29,7 +29,7 @@ from ava_audit.times import HOUR_US
 from ava_audit.view import View
 from ava_server.budget import DayCaps, installation_scope, user_scope, utc_day
 from ava_server.earlier import listed
-from ava_server.ids import AGENT
+from ava_server.ids import AGENT, label
 from ava_server.planning import TURNS as PLAN_TURNS
 from ava_server.run_config import CAPS, RunConfig, Texts, digest
 
@@ -384,7 +384,7 @@ def _look(view: View, pending_id: str, user: str, now_us: int) -> _Pending | Dec
         return Decision(pending_id, None, "refused", why)
     if row.state != WAITING:
         why = (
-            f"{pending_id} was approved already, and {run.id} is {run.state}: call check_subagent with that id"
+            f"{pending_id} was approved already, and {label(run)} is {run.state}: call check_subagent with that id"
             if row.state == "approved"
             else f"{pending_id} is {row.state}; to run it after all, propose it anew with spawn_subagent"
         )

@@ -1,10 +1,11 @@
-"""Ids, and how people and models write them: with or without prefix, in any case."""
+"""Ids and names: how people and models write ids, with or without prefix and in any case, and how a run is called."""
 
 from __future__ import annotations
 
 import re
 import secrets
 
+from ava_audit.rows import RunRow
 from ava_server.errors import BadInput
 
 AGENT = "ava"
@@ -42,3 +43,8 @@ def parse_id(field: str, given: str, argument: str | None = None) -> str:
             f"{argument or field}: {given[:40]!r} is not an id; {hint}. Call check_subagent without an id for the list."
         )
     return prefix + bare
+
+
+def label(run: RunRow) -> str:
+    """Return how a run is called: role and id, with its name where it has one."""
+    return f"{run.role} {run.name} ({run.id})" if run.name else f"{run.role} {run.id}"

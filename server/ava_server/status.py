@@ -14,6 +14,7 @@ from ava_audit.view import View
 from ava_roles.wrap import clean
 from ava_server.answers import LastTool, RunAnswer, Untrusted
 from ava_server.claims import left_to_be_resumed, pause_words, paused
+from ava_server.ids import label
 from ava_server.run_config import RunConfig
 from ava_server.unowned import resume_line
 
@@ -47,11 +48,6 @@ def elapsed_s(run: RunRow, now_us: int) -> float:
 def tokens_short(tokens: int) -> str:
     """Return a number of tokens as a status line has it: `840 tokens`, `12k tokens`."""
     return f"{tokens} tokens" if tokens < 1_000 else f"{tokens / 1_000:.0f}k tokens"
-
-
-def label(run: RunRow) -> str:
-    """Return how a run is called: role and id, with its name where it has one."""
-    return f"{run.role} {run.name} ({run.id})" if run.name else f"{run.role} {run.id}"
 
 
 def status_line(run: RunRow, doing: str, now_us: int) -> str:

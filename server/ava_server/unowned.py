@@ -16,7 +16,7 @@ from ava_server.approval import SpawnLimits, approval_line, close_proposal, exha
 from ava_server.budget import in_flight_purpose, unsettled
 from ava_server.claims import claimed
 from ava_server.history import History
-from ava_server.ids import AGENT
+from ava_server.ids import AGENT, label
 from ava_server.result import Ended, build_result
 from ava_server.run_config import RunConfig
 from ava_server.run_log import ending_events
@@ -249,16 +249,16 @@ def resume(
         if run is None or run.user_id != who.user_id:
             return Outcome(NotResumed(f"no subagent {run_id} of yours is known"))
         if run.ended:
-            return Outcome(NotResumed(f"{run.id} has ended ({run.state}); propose it anew with retry_of"))
+            return Outcome(NotResumed(f"{label(run)} has ended ({run.state}); propose it anew with retry_of"))
         if run.state == WAITING:
-            return Outcome(NotResumed(f"{run.id} waits for approval, and has not begun; approve {run.pending_id}"))
+            return Outcome(NotResumed(f"{label(run)} waits for approval, and has not begun; approve {run.pending_id}"))
         if run.state == QUEUED:
-            return Outcome(NotResumed(f"{run.id} is queued: it goes on by itself as soon as it can"))
+            return Outcome(NotResumed(f"{label(run)} is queued: it goes on by itself as soon as it can"))
         if run.instance not in gone and not force:
-            return Outcome(NotResumed(f"{run.id} is running: instance {run.instance} has it and lives"))
+            return Outcome(NotResumed(f"{label(run)} is running: instance {run.instance} has it and lives"))
         right = resume_line(view, run)
         if right is None:
-            return Outcome(NotResumed(f"the task of {run.id} was erased, so that it cannot go on"))
+            return Outcome(NotResumed(f"the task of {label(run)} was erased, so that it cannot go on"))
         if line is not None and line != right:
             return Outcome(NotResumed("`approving` is not, letter for letter, the line of this resume", right))
         config = RunConfig.model_validate_json(run.config)

@@ -198,9 +198,12 @@ def _spawn(answer: SpawnAnswer) -> list[str]:
 def _confirm(answer: ConfirmAnswer) -> list[str]:
     lines: list[str] = []
     for decision in answer.decisions:
-        line = f"{decision.pending_id} ({decision.subagent_id or 'no run'}): {decision.status}"
+        run = decision.subagent_id or "no run"
+        line = f"{decision.pending_id} ({f'{decision.name}, {run}' if decision.name else run}): {decision.status}"
         if decision.queue_position:
             line += f", number {decision.queue_position} in the queue"
+        if decision.task_id:
+            line += f", task_id {escape_result(decision.task_id)}"
         if decision.refused_because:
             line += f": {decision.refused_because}"
         lines.append(line)

@@ -305,5 +305,5 @@ def test_a_spawn_is_told_with_its_name_or_without_a_gap(root: Path) -> None:
         model="m",
     )
     put(root, Event(AVA, spawn), Event(AVA, spawn.model_copy(update={"name": "prices"})))
-    first, second = (line.partition(" S-cccccc ")[2] for line in lines(root, "--type", "SubagentSpawn"))
-    assert (first, second) == ("researcher: Look it up", "researcher prices: Look it up")
+    first, second = (line.partition(" SubagentSpawn ")[2] for line in lines(root, "--type", "SubagentSpawn"))
+    assert (first, second) == ("researcher S-cccccc: Look it up", "researcher prices (S-cccccc): Look it up")

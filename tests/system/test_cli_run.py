@@ -415,7 +415,7 @@ def test_show_tells_the_whole_run_and_marks_it_as_fetched(root: Path, workspace:
     assert shown.returncode == 0, shown.stderr
     lines = shown.stdout.splitlines()
     assert lines[0] == f"Data root: {root}"
-    assert lines[1] == f"researcher {run_id} (prices): success"
+    assert lines[1] == f"researcher prices ({run_id}): success"
     order = [
         *(TASK, "Context: for a podcast", "Approved ", "host_call", "Caps: free, 10 min"),
         *("What happened:", "ToolCall search_and_read", "SubagentComplete"),

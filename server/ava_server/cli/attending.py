@@ -110,12 +110,13 @@ async def deliver(
     """
     from ava_server.cli.reading import note_fetched, whole_answer
     from ava_server.cli.views import exit_code, result_text
+    from ava_server.ids import label
 
     run, answer = await whole_answer(house.store, run_id, house.instances.alive)
     text = _json_of(house, answer) if as_json else result_text(answer)
     if out is not None:
         await anyio.to_thread.run_sync(_write_out, out, text)
-        (tell if as_json else say)(f"{run.id} {run.state}: written to {out}")
+        (tell if as_json else say)(f"{label(run)} {run.state}: written to {out}")
     elif as_json:
         write(text)
     else:

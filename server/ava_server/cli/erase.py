@@ -62,6 +62,7 @@ def erase_command(
 async def _erase(root: DataRoot, settings: Settings, given: str, yes: bool) -> None:
     from ava_server.cli.reading import find_run, open_log
     from ava_server.house import keep
+    from ava_server.ids import label
 
     entries = 0
     async with open_log(root) as store:
@@ -70,8 +71,8 @@ async def _erase(root: DataRoot, settings: Settings, given: str, yes: bool) -> N
         before = await store.read(lambda view: _look(view, run))
         if before is None:
             raise BadInput(
-                f"{run.id} has not ended ({run.state.replace('_', ' ')}), and what it still needs is not erased. Wait"
-                f" for its end, or end it with `ava cancel {run.id}`, then erase it."
+                f"{label(run)} has not ended ({run.state.replace('_', ' ')}), and what it still needs is not erased."
+                f" Wait for its end, or end it with `ava cancel {run.id}`, then erase it."
             )
         erased_us, words = before
         tell("\n".join(_question(run, erased_us, words)))
@@ -82,7 +83,7 @@ async def _erase(root: DataRoot, settings: Settings, given: str, yes: bool) -> N
             entries = await _all_of(store, run, words)
             tasks.cancel_scope.cancel()
         if words:
-            say(f"Erased: the words of {entries:,} entries of {run.id}, and the files that it left.")
+            say(f"Erased: the words of {entries:,} entries of {label(run)}, and the files that it left.")
 
 
 def _look(view: View, run: RunRow) -> tuple[int | None, int] | None:
@@ -100,7 +101,7 @@ def _look(view: View, run: RunRow) -> tuple[int | None, int] | None:
 
 def _question(run: RunRow, erased_us: int | None, words: int) -> list[str]:
     from ava_audit.times import format_ts
-    from ava_server.status import label
+    from ava_server.ids import label
 
     when = f"{label(run)} was erased already, {format_ts(erased_us)}" if erased_us is not None else ""
     if not words:
@@ -113,11 +114,13 @@ def _question(run: RunRow, erased_us: int | None, words: int) -> list[str]:
 
 
 async def _agreed(run: RunRow, yes: bool) -> bool:
+    from ava_server.ids import label
+
     if yes:
         return True
     if not someone_there():
         raise BadInput("There is no terminal to ask on, so nothing was erased. Run it in a terminal, or add --yes.")
-    return await agrees(f"Erase the words of {run.id} for good?")
+    return await agrees(f"Erase the words of {label(run)} for good?")
 
 
 async def _all_of(store: Store, run: RunRow, words: int) -> int:

@@ -74,7 +74,7 @@ async def _go_on(house: House, session: Session, run: RunRow, force: bool) -> No
         Refused: It may not, or cannot.
     """
     from ava_audit.rows import QUEUED
-    from ava_server.status import label
+    from ava_server.ids import label
     from ava_server.unowned import NotResumed, resume_line
 
     manager = house.manager

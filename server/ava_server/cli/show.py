@@ -101,16 +101,18 @@ async def _show(root: DataRoot, given: str, as_json: bool, utc: bool) -> None:
 
 
 def _screen(run: RunRow, answer: RunAnswer, texts: Texts | None, entries: list[Entry], utc: bool) -> list[str]:
+    from ava_server.ids import label
     from ava_server.log_lines import entry_line, is_error
 
     terminal = sys.stdout.isatty()
     width = columns() if terminal else 200
-    lines = [f"{run.role} {run.id}{f' ({run.name})' if run.name else ''}: {answer.state}", ""]
+    names = {run.id: run.name} if run.name else {}
+    lines = [f"{label(run)}: {answer.state}", ""]
     lines += _asked(run, texts, utc)
     lines += _decided(run, entries, utc)
     lines += ["", "What happened:"]
     for entry in entries:
-        line = entry_line(entry, utc=utc, width=1_000 if terminal else width)
+        line = entry_line(entry, names=names, utc=utc, width=1_000 if terminal else width)
         lines.append(line if not terminal or is_error(entry) else cut(line, width))
     lines += ["", "Result:" if answer.status else "So far:", result_text(answer)]
     return lines

@@ -23,8 +23,8 @@ _ERASED = "The tool outputs are gone: this run's words were erased. Its figures 
 def cost_screen(run: RunRow, answer: RunAnswer, costs: Costs, utc: bool) -> list[str]:
     """Return what a run has cost as lines of at most 80 columns."""
     from ava_server.cli.views import limits_text
+    from ava_server.ids import label
     from ava_server.run_config import RunConfig
-    from ava_server.status import label
 
     config = RunConfig.model_validate_json(run.config)
     lines = [cut(f"{label(run)}: {answer.state}", WIDTH)]

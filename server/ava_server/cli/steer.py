@@ -66,7 +66,7 @@ async def _cancel(settings: Settings, ids: list[str], reason: str | None, as_jso
     from ava_server.cli.views import result_text
     from ava_server.desk import Desk
     from ava_server.house import open_house
-    from ava_server.status import label
+    from ava_server.ids import label
 
     async with open_log(settings.paths) as looking:  # a wrong id is told before anything is opened
         before = await find_runs(looking, ids)

@@ -37,9 +37,9 @@ from ava_server.desk.spawning import Spawning
 from ava_server.desk.steering import Steering
 from ava_server.errors import AvaError, BadInput
 from ava_server.house import House
-from ava_server.ids import parse_id
+from ava_server.ids import label, parse_id
 from ava_server.session import Session
-from ava_server.status import carried, label, since_words
+from ava_server.status import carried, since_words
 from ava_server.words import text_of
 
 log = logging.getLogger("ava.desk")

@@ -16,7 +16,8 @@ from ava_server.arguments import CheckArgs, parse, shown
 from ava_server.claims import paused
 from ava_server.desk.own import Own
 from ava_server.errors import BadInput
-from ava_server.status import json_chars, label, room_for, run_answer
+from ava_server.ids import label
+from ava_server.status import json_chars, room_for, run_answer
 
 RUNS_CHARS, NAMED = 8_200, 20
 """Characters, as JSON, of the runs in one answer; and how many of the others are named with their state."""
@@ -138,11 +139,16 @@ def fitting(runs: list[RunAnswer]) -> tuple[list[RunAnswer], str | None]:
     others = runs[len(kept) :]
     if not others:
         return kept, None
-    named = ", ".join(f"{run.subagent_id} {run.state}" for run in others[:NAMED])
+    named = ", ".join(f"{called(run)} {run.state}" for run in others[:NAMED])
     more = f" and {len(others) - NAMED} more" if len(others) > NAMED else ""
     return kept, (
         f"{len(runs)} in all. Not shown here: {named}{more}. Call check_subagent with the subagent_id of one."
     )
+
+
+def called(run: RunAnswer) -> str:
+    """Return a run's id, and its name beside it where it has one."""
+    return f"{run.name} ({run.subagent_id})" if run.name else run.subagent_id
 
 
 def dumped(runs: list[RunAnswer]) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ from ava_server.desk.looking import Progress
 from ava_server.desk.own import Own
 from ava_server.errors import BadInput
 from ava_server.ids import AGENT
-from ava_server.log_lines import entry_line
+from ava_server.log_lines import entry_line, names_of
 from ava_server.status import json_chars
 
 LOG_CHARS = 9_000
@@ -67,10 +67,11 @@ class Reading:
             page = await search(self._own.store, query)
         except BadQuery as error:
             raise BadInput(f"types: {error}") from error
+        names = await self._own.store.read(lambda view: names_of(view, page.entries))
         lines: list[str] = []
         size, older = 0, page.next
         for entry in page.entries:
-            line = entry_line(entry, utc=True, width=LINE_CHARS)
+            line = entry_line(entry, names=names, utc=True, width=LINE_CHARS)
             size += max(json_chars(line) + 2, len(escape_result(line)) + 1)
             if lines and size > LOG_CHARS:
                 break

@@ -9,6 +9,7 @@ from ava_server.answers import ConfirmAnswer, OneDecision
 from ava_server.arguments import ConfirmArgs
 from ava_server.desk.own import Own
 from ava_server.errors import BadInput, Refused
+from ava_server.ids import label
 from ava_server.unowned import NotResumed
 
 ONLY_THERE = 'approval = "human" is set: a person resumes it in a terminal, with `ava resume {run_id}`'
@@ -35,7 +36,7 @@ class Resuming:
             if run.state == RUNNING and await anyio.to_thread.run_sync(self._gone, run):
                 if len(args.pending_ids) > 1:
                     raise BadInput(
-                        f"pending_ids: {run.id} is interrupted, and is resumed alone; give nothing beside it"
+                        f"pending_ids: {label(run)} is interrupted, and is resumed alone; give nothing beside it"
                     )
                 return run
         return None
@@ -52,10 +53,10 @@ class Resuming:
         """
         settings = self._house.settings
         if args.decision == "reject":
-            raise BadInput(f"decision: {run.id} has begun, and cannot be rejected; cancel_subagent ends it")
+            raise BadInput(f"decision: {label(run)} has begun, and cannot be rejected; cancel_subagent ends it")
         for field in ("changes", "group_max_cost_cents", "group_timeout"):
             if getattr(args, field) is not None:
-                raise BadInput(f"{field}: {run.id} has begun, and goes on as it was approved; leave it out")
+                raise BadInput(f"{field}: {label(run)} has begun, and goes on as it was approved; leave it out")
         if not settings.enabled:
             raise Refused("subagents are switched off here (enabled = false in config.toml); nothing was resumed")
         if settings.approval == "human":
@@ -64,7 +65,9 @@ class Resuming:
         found = await self._house.manager.endings.resume(
             run.id, self._session.who, self._session.channel, self._house.spawn_limits, line="\n".join(approving)
         )
-        decision = OneDecision(pending_id=run.pending_id, subagent_id=run.id, status="resumed")
+        decision = OneDecision(
+            pending_id=run.pending_id, subagent_id=run.id, name=run.name, task_id=run.task_id, status="resumed"
+        )
         if isinstance(found, NotResumed):
             decision.status, decision.refused_because = "refused", found.why
             lines = [found.line] if found.line is not None else None

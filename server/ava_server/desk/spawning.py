@@ -20,7 +20,7 @@ from ava_server.desk.own import Own
 from ava_server.desk.resuming import Resuming
 from ava_server.earlier import check_earlier
 from ava_server.errors import AvaError, BadInput, Refused
-from ava_server.ids import new_id, parse_id
+from ava_server.ids import label, new_id, parse_id
 from ava_server.models.choose import OFFLINE, is_configured
 from ava_server.run_config import EarlierRun, RunConfig, Texts
 from ava_server.spawning import resolve
@@ -82,10 +82,10 @@ class Spawning:
         """Return the run that is repeated, and its arguments with the given ones laid over."""
         run = await self._own.run(str(given["retry_of"]), "retry_of")
         if not run.ended:
-            raise BadInput(f"retry_of: {run.id} has not ended; wait for it, or cancel it first")
+            raise BadInput(f"retry_of: {label(run)} has not ended; wait for it, or cancel it first")
         texts = await self._store.read(lambda view: texts_of(view, run))
         if texts is None:
-            raise BadInput(f"retry_of: the task of {run.id} was erased; propose it anew")
+            raise BadInput(f"retry_of: the task of {label(run)} was erased; propose it anew")
         before = _arguments(run, texts)
         before.pop("task_id", None)
         return run, {**before, **given}
@@ -126,7 +126,10 @@ class Spawning:
             decided = await self._store.do(approve(asked, who, self._session.channel, self._house.spawn_limits))
         self._house.manager.poke()
         decisions = [OneDecision(**_plain(decision)) for decision in decided.decisions]
+        rows = {row.id: row for row in await self._own.rows([d.subagent_id for d in decisions if d.subagent_id])}
         for decision, made in zip(decisions, decided.decisions, strict=True):
+            if row := rows.get(made.subagent_id or ""):
+                decision.name, decision.task_id = row.name, row.task_id
             if made.expired and made.subagent_id and args.decision == "approve":
                 await self._renew(decision, made.subagent_id)
         started = [made.subagent_id for made in decided.decisions if made.status == "approved" and made.subagent_id]
@@ -211,7 +214,8 @@ def _proposal(made: Proposed) -> SpawnAnswer:
         ),
     )
     if made.state != WAITING:  # the same task_id again: what it names has been approved already
-        answer.message = f"task_id {config.task_id} is {made.subagent_id} already, and that is {made.state}."
+        which = f"{config.name} ({made.subagent_id})" if config.name else made.subagent_id
+        answer.message = f"task_id {config.task_id} is {which} already, and that is {made.state}."
         answer.next = f'Nothing new was proposed. Call check_subagent with subagent_id "{made.subagent_id}".'
         answer.approval_line = answer.expires_at = None
     return answer

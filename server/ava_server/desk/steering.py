@@ -15,8 +15,7 @@ from ava_server.arguments import CancelArgs, MessageArgs, parse
 from ava_server.desk.looking import Looking, Progress, dumped, fitting
 from ava_server.desk.own import Own
 from ava_server.errors import BadInput, Refused
-from ava_server.ids import parse_id
-from ava_server.status import label
+from ava_server.ids import label, parse_id
 
 _WHEN = {QUEUED: "when it starts", RUNNING: "before its next turn"}
 
@@ -42,12 +41,14 @@ class Steering:
         event = Event(self._own.agent_of(run), UserMessage(text=args.message, kind="message"), run_id=run.id)
         delivered = await self._store.do(_deliver(run.id, event))
         if delivered == "waiting":
-            raise Refused(f"{run.id} waits for approval; to change it, cancel it and propose it anew")
+            raise Refused(f"{label(run)} waits for approval; to change it, cancel it and propose it anew")
         if delivered == "ended":
-            raise Refused(f"{run.id} has ended; ask on with spawn_subagent and context_from")
+            raise Refused(f"{label(run)} has ended; ask on with spawn_subagent and context_from")
         return MessageAnswer(
             status="delivered",
             subagent_id=run.id,
+            name=run.name,
+            task_id=run.task_id,
             message=f"{label(run)} reads it {_WHEN[delivered]}. It may steer the work; limits and tools stay.",
         )
 
@@ -71,7 +72,7 @@ class Steering:
             targets = [row.run_id]
         else:
             targets = [(await self._own.run(args.subagent_id or "", "subagent_id")).id]
-        over = [row.id for row in await self._own.rows(targets) if row.ended]
+        over = [label(row) for row in await self._own.rows(targets) if row.ended]
         failed: list[Exception] = []
 
         async def cancel(run_id: str) -> None:
