@@ -18,7 +18,7 @@ class Answer(BaseModel):
 
     status: str
     message: str | None = None
-    notices: list[str] | None = Field(default=None, description="Runs that ended and were not fetched.")
+    notices: list[str] | None = Field(default=None, description="Runs that ended, or wait for you.")
 
     def structured(self) -> dict[str, Any]:
         """Return the JSON object that hosts get; what is None is left out."""
@@ -82,7 +82,7 @@ class ConfirmAnswer(Answer):
     group_id: str | None = None
     approval_lines: list[str] | None = Field(default=None, description="The right lines, where one was wrong.")
     next: str | None = None
-    runs: list[dict[str, Any]] | None = Field(default=None, description="As check_subagent shows them, after a wait.")
+    runs: list[dict[str, Any]] | None = Field(default=None, description="After a wait: as check_subagent.")
 
 
 class LastTool(BaseModel):
@@ -112,7 +112,7 @@ class RunAnswer(BaseModel):
     queue_position: int | None = None
     expires_at: str | None = None
     waits_for: str | None = None
-    not_before: str | None = Field(default=None, description="Paused: the model takes no calls until then.")
+    not_before: str | None = None
     stop_reason: str | None = None
     model: str | None = None
     status: str | None = None
@@ -128,7 +128,7 @@ class RunAnswer(BaseModel):
     overrun: bool | None = None
     quotes_checked: list[dict[str, Any]] | None = None
     untrusted_result: Untrusted | None = None
-    cursor: str | None = Field(default=None, description="The result goes on: call check_subagent with it.")
+    cursor: str | None = Field(default=None, description="The result goes on: check_subagent with it.")
 
 
 class CheckAnswer(Answer):
@@ -148,7 +148,7 @@ class MessageAnswer(Answer):
 class CancelAnswer(Answer):
     """The runs as they ended, with what they had."""
 
-    runs: list[dict[str, Any]] = Field(default=[], description="As check_subagent shows them.")
+    runs: list[dict[str, Any]] = Field(default=[], description="As check_subagent.")
 
 
 class LogAnswer(Answer):
