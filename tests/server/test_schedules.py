@@ -131,6 +131,29 @@ class Schedule(Processes):
         elif what == "end" and self.owners:
             self.ends(self.owner(number), status)
 
+    @precondition(lambda self: bool(self.owners))
+    @rule(number=PICK, seconds=st.sampled_from([1, 60, 3_600]))
+    def a_run_is_paused(self, number: int, seconds: int) -> None:
+        owner = self.owner(number)
+        if owner.held is None:
+            self.pauses(owner, seconds)
+
+    @precondition(lambda self: bool(self.ledger.runs))
+    @rule(
+        number=PICK,
+        what=st.sampled_from(["resume", "resume", "resume by force", "abandon", "abandon a day later"]),
+        user=st.sampled_from(USERS),
+        looked=st.sampled_from([True, True, False]),
+    )
+    def a_run_without_an_owner_is_looked_at(self, number: int, what: str, user: str, looked: bool) -> None:
+        """Its user, or another one, has it go on; or a server finds that nobody came for it. Also one that is owned."""
+        often = number % 4 and self.has("running")
+        run = self.pick(number, *(("running",) if often else {run.state for run in self.ledger.runs.values()}))
+        if what.startswith("resume"):
+            self.resumes(run, user, looked=looked, force="force" in what)
+        else:
+            self.nobody_comes(run, 2 * DAY_US if "later" in what else 0)
+
     @precondition(lambda self: bool(self.stale))
     @rule(number=PICK, what=st.sampled_from(STALE), share=st.floats(0, 1))
     def a_stale_owner_comes_back(self, number: int, what: str, share: float) -> None:
@@ -148,6 +171,11 @@ PLAYED = (
     *(f"stale: {what}" for what in STALE),
     "crash",
     "takeover",
+    "pause",
+    "resume",
+    "resumed",
+    "resumed by force",
+    "abandoned",
     "forced end",
 )
 QUICK = settings(max_examples=15, stateful_step_count=40, deadline=None)

@@ -48,6 +48,7 @@ class Run:
     instance: str | None = None
     group: str | None = None
     cancel_asked: bool = False
+    not_before_us: int = 0
     tokens: int = 0
     cost: int = 0
     uncosted: int = 0

@@ -19,7 +19,7 @@ from anyio.from_thread import start_blocking_portal
 from hypothesis.stateful import RuleBasedStateMachine
 
 from ava_audit.errors import StaleOwner
-from ava_audit.events import Activity, CostReserved, Ending, Event, Usage, Who
+from ava_audit.events import Activity, CostReserved, Ending, Event, RunPaused, Usage, Who
 from ava_audit.locks import Held, Instances
 from ava_audit.rows import RunRow
 from ava_audit.store import Command, Store
@@ -34,7 +34,7 @@ from ava_server.prices import Price, reserve_micros
 from ava_server.result import Ended, build_result
 from ava_server.run_config import RunConfig, Texts
 from ava_server.run_log import RunLog, ending_events
-from ava_server.unowned import cancel, end_unanswered
+from ava_server.unowned import NotResumed, cancel, end_overdue, end_unanswered, resume
 from support.ledger import Call, Ledger, Run
 
 T = TypeVar("T")
@@ -233,17 +233,19 @@ class Processes(RuleBasedStateMachine):
 
     def claims(self, run: Run, instance: Instance, *, looked: bool = True) -> None:
         gone = frozenset(each.name for each in self.instances if looked and not self.locks.alive(each.name))
-        mine = run.state == "queued" or run.instance in gone or run.instance == instance.name
+        paused = run.state == "queued" and run.not_before_us > self.now_us
+        mine = (run.state == "queued" and not paused) or run.instance in gone or run.instance == instance.name
         others = [other for other in self.ledger.in_state("running") if other.instance not in gone and other is not run]
         room = len(others) < self.slots.total and sum(o.user == run.user for o in others) < self.slots.per_user
         answer = self.do("claim", claim(run.id, instance.name, self.who(run.user), gone, self.slots), instance.store)
         assert isinstance(answer, NotClaimed) is not (mine and room)
         if isinstance(answer, NotClaimed):
             return
-        came["takeover" if run.generation else "start"] += 1
+        came["start" if not run.generation else "resume" if run.state == "queued" else "takeover"] += 1
         self.dispossess(run)
         self.ledger.lose(run)
         run.state, run.instance, run.generation = "running", instance.name, run.generation + 1
+        run.not_before_us = 0
         row = self.portal.call(instance.store.read, lambda view: view.run(run.id))
         assert row is not None
         agent = Who("sess-1", run.id, run.user, "ava")
@@ -281,6 +283,36 @@ class Processes(RuleBasedStateMachine):
             self.dispossess(run)
             run.generation, run.instance = run.generation + 1, instance.name
             self.ledger.end(run, "cancelled")
+
+    def resumes(self, run: Run, user: str, *, looked: bool, force: bool) -> None:
+        """Somebody has a run go on whose owner is gone, or over its head; also one that cannot."""
+        gone = frozenset(each.name for each in self.instances if looked and not self.locks.alive(each.name))
+        may = user == run.user and run.state == "running" and (run.instance in gone or force)
+        may = may and not self.ledger.exhausted(user, self.now_us)
+        command = resume(run.id, self.who(user), "terminal", gone, self.limits(), force=force)
+        assert isinstance(self.do("resume", command), NotResumed) is not may
+        if may:
+            came["resumed by force" if run.instance not in gone else "resumed"] += 1
+            self.dispossess(run)
+            self.ledger.lose(run)
+            run.state, run.instance, run.generation = "queued", None, run.generation + 1
+
+    def nobody_comes(self, run: Run, ahead_us: int) -> None:
+        """A run that nobody has is looked at, now or much later."""
+        gone = frozenset(each.name for each in self.instances if not self.locks.alive(each.name))
+        row = self.portal.call(self.stores[0].read, lambda view: view.run(run.id))
+        assert row is not None
+        now_us = self.now_us + ahead_us
+        since_us = max(row.queued_us or 0, row.last_us or 0, run.not_before_us)
+        nobody = run.state == "queued" or (run.state == "running" and run.instance in gone)
+        command = end_overdue(run.id, gone)
+        self.begin("abandon")
+        done = self.portal.call(self.stores[0].do, lambda view, _now_us: command(view, now_us))
+        assert done is (nobody and now_us - since_us >= DAY_US)
+        if done:
+            came["abandoned"] += 1
+            self.dispossess(run)
+            self.ledger.end(run, "abandoned")
 
     # -- what owners do ------------------------------------------------------------------------------------------------
 
@@ -363,6 +395,16 @@ class Processes(RuleBasedStateMachine):
             self.portal.call(owner.log.append, [event])
         self.ledger.book(run, cost, tokens, unknown=how.startswith("unknown"))
         owner.held = None
+
+    def pauses(self, owner: Owner, seconds: int) -> None:
+        """A provider takes no more calls for a while: the run is given back, and its wrap-up keeps its share."""
+        run = self.ledger.runs[owner.run_id]
+        self.begin("pause")
+        until_us = self.now_us + seconds * 1_000_000
+        fact = RunPaused(not_before_us=until_us, why="the provider's limit", active_us=1)
+        self.portal.call(owner.log.record, fact)
+        run.state, run.instance, run.not_before_us = "queued", None, until_us
+        self.dispossess(run)
 
     def ends(self, owner: Owner, status: Ending) -> None:
         """As the loop does: what is in flight is settled as unknown, then the ending is written under the claim."""
