@@ -142,6 +142,7 @@ class Store:
         self._head = 0
         self._news = anyio.Event()
         self._live: dict[str, tuple[str, int]] = {}
+        self._live_minded = False
         self._waiting: deque[tuple[float, _Job]] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._readers: queue.LifoQueue[sqlite3.Connection] = queue.LifoQueue()
@@ -237,9 +238,9 @@ class Store:
         if self._closed:
             return
         with self._gate:
-            first = not self._live
+            minded, self._live_minded = self._live_minded, True
             self._live[run_id] = (text, time.time_ns() // 1000)
-        if first:
+        if not minded:
             with contextlib.suppress(RuntimeError):  # the loop is gone, and with it who would look
                 self._loop.call_soon_threadsafe(self._loop.call_later, LIVE_S, self._flush_live)
 
@@ -338,6 +339,8 @@ class Store:
 
     def _flush_live(self) -> None:
         """See that what runs are doing is written, if no command has come that it went with."""
+        with self._gate:
+            self._live_minded = False
         if self._live and not self._closed:
             self._jobs.put(_Job(_Housekeeping(lambda _db: None), None))
 

@@ -9,7 +9,7 @@ from audit_parts.report import Report, median
 from loop_parts.children import AVA, FLOOR, KEEPING, OURS, PEERS, endpoint, started
 
 TURNS = 10
-SIZES = {1: 20, 10: 5, 100: 1}
+SIZES = {1: 10, 10: 3, 100: 1}
 """How many runs at once, and how often one after another in one measurement."""
 RATIO, GROWTH = 2.5, 1.3
 
