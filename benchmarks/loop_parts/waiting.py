@@ -21,6 +21,7 @@ def show(report: Report, runs: int, peers: Path | None) -> None:
                 answer = child.measured("waiting", runs, 1, 1)
             finally:
                 child.end()
+            print(f"{name}: {answer['kib']:.0f} KiB", flush=True)
             rows.append([name, f"{answer['kib']:.0f}", f"{answer['base_mib']:.0f}"])
             if name == AVA:
                 ours = answer["kib"]
