@@ -199,7 +199,7 @@ def _confirm(answer: ConfirmAnswer) -> list[str]:
     lines: list[str] = []
     for decision in answer.decisions:
         run = decision.subagent_id or "no run"
-        line = f"{decision.pending_id} ({f'{decision.name}, {run}' if decision.name else run}): {decision.status}"
+        line = f"{decision.pending_id} ({f'{decision.name} ({run})' if decision.name else run}): {decision.status}"
         if decision.queue_position:
             line += f", number {decision.queue_position} in the queue"
         if decision.task_id:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import anyio
+import anyio.to_thread
 
 from ava_audit.events import Event, UserMessage
 from ava_audit.rows import QUEUED, RUNNING, WAITING
@@ -16,8 +17,13 @@ from ava_server.desk.looking import Looking, Progress, dumped, fitting
 from ava_server.desk.own import Own
 from ava_server.errors import BadInput, Refused
 from ava_server.ids import label, parse_id
+from ava_server.status import INTERRUPTED, shown_state
 
-_WHEN = {QUEUED: "when it starts", RUNNING: "before its next turn"}
+_WHEN = {
+    QUEUED: "when it starts",
+    RUNNING: "before its next turn",
+    INTERRUPTED: "when an Ava server has taken it up; nobody has it at the moment",
+}
 
 
 class Steering:
@@ -44,12 +50,14 @@ class Steering:
             raise Refused(f"{label(run)} waits for approval; to change it, cancel it and propose it anew")
         if delivered == "ended":
             raise Refused(f"{label(run)} has ended; ask on with spawn_subagent and context_from")
+        state = await anyio.to_thread.run_sync(shown_state, run, self._house.instances.alive)
+        when = _WHEN[INTERRUPTED if state == INTERRUPTED else delivered]
         return MessageAnswer(
             status="delivered",
             subagent_id=run.id,
             name=run.name,
             task_id=run.task_id,
-            message=f"{label(run)} reads it {_WHEN[delivered]}. It may steer the work; limits and tools stay.",
+            message=f"{label(run)} reads it {when}. It may steer the work; limits and tools stay.",
         )
 
     async def cancel(self, given: dict[str, Any], _progress: Progress) -> Answer:
