@@ -31,7 +31,7 @@ from ava_server.budget import DayCaps, installation_scope, user_scope, utc_day
 from ava_server.earlier import listed
 from ava_server.ids import AGENT, label
 from ava_server.planning import TURNS as PLAN_TURNS
-from ava_server.run_config import CAPS, RunConfig, Texts, digest
+from ava_server.run_config import CAPS, RunConfig, Texts, config_of, digest
 
 TASK_CHARS = 120
 
@@ -395,7 +395,7 @@ def _look(view: View, pending_id: str, user: str, now_us: int) -> _Pending | Dec
     texts = texts_of(view, run)
     if texts is None:
         return Decision(pending_id, run.id, "refused", "its texts were erased; make a new proposal with spawn_subagent")
-    return _Pending(row, run, RunConfig.model_validate_json(run.config), texts)
+    return _Pending(row, run, config_of(run.config), texts)
 
 
 def _nothing(view: View, asked: Approval, found: list[_Pending | Decision], who: Who) -> Outcome[Decided]:

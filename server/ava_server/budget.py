@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, Literal
 
 from ava_audit.entries import Entry
@@ -18,7 +17,7 @@ from ava_audit.rows import RUNNING, RunRow
 from ava_audit.store import Command, Outcome, T
 from ava_audit.view import View, loads
 from ava_server.prices import COST_PARTS, Price, cost_by, cost_micros
-from ava_server.run_config import RunConfig
+from ava_server.run_config import config_of
 
 Purpose = Literal["retries", "plan"]
 """What a call is for, when not for the work itself: its whole cost is told apart from what the work cost."""
@@ -28,8 +27,6 @@ CapName = Literal[
 
 
 MESSAGES = ("UserMessage",)
-_config = lru_cache(maxsize=128)(RunConfig.model_validate_json)
-"""A configuration never changes, and each reservation needs it."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +102,7 @@ def installation_scope(day: str) -> str:
 
 def money_left(view: View, run: RunRow, caps: DayCaps, now_us: int) -> tuple[CapName, int]:
     """Return the tightest money cap over a run and what is left under it in micro-USD, its own wrap-up not counted."""
-    config = _config(run.config)
+    config = config_of(run.config)
     day = utc_day(now_us)
     limits: list[tuple[CapName, str, int]] = [("max_cost_cents", run.id, config.max_cost_micros)]
     if run.group_id and (group := view.group(run.group_id)):
@@ -138,7 +135,7 @@ def reserve(fence: Fence, who: Who, asked: Asked, caps: DayCaps) -> Command[Rese
         fact = asked.fact.model_copy(update={"scopes": scopes_of(run, now_us)})
         if fact.micros + fact.wrap_micros > max(left, 0):
             return Outcome(CapReached(cap, max(left, 0)))
-        config = _config(run.config)
+        config = config_of(run.config)
         tokens_left = config.max_tokens - run.tokens
         if asked.tokens + asked.wrap_tokens > tokens_left:
             return Outcome(CapReached("max_tokens", max(tokens_left, 0)))
@@ -259,7 +256,7 @@ def unsettled(
     held = loads(run.in_flight)
     if held is None:
         return ()
-    config = _config(run.config)
+    config = config_of(run.config)
     event, _spend = settlement_event(
         fence, run.id, who, run.model, config.to_price(),
         turn=held["turn"], attempt=held["attempt"], reserved_micros=held["micros"],

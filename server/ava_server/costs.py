@@ -25,7 +25,7 @@ from ava_server.cap_notes import CapNote, cap_notes
 from ava_server.history import History, Recipe
 from ava_server.models.base import AssistantTurn, ToolTurn, Turn, UserTurn
 from ava_server.prices import COST_PARTS, Price, nanos_of, rate_for
-from ava_server.run_config import RunConfig
+from ava_server.run_config import config_of
 
 DEAREST = 3
 """How many tool outputs are named."""
@@ -104,7 +104,7 @@ def costs_of(run: RunRow, entries: Sequence[Entry], changed: Iterable[Entry] = (
         entries: Its entries.
         changed: The changes of settings in the whole log.
     """
-    config = RunConfig.model_validate_json(run.config)
+    config = config_of(run.config)
     price = config.to_price()
     walk = _Walk(run.id, price)
     for entry in entries:

@@ -23,7 +23,7 @@ from ava_server.planning import Planning
 from ava_server.prepared import Prepared
 from ava_server.reserving import Reserving
 from ava_server.result import Ended, build_result
-from ava_server.run_config import RunConfig
+from ava_server.run_config import config_of
 from ava_server.run_log import RunLog, ending_events
 from ava_server.submit import NAME as SUBMIT
 from ava_server.submit import SubmitArgs, accept
@@ -60,7 +60,7 @@ class AgentRun:
         self.cancelled = False
         self._cancel_reason: str | None = None
         self.done = False
-        self._config = RunConfig.model_validate_json(run.config)
+        self._config = config_of(run.config)
         self._prepared = prepared
         self._history = history
         self._log = RunLog(store, run, who, history)

@@ -9,6 +9,7 @@ import secrets
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +32,7 @@ from ava_server.lending import Lending
 from ava_server.manager import CannotHonour
 from ava_server.models.choose import Choice, choose, model_of, parameters
 from ava_server.prepared import Prepared
-from ava_server.run_config import RunConfig, Texts
+from ava_server.run_config import RunConfig, Texts, config_of
 from ava_server.run_tools import RUN_TOOL_NAMES, run_tools
 from ava_server.submit import schema as submit_schema
 
@@ -56,7 +57,7 @@ class Outfitting:
         Raises:
             CannotHonour: It cannot; says what it waits for.
         """
-        config = RunConfig.model_validate_json(run.config)
+        config = config_of(run.config)
         await self._choice(config)
         missing = [name for name in config.tools if name not in self._house.tools and name not in RUN_TOOL_NAMES]
         if missing:
@@ -73,7 +74,7 @@ class Outfitting:
         Raises:
             CannotHonour: It cannot be run here, after all.
         """
-        config = RunConfig.model_validate_json(run.config)
+        config = config_of(run.config)
         texts = await self._house.store.read(lambda view: texts_of(view, run))
         if texts is None:
             raise CannotHonour("its task was erased")
@@ -174,6 +175,12 @@ def list_artifacts(folder: Path) -> list[dict[str, Any]]:
     return found
 
 
+@lru_cache(maxsize=32)
+def _shared(text: str) -> str:
+    """Return a text as it was had first: a thousand runs of one role keep one prompt."""
+    return text
+
+
 def _started(config: RunConfig, texts: Texts, tools: Mapping[str, Tool], wire: Mapping[str, Any]) -> RunStarted:
     """Return the run's rendered prefix."""
     role = parse_role(config.role_text, config.role_source, config.role)
@@ -191,14 +198,16 @@ def _started(config: RunConfig, texts: Texts, tools: Mapping[str, Tool], wire: M
         *({"name": spec.name, "description": spec.description, "parameters": spec.schema()} for spec in specs),
         {"name": submit.name, "description": submit.description, "parameters": dict(submit.parameters)},
     )
-    text = system_prompt(
-        role,
-        system_prompt=texts.system_prompt,
-        context=texts.context,
-        results=listed(config.context_from) if READ_RESULT in tools else "",
-        tools=specs,
-        limits=limits,
-        output_schema=config.output_schema,
+    text = _shared(
+        system_prompt(
+            role,
+            system_prompt=texts.system_prompt,
+            context=texts.context,
+            results=listed(config.context_from) if READ_RESULT in tools else "",
+            tools=specs,
+            limits=limits,
+            output_schema=config.output_schema,
+        )
     )
     return RunStarted(
         system=text,

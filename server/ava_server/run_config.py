@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from functools import lru_cache
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
@@ -91,6 +92,12 @@ class RunConfig(BaseModel):
     def to_price(self) -> Price:
         """Return the price that was approved."""
         return Price.from_dict(self.price)
+
+
+@lru_cache(maxsize=128)
+def config_of(stored: str) -> RunConfig:
+    """Return the configuration that a run's row has as JSON; it never changes, and every reservation needs it."""
+    return RunConfig.model_validate_json(stored)
 
 
 CAPS = ("timeout_s", "max_cost_micros", "max_tokens", "max_iterations", "max_tool_calls")

@@ -15,7 +15,7 @@ from ava_roles.wrap import clean
 from ava_server.answers import LastTool, RunAnswer, Untrusted
 from ava_server.claims import left_to_be_resumed, pause_words, paused
 from ava_server.ids import label
-from ava_server.run_config import RunConfig
+from ava_server.run_config import config_of
 from ava_server.unowned import resume_line
 
 RESULTS_CHARS = 7_500
@@ -57,7 +57,7 @@ def status_line(run: RunRow, doing: str, now_us: int) -> str:
 
 def figures(run: RunRow, now_us: int) -> str:
     """Return how much of its caps a run has used: `45 s of 600 s · turn 4 of 20 · 12k tokens · $0.06 of $0.50`."""
-    config = RunConfig.model_validate_json(run.config)
+    config = config_of(run.config)
     cost = (
         "free"
         if config.price.get("free")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from functools import cache
 from typing import Any, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
@@ -55,12 +56,22 @@ class SubmitArgs(BaseModel):
 
 def schema(output_schema: dict[str, Any] | None) -> ToolSchema:
     """Return the tool as the model is shown it; `output_schema` stands in for `output` when the spawn gave one."""
-    parameters = SubmitArgs.model_json_schema()
+    parameters = _free_form()
     if output_schema is not None:
         form = placed(output_schema, "#/properties/output")
-        parameters["properties"]["output"] = {**form, "description": "The answer, in exactly this form."}
-        parameters["required"] = ["summary", "output"]
+        output = {**form, "description": "The answer, in exactly this form."}
+        parameters = {
+            **parameters,
+            "properties": {**parameters["properties"], "output": output},
+            "required": ["summary", "output"],
+        }
     return ToolSchema(NAME, "Hand over the result and end the run. Call it once, when the work is done.", parameters)
+
+
+@cache
+def _free_form() -> dict[str, Any]:
+    """Return the schema of a result in no given form: one for all, to be read only."""
+    return SubmitArgs.model_json_schema()
 
 
 def accept(call: ToolUse, output_schema: dict[str, Any] | None) -> SubmitArgs | str:

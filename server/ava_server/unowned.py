@@ -18,7 +18,7 @@ from ava_server.claims import claimed
 from ava_server.history import History
 from ava_server.ids import AGENT, label
 from ava_server.result import Ended, build_result
-from ava_server.run_config import RunConfig
+from ava_server.run_config import RunConfig, config_of
 from ava_server.run_log import ending_events
 
 ABANDONED_US = 24 * HOUR_US
@@ -209,7 +209,7 @@ def resume_line(view: View, run: RunRow) -> str | None:
     texts = texts_of(view, run)
     if texts is None:
         return None
-    config = RunConfig.model_validate_json(run.config)
+    config = config_of(run.config)
     line = f"{approval_line(config, texts)}, resumed"
     return line if config.price.get("free") else f"{line} with {format_usd(max(left_micros(run, config), 0))} left"
 
@@ -261,7 +261,7 @@ def resume(
             return Outcome(NotResumed(f"the task of {label(run)} was erased, so that it cannot go on"))
         if line is not None and line != right:
             return Outcome(NotResumed("`approving` is not, letter for letter, the line of this resume", right))
-        config = RunConfig.model_validate_json(run.config)
+        config = config_of(run.config)
         if not config.price.get("free") and (why := exhausted(view, run.user_id, limits, now_us)):
             return Outcome(NotResumed(why))
         agent = Who(run.session_id, run.id, run.user_id, parent_agent_id=AGENT)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from pydantic import BaseModel, ConfigDict
@@ -56,10 +57,9 @@ class ToolSpec:
         """Whether it brings something from outside of the run: pages or files."""
         return self.network or self.files
 
-    def schema(self) -> dict[str, Any]:
-        """Return the JSON schema of the arguments, without pydantic's titles."""
-        schema: dict[str, Any] = _untitled(self.args.model_json_schema())
-        return schema
+    def schema(self) -> Mapping[str, Any]:
+        """Return the JSON schema of the arguments, without pydantic's titles: one for all, to be read only."""
+        return _schema(self.args)
 
 
 @dataclass(frozen=True)
@@ -138,6 +138,12 @@ class Tool(Protocol):
             ToolFailed: It could not; the text tells the model what happened and what it can do.
         """
         ...
+
+
+@cache
+def _schema(args: type[ToolArgs]) -> Mapping[str, Any]:
+    schema: Mapping[str, Any] = _untitled(args.model_json_schema())
+    return schema
 
 
 def _untitled(schema: Any) -> Any:

@@ -136,9 +136,9 @@ def _asked(run: RunRow, texts: Texts | None, utc: bool) -> list[str]:
 def _decided(run: RunRow, entries: list[Entry], utc: bool) -> list[str]:
     from ava_audit.events import SpawnDecided
     from ava_audit.times import format_ts
-    from ava_server.run_config import RunConfig
+    from ava_server.run_config import config_of
 
-    config = RunConfig.model_validate_json(run.config)
+    config = config_of(run.config)
     lines: list[str] = []
     for entry in entries:
         match entry.fact:

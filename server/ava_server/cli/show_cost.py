@@ -24,9 +24,9 @@ def cost_screen(run: RunRow, answer: RunAnswer, costs: Costs, utc: bool) -> list
     """Return what a run has cost as lines of at most 80 columns."""
     from ava_server.cli.views import limits_text
     from ava_server.ids import label
-    from ava_server.run_config import RunConfig
+    from ava_server.run_config import config_of
 
-    config = RunConfig.model_validate_json(run.config)
+    config = config_of(run.config)
     lines = [cut(f"{label(run)}: {answer.state}", WIDTH)]
     if run.task_id:
         lines.append(cut(f"task_id: {run.task_id}", WIDTH))
@@ -164,9 +164,9 @@ def _folded(line: str) -> list[str]:
 def cost_json(run: RunRow, answer: RunAnswer, costs: Costs) -> dict[str, Any]:
     """Return the same as a plain object; money in US cents."""
     from ava_audit.times import iso_utc
-    from ava_server.run_config import RunConfig
+    from ava_server.run_config import config_of
 
-    config = RunConfig.model_validate_json(run.config)
+    config = config_of(run.config)
     total = costs.micros
     unknown = costs.unknown
     return {

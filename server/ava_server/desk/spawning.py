@@ -22,7 +22,7 @@ from ava_server.earlier import check_earlier
 from ava_server.errors import AvaError, BadInput, Refused
 from ava_server.ids import label, new_id, parse_id
 from ava_server.models.choose import OFFLINE, is_configured
-from ava_server.run_config import EarlierRun, RunConfig, Texts
+from ava_server.run_config import EarlierRun, Texts, config_of
 from ava_server.spawning import resolve
 
 NO_HUMAN = (
@@ -223,7 +223,7 @@ def _proposal(made: Proposed) -> SpawnAnswer:
 
 def _arguments(run: RunRow, texts: Texts) -> dict[str, Any]:
     """Return the arguments with which a run was proposed."""
-    config = RunConfig.model_validate_json(run.config)
+    config = config_of(run.config)
     return {**config.asked, **texts.model_dump(exclude_none=True)}
 
 
