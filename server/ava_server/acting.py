@@ -21,7 +21,7 @@ from ava_audit.events import Activity, Fact, GuardrailTripped, ToolCall, ToolRes
 from ava_audit.pieces import hide_pieces
 from ava_audit.redact import Redactor
 from ava_roles.errors import ToolFailed
-from ava_roles.placeholders import Lent
+from ava_roles.placeholders import Lent, means_one
 from ava_roles.tools.base import Place, Source, Tool, ToolOutput
 from ava_roles.wrap import clean, wrap_tool_output
 from ava_server.apart import run_apart
@@ -97,6 +97,32 @@ class Acting:
                 await self._call(call, number == 0)
         for call, why in refused:
             await self.refuse(call, why)
+
+    def begun(self, calls: Sequence[ToolUse]) -> list[Fact]:
+        """Return what is written of an answer's calls before their tools start, if all of them can start right away.
+
+        It is committed with the answer itself, which saves a commit. Only for calls that just read: one that changes
+        things is known to have begun only when it is the next thing that happens.
+        """
+        twice = len({call.call_id for call in calls}) < len(calls)
+        if twice or len(calls) > min(MOST_CALLS, self.max_calls - self.history.tool_calls):
+            return []
+        facts: list[Fact] = []
+        for call in calls:
+            tool, seen = self.tools.get(call.name), self.history.repeats.get(call_key(call))
+            if tool is None or call.args is None or not tool.spec.read_only or means_one(call.args):
+                return []
+            if seen is not None and seen.count + 1 >= REFUSED_FROM:
+                return []
+            try:
+                args = tool.spec.args.model_validate(dict(call.args))
+            except ValidationError:
+                return []
+            if not facts:
+                facts.append(Activity(activity=self._hidden(tool.activity(args))[:80]))
+            turn = self.history.turn
+            facts.append(ToolCall(tool=call.name, args=dict(call.args), call_id=call.call_id, turn=turn))
+        return facts
 
     async def _together(self, calls: Sequence[ToolUse]) -> None:
         if len(calls) == 1:  # most answers ask for one, which needs no task of its own

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from ava_audit.events import AssistantMessage, ErrorOccurred, ExtendedThinking, 
 from ava_audit.times import iso_utc
 from ava_server.budget import Reservation, settlement_event
 from ava_server.errors import ModelError
-from ava_server.models.base import Completion, Model, Request
+from ava_server.models.base import Completion, Model, Request, ToolUse
 from ava_server.models.chat_errors import may_have_been_billed
 from ava_server.planning import DOING
 from ava_server.reserving import UNKNOWN_ATTEMPTS
@@ -53,7 +53,13 @@ class Asking:
     """Makes the model calls of one run."""
 
     def __init__(
-        self, run_log: RunLog, config: RunConfig, model: Model, say: Callable[[str], None], left_s: Callable[[], float]
+        self,
+        run_log: RunLog,
+        config: RunConfig,
+        model: Model,
+        say: Callable[[str], None],
+        left_s: Callable[[], float],
+        begun: Callable[[Sequence[ToolUse]], Sequence[Fact]],
     ) -> None:
         self._log = run_log
         self._config = config
@@ -61,6 +67,7 @@ class Asking:
         self._model = model
         self._say = say
         self._left_s = left_s
+        self._begun = begun
         self._tried = (0, 0)  # the turn at hand, and its attempts under this claim
 
     async def once(self, reserved: Reservation, request: Request) -> Completion | Ended | Paused | None:
@@ -110,6 +117,8 @@ class Asking:
         thinking = _thinking_of(completion.raw)
         if thinking:
             events.append(self._log.event(ExtendedThinking(thinking=thinking, turn=held.turn)))
+        if held.last is None and held.phase is None:  # in a last turn no tool is called, nor in planning
+            events += [self._log.event(fact) for fact in self._begun(completion.calls)]
         try:
             await self._log.append(events)
         except EntryTooLarge as error:  # it is paid for all the same, with what the provider said it cost

@@ -70,9 +70,6 @@ class AgentRun:
         self._reserving = Reserving(
             self._log, self._config, prepared.model, prepared.caps, prepared.window, self._began, self._planning
         )
-        self._asking = Asking(
-            self._log, self._config, prepared.model, self.say, lambda: self._config.timeout_s - self.active_s
-        )
         self._acting = Acting(
             tools=prepared.tools,
             place=replace(prepared.place, say=self.say, run_id=run.id),
@@ -85,6 +82,14 @@ class AgentRun:
             max_calls=self._config.max_tool_calls,
             say=self.say,
             tasks=tasks,
+        )
+        self._asking = Asking(
+            self._log,
+            self._config,
+            prepared.model,
+            self.say,
+            lambda: self._config.timeout_s - self.active_s,
+            self._acting.begun,
         )
         self._due: float | None = None  # of the monotonic clock
         self._cap = LastTurn(status="timeout", reason=f"timeout of {self._config.timeout_s:g} s")
@@ -210,7 +215,7 @@ class AgentRun:
             return await self._repair(completion, submit.call_id, accepted)
         if not completion.calls:
             return self._plain(completion.text)
-        last = self._reserving.last_turn()
+        last = self._history.last or self._reserving.cap  # as it was asked: calls that have begun count by now
         if last is not None:
             await self._refuse_open("the limits are reached, only submit_result was accepted")
             return Ended(last.status, last.reason)

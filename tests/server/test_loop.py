@@ -21,6 +21,7 @@ from ava_audit.events import (
     ToolResult,
     UserMessage,
 )
+from ava_audit.view import View
 from ava_server.acting import MOST_CALLS
 
 NOTE = [("scratchpad", {"note": "remember this"})]
@@ -471,3 +472,40 @@ async def test_thinking_is_kept_on_the_record(tmp_path: Path) -> None:
         said = (await lab.facts(run_id, AssistantMessage))[-1]
     assert thought.thinking == "let me see"
     assert said.raw is not None and said.raw["reasoning_content"] == "let me see"
+
+
+async def test_what_only_reads_has_begun_with_the_answer_that_asks_for_it_and_nothing_else_has(tmp_path: Path) -> None:
+    """One commit fewer in most turns; what changes things, and what may be refused, is looked at first."""
+    reads, saves = ("read_file", {"path": "a.md"}), ("save_artifact", {"name": "a.csv", "content": "1"})
+    placeholder = ("read_file", {"path": "{{secret:TOKEN}}"})
+    script = [Say(calls=calls) for calls in ([reads], [reads, saves], [saves], [placeholder], [reads, ("nothing", {})])]
+    (tmp_path / "workspace").mkdir()
+    (tmp_path / "workspace" / "a.md").write_text("twelve cents")
+    async with open_lab(tmp_path, [*script, hand_over()]) as lab:
+        commits: list[list[str]] = []
+        ask = lab.store.do
+
+        async def watched(command: Any) -> Any:
+            def noting(view: View, now_us: int) -> Any:
+                outcome = command(view, now_us)
+                commits.append([event.fact.type for event in outcome.events])
+                return outcome
+
+            return await ask(noting)
+
+        lab.store.do = watched  # type: ignore[method-assign]
+        result = await lab.outcome()
+    answered = [types for types in commits if "AssistantMessage" in types and "CostUpdate" in types]
+    assert [types[2:] for types in answered] == [["Activity", "ToolCall"], [], [], [], [], []]
+    assert result["tool_receipts"]["read_file"] == {"ok": 3, "failed": 1}
+    assert result["tool_receipts"]["save_artifact"]["ok"] == 2
+
+
+async def test_the_last_tool_call_that_a_cap_allows_is_carried_out(tmp_path: Path) -> None:
+    (tmp_path / "workspace").mkdir()
+    (tmp_path / "workspace" / "a.md").write_text("twelve cents")
+    script = [Say(calls=[("read_file", {"path": "a.md"})]), hand_over()]
+    async with open_lab(tmp_path, script) as lab:
+        result = await lab.outcome(max_tool_calls=1)
+    assert result["tool_receipts"] == {"read_file": {"ok": 1, "failed": 0}}
+    assert result["status"] == "tool_limit"
