@@ -49,9 +49,11 @@ BEHIND: dict[tuple[str, str], str] = {
     ),
     ("roles/ava_roles/tools/search.py", "pass_fds"): "empty where there is no folder descriptor to hand on",
     **dict.fromkeys(
-        ((STDIO, name) for name in ("signal.SIGHUP", "connect_read_pipe", "connect_write_pipe")),
-        "on Windows there is Ctrl-C alone, and threads read and write",
+        ((STDIO, name) for name in ("connect_read_pipe", "connect_write_pipe")),
+        "on Windows threads read and write",
     ),
+    ("server/ava_server/shutdown.py", "signal.SIGHUP"): "on Windows there is Ctrl-C alone",
+    ("server/ava_server/hiring.py", "start_new_session"): "Windows passes it over; creationflags do it there",
     ("server/ava_server/waiting.py", "open_signal_receiver"): "on Windows a handler of the interpreter's does it",
     ("server/ava_server/cli/terminal.py", "wait_readable"): "on Windows a thread reads the console",
 }

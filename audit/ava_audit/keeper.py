@@ -100,6 +100,7 @@ async def _keep(store: Store, mirror: Mirror, mirrored: bool, retention: Retenti
 
 async def _finish(store: Store, mirror: Mirror | None) -> None:
     try:
+        await store.keep_house(lambda _db: None)  # behind what was posted and nobody waited for, as a farewell is
         if mirror is not None:
             await mirror.catch_up()
         await index_news(store)

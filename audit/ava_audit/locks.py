@@ -18,9 +18,7 @@ from typing import IO, Any
 
 import portalocker
 
-if sys.platform != "win32":
-    import fcntl
-
+_EXCLUSIVE = portalocker.LockFlags.EXCLUSIVE
 _TRY = portalocker.LockFlags.EXCLUSIVE | portalocker.LockFlags.NON_BLOCKING
 _TRY_EVERY_S = 0.005
 """How often Windows is asked: its own waiting asks once a second, and gives up after ten."""
@@ -39,7 +37,7 @@ class WriteLock:
         try:
             yield
         finally:
-            _let_go(self._file)
+            portalocker.unlock(self._file)
 
     def close(self) -> None:
         """Close the lock's file."""
@@ -139,7 +137,7 @@ class Instances:
 
 def _wait_for(file: IO[Any]) -> None:
     if sys.platform != "win32":
-        fcntl.flock(file, fcntl.LOCK_EX)  # what portalocker calls too, at ten times the cost: each commit comes here
+        portalocker.lock(file, _EXCLUSIVE)
         return
     while True:
         try:
@@ -147,13 +145,6 @@ def _wait_for(file: IO[Any]) -> None:
             return
         except portalocker.AlreadyLocked:
             time.sleep(_TRY_EVERY_S)
-
-
-def _let_go(file: IO[Any]) -> None:
-    if sys.platform != "win32":
-        fcntl.flock(file, fcntl.LOCK_UN)
-        return
-    portalocker.unlock(file)
 
 
 def _still_at(path: Path, file: IO[Any]) -> bool:

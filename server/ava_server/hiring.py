@@ -83,9 +83,8 @@ class Hiring:
         log.info("started a worker, process %s", self._started.pid)
 
 
-_APART = 0
-if sys.platform == "win32":
-    _APART = subprocess.DETACHED_PROCESS | subprocess.CREATE_NEW_PROCESS_GROUP
+_APART = getattr(subprocess, "DETACHED_PROCESS", 0) | getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
+"""On Windows, what a session of its own is elsewhere."""
 
 
 def _words(path: Path) -> IO[bytes]:

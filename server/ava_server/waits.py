@@ -8,7 +8,7 @@ from ava_audit.locks import Instances
 from ava_audit.rows import QUEUED, RUNNING, WAITING, RunRow
 from ava_audit.view import View
 from ava_server.answers import RunAnswer
-from ava_server.claims import Slots
+from ava_server.claims import Slots, left_to_be_resumed
 from ava_server.status import INTERRUPTED, Alive
 
 NOBODY = "nobody has it: the next Ava server of this user goes on with it"
@@ -16,7 +16,7 @@ NO_SERVER = "no Ava server is there: the next one of this user takes it up"
 
 
 def waits_for(
-    view: View, run: RunRow, answer: RunAnswer, alive: Alive, slots: Slots, serving: Callable[[], bool]
+    view: View, run: RunRow, answer: RunAnswer, alive: Alive, slots: Slots, serving: Callable[[], bool], now_us: int
 ) -> str:
     """Return what a run waits for, and nothing for one that runs or has ended.
 
@@ -27,11 +27,12 @@ def waits_for(
         alive: Tells whether an instance lives.
         slots: How many runs may be running.
         serving: Tells whether any instance lives.
+        now_us: Now.
     """
     if answer.state == WAITING:
         return f"a person has to approve it ({run.pending_id})"
     if answer.state == INTERRUPTED:
-        return answer.waits_for or NOBODY
+        return interrupted_words(run, answer.waits_for, now_us)
     if answer.state != QUEUED:
         return ""
     if not serving():
@@ -44,6 +45,13 @@ def waits_for(
     owners = (row.instance for row in view.runs(states=(RUNNING,), limit=-1) if row.instance is not None)
     full = slots.full(view.running([name for name in set(owners) if not alive(name)]), run.user_id)
     return f"{place}, {full}" if full else f"{place}, a server takes it up"
+
+
+def interrupted_words(run: RunRow, waits_for: str | None, now_us: int) -> str:
+    """Return what an interrupted run waits for, as it is said to a person at a terminal."""
+    if left_to_be_resumed(run, now_us):
+        return f"interrupted for long: `ava resume {run.id}` has it go on"
+    return f"nobody has it: {waits_for}" if waits_for else NOBODY
 
 
 def any_alive(instances: Instances) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 import anyio
 import pytest
 from support.house import PRICED, arrived, check_requests, hand_over, open_lab
-from support.model_server import Gate, ModelServer, Say, running_model_server
+from support.model_server import Fail, Gate, ModelServer, Say, Step, running_model_server
 from support.stdio import AVA, assert_intact, environment, logged, state_of, using
 
 NOTE = Say(calls=[("scratchpad", {"note": "half of it"})])
@@ -102,3 +102,29 @@ async def test_one_that_runs_elsewhere_is_left_there_and_force_is_named(tmp_path
             gate.released.set()
             assert (await lab.ended(run_id)).state == "success"
             assert (await lab.run(run_id)).generation == 1
+
+
+async def test_the_screen_says_of_each_what_it_waits_for(tmp_path: Path) -> None:
+    gate = Gate()
+    config = "[limits]\nrunning_per_user = 1\n" + PRICED
+    script: list[Step] = [Fail(429, retry_after="3600"), Say("x", gate=gate)]
+    with running_model_server(script) as server:
+        async with open_lab(tmp_path, server=server, config=config, check=False) as lab:
+            paused = await lab.start(name="limited")
+            await lab.logged(paused, "RunPaused")
+            running = await lab.start(name="long ago")
+            await arrived(gate.arrived)
+            queued = await lab.start(name="patient")
+            with anyio.fail_after(5):
+                while not (await lab.call("check_subagent", subagent_id=queued)).runs[0].waits_for:
+                    await lab.store.newer_than(lab.store.head - 1)
+            _code, out, _err = await ava(tmp_path, server, "status", "--once")
+            assert "paused: the model takes no more calls until " in out
+            assert "number 1 in the queue: all 1 slots of " in out
+        code, out, err = await ava(tmp_path, server, "status", "--once")
+        assert code == 0 and "nobody has it: the next Ava server of this user goes on with it" in out, out + err
+        words = "import sys; import ava_server.claims as c; c.TAKEOVER_WITHIN_US = 0; from ava_server.cli import run"
+        later = [str(Path(AVA[0]).with_name("python")), "-c", f"{words}; run(sys.argv[1:])", "status", "--once"]
+        done = await anyio.run_process(later, env=environment(tmp_path / "data"), check=False)
+        assert f"interrupted for long: `ava resume {running}` has it go on" in done.stdout.decode()
+        assert all(len(line) <= 80 for line in done.stdout.decode().splitlines()[1:])

@@ -154,6 +154,7 @@ def _order(state: str) -> int:
 def _run(shown: Shown, everybody: bool) -> list[str]:
     """Return a run in a few lines of at most 80 columns."""
     from ava_server.status import figures
+    from ava_server.waits import interrupted_words
 
     run, answer = shown.run, shown.answer
     name = f" ({answer.name})" if answer.name else ""
@@ -166,14 +167,15 @@ def _run(shown: Shown, everybody: bool) -> list[str]:
             f"  {run.pending_id}, {'expired' if answer.state == 'expired' else 'expires'} {_clock(shown.expires_us)}"
         )
     elif answer.state == "queued":
-        lines.append(f"  number {answer.queue_position} in the queue")
+        place = f"number {answer.queue_position} in the queue" if answer.queue_position is not None else "paused"
+        lines.append(f"  {place}: {answer.waits_for}" if answer.waits_for else f"  {place}")
     else:
         interrupted = answer.state == "interrupted"  # its clock stands still since its owner's last entry
         lines.append(f"  {figures(run, run.last_us if interrupted and run.last_us else time.time_ns() // 1000)}")
     if answer.untrusted_activity:
         lines.append(f"  {answer.untrusted_activity}")
     if answer.state == "interrupted":
-        lines.append("  nobody has it: the next Ava server of this user goes on with it")
+        lines.append(f"  {interrupted_words(run, answer.waits_for, time.time_ns() // 1000)}")
     if run.ended and answer.state != "success" and answer.stop_reason:
         lines.append(f"  {answer.stop_reason}")
     return [cut(line, WIDTH) for line in lines]

@@ -107,6 +107,6 @@ class Watching:
         state = answer.state
         own = self._manager.activity(run.id) if self._manager is not None else None
         waits = self._manager.waiting_for.get(run.id) if self._manager is not None and state != "running" else None
-        waits = waits or waits_for(view, run, answer, alive, self._slots, lambda: any_alive(self._instances))
+        waits = waits or waits_for(view, run, answer, alive, self._slots, lambda: any_alive(self._instances), now_us)
         what = f"{state.replace('_', ' ')}: {waits}" if waits else own or activity_of(view, run) or state
         return Seen(run, status_line(run, what, now_us), over=state == EXPIRED)
