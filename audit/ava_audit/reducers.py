@@ -261,6 +261,7 @@ def _resumed(state: State, header: Header, _fact: RunResumed) -> None:
     if run is None:
         return
     _leave(run)
+    run.last_us = header.ts_us  # from now on it is counted how long nobody comes
     run.not_before_us = None
     run.generation += 1
 

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 import queue
+import re
 import sqlite3
 import threading
 import time
@@ -471,8 +472,8 @@ class Store:
         while True:
             try:
                 db.execute("BEGIN IMMEDIATE")
-            except sqlite3.OperationalError as error:
-                if "locked" not in str(error) and "busy" not in str(error):
+            except sqlite3.DatabaseError as error:
+                if not isinstance(error, sqlite3.OperationalError) or not re.search("locked|busy", str(error)):
                     for job in batch:
                         if self._start(job, again=True):
                             job.error = _translated(error)

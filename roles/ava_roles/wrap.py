@@ -13,7 +13,7 @@ _SOURCE_CHARS = 300
 
 # Everything that a person does not see and a model reads all the same. Variation selectors stay where they
 # pick the look of one emoji (a single U+FE0E or U+FE0F) and go where they could carry bytes (rows, the rest).
-_INVISIBLE = re.compile(
+INVISIBLE = re.compile(
     "["
     "\u0000-\u0008\u000b-\u001f\u007f-\u009f"  # C0 and C1 controls, not \n and \t
     "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # bidi marks, embeddings, isolates
@@ -59,7 +59,7 @@ def clean(text: str) -> tuple[str, int]:
     Returns:
         The text, and how many characters were removed.
     """
-    return _INVISIBLE.subn("", text.replace("\r\n", "\n").replace("\r", "\n"))
+    return INVISIBLE.subn("", text.replace("\r\n", "\n").replace("\r", "\n"))
 
 
 def wrap_tool_output(text: str, *, tool: str, nonce: str, source: str | None = None) -> str:

@@ -210,7 +210,7 @@ def settlement_event(
         cost_cents=cost / 10_000,
         reserved_micros=reserved_micros,
         thinking_tokens=usage.thinking_tokens if usage else 0,
-        price_source="provider" if reported_micros is not None else price.source,
+        price_source="provider" if reported_micros else price.source,
         request_id=request_id,
         overrun=overrun,
         free=price.free and cost == 0,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import anyio
 import anyio.to_thread
@@ -12,7 +13,7 @@ from ava_audit.errors import AuditError
 from ava_audit.events import CancelledBy, CancelRequested, Channel, Who
 from ava_audit.locks import Instances
 from ava_audit.rows import QUEUED, RunRow
-from ava_audit.store import Store
+from ava_audit.store import Command, Store
 from ava_server.approval import SpawnLimits
 from ava_server.loop import ON_REQUEST
 from ava_server.result import Ended
@@ -78,14 +79,8 @@ class Endings:
     async def end(self, run_id: str, ended: Ended, *, only_own: bool = False) -> bool:
         """End a run in its owner's place, whatever that is doing; False when it has ended, or is not ours to end."""
         files = await anyio.to_thread.run_sync(self._artifacts, run_id)
-        try:
-            done = await self._store.do(end_unanswered(run_id, self._instance, ended, files, only_own=only_own))
-        except AuditError:
-            raise
-        except Exception:  # not even its log can be read: its ending says so without it
-            log.exception("%s cannot be read back", run_id)
-            command = end_unanswered(run_id, self._instance, ended, files, only_own=only_own, unread=True)
-            done = await self._store.do(command)
+        command = partial(end_unanswered, run_id, self._instance, ended, files, only_own=only_own)
+        done = await self._read_or_not(run_id, command)
         if done and not only_own:
             await anyio.to_thread.run_sync(self._tidy, run_id)
         return done
@@ -93,10 +88,20 @@ class Endings:
     async def end_overdue(self, run_id: str, gone: frozenset[str]) -> bool:
         """End a run that has no owner and whose time is over."""
         files = await anyio.to_thread.run_sync(self._artifacts, run_id)
-        done = await self._store.do(end_overdue(run_id, gone, files))
+        done = await self._read_or_not(run_id, partial(end_overdue, run_id, gone, files))
         if done:
             await anyio.to_thread.run_sync(self._tidy, run_id)
         return done
+
+    async def _read_or_not(self, run_id: str, command: Callable[..., Command[bool]]) -> bool:
+        """End a run with what its log has of a result; without, where not even its log can be read."""
+        try:
+            return await self._store.do(command())
+        except AuditError:
+            raise
+        except Exception:
+            log.exception("%s cannot be read back", run_id)
+            return await self._store.do(command(unread=True))
 
     async def resume(
         self,

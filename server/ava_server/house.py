@@ -147,7 +147,7 @@ async def open_house(
 
     Args:
         settings: What is configured.
-        runs: Claim runs; False for commands that only look.
+        runs: Claim runs; False for commands that look, or say something to runs of others.
         worker: This is the data root's worker: runs are its own also under `background`, and it waits for nobody.
         serves: Which runs are claimed; None is this user's.
 

@@ -11,9 +11,10 @@ import anyio.abc
 import anyio.to_thread
 
 from ava_audit.errors import OutcomeUnknown, SchemaNewer, StaleOwner
-from ava_audit.events import ErrorOccurred, LastTurn, RunPaused, ToolResult, Who
+from ava_audit.events import CancelRequested, ErrorOccurred, Event, LastTurn, RunPaused, ToolResult, Who
 from ava_audit.rows import RunRow
-from ava_audit.store import Store
+from ava_audit.store import Command, Outcome, Store
+from ava_audit.view import View
 from ava_server.acting import Acting
 from ava_server.asking import Asking, Paused
 from ava_server.budget import unsettled
@@ -104,11 +105,10 @@ class AgentRun:
             seconds_left: What a clock that covers more than this run (a group's) still allows.
         """
         try:
-            ended = await self._to_the_end(seconds_left)
+            came_to = await self._to_the_end(seconds_left)
             with anyio.CancelScope(shield=True), anyio.move_on_after(END_S):
-                if isinstance(ended, Paused):
-                    await self._pause(ended)
-                else:
+                ended = await self._pause(came_to) if isinstance(came_to, Paused) else came_to
+                if ended is not None:
                     await self._end(ended)
                     self.done = True
         except StaleOwner as stale:
@@ -171,11 +171,21 @@ class AgentRun:
         with anyio.move_on_after(work_s):
             return await self._work()
         last = self._reserving.cap = self._reserving.cap or cap
+        if (ended := await self._handed_over_in_time()) is not None:
+            return ended
         with anyio.move_on_after(max(left_s - work_s, 0.0)):
             if self._history.answered:
                 await self._refuse_open("the time for tools is over")
             return await self._turns()
         return Ended(last.status, last.reason)
+
+    async def _handed_over_in_time(self) -> Ended | None:
+        """Take a result that stands in the log, and that the end of the time kept from being looked at: it is paid."""
+        if not self._history.answered or all(call.name != SUBMIT for call in self._history.open_calls()):
+            return None
+        with anyio.CancelScope(shield=True), anyio.move_on_after(END_S):
+            return await self._take_up()
+        return None
 
     async def _work(self) -> Ended | Paused:
         ended = await self._take_up()
@@ -273,11 +283,21 @@ class AgentRun:
         for call in self._history.open_calls():
             await self._acting.refuse(call, why)
 
-    async def _pause(self, paused: Paused) -> None:
-        """Give the run back to the queue, until its provider takes calls again; its clock stands still meanwhile."""
-        self.say(f"Paused: {paused.why}")
+    async def _pause(self, paused: Paused) -> Ended | None:
+        """Give the run back to the queue, until its provider takes calls again; its clock stands still meanwhile.
+
+        One that somebody has cancelled by now ends instead.
+        """
         active_us = round(self.active_s * 1e6)
-        await self._log.record(RunPaused(not_before_us=paused.until_us, why=paused.why, active_us=active_us))
+        fact = RunPaused(not_before_us=paused.until_us, why=paused.why, active_us=active_us)
+        if not self.cancelled and await self._log.do(_unless_cancelled(self.id, self._log.event(fact))):
+            self.say(f"Paused: {paused.why}")
+            return None
+        return Ended("cancelled", ON_REQUEST, reason=self._cancel_reason or await self._reason_on_record())
+
+    async def _reason_on_record(self) -> str | None:
+        entry = await self._log.read(lambda view: view.last_entry(self.id, "CancelRequested"))
+        return entry.fact.reason if entry is not None and isinstance(entry.fact, CancelRequested) else None
 
     async def _end(self, ended: Ended) -> None:
         """Record the ending and its result under the claim."""
@@ -297,3 +317,14 @@ class AgentRun:
             )
             events.insert(0, self._log.event(accepted))
         await self._log.append(events)
+
+
+def _unless_cancelled(run_id: str, event: Event) -> Command[bool]:
+    """Return a command that writes an event of a run, if nobody has asked for the run's end."""
+
+    def command(view: View, _now_us: int) -> Outcome[bool]:
+        run = view.run(run_id)
+        go_on = run is not None and run.cancel_seq is None
+        return Outcome(go_on, (event,) if go_on else ())
+
+    return command

@@ -214,8 +214,10 @@ class Manager:
         gone = await anyio.to_thread.run_sync(self.endings.gone, rows) if others else frozenset[str]()
         free: list[RunRow] = []
         for row in others:
-            if overdue(row, groups.get(row.group_id or ""), gone, _now_us()) is not None:
-                await self.endings.end_overdue(row.id, gone)
+            # What this process has let go of has no owner either, though it lives.
+            left = gone | {self.instance} if row.instance == self.instance else gone
+            if overdue(row, groups.get(row.group_id or ""), left, _now_us()) is not None:
+                await self.endings.end_overdue(row.id, left)
             elif self._mine_now(row, gone):
                 free.append(row)
         running = [row for row in rows if row.state == RUNNING and row.instance not in gone]
@@ -272,13 +274,17 @@ class Manager:
             raise
         except (CannotHonour, OSError) as error:  # it may pass: looked at again, less and less often
             self._waits(row.id, str(error))
-            wait_s = self._wait_s[row.id] = min(2 * self._wait_s.get(row.id, TRY_AGAIN_S[0] / 2), TRY_AGAIN_S[1])
-            self._not_before[row.id] = anyio.current_time() + wait_s
+            self._look_later(row.id)
         except Exception:
             log.exception("%s cannot be taken", row.id)
             self._waits(row.id, "a fault of Ava itself, written to the server's standard error")
+            self._look_later(row.id)
             await self._fault(row.id)
         return False
+
+    def _look_later(self, run_id: str) -> None:
+        wait_s = self._wait_s[run_id] = min(2 * self._wait_s.get(run_id, TRY_AGAIN_S[0] / 2), TRY_AGAIN_S[1])
+        self._not_before[run_id] = anyio.current_time() + wait_s
 
     def _waits(self, run_id: str, why: str) -> None:
         """Note what a run waits for, for whoever asks about it, in any process."""
@@ -333,8 +339,11 @@ class Manager:
             self._waits(row.id, got.why)
             return False
         self.waiting_for.pop(row.id, None)
+        self._store.set_live(row.id, "Starting")  # in place of what it waited for
         run = await self._store.read(lambda view: view.run(row.id))
-        assert run is not None
+        claimed = (RUNNING, self.instance, got.generation + 1)
+        if run is None or (run.state, run.instance, run.generation) != claimed:  # taken from us meanwhile: not ours
+            return False
         history = History(run.id)
         history.add_all(await self._store.read(lambda view: view.entries(row.id)))
         prepared = await self._outfitter.prepare(run, history)

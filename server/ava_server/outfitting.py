@@ -7,11 +7,11 @@ import hashlib
 import logging
 import secrets
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -45,11 +45,17 @@ WINDOW = 128_000
 """Tokens of context that a model is taken to hold when its price table does not say."""
 
 
+OPEN_S = 5.0
+OPENINGS = 4
+T = TypeVar("T")
+
+
 class Outfitting:
     """Gives runs what they work with, from what a process has open."""
 
     def __init__(self, house: House) -> None:
         self._house = house
+        self._opening = anyio.CapacityLimiter(OPENINGS)
 
     async def honour(self, run: RunRow) -> None:
         """Look whether a run can be run here as it was approved; opens nothing.
@@ -66,7 +72,7 @@ class Outfitting:
             raise CannotHonour("its task was erased")
         workspace = config.workspace
         if workspace:
-            await anyio.to_thread.run_sync(lambda: _open_workspace(workspace).close())
+            await self._opened(lambda: _open_workspace(workspace).close())
 
     async def prepare(self, run: RunRow, history: History) -> Prepared:
         """Make everything that a claimed run works with.
@@ -83,7 +89,7 @@ class Outfitting:
         results = ReadSubagentResult(self._house.store, run.user_id, config.context_from)
         tools: dict[str, Tool] = {**self._house.tools, **run_tools(history, scratch, results)}
         own = {name: tools[name] for name in config.tools}
-        files, artifacts = await anyio.to_thread.run_sync(self._open_folders, config, run.id)
+        files, artifacts = await self._opened(lambda: self._open_folders(config, run.id))
         networked = any(tool.spec.network for tool in own.values())
 
         def close(ended: bool) -> None:
@@ -123,6 +129,18 @@ class Outfitting:
         if choice.base_url != config.base_url:
             raise CannotHonour(f"it was approved for {config.base_url}, and {config.provider} is now {choice.base_url}")
         return choice
+
+    async def _opened(self, work: Callable[[], T]) -> T:
+        """Open what may lie on a disk that does not answer, in one of few threads that nobody else needs.
+
+        Raises:
+            CannotHonour: It does not answer.
+        """
+        try:
+            with anyio.fail_after(OPEN_S):
+                return await anyio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=self._opening)
+        except TimeoutError:
+            raise CannotHonour(f"its folders do not answer within {OPEN_S:g} s") from None
 
     def _open_folders(self, config: RunConfig, run_id: str) -> tuple[Root | None, Root | None]:
         files = _open_workspace(config.workspace) if config.workspace else None

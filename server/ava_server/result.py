@@ -12,10 +12,12 @@ from ava_audit.rows import RunRow
 from ava_server.history import History
 from ava_server.prices import COST_PARTS
 from ava_server.quotes import check_quotes
-from ava_server.submit import Finding, SubmitArgs, cut, findings_in
+from ava_server.submit import NAME as SUBMIT
+from ava_server.submit import Finding, SubmitArgs, accept, cut, findings_in
 
 SOURCES = 20
 """Sources that a result without an answer names."""
+JUST_THEN = "The run ended as this was handed over; its form was not checked."
 LOOKED_AT = "Looked at; nothing was concluded from it before the run ended."
 
 
@@ -108,6 +110,9 @@ def _cost_by(run: RunRow, history: History) -> dict[str, int]:
 
 def _partial(history: History) -> SubmitArgs:
     """Return what there is of an answer, and its findings: a draft's own, else the sources that were looked at."""
+    handed_over = next((call for call in history.open_calls() if call.name == SUBMIT), None)
+    if handed_over is not None and isinstance(given := accept(handed_over, None), SubmitArgs):
+        return given.model_copy(update={"caveats": [*given.caveats, JUST_THEN]})
     partial = _words(history, [finding.source_url or "" for finding in _looked_at(history)])
     findings = findings_in(history.drafts[-1]) if history.drafts else []
     return partial.model_copy(update={"findings": findings or _looked_at(history)[:SOURCES]})

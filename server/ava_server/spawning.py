@@ -323,7 +323,8 @@ def _caps(args: SpawnArgs, role: Role, choice: Choice, settings: Settings) -> tu
     for name, (wanted, most) in asked.items():
         if wanted > most:
             as_shown = _usd if name == "max_cost_cents" else _number
-            notes.append(f"{name} was asked as {as_shown(wanted)}, and lowered to the hard cap of {as_shown(most)}")
+            whose = "was asked as" if getattr(args, name) else f"of role {role.name} is"
+            notes.append(f"{name} {whose} {as_shown(wanted)}, and lowered to the hard cap of {as_shown(most)}")
     got = {name: min(pair) for name, pair in asked.items()}
     return {
         "timeout_s": got["timeout"],

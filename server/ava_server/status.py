@@ -38,6 +38,11 @@ def shown_state(run: RunRow, alive: Alive) -> str:
     return run.state
 
 
+def clock_us(run: RunRow, state: str, now_us: int) -> int:
+    """Return up to when a run's clock counts: that of an interrupted one stands still since its owner's last entry."""
+    return run.last_us or now_us if state == INTERRUPTED else now_us
+
+
 def elapsed_s(run: RunRow, now_us: int) -> float:
     """Return a run's active time in seconds, up to now if it is running."""
     if run.state == RUNNING and run.claimed_us is not None:
@@ -75,7 +80,7 @@ def figures(run: RunRow, now_us: int) -> str:
 def activity_of(view: View, run: RunRow) -> str:
     """Return what a run is doing this second: at most 80 characters, control characters out."""
     now = view.live(run.id)
-    return clean(now[0])[0].replace("\n", " ")[:80] if now else ""
+    return clean(now[0])[0].replace("\n", " ")[:80] if now and not now[0].startswith(WAITS) else ""
 
 
 def carried(who: Who, tool: str, run_id: str) -> Event:
@@ -98,8 +103,7 @@ def run_answer(
         room: Characters, as JSON, that the result may take; None shows all of it at once.
     """
     state, at_us = shown_state(run, alive), now_us
-    if state == INTERRUPTED:  # its clock stands still since its owner's last entry
-        now_us = run.last_us or now_us
+    now_us = clock_us(run, state, now_us)
     proposal = view.proposal(run.pending_id) if run.state == WAITING else None
     if proposal is not None and proposal.expires_us <= now_us:
         state = "expired"
@@ -127,9 +131,9 @@ def run_answer(
         rows = (row for row in view.runs(states=(QUEUED,), limit=-1) if not paused(row, now_us))
         queue = sorted(rows, key=lambda row: (row.queued_us or 0, row.id))
         answer.queue_position = 1 + [row.id for row in queue].index(run.id)
-        answer.waits_for = waits_for(view, run)
+        answer.waits_for = said_to_wait_for(view, run)
     elif state == INTERRUPTED:
-        answer.waits_for = _somebody(view, run) if left_to_be_resumed(run, at_us) else waits_for(view, run)
+        answer.waits_for = _somebody(view, run) if left_to_be_resumed(run, at_us) else said_to_wait_for(view, run)
         _add_last_tool(answer, view)
     elif run.state == RUNNING:
         answer.untrusted_activity = activity_of(view, run) or None
@@ -144,7 +148,7 @@ def run_answer(
     return answer
 
 
-def waits_for(view: View, run: RunRow) -> str | None:
+def said_to_wait_for(view: View, run: RunRow) -> str | None:
     """Return what a run that nobody has waits for, as the process that looked at it last has said."""
     said = view.live(run.id)
     return clean(said[0])[0].removeprefix(WAITS) if said is not None and said[0].startswith(WAITS) else None

@@ -94,9 +94,10 @@ def end_unanswered(
 
     def command(view: View, now_us: int) -> Outcome[bool]:
         run = view.run(run_id)
-        states = (QUEUED, RUNNING) if only_own else (RUNNING,)
-        if run is None or run.state not in states or (only_own and run.instance not in (None, instance)):
+        if run is None or run.state not in (QUEUED, RUNNING) or (only_own and run.instance not in (None, instance)):
             return Outcome(False)
+        if run.state == QUEUED and not only_own and run.cancel_seq is None:
+            return Outcome(False)  # it has been given back, and nobody has asked for its end
         agent = Who(run.session_id, run.id, run.user_id, parent_agent_id=AGENT)
         taken = claimed(run, instance, agent, "cancel")
         settled = unsettled(run, agent, purpose=None if unread else in_flight_purpose(view, run))
@@ -177,8 +178,17 @@ def overdue(run: RunRow, group: GroupRow | None, gone: frozenset[str], now_us: i
     return None
 
 
-def end_overdue(run_id: str, gone: frozenset[str], artifacts: Sequence[Artifact] = ()) -> Command[bool]:
-    """End a run that has no owner and whose time is over; False when that is not so (any more)."""
+def end_overdue(
+    run_id: str, gone: frozenset[str], artifacts: Sequence[Artifact] = (), *, unread: bool = False
+) -> Command[bool]:
+    """End a run that has no owner and whose time is over; False when that is not so (any more).
+
+    Args:
+        run_id: The run.
+        gone: Instances that own nothing any more.
+        artifacts: The files that it has handed over.
+        unread: Leave its entries unread: they are what the fault is in.
+    """
 
     def command(view: View, now_us: int) -> Outcome[bool]:
         run = view.run(run_id)
@@ -187,8 +197,8 @@ def end_overdue(run_id: str, gone: frozenset[str], artifacts: Sequence[Artifact]
         if run is None or ended is None:
             return Outcome(False)
         agent = Who(run.session_id, run.id, run.user_id, parent_agent_id=AGENT)
-        settled = unsettled(run, agent, purpose=in_flight_purpose(view, run))
-        return Outcome(True, (*settled, *_ended_without_owner(view, run, ended, settled, artifacts)))
+        settled = unsettled(run, agent, purpose=None if unread else in_flight_purpose(view, run))
+        return Outcome(True, (*settled, *_ended_without_owner(view, run, ended, settled, artifacts, unread=unread)))
 
     return command
 
@@ -249,9 +259,9 @@ def resume(
         if run is None or run.user_id != who.user_id:
             return Outcome(NotResumed(f"no subagent {run_id} of yours is known"))
         if run.ended:
-            return Outcome(NotResumed(f"{label(run)} has ended ({run.state}); propose it anew with retry_of"))
+            return Outcome(NotResumed(f"{label(run)} has ended ({run.state}); propose it anew"))
         if run.state == WAITING:
-            return Outcome(NotResumed(f"{label(run)} waits for approval, and has not begun; approve {run.pending_id}"))
+            return Outcome(NotResumed(f"{label(run)} has not begun: {run.pending_id} waits for approval"))
         if run.state == QUEUED:
             return Outcome(NotResumed(f"{label(run)} is queued: it goes on by itself as soon as it can"))
         if run.instance not in gone and not force:

@@ -50,10 +50,10 @@ def waits_for(
 def interrupted_words(run: RunRow, waits_for: str | None, now_us: int) -> str:
     """Return what an interrupted run waits for, as it is said to a person at a terminal."""
     if left_to_be_resumed(run, now_us):
-        return f"interrupted for long: `ava resume {run.id}` has it go on"
+        return f"nobody has it for long: `ava resume {run.id}` has it go on"
     return f"nobody has it: {waits_for}" if waits_for else NOBODY
 
 
-def any_alive(instances: Instances) -> bool:
-    """Tell whether any process looks after runs on this data root."""
-    return any(instances.alive(path.stem) for path in instances.folder.glob("*.lock"))
+def any_alive(instances: Instances | None) -> bool:
+    """Tell whether any process looks after runs on this data root; without one, none does."""
+    return instances is not None and any(instances.alive(path.stem) for path in instances.folder.glob("*.lock"))

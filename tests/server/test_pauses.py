@@ -10,9 +10,11 @@ import pytest
 from support.house import PRICED, arrived, check_budgets, check_requests, hand_over, open_lab
 from support.model_server import Fail, Gate, Say, running_model_server
 
-from ava_audit.events import CostReserved, CostUpdate, RunClaimed, RunPaused
+from ava_audit.events import CostReserved, CostUpdate, Event, Fence, RunClaimed, RunPaused, Who
 from ava_server import asking
-from ava_server.unowned import ABANDONED_US
+from ava_server.claims import Slots, claim
+from ava_server.result import Ended
+from ava_server.unowned import ABANDONED_US, cancel
 
 NOTE = Say(calls=[("scratchpad", {"note": "half of it"})])
 LATER = Fail(429, retry_after="3600")
@@ -138,3 +140,38 @@ async def test_what_nobody_came_for_within_a_day_is_abandoned_with_what_it_had(t
             run, result = await lab.run(run_id), await lab.result(run_id)
             assert run.state == "abandoned" and run.in_flight is None
             assert result["uncosted"] is True and result["untrusted_result"]["output"] == "half of it"
+
+
+async def test_a_cancel_that_comes_while_a_run_pauses_ends_it(tmp_path: Path) -> None:
+    """It stands in the log before the pause: nobody would look at a paused run for an hour."""
+    gate = Gate()
+    later = Fail(429, retry_after="3600", gate=gate)
+    with running_model_server([NOTE, later]) as server:
+        async with (
+            open_lab(tmp_path, server=server, check=False) as owner,
+            open_lab(tmp_path, server=server, runs=False, check=False) as other,
+        ):
+            run_id = await owner.start()
+            await arrived(gate.arrived)
+            owner.house.manager.poke = lambda: None  # type: ignore[method-assign]
+            await other.store.do(cancel(run_id, other.session.who, "enough", "model"))
+            gate.released.set()
+            run = await owner.ended(run_id, within_s=6)
+            assert run.state == "cancelled"
+            result = await owner.result(run_id)
+            assert result["untrusted_result"]["output"] == "half of it"
+
+
+async def test_a_paused_run_that_was_cancelled_before_is_ended_by_whoever_asked(tmp_path: Path) -> None:
+    with running_model_server([NOTE, LATER]) as server:
+        async with open_lab(tmp_path, server=server, runs=False, check=False) as lab:
+            run_id = await lab.start()
+            who, slots = lab.session.who, Slots(9, 9)
+            await lab.store.do(claim(run_id, "one", who, frozenset(), slots))
+            await lab.store.do(cancel(run_id, who, "enough", "model"))
+            agent, fence = Who("sess-x", run_id, lab.house.user), Fence(run_id, 1)
+            paused = RunPaused(not_before_us=2**50, why="the provider's limit")
+            await lab.write(Event(agent, paused, fence=fence))
+            assert (await lab.run(run_id)).state == "queued"
+            assert await lab.house.manager.endings.end(run_id, Ended("cancelled", "cancelled on request"))
+            assert (await lab.run(run_id)).state == "cancelled"

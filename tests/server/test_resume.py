@@ -7,14 +7,19 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
+from support.cutting import all_entries, as_event, left_behind
 from support.house import PRICED, Lab, arrived, check_budgets, check_requests, hand_over, open_lab
 from support.model_server import Gate, ModelServer, Say, running_model_server
 
+from ava_audit.entries import Entry
 from ava_audit.errors import StaleOwner
 from ava_audit.events import Activity, AssistantMessage, CostUpdate, Event, Fence, RunClaimed, RunResumed, Who
+from ava_audit.store import Store, append
 from ava_server import claims
-from ava_server.unowned import NotResumed
+from ava_server.claims import Slots, claim
+from ava_server.unowned import NotResumed, resume
 
 NOTE = Say(calls=[("scratchpad", {"note": "half of it"})])
 
@@ -139,3 +144,74 @@ async def test_a_forced_resume_fences_out_an_owner_that_lives(tmp_path: Path) ->
 
 
 async def _quiet(_line: str) -> None: ...
+
+
+async def paid_for(tmp: Path, server: ModelServer) -> tuple[str, list[Entry], list[Entry]]:
+    """A run up to the answer that hands its result over: what came up to its claim, and what came after it."""
+    await anyio.Path(tmp).mkdir()
+    async with open_lab(tmp, server=server, config=PRICED, check=False) as lab:
+        run_id = await lab.start(timeout=3)
+        await lab.ended(run_id)
+        entries = await all_entries(lab.store)
+    said = max(at for at, entry in enumerate(entries) if entry.type == "AssistantMessage" and entry.generation)
+    claimed = next(at for at, entry in enumerate(entries) if entry.type == "RunClaimed") + 1
+    return run_id, entries[:claimed], entries[claimed : said + 1]
+
+
+async def test_a_result_that_was_paid_for_is_taken_though_no_time_is_left(tmp_path: Path) -> None:
+    """Its owner was killed between the answer's commit and the ending, at the end of its time."""
+    with running_model_server([NOTE, hand_over()]) as server:
+        run_id, before, after = await paid_for(tmp_path / "first", server)
+        root = tmp_path / "cut" / "data"
+        root.mkdir(parents=True, mode=0o700)
+        async with Store.open(root) as store:
+            for number, entry in enumerate([*before, *after]):
+                if number == len(before):
+                    await anyio.sleep(3.1)  # its owner was active for so long
+                await store.do(append(as_event(entry)))
+        asked = len(server.requests)
+        async with open_lab(tmp_path / "cut", server=server, config=PRICED, check=False) as lab:
+            run = await lab.ended(run_id)
+            result = await lab.result(run_id)
+            await lab.store.read(check_budgets)
+    assert len(server.requests) == asked, "nothing is asked again"
+    assert run.state == "timeout" and result["untrusted_result"]["output"] == "the answer"
+    assert result["confidence"] == 0.5
+
+
+async def test_a_result_that_was_paid_for_stands_in_the_ending_of_a_run_that_nobody_came_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running_model_server([NOTE, hand_over()]) as server:
+        run_id, before, after = await paid_for(tmp_path / "first", server)
+        async with left_behind(tmp_path / "cut", [*before, *after], server, runs=False) as lab:
+            monkeypatch.setattr("ava_server.unowned.ABANDONED_US", 0)
+            row = await lab.run(run_id)
+            assert await lab.house.manager.endings.end_overdue(run_id, frozenset({str(row.instance)}))
+            result = await lab.result(run_id)
+    assert result["status"] == "abandoned" and result["untrusted_result"]["output"] == "the answer"
+    assert "as this was handed over" in str(result["untrusted_result"]["caveats"])
+
+
+async def test_a_claim_that_was_overtaken_before_it_was_read_back_starts_nothing(tmp_path: Path) -> None:
+    """An instance that is stopped between its claim and the look at it finds the run another's, or its own no more."""
+    gate = Gate()
+    with running_model_server([Say("x", gate=gate), hand_over()]) as server:
+        async with open_lab(tmp_path, server=server, config=PRICED, runs=False, check=False) as lab:
+            run_id = await lab.start()
+            manager, ask = lab.house.manager, lab.store.do
+
+            async def overtaken(command: Any) -> Any:
+                value = await ask(command)
+                if (await lab.run(run_id)).state == "running":
+                    lab.store.do = ask  # type: ignore[method-assign]
+                    who, gone = lab.session.who, frozenset({manager.instance})
+                    await ask(resume(run_id, who, "terminal", gone, lab.house.spawn_limits, force=True))
+                    await ask(claim(run_id, "another", who, gone, Slots(9, 9)))
+                return value
+
+            lab.store.do = overtaken  # type: ignore[method-assign]
+            async with anyio.create_task_group() as tasks:
+                assert not await manager._take(await lab.run(run_id), frozenset(), tasks)
+                assert manager.activity(run_id) is None
+            assert (await lab.run(run_id)).instance == "another" and server.requests == []

@@ -277,7 +277,8 @@ class Processes(RuleBasedStateMachine):
         ended = Ended("cancelled", "cancelled on request", reason="enough")
         command = end_unanswered(run.id, instance.name, ended, only_own=only_own)
         done = self.do("forced end", command, instance.store)
-        theirs = run.instance in (None, instance.name) if only_own else run.state == "running"
+        asked = run.state == "queued" and run.cancel_asked
+        theirs = run.instance in (None, instance.name) if only_own else run.state == "running" or asked
         assert done is theirs
         if done:
             self.dispossess(run)

@@ -44,7 +44,7 @@ async def test_a_run_goes_on_here_and_its_result_is_shown(tmp_path: Path) -> Non
         assert answer["state"] == "success" and answer["untrusted_result"]["output"] == "the answer"
         assert len(server.requests) == 3, "what was answered is not asked again"
         again = await ava(tmp_path, server, "resume", run_id)
-        assert again[0] == 10 and "has ended" in again[2] and "retry_of" in again[2]
+        assert again[0] == 10 and "has ended" in again[2] and "propose it anew" in again[2]
     settled = [entry.content["settlement"] for entry in logged(tmp_path / "data", "CostUpdate", run=run_id)]
     assert settled == ["billed", "unknown", "billed"]
     assert_intact(tmp_path / "data")
@@ -126,5 +126,5 @@ async def test_the_screen_says_of_each_what_it_waits_for(tmp_path: Path) -> None
         words = "import sys; import ava_server.claims as c; c.TAKEOVER_WITHIN_US = 0; from ava_server.cli import run"
         later = [str(Path(AVA[0]).with_name("python")), "-c", f"{words}; run(sys.argv[1:])", "status", "--once"]
         done = await anyio.run_process(later, env=environment(tmp_path / "data"), check=False)
-        assert f"interrupted for long: `ava resume {running}` has it go on" in done.stdout.decode()
+        assert f"nobody has it for long: `ava resume {running}` has it go on" in done.stdout.decode()
         assert all(len(line) <= 80 for line in done.stdout.decode().splitlines()[1:])

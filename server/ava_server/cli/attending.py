@@ -32,7 +32,7 @@ class Attending:
 
         self._desk = desk
         self._run_id = run_id
-        self._background = house.settings.background
+        self._house = house
         limits = house.settings.limits
         slots = Slots(limits.running_per_user, limits.running)
         self._watching = Watching(house.store, house.instances, slots, [run_id], house.manager)
@@ -66,9 +66,9 @@ class Attending:
         self._watching.progress.end()
         with self._asking:
             tell(f"{self._run_id} goes on meanwhile. Cancel it (what it has is kept), or leave it?")
-            where = (
-                "it goes on" if self._background else "it is interrupted until an Ava server of this user takes it up"
-            )
+            row = await self._house.store.read(lambda view: view.run(self._run_id))
+            ours = row is None or row.instance == self._house.manager.instance
+            where = "it is interrupted until an Ava server of this user takes it up" if ours else "it goes on"
             tell(f"Left, {where}. Ctrl-C again cancels.")
             while (answer := await ask("[c]ancel or [l]eave:")) not in ("c", "cancel", "l", "leave", ""):
                 tell("c or l.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 import anyio
+import anyio.to_thread
 import typer
 
 from ava_server.cli.app import heading
@@ -89,5 +90,6 @@ async def _go_on(house: House, session: Session, run: RunRow, force: bool) -> No
     if now is not None and (now.state == QUEUED or now.instance == manager.instance):
         tell(f"{label(run)} goes on by itself.")  # it is queued, or this process has taken it over already
         return
-    lives = now is not None and not now.ended and now.instance is not None
+    owner = now.instance if now is not None and not now.ended and not force else None
+    lives = owner is not None and await anyio.to_thread.run_sync(house.instances.alive, owner)
     raise Refused(f"Not resumed: {found.why}." + (f" {FORCE.format(run_id=run.id)}" if lives else ""))

@@ -109,12 +109,12 @@ def _screen(run: RunRow, answer: RunAnswer, texts: Texts | None, entries: list[E
     names = {run.id: run.name} if run.name else {}
     lines = [f"{label(run)}: {answer.state}", ""]
     lines += _asked(run, texts, utc)
-    lines += _decided(run, entries, utc)
+    lines += _decided(run, answer.state, entries, utc)
     lines += ["", "What happened:"]
     for entry in entries:
         line = entry_line(entry, names=names, utc=utc, width=1_000 if terminal else width)
         lines.append(line if not terminal or is_error(entry) else cut(line, width))
-    lines += ["", "Result:" if answer.status else "So far:", result_text(answer)]
+    lines += ["", "Result:" if run.ended else "So far:", result_text(answer)]
     return lines
 
 
@@ -133,7 +133,7 @@ def _asked(run: RunRow, texts: Texts | None, utc: bool) -> list[str]:
     return parts
 
 
-def _decided(run: RunRow, entries: list[Entry], utc: bool) -> list[str]:
+def _decided(run: RunRow, state: str, entries: list[Entry], utc: bool) -> list[str]:
     from ava_audit.events import SpawnDecided
     from ava_audit.times import format_ts
     from ava_server.run_config import config_of
@@ -152,7 +152,7 @@ def _decided(run: RunRow, entries: list[Entry], utc: bool) -> list[str]:
             case _:
                 pass
     if not lines:
-        lines = [f"Not decided: {run.pending_id} waits for approval"]
+        lines = [f"Not decided: {run.pending_id} {'has expired' if state == 'expired' else 'waits for approval'}"]
     lines.append(f"Caps: {limits_text(config)}")
     lines.append(f"Model: {config.model}. It {config.reach}.")
     return lines

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import anyio
+import anyio.to_thread
 import typer
 
 from ava_server.cli.app import heading
@@ -56,6 +57,7 @@ class Overview:
 
     runs: tuple[Shown, ...]
     budgets: tuple[Budget, ...]
+    serving: bool = False
 
 
 def register(app: typer.Typer) -> None:
@@ -78,12 +80,15 @@ def status_command(
 async def _status(settings: Settings, once: bool, everybody: bool, as_json: bool) -> None:
     from ava_audit.locks import Instances
     from ava_server.cli.reading import open_log
+    from ava_server.waits import any_alive
 
     user = os_user()
     async with open_log(settings.paths, make=not once) as store:
-        alive: Alive = Instances(settings.paths.instances).alive if store is not None else lambda _name: False
+        instances = Instances(settings.paths.instances) if store is not None else None
+        alive: Alive = instances.alive if instances is not None else lambda _name: False
         while True:
             overview = await _overview(store, settings, user, everybody, alive)
+            overview = replace(overview, serving=await anyio.to_thread.run_sync(any_alive, instances))
             if as_json:
                 say_json(_as_json(settings, overview))
                 return
@@ -137,11 +142,11 @@ def _screen(overview: Overview, everybody: bool) -> list[str]:
     going_on = [shown for shown in overview.runs if not shown.run.ended]
     ended = [shown for shown in overview.runs if shown.run.ended]
     for shown in sorted(going_on, key=lambda shown: (_order(shown.answer.state), shown.run.created_us)):
-        lines += _run(shown, everybody)
+        lines += _run(shown, everybody, overview.serving)
     if ended:
         lines += ["", "Ended within the last hour:"] if lines else ["Ended within the last hour:"]
         for shown in sorted(ended, key=lambda shown: shown.run.ended_us or 0, reverse=True):
-            lines += _run(shown, everybody)
+            lines += _run(shown, everybody, overview.serving)
     if not lines:
         lines.append("No subagents: none waits, runs, or ended within the last hour.")
     return [*lines, "", "Today (UTC):", *map(_budget, overview.budgets)]
@@ -151,10 +156,10 @@ def _order(state: str) -> int:
     return _ORDER.index(state) if state in _ORDER else len(_ORDER)
 
 
-def _run(shown: Shown, everybody: bool) -> list[str]:
+def _run(shown: Shown, everybody: bool, serving: bool) -> list[str]:
     """Return a run in a few lines of at most 80 columns."""
-    from ava_server.status import figures
-    from ava_server.waits import interrupted_words
+    from ava_server.status import clock_us, figures
+    from ava_server.waits import NO_SERVER, interrupted_words
 
     run, answer = shown.run, shown.answer
     name = f" ({answer.name})" if answer.name else ""
@@ -168,10 +173,11 @@ def _run(shown: Shown, everybody: bool) -> list[str]:
         )
     elif answer.state == "queued":
         place = f"number {answer.queue_position} in the queue" if answer.queue_position is not None else "paused"
-        lines.append(f"  {place}: {answer.waits_for}" if answer.waits_for else f"  {place}")
+        lines.append(": ".join(part for part in (f"  {place}", answer.waits_for) if part))
+        if not serving:
+            lines.append(f"  {NO_SERVER}")
     else:
-        interrupted = answer.state == "interrupted"  # its clock stands still since its owner's last entry
-        lines.append(f"  {figures(run, run.last_us if interrupted and run.last_us else time.time_ns() // 1000)}")
+        lines.append(f"  {figures(run, clock_us(run, answer.state, time.time_ns() // 1000))}")
     if answer.untrusted_activity:
         lines.append(f"  {answer.untrusted_activity}")
     if answer.state == "interrupted":

@@ -91,17 +91,17 @@ async def _cancel(settings: Settings, ids: list[str], reason: str | None, as_jso
         async with anyio.create_task_group() as tasks:
             for run in going_on:
                 tasks.start_soon(cancel, run)
-        if failed:
-            raise failed[0]
         answers = [(await whole_answer(house.store, run.id, house.instances.alive))[1] for run in before]
     if as_json:
         runs = [answer.model_dump(mode="json", exclude_none=True) for answer in answers]
         ended_before = [run.id for run in before if run.ended]
         say_json({"data_root": str(settings.data_root), "runs": runs, "ended_before": ended_before})
-        return
-    ended_now = {run.id for run in going_on}
-    results = [result_text(answer) for answer in answers if answer.subagent_id in ended_now]
-    say("\n\n".join(results) or "Nothing was done.")
+    else:
+        ended_now = {run.id for run in going_on}
+        results = [result_text(answer) for answer in answers if answer.subagent_id in ended_now]
+        say("\n\n".join(results) or "Nothing was done.")
+    if failed:  # said last, behind what did end
+        raise failed[0]
 
 
 async def _send(settings: Settings, given: str, message: str, as_json: bool) -> None:

@@ -22,14 +22,14 @@ from typing import Any, TextIO
 import anyio
 import typer
 
-from ava_roles.wrap import clean
+from ava_roles.wrap import INVISIBLE, clean
 from ava_server.cli.app import ReaderGone
 from ava_server.waiting import read_apart, received
 
 PLAIN_EVERY_S = 10.0
 """How often progress is told where it cannot be rewritten in place: in a file, in a pipe."""
 _START_OF_LINE = "\r\x1b[K"
-_UNSEEN = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff\ud800-\udfff]")
+_UNSEEN = re.compile(rf"{INVISIBLE.pattern}|[\t\r\ud800-\udfff]")
 _ITEM = re.compile(r"(\s*)((?:\d+\.|-)\s+)?")
 _HANGING = "  "
 
@@ -157,7 +157,7 @@ def say_json(value: Any) -> None:
 
 def harmless_json(text: str) -> str:
     r"""Return JSON in which every character that is not seen is written as `\uXXXX`: the same value."""
-    return _UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return _UNSEEN.sub(lambda found: json.dumps(found[0])[1:-1], text)
 
 
 def someone_there() -> bool:

@@ -41,13 +41,15 @@ def exit_code(run: RunRow) -> int:
 
 
 def result_text(run: RunAnswer, *, brief: bool = False) -> str:
-    """Return an ended run's result for people.
+    """Return an ended run's result for people; of one that goes on, what it does and waits for.
 
     Args:
         run: The run with its result.
         brief: Leave the output out where the findings say it, as those of the offline reader always do.
     """
     lines = [run.status_line]
+    if run.state not in ENDING_CODES and run.state != "error":
+        return "\n".join([*lines, *([f"Waits for: {run.waits_for}"] if run.waits_for else [])])
     if run.state != "success":
         lines.append(f"Ended as {run.state}: {run.stop_reason or 'no reason is known'}. It may be incomplete.")
     result = run.untrusted_result

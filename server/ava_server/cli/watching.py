@@ -95,7 +95,7 @@ class Watching:
         self.progress.show(others + going_on[0].line)
 
     def _seen(self, view: View, run_id: str) -> Seen:
-        from ava_server.status import activity_of, run_answer, status_line
+        from ava_server.status import activity_of, clock_us, run_answer, status_line
         from ava_server.waits import any_alive, waits_for
 
         run = view.run(run_id)
@@ -109,4 +109,4 @@ class Watching:
         waits = self._manager.waiting_for.get(run.id) if self._manager is not None and state != "running" else None
         waits = waits or waits_for(view, run, answer, alive, self._slots, lambda: any_alive(self._instances), now_us)
         what = f"{state.replace('_', ' ')}: {waits}" if waits else own or activity_of(view, run) or state
-        return Seen(run, status_line(run, what, now_us), over=state == EXPIRED)
+        return Seen(run, status_line(run, what, clock_us(run, state, now_us)), over=state == EXPIRED)

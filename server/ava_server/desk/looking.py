@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import anyio
+import anyio.to_thread
 
 from ava_audit.rows import UNENDED, RunRow
 from ava_audit.times import HOUR_US
@@ -17,7 +18,7 @@ from ava_server.claims import paused
 from ava_server.desk.own import Own
 from ava_server.errors import BadInput
 from ava_server.ids import label
-from ava_server.status import json_chars, room_for, run_answer
+from ava_server.status import json_chars, room_for, run_answer, shown_state
 
 RUNS_CHARS, NAMED = 8_200, 20
 """Characters, as JSON, of the runs in one answer; and how many of the others are named with their state."""
@@ -108,9 +109,10 @@ class Looking:
             with anyio.move_on_after(min(left, PROGRESS_EVERY_S)):
                 await self._news_of(run_ids, seen)
                 continue
-            running = next((row for row in rows if not row.ended), None)
-            if running is not None:
-                await progress(f"{label(running)}: {self._house.manager.activity(running.id) or running.state}")
+            going_on = next((row for row in rows if not row.ended), None)
+            if going_on is not None:
+                state = await anyio.to_thread.run_sync(shown_state, going_on, self._house.instances.alive)
+                await progress(f"{label(going_on)}: {self._house.manager.activity(going_on.id) or state}")
 
     async def _news_of(self, run_ids: list[str], seen: int) -> None:
         """Return when one of these runs may have ended: polled at the log's pace, not at every commit."""

@@ -51,7 +51,8 @@ class Steering:
         if delivered == "ended":
             raise Refused(f"{label(run)} has ended; ask on with spawn_subagent and context_from")
         state = await anyio.to_thread.run_sync(shown_state, run, self._house.instances.alive)
-        when = _WHEN[INTERRUPTED if state == INTERRUPTED else delivered]
+        paused = state == QUEUED and run.generation > 0
+        when = "when it goes on" if paused else _WHEN[INTERRUPTED if state == INTERRUPTED else delivered]
         return MessageAnswer(
             status="delivered",
             subagent_id=run.id,
