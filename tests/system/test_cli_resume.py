@@ -123,6 +123,9 @@ async def test_the_screen_says_of_each_what_it_waits_for(tmp_path: Path) -> None
             assert "number 1 in the queue: all 1 slots of " in out
         code, out, err = await ava(tmp_path, server, "status", "--once")
         assert code == 0 and "nobody has it: the next Ava server of this user goes on with it" in out, out + err
+        for run_id, waits in ((queued, "Waits for: all 1 slots of "), (running, "interrupted")):
+            _code, out, _err = await ava(tmp_path, server, "show", run_id)
+            assert "So far:" in out and waits in out and "Ended as" not in out, out
         words = "import sys; import ava_server.claims as c; c.TAKEOVER_WITHIN_US = 0; from ava_server.cli import run"
         later = [str(Path(AVA[0]).with_name("python")), "-c", f"{words}; run(sys.argv[1:])", "status", "--once"]
         done = await anyio.run_process(later, env=environment(tmp_path / "data"), check=False)
