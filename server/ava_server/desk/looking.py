@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 import anyio.to_thread
 
-from ava_audit.rows import UNENDED, RunRow
+from ava_audit.rows import QUEUED, UNENDED, RunRow
 from ava_audit.times import HOUR_US
 from ava_audit.view import View
 from ava_server.answers import Answer, CheckAnswer, RunAnswer
@@ -18,7 +18,7 @@ from ava_server.claims import paused
 from ava_server.desk.own import Own
 from ava_server.errors import BadInput
 from ava_server.ids import label
-from ava_server.status import json_chars, room_for, run_answer, shown_state
+from ava_server.status import INTERRUPTED, json_chars, room_for, run_answer, shown_state
 
 RUNS_CHARS, NAMED = 8_200, 20
 """Characters, as JSON, of the runs in one answer; and how many of the others are named with their state."""
@@ -92,6 +92,8 @@ class Looking:
 
         answers = await self._store.read(query)
         for answer in answers:
+            if answer.state in (QUEUED, INTERRUPTED) and not answer.waits_for:  # what is in the log is a moment behind
+                answer.waits_for = self._house.manager.waiting_for.get(answer.subagent_id)
             answer.untrusted_activity = self._house.manager.activity(answer.subagent_id) or answer.untrusted_activity
             if answer.error and answer.error.get("kind") == "auth" and answer.model:  # its log knows of no host
                 answer.error["what_to_do"] = self._own.key_advice(answer.model.partition(":")[0])
