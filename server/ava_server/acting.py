@@ -22,7 +22,7 @@ from ava_audit.pieces import hide_pieces
 from ava_audit.redact import Redactor
 from ava_roles.errors import ToolFailed
 from ava_roles.placeholders import Lent, means_one
-from ava_roles.tools.base import Place, Source, Tool, ToolOutput
+from ava_roles.tools.base import Place, Source, Tool, ToolArgs, ToolOutput
 from ava_roles.wrap import clean, wrap_tool_output
 from ava_server.apart import run_apart
 from ava_server.history import History, call_key
@@ -109,20 +109,40 @@ class Acting:
             return []
         facts: list[Fact] = []
         for call in calls:
-            tool, seen = self.tools.get(call.name), self.history.repeats.get(call_key(call))
-            if tool is None or call.args is None or not tool.spec.read_only or means_one(call.args):
-                return []
-            if seen is not None and seen.count + 1 >= REFUSED_FROM:
-                return []
-            try:
-                args = tool.spec.args.model_validate(dict(call.args))
-            except ValidationError:
+            found = self._fitting(call)
+            if isinstance(found, str) or not found[0].spec.read_only or means_one(call.args) or self._repeats(call):
                 return []
             if not facts:
-                facts.append(Activity(activity=self._hidden(tool.activity(args))[:80]))
-            turn = self.history.turn
-            facts.append(ToolCall(tool=call.name, args=dict(call.args), call_id=call.call_id, turn=turn))
+                facts.append(Activity(activity=self._sentence(*found)))
+            facts.append(self._begins(call))
         return facts
+
+    def _fitting(self, call: ToolUse) -> tuple[Tool, ToolArgs] | str:
+        """Return the tool that a call means and its arguments, checked; or why it is refused."""
+        tool = self.tools.get(call.name)
+        if tool is None:
+            names = ", ".join(sorted(self.tools))
+            return f"there is no tool {call.name[:60]!r}; yours are {names} and submit_result"
+        if call.args is None:
+            return f"the arguments are not a JSON object: {call.raw_args[:200]!r}; send one object"
+        try:
+            return tool, tool.spec.args.model_validate(dict(call.args))
+        except ValidationError as error:
+            fault = error.errors()[0]
+            where = ".".join(str(part) for part in fault["loc"]) or "arguments"
+            takes = ", ".join(tool.spec.args.model_fields)
+            return f"{where}: {fault['msg']}; {call.name} takes {takes}"
+
+    def _repeats(self, call: ToolUse) -> int:
+        """Return how often this very call has come now, where it is refused for that; else 0."""
+        seen = self.history.repeats.get(call_key(call))
+        return seen.count + 1 if seen is not None and seen.count + 1 >= REFUSED_FROM else 0
+
+    def _sentence(self, tool: Tool, args: ToolArgs) -> str:
+        return self._hidden(tool.activity(args))[:80]
+
+    def _begins(self, call: ToolUse) -> ToolCall:
+        return ToolCall(tool=call.name, args=dict(call.args or {}), call_id=call.call_id, turn=self.history.turn)
 
     async def _together(self, calls: Sequence[ToolUse]) -> None:
         if len(calls) == 1:  # most answers ask for one, which needs no task of its own
@@ -148,38 +168,24 @@ class Acting:
             text = "Interrupted, outcome unknown: it may or may not have been done. Look before you repeat it."
             await self.record(self._result(call, text, success=False))
             return
-        tool = self.tools.get(call.name)
-        if tool is None:
-            names = ", ".join(sorted(self.tools))
-            await self.refuse(call, f"there is no tool {call.name[:60]!r}; yours are {names} and submit_result")
+        found = self._fitting(call)
+        if isinstance(found, str):
+            await self.refuse(call, found)
             return
-        if call.args is None:
-            await self.refuse(call, f"the arguments are not a JSON object: {call.raw_args[:200]!r}; send one object")
-            return
-        try:
-            args = tool.spec.args.model_validate(dict(call.args))
-        except ValidationError as error:
-            fault = error.errors()[0]
-            where = ".".join(str(part) for part in fault["loc"]) or "arguments"
-            takes = ", ".join(tool.spec.args.model_fields)
-            await self.refuse(call, f"{where}: {fault['msg']}; {call.name} takes {takes}")
-            return
-        seen = self.history.repeats.get(call_key(call))
-        if seen is not None and seen.count + 1 >= REFUSED_FROM:
-            await self._again(call, seen.count + 1)
+        tool, args = found
+        if count := self._repeats(call):
+            await self._again(call, count)
             return
         try:
-            lent = await self.lending.lend(tool.spec, call.args)
+            lent = await self.lending.lend(tool.spec, call.args or {})
         except NotLent as why:
             await self.refuse(call, str(why))
             return
-        sentence = self._hidden(tool.activity(args))[:80]
+        sentence = self._sentence(tool, args)
         self.say(sentence)
-        before: tuple[Fact, ...] = (Activity(activity=sentence),) if first else ()
         if call.call_id not in self.history.started:
-            await self.record(
-                *before, ToolCall(tool=call.name, args=dict(call.args), call_id=call.call_id, turn=self.history.turn)
-            )
+            before: tuple[Fact, ...] = (Activity(activity=sentence),) if first else ()
+            await self.record(*before, self._begins(call))
         began = time.monotonic()
         output = await self._work(tool, args, lent)
         took_ms = round((time.monotonic() - began) * 1000)

@@ -10,7 +10,7 @@ import anyio
 import anyio.to_thread
 
 from ava_audit.errors import AuditError
-from ava_audit.events import CancelledBy, CancelRequested, Channel, Who
+from ava_audit.events import CancelledBy, Channel, Who
 from ava_audit.locks import Instances
 from ava_audit.rows import QUEUED, RunRow
 from ava_audit.store import Command, Store
@@ -117,11 +117,6 @@ class Endings:
         run = await self._store.read(lambda view: view.run(run_id))
         gone = await anyio.to_thread.run_sync(self.gone, [run] if run is not None else [])
         return await self._store.do(resume(run_id, who, channel, gone, limits, line=line, force=force))
-
-    async def cancel_reason(self, run_id: str) -> str | None:
-        """Return what was given as the reason of a run's cancel."""
-        entry = await self._store.read(lambda view: view.last_entry(run_id, "CancelRequested"))
-        return entry.fact.reason if entry is not None and isinstance(entry.fact, CancelRequested) else None
 
     async def ended(self, run_id: str) -> RunRow:
         """Wait until a run has ended, in any process."""

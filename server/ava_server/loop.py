@@ -11,7 +11,7 @@ import anyio.abc
 import anyio.to_thread
 
 from ava_audit.errors import OutcomeUnknown, SchemaNewer, StaleOwner
-from ava_audit.events import CancelRequested, ErrorOccurred, Event, LastTurn, RunPaused, ToolResult, Who
+from ava_audit.events import ErrorOccurred, Event, LastTurn, RunPaused, ToolResult, Who
 from ava_audit.rows import RunRow
 from ava_audit.store import Command, Outcome, Store
 from ava_audit.view import View
@@ -25,7 +25,7 @@ from ava_server.prepared import Prepared
 from ava_server.reserving import Reserving
 from ava_server.result import Ended, build_result
 from ava_server.run_config import config_of
-from ava_server.run_log import RunLog, ending_events
+from ava_server.run_log import RunLog, cancel_reason, ending_events
 from ava_server.submit import NAME as SUBMIT
 from ava_server.submit import SubmitArgs, accept
 
@@ -293,11 +293,8 @@ class AgentRun:
         if not self.cancelled and await self._log.do(_unless_cancelled(self.id, self._log.event(fact))):
             self.say(f"Paused: {paused.why}")
             return None
-        return Ended("cancelled", ON_REQUEST, reason=self._cancel_reason or await self._reason_on_record())
-
-    async def _reason_on_record(self) -> str | None:
-        entry = await self._log.read(lambda view: view.last_entry(self.id, "CancelRequested"))
-        return entry.fact.reason if entry is not None and isinstance(entry.fact, CancelRequested) else None
+        on_record = await self._log.read(lambda view: cancel_reason(view, self.id))
+        return Ended("cancelled", ON_REQUEST, reason=self._cancel_reason or on_record)
 
     async def _end(self, ended: Ended) -> None:
         """Record the ending and its result under the claim."""

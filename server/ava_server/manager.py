@@ -30,6 +30,7 @@ from ava_server.ids import AGENT
 from ava_server.loop import AgentRun
 from ava_server.prepared import Prepared
 from ava_server.result import Ended
+from ava_server.run_log import cancel_reason
 from ava_server.status import WAITS
 from ava_server.unowned import Artifact, group_time, overdue
 
@@ -234,7 +235,7 @@ class Manager:
         if owned is None:
             return
         if row.cancel_seq is not None:
-            owned.cancel(await self.endings.cancel_reason(row.id))
+            owned.cancel(await self._store.read(lambda view: cancel_reason(view, row.id)))
         if row.state == RUNNING and row.instance == self.instance and (ended := owned.stuck()) is not None:
             log.error("%s does not stop; it is ended in its place (%s)", row.id, ended.status)
             await self.endings.end(row.id, ended, only_own=True)
@@ -358,7 +359,7 @@ class Manager:
             if run.id in self._asked:  # asked for while the log could not take it
                 owned.cancel(self._asked[run.id])
             elif run.cancel_seq is not None:
-                owned.cancel(await self.endings.cancel_reason(run.id))
+                owned.cancel(await self._store.read(lambda view: cancel_reason(view, run.id)))
             await owned.drive(await self._group_time(run))
         except StoreUnavailable as error:  # the log cannot take it: the run stays, for the next look or another owner
             log.error("%s: %s", run.id, error)

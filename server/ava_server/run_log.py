@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 
 from ava_audit.errors import OutcomeUnknown, StoreUnavailable
-from ava_audit.events import Event, Fact, Fence, RunEnded, SubagentComplete, Who
+from ava_audit.events import CancelRequested, Event, Fact, Fence, RunEnded, SubagentComplete, Who
 from ava_audit.rows import RunRow
 from ava_audit.storable import storable
 from ava_audit.store import Command, Outcome, Query, Store, T
@@ -133,6 +133,12 @@ def ending_events(
         Event(ava, complete, run_id=run.id, fence=fence, model=run.model),
         Event(who, done, run_id=run.id, fence=fence),
     )
+
+
+def cancel_reason(view: View, run_id: str) -> str | None:
+    """Return what was given as the reason of a run's cancel."""
+    entry = view.last_entry(run_id, "CancelRequested")
+    return entry.fact.reason if entry is not None and isinstance(entry.fact, CancelRequested) else None
 
 
 def _append(events: tuple[Event, ...], run_id: str) -> Command[tuple[int, RunRow | None]]:
