@@ -33,6 +33,10 @@ class View:
             return self._head
         return int(self._ask("SELECT coalesce(max(seq), 0) FROM events").fetchone()[0])
 
+    def after(self, entries: int) -> View:
+        """Return this view as it is once so many entries are written from which nothing follows."""
+        return View(self._db, self._tables, self.head() + entries)
+
     def run(self, run_id: str) -> RunRow | None:
         """Return a run, or None."""
         return self._rows.runs.copy(run_id)

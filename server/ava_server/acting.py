@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import anyio
@@ -38,6 +38,15 @@ Record = Callable[..., Awaitable[None]]
 """Appends facts to the log under the run's claim, and folds them into its history."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """A call that can be made: its tool, its checked arguments, and what the status line says of it."""
+
+    tool: Tool
+    args: ToolArgs
+    sentence: str
+
+
 @dataclass
 class Acting:
     """Everything that tool calls of one run need.
@@ -47,6 +56,7 @@ class Acting:
         place: Where they work.
         history: The run's history.
         record: Writes facts under the run's claim.
+        keep: Writes a result with whatever is written next.
         redactor: Replaces configured secret values before the model sees them.
         lending: Decides which secrets a call may send.
         scratch: The run's folder for outputs that were cut.
@@ -60,6 +70,7 @@ class Acting:
     place: Place
     history: History
     record: Record
+    keep: Callable[[ToolResult, int], None]
     redactor: Redactor
     lending: Lending
     scratch: Path
@@ -67,6 +78,7 @@ class Acting:
     max_calls: int
     say: Callable[[str], None]
     tasks: anyio.abc.TaskGroup
+    _ready: dict[str, _Ready] = field(default_factory=dict[str, "_Ready"], init=False)
 
     async def run(self, calls: Sequence[ToolUse]) -> None:
         """Give each call of one answer that has no result yet one: side by side when all only read, else in order.
@@ -104,21 +116,25 @@ class Acting:
         It is committed with the answer itself, which saves a commit. Only for calls that just read: one that changes
         things is known to have begun only when it is the next thing that happens.
         """
+        self._ready = {}
         twice = len({call.call_id for call in calls}) < len(calls)
         if twice or len(calls) > min(MOST_CALLS, self.max_calls - self.history.tool_calls):
             return []
         facts: list[Fact] = []
+        ready: dict[str, _Ready] = {}
         for call in calls:
             found = self._fitting(call)
-            if isinstance(found, str) or not found[0].spec.read_only or means_one(call.args) or self._repeats(call):
+            if isinstance(found, str) or not found.tool.spec.read_only or means_one(call.args) or self._repeats(call):
                 return []
+            ready[call.call_id] = found
             if not facts:
-                facts.append(Activity(activity=self._sentence(*found)))
+                facts.append(Activity(activity=found.sentence))
             facts.append(self._begins(call))
+        self._ready = ready
         return facts
 
-    def _fitting(self, call: ToolUse) -> tuple[Tool, ToolArgs] | str:
-        """Return the tool that a call means and its arguments, checked; or why it is refused."""
+    def _fitting(self, call: ToolUse) -> _Ready | str:
+        """Return a call as it can be made, or why it is refused."""
         tool = self.tools.get(call.name)
         if tool is None:
             names = ", ".join(sorted(self.tools))
@@ -126,20 +142,18 @@ class Acting:
         if call.args is None:
             return f"the arguments are not a JSON object: {call.raw_args[:200]!r}; send one object"
         try:
-            return tool, tool.spec.args.model_validate(dict(call.args))
+            args = tool.spec.args.model_validate(dict(call.args))
         except ValidationError as error:
             fault = error.errors()[0]
             where = ".".join(str(part) for part in fault["loc"]) or "arguments"
             takes = ", ".join(tool.spec.args.model_fields)
             return f"{where}: {fault['msg']}; {call.name} takes {takes}"
+        return _Ready(tool, args, self._hidden(tool.activity(args))[:80])
 
     def _repeats(self, call: ToolUse) -> int:
         """Return how often this very call has come now, where it is refused for that; else 0."""
         seen = self.history.repeats.get(call_key(call))
         return seen.count + 1 if seen is not None and seen.count + 1 >= REFUSED_FROM else 0
-
-    def _sentence(self, tool: Tool, args: ToolArgs) -> str:
-        return self._hidden(tool.activity(args))[:80]
 
     def _begins(self, call: ToolUse) -> ToolCall:
         return ToolCall(tool=call.name, args=dict(call.args or {}), call_id=call.call_id, turn=self.history.turn)
@@ -168,11 +182,11 @@ class Acting:
             text = "Interrupted, outcome unknown: it may or may not have been done. Look before you repeat it."
             await self.record(self._result(call, text, success=False))
             return
-        found = self._fitting(call)
+        found = self._ready.pop(call.call_id, None) or self._fitting(call)
         if isinstance(found, str):
             await self.refuse(call, found)
             return
-        tool, args = found
+        tool = found.tool
         if count := self._repeats(call):
             await self._again(call, count)
             return
@@ -181,15 +195,18 @@ class Acting:
         except NotLent as why:
             await self.refuse(call, str(why))
             return
-        sentence = self._sentence(tool, args)
-        self.say(sentence)
+        self.say(found.sentence)
         if call.call_id not in self.history.started:
-            before: tuple[Fact, ...] = (Activity(activity=sentence),) if first else ()
+            before: tuple[Fact, ...] = (Activity(activity=found.sentence),) if first else ()
             await self.record(*before, self._begins(call))
         began = time.monotonic()
-        output = await self._work(tool, args, lent)
+        output = await self._work(tool, found.args, lent)
         took_ms = round((time.monotonic() - began) * 1000)
-        await self.record(await self._shown(call, tool, output), duration_ms=took_ms)
+        result = await self._shown(call, tool, output)
+        if tool.spec.read_only and len(self.history.open_calls()) == 1:  # the next request follows at once
+            self.keep(result, took_ms)
+        else:
+            await self.record(result, duration_ms=took_ms)
 
     async def _work(self, tool: Tool, args: object, lent: tuple[Lent, ...]) -> ToolOutput:
         place = replace(self.place, secrets=lent, hide=self._hidden, say=self._say)

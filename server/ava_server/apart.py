@@ -41,8 +41,10 @@ async def run_apart(tasks: anyio.abc.TaskGroup, work: Callable[[], Awaitable[T]]
 
     tasks.start_soon(apart)
     try:
-        with anyio.fail_after(timeout_s):
+        with anyio.move_on_after(timeout_s):
             await done.wait()
+        if not done.is_set():
+            raise TimeoutError
     finally:
         if not done.is_set():
             scope.cancel()

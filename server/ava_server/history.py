@@ -36,6 +36,9 @@ from ava_server.submit import NAME as SUBMIT
 SCRATCHPAD = "scratchpad"
 """The tool whose results are never left out: notes are there to survive trimming."""
 
+UNWRITTEN = 0
+"""The `seq` of a result that is folded before it is written."""
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -138,6 +141,14 @@ class History:
                 self.looping = True
             case _:
                 pass
+
+    def place(self, seq: int, result: Fact) -> None:
+        """Say where the newest result, which was folded before it was written, stands in the log."""
+        assert isinstance(result, ToolResult)
+        assert self.outputs[-1] == (UNWRITTEN, result), "it is the newest"
+        self.outputs[-1] = (seq, result)
+        if result.call_id is not None:
+            self._arrived[result.call_id] = seq
 
     # -- the conversation -----------------------------------------------------------------------------------------
 

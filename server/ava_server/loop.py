@@ -76,6 +76,7 @@ class AgentRun:
             place=replace(prepared.place, say=self.say, run_id=run.id),
             history=self._history,
             record=self._log.record,
+            keep=self._log.keep,
             redactor=prepared.redactor,
             lending=prepared.lending,
             scratch=prepared.scratch,
@@ -298,6 +299,7 @@ class AgentRun:
 
     async def _end(self, ended: Ended) -> None:
         """Record the ending and its result under the claim."""
+        await self._log.write_kept()
         run = await self._log.read(lambda view: view.run(self.id))
         assert run is not None
         if run.in_flight is not None:  # a fault of ours came between a call and its settlement

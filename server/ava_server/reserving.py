@@ -92,6 +92,8 @@ class Reserving:
         most, bare = self._config.max_output, False
         while True:
             last = self.last_turn(turn)
+            if last is not None:  # the wrap-up may leave out any result, and names its place in the log
+                await self._log.write_kept()
             request, asked = self._ask_for(turn, attempt, WRAP_OUTPUT if last else most, last, notice, bare)
             command = reserve(self._log.fence, self._log.who, asked, self._caps)
             answer = await self._log.do(messages_first(self._log.run.id, self._looked, command), self._granted)

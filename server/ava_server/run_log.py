@@ -9,12 +9,12 @@ from typing import Any
 import anyio
 
 from ava_audit.errors import OutcomeUnknown, StoreUnavailable
-from ava_audit.events import CancelRequested, Event, Fact, Fence, RunEnded, SubagentComplete, Who
+from ava_audit.events import CancelRequested, Event, Fact, Fence, RunEnded, SubagentComplete, ToolResult, Who
 from ava_audit.rows import RunRow
 from ava_audit.storable import storable
 from ava_audit.store import Command, Outcome, Query, Store, T
 from ava_audit.view import View
-from ava_server.history import History
+from ava_server.history import UNWRITTEN, History
 from ava_server.ids import AGENT
 from ava_server.result import Ended
 
@@ -42,6 +42,7 @@ class RunLog:
         self.who = who
         self.on_hold: Callable[[str], None] = log.warning
         self._store = store
+        self._unwritten: Event | None = None
 
     def event(self, fact: Fact, *, duration_ms: int | None = None, model: str | None = None) -> Event:
         """Return a fact as an event of this run, under its claim."""
@@ -70,13 +71,42 @@ class RunLog:
 
         await self.do(_append(tuple(events), self.run.id), folded)
 
+    def keep(self, result: ToolResult, duration_ms: int) -> None:
+        """Fold a result now, and write it with whatever is written next: a commit less in every turn.
+
+        Only for the last result of an answer, and of a tool that only reads: until it is written a crash loses it, and
+        the next owner calls the tool again.
+        """
+        assert self._unwritten is None, "a turn has one last result"
+        self._unwritten = self.event(result, duration_ms=duration_ms)
+        self.history.add(UNWRITTEN, result)
+
+    async def write_kept(self) -> None:
+        """Write the result that was kept, if there is one.
+
+        Raises:
+            StaleOwner: The run has another owner by now, or has ended.
+        """
+        if self._unwritten is not None:
+            await self.append([])
+
     async def do(self, command: Command[T], then: Callable[[T], None] | None = None) -> T:
         """Run a command, and `then` with its value before anybody can cancel: log and history never differ.
 
         Raises:
             StaleOwner: The run has another owner by now, or has ended.
         """
-        return await self._hold(lambda: self._store.do(command), then)
+        kept = self._unwritten
+        if kept is None:
+            return await self._hold(lambda: self._store.do(command), then)
+
+        def written(answer: tuple[int, T]) -> None:
+            self._unwritten = None
+            self.history.place(answer[0], kept.fact)
+            if then is not None:
+                then(answer[1])
+
+        return (await self._hold(lambda: self._store.do(_after(kept, command)), written))[1]
 
     async def read(self, query: Query[T]) -> T:
         """Run a query."""
@@ -139,6 +169,19 @@ def cancel_reason(view: View, run_id: str) -> str | None:
     """Return what was given as the reason of a run's cancel."""
     entry = view.last_entry(run_id, "CancelRequested")
     return entry.fact.reason if entry is not None and isinstance(entry.fact, CancelRequested) else None
+
+
+def _after(event: Event, command: Command[T]) -> Command[tuple[int, T]]:
+    """Return a command that does what another one does after an event, with that event's `seq` and the other's value.
+
+    The event changes nothing that a command reads of a run: it is a result of one of its tools.
+    """
+
+    def both(view: View, now_us: int) -> Outcome[tuple[int, T]]:
+        outcome = command(view.after(1), now_us)
+        return Outcome((view.head() + 1, outcome.value), (event, *outcome.events))
+
+    return both
 
 
 def _append(events: tuple[Event, ...], run_id: str) -> Command[tuple[int, RunRow | None]]:

@@ -56,20 +56,43 @@ def prompt_bound(messages: Iterable[str], tools: Sequence[ToolSchema] = ()) -> i
     return total
 
 
-def bound(request: Request, wire: Callable[[Turn], Mapping[str, Any]], known: Known | None) -> Bound:
+class Covered:
+    """How many bytes the messages have that an earlier call covers: counted once, though each request has them all."""
+
+    def __init__(self) -> None:
+        self._sizes: dict[int, tuple[Turn, int]] = {}
+
+    def bytes(self, turns: Sequence[Turn], wire: Callable[[Turn], Mapping[str, Any]]) -> int:
+        """Return the bytes of these turns' messages together."""
+        known, self._sizes = self._sizes, {}
+        total = 0
+        for turn in turns:
+            found = known.get(id(turn)) or (turn, _bytes(_json(wire(turn))))  # whose turn lives, or its id is no name
+            self._sizes[id(turn)] = found
+            total += found[1]
+        return total
+
+
+def bound(
+    request: Request,
+    wire: Callable[[Turn], Mapping[str, Any]],
+    known: Known | None,
+    counted: Covered | None = None,
+) -> Bound:
     """Return an upper bound of one call.
 
     Args:
         request: The call.
         wire: Makes the message that a turn becomes in the request.
         known: What the provider reported for an earlier call of this run; None for the first.
+        counted: What was counted of this run's messages before.
     """
     turns = request.turns
     if known is None:
         system = {"role": "system", "content": request.system}
         messages = [_json(system), *(_json(wire(turn)) for turn in turns)]
         return Bound(prompt_bound(messages, request.tools), request.max_output)
-    covered = sum(_bytes(_json(wire(turn))) for turn in turns[: known.turns])
+    covered = (counted or Covered()).bytes(turns[: known.turns], wire)
     total = max(known.prompt_tokens, covered // FLOOR_BYTES)  # what is known is a report, and a report can be wrong
     for turn in turns[known.turns :]:
         total += text_bound(_json(wire(turn))) + MESSAGE_TOKENS

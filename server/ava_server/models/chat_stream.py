@@ -213,21 +213,22 @@ class ChatStream:
         while True:
             left = self._end - anyio.current_time()
             allowed = min(self._deadlines.between_s, left)
+            piece = None
             try:
-                with anyio.fail_after(max(allowed, 0)):
+                with anyio.move_on_after(max(allowed, 0)) as waiting:
                     piece = await anext(self._body, None)
-            except TimeoutError:
-                total = left <= self._deadlines.between_s
-                what = "the answer was not complete" if total else "no further byte of the answer came"
-                seconds = self._deadlines.total_s if total else self._deadlines.between_s
-                error = self._endpoint.timeout(what, seconds, answered=self._received > 0)
-                break
             except httpx2.HTTPError as broken:
                 error = self._broke_off(broken)
                 break
             except Exception as fault:
                 log.exception("receiving the answer of %s failed", self._endpoint.place)
                 error = self._faulty(fault)
+                break
+            if waiting.cancelled_caught:
+                total = left <= self._deadlines.between_s
+                what = "the answer was not complete" if total else "no further byte of the answer came"
+                seconds = self._deadlines.total_s if total else self._deadlines.between_s
+                error = self._endpoint.timeout(what, seconds, answered=self._received > 0)
                 break
             if piece is None:
                 return

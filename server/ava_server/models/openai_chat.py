@@ -58,6 +58,7 @@ class OpenAIChat:
     _encoded: list[tuple[Request, bytes]] = field(
         default_factory=list[tuple[Request, bytes]], init=False, repr=False, compare=False
     )
+    _covered: bounds.Covered = field(default_factory=bounds.Covered, init=False, repr=False, compare=False)
 
     @property
     def name(self) -> str:
@@ -87,7 +88,7 @@ class OpenAIChat:
 
     def bound(self, request: Request, known: Known | None) -> Bound:
         """Return an upper bound of what the call can use."""
-        return bounds.bound(request, chat_wire.message, known)
+        return bounds.bound(request, chat_wire.message, known, self._covered)
 
     @asynccontextmanager
     async def stream(self, request: Request) -> AsyncGenerator[ChatStream]:
@@ -139,10 +140,9 @@ class OpenAIChat:
                 headers=headers,
                 timeout=httpx2.Timeout(None, connect=connect_s, pool=connect_s),
             )
-            with anyio.fail_after(wait_s):
+            with anyio.move_on_after(wait_s):
                 return await client.send(outgoing, stream=True)
-        except TimeoutError:
-            raise endpoint.timeout("no answer began", wait_s, answered=False) from None
+            raise endpoint.timeout("no answer began", wait_s, answered=False)
         except (httpx2.ConnectTimeout, httpx2.PoolTimeout):
             raise endpoint.connect_timeout(connect_s) from None
         except (httpx2.ConnectError, httpx2.ProxyError) as error:

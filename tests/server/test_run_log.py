@@ -1,0 +1,94 @@
+"""A run's own writing: log and history never differ, also where a result waits for the next commit."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
+
+import anyio
+import pytest
+from support.log import Life, run_who, write_each
+
+from ava_audit.errors import StaleOwner
+from ava_audit.events import Activity, Event, RunClaimed, ToolCall, ToolResult
+from ava_audit.store import Outcome, Store
+from ava_audit.view import View
+from ava_server.history import UNWRITTEN, History
+from ava_server.run_log import RunLog
+
+RUN = "S-0000001"
+RESULT = ToolResult(tool="read_file", success=True, output="otters", call_id="c1", turn=1)
+
+
+@asynccontextmanager
+async def a_run(root: Path) -> AsyncGenerator[tuple[Store, RunLog]]:
+    """A claimed run in the middle of a turn."""
+    async with Store.open(root) as store:
+        await write_each(store, Life(RUN).begun())
+        run = await store.read(lambda view: view.run(RUN))
+        assert run is not None
+        run_log = RunLog(store, run, run_who(RUN), History(RUN))
+        await run_log.record(ToolCall(tool="read_file", call_id="c1", turn=1))
+        yield store, run_log
+
+
+async def kinds(store: Store) -> list[str]:
+    return [entry.type for entry in await store.read(lambda view: view.entries(RUN))][-3:]
+
+
+async def test_a_kept_result_is_written_before_what_follows_and_has_its_place(tmp_path: Path) -> None:
+    async with a_run(tmp_path) as (store, run_log):
+        run_log.keep(RESULT, 7)
+        assert run_log.history.outputs == [(UNWRITTEN, RESULT)]
+        assert await store.read(View.head) == 5, "nothing is written yet"
+        await run_log.record(Activity(activity="Thinking"))
+        assert await kinds(store) == ["ToolCall", "ToolResult", "Activity"]
+        entry = await store.read(lambda view: view.entry(6))
+        assert entry is not None and (entry.fact, entry.duration_ms) == (RESULT, 7)
+        assert run_log.history.outputs == [(6, RESULT)]
+        await run_log.write_kept()
+        assert await store.read(View.head) == 7, "once"
+
+
+async def test_a_command_that_appends_nothing_takes_a_kept_result_along(tmp_path: Path) -> None:
+    async with a_run(tmp_path) as (store, run_log):
+        run_log.keep(RESULT, 7)
+        heads: list[int] = []
+
+        def refuses(view: View, _now_us: int) -> Outcome[str]:
+            heads.append(view.head())
+            return Outcome("it does not fit")
+
+        assert await run_log.do(refuses) == "it does not fit"
+        assert heads == [6], "it sees the log as it is behind the result"
+        assert await kinds(store) == ["RunClaimed", "ToolCall", "ToolResult"]
+
+
+async def test_a_kept_result_waits_for_a_log_that_is_out_of_reach_and_is_written_once(tmp_path: Path) -> None:
+    async with a_run(tmp_path) as (store, run_log):
+        run_log.keep(RESULT, 7)
+        held: list[str] = []
+        run_log.on_hold = held.append
+        async with anyio.create_task_group() as tasks:
+            with closing(sqlite3.connect(store.path, isolation_level=None, check_same_thread=False)) as other:
+                other.execute("BEGIN IMMEDIATE")
+                tasks.start_soon(run_log.record, Activity(activity="Thinking"))
+                with anyio.fail_after(20):
+                    while not held:  # noqa: ASYNC110
+                        await anyio.sleep(0.05)
+                assert run_log.history.outputs == [(UNWRITTEN, RESULT)]
+                other.execute("ROLLBACK")
+        assert await kinds(store) == ["ToolCall", "ToolResult", "Activity"]
+        assert run_log.history.outputs == [(6, RESULT)]
+
+
+async def test_a_kept_result_of_an_owner_that_lost_its_run_is_not_written(tmp_path: Path) -> None:
+    async with a_run(tmp_path) as (store, run_log):
+        run_log.keep(RESULT, 7)
+        claimed = Event(run_who(RUN), RunClaimed(instance="other", generation=2), run_id=RUN)
+        await write_each(store, [claimed])
+        with pytest.raises(StaleOwner):
+            await run_log.write_kept()
+        assert (await kinds(store))[-1] == "RunClaimed"
