@@ -55,6 +55,7 @@ BEHIND: dict[tuple[str, str], str] = {
     ("server/ava_server/shutdown.py", "signal.SIGHUP"): "on Windows there is Ctrl-C alone",
     ("server/ava_server/hiring.py", "start_new_session"): "Windows passes it over; creationflags do it there",
     ("server/ava_server/waiting.py", "open_signal_receiver"): "on Windows a handler of the interpreter's does it",
+    ("server/ava_server/cli/unseen.py", "termios"): "on Windows getpass reads the console",
     ("server/ava_server/cli/terminal.py", "wait_readable"): "on Windows a thread reads the console",
 }
 """Where each use stands, and what keeps it from other systems."""

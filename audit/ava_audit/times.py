@@ -9,6 +9,7 @@ from decimal import Decimal
 
 US_PER_S = 1_000_000
 HOUR_US = 3_600 * US_PER_S
+DAY_US = 24 * HOUR_US
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 ACCEPTED = (

@@ -132,6 +132,15 @@ class View:
         )
         return [int(row[0]) for row in rows]
 
+    def approved_over(self, channel: str, user: str, since_us: int) -> list[RunRow]:
+        """Return this user's runs that were approved over a channel from `since_us` on, oldest first."""
+        rows = self._ask(
+            f"{RUNS.select} WHERE user_id = ? AND queued_us >= ? AND"  # noqa: S608
+            " (SELECT channel FROM proposals WHERE proposals.pending_id = runs.pending_id) = ? ORDER BY queued_us",
+            (user, since_us, channel),
+        )
+        return [RunRow(*row) for row in rows]
+
     def with_task_id(self, user: str, task_id: str) -> list[RunRow]:
         """Return this user's unended runs with the caller's own reference, oldest first."""
         rows = self._ask(

@@ -175,6 +175,7 @@ def build_server(load: Callable[[], Settings], *, transport: str = "stdio") -> S
         transport: What the log calls the connection.
     """
     from ava_server import resources, tools
+    from ava_server.eliciting import Sealing
     from ava_server.words import INSTRUCTIONS
 
     @asynccontextmanager
@@ -210,6 +211,7 @@ def build_server(load: Callable[[], Settings], *, transport: str = "stdio") -> S
         on_get_prompt=resources.get_prompt,
     )
     server.middleware.append(open_after_answer)
+    server.middleware.append(Sealing())
     return server
 
 

@@ -79,6 +79,16 @@ class DataRoot:
         """The file of secrets for tool calls."""
         return self.secrets / "secrets.toml"
 
+    @property
+    def approval_file(self) -> Path:
+        """The approval PIN's hash, and the policy beside it."""
+        return self.secrets / "approval.toml"
+
+    @property
+    def question_key(self) -> Path:
+        """The key that seals what a client keeps of a question until its person answers."""
+        return self.secrets / "questions.toml"
+
     def create(self) -> None:
         """Make the folder, for its owner alone, if it is missing; an existing one is left as it is.
 

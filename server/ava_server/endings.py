@@ -14,8 +14,8 @@ from ava_audit.events import CancelledBy, Channel, Who
 from ava_audit.locks import Instances
 from ava_audit.rows import QUEUED, RunRow
 from ava_audit.store import Command, Store
-from ava_server.approval import SpawnLimits
 from ava_server.loop import ON_REQUEST
+from ava_server.proposing import SpawnLimits
 from ava_server.result import Ended
 from ava_server.unowned import Artifact, NotResumed, cancel, end_overdue, end_unanswered, resume
 

@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,21 +26,23 @@ from ava_roles.catalog import Catalog, Folder
 from ava_roles.tools.base import Tool
 from ava_roles.tools.registry import builtin_tools
 from ava_server.access import Access
-from ava_server.approval import SpawnLimits
 from ava_server.budget import DayCaps
 from ava_server.claims import Slots
 from ava_server.hiring import Hiring
 from ava_server.ids import AGENT
 from ava_server.manager import GRACE_S, Manager
 from ava_server.models.clients import ClientPool
+from ava_server.notifying import tell_events
 from ava_server.os_user import os_user
 from ava_server.outfitting import Outfitting
+from ava_server.pin import policy_in_force
+from ava_server.proposing import SpawnLimits
 from ava_server.settings_record import record_settings
 from ava_server.spawning import Surroundings
 
 if TYPE_CHECKING:
     from ava_roles.confine.fetch import Fetcher
-    from ava_server.settings import Settings
+    from ava_server.settings import Policy, Settings
 
 log = logging.getLogger("ava.house")
 
@@ -103,6 +105,18 @@ class House:
             day_settings=(settings.user_day_setting, settings.installation_day_setting),
             ttl_us=int(settings.proposal_lifetime_s * 1_000_000),
         )
+
+    def limits_under(self, policy: Policy) -> SpawnLimits:
+        """Return what limits approvals, with the time for which a proposal waits under a policy."""
+        return replace(self.spawn_limits, ttl_us=int(self.settings.lifetime_under(policy) * 1_000_000))
+
+    async def policy(self) -> Policy:
+        """Return who may approve, at this moment.
+
+        Raises:
+            ConfigError: Whether there is a PIN cannot be told, so nothing can be approved.
+        """
+        return await anyio.to_thread.run_sync(policy_in_force, self.settings)
 
     async def surroundings(self, client_roots: Sequence[str], role: str) -> Surroundings:
         """Return what a proposal of a role is resolved against; role files are read anew."""
@@ -184,6 +198,8 @@ async def open_house(
                 await record_settings(store, settings.for_everybody, Who(name, AGENT, user))
             async with anyio.create_task_group() as keeping:
                 keeping.start_soon(lambda: keep(store, settings))
+                if settings.on_event and runs:
+                    keeping.start_soon(tell_events, store, settings.data_root, settings.on_event)
                 try:
                     async with anyio.create_task_group() as running:
                         if runs:

@@ -23,7 +23,6 @@ from ava_roles.confine.paths import Root
 from ava_roles.prompt import system_prompt
 from ava_roles.role import parse_role
 from ava_roles.tools.base import Place, Tool
-from ava_server.approval import minutes, texts_of
 from ava_server.earlier import NAME as READ_RESULT
 from ava_server.earlier import ReadSubagentResult, listed
 from ava_server.errors import AvaError
@@ -32,6 +31,8 @@ from ava_server.lending import Lending
 from ava_server.manager import CannotHonour
 from ava_server.models.choose import Choice, choose, model_of, parameters
 from ava_server.prepared import Prepared
+from ava_server.proposal_words import minutes
+from ava_server.proposing import texts_of
 from ava_server.run_config import RunConfig, Texts, config_of
 from ava_server.run_tools import RUN_TOOL_NAMES, run_tools
 from ava_server.submit import schema as submit_schema

@@ -85,6 +85,44 @@ class PrivateFile:
         except OSError as failed:
             raise self._unusable(failed) from failed
 
+    def make_folder(self) -> None:
+        """Make the file's folder, for its owner alone, if it is missing.
+
+        Raises:
+            ConfigError: It cannot be made, or may not be trusted.
+        """
+        folder = self.path.parent
+        try:
+            folder.mkdir(mode=0o700, exist_ok=True)
+        except FileExistsError:
+            pass  # what stands there is looked at next
+        except OSError as failed:
+            raise ConfigError(f"{folder} cannot be made: {failed.strerror or type(failed).__name__}.") from failed
+        self.check_folder()
+
+    def check_folder(self) -> None:
+        """Refuse a folder in which others could put a file in the place of ours.
+
+        Raises:
+            ConfigError: It is none, is a link, another's, or open to others.
+        """
+        folder = self.path.parent
+        again = f"Remove it, and store the {self.holds} again."
+        try:
+            status = folder.lstat()
+        except FileNotFoundError:
+            return
+        except OSError as failed:
+            raise ConfigError(f"{folder} cannot be used: {failed.strerror}. Make it this user's own.") from failed
+        if not stat.S_ISDIR(status.st_mode):
+            raise ConfigError(f"{folder} is no folder, or a link to one. {again}")
+        if sys.platform == "win32":  # a mode says nothing there, and a folder has no number for its owner
+            return
+        if status.st_uid != 0 and not is_own(status):
+            raise ConfigError(f"{folder} belongs to another user. {again}")
+        if status.st_mode & 0o077:
+            raise ConfigError(f"The folder {folder} is open to others. Mend it with: chmod 700 {folder}")
+
     def _text(self) -> str:
         """Return the file's text, or nothing when there is none; checked and read through one descriptor."""
         path = self.path

@@ -15,9 +15,9 @@ from ava_audit.entries import Entry, entry_of
 from ava_audit.events import SpawnProposed, ToolCall, ToolResult
 from ava_audit.rows import RunRow
 from ava_audit.view import View
-from ava_server.approval import texts_of
 from ava_server.errors import BadInput
 from ava_server.ids import AGENT, parse_id
+from ava_server.proposing import texts_of
 
 SPAWN = "spawn_subagent"
 _IDS = ("subagent_id", "subagent_ids", "pending_id", "pending_ids", "group_id", "changes")

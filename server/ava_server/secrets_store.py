@@ -6,8 +6,6 @@ into sending it elsewhere gets nothing.
 
 from __future__ import annotations
 
-import stat
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -17,7 +15,6 @@ from typing import TYPE_CHECKING, Any, cast
 from ava_roles.placeholders import SECRET_NAME, bound_host, means_one
 from ava_roles.wrap import clean
 from ava_server.errors import BadInput, ConfigError
-from ava_server.files import is_own
 from ava_server.private_file import PrivateFile
 
 if TYPE_CHECKING:
@@ -94,8 +91,8 @@ def read_secrets(path: Path) -> dict[str, Secret]:
     Raises:
         ConfigError: The file or its folder may not be trusted or read, or it holds what is no secret.
     """
-    _check_folder(path.parent)
     file = _file(path)
+    file.check_folder()
     return {name: _secret(name, entry, file) for name, entry in file.entries().items()}
 
 
@@ -116,7 +113,7 @@ def set_secret(name: str, value: str, hosts: Sequence[str] | None, path: Path) -
     if fault := _fault(value):
         raise BadInput(f"That is no value for {name}: {fault}. Nothing is stored.")
     bound = None if hosts is None else hosts_of(hosts)
-    _make_folder(path.parent)
+    _file(path).make_folder()
     before = read_secrets(path).get(name)
     if bound is None:
         bound = before.hosts if before is not None else ()
@@ -181,35 +178,3 @@ def _fault(value: str) -> str | None:
     if means_one(value):
         return "it is a placeholder"
     return None
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(mode=0o700, exist_ok=True)
-    except FileExistsError:
-        pass  # what stands there is looked at next
-    except OSError as failed:
-        raise ConfigError(f"{folder} cannot be made: {failed.strerror or type(failed).__name__}.") from failed
-    _check_folder(folder)
-
-
-def _check_folder(folder: Path) -> None:
-    """Refuse a folder in which others could put a file in the place of ours.
-
-    Raises:
-        ConfigError: It is none, is a link, another's, or open to others.
-    """
-    try:
-        status = folder.lstat()
-    except FileNotFoundError:
-        return
-    except OSError as failed:
-        raise ConfigError(f"{folder} cannot be used: {failed.strerror}. Make it this user's own.") from failed
-    if not stat.S_ISDIR(status.st_mode):
-        raise ConfigError(f"{folder} is no folder, or a link to one. Remove it, and store the secrets again.")
-    if sys.platform == "win32":  # a mode says nothing there, and a folder has no number for its owner
-        return
-    if status.st_uid != 0 and not is_own(status):
-        raise ConfigError(f"{folder} belongs to another user. Remove it, and store the secrets again.")
-    if status.st_mode & 0o077:
-        raise ConfigError(f"The folder {folder} is open to others. Mend it with: chmod 700 {folder}")

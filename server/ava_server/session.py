@@ -19,6 +19,7 @@ class Session:
         transport: `stdio`, `memory`, `http` or `terminal`.
         channel: Over which channel a decision of this session comes; only a person's own counts as a person's.
         by: Whose word it is when this session ends a run.
+        pin_given: The approval PIN was given to this session, so that it decides also under the policy `human`.
         client: The client's name and version, once it has said them.
         roots: Folders that the client named.
         seen: What each run looked like when this session last polled it: a poll that saw nothing new is not logged.
@@ -33,6 +34,7 @@ class Session:
     roots: tuple[str, ...] = ()
     channel: Channel = "host_call"
     by: CancelledBy = "model"
+    pin_given: bool = False
     started: bool = False
     seen: dict[str, tuple[object, ...]] = field(default_factory=dict[str, tuple[object, ...]])
 

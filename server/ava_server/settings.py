@@ -28,7 +28,7 @@ from ava_server import settings_checks as checks
 from ava_server.data_root import DataRoot, absolute_folder, find_data_root
 from ava_server.errors import ConfigError
 
-Approval = Literal["ask", "human", "auto"]
+Policy = Literal["ask", "human", "auto"]
 TTL_UNDER_HUMAN_S = 86_400
 BUNDLE = "bundle"
 """AVA_HOST of a server that runs from the extension of Claude Desktop."""
@@ -163,14 +163,14 @@ class UserSettings(Table):
     daily_cents: Count | None = None
     running: Count | None = None
     roles: tuple[str, ...] | None = None
-    approval: Approval | None = None
+    approval: Policy | None = None
 
 
 class Configured(Table):
     """The settings as they may stand in `config.toml`, with their defaults."""
 
     enabled: bool = True
-    approval: Approval = "ask"
+    approval: Policy = "ask"
     auto_approve_cents: Count = 0
     auto_approve_daily_cents: Count = 0
     proposal_ttl_s: Cap = 600
@@ -228,8 +228,12 @@ class Settings(Configured):
 
     @property
     def proposal_lifetime_s(self) -> int:
-        """Seconds for which a proposal waits: 24 hours under `human`, unless `proposal_ttl_s` is set."""
-        if self.approval == "human" and "proposal_ttl_s" not in self.model_fields_set:
+        """Seconds for which a proposal waits under the configured policy."""
+        return self.lifetime_under(self.approval)
+
+    def lifetime_under(self, policy: Policy) -> int:
+        """Return the seconds for which a proposal waits: 24 hours under `human`, unless `proposal_ttl_s` is set."""
+        if policy == "human" and "proposal_ttl_s" not in self.model_fields_set:
             return TTL_UNDER_HUMAN_S
         return self.proposal_ttl_s
 

@@ -43,8 +43,12 @@ async def list_tools(
     return types.ListToolsResult(tools=await anyio.to_thread.run_sync(_tools))
 
 
-async def call_tool(ctx: ServerRequestContext[App, Any], params: types.CallToolRequestParams) -> types.CallToolResult:
+async def call_tool(
+    ctx: ServerRequestContext[App, Any], params: types.CallToolRequestParams
+) -> types.CallToolResult | types.InputRequiredResult:
     """Call one of the tools. Whatever goes wrong is an answer that says so, in both forms."""
+    from ava_server.eliciting import Asking, asked_back, can_ask
+    from ava_server.questions import AnsweredLater
     from ava_server.words import text_of
 
     began = anyio.current_time()
@@ -54,7 +58,10 @@ async def call_tool(ctx: ServerRequestContext[App, Any], params: types.CallToolR
 
     try:
         desk = await ctx.lifespan_context.desk(ctx)
-        answer = await desk.call(params.name, dict(params.arguments or {}), progress)
+        person = Asking(ctx, params) if can_ask(ctx) else None
+        answer = await desk.call(params.name, dict(params.arguments or {}), progress, person=person)
+    except AnsweredLater as asked:
+        return asked_back(asked.question)
     except AvaError as error:
         answer = Answer(status=FAILED, message=str(error))
     except Exception as error:

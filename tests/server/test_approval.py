@@ -13,9 +13,9 @@ from support.model_server import Gate, Say, running_model_server
 
 from ava_audit.events import RunClaimed, SpawnDecided, SpawnProposed, SubagentSpawn, UserMessage
 from ava_audit.view import View
-from ava_server.approval import beginning, minutes
 from ava_server.desk import Desk
 from ava_server.house import open_house
+from ava_server.proposal_words import beginning, minutes
 from ava_server.session import Session
 
 DOLLAR_AND_HALF = "2 subagents together, at most $1.00"
@@ -256,9 +256,11 @@ async def test_under_human_no_call_can_approve(tmp_path: Path) -> None:
     async with open_lab(tmp_path) as lab:
         before = await lab.propose()
     async with open_lab(tmp_path, config='approval = "human"') as lab:
-        for answer in (await lab.approve(before), await lab.call("spawn_subagent", role="researcher", task="anything")):
-            assert answer.status == "failed" and "human" in answer.message
-        assert await runs(lab) == ["awaiting_approval"]
+        proposal = await lab.propose()
+        assert f"ava approve {proposal.pending_id}" in (proposal.next or ""), "what a person has to do is said"
+        for answer in (await lab.approve(before), await lab.approve(proposal), await lab.approve(before, proposal)):
+            assert answer.status == "failed" and "ava approve" in answer.message
+        assert await runs(lab) == []
 
 
 async def test_the_eleventh_approval_within_an_hour_is_refused_and_says_when(tmp_path: Path) -> None:

@@ -25,12 +25,14 @@ from ava_audit.rows import RunRow
 from ava_audit.store import Command, Store
 from ava_audit.verify import verify
 from ava_audit.view import View
-from ava_server.approval import Approval, Declined, Proposed, SpawnLimits, approve, group_line, propose, reject
+from ava_server.approval import Approval, approve, reject
 from ava_server.budget import Asked, CapReached, DayCaps, Reservation, reserve, settlement_event, unsettled
 from ava_server.claims import NotClaimed, Slots, claim
 from ava_server.history import History
 from ava_server.models.base import Bound
 from ava_server.prices import Price, reserve_micros
+from ava_server.proposal_words import group_line
+from ava_server.proposing import Declined, Proposed, SpawnLimits, propose
 from ava_server.result import Ended, build_result
 from ava_server.run_config import RunConfig, Texts
 from ava_server.run_log import RunLog, ending_events

@@ -21,6 +21,8 @@ from ava_server.errors import AvaError, BadInput, ConfigError, ModelError, Refus
 COMMANDS: Mapping[str, str] = {
     "serve": "ava_server.cli.serve",
     "run": "ava_server.cli.run",
+    "approve": "ava_server.cli.approve",
+    "reject": "ava_server.cli.approve",
     "resume": "ava_server.cli.resume",
     "worker": "ava_server.cli.worker",
     "status": "ava_server.cli.status",
@@ -31,6 +33,7 @@ COMMANDS: Mapping[str, str] = {
     "logs": "ava_server.cli.logs",
     "erase": "ava_server.cli.erase",
     "verify": "ava_server.cli.verify",
+    "pin": "ava_server.cli.pin",
     "key": "ava_server.cli.key",
     "secret": "ava_server.cli.secret",
     "demo": "ava_server.cli.demo",

@@ -38,6 +38,7 @@ def resume_command(
     What it was answered before is not asked again. Its old owner can neither write nor spend any more.
     """
     from ava_server.house import refuse_recursion
+    from ava_server.pin import policy_in_force
     from ava_server.settings import load_settings
 
     if why := refuse_recursion():
@@ -45,8 +46,8 @@ def resume_command(
     settings = load_settings()
     if not settings.enabled:
         raise Refused("subagents are switched off here (enabled = false in config.toml); nothing was resumed")
-    if settings.approval == "human" and not someone_there():
-        raise Refused('approval = "human" is set: only a person at a terminal resumes a subagent')
+    if policy_in_force(settings) == "human" and not someone_there():
+        raise Refused('approval = "human": only a person at a terminal, with the approval PIN, resumes a subagent')
     raise typer.Exit(anyio.run(_resume, settings, subagent, force, as_json))
 
 
@@ -54,14 +55,18 @@ async def _resume(settings: Settings, given: str, force: bool, as_json: bool) ->
     from ava_server.cli.at_desk import session
     from ava_server.cli.attending import Attending, deliver
     from ava_server.cli.reading import find_run, open_log
+    from ava_server.cli.unseen import give_pin
     from ava_server.desk import Desk
     from ava_server.house import open_house
+    from ava_server.pin import PinFile
 
     async with open_log(settings.paths) as looking:  # a wrong id is told before anything is opened
         run = await find_run(looking, given)
     if not as_json:
         heading(settings.paths)
     async with open_house(settings) as house, session(house, "ava resume", asked=someone_there()) as own:
+        if await house.policy() == "human":
+            await give_pin(PinFile(settings.paths.approval_file), own)
         await _go_on(house, own, run, force)
         if (left := await Attending(house, Desk(house, own), run.id).until_it_ends()) is not None:
             return left

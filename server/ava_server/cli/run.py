@@ -17,10 +17,12 @@ from ava_server.cli.app import NOT_APPROVED, heading
 from ava_server.cli.at_desk import decide, propose, session, start
 from ava_server.cli.attending import Attending, deliver
 from ava_server.cli.terminal import agrees, interrupts, someone_there, tell
-from ava_server.errors import BadInput, Refused
+from ava_server.errors import AvaError, BadInput, Refused
 
 if TYPE_CHECKING:
     from ava_server.desk import Desk
+    from ava_server.house import House
+    from ava_server.session import Session
     from ava_server.settings import Settings
 
 
@@ -94,6 +96,7 @@ def run_command(
     """Propose a subagent, ask whether to start it, and wait for its result."""
     from ava_server.cli.asked import cents_of, listed, schema_in, seconds_of
     from ava_server.house import refuse_recursion
+    from ava_server.pin import policy_in_force
     from ava_server.settings import load_settings
 
     if why := refuse_recursion():
@@ -123,11 +126,8 @@ def run_command(
     if out is not None and (out.is_dir() or not out.absolute().parent.is_dir()):
         raise BadInput(f"--out: {out} cannot be written: it must be a file in a folder that exists")
     settings = load_settings()
-    if settings.approval == "human":
-        raise Refused(
-            'approval = "human" is set in config.toml: only the approval PIN approves then, which `ava run` cannot'
-            " ask for; nothing was proposed"
-        )
+    if yes and policy_in_force(settings) == "human":
+        raise Refused("--yes: the policy is human, and only a person with the approval PIN starts anything")
     if not yes and not someone_there():
         raise Refused(
             "There is no terminal to ask on, so nothing was proposed. Run it in a terminal, or add --yes and"
@@ -146,7 +146,7 @@ async def _run(settings: Settings, order: Order) -> int:
     roots = (str(order.spawn["workspace"]),) if "workspace" in order.spawn else ()
     async with open_house(settings) as house, session(house, "ava run", asked=not order.yes, roots=roots) as own:
         desk = Desk(house, own)
-        run_id, code = await _approved(desk, order)
+        run_id, code = await _approved(house, own, desk, order)
         if run_id is None:
             return code
         if (left := await Attending(house, desk, run_id).until_it_ends()) is not None:
@@ -154,9 +154,11 @@ async def _run(settings: Settings, order: Order) -> int:
         return await deliver(house, own, run_id, "ava run", as_json=order.as_json, out=order.out)
 
 
-async def _approved(desk: Desk, order: Order) -> tuple[str | None, int]:
+async def _approved(house: House, own: Session, desk: Desk, order: Order) -> tuple[str | None, int]:
     """Propose, ask, and approve or reject; return the run's id, or None and the exit code."""
     from ava_server.cli.asked import in_options
+    from ava_server.cli.unseen import give_pin
+    from ava_server.pin import PinFile
 
     try:
         proposal = await propose(desk, order.spawn)
@@ -168,6 +170,12 @@ async def _approved(desk: Desk, order: Order) -> tuple[str | None, int]:
         await decide(desk, proposal, "reject")
         tell("Not approved; nothing was started.")
         return None, NOT_APPROVED
+    if await house.policy() == "human":
+        try:
+            await give_pin(PinFile(house.settings.paths.approval_file), own)
+        except AvaError:
+            await decide(desk, proposal, "reject")
+            raise
     return await start(desk, proposal), 0
 
 

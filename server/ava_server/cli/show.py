@@ -71,8 +71,8 @@ async def _show(root: DataRoot, given: str, as_json: bool, utc: bool) -> None:
     from ava_audit.errors import StoreUnavailable
     from ava_audit.line import mirror_line
     from ava_audit.locks import Instances
-    from ava_server.approval import texts_of
     from ava_server.cli.reading import find_run, note_fetched, open_log, terminal_session, whole_answer
+    from ava_server.proposing import texts_of
 
     async with open_log(root) as store:
         found = await find_run(store, given)

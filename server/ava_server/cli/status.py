@@ -105,8 +105,9 @@ async def _overview(store: Store | None, settings: Settings, user: str, everybod
     from ava_audit.money import micros_from_cents
     from ava_audit.rows import UNENDED
     from ava_audit.times import HOUR_US
-    from ava_server.approval import beginning, texts_of
     from ava_server.budget import installation_scope, user_scope, utc_day
+    from ava_server.proposal_words import beginning
+    from ava_server.proposing import texts_of
     from ava_server.status import run_answer
 
     now_us = time.time_ns() // 1000

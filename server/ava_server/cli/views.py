@@ -140,7 +140,7 @@ def block(title: str, text: str) -> list[str]:
 def limits_text(config: Any) -> str:
     """Return a run's caps in words, from its configuration."""
     from ava_audit.money import format_usd
-    from ava_server.approval import minutes
+    from ava_server.proposal_words import minutes
 
     money = "free" if config.price.get("free") else f"at most {format_usd(config.max_cost_micros, exact=True)}"
     return (

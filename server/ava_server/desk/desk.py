@@ -30,7 +30,9 @@ from ava_server.answers import (
 )
 from ava_server.arguments import shown
 from ava_server.claims import left_to_be_resumed
-from ava_server.desk.looking import Looking, Progress, dumped
+from ava_server.desk.caller import Caller, Progress
+from ava_server.desk.confirming import Confirming
+from ava_server.desk.looking import Looking, dumped
 from ava_server.desk.own import Own
 from ava_server.desk.reading import Reading
 from ava_server.desk.spawning import Spawning
@@ -38,6 +40,7 @@ from ava_server.desk.steering import Steering
 from ava_server.errors import AvaError, BadInput
 from ava_server.house import House
 from ava_server.ids import label, parse_id
+from ava_server.questions import AnsweredLater, Person
 from ava_server.session import Session
 from ava_server.status import carried, since_words
 from ava_server.words import text_of
@@ -47,7 +50,7 @@ NOTICES = 5
 CANCEL = "cancel_subagent"
 READING = ("check_subagent", "read_ava_logs")
 
-Handler = Callable[[dict[str, Any], Progress], Awaitable[Answer]]
+Handler = Callable[[dict[str, Any], Caller], Awaitable[Answer]]
 
 
 class Desk:
@@ -60,29 +63,39 @@ class Desk:
         self._session = session
         self._own = own = Own(house, session)
         looking = Looking(own)
-        spawning, steering, reading = Spawning(own, looking), Steering(own, looking), Reading(own)
+        spawning, steering, reading = Spawning(own), Steering(own, looking), Reading(own)
         self._handlers: dict[str, Handler] = {
             "spawn_subagent": spawning.spawn,
-            "confirm_spawn": spawning.confirm,
+            "confirm_spawn": Confirming(own, looking, spawning).confirm,
             "check_subagent": looking.check,
             "message_subagent": steering.message,
             CANCEL: steering.cancel,
             "read_ava_logs": reading.read,
         }
 
-    async def call(self, tool: str, given: dict[str, Any], progress: Progress, *, raises: bool = False) -> Answer:
+    async def call(
+        self,
+        tool: str,
+        given: dict[str, Any],
+        progress: Progress,
+        *,
+        person: Person | None = None,
+        raises: bool = False,
+    ) -> Answer:
         """Do what a tool was called for; a mistake of the caller is an answer, not an exception.
 
         Args:
             tool: Its name.
             given: Its arguments.
             progress: Told how a wait goes on.
+            person: Who can be asked in the middle of the call; None where nobody can.
             raises: Once it is on the record, raise a mistake, for a caller who tells kinds of them apart.
 
         Raises:
             AvaError: There is no such tool; with `raises`, any other mistake too.
             RolesError: With `raises`.
             AuditError: With `raises`.
+            AnsweredLater: The person is asked, and the client calls again with the answer.
         """
         handler = self._handlers.get(tool)
         if handler is None:
@@ -98,11 +111,14 @@ class Desk:
             elif not reading:  # it acts: what it was called for is on the disk before it does
                 await self._store.do(called)
             self._refuse_keys(given)
-            answer = await handler(cast("dict[str, Any]", self._redacted(given)), progress)
+            answer = await handler(cast("dict[str, Any]", self._redacted(given)), Caller(progress, person))
         except (AvaError, RolesError, AuditError) as error:
             mistake = error
             message, _count = self._redactor.redact(self._own.explained(error))
             answer = _FAILURES[tool](status=FAILED, message=message)
+        except AnsweredLater as asked:
+            self._store.post(append(self._answered(tool, f"Nothing was started: {asked}.", began, success=True)))
+            raise
         except Exception:
             self._store.post(append(self._answered(tool, "a fault of Ava itself", began, success=False)))
             raise

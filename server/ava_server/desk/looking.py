@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import anyio
@@ -15,6 +14,7 @@ from ava_audit.view import View
 from ava_server.answers import Answer, CheckAnswer, RunAnswer
 from ava_server.arguments import CheckArgs, parse, shown
 from ava_server.claims import paused
+from ava_server.desk.caller import Caller, Progress
 from ava_server.desk.own import Own
 from ava_server.errors import BadInput
 from ava_server.ids import label
@@ -26,9 +26,6 @@ PROGRESS_EVERY_S = 5.0
 LOOK_EVERY_S = 0.05
 CURSOR_DIGITS = 9
 
-Progress = Callable[[str], Awaitable[None]]
-"""Tells the host that a wait goes on, with a status line."""
-
 
 class Looking:
     """Shows runs as they are, and waits for their end."""
@@ -38,7 +35,7 @@ class Looking:
         self._house = own.house
         self._store = own.store
 
-    async def check(self, given: dict[str, Any], progress: Progress) -> Answer:
+    async def check(self, given: dict[str, Any], caller: Caller) -> Answer:
         """Do `check_subagent`.
 
         Raises:
@@ -55,10 +52,10 @@ class Looking:
             return CheckAnswer(status="list", message=message, runs=runs)
         if args.group_id is not None:
             members = await self._own.group(args.group_id)
-            rows = await self.wait([row.id for row in members], args.wait_seconds, progress)
+            rows = await self.wait([row.id for row in members], args.wait_seconds, caller.progress)
         else:
             run = await self._own.run(args.subagent_id or "", "subagent_id")
-            rows = await self.wait([run.id], args.wait_seconds, progress)
+            rows = await self.wait([run.id], args.wait_seconds, caller.progress)
         runs = await self.answers(rows, offset=offset)
         status = runs[0].state if len(runs) == 1 else "group"
         runs, message = fitting(runs)

@@ -13,7 +13,7 @@ from ava_audit.times import parse_time
 from ava_roles.wrap import escape_result
 from ava_server.answers import Answer, LogAnswer
 from ava_server.arguments import LogArgs, parse, shown
-from ava_server.desk.looking import Progress
+from ava_server.desk.caller import Caller
 from ava_server.desk.own import Own
 from ava_server.errors import BadInput
 from ava_server.ids import AGENT
@@ -32,7 +32,7 @@ class Reading:
     def __init__(self, own: Own) -> None:
         self._own = own
 
-    async def read(self, given: dict[str, Any], _progress: Progress) -> Answer:
+    async def read(self, given: dict[str, Any], _caller: Caller) -> Answer:
         """Do `read_ava_logs`.
 
         Raises:

@@ -59,7 +59,7 @@ class Resuming:
                 raise BadInput(f"{field}: {label(run)} has begun, and goes on as it was approved; leave it out")
         if not settings.enabled:
             raise Refused("subagents are switched off here (enabled = false in config.toml); nothing was resumed")
-        if settings.approval == "human":
+        if await self._house.policy() == "human" and not self._session.pin_given:
             raise Refused(ONLY_THERE.format(run_id=run.id))
         approving = args.approving or [""]
         found = await self._house.manager.endings.resume(

@@ -1,9 +1,9 @@
-"""Proposing and deciding: `spawn_subagent` and `confirm_spawn`."""
+"""Proposing: `spawn_subagent`. Under the policy `auto`, a proposal below its ceilings is approved with it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import anyio.to_thread
 
@@ -12,39 +12,43 @@ from ava_audit.money import cents, micros_from_cents
 from ava_audit.rows import WAITING, RunRow
 from ava_audit.times import iso_utc
 from ava_roles.errors import RolesError
-from ava_server.answers import Answer, ConfirmAnswer, Minutes, OneDecision, SpawnAnswer
-from ava_server.approval import Approval, Declined, Proposed, approve, propose, reject, texts_of
-from ava_server.arguments import Changes, ConfirmArgs, SpawnArgs, parse
-from ava_server.desk.looking import Looking, Progress, dumped, fitting
+from ava_roles.tools.base import Tool
+from ava_server.answers import Answer, Minutes, OneDecision, SpawnAnswer
+from ava_server.approval import Ceilings, approve_by_itself
+from ava_server.arguments import SpawnArgs, parse
+from ava_server.desk.caller import Caller
 from ava_server.desk.own import Own
-from ava_server.desk.resuming import Resuming
 from ava_server.earlier import check_earlier
 from ava_server.errors import AvaError, BadInput, Refused
-from ava_server.ids import label, new_id, parse_id
+from ava_server.ids import label, new_id
 from ava_server.models.choose import OFFLINE, is_configured
-from ava_server.run_config import EarlierRun, Texts, config_of
+from ava_server.proposing import Declined, Proposed, propose, texts_of
+from ava_server.run_config import EarlierRun, RunConfig, Texts, config_of
 from ava_server.spawning import resolve
 
-NO_HUMAN = (
-    'approval = "human" is set, so only a person\'s own channel can approve, and this version has none yet: nothing can'
-    ' be approved; set approval = "ask" (config.toml, or AVA_APPROVAL)'
+if TYPE_CHECKING:
+    from ava_server.settings import Policy
+
+HANDS_OVER = "save_artifact"
+"""It writes into a folder of Ava's own, as part of the result."""
+_BY_PIN = (
+    "Requested, not started. Show the person the message, and that they start it with `ava approve {pending_id}` in a"
+    " terminal: no tool can. Then check_subagent tells how it goes."
 )
 CANDIDATES = 4
 """Ids that a proposal may choose from: that all of them are taken happens once in 10^20 spawns."""
 
 
 class Spawning:
-    """Makes proposals, and takes decisions on them."""
+    """Makes proposals."""
 
-    def __init__(self, own: Own, looking: Looking) -> None:
+    def __init__(self, own: Own) -> None:
         self._own = own
         self._house = own.house
         self._store = own.store
         self._session = own.session
-        self._looking = looking
-        self._resuming = Resuming(own)
 
-    async def spawn(self, given: dict[str, Any], _progress: Progress) -> Answer:
+    async def spawn(self, given: dict[str, Any], _caller: Caller) -> Answer:
         """Do `spawn_subagent`.
 
         Raises:
@@ -58,20 +62,42 @@ class Spawning:
         return await self._propose(args, retried.id if retried else None)
 
     async def _propose(self, args: SpawnArgs, retry_of: str | None = None) -> SpawnAnswer:
-        if self._house.settings.approval == "human":
-            raise Refused(NO_HUMAN)
+        policy = await self._house.policy()
         around = await self._house.surroundings(self._session.roots, args.role)
         earlier = await self._earlier(args.context_from or ())
         config, texts = await anyio.to_thread.run_sync(resolve, args, around, earlier)
         candidates = tuple((new_id("pending_id"), new_id("subagent_id")) for _ in range(CANDIDATES))
-        command = propose(config, texts, self._session.who, candidates, self._house.spawn_limits, retry_of=retry_of)
+        limits = self._house.limits_under(policy)
+        command = propose(config, texts, self._session.who, candidates, limits, retry_of=retry_of)
         made = await self._store.do(command)
         if isinstance(made, Declined):
             raise Refused(made.why)
-        answer = _proposal(made)
+        answer = _proposal(made, policy)
+        if policy == "auto" and made.state == WAITING and self._session.transport != "terminal":  # there one is asked
+            await self._by_itself(made, answer)
         if made.state == WAITING and config.model == OFFLINE and not is_configured(around.models):
             answer.message = f"{answer.message}\nTo have a language model do it: {self._own.key_advice('openrouter')}"
         return answer
+
+    async def _by_itself(self, made: Proposed, answer: SpawnAnswer) -> None:
+        """Approve a proposal that stays below the ceilings of `auto`; another one waits, and its answer says why."""
+        settings = self._house.settings
+        ceilings = Ceilings(
+            micros_from_cents(settings.auto_approve_cents), micros_from_cents(settings.auto_approve_daily_cents)
+        )
+        why = not_by_itself(made.config, self._house.tools)
+        if why is None:
+            command = approve_by_itself(made.pending_id, self._session.who, self._house.spawn_limits, ceilings)
+            (decision,) = (await self._store.do(command)).decisions
+            why = decision.refused_because if decision.status != "approved" else None
+        if why is not None:
+            answer.message = f"{answer.message}\nIt does not start by itself: {why}."
+            return
+        self._house.manager.poke()
+        answer.status = "approved"
+        answer.approval_line = answer.expires_at = None
+        answer.message = f"Started without a question, by the policy auto.\n{answer.message}"
+        answer.next = started_next(made.subagent_id)
 
     async def _earlier(self, given: Sequence[str]) -> tuple[EarlierRun, ...]:
         """Return the ended runs of this user whose results are named."""
@@ -90,84 +116,7 @@ class Spawning:
         before.pop("task_id", None)
         return run, {**before, **given}
 
-    async def confirm(self, given: dict[str, Any], progress: Progress) -> Answer:
-        """Do `confirm_spawn`.
-
-        Raises:
-            BadInput: An argument cannot be used.
-            Refused: Nothing can be approved over this channel.
-        """
-        args = parse(ConfirmArgs, "confirm_spawn", given)
-        if (run := await self._resuming.interrupted(args)) is not None:
-            answer = await self._resuming.resume(args, run)
-            if answer.status == "resumed":
-                await self._wait_for(answer, [run.id], args.wait_seconds, progress)
-            return answer
-        ids = tuple(dict.fromkeys([await self._own.pending_id(given) for given in args.pending_ids]))
-        who = self._session.who
-        if args.decision == "reject":
-            decided = await self._store.do(reject(ids, who, self._session.channel))
-        else:
-            settings = self._house.settings
-            if not settings.enabled:
-                raise Refused("subagents are switched off here (enabled = false in config.toml); nothing was started")
-            if settings.approval == "human":  # proposed, perhaps, when it was not
-                raise Refused(NO_HUMAN)
-            changes = {parse_id("pending_id", key): _caps_of(value) for key, value in (args.changes or {}).items()}
-            _refuse_what_hits_nothing(args, ids, changes)
-            asked = Approval(
-                pending_ids=ids,
-                approving=tuple(args.approving) if args.approving is not None else None,
-                changes=changes,
-                group_max_micros=micros_from_cents(args.group_max_cost_cents) if args.group_max_cost_cents else None,
-                group_timeout_s=args.group_timeout,
-                group_id=new_id("group_id"),
-            )
-            decided = await self._store.do(approve(asked, who, self._session.channel, self._house.spawn_limits))
-        self._house.manager.poke()
-        decisions = [OneDecision(**_plain(decision)) for decision in decided.decisions]
-        rows = {row.id: row for row in await self._own.rows([d.subagent_id for d in decisions if d.subagent_id])}
-        for decision, made in zip(decisions, decided.decisions, strict=True):
-            if row := rows.get(made.subagent_id or ""):
-                decision.name, decision.task_id = row.name, row.task_id
-            if made.expired and made.subagent_id and args.decision == "approve":
-                await self._renew(decision, made.subagent_id)
-        started = [made.subagent_id for made in decided.decisions if made.status == "approved" and made.subagent_id]
-        answer = ConfirmAnswer(
-            status="approved" if started else ("rejected" if args.decision == "reject" else "refused"),
-            decisions=decisions,
-            group_id=decided.group_id,
-            approval_lines=list(decided.approval_lines) or None,
-            next=_next(started, decided.group_id, any(made.running for made in decided.decisions)),
-        )
-        if started:
-            await self._wait_for(answer, started, args.wait_seconds, progress)
-        return answer
-
-    async def _wait_for(self, answer: ConfirmAnswer, started: list[str], wait_s: float, progress: Progress) -> None:
-        try:
-            await self._after_approval(answer, started, wait_s, progress)
-        except AuditError as error:  # what was approved is approved: it must not be proposed and paid for again
-            answer.message = f"Approved; how it goes cannot be read at this moment: {error}"
-
-    async def _after_approval(
-        self, answer: ConfirmAnswer, started: list[str], wait_s: float, progress: Progress
-    ) -> None:
-        rows = await self._looking.wait(started, wait_s, progress)
-        shown_runs = await self._looking.answers(rows)
-        for decision in answer.decisions:
-            run = next((run for run in shown_runs if run.subagent_id == decision.subagent_id), None)
-            if run is not None:
-                decision.status = run.state
-                decision.queue_position = run.queue_position
-        ended = [run for run, row in zip(shown_runs, rows, strict=True) if row.ended]
-        if ended:
-            shown, answer.message = fitting(ended)
-            answer.runs = dumped(shown)
-        if len(ended) == len(started):
-            answer.next = "It has ended." if len(started) == 1 else "All of them have ended."
-
-    async def _renew(self, decision: OneDecision, run_id: str) -> None:
+    async def renew(self, decision: OneDecision, run_id: str) -> None:
         """Lay a fresh proposal beside the refusal of an expired one, or why none can be made."""
         try:
             fresh = await self._fresh(run_id)
@@ -185,7 +134,7 @@ class Spawning:
         return await self._propose(parse(SpawnArgs, "spawn_subagent", _arguments(run, texts)))
 
 
-def _proposal(made: Proposed) -> SpawnAnswer:
+def _proposal(made: Proposed, policy: Policy) -> SpawnAnswer:
     config = made.config
     answer = SpawnAnswer(
         status=made.state,
@@ -208,7 +157,9 @@ def _proposal(made: Proposed) -> SpawnAnswer:
             "max_tool_calls": config.max_tool_calls,
         },
         expires_at=iso_utc(made.expires_us),
-        next=(
+        next=_BY_PIN.format(pending_id=made.pending_id)
+        if policy == "human"
+        else (
             "Requested, not started. Show the person the message; when they agree, call confirm_spawn with "
             f'pending_ids ["{made.pending_id}"] and approving [the approval_line].'
         ),
@@ -227,48 +178,27 @@ def _arguments(run: RunRow, texts: Texts) -> dict[str, Any]:
     return {**config.asked, **texts.model_dump(exclude_none=True)}
 
 
-def _caps_of(changes: Changes) -> dict[str, Any]:
-    caps = changes.caps.model_dump(exclude_none=True) if changes.caps else {}
-    if "timeout" in caps:
-        caps["timeout_s"] = caps.pop("timeout")
-    if "max_cost_cents" in caps:
-        caps["max_cost_micros"] = micros_from_cents(caps.pop("max_cost_cents"))
-    if changes.blocked_tools:
-        caps["blocked_tools"] = list(changes.blocked_tools)
-    return caps
-
-
-def _refuse_what_hits_nothing(args: ConfirmArgs, ids: tuple[str, ...], changes: dict[str, Any]) -> None:
-    """Refuse limits that would be passed over in silence.
-
-    Raises:
-        BadInput: A change is of another proposal, or a group's limit was given for one.
-    """
-    for pending_id in changes:
-        if pending_id not in ids:
-            raise BadInput(f"changes: {pending_id} is not among pending_ids; give it there too, or leave it out")
-    for field in ("group_max_cost_cents", "group_timeout"):
-        if len(ids) == 1 and getattr(args, field) is not None:
-            raise BadInput(
-                f"{field}: it is for two or more together, and one was given; lower its own caps with"
-                f' changes {{"{ids[0]}": {{"caps": …}}}}'
-            )
-
-
-def _plain(decision: Any) -> dict[str, Any]:
-    return {
-        "pending_id": decision.pending_id,
-        "subagent_id": decision.subagent_id,
-        "status": decision.status,
-        "refused_because": decision.refused_because,
-    }
-
-
-def _next(started: list[str], group_id: str | None, running: bool) -> str:
-    if not started:
-        return "Nothing new was started; what was approved before goes on." if running else "Nothing was started."
-    whom = f'group_id "{group_id}"' if group_id else f'subagent_id "{started[0]}"'
+def started_next(run_id: str, group_id: str | None = None) -> str:
+    """Return what to do once something has started."""
+    whom = f'group_id "{group_id}"' if group_id else f'subagent_id "{run_id}"'
     return (
         f"Started in the background. You are not woken when it ends: tell the person to ask for news, then call"
         f" check_subagent with {whom}, not more often than every 30 s."
     )
+
+
+def not_by_itself(config: RunConfig, tools: Mapping[str, Tool]) -> str | None:
+    """Return why a run may not start without a question, whatever it costs, or None.
+
+    What it does has to stay without effect on anything but its own result, and what it reads here must have no way out.
+    """
+    specs = [tools[name].spec for name in config.tools if name in tools]
+    changing = [spec.name for spec in specs if not spec.read_only and spec.name != HANDS_OVER]
+    if changing:
+        return f"{', '.join(changing)} may change something"
+    network = any(spec.network for spec in specs)
+    if network and (config.workspace or config.context_from):
+        return "it reads what is yours and reaches the web"
+    if any(hosts for hosts in config.secrets.values()):
+        return "it may send a secret"
+    return None

@@ -13,7 +13,8 @@ from ava_audit.store import Command, Outcome
 from ava_audit.view import View
 from ava_server.answers import Answer, CancelAnswer, MessageAnswer
 from ava_server.arguments import CancelArgs, MessageArgs, parse
-from ava_server.desk.looking import Looking, Progress, dumped, fitting
+from ava_server.desk.caller import Caller
+from ava_server.desk.looking import Looking, dumped, fitting
 from ava_server.desk.own import Own
 from ava_server.errors import BadInput, Refused
 from ava_server.ids import label, parse_id
@@ -35,7 +36,7 @@ class Steering:
         self._store = own.store
         self._looking = looking
 
-    async def message(self, given: dict[str, Any], _progress: Progress) -> Answer:
+    async def message(self, given: dict[str, Any], _caller: Caller) -> Answer:
         """Do `message_subagent`.
 
         Raises:
@@ -61,7 +62,7 @@ class Steering:
             message=f"{label(run)} reads it {when}. It may steer the work; limits and tools stay.",
         )
 
-    async def cancel(self, given: dict[str, Any], _progress: Progress) -> Answer:
+    async def cancel(self, given: dict[str, Any], _caller: Caller) -> Answer:
         """Do `cancel_subagent`.
 
         Raises:

@@ -1,0 +1,89 @@
+"""`ava pin`: sets, changes and removes the approval PIN, and with it the policy `human`."""
+
+from __future__ import annotations
+
+import anyio
+import typer
+
+from ava_server.cli.app import heading
+from ava_server.cli.root import has_log
+from ava_server.cli.terminal import say
+from ava_server.cli.unseen import ask_unseen
+from ava_server.data_root import DataRoot, find_data_root
+from ava_server.errors import BadInput, Refused
+from ava_server.pin import PinFile
+
+
+def register(app: typer.Typer) -> None:
+    """Add `ava pin` to the app."""
+    pin = typer.Typer(help="The PIN without which nothing starts: the policy `human`.", no_args_is_help=True)
+    pin.command("set", short_help="Set a PIN: from then on nothing starts without it.")(set_command)
+    pin.command("change", short_help="Replace the PIN.")(change_command)
+    pin.command("remove", short_help="Remove the PIN: config.toml says again who approves.")(remove_command)
+    app.add_typer(pin, name="pin")
+
+
+def set_command() -> None:
+    """Set the approval PIN, asked for twice at the terminal.
+
+    From then on the policy is `human`: only a person who knows the PIN starts anything, with `ava approve` or `ava
+    run`, whatever config.toml or the environment say.
+    """
+    anyio.run(_set, _root())
+
+
+def change_command() -> None:
+    """Replace the approval PIN: the old one is asked for, then the new one twice."""
+    anyio.run(_change, _root())
+
+
+def remove_command() -> None:
+    """Remove the approval PIN, which is asked for: from then on config.toml says who approves."""
+    anyio.run(_remove, _root())
+
+
+def _root() -> DataRoot:
+    from ava_server.house import refuse_recursion
+
+    if why := refuse_recursion():
+        raise BadInput(f"ava pin: {why}.")
+    root = find_data_root()
+    has_log(root)
+    heading(root)
+    return root
+
+
+async def _set(root: DataRoot) -> None:
+    file = PinFile(root.approval_file)
+    if await anyio.to_thread.run_sync(lambda: file.is_set):  # told before anything is typed
+        raise Refused("There is a PIN already. `ava pin change` replaces it, and asks for the old one.")
+    new = await _twice("New approval PIN")
+    await anyio.to_thread.run_sync(root.create)
+    await anyio.to_thread.run_sync(file.set, new)
+    say(f"The PIN is set in {file.path}, as a hash. The policy is human now: `ava approve` starts what was proposed.")
+    say("It is asked for at a terminal alone. Nobody can read it back; whoever forgets it removes that file.")
+
+
+async def _change(root: DataRoot) -> None:
+    file = PinFile(root.approval_file)
+    old = await ask_unseen("Approval PIN so far")
+    new = await _twice("New approval PIN")
+    await anyio.to_thread.run_sync(file.change, old, new)
+    say("The PIN is another one now.")
+
+
+async def _remove(root: DataRoot) -> None:
+    from ava_server.settings import load_settings
+
+    file = PinFile(root.approval_file)
+    await anyio.to_thread.run_sync(file.remove, await ask_unseen("Approval PIN"))
+    policy = load_settings(root.path).approval
+    after = ", so that nothing can be approved until there is a PIN again" if policy == "human" else ""
+    say(f'The PIN is removed. config.toml says again who approves: approval = "{policy}"{after}.')
+
+
+async def _twice(question: str) -> str:
+    first = await ask_unseen(question)
+    if await ask_unseen(f"{question} once more") != first:
+        raise BadInput("The two are not the same; nothing was stored.")
+    return first

@@ -1,0 +1,83 @@
+"""Asking for the approval PIN: at the terminal itself, never from a pipe, and never shown."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+import anyio.to_thread
+
+from ava_server.errors import BadInput, Refused
+from ava_server.waiting import read_apart
+
+if TYPE_CHECKING:
+    from ava_server.pin import PinFile
+    from ava_server.session import Session
+
+_TERMINAL = "/dev/tty"
+_LONGEST_LINE = 1_024
+_NONE = "The approval PIN is asked for at a terminal, and there is none here."
+
+
+async def ask_unseen(question: str) -> str:
+    """Return what a person types at the terminal, without showing it; input from a pipe is no person's.
+
+    Raises:
+        Refused: There is no terminal.
+        BadInput: Nothing was typed.
+    """
+    typed = await (_windows(question) if sys.platform == "win32" else _posix(question))
+    if not typed.strip():
+        raise BadInput("No PIN was given; nothing was done.")
+    return typed.strip()
+
+
+async def _posix(question: str) -> str:
+    import termios
+
+    try:
+        terminal = os.open(_TERMINAL, os.O_RDWR | getattr(os, "O_NOCTTY", 0))
+    except OSError:
+        raise Refused(_NONE) from None
+    try:
+        try:
+            before = termios.tcgetattr(terminal)
+        except termios.error:
+            raise Refused(_NONE) from None
+        silent = [*before]
+        silent[3] &= ~termios.ECHO
+        try:
+            termios.tcsetattr(terminal, termios.TCSAFLUSH, silent)
+            os.write(terminal, f"{question} (not shown): ".encode())
+            line = await read_apart(lambda: os.read(terminal, _LONGEST_LINE))
+        finally:
+            termios.tcsetattr(terminal, termios.TCSAFLUSH, before)
+            os.write(terminal, b"\n")
+        return line.decode("utf-8", "replace")
+    finally:
+        os.close(terminal)
+
+
+async def _windows(question: str) -> str:
+    import getpass
+
+    if not sys.stdin.isatty():
+        raise Refused(_NONE)
+    return await read_apart(lambda: getpass.getpass(f"{question} (not shown): "))
+
+
+async def give_pin(pin_file: PinFile, session: Session) -> None:
+    """Ask for the approval PIN, once for a session, so that what it decides counts under the policy `human`.
+
+    Raises:
+        Refused: There is no terminal, no PIN, it is wrong, or it is locked.
+        ConfigError: The PIN's file cannot be used.
+    """
+    if session.pin_given:
+        return
+    if not await anyio.to_thread.run_sync(lambda: pin_file.is_set):
+        raise Refused("There is no approval PIN yet, so nothing can be approved. Set one with `ava pin set`.")
+    pin = await ask_unseen("Approval PIN")
+    await anyio.to_thread.run_sync(pin_file.check, pin)
+    session.pin_given = True

@@ -1,0 +1,137 @@
+"""Telling a person's own program what happened (`on_event`): something waits for approval, or a subagent has ended.
+
+The program gets JSON on its standard input. It can notify, and never approve: what it prints is read by nobody. Of all
+processes on a data root one tells, each event once.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.to_thread
+
+from ava_audit.entries import ENTRY_COLUMNS, Entry, entry_of
+from ava_audit.errors import AuditError
+from ava_audit.locks import Held, try_hold
+from ava_audit.money import cents
+from ava_audit.projections import note_progress
+from ava_audit.rows import WAITING
+from ava_audit.store import Store
+from ava_audit.view import View
+from ava_server.keys import key_variables
+from ava_server.proposal_words import beginning
+from ava_server.proposing import texts_of
+from ava_server.run_config import config_of
+
+log = logging.getLogger("ava.events")
+
+PROGRAM_S = 10.0
+"""How long the program may take; then it is ended."""
+SETTLE_S = 0.3
+"""What is decided at once, by the policy auto, waits for nobody: it is looked at only so much later."""
+OLD_US = 10 * 60 * 1_000_000
+"""What happened longer ago than this, while nobody was there to tell it, is not told any more."""
+TAKE_OVER_S = 1.0
+TOLD = ("SpawnProposed", "RunEnded")
+_DUTY = "on_event"
+
+
+async def tell_events(store: Store, root: Path, program: Sequence[str]) -> None:
+    """Be the process that tells, whenever no other one is, until cancelled."""
+    while True:
+        held: Held | None = None
+        try:
+            held = await anyio.to_thread.run_sync(try_hold, root / "events.lock")
+        except OSError as error:
+            log.warning("events.lock cannot be had: %s", error)
+        if held is None:
+            await anyio.sleep(TAKE_OVER_S)
+            continue
+        with held:
+            await _tell(store, program)
+
+
+async def _tell(store: Store, program: Sequence[str]) -> None:
+    seen: int | None = None
+    while True:
+        try:
+            if seen is None:
+                seen = await store.read(lambda view: view.progress(_DUTY) or view.head())
+            head = await store.newer_than(seen)
+            await anyio.sleep(SETTLE_S)
+            for event in await store.read(_events(seen, head)):
+                await _run(program, event)
+            seen = head
+            await store.keep_house(lambda db, head=head: note_progress(db, _DUTY, head))  # type: ignore[misc]
+        except AuditError as error:  # looked at again; an event that was told is told twice at worst
+            log.warning("looking for events to tell: %s", error)
+            await anyio.sleep(TAKE_OVER_S)
+
+
+def _events(after: int, upto: int) -> Any:
+    """Return the query for what is to be told of the entries of a span."""
+
+    def query(view: View) -> list[dict[str, Any]]:
+        entries: list[Entry] = []
+        for name in TOLD:
+            rows = view.select(
+                f"SELECT {ENTRY_COLUMNS} FROM events WHERE type = ? AND seq > ? AND seq <= ?",  # noqa: S608
+                name,
+                after,
+                upto,
+            )
+            entries += map(entry_of, rows)
+        old_us = time.time_ns() // 1000 - OLD_US
+        found = [_event(view, entry) for entry in sorted(entries, key=lambda each: each.seq) if entry.ts_us > old_us]
+        return [event for event in found if event is not None]
+
+    return query
+
+
+def _event(view: View, entry: Entry) -> dict[str, Any] | None:
+    """Return what is told of an entry; None for a proposal that does not wait any more, and for one that never ran."""
+    run = view.run(entry.run_id or "")
+    proposal = view.proposal(run.pending_id) if run is not None else None
+    if run is None or proposal is None:
+        return None
+    ended = entry.type == "RunEnded"
+    if proposal.state != ("approved" if ended else WAITING):
+        return None
+    texts, config = texts_of(view, run), config_of(run.config)
+    return {
+        "event": "ended" if ended else "awaiting_approval",
+        "pending_id": run.pending_id,
+        "subagent_id": run.id,
+        "role": run.role,
+        "task": beginning(texts.task) if texts is not None else "",
+        "estimated_minutes": {"min": config.estimated_minutes[0], "max": config.estimated_minutes[1]},
+        "max_cost_cents": cents(config.max_cost_micros),
+        "status": run.state,
+    }
+
+
+async def _run(program: Sequence[str], event: dict[str, Any]) -> None:
+    """Run the program with an event; whatever goes wrong with it is a line on our standard error, and no more."""
+    secret = {*key_variables(os.environ), "AVA_MODEL_API_KEY"}
+    env = {name: value for name, value in os.environ.items() if name not in secret}
+    line = json.dumps(event, ensure_ascii=False) + "\n"
+    try:
+        with anyio.move_on_after(PROGRAM_S) as scope:
+            done = await anyio.run_process(
+                list(program), input=line.encode(), env=env, cwd=Path.home(), check=False,
+                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            )  # fmt: skip
+            if done.returncode != 0:
+                log.warning("on_event: %s ended with %d", program[0], done.returncode)
+        if scope.cancelled_caught:
+            log.warning("on_event: %s took longer than %.0f s and was ended", program[0], PROGRAM_S)
+    except (OSError, RuntimeError) as error:
+        log.warning("on_event: %s cannot be run: %s", program[0], error)

@@ -1,0 +1,139 @@
+"""Proposals: what would run, and for how much, on the record before anybody decides. Nothing starts by one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ava_audit.events import AssistantMessage, Event, SpawnProposed, UserMessage, Who
+from ava_audit.money import format_usd
+from ava_audit.rows import WAITING, RunRow
+from ava_audit.store import Command, Outcome
+from ava_audit.view import View
+from ava_server.budget import DayCaps, installation_scope, user_scope, utc_day
+from ava_server.ids import AGENT
+from ava_server.proposal_words import approval_line, proposal_message
+from ava_server.run_config import RunConfig, Texts, digest
+
+
+@dataclass(frozen=True)
+class SpawnLimits:
+    """What limits approvals: a user's spawns in an hour, and the day's money.
+
+    `day_settings` are what holds the user's day and the installation's, as a refusal names them.
+    """
+
+    spawns_per_hour: int
+    days: DayCaps
+    day_settings: tuple[str, str]
+    ttl_us: int
+
+
+@dataclass(frozen=True)
+class Proposed:
+    """A proposal: its ids, its configuration and the words that were shown.
+
+    `state` is that of the run: a repeated `task_id` brings back a proposal that may have been approved already.
+    """
+
+    pending_id: str
+    subagent_id: str
+    state: str
+    config: RunConfig
+    line: str
+    message: str
+    expires_us: int
+
+
+@dataclass(frozen=True)
+class Declined:
+    """A proposal that was refused before it was made: why, and what to do."""
+
+    why: str
+
+
+def propose(
+    config: RunConfig,
+    texts: Texts,
+    who: Who,
+    candidates: tuple[tuple[str, str], ...],
+    limits: SpawnLimits,
+    *,
+    retry_of: str | None = None,
+) -> Command[Proposed | Declined]:
+    """Make a proposal; the same `task_id` and configuration while the first is unended returns the first.
+
+    Args:
+        config: The resolved configuration.
+        texts: Its words.
+        who: The session and the user that propose.
+        candidates: Fresh `(pending_id, subagent_id)` pairs; the first that nobody has is taken.
+        limits: Proposals live for `ttl_us`; an exhausted day is refused here already.
+        retry_of: The ended run that this one repeats.
+    """
+    sha = digest(config, texts)
+    line, message = approval_line(config, texts), proposal_message(config, texts)
+
+    def command(view: View, now_us: int) -> Outcome[Proposed | Declined]:
+        if config.task_id is not None:
+            for run in view.with_task_id(who.user_id, config.task_id):
+                row = view.proposal(run.pending_id)
+                if row is not None and row.digest == sha and not (run.state == WAITING and row.expires_us <= now_us):
+                    return Outcome(Proposed(row.pending_id, run.id, run.state, config, line, message, row.expires_us))
+        if not config.price.get("free") and (why := exhausted(view, who.user_id, limits, now_us)):
+            return Outcome(Declined(why))
+        pending_id, run_id = next(
+            pair for pair in candidates if view.proposal(pair[0]) is None and view.run(pair[1]) is None
+        )
+        expires_us = now_us + limits.ttl_us
+        agent = Who(who.session_id, run_id, who.user_id, parent_agent_id=AGENT)
+        proposed = SpawnProposed(
+            pending_id=pending_id,
+            subagent_id=run_id,
+            digest=sha,
+            expires_us=expires_us,
+            config=config.model_dump(mode="json", exclude_none=True),
+            retry_of=retry_of,
+        )
+        task = UserMessage(
+            text=texts.task,
+            kind="task",
+            context=texts.context,
+            system_prompt=texts.system_prompt,
+            rationale=texts.rationale,
+        )
+        events = (
+            Event(who, proposed, run_id=run_id, model=config.model),
+            Event(agent, task, run_id=run_id),
+            Event(who, AssistantMessage(text=f"{message}\n{line}"), run_id=run_id),
+        )
+        return Outcome(Proposed(pending_id, run_id, WAITING, config, line, message, expires_us), events)
+
+    return command
+
+
+def exhausted(view: View, user: str, limits: SpawnLimits, now_us: int) -> str | None:
+    """Return why no money is left today, or None."""
+    day, days = utc_day(now_us), limits.days
+    of_user, of_installation = limits.day_settings
+    for what, scope, cap, setting in (
+        ("you", user_scope(user, day), days.user_micros, of_user),
+        ("this installation", installation_scope(day), days.installation_micros, of_installation),
+    ):
+        spent = view.bucket(scope).committed
+        if cap == 0:  # no day brings more
+            return f"the daily budget of {what} is $0.00, so that only what is free can run; raise {setting}"
+        if spent >= cap:
+            return (
+                f"today's budget of {what} is used up ({format_usd(spent)} of {format_usd(cap)}); it starts anew at"
+                f" 00:00 UTC, or raise {setting}"
+            )
+    return None
+
+
+def texts_of(view: View, run: RunRow) -> Texts | None:
+    """Return a run's texts, or None where they were erased."""
+    entry = view.entry(run.task_seq) if run.task_seq is not None else None
+    if entry is None or not isinstance(entry.fact, UserMessage):
+        return None
+    said = entry.fact
+    return Texts(task=said.text, context=said.context, system_prompt=said.system_prompt, rationale=said.rationale)
