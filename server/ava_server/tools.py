@@ -33,14 +33,22 @@ ROLES_CHARS = 1_200
 FAULT = "a fault of Ava itself, written to its standard error; try again, and report it if it comes back"
 _LOADED = {"anthropic/alwaysLoad": True}
 _ASKED = {"anthropic/requiresUserInteraction": True}
-"""Claude Code then asks a person before every call, whatever its rules allow (from 2.1.199 on)."""
+"""Claude Code then asks a person before every call, whatever its rules allow (from 2.1.199 on). A client that can show
+our own question needs no second one."""
 
 
 async def list_tools(
     ctx: ServerRequestContext[App, Any], params: types.PaginatedRequestParams | None
 ) -> types.ListToolsResult:
     """List the six tools; the roles stand in the description of `spawn_subagent`."""
-    return types.ListToolsResult(tools=await anyio.to_thread.run_sync(_tools))
+    from ava_server.eliciting import can_ask
+
+    listed = await anyio.to_thread.run_sync(_tools)
+    if can_ask(ctx):
+        listed = [
+            tool.model_copy(update={"meta": _LOADED}) if tool.name == "confirm_spawn" else tool for tool in listed
+        ]
+    return types.ListToolsResult(tools=listed)
 
 
 async def call_tool(

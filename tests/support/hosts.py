@@ -175,6 +175,7 @@ class Profile:
 
 
 ASKS: Mapping[str, Any] = {"elicitation": {"form": {}, "url": {}}}
+YES: Mapping[str, Any] = {"action": "accept", "content": {}}
 ROOTS: Mapping[str, Any] = {"roots": {"listChanged": True}}
 CLAUDE_CODE = Profile(
     "claude-code", "2.1.328", MODERN, Structured(), leave_like_claude_code, {**ROOTS, **ASKS}, OTHERS_KEYS,
@@ -206,6 +207,8 @@ class Host:
         self.calls = 0
         self.reads = profile.reads
         wire.replies["roots/list"] = lambda: {"roots": [{"uri": workspace.as_uri(), "name": "project"}]}
+        if "elicitation" in profile.capabilities:  # its person says yes to everything
+            wire.replies["elicitation/create"] = lambda: YES
 
     async def greet(self) -> None:
         """Say who this is, and list the tools now or never."""
@@ -238,6 +241,14 @@ class Host:
             params["_meta"] = {"progressToken": self.profile.token(self.calls)}
         request = await self.wire.ask("tools/call", params)
         answer = await self.wire.answer(request)
+        if answer.get("result", {}).get("resultType") == "input_required":  # asked, and called again with the answer
+            asked = answer["result"]
+            given = {
+                "inputResponses": dict.fromkeys(asked["inputRequests"], YES),
+                "requestState": asked["requestState"],
+            }
+            request = await self.wire.ask("tools/call", {**params, **given})
+            answer = await self.wire.answer(request)
         if self.profile.cancels:
             await self.wire.notify("notifications/cancelled", {"requestId": request, "reason": "AbortError"})
         result: dict[str, Any] = answer["result"]
