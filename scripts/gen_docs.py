@@ -15,9 +15,8 @@ import tempfile
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
-import anyio
 import typer
 from mcp_types import Tool
 from pydantic import BaseModel
@@ -70,13 +69,13 @@ def with_configurations(text: str) -> str:
 
 def listed_tools() -> list[Tool]:
     """Return the six tools as a host gets them when no role files but the built-in ones are there."""
-    from ava_server.tools import list_tools
+    from ava_server.tools import tools_now
 
     with tempfile.TemporaryDirectory() as empty:
         before = os.environ.get("AVA_DATA_ROOT")
         os.environ["AVA_DATA_ROOT"] = empty
         try:
-            return list(anyio.run(list_tools, cast("Any", None), None).tools)
+            return tools_now()
         finally:
             del os.environ["AVA_DATA_ROOT"]
             if before is not None:

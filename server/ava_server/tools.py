@@ -43,7 +43,7 @@ async def list_tools(
     """List the six tools; the roles stand in the description of `spawn_subagent`."""
     from ava_server.eliciting import can_ask
 
-    listed = await anyio.to_thread.run_sync(_tools)
+    listed = await anyio.to_thread.run_sync(tools_now)
     if can_ask(ctx):
         listed = [
             tool.model_copy(update={"meta": _LOADED}) if tool.name == "confirm_spawn" else tool for tool in listed
@@ -177,7 +177,7 @@ def _fixed_tools() -> tuple[types.Tool, ...]:
     )
 
 
-def _tools() -> list[types.Tool]:
+def tools_now() -> list[types.Tool]:
     """Return the tools, with the roles that there are at this moment. Reads the role files: call it in a thread."""
     from ava_roles.catalog import Catalog, Folder
     from ava_server.data_root import find_data_root

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio.to_thread
 
@@ -26,14 +26,15 @@ from ava_server.proposing import Declined, Proposed, propose, texts_of
 from ava_server.run_config import EarlierRun, RunConfig, Texts, config_of
 from ava_server.spawning import resolve
 
-if TYPE_CHECKING:
-    from ava_server.settings import Policy
-
 HANDS_OVER = "save_artifact"
 """It writes into a folder of Ava's own, as part of the result."""
 _BY_PIN = (
     "Requested, not started. Show the person the message, and that they start it with `ava approve {pending_id}` in a"
     " terminal: no tool can. Then check_subagent tells how it goes."
+)
+_ASKS = (
+    'Requested, not started. Call confirm_spawn with pending_ids ["{pending_id}"] and approving [the approval_line]:'
+    " the person is shown the message then, and only they can answer."
 )
 CANDIDATES = 4
 """Ids that a proposal may choose from: that all of them are taken happens once in 10^20 spawns."""
@@ -48,7 +49,7 @@ class Spawning:
         self._store = own.store
         self._session = own.session
 
-    async def spawn(self, given: dict[str, Any], _caller: Caller) -> Answer:
+    async def spawn(self, given: dict[str, Any], caller: Caller) -> Answer:
         """Do `spawn_subagent`.
 
         Raises:
@@ -59,9 +60,10 @@ class Spawning:
         if isinstance(given.get("retry_of"), str):
             retried, given = await self._retry(given)
         args = parse(SpawnArgs, "spawn_subagent", given)
-        return await self._propose(args, retried.id if retried else None)
+        return await self._propose(args, retried.id if retried else None, asks=caller.person is not None)
 
-    async def _propose(self, args: SpawnArgs, retry_of: str | None = None) -> SpawnAnswer:
+    async def _propose(self, args: SpawnArgs, retry_of: str | None = None, *, asks: bool = False) -> SpawnAnswer:
+        """Make a proposal; `asks` is whether the client asks its person, who then decides in that question."""
         policy = await self._house.policy()
         around = await self._house.surroundings(self._session.roots, args.role)
         earlier = await self._earlier(args.context_from or ())
@@ -72,7 +74,9 @@ class Spawning:
         made = await self._store.do(command)
         if isinstance(made, Declined):
             raise Refused(made.why)
-        answer = _proposal(made, policy)
+        answer = _proposal(made)
+        if made.state == WAITING and (policy == "human" or asks):
+            answer.next = (_BY_PIN if policy == "human" else _ASKS).format(pending_id=made.pending_id)
         if policy == "auto" and made.state == WAITING and self._session.transport != "terminal":  # there one is asked
             await self._by_itself(made, answer)
         if made.state == WAITING and config.model == OFFLINE and not is_configured(around.models):
@@ -134,7 +138,7 @@ class Spawning:
         return await self._propose(parse(SpawnArgs, "spawn_subagent", _arguments(run, texts)))
 
 
-def _proposal(made: Proposed, policy: Policy) -> SpawnAnswer:
+def _proposal(made: Proposed) -> SpawnAnswer:
     config = made.config
     answer = SpawnAnswer(
         status=made.state,
@@ -157,9 +161,7 @@ def _proposal(made: Proposed, policy: Policy) -> SpawnAnswer:
             "max_tool_calls": config.max_tool_calls,
         },
         expires_at=iso_utc(made.expires_us),
-        next=_BY_PIN.format(pending_id=made.pending_id)
-        if policy == "human"
-        else (
+        next=(
             "Requested, not started. Show the person the message; when they agree, call confirm_spawn with "
             f'pending_ids ["{made.pending_id}"] and approving [the approval_line].'
         ),

@@ -7,11 +7,13 @@ import shutil
 import stat
 from pathlib import Path
 
+from ava_audit.money import MICROS_PER_CENT, format_usd
 from ava_audit.mounts import network_file_system
 from ava_server.cli.doctor.check import Finding, Setup, above, correct, from_error, log_path
 from ava_server.cli.root import has_log
 from ava_server.errors import ConfigError
 from ava_server.files import is_own
+from ava_server.pin import PinFile, policy_in_force
 from ava_server.settings_checks import variable
 
 LITTLE_BYTES = 200_000_000
@@ -107,19 +109,49 @@ def approval(setup: Setup) -> list[Finding]:
     """Tell who approves, and what that does and does not stop."""
     if setup.settings is None:
         return []
-    policy = setup.settings.approval
+    name, settings = "approval", setup.settings
+    try:
+        policy = policy_in_force(settings)
+    except ConfigError as error:
+        return [
+            from_error(
+                name,
+                f"whether there is an approval PIN cannot be told, so nothing is approved: {error}",
+                "Mend or remove that file.",
+            )
+        ]
     if policy == "human":
-        text = (
-            'approval = "human": only a person\'s own channel can approve, and this version has none yet, so nothing'
-            " can be approved"
-        )
-        return [Finding("approval", "warning", text, 'Set approval = "ask" until a later version asks for a PIN.')]
+        return [_human(name, setup)]
     ask = (
-        "your host's own question at confirm_spawn is the approval; where you have allowed that tool for good, nobody"
-        " is asked, and only the caps are left"
+        "where the host can show Ava's own question, a person answers it and the model cannot; elsewhere the host's"
+        " question at confirm_spawn is the approval, and where that tool is allowed for good, nobody is asked and only"
+        " the caps are left"
     )
-    advice = "Let your host ask before each confirm_spawn, and never allow that tool for good."
+    advice = (
+        "Let a host without that question ask before each confirm_spawn. `ava pin set` has nothing start without you."
+    )
     if policy == "auto":
-        text = f'approval = "auto" does what "ask" does in this version: {ask}'
-        return [Finding("approval", "note", text, advice)]
-    return [Finding("approval", "note", f'approval = "ask": {ask}', advice)]
+        each, day = settings.auto_approve_cents, settings.auto_approve_daily_cents
+        if not each or not day:
+            text = 'approval = "auto", and a ceiling of it is 0, so that nothing starts by itself'
+            return [Finding(name, "warning", text, "Set auto_approve_cents and auto_approve_daily_cents, or ask.")]
+        run_usd, day_usd = format_usd(each * MICROS_PER_CENT), format_usd(day * MICROS_PER_CENT)
+        text = (
+            f'approval = "auto": what costs at most {run_usd}, and reads alone, starts without a question, up to'
+            f" {day_usd} a user and day; for all else {ask}"
+        )
+        return [Finding(name, "note", text, advice)]
+    return [Finding(name, "note", f'approval = "ask": {ask}', advice)]
+
+
+def _human(name: str, setup: Setup) -> Finding:
+    assert setup.settings is not None
+    file = PinFile(setup.settings.paths.approval_file)
+    if not file.is_set:
+        text = 'approval = "human", and there is no approval PIN, so that nothing can be approved'
+        return Finding(name, "warning", text, "Set one in a terminal: ava pin set")
+    text = (
+        f"human, by the approval PIN in {file.path}: no host and no model starts anything, only `ava approve` with the"
+        " PIN. A program that runs as this user and may write the data root can take the PIN away"
+    )
+    return Finding(name, "ok", text)

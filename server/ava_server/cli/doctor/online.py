@@ -28,6 +28,7 @@ from ava_server.errors import AvaError
 from ava_server.house import House, open_house, refuse_recursion
 from ava_server.manager import Manager
 from ava_server.models.choose import Choice, configured
+from ava_server.pin import policy_in_force
 
 if TYPE_CHECKING:
     from ava_audit.rows import RunRow
@@ -95,9 +96,9 @@ def _refused(setup: Setup) -> Finding | None:
         return Finding("online", "warning", f"nobody was asked: {why}", "Type it in a terminal of your own.")
     if setup.settings is None or models_of(setup) is None:
         return Finding("online", "warning", "nobody was asked: settings or keys are wrong", AGAIN)
-    if setup.settings.approval == "human":
-        text = 'nobody was asked: approval = "human" is set, and only a person with the approval PIN approves then'
-        return Finding("online", "warning", text, 'Try it while approval = "ask".')
+    if policy_in_force(setup.settings) == "human":
+        text = "nobody was asked: the policy is human, and only a person with the approval PIN approves then"
+        return Finding("online", "warning", text, 'Try a model with `ava run researcher "…"`, which asks for the PIN.')
     try:
         has_log(setup.settings.paths)
     except AvaError:
