@@ -76,7 +76,7 @@ class PinFile:
             Refused: There is one already.
             ConfigError: It cannot be stored.
         """
-        _refuse_weak(pin)
+        refuse_weak(pin)
         self._file.make_folder()
 
         def edit(document: TOMLDocument) -> None:
@@ -112,7 +112,7 @@ class PinFile:
             Refused: The old one is wrong, or locked.
             ConfigError: The file cannot be used.
         """
-        _refuse_weak(new)
+        refuse_weak(new)
         self.check(old)
         self._change(_entry(new))
 
@@ -223,7 +223,7 @@ def _hash(pin: str, salt: bytes, cost: tuple[int, int, int]) -> bytes:
     return hashlib.scrypt(pin.encode("utf-8", "surrogatepass"), salt=salt, n=n, r=r, p=p, maxmem=_MEMORY, dklen=32)
 
 
-def _refuse_weak(pin: str) -> None:
+def refuse_weak(pin: str) -> None:
     """Refuse a PIN that is guessed in five tries.
 
     Raises:

@@ -79,6 +79,8 @@ def proposal_message(config: RunConfig, texts: Texts) -> str:
         )
     else:
         lines.append(f"Model: {config.model}{' (free)' if free else ''}.")
+    turns, calls, tokens = config.max_iterations, config.max_tool_calls, config.max_tokens
+    lines.append(f"At most {turns:,} turns, {calls:,} tool calls and {tokens:,} tokens.")
     if config.plan:
         lines.append(_plan_line(config))
     lines.extend(_secret_lines(config))

@@ -11,7 +11,7 @@ from ava_server.cli.terminal import say
 from ava_server.cli.unseen import ask_unseen
 from ava_server.data_root import DataRoot, find_data_root
 from ava_server.errors import BadInput, Refused
-from ava_server.pin import PinFile
+from ava_server.pin import PinFile, refuse_weak
 
 
 def register(app: typer.Typer) -> None:
@@ -84,6 +84,7 @@ async def _remove(root: DataRoot) -> None:
 
 async def _twice(question: str) -> str:
     first = await ask_unseen(question)
+    refuse_weak(first)
     if await ask_unseen(f"{question} once more") != first:
         raise BadInput("The two are not the same; nothing was stored.")
     return first

@@ -127,7 +127,8 @@ def run_command(
         raise BadInput(f"--out: {out} cannot be written: it must be a file in a folder that exists")
     settings = load_settings()
     if yes and policy_in_force(settings) == "human":
-        raise Refused("--yes: the policy is human, and only a person with the approval PIN starts anything")
+        why = 'approval = "human"' if settings.approval == "human" else "there is an approval PIN"
+        raise Refused(f"--yes: {why}, so only a person who knows the PIN starts anything; nothing was proposed")
     if not yes and not someone_there():
         raise Refused(
             "There is no terminal to ask on, so nothing was proposed. Run it in a terminal, or add --yes and"

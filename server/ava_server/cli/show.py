@@ -146,7 +146,7 @@ def _decided(run: RunRow, state: str, entries: list[Entry], utc: bool) -> list[s
                 how = _CHANNELS.get(fact.channel or "", "by nobody: its time was over" if decision == "expired" else "")
                 lines.append(f"{decision.capitalize()} {format_ts(entry.ts_us, utc)} {how}".rstrip())
                 if fact.changes:
-                    lines.append(f"Lowered in the approval: {_changes(fact.changes)}")
+                    lines.append(f"Changed by the approval: {_changes(fact.changes)}")
                 if fact.group_id:
                     lines.append(f"Approved together with others as {fact.group_id}")
             case _:
@@ -159,4 +159,19 @@ def _decided(run: RunRow, state: str, entries: list[Entry], utc: bool) -> list[s
 
 
 def _changes(changes: dict[str, Any]) -> str:
-    return ", ".join(f"{name} {json.dumps(value, ensure_ascii=False)}" for name, value in changes.items())
+    """Return what an approval has lowered, as people say it."""
+    from ava_audit.money import format_usd
+    from ava_server.proposal_words import minutes
+
+    said: list[str] = []
+    for name, value in changes.items():
+        match name:
+            case "max_cost_micros":
+                said.append(f"at most {format_usd(value, exact=True)}")
+            case "timeout_s":
+                said.append(f"at most {minutes(value)}")
+            case "tools":
+                said.append(f"only the tools {', '.join(value) or 'that every run has'}")
+            case _:
+                said.append(f"{name} {value:,}")
+    return ", ".join(said)

@@ -169,9 +169,10 @@ def _run(shown: Shown, everybody: bool, serving: bool) -> list[str]:
     ending = f", ended {_clock(run.ended_us)}" if run.ended_us is not None else ""
     lines.append(f"  asked {_clock(run.created_us)}{ending}: {shown.task}")
     if answer.state in ("awaiting_approval", "expired") and shown.expires_us is not None:
-        lines.append(
-            f"  {run.pending_id}, {'expired' if answer.state == 'expired' else 'expires'} {_clock(shown.expires_us)}"
-        )
+        expired = answer.state == "expired"
+        lines.append(f"  {run.pending_id}, {'expired' if expired else 'expires'} {_clock(shown.expires_us)}")
+        if not expired and not everybody:
+            lines.append(f"  ava approve {run.pending_id}, or ava reject {run.pending_id}")
     elif answer.state == "queued":
         place = f"number {answer.queue_position} in the queue" if answer.queue_position is not None else "paused"
         lines.append(": ".join(part for part in (f"  {place}", answer.waits_for) if part))
