@@ -45,7 +45,7 @@ class Question:
                     "type": "number",
                     "title": each.title,
                     "description": f"Up to {each.most:g}; you may put in less.",
-                    "minimum": 0,
+                    "minimum": min(0.01, each.most),
                     "maximum": each.most,
                     "default": each.most,
                 }

@@ -7,7 +7,7 @@ import typer
 
 from ava_server.cli.app import heading
 from ava_server.cli.root import has_log
-from ava_server.cli.terminal import say
+from ava_server.cli.terminal import say, tell
 from ava_server.cli.unseen import ask_unseen
 from ava_server.data_root import DataRoot, find_data_root
 from ava_server.errors import BadInput, Refused
@@ -60,6 +60,7 @@ async def _set(root: DataRoot) -> None:
     new = await _twice("New approval PIN")
     await anyio.to_thread.run_sync(root.create)
     await anyio.to_thread.run_sync(file.set, new)
+    await _on_record(root, None, "set")
     say(f"The PIN is set in {file.path}, as a hash. The policy is human now: `ava approve` starts what was proposed.")
     say("It is asked for at a terminal alone. Nobody can read it back; whoever forgets it removes that file.")
 
@@ -69,6 +70,7 @@ async def _change(root: DataRoot) -> None:
     old = await ask_unseen("Approval PIN so far")
     new = await _twice("New approval PIN")
     await anyio.to_thread.run_sync(file.change, old, new)
+    await _on_record(root, "set", "changed")
     say("The PIN is another one now.")
 
 
@@ -77,9 +79,25 @@ async def _remove(root: DataRoot) -> None:
 
     file = PinFile(root.approval_file)
     await anyio.to_thread.run_sync(file.remove, await ask_unseen("Approval PIN"))
+    await _on_record(root, "set", None)
     policy = load_settings(root.path).approval
     after = ", so that nothing can be approved until there is a PIN again" if policy == "human" else ""
     say(f'The PIN is removed. config.toml says again who approves: approval = "{policy}"{after}.')
+
+
+async def _on_record(root: DataRoot, before: str | None, after: str | None) -> None:
+    """Put on record what became of the PIN, never the PIN; a log that is out of reach takes nothing back."""
+    from ava_audit.errors import AuditError
+    from ava_audit.events import Event, SettingsChanged
+    from ava_audit.store import Store, append
+    from ava_server.cli.reading import terminal_session
+
+    fact = SettingsChanged(setting="approval_pin", before=before, after=after)
+    try:
+        async with Store.open(root.path) as store:
+            await store.do(append(Event(terminal_session().who, fact)))
+    except AuditError as error:
+        tell(f"That is not on the record: {error}")
 
 
 async def _twice(question: str) -> str:

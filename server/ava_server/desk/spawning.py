@@ -62,8 +62,17 @@ class Spawning:
         args = parse(SpawnArgs, "spawn_subagent", given)
         return await self._propose(args, retried.id if retried else None, asks=caller.person is not None)
 
-    async def _propose(self, args: SpawnArgs, retry_of: str | None = None, *, asks: bool = False) -> SpawnAnswer:
-        """Make a proposal; `asks` is whether the client asks its person, who then decides in that question."""
+    async def _propose(
+        self, args: SpawnArgs, retry_of: str | None = None, *, asks: bool = False, may_start: bool = True
+    ) -> SpawnAnswer:
+        """Make a proposal.
+
+        Args:
+            args: What is to be proposed.
+            retry_of: The ended run that it repeats.
+            asks: The client asks its person, who then decides in that question.
+            may_start: The policy auto may start it.
+        """
         policy = await self._house.policy()
         around = await self._house.surroundings(self._session.roots, args.role)
         earlier = await self._earlier(args.context_from or ())
@@ -77,7 +86,8 @@ class Spawning:
         answer = _proposal(made)
         if made.state == WAITING and (policy == "human" or asks):
             answer.next = (_BY_PIN if policy == "human" else _ASKS).format(pending_id=made.pending_id)
-        if policy == "auto" and made.state == WAITING and self._session.transport != "terminal":  # there one is asked
+        by_itself = may_start and self._session.transport != "terminal"  # where a person is asked anyway
+        if by_itself and policy == "auto" and made.state == WAITING:
             await self._by_itself(made, answer)
         if made.state == WAITING and config.model == OFFLINE and not is_configured(around.models):
             answer.message = f"{answer.message}\nTo have a language model do it: {self._own.key_advice('openrouter')}"
@@ -135,7 +145,7 @@ class Spawning:
         texts = await self._store.read(lambda view: texts_of(view, run)) if run else None
         if run is None or texts is None:
             return None
-        return await self._propose(parse(SpawnArgs, "spawn_subagent", _arguments(run, texts)))
+        return await self._propose(parse(SpawnArgs, "spawn_subagent", _arguments(run, texts)), may_start=False)
 
 
 def _proposal(made: Proposed) -> SpawnAnswer:
