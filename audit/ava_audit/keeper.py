@@ -17,7 +17,7 @@ import anyio.to_thread
 
 from ava_audit.entries import ENTRY_COLUMNS, entry_of
 from ava_audit.errors import SchemaNewer, StoreUnavailable
-from ava_audit.locks import Held, try_hold
+from ava_audit.locks import hold_when_free
 from ava_audit.mirror import Mirror
 from ava_audit.projections import IndexRow, index_words
 from ava_audit.retention import WAL_BYTES, Retention, asked, complete, erasing, horizon, sweep
@@ -63,19 +63,8 @@ async def run_keeper(store: Store, root: Path, *, mirror: bool, retention: Reten
         mirror: Write the JSONL mirror too.
         retention: How long words are kept; None erases nothing.
     """
-    while True:
-        held: Held | None = None
-        try:
-            with anyio.CancelScope(shield=True):  # once it is held, what was written so far is finished
-                held = await anyio.to_thread.run_sync(try_hold, root / "keeper.lock")
-        except OSError as error:
-            log.warning("keeper.lock cannot be had: %s", error)
-        if held is None:
-            await anyio.sleep(TAKE_OVER_S)
-            continue
-        with held:
-            await _keep(store, Mirror(store, root / "logs"), mirror, retention)
-        return
+    with await hold_when_free(root / "keeper.lock", TAKE_OVER_S):
+        await _keep(store, Mirror(store, root / "logs"), mirror, retention)
 
 
 async def _keep(store: Store, mirror: Mirror, mirrored: bool, retention: Retention | None) -> None:

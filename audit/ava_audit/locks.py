@@ -6,6 +6,7 @@ lets go of it when the process dies, whatever killed it. A pid says nothing acro
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import sys
@@ -16,8 +17,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
+import anyio
+import anyio.to_thread
 import portalocker
 
+log = logging.getLogger("ava.locks")
 _EXCLUSIVE = portalocker.LockFlags.EXCLUSIVE
 _TRY = portalocker.LockFlags.EXCLUSIVE | portalocker.LockFlags.NON_BLOCKING
 _TRY_EVERY_S = 0.005
@@ -87,6 +91,20 @@ def try_hold(path: Path) -> Held | None:
         file.close()
         return None
     return Held(path, file)
+
+
+async def hold_when_free(path: Path, every_s: float) -> Held:
+    """Take the lock at `path` as soon as nobody else holds it, looking every so many seconds."""
+    while True:
+        held: Held | None = None
+        try:
+            with anyio.CancelScope(shield=True):  # a lock that was taken is given to the caller
+                held = await anyio.to_thread.run_sync(try_hold, path)
+        except OSError as error:
+            log.warning("%s cannot be had: %s", path.name, error)
+        if held is not None:
+            return held
+        await anyio.sleep(every_s)
 
 
 class Instances:

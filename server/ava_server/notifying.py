@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-import anyio.to_thread
 
 from ava_audit.entries import ENTRY_COLUMNS, Entry, entry_of
 from ava_audit.errors import AuditError
-from ava_audit.locks import Held, try_hold
+from ava_audit.locks import hold_when_free
 from ava_audit.money import cents
 from ava_audit.projections import note_progress
 from ava_audit.rows import WAITING
@@ -46,17 +45,8 @@ _DUTY = "on_event"
 
 async def tell_events(store: Store, root: Path, program: Sequence[str]) -> None:
     """Be the process that tells, whenever no other one is, until cancelled."""
-    while True:
-        held: Held | None = None
-        try:
-            held = await anyio.to_thread.run_sync(try_hold, root / "events.lock")
-        except OSError as error:
-            log.warning("events.lock cannot be had: %s", error)
-        if held is None:
-            await anyio.sleep(TAKE_OVER_S)
-            continue
-        with held:
-            await _tell(store, program)
+    with await hold_when_free(root / "events.lock", TAKE_OVER_S):
+        await _tell(store, program)
 
 
 async def _tell(store: Store, program: Sequence[str]) -> None:
