@@ -13,8 +13,12 @@ from ava_server.run_config import RunConfig, Texts
 TASK_CHARS = 120
 SHOWN_CHARS = 600
 """Characters of a task, and of a reason, that the proposal shows; the digest covers all of them."""
-_QUOTES = dict.fromkeys(map(ord, '"“”„‟«»＂'), "'")
+_QUOTES = dict.fromkeys(map(ord, '"“”„‟«»＂″‴‶〝〞〟❝❞ʺ˝״⹂🙶🙷🙸'), "'")
 """Marks that a reader may take for the end of a quotation."""
+_BRACKETS = dict.fromkeys(map(ord, "()（）﹙﹚⁽⁾₍₎❨❩⸨⸩"), "'")
+"""Marks that a reader may take for the end of a name."""
+_UNSEEN = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u2800\u3164\uffa0")
+"""Characters that show nothing, though Unicode counts them among letters, marks and symbols."""
 
 
 def approval_line(config: RunConfig, texts: Texts) -> str:
@@ -23,7 +27,7 @@ def approval_line(config: RunConfig, texts: Texts) -> str:
     and_time = (
         f"{cost}, at most {minutes(config.timeout_s)}" if cost == "free" else f"{cost} and {minutes(config.timeout_s)}"
     )
-    return f"{config.role}, {and_time}, {config.reach}: {beginning(texts.task)}"
+    return _line(f"{config.role}, {and_time}, {config.reach}: {beginning(texts.task)}")
 
 
 def group_line(count: int, cap_micros: int | None, timeout_s: float | None) -> str:
@@ -41,9 +45,20 @@ def beginning(task: str) -> str:
 
 def one_line(text: str, most: int) -> str:
     """Return a text's first characters as one line that can neither hide nor turn around anything, cut with `…`."""
-    plain = "".join(" " if unicodedata.category(char) in ("Cf", "Cc", "Cn", "Co", "Cs") else char for char in text)
-    plain = re.sub(r"\s+", " ", plain).strip()
+    plain = _line(text)
     return plain if len(plain) <= most else plain[:most].rstrip() + "…"
+
+
+def _line(text: str) -> str:
+    """Return a text as one line: a name, a folder or a model may not look like another line of ours."""
+    return re.sub(r"\s+", " ", "".join(" " if _unseen(char) else char for char in text)).strip()
+
+
+def _unseen(char: str) -> bool:
+    if char.isascii():
+        return not char.isprintable()
+    variation = "\ufe00" <= char <= "\ufe0f" or "\U000e0100" <= char <= "\U000e01ef"
+    return variation or char in _UNSEEN or unicodedata.category(char) in ("Cf", "Cc", "Cn", "Co", "Cs")
 
 
 def _quoted(text: str, most: int) -> str:
@@ -61,7 +76,7 @@ def proposal_message(config: RunConfig, texts: Texts) -> str:
     """Return the proposal for the person who approves: plain sentences, dollars, no JSON."""
     low, high = config.estimated_minutes
     free = bool(config.price.get("free"))
-    label = f"{config.role} ({config.name})" if config.name else config.role
+    label = f"{config.role} ({config.name.translate(_QUOTES | _BRACKETS)})" if config.name else config.role
     lines = [f"Ava wants to start a {label}: {_quoted(texts.task, SHOWN_CHARS)}."]
     can = config.reach
     lines.append(f"It {can}." if config.workspace else f"It {can}; it cannot read your files.")
@@ -89,7 +104,7 @@ def proposal_message(config: RunConfig, texts: Texts) -> str:
     lines.extend(f"{note[0].upper()}{note[1:]}." for note in config.clamped)
     if texts.rationale:
         lines.append(f"Why: {_quoted(texts.rationale.rstrip('. '), SHOWN_CHARS)}.")
-    return "\n".join(lines)
+    return "\n".join(map(_line, lines))
 
 
 def _plan_line(config: RunConfig) -> str:

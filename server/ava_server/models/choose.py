@@ -113,6 +113,10 @@ def choose(wanted: str | None, tier: str, settings: ModelSettings) -> Choice:
         return _offline(tier)
     if settings.model == SCRIPTED and not settings.base_url and wanted in ("", SCRIPTED):
         return _scripted(tier)
+    if not wanted.isprintable() or " " in wanted:  # it is shown to the person who approves, and may not be a sentence
+        raise BadInput(
+            f"model: {wanted[:80]!r} has white space or invisible characters, and no model's id has; leave them out"
+        )
     providers = configured(settings)
     if not wanted:
         wanted = _for_tier(tier, settings, providers)
