@@ -103,7 +103,8 @@ class Spawning:
         if why is None:
             command = approve_by_itself(made.pending_id, self._session.who, self._house.spawn_limits, ceilings)
             (decision,) = (await self._store.do(command)).decisions
-            why = decision.refused_because if decision.status != "approved" else None
+            started = decision.status == "approved" or decision.running  # by a call with the same task_id, just now
+            why = None if started else decision.refused_because
         if why is not None:
             answer.message = f"{answer.message}\nIt does not start by itself: {why}."
             return

@@ -1,0 +1,348 @@
+"""The policy `auto`: what is small and can only read starts at once; everything else waits as it does under `ask`."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.house import PRICED, Lab, check_budgets, hand_over, open_lab, settings_of
+from support.model_server import running_model_server
+
+from ava_audit.events import SpawnDecided, UserMessage
+from ava_audit.money import MICROS_PER_CENT
+from ava_audit.rows import WAITING
+from ava_audit.view import View
+from ava_roles.tools.base import Place, Tool, ToolArgs, ToolOutput, ToolSpec
+from ava_roles.tools.registry import builtin_tools
+from ava_server.approval import Ceilings
+from ava_server.desk import Desk
+from ava_server.desk.spawning import not_by_itself
+from ava_server.errors import ConfigError
+from ava_server.house import open_house
+from ava_server.run_config import RunConfig
+from ava_server.secrets_store import set_secret
+from ava_server.session import Session
+
+LIMITS = "[limits]\nspawns_per_hour = 1000\nuser_daily_cents = 100000\ninstallation_daily_cents = 100000\n"
+
+
+def auto(each: int = 50, day: int = 120, prices: str = PRICED) -> str:
+    """A configuration under which so many cents start by themselves."""
+    return f'approval = "auto"\nauto_approve_cents = {each}\nauto_approve_daily_cents = {day}\n{LIMITS}{prices}'
+
+
+async def reviewer(lab: Lab, **more: Any) -> Any:
+    """Propose one that reads the files, and nothing else."""
+    given = {
+        "role": "code_reviewer",
+        "task": "Look at it",
+        "workspace": str(lab.workspace),
+        "max_cost_cents": 40,
+        **more,
+    }
+    return await lab.call("spawn_subagent", **given)
+
+
+async def decided(lab: Lab) -> list[SpawnDecided]:
+    """All decisions there are."""
+
+    def query(view: View) -> list[SpawnDecided]:
+        facts = [entry.fact for run in view.runs() for entry in view.entries(run.id, 0, ("SpawnDecided",))]
+        return [fact for fact in facts if isinstance(fact, SpawnDecided)]
+
+    return await lab.store.read(query)
+
+
+def waits(answer: Any) -> str:
+    """What an answer says of a proposal that waits as under `ask`."""
+    assert answer.status == WAITING, answer
+    assert answer.approval_line and answer.expires_at and "confirm_spawn" in answer.next
+    assert "It does not start by itself: " in answer.message
+    return str(answer.message).partition("It does not start by itself: ")[2]
+
+
+# -- the ceilings -----------------------------------------------------------------------------------------------------
+
+
+async def test_what_is_below_both_ceilings_starts_at_once_and_says_so(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, [hand_over()], config=auto()) as lab:
+        answer = await reviewer(lab)
+        assert answer.status == "approved" and "Started without a question, by the policy auto" in answer.message
+        assert answer.approval_line is None and answer.expires_at is None
+        assert "check_subagent" in answer.next and answer.subagent_id in answer.next
+        assert (await lab.ended(answer.subagent_id)).state == "success"
+        [decision] = await lab.facts(answer.subagent_id, SpawnDecided)
+        assert (decision.channel, decision.decision, decision.changes) == ("auto", "approved", {})
+        assert [fact.kind for fact in await lab.facts(answer.subagent_id, UserMessage)] == ["task"], "nobody decided"
+        again = await lab.call("confirm_spawn", pending_ids=[answer.pending_id], approving=["any"])
+        assert "approved already" in again.decisions[0].refused_because
+        assert len(lab.server.requests) == 1
+
+
+async def test_what_is_above_the_runs_ceiling_waits_and_names_the_setting(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, [hand_over()], config=auto(each=39)) as lab:
+        answer = await reviewer(lab)
+        said = waits(answer)
+        assert "$0.40" in said and "$0.39" in said and "auto_approve_cents in config.toml" in said
+        assert await decided(lab) == [] and lab.server.requests == []
+        assert (await lab.approve(answer)).status == "approved", "as under ask"
+        [decision] = await decided(lab)
+        assert decision.channel == "host_call"
+        await lab.ended(answer.subagent_id)
+
+
+async def test_what_would_pass_the_days_ceiling_waits_and_names_the_setting(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, config=auto(day=119), runs=False) as lab:
+        assert [(await reviewer(lab, task=f"number {each}")).status for each in range(2)] == ["approved"] * 2
+        third = await reviewer(lab, task="number 3")
+        said = waits(third)
+        assert "$0.80" in said and "$1.19" in said and "auto_approve_daily_cents in config.toml" in said
+        fourth = await reviewer(lab, task="number 4", max_cost_cents=39)
+        assert fourth.status == "approved", "exactly the rest"
+        assert "auto_approve_daily_cents" in waits(await reviewer(lab, task="number 5", max_cost_cents=0.01))
+
+
+async def test_what_a_person_approved_counts_for_nothing_here(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, config=auto(each=50, day=50), runs=False) as lab:
+        dear = await reviewer(lab, max_cost_cents=300)
+        assert (await lab.approve(dear)).status == "approved"
+        assert (await reviewer(lab, task="small", max_cost_cents=50)).status == "approved"
+
+
+async def test_fifty_at_once_never_commit_more_than_the_day_allows(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, config=auto(each=50, day=120), runs=False) as lab:
+        answers: list[Any] = []
+
+        async def propose(number: int) -> None:
+            answers.append(await reviewer(lab, task=f"number {number}", max_cost_cents=7))
+
+        async with anyio.create_task_group() as tasks:
+            for number in range(50):
+                tasks.start_soon(propose, number)
+        statuses = [answer.status for answer in answers]
+        assert statuses.count("approved") == 17 and statuses.count(WAITING) == 33, "17 times 7 is 119"
+        for answer in answers:
+            if answer.status == WAITING:
+                assert "auto_approve_daily_cents" in waits(answer)
+        assert [fact.channel for fact in await decided(lab)] == ["auto"] * 17
+
+
+async def test_two_servers_share_one_days_ceiling(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, config=auto(each=50, day=50), runs=False, check=False) as lab:
+        config = (lab.root / "config.toml").read_text()
+        async with open_house(settings_of(lab.root, lab.server.base_url, config), runs=False) as house:
+            there = replace(lab, house=house, desk=Desk(house, Session(user=house.user, transport="memory")))
+            answers: list[str] = []
+
+            async def propose(at: Lab, number: int) -> None:
+                answers.append((await reviewer(at, task=f"number {number}", max_cost_cents=20)).status)
+
+            async with anyio.create_task_group() as tasks:
+                for number in range(10):
+                    tasks.start_soon(propose, lab if number % 2 else there, number)
+            assert sorted(answers) == ["approved"] * 2 + [WAITING] * 8
+        await lab.store.read(check_budgets)
+
+
+async def test_a_repeated_task_id_is_counted_and_started_once(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, config=auto(each=50, day=50), runs=False) as lab:
+        answers: list[Any] = []
+
+        async def propose() -> None:
+            answers.append(await reviewer(lab, task_id="order 66"))
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(20):
+                tasks.start_soon(propose)
+        assert len({answer.subagent_id for answer in answers}) == 1
+        assert len(await decided(lab)) == 1
+        assert {answer.status for answer in answers} <= {"approved", "queued"}
+
+
+async def test_what_has_ended_for_less_still_counts_with_its_cap(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, [hand_over()], config=auto(each=50, day=60)) as lab:
+        answer = await reviewer(lab)
+        ended = await lab.ended(answer.subagent_id)
+        assert ended.state == "success" and 0 < ended.cost_micros < 5 * MICROS_PER_CENT
+        assert "$0.40 were committed" in waits(await reviewer(lab, task="another"))
+
+
+async def test_what_was_cancelled_still_counts(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, config=auto(each=50, day=60), runs=False) as lab:
+        answer = await reviewer(lab)
+        await lab.call("cancel_subagent", subagent_id=answer.subagent_id)
+        assert "auto_approve_daily_cents" in waits(await reviewer(lab, task="another"))
+
+
+async def test_a_free_run_counts_one_cent(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, config=auto(each=1, day=3, prices=""), runs=False) as lab:
+        statuses = [(await reviewer(lab, task=f"number {each}", max_cost_cents=500)).status for each in range(4)]
+        assert statuses == ["approved"] * 3 + [WAITING]
+
+
+@pytest.mark.parametrize(("each", "day"), [(0, 1000), (1000, 0), (0, 0)])
+@pytest.mark.parametrize("prices", [PRICED, ""], ids=["priced", "free"])
+async def test_a_ceiling_of_nothing_starts_nothing_by_itself(tmp_path: Path, each: int, day: int, prices: str) -> None:
+    async with open_lab(tmp_path, config=auto(each, day, prices), runs=False) as lab:
+        answer = await reviewer(lab)
+        assert ("auto_approve_cents" if each == 0 else "auto_approve_daily_cents") in waits(answer)
+        assert await decided(lab) == []
+
+
+async def test_another_utc_day_starts_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine's clock is set, to 23:59 UTC of a day to come and then over midnight."""
+    real, began = time.time_ns, time.time_ns()
+    late = (datetime.now(UTC) + timedelta(days=1)).replace(hour=23, minute=59, second=0, microsecond=0)
+    at = [int(late.timestamp()) * 1_000_000_000]
+    monkeypatch.setattr(time, "time_ns", lambda: at[0] + real() - began)
+    async with open_lab(tmp_path, config=auto(each=50, day=50), runs=False) as lab:
+        assert (await reviewer(lab)).status == "approved"
+        assert "auto_approve_daily_cents" in waits(await reviewer(lab, task="the same day"))
+        at[0] += 61 * 1_000_000_000
+        assert (await reviewer(lab, task="the next day")).status == "approved"
+        assert "auto_approve_daily_cents" in waits(await reviewer(lab, task="and one more"))
+
+
+@given(
+    each=st.integers(0, 10**7),
+    day=st.integers(0, 10**7),
+    caps=st.lists(st.integers(1, 10**6), max_size=40),
+)
+def test_whatever_is_asked_for_the_ceilings_hold(each: int, day: int, caps: list[int]) -> None:
+    ceilings, before = Ceilings(each, day), 0
+    for micros in caps:
+        if ceilings.passed(micros, before) is None:
+            assert micros <= each
+            before += micros
+        else:
+            assert micros > each or before + micros > day, "nothing waits that would fit"
+    assert before <= day
+
+
+# -- what never starts by itself --------------------------------------------------------------------------------------
+
+
+async def test_files_and_network_together_never_start_by_themselves(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, config=auto(), runs=False) as lab:
+        both = await lab.call("spawn_subagent", role="researcher", task="x", workspace=str(lab.workspace))
+        assert "it reads what is yours and reaches the web" in waits(both)
+        web = await lab.call("spawn_subagent", role="researcher", task="x", name="without files")
+        assert web.status == "approved"
+        given = {"role": "researcher", "task": "x", "workspace": str(lab.workspace), "tools": ["read_file"]}
+        assert (await lab.call("spawn_subagent", **given)).status == "approved", "without the web"
+        assert len(await decided(lab)) == 2
+
+
+async def test_results_of_others_and_network_together_never_start_by_themselves(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, [hand_over()], config=auto(each=50, day=1000)) as lab:
+        first = await reviewer(lab)
+        await lab.ended(first.subagent_id)
+        web = await lab.call("spawn_subagent", role="researcher", task="x", context_from=[first.subagent_id])
+        assert "it reads what is yours and reaches the web" in waits(web)
+
+
+async def test_a_sendable_secret_never_starts_by_itself(tmp_path: Path) -> None:
+    settings = settings_of(tmp_path / "data", None)
+    settings.paths.create()
+    settings.paths.roles.mkdir(exist_ok=True)
+    role = "---\nname: tickets\ndescription: Reads tickets.\ntools: [http_get]\nsecrets: [{}]\n---\nRead."
+    (settings.paths.roles / "tickets.md").write_text(role.format("TICKETS, WIKI"))
+    (settings.paths.roles / "poor.md").write_text(role.format("WIKI").replace("name: tickets", "name: poor"))
+    set_secret("TICKETS", "tickets-are-1234567890", ["tickets.example"], tmp_path / "data" / "secrets" / "secrets.toml")
+    async with open_lab(tmp_path, config=auto(), runs=False) as lab:
+        answer = await lab.call("spawn_subagent", role="tickets", task="x", max_cost_cents=10)
+        assert "it may send a secret" in waits(answer)
+        poor = await lab.call("spawn_subagent", role="poor", task="x", max_cost_cents=10)
+        assert poor.status == "approved", "a secret that nobody has stored cannot be sent"
+
+
+async def test_saving_an_artifact_alone_is_no_reason_to_ask(tmp_path: Path) -> None:
+    settings = settings_of(tmp_path / "data", None)
+    settings.paths.create()
+    settings.paths.roles.mkdir(exist_ok=True)
+    (settings.paths.roles / "scribe.md").write_text(
+        "---\nname: scribe\ndescription: Writes.\ntools: [read_file, save_artifact]\n---\nWrite."
+    )
+    async with open_lab(tmp_path, config=auto(), runs=False) as lab:
+        given = {"role": "scribe", "task": "x", "workspace": str(lab.workspace), "max_cost_cents": 10}
+        answer = await lab.call("spawn_subagent", **given)
+        assert "save_artifact" in answer.tools and answer.status == "approved"
+
+
+class Painter:
+    """A tool that changes something; no built-in one does yet, but for save_artifact."""
+
+    spec = ToolSpec(name="paint", description="Paints the wall.", args=ToolArgs, read_only=False, writes=True)
+
+    def activity(self, args: ToolArgs) -> str:
+        return "Painting"
+
+    async def __call__(self, args: ToolArgs, at: Place) -> ToolOutput:
+        return ToolOutput("painted")
+
+
+def test_a_tool_that_may_change_something_never_starts_by_itself() -> None:
+    tools: dict[str, Tool] = {**builtin_tools(), "paint": Painter()}
+    config = RunConfig(
+        role="painter", role_source="x", role_text="x", model="custom:test", provider="custom", model_id="test",
+        price={"free": True}, timeout_s=1, max_cost_micros=1, max_tokens=1, max_iterations=1, max_tool_calls=1,
+        tools=("read_file", "save_artifact"), reach="x", estimated_minutes=(1, 1),
+    )  # fmt: skip
+    assert not_by_itself(config, tools) is None
+    assert not_by_itself(config.model_copy(update={"tools": ("read_file", "paint")}), tools) == (
+        "paint may change something"
+    )
+
+
+# -- who sets it ------------------------------------------------------------------------------------------------------
+
+
+def test_the_environment_cannot_set_it_over_a_stricter_file(tmp_path: Path) -> None:
+    for config in ("", 'approval = "ask"', 'approval = "human"'):
+        with pytest.raises(ConfigError, match="AVA_APPROVAL"):
+            settings_of(tmp_path / "data", None, config, {"AVA_APPROVAL": "auto"})
+    for name in ("AVA_AUTO_APPROVE_CENTS", "AVA_AUTO_APPROVE_DAILY_CENTS"):
+        with pytest.raises(ConfigError, match=name):
+            settings_of(tmp_path / "data", None, auto(), {name: "1000"})
+
+
+async def test_the_environment_may_tighten_it(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, config=auto(), runs=False, env={"AVA_APPROVAL": "ask"}) as lab:
+        answer = await reviewer(lab)
+        assert answer.status == WAITING and "by itself" not in answer.message
+        assert await decided(lab) == []
+
+
+async def test_ceilings_without_the_policy_start_nothing(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, config=auto().replace('"auto"', '"ask"'), runs=False) as lab:
+        assert (await reviewer(lab)).status == WAITING
+        assert await decided(lab) == []
+
+
+async def test_an_hours_spawns_hold_here_too(tmp_path: Path) -> None:
+    config = auto(each=50, day=1000).replace("spawns_per_hour = 1000", "spawns_per_hour = 2")
+    async with open_lab(tmp_path, config=config, runs=False) as lab:
+        assert [(await reviewer(lab, task=f"number {each}")).status for each in range(2)] == ["approved"] * 2
+        assert "at most 2 are allowed" in waits(await reviewer(lab, task="the third"))
+
+
+async def test_a_confirm_of_an_expired_one_starts_nothing_here_either(tmp_path: Path) -> None:
+    """The fresh proposal is one to look at: a call that is answered with "nothing was started" starts nothing."""
+    with running_model_server([]) as models:
+        strict = f"proposal_ttl_s = 1\n{auto().replace(chr(34) + 'auto' + chr(34), chr(34) + 'ask' + chr(34))}"
+        async with open_lab(tmp_path, config=strict, server=models, runs=False) as lab:
+            made = await reviewer(lab)
+        async with open_lab(tmp_path, config=f"proposal_ttl_s = 1\n{auto()}", server=models, runs=False) as lab:
+            await anyio.sleep_until(anyio.current_time() + 1.05)  # the time that it has to live
+            answer = await lab.approve(made)
+            assert answer.status == "refused" and answer.next == "Nothing was started."
+            fresh = answer.decisions[0].fresh
+            assert fresh is not None and fresh["status"] == WAITING and fresh["approval_line"]
+            assert [decision.decision for decision in await decided(lab)] == ["expired"]
