@@ -8,6 +8,7 @@ data root knows it again. An answer without it, or to a question that is another
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Mapping
 from dataclasses import replace
@@ -19,6 +20,8 @@ import anyio.to_thread
 import mcp_types as types
 from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
 from mcp.shared.exceptions import MCPError
+from mcp_types.methods import is_input_required
+from pydantic import ValidationError
 
 from ava_server.errors import AvaError, ConfigError
 
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
     from ava_server.app import App
     from ava_server.questions import Question, Reply
 
+log = logging.getLogger("ava.eliciting")
 ASK_S = 45.0
 """No call may take longer: some hosts cut it off at 60 s."""
 ANSWER_S = 600.0
@@ -76,10 +80,14 @@ class Asking:
         return _reply(answer)
 
     async def _send(self, question: Question) -> types.ElicitResult:
-        """Send the question; a client that cannot ask after all counts as one whose person closed it."""
+        """Send the question; a client that cannot ask after all counts as one whose person closed it.
+
+        So does one whose answer is none: nobody knows what its person has said.
+        """
         try:
             return await self._ctx.session.elicit_form(question.text, question.schema(), self._ctx.request_id)
-        except MCPError:
+        except (MCPError, ValidationError) as error:
+            log.warning("the client could not ask: %s", type(error).__name__)
             return types.ElicitResult(action="cancel")
 
 
@@ -112,8 +120,10 @@ class Sealing:
             return await call_next(_without_answer(ctx, ctx.params))
         try:
             boundary = await self._open(ctx)
-        except AvaError:  # told by the call itself
-            return await call_next(_without_answer(ctx, ctx.params))
+        except AvaError as error:
+            result = await call_next(_without_answer(ctx, ctx.params))
+            # Without the key no answer could be known again, and the person would be asked for ever.
+            return _not_asked(error) if is_input_required(result) else result
         try:
             return await boundary(ctx, call_next)
         except MCPError as error:
@@ -128,6 +138,14 @@ class Sealing:
                 path = ctx.lifespan_context.house.settings.paths.question_key
                 self._boundary = await anyio.to_thread.run_sync(_boundary, path)
             return self._boundary
+
+
+def _not_asked(why: AvaError) -> types.CallToolResult:
+    from ava_server.answers import FAILED, ConfirmAnswer
+    from ava_server.tools import result_of
+
+    message = f"the person cannot be asked, so nothing was started: {why}"
+    return result_of(ConfirmAnswer(status=FAILED, message=message))
 
 
 def _boundary(path: Path) -> RequestStateBoundary:

@@ -57,7 +57,6 @@ async def call_tool(
     """Call one of the tools. Whatever goes wrong is an answer that says so, in both forms."""
     from ava_server.eliciting import Asking, asked_back, can_ask
     from ava_server.questions import AnsweredLater
-    from ava_server.words import text_of
 
     began = anyio.current_time()
 
@@ -80,11 +79,17 @@ async def call_tool(
         else:
             log.exception("%s failed", params.name)
             answer = Answer(status=FAILED, message=f"{params.name}: {FAULT}")
-    failed = answer.status == FAILED
+    return result_of(answer)
+
+
+def result_of(answer: Answer) -> types.CallToolResult:
+    """Return an answer as hosts get it, in both forms."""
+    from ava_server.words import text_of
+
     return types.CallToolResult(
         content=[types.TextContent(type="text", text=text_of(answer))],
         structured_content=answer.structured(),
-        is_error=failed,
+        is_error=answer.status == FAILED,
     )
 
 

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 import anyio
 from mcp import Client
+from mcp.client.session import ElicitationFnT
 from mcp_types import CallToolResult
 
 from ava_audit.entries import Entry
@@ -258,8 +259,9 @@ async def connect(
     mode: str = "auto",
     env: Mapping[str, str] | None = None,
     server: ModelServer | None = None,
+    asks: ElicitationFnT | None = None,
 ) -> AsyncGenerator[tuple[Client, ModelServer]]:
-    """Open the MCP server in memory, and a client of the SDK's on it."""
+    """Open the MCP server in memory, and a client of the SDK's on it; with `asks` it can ask its person."""
     workspace = tmp / "workspace"
     workspace.mkdir(exist_ok=True)
     async with AsyncExitStack() as stack:
@@ -268,7 +270,8 @@ async def connect(
             server = stack.enter_context(running_model_server(script))
         settings = settings_of(tmp / "data", server.base_url, with_workspace(config, workspace), env)
         mcp = build_server(lambda: settings, transport="memory")
-        yield await stack.enter_async_context(Client(mcp, mode=mode)), server
+        client = Client(mcp, mode=mode, elicitation_callback=asks)
+        yield await stack.enter_async_context(client), server
     await check_requests(tmp / "data", server.requests)
 
 

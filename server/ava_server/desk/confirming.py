@@ -10,7 +10,7 @@ from ava_audit.money import micros_from_cents
 from ava_audit.store import Outcome
 from ava_server.answers import Answer, ConfirmAnswer, OneDecision
 from ava_server.approval import Approval, Decided, approve, refuse, reject, weigh
-from ava_server.arguments import Changes, ConfirmArgs, parse
+from ava_server.arguments import WAIT_LIMIT_S, Changes, ConfirmArgs, parse
 from ava_server.desk.caller import Caller, Progress
 from ava_server.desk.looking import Looking, dumped, fitting
 from ava_server.desk.own import Own
@@ -55,6 +55,7 @@ class Confirming:
             Refused: Nothing can be approved over this channel.
             AnsweredLater: The person is asked, and the client calls again.
         """
+        began = time.monotonic()
         args = parse(ConfirmArgs, "confirm_spawn", given)
         if (run := await self._resuming.interrupted(args)) is not None:
             answer = await self._resuming.resume(args, run)
@@ -66,7 +67,8 @@ class Confirming:
             decided = await self._store.do(reject(ids, self._session.who, self._session.channel))
         else:
             decided = await self._approve(args, ids, caller.person)
-        return await self._answer(args, decided, caller.progress)
+        left_s = max(0.0, WAIT_LIMIT_S - (time.monotonic() - began))  # what the question took is gone
+        return await self._answer(args, decided, min(args.wait_seconds, left_s), caller.progress)
 
     async def _approve(self, args: ConfirmArgs, ids: tuple[str, ...], person: Person | None) -> Decided:
         """Approve, once the person has agreed where one can be asked.
@@ -78,9 +80,7 @@ class Confirming:
         """
         if not self._house.settings.enabled:
             raise Refused("subagents are switched off here (enabled = false in config.toml); nothing was started")
-        policy = await self._house.policy()
-        if policy == "human" and not self._session.pin_given:
-            raise Refused(ONLY_PIN.format(ids=" ".join(ids)))
+        await self._refuse_without_pin(ids)
         changes = {parse_id("pending_id", key): _caps_of(value) for key, value in (args.changes or {}).items()}
         _refuse_what_hits_nothing(args, ids, changes)
         asked = Approval(
@@ -96,6 +96,15 @@ class Confirming:
         who, channel = self._session.who, self._session.channel
         return await self._store.do(approve(asked, who, channel, self._house.spawn_limits))
 
+    async def _refuse_without_pin(self, ids: tuple[str, ...]) -> None:
+        """Refuse what only the PIN approves.
+
+        Raises:
+            Refused: Only a person's own channel approves.
+        """
+        if not self._session.pin_given and await self._house.policy() == "human":
+            raise Refused(ONLY_PIN.format(ids=" ".join(ids)))
+
     async def _ask(self, asked: Approval, person: Person) -> Decided:
         """Ask the person, and approve what was agreed to; what cannot start is refused without a question."""
         who, limits = self._session.who, self._house.spawn_limits
@@ -106,10 +115,11 @@ class Confirming:
         reply = await person.ask(question(weighed))
         if reply.action != "accept":
             return Decided(tuple(member.refused(_UNASKED[reply.action]) for member in weighed.members), unasked=True)
+        await self._refuse_without_pin(asked.pending_ids)  # a PIN may have been set while the question stood there
         agreed = lowered(weighed, asked, reply)
         return await self._store.do(approve(agreed, who, "elicitation", limits))
 
-    async def _answer(self, args: ConfirmArgs, decided: Decided, progress: Progress) -> ConfirmAnswer:
+    async def _answer(self, args: ConfirmArgs, decided: Decided, wait_s: float, progress: Progress) -> ConfirmAnswer:
         self._house.manager.poke()
         decisions = [
             OneDecision(
@@ -135,7 +145,7 @@ class Confirming:
             next=_next(started, decided),
         )
         if started:
-            await self._wait_for(answer, started, args.wait_seconds, progress)
+            await self._wait_for(answer, started, wait_s, progress)
         return answer
 
     async def _wait_for(self, answer: ConfirmAnswer, started: list[str], wait_s: float, progress: Progress) -> None:

@@ -1,0 +1,697 @@
+"""Where the client can ask its person, the person decides and the model cannot, in both eras of the protocol."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import anyio
+import pytest
+from mcp import Client
+from mcp.client.context import ClientRequestContext
+from mcp.shared.memory import create_client_server_memory_streams
+from mcp.shared.message import SessionMessage
+from mcp_types import (
+    CallToolResult,
+    ElicitRequestFormParams,
+    ElicitRequestParams,
+    ElicitResult,
+    ErrorData,
+    InputRequiredResult,
+)
+from mcp_types.jsonrpc import jsonrpc_message_adapter
+from support.house import PRICED, connect, hand_over, settings_of, with_workspace
+from support.model_server import Gate, ModelServer, Say, running_model_server
+from support.stdio import serving, using
+
+from ava_audit.events import Fact, RunClaimed, SpawnDecided, UserMessage
+from ava_audit.rows import WAITING
+from ava_audit.store import Store
+from ava_audit.view import View
+from ava_server import eliciting
+from ava_server.app import build_server
+from ava_server.desk import confirming
+from ava_server.pin import PinFile
+
+F = TypeVar("F", bound=Fact)
+ERAS = ("legacy", "auto")
+Answering = Callable[[ElicitRequestFormParams], ElicitResult | ErrorData]
+
+
+@pytest.fixture(params=ERAS, ids=["handshake era", "modern era"])
+def era(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def accept(**content: Any) -> Answering:
+    return lambda _question: ElicitResult(action="accept", content=content)
+
+
+def decline(_question: ElicitRequestFormParams) -> ElicitResult:
+    return ElicitResult(action="decline")
+
+
+def cancel(_question: ElicitRequestFormParams) -> ElicitResult:
+    return ElicitResult(action="cancel")
+
+
+@dataclass
+class Person:
+    """Whoever sits at the client: gives one answer to everything, and remembers what was asked."""
+
+    answers: Answering
+    asked: list[ElicitRequestFormParams] = field(default_factory=list[ElicitRequestFormParams])
+
+    async def __call__(self, context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult | ErrorData:
+        assert isinstance(params, ElicitRequestFormParams)
+        self.asked.append(params)
+        return self.answers(params)
+
+
+@dataclass
+class Host:
+    """A client, the person at it, and the data root as any process can read it."""
+
+    client: Client
+    person: Person
+    models: ModelServer
+    root: Path
+    workspace: Path
+
+    async def call(self, tool: str, **given: Any) -> dict[str, Any]:
+        with anyio.fail_after(30):
+            answer = await self.client.call_tool(tool, given)
+        return structured(answer)
+
+    async def propose(self, **more: Any) -> dict[str, Any]:
+        given = {"role": "researcher", "task": "What does it cost?", "workspace": str(self.workspace), **more}
+        made = await self.call("spawn_subagent", **given)
+        assert made["status"] == WAITING, made
+        return made
+
+    async def confirm(self, *made: dict[str, Any], last: str | None = None, **more: Any) -> dict[str, Any]:
+        return await self.call("confirm_spawn", **approval(*made, last=last, **more))
+
+    async def by_hand(
+        self, given: dict[str, Any], state: str | None = None, answer: ElicitResult | None = None
+    ) -> InputRequiredResult | dict[str, Any]:
+        """Call confirm_spawn as a modern client does that keeps nothing to itself."""
+        with anyio.fail_after(30):
+            found = await self.client.session.call_tool(
+                "confirm_spawn",
+                given,
+                input_responses={"approval": answer} if answer is not None else None,
+                request_state=state,
+                allow_input_required=True,
+            )
+        return found if isinstance(found, InputRequiredResult) else structured(found)
+
+    async def question(self, given: dict[str, Any]) -> str:
+        """Have the server ask; return what the client has to keep."""
+        asked = await self.by_hand(given)
+        assert isinstance(asked, InputRequiredResult) and asked.request_state is not None
+        return asked.request_state
+
+    async def facts(self, made: dict[str, Any], kind: type[F]) -> list[F]:
+        async with Store.open(self.root) as store:
+            entries = await store.read(lambda view: view.entries(made["subagent_id"]))
+        return [entry.fact for entry in entries if isinstance(entry.fact, kind)]
+
+    async def nothing_started(self, *, waiting: int = 1) -> None:
+        """Every proposal still waits, no decision was taken, and no model was asked."""
+        async with Store.open(self.root) as store:
+            runs = await store.read(View.runs)
+            decided = await store.read(
+                lambda view: [
+                    entry for run in runs for entry in view.entries(run.id, 0, ("SpawnDecided", "RunClaimed"))
+                ]
+            )
+        assert [run.state for run in runs] == [WAITING] * waiting
+        assert decided == [] and self.models.requests == []
+
+    async def started_once(self, made: dict[str, Any], *, requests: int = 1) -> SpawnDecided:
+        """It runs to its end, once; return the decision."""
+        ended = await self.call("check_subagent", subagent_id=made["subagent_id"], wait_seconds=20)
+        assert ended["status"] == "success", ended
+        assert len(await self.facts(made, RunClaimed)) == 1
+        assert len(self.models.requests) == requests
+        [decided] = await self.facts(made, SpawnDecided)
+        return decided
+
+
+def structured(answer: CallToolResult) -> dict[str, Any]:
+    content: dict[str, Any] | None = answer.structured_content
+    assert content is not None
+    return content
+
+
+def approval(*made: dict[str, Any], last: str | None = None, **more: Any) -> dict[str, Any]:
+    """The arguments of an approval with the right lines."""
+    lines = [each["approval_line"] for each in made] + ([last] if last else [])
+    return {"pending_ids": [each["pending_id"] for each in made], "approving": lines, **more}
+
+
+@asynccontextmanager
+async def host(
+    tmp: Path,
+    mode: str,
+    answers: Answering,
+    script: Sequence[Say] = (),
+    *,
+    config: str = PRICED,
+    server: ModelServer | None = None,
+) -> AsyncGenerator[Host]:
+    person = Person(answers)
+    given = list(script) or [hand_over(), hand_over()]
+    async with connect(tmp, given, config=config, mode=mode, asks=person, server=server) as (client, models):
+        yield Host(client, person, models, tmp / "data", tmp / "workspace")
+
+
+def reason(answer: dict[str, Any]) -> str:
+    """Why an approval was refused."""
+    assert answer["status"] == "refused", answer
+    return str(answer["decisions"][0]["refused_because"])
+
+
+# -- what the person answers ------------------------------------------------------------------------------------------
+
+
+async def test_accepting_starts_one_run_and_the_log_has_the_persons_decision(tmp_path: Path, era: str) -> None:
+    async with host(tmp_path, era, accept()) as at:
+        made = await at.propose()
+        answer = await at.confirm(made)
+        assert answer["status"] == "approved", answer
+        decided = await at.started_once(made)
+        assert decided.channel == "elicitation" and decided.changes == {}
+        [said] = [fact for fact in await at.facts(made, UserMessage) if fact.kind == "decision"]
+        assert said.text == f"approved {made['pending_id']}: {made['approval_line']}"
+        assert len(at.person.asked) == 1
+        again = await at.confirm(made)
+        assert "approved already" in reason(again)
+        assert len(at.person.asked) == 1, "what cannot start is no question"
+
+
+@pytest.mark.parametrize(("answers", "said"), [(decline, "declined"), (cancel, "closed the question")])
+async def test_a_person_who_does_not_agree_starts_nothing_and_the_ways_out_are_named(
+    tmp_path: Path, era: str, answers: Answering, said: str
+) -> None:
+    async with host(tmp_path, era, answers) as at:
+        made = await at.propose()
+        answer = await at.confirm(made)
+        assert said in reason(answer)
+        assert f"ava approve {made['pending_id']}" in answer["next"] and "policy auto" in answer["next"]
+        await at.nothing_started()
+        at.person.answers = accept()  # it still waits: another day, another mood
+        assert (await at.confirm(made))["status"] == "approved"
+        await at.started_once(made)
+
+
+async def test_a_client_whose_form_fails_has_asked_nobody_and_starts_nothing(tmp_path: Path) -> None:
+    def broken(_question: ElicitRequestFormParams) -> ErrorData:
+        return ErrorData(code=-32603, message="no screen")
+
+    async with host(tmp_path, "legacy", broken) as at:
+        assert "closed the question" in reason(await at.confirm(await at.propose()))
+        await at.nothing_started()
+
+
+async def test_lower_limits_in_the_form_are_what_is_approved(tmp_path: Path, era: str) -> None:
+    async with host(tmp_path, era, accept(max_cost_dollars=0.2, max_minutes=1.5)) as at:
+        made = await at.propose()
+        assert (await at.confirm(made))["status"] == "approved"
+        decided = await at.started_once(made)
+        assert decided.changes == {"max_cost_micros": 200_000, "timeout_s": 90.0}
+
+
+async def test_a_group_is_one_question_and_its_cap_may_be_lowered(tmp_path: Path, era: str) -> None:
+    line = "2 subagents together, at most $1.00"
+    async with host(tmp_path, era, accept(max_cost_dollars=0.6)) as at:
+        made = [await at.propose(task="Count the otters"), await at.propose(task="Count the seals")]
+        answer = await at.confirm(*made, last=line)
+        assert answer["status"] == "approved", answer
+        [asked] = at.person.asked
+        assert "Count the otters" in asked.message and "Count the seals" in asked.message
+        assert f"All of them: {line}." in asked.message
+        assert set(asked.requested_schema["properties"]) == {"max_cost_dollars"}
+        for each in made:
+            decided = await at.started_once(each, requests=2)
+            assert decided.channel == "elicitation" and decided.group_max_cost_micros == 600_000
+
+
+async def test_a_groups_clock_may_be_lowered_and_not_raised(tmp_path: Path, era: str) -> None:
+    line = "2 subagents together, at most $1.00 and 15 min"
+    async with host(tmp_path, era, accept(max_minutes=15.5)) as at:
+        made = [await at.propose(task="one"), await at.propose(task="two")]
+        refused = await at.confirm(*made, last=line, group_timeout=900)
+        assert refused["status"] == "failed" and "max_minutes" in refused["message"]
+        await at.nothing_started(waiting=2)
+        at.person.answers = accept(max_minutes=5, max_cost_dollars=1)
+        assert (await at.confirm(*made, last=line, group_timeout=900))["status"] == "approved"
+        for each in made:
+            decided = await at.started_once(each, requests=2)
+            assert (decided.group_timeout_s, decided.group_max_cost_micros) == (300, 1_000_000)
+
+
+@pytest.mark.parametrize("name", ["max_cost_dollars", "max_minutes"])
+@pytest.mark.parametrize("given", [1_000_000, math.nan, math.inf, True, False, "0.1", "", 0, -1, 1e-9, ["1"]])
+async def test_a_limit_that_is_none_starts_nothing_and_names_the_field(
+    tmp_path: Path, era: str, name: str, given: Any
+) -> None:
+    if name == "max_minutes" and given == 1e-9:
+        given = -1e-9  # so short a time is a limit; so little money is none
+    async with host(tmp_path, era, accept(**{name: given})) as at:
+        answer = await at.confirm(await at.propose())
+        assert answer["status"] == "failed" and f"{name}: " in answer["message"], answer
+        assert len(at.person.asked) == 1
+        await at.nothing_started()
+
+
+async def test_a_limit_a_hair_above_the_shown_one_is_a_raised_one(tmp_path: Path, era: str) -> None:
+    async with host(tmp_path, era, accept(max_cost_dollars=math.nextafter(0.5, 1))) as at:
+        answer = await at.confirm(await at.propose())
+        assert answer["status"] == "failed" and "max_cost_dollars" in answer["message"]
+        await at.nothing_started()
+
+
+async def test_what_the_form_does_not_have_changes_nothing(tmp_path: Path, era: str) -> None:
+    async with host(tmp_path, era, accept(max_cost_micros=9_000_000, timeout_s=3_600, max_cost_dollars=0.5)) as at:
+        made = await at.propose()
+        assert (await at.confirm(made))["status"] == "approved"
+        assert (await at.started_once(made)).changes == {}
+
+
+# -- when nobody is asked ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("approving", [None, [], ["something else"]])
+async def test_without_the_exact_line_nobody_is_asked(tmp_path: Path, era: str, approving: list[str] | None) -> None:
+    async with host(tmp_path, era, accept()) as at:
+        made = await at.propose()
+        given = {} if approving is None else {"approving": approving}
+        answer = await at.call("confirm_spawn", pending_ids=[made["pending_id"]], **given)
+        assert "approving" in reason(answer) and answer["approval_lines"] == [made["approval_line"]]
+        assert at.person.asked == []
+        await at.nothing_started()
+
+
+async def test_an_expired_proposal_is_no_question_and_a_fresh_one_is_returned(tmp_path: Path, era: str) -> None:
+    async with host(tmp_path, era, accept(), config=f"proposal_ttl_s = 1\n{PRICED}") as at:
+        made = await at.propose()
+        await anyio.sleep_until(anyio.current_time() + 1.05)  # the time that it has to live
+        answer = await at.confirm(made)
+        assert "expired" in reason(answer)
+        fresh = answer["decisions"][0]["fresh"]
+        assert fresh["pending_id"] != made["pending_id"] and fresh["status"] == WAITING
+        assert at.person.asked == [] and at.models.requests == []
+        assert (await at.confirm(fresh))["status"] == "approved"
+        assert len(at.person.asked) == 1
+        await at.started_once(fresh)
+
+
+async def test_rejecting_needs_no_question(tmp_path: Path, era: str) -> None:
+    async with host(tmp_path, era, accept()) as at:
+        made = await at.propose()
+        answer = await at.call("confirm_spawn", pending_ids=[made["pending_id"]], decision="reject")
+        assert answer["status"] == "rejected" and at.person.asked == []
+        [decided] = await at.facts(made, SpawnDecided)
+        assert (decided.decision, decided.channel) == ("rejected", "host_call")
+
+
+async def test_a_change_that_raises_a_limit_is_no_question(tmp_path: Path, era: str) -> None:
+    async with host(tmp_path, era, accept()) as at:
+        made = await at.propose()
+        answer = await at.confirm(made, changes={made["pending_id"]: {"caps": {"max_cost_cents": 51}}})
+        assert "only lower" in reason(answer) and at.person.asked == []
+        await at.nothing_started()
+
+
+async def test_a_client_that_cannot_ask_is_recorded_as_a_hosts_call(tmp_path: Path, era: str) -> None:
+    async with connect(tmp_path, [hand_over()], config=PRICED, mode=era) as (client, models):
+        at = Host(client, Person(decline), models, tmp_path / "data", tmp_path / "workspace")
+        made = await at.propose()
+        assert (await at.confirm(made))["status"] == "approved"
+        assert (await at.started_once(made)).channel == "host_call"
+        assert [fact.kind for fact in await at.facts(made, UserMessage)] == ["task"]
+
+
+async def test_under_human_a_client_that_could_ask_does_not(tmp_path: Path, era: str) -> None:
+    async with host(tmp_path, era, accept(), config=f'approval = "human"\n{PRICED}') as at:
+        made = await at.propose()
+        answer = await at.confirm(made)
+        assert answer["status"] == "failed" and f"ava approve {made['pending_id']}" in answer["message"]
+        assert at.person.asked == []
+        await at.nothing_started()
+
+
+async def test_a_pin_that_is_set_while_the_question_stands_there_counts(tmp_path: Path, era: str) -> None:
+    async with host(tmp_path, era, decline) as at:
+        pin = PinFile(
+            settings_of(tmp_path / "data", at.models.base_url, with_workspace(PRICED, at.workspace)).paths.approval_file
+        )
+
+        def meanwhile(_question: ElicitRequestFormParams) -> ElicitResult:
+            if not pin.is_set:
+                pin.set("tortoise-9")
+            return ElicitResult(action="accept", content={})
+
+        at.person.answers = meanwhile
+        made = await at.propose()
+        answer = await at.confirm(made)
+        assert answer["status"] == "failed" and "ava approve" in answer["message"]
+        assert len(at.person.asked) == 1
+        await at.nothing_started()
+
+
+# -- what the question says -------------------------------------------------------------------------------------------
+
+
+async def test_the_question_shows_the_proposals_figures(tmp_path: Path, era: str) -> None:
+    async with host(tmp_path, era, decline) as at:
+        made = await at.propose(task="Count the otters", max_cost_cents=37, timeout=420, rationale="You asked me to")
+        await at.confirm(made)
+        [asked] = at.person.asked
+    for words in (
+        "researcher", '"Count the otters"', "at most 7 min", "costs at most $0.37", "Model: custom:test.",
+        f"can read {at.workspace} and reach the web", 'Why: "You asked me to".',
+    ):  # fmt: skip
+        assert words in asked.message
+    fields = asked.requested_schema["properties"]
+    assert {name: (each["default"], each["maximum"]) for name, each in fields.items()} == {
+        "max_cost_dollars": (0.37, 0.37),
+        "max_minutes": (7, 7),
+    }
+    assert "required" not in asked.requested_schema
+
+
+async def test_the_question_shows_what_the_call_would_change(tmp_path: Path, era: str) -> None:
+    async with host(tmp_path, era, accept()) as at:
+        made = await at.propose()
+        change = {"caps": {"max_cost_cents": 20, "timeout": 60}, "blocked_tools": ["read_webpages"]}
+        assert (await at.confirm(made, changes={made["pending_id"]: change}))["status"] == "approved"
+        [asked] = at.person.asked
+        assert "at most $0.20" in asked.message and "at most 1 min" in asked.message
+        assert "$0.50" not in asked.message and "Taken away: read_webpages." in asked.message
+        assert asked.requested_schema["properties"]["max_cost_dollars"]["maximum"] == 0.2
+        decided = await at.started_once(made)
+        assert (decided.changes["max_cost_micros"], decided.changes["timeout_s"]) == (200_000, 60)
+        assert "read_webpages" not in decided.changes["tools"]
+
+
+async def test_the_form_lowers_further_what_the_call_has_lowered(tmp_path: Path, era: str) -> None:
+    async with host(tmp_path, era, accept(max_cost_dollars=0.4)) as at:
+        made = await at.propose()
+        changes = {made["pending_id"]: {"caps": {"max_cost_cents": 30, "timeout": 60}}}
+        raised = await at.confirm(made, changes=changes)
+        assert raised["status"] == "failed" and "max_cost_dollars" in raised["message"], "above what was shown"
+        await at.nothing_started()
+        at.person.answers = accept(max_cost_dollars=0.25)
+        assert (await at.confirm(made, changes=changes))["status"] == "approved"
+        assert (await at.started_once(made)).changes == {"max_cost_micros": 250_000, "timeout_s": 60}
+
+
+async def test_a_free_one_has_no_field_for_money(tmp_path: Path, era: str) -> None:
+    async with host(tmp_path, era, accept(max_cost_dollars=99), config="") as at:
+        made = await at.propose()
+        assert (await at.confirm(made))["status"] == "approved"
+        [asked] = at.person.asked
+        assert "costs nothing" in asked.message and set(asked.requested_schema["properties"]) == {"max_minutes"}
+        assert (await at.started_once(made)).changes == {}
+
+
+# -- the handshake era: a question inside the call --------------------------------------------------------------------
+
+
+async def test_an_answer_that_comes_too_late_starts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that takes no notice of a cancelled question and answers it all the same."""
+    monkeypatch.setattr(eliciting, "ASK_S", 0.3)
+    (tmp_path / "workspace").mkdir()
+    with running_model_server([hand_over()]) as models:
+        settings = settings_of(tmp_path / "data", models.base_url, with_workspace(PRICED, tmp_path / "workspace"))
+        server = build_server(lambda: settings, transport="memory")
+        async with (
+            create_client_server_memory_streams() as ((receive, send), theirs),
+            anyio.create_task_group() as tasks,
+        ):
+            tasks.start_soon(server.run, *theirs, server.create_initialization_options())
+            ids = iter(range(1, 100))
+
+            async def say(**message: Any) -> None:
+                await send.send(SessionMessage(jsonrpc_message_adapter.validate_python({"jsonrpc": "2.0", **message})))
+
+            async def hear(until: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+                with anyio.fail_after(20):
+                    while True:
+                        got = await receive.receive()
+                        assert isinstance(got, SessionMessage)
+                        message: dict[str, Any] = got.message.model_dump(by_alias=True, exclude_none=True)
+                        if until(message):
+                            return message
+
+            async def ask(method: str, **params: Any) -> int:
+                number = next(ids)
+                await say(id=number, method=method, params=params)
+                return number
+
+            async def tool(name: str, **arguments: Any) -> dict[str, Any]:
+                number = await ask("tools/call", name=name, arguments=arguments)
+                answer = await hear(lambda message: message.get("id") == number and "result" in message)
+                content: dict[str, Any] = answer["result"]["structuredContent"]
+                return content
+
+            hello = {"protocolVersion": "2025-11-25", "clientInfo": {"name": "late", "version": "1"}}
+            number = await ask("initialize", **hello, capabilities={"elicitation": {}})
+            await hear(lambda message: message.get("id") == number)
+            await say(method="notifications/initialized")
+            workspace = str(tmp_path / "workspace")
+            made = await tool("spawn_subagent", role="researcher", task="Look", workspace=workspace)
+            number = await ask("tools/call", name="confirm_spawn", arguments=approval(made))
+            question = await hear(lambda message: message.get("method") == "elicitation/create")
+            answer = await hear(lambda message: message.get("id") == number and "result" in message)
+            told = answer["result"]["structuredContent"]
+            assert "has not answered" in reason(told) and "ava approve" in told["next"]
+            await say(id=question["id"], result={"action": "accept", "content": {}})
+            checked = await tool("check_subagent", subagent_id=made["subagent_id"])
+            assert checked["status"] == WAITING
+            assert models.requests == []
+            tasks.cancel_scope.cancel()
+
+
+async def test_the_wait_after_a_question_has_what_the_question_left_of_the_calls_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(confirming, "WAIT_LIMIT_S", 1.0)
+    gate = Gate()
+    async with host(tmp_path, "legacy", accept(), [Say("late", gate=gate), hand_over()]) as at:
+        began = anyio.current_time()
+        answer = await at.confirm(await at.propose(), wait_seconds=40)
+        assert answer["status"] == "approved" and anyio.current_time() - began < 10
+        gate.released.set()
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        {},
+        {"action": "yes"},
+        {"action": "ACCEPT", "content": {}},
+        {"action": "accept", "content": {"max_minutes": {"at most": 1}}},
+        {"action": "accept", "content": "all of it"},
+        {"action": ["accept"]},
+    ],
+)
+async def test_an_answer_that_is_none_starts_nothing_and_is_no_fault_of_ava(
+    tmp_path: Path, reply: dict[str, Any]
+) -> None:
+    (tmp_path / "workspace").mkdir()
+    with running_model_server([hand_over()]) as models:
+        async with serving(tmp_path / "data", env=using(models.base_url), initialize=False) as wire:
+            hello = {"protocolVersion": "2025-11-25", "clientInfo": {"name": "odd", "version": "1"}}
+            await wire.request("initialize", {**hello, "capabilities": {"elicitation": {}}})
+            await wire.notify("notifications/initialized")
+            wire.replies["elicitation/create"] = lambda: reply
+            made = await wire.tool(
+                "spawn_subagent", role="researcher", task="Look", workspace=str(tmp_path / "workspace")
+            )
+            answer = await wire.tool("confirm_spawn", **approval(made))
+            assert "closed the question" in reason(answer)
+            assert (await wire.tool("check_subagent", subagent_id=made["subagent_id"]))["status"] == WAITING
+        assert models.requests == []
+
+
+async def test_in_the_handshake_era_an_answer_beside_the_call_is_not_the_persons(tmp_path: Path) -> None:
+    async with host(tmp_path, "legacy", decline) as at:
+        made = await at.propose()
+        answer = await at.by_hand(approval(made), answer=ElicitResult(action="accept", content={}))
+        assert isinstance(answer, dict)
+        assert "declined" in reason(answer) and len(at.person.asked) == 1
+        await at.nothing_started()
+
+
+# -- the modern era: the answer comes with another call ---------------------------------------------------------------
+
+YES = ElicitResult(action="accept", content={})
+
+
+async def test_an_answer_without_the_request_state_is_asked_for_anew(tmp_path: Path) -> None:
+    async with host(tmp_path, "auto", decline) as at:
+        given = approval(await at.propose())
+        assert isinstance(await at.by_hand(given, answer=YES), InputRequiredResult), "never asked"
+        await at.question(given)
+        assert isinstance(await at.by_hand(given, answer=YES), InputRequiredResult), "asked, and nothing kept"
+        await at.nothing_started()
+
+
+async def test_a_state_without_an_answer_is_asked_for_anew(tmp_path: Path) -> None:
+    async with host(tmp_path, "auto", decline) as at:
+        given = approval(await at.propose())
+        state = await at.question(given)
+        assert isinstance(await at.by_hand(given, state=state), InputRequiredResult)
+        await at.nothing_started()
+
+
+@pytest.mark.parametrize("how", ["one letter", "cut", "none of ours", "empty", "the bare hash", "another root's"])
+async def test_a_tampered_state_is_asked_for_anew(tmp_path: Path, how: str) -> None:
+    async with host(tmp_path, "auto", decline) as at:
+        made = await at.propose()
+        given = approval(made)
+        asked = await at.by_hand(given)
+        assert isinstance(asked, InputRequiredResult) and asked.request_state is not None
+        state = asked.request_state
+        middle = len(state) // 2
+        form = asked.model_dump(by_alias=True)["inputRequests"]["approval"]["params"]
+        tampered = {
+            "one letter": state[:middle] + ("A" if state[middle] != "A" else "B") + state[middle + 1 :],
+            "cut": state[:-4],
+            "none of ours": "v1.aGVsbG8",
+            "empty": "",
+            "the bare hash": _bare(form),
+            "another root's": "",
+        }[how]
+        if how == "another root's":
+            elsewhere = tmp_path / "elsewhere"
+            elsewhere.mkdir()
+            async with host(elsewhere, "auto", decline) as other:
+                await other.propose()
+                boundary = eliciting._boundary(other.root / "secrets" / "other.toml")  # pyright: ignore[reportPrivateUsage]
+                tampered = boundary._security.codec.seal(b"{}")  # pyright: ignore[reportPrivateUsage]
+        assert isinstance(await at.by_hand(given, tampered, YES), InputRequiredResult)
+        await at.nothing_started()
+
+
+def _bare(form: dict[str, Any]) -> str:
+    """The hash of a question, as a client that knows our code can make it, without the seal."""
+    from ava_server.questions import LimitField, Question
+
+    fields = form["requestedSchema"]["properties"]
+    limits = tuple(LimitField(name, each["title"], each["maximum"]) for name, each in fields.items())
+    return Question(form["message"], limits).sha()
+
+
+async def test_the_state_of_another_calls_arguments_is_asked_for_anew(tmp_path: Path) -> None:
+    async with host(tmp_path, "auto", decline) as at:
+        cheap, dear = await at.propose(task="one", max_cost_cents=1), await at.propose(task="two")
+        state = await at.question(approval(cheap))
+        assert isinstance(await at.by_hand(approval(dear), state, YES), InputRequiredResult)
+        lowered = approval(dear, changes={dear["pending_id"]: {"caps": {"max_cost_cents": 1}}})
+        state = await at.question(lowered)
+        assert isinstance(await at.by_hand(approval(dear), state, YES), InputRequiredResult), "its own, lowered"
+        await at.nothing_started(waiting=2)
+
+
+async def test_an_expired_state_is_asked_for_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(eliciting, "ANSWER_S", 0.2)
+    async with host(tmp_path, "auto", decline) as at:
+        given = approval(await at.propose())
+        state = await at.question(given)
+        await anyio.sleep_until(anyio.current_time() + 0.25)  # the time that it has to live
+        assert isinstance(await at.by_hand(given, state, YES), InputRequiredResult)
+        await at.nothing_started()
+
+
+async def test_a_server_of_the_same_root_takes_the_answer_to_the_others_question_once(tmp_path: Path) -> None:
+    with running_model_server([hand_over()]) as models:
+        async with host(tmp_path, "auto", decline, server=models) as at:
+            made = await at.propose()
+            given = approval(made)
+            state = await at.question(given)
+        async with host(tmp_path, "auto", decline, server=models) as at:
+            answer = await at.by_hand(given, state, YES)
+            assert isinstance(answer, dict) and answer["status"] == "approved"
+            assert (await at.started_once(made)).channel == "elicitation"
+            replayed = await at.by_hand(given, state, YES)
+            assert isinstance(replayed, dict) and "approved already" in reason(replayed)
+            assert len(await at.facts(made, RunClaimed)) == 1 and len(models.requests) == 1
+            assert at.person.asked == []
+
+
+async def test_with_the_key_gone_and_a_new_server_the_question_is_asked_anew(tmp_path: Path) -> None:
+    with running_model_server([hand_over()]) as models:
+        async with host(tmp_path, "auto", decline, server=models) as at:
+            made = await at.propose()
+            given = approval(made)
+            state = await at.question(given)
+        key = settings_of(at.root, models.base_url, with_workspace(PRICED, at.workspace)).paths.question_key
+        before = key.read_bytes()
+        key.unlink()
+        async with host(tmp_path, "auto", accept(), server=models) as at:
+            assert isinstance(await at.by_hand(given, state, YES), InputRequiredResult)
+            await at.nothing_started()
+            assert key.read_bytes() != before and key.stat().st_mode & 0o077 == 0
+            assert (await at.confirm(made))["status"] == "approved"
+            await at.started_once(made)
+
+
+@pytest.mark.parametrize("fault", ["open to others", "too short", "no TOML"])
+async def test_a_key_that_may_not_be_used_is_told_and_not_asked_around_for_ever(tmp_path: Path, fault: str) -> None:
+    with running_model_server([hand_over()]) as models:
+        async with host(tmp_path, "auto", accept(), server=models) as at:
+            made = await at.propose()
+            await at.question(approval(made))
+        key = settings_of(at.root, models.base_url, with_workspace(PRICED, at.workspace)).paths.question_key
+        good = key.read_bytes()
+        if fault == "open to others":
+            key.chmod(0o644)
+        else:
+            key.write_text('key = "short"\n' if fault == "too short" else "key = \n[")
+        async with host(tmp_path, "auto", accept(), server=models) as at:
+            answer = await at.confirm(made)
+            assert answer["status"] == "failed" and str(key) in answer["message"]
+            assert at.person.asked == []
+            await at.nothing_started()
+            key.write_bytes(good)
+            key.chmod(0o600)
+            assert (await at.confirm(made))["status"] == "approved", "mended, without a new server"
+            await at.started_once(made)
+
+
+async def test_the_answer_about_a_proposal_that_is_gone_by_now_starts_nothing(tmp_path: Path) -> None:
+    async with host(tmp_path, "auto", decline) as at:
+        made = await at.propose()
+        state = await at.question(approval(made))
+        await at.call("cancel_subagent", pending_id=made["pending_id"])
+        answer = await at.by_hand(approval(made), state, YES)
+        assert isinstance(answer, dict) and answer["status"] == "refused"
+        assert at.models.requests == []
+
+
+async def test_a_hundred_accepted_answers_at_once_start_one_run(tmp_path: Path) -> None:
+    async with host(tmp_path, "auto", decline) as at:
+        made = await at.propose()
+        given = approval(made)
+        state = await at.question(given)
+        statuses: list[str] = []
+
+        async def again() -> None:
+            answer = await at.by_hand(given, state, YES)
+            assert isinstance(answer, dict)
+            statuses.append(answer["status"])
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(100):
+                tasks.start_soon(again)
+        assert sorted(statuses) == ["approved"] + ["refused"] * 99
+        await at.started_once(made)
