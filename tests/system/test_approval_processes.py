@@ -1,0 +1,96 @@
+"""Several servers on one data root decide at once: one approval is used once, and the day's ceiling is everybody's."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from support.house import settings_of
+from support.model_server import Gate, Say, running_model_server
+from support.stdio import Wire, assert_intact, logged, serving, using
+
+PROCESSES = 4
+DONE = Say(calls=[("submit_result", {"summary": "done", "output": "twelve cents"})])
+
+AUTO = 'approval = "auto"\nauto_approve_cents = 1\nauto_approve_daily_cents = 7\n[limits]\nspawns_per_hour = 100\n'
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Path:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "notes.md").write_text("Otter charges twelve cents.\n")
+    return folder
+
+
+async def all_at_once(wires: list[Wire], tool: str, calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Send the calls to the servers in turn, without waiting for an answer; return the structured answers."""
+    sent = [
+        (wire, await wire.ask("tools/call", {"name": tool, "arguments": arguments}))
+        for number, arguments in enumerate(calls)
+        for wire in [wires[number % len(wires)]]
+    ]
+    answers: list[dict[str, Any]] = []
+
+    async def hear(wire: Wire) -> None:  # one reader for each server
+        for other, number in sent:
+            if other is wire:
+                answers.append((await wire.answer(number, within_s=60))["result"]["structuredContent"])
+
+    async with anyio.create_task_group() as tasks:
+        for wire in wires:
+            tasks.start_soon(hear, wire)
+    return answers
+
+
+async def test_a_hundred_confirms_in_four_processes_start_one_run(root: Path, workspace: Path) -> None:
+    gate = Gate()
+    with running_model_server([Say(calls=DONE.calls, gate=gate), DONE]) as models:
+        async with AsyncExitStack() as stack:
+            wires = [
+                await stack.enter_async_context(serving(root, env=using(models.base_url))) for _ in range(PROCESSES)
+            ]
+            made = await wires[0].tool("spawn_subagent", role="researcher", task="Prices", workspace=str(workspace))
+            given = {"pending_ids": [made["pending_id"]], "approving": [made["approval_line"]]}
+            answers = await all_at_once(wires, "confirm_spawn", [given] * 100)
+            assert Counter(answer["status"] for answer in answers) == {"approved": 1, "refused": 99}
+            refused = [each["decisions"][0] for each in answers if each["status"] == "refused"]
+            assert all("approved already" in each["refused_because"] for each in refused)
+            gate.released.set()
+            ended = await wires[1].tool("check_subagent", subagent_id=made["subagent_id"], wait_seconds=30)
+            assert ended["status"] == "success"
+        assert len(models.requests) == 1
+    for kind in ("SpawnDecided", "SubagentSpawn", "RunClaimed", "RunStarted", "RunEnded"):
+        assert len(logged(root, kind, run=made["subagent_id"])) == 1, kind
+    assert_intact(root)
+
+
+async def test_servers_that_start_small_runs_by_themselves_share_the_days_ceiling(root: Path, workspace: Path) -> None:
+    settings_of(root, None, AUTO)
+    with running_model_server(lambda _request: DONE) as models:
+        async with AsyncExitStack() as stack:
+            wires = [
+                await stack.enter_async_context(serving(root, env=using(models.base_url))) for _ in range(PROCESSES)
+            ]
+            calls = [
+                {"role": "code_reviewer", "task": f"Look at number {number}", "workspace": str(workspace)}
+                for number in range(40)
+            ]
+            answers = await all_at_once(wires, "spawn_subagent", calls)
+            assert Counter(answer["status"] for answer in answers) == {"approved": 7, "awaiting_approval": 33}
+            for answer in answers:
+                if answer["status"] == "approved":
+                    await wires[0].tool("check_subagent", subagent_id=answer["subagent_id"], wait_seconds=30)
+    decided = logged(root, "SpawnDecided")
+    assert [entry.content["channel"] for entry in decided] == ["auto"] * 7
+    assert len(logged(root, "RunStarted")) == 7
+    assert_intact(root)
