@@ -26,11 +26,14 @@ class Workspace:
         path: The folder, symlinks resolved; None when there is none.
         given: The call itself named it, which is what lets a role with web tools see it.
         why: Where it comes from, or why there is none and how to give one.
+        named: It lies beneath a folder that a person or the client has named, or that the rule found; False where only
+            the call speaks for it, so that somebody has to see the path before it is read.
     """
 
     path: Path | None
     given: bool
     why: str
+    named: bool = True
 
 
 def resolve_workspace(
@@ -92,7 +95,7 @@ def resolve_workspace(
         beneath = f"beneath {' or '.join(map(str, allowed))}" if allowed else "of one project"
         hint = f"give a folder {beneath}, or have a person set other roots ([workspace] in config.toml)"
         raise WorkspaceRefused(f"workspace: {refusal}; {hint}") from None
-    return Workspace(folder, True, "given in the call")
+    return Workspace(folder, True, "given in the call", named=bool(allowed))
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,7 @@ class RunConfig(BaseModel):
         model: `provider:id`, as it stands in the log.
         price: The price per token, as a mapping of `prices.Price`.
         workspace_given: The call itself gave the workspace, so that a networked role may read it.
+        workspace_named: Somebody beside the call has named a folder that holds it.
         files_note: Why a role that has tools for files sees none, and how it would; empty where it does.
         secrets: The secrets that the role lists and a tool of the run may send, each with the hosts that it was for;
             None for one that was not stored.
@@ -72,6 +73,7 @@ class RunConfig(BaseModel):
     unavailable_tools: tuple[str, ...] = ()
     workspace: str | None = None
     workspace_given: bool = False
+    workspace_named: bool = True
     files_note: str = ""
     secrets: dict[str, tuple[str, ...] | None] = {}
     plan: bool = False

@@ -129,6 +129,7 @@ def resolve(args: SpawnArgs, around: Surroundings, earlier: tuple[EarlierRun, ..
         context_from=earlier,
         reach=_reach(tools, around.tools, reading, len(earlier)),
         workspace_given=workspace.given,
+        workspace_named=workspace.named,
         files_note="" if reading or not _wants_files(role, around.tools) else _no_files(workspace),
         estimated_minutes=_estimate(role, choice, float(caps["timeout_s"]), around.durations),
         name=args.name,

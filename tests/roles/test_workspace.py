@@ -147,7 +147,8 @@ def test_configured_roots_decide_over_what_is_found_and_what_is_asked_for(world:
 
 
 def test_where_nothing_says_where_a_person_works_the_approval_decides(world: World) -> None:
-    assert world.resolve(asked=str(world.plain)) == Workspace(world.plain, True, "given in the call")
+    found = world.resolve(asked=str(world.plain))
+    assert found == Workspace(world.plain, True, "given in the call", named=False), "and only the call speaks for it"
 
 
 def test_over_http_without_roots_nothing_is_given(world: World) -> None:

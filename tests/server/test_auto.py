@@ -60,6 +60,10 @@ async def decided(lab: Lab) -> list[SpawnDecided]:
     return await lab.store.read(query)
 
 
+async def quiet(_line: str) -> None:
+    """Take no notice of progress."""
+
+
 def waits(answer: Any) -> str:
     """What an answer says of a proposal that waits as under `ask`."""
     assert answer.status == WAITING, answer
@@ -238,6 +242,24 @@ async def test_files_and_network_together_never_start_by_themselves(tmp_path: Pa
         given = {"role": "researcher", "task": "x", "workspace": str(lab.workspace), "tools": ["read_file"]}
         assert (await lab.call("spawn_subagent", **given)).status == "approved", "without the web"
         assert len(await decided(lab)) == 2
+
+
+async def test_a_folder_that_only_the_call_names_never_starts_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without roots, and outside of a repository, every folder may be asked for: whoever sees the path decides."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "workspace").mkdir()
+    async with open_house(settings_of(tmp_path / "data", None, auto()), runs=False) as house:
+
+        async def spawn(session: Session) -> Any:
+            given = {"role": "code_reviewer", "task": "Look", "workspace": str(tmp_path / "workspace")}
+            return await Desk(house, session).call("spawn_subagent", given, quiet)
+
+        answer = await spawn(Session(user=house.user, transport="memory"))
+        assert f"nobody but the call says that it may read {tmp_path / 'workspace'}" in waits(answer)
+        rooted = Session(user=house.user, transport="memory", roots=(str(tmp_path / "workspace"),))
+        assert (await spawn(rooted)).status == "approved", "the client itself has named it"
 
 
 async def test_results_of_others_and_network_together_never_start_by_themselves(tmp_path: Path) -> None:

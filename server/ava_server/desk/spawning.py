@@ -214,4 +214,6 @@ def not_by_itself(config: RunConfig, tools: Mapping[str, Tool]) -> str | None:
         return "it reads what is yours and reaches the web"
     if any(hosts for hosts in config.secrets.values()):
         return "it may send a secret"
+    if config.workspace and not config.workspace_named:  # the workspace rule then leaves it to whoever sees the path
+        return f"nobody but the call says that it may read {config.workspace} ([workspace] roots in config.toml)"
     return None
