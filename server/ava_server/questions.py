@@ -18,6 +18,8 @@ from ava_server.errors import BadInput
 from ava_server.proposal_words import group_line, proposal_message
 
 COST, TIME = "max_cost_dollars", "max_minutes"
+_LARGEST = 1e15
+"""What is above it is no amount and no time: infinity, NaN, or a whole number that no float can be."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,7 @@ def lowered(weighed: Weighed, asked: Approval, reply: Reply) -> Approval:
         given = reply.content.get(limit.name)
         if given is None:
             continue
-        if isinstance(given, bool) or not isinstance(given, int | float) or not math.isfinite(given):
+        if isinstance(given, bool) or not isinstance(given, int | float) or not abs(given) <= _LARGEST:
             raise BadInput(f"{limit.name}: the form brought no number; nothing was started")
         least = 1 / MICROS_PER_USD if limit.name == COST else 0.0
         if not least <= given <= limit.most or given == 0:

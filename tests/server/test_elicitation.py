@@ -28,7 +28,7 @@ from mcp_types import (
 from mcp_types.jsonrpc import jsonrpc_message_adapter
 from support.house import PRICED, connect, hand_over, settings_of, with_workspace
 from support.model_server import Gate, ModelServer, Say, running_model_server
-from support.stdio import serving, using
+from support.stdio import MODERN, serving, using
 
 from ava_audit.events import Fact, RunClaimed, SpawnDecided, UserMessage
 from ava_audit.rows import WAITING
@@ -260,7 +260,7 @@ async def test_a_groups_clock_may_be_lowered_and_not_raised(tmp_path: Path, era:
 
 
 @pytest.mark.parametrize("name", ["max_cost_dollars", "max_minutes"])
-@pytest.mark.parametrize("given", [1_000_000, math.nan, math.inf, True, False, "0.1", "", 0, -1, 1e-9, ["1"]])
+@pytest.mark.parametrize("given", [1_000_000, 10**400, math.nan, math.inf, True, False, "0.1", "", 0, -1, 1e-9, ["1"]])
 async def test_a_limit_that_is_none_starts_nothing_and_names_the_field(
     tmp_path: Path, era: str, name: str, given: Any
 ) -> None:
@@ -674,6 +674,47 @@ async def test_the_answer_about_a_proposal_that_is_gone_by_now_starts_nothing(tm
         answer = await at.by_hand(approval(made), state, YES)
         assert isinstance(answer, dict) and answer["status"] == "refused"
         assert at.models.requests == []
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"inputResponses": {"approval": {"action": "accept", "content": {}}}},
+        {"inputResponses": {"approval": {"action": "accept", "content": {}}}, "requestState": None},
+        {"inputResponses": {"approval": {"action": "yes"}}},
+        {"inputResponses": {"approval": {"action": "accept", "content": {"max_minutes": {"at most": 1}}}}},
+        {"inputResponses": {"approval": "accept"}},
+        {"inputResponses": {"approval": None}},
+        {"inputResponses": {"other": {"action": "accept", "content": {}}}},
+        {"inputResponses": []},
+        {"inputResponses": "approval"},
+        {"requestState": 7},
+        {"requestState": {"action": "accept"}},
+        {"requestState": "v1." + "A" * 1_000_000},
+        {"requestState": "\ud800", "inputResponses": {"approval": {"action": "accept"}}},
+    ],
+)
+async def test_what_a_hostile_client_sends_beside_the_call_starts_nothing(tmp_path: Path, more: dict[str, Any]) -> None:
+    """Spoken line by line to a child process, whose stderr may have no traceback."""
+    (tmp_path / "workspace").mkdir()
+    with running_model_server([hand_over()]) as models:
+        async with serving(tmp_path / "data", env=using(models.base_url), initialize=False) as wire:
+            wire.meta = {
+                "io.modelcontextprotocol/protocolVersion": MODERN,
+                "io.modelcontextprotocol/clientInfo": {"name": "odd", "version": "1"},
+                "io.modelcontextprotocol/clientCapabilities": {"elicitation": {"form": {}}},
+            }
+            await wire.request("server/discover")
+            made = await wire.tool(
+                "spawn_subagent", role="researcher", task="Look", workspace=str(tmp_path / "workspace")
+            )
+            call = {"name": "confirm_spawn", "arguments": approval(made)}
+            asked = (await wire.request("tools/call", call))["result"]
+            assert asked["resultType"] == "input_required"
+            answer = await wire.request("tools/call", {**call, **more})
+            assert "error" in answer or answer["result"]["resultType"] == "input_required", answer
+            assert (await wire.tool("check_subagent", subagent_id=made["subagent_id"]))["status"] == WAITING
+        assert models.requests == []
 
 
 async def test_a_hundred_accepted_answers_at_once_start_one_run(tmp_path: Path) -> None:
