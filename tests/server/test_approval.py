@@ -14,6 +14,7 @@ from support.model_server import Gate, Say, running_model_server
 from ava_audit.events import RunClaimed, SpawnDecided, SpawnProposed, SubagentSpawn, UserMessage
 from ava_audit.view import View
 from ava_roles.catalog import Catalog, Folder
+from ava_server.approval import Approval, GroupLimits, approve, refuse
 from ava_server.desk import Desk
 from ava_server.house import open_house
 from ava_server.proposal_words import beginning, minutes
@@ -519,6 +520,30 @@ async def test_a_groups_cap_for_one_id_is_refused_not_passed_over(tmp_path: Path
         assert answer.status == "failed" and "group_max_cost_cents" in answer.message
         answer = await lab.approve(proposal, group_timeout=10)
         assert answer.status == "failed" and "group_timeout" in answer.message
+        assert await runs(lab) == ["awaiting_approval"]
+
+
+@pytest.mark.parametrize(
+    "raised", [GroupLimits(1_000_001, None), GroupLimits(None, 901), GroupLimits(1, 901), GroupLimits(1_000_001, 1)]
+)
+async def test_the_deciding_command_itself_refuses_a_groups_raised_limit(tmp_path: Path, raised: GroupLimits) -> None:
+    async with open_lab(tmp_path, config=PRICED) as lab:
+        made = [await lab.propose(task="one"), await lab.propose(task="two")]
+        lines = (*(each.approval_line for each in made), "2 subagents together, at most $1.00 and 15 min")
+        ids = tuple(each.pending_id for each in made)
+        asked = Approval(ids, lines, group_timeout_s=900, group_id="G-1", group_lowered=raised)
+        who, limits = lab.session.who, lab.house.spawn_limits
+        decided = await lab.store.do(approve(asked, who, "elicitation", limits))
+        assert [each.status for each in decided.decisions] == ["refused"] * 2
+        assert await runs(lab) == ["awaiting_approval"] * 2
+
+
+async def test_what_was_refused_without_a_question_is_not_approved_though_it_could_be_by_now(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, config=PRICED) as lab:
+        made = await lab.propose()
+        asked = Approval((made.pending_id,), (made.approval_line,))
+        decided = await lab.store.do(refuse(asked, lab.session.who, lab.house.spawn_limits))
+        assert decided.decisions[0].status == "refused" and "try again" in str(decided.decisions[0].refused_because)
         assert await runs(lab) == ["awaiting_approval"]
 
 

@@ -342,6 +342,15 @@ async def test_the_environment_may_tighten_it(tmp_path: Path) -> None:
         assert await decided(lab) == []
 
 
+async def test_in_a_terminal_the_person_is_asked_all_the_same(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, config=auto(), runs=False) as lab:
+        person = Session(user=lab.house.user, transport="terminal", channel="terminal")
+        there = replace(lab, desk=Desk(lab.house, person), session=person)
+        answer = await reviewer(there)
+        assert answer.status == WAITING and "by itself" not in answer.message
+        assert await decided(lab) == []
+
+
 async def test_ceilings_without_the_policy_start_nothing(tmp_path: Path) -> None:
     async with open_lab(tmp_path, config=auto().replace('"auto"', '"ask"'), runs=False) as lab:
         assert (await reviewer(lab)).status == WAITING
