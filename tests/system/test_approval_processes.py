@@ -9,7 +9,7 @@ from typing import Any
 
 import anyio
 import pytest
-from support.house import settings_of
+from support.house import settings_of, with_workspace
 from support.model_server import Gate, Say, running_model_server
 from support.stdio import Wire, assert_intact, logged, serving, using
 
@@ -75,7 +75,7 @@ async def test_a_hundred_confirms_in_four_processes_start_one_run(root: Path, wo
 
 
 async def test_servers_that_start_small_runs_by_themselves_share_the_days_ceiling(root: Path, workspace: Path) -> None:
-    settings_of(root, None, AUTO)
+    settings_of(root, None, with_workspace(AUTO, workspace))
     with running_model_server(lambda _request: DONE) as models:
         async with AsyncExitStack() as stack:
             wires = [
