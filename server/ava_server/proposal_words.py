@@ -13,6 +13,8 @@ from ava_server.run_config import RunConfig, Texts
 TASK_CHARS = 120
 SHOWN_CHARS = 600
 """Characters of a task, and of a reason, that the proposal shows; the digest covers all of them."""
+BESIDES_CHARS = 200
+"""Characters of what a subagent is told beside its task that the proposal shows."""
 _QUOTES = dict.fromkeys(map(ord, '"“”„‟«»＂″‴‶〝〞〟❝❞ʺ˝״⹂🙶🙷🙸'), "'")
 """Marks that a reader may take for the end of a quotation."""
 _BRACKETS = dict.fromkeys(map(ord, "()（）﹙﹚⁽⁾₍₎❨❩⸨⸩"), "'")
@@ -80,13 +82,17 @@ def proposal_message(config: RunConfig, texts: Texts) -> str:
     lines = [f"Ava wants to start a {label}: {_quoted(texts.task, SHOWN_CHARS)}."]
     can = config.reach
     lines.append(f"It {can}." if config.workspace else f"It {can}; it cannot read your files.")
+    cost = "costs nothing" if free else f"costs at most {format_usd(config.max_cost_micros, exact=True)}"
+    about = f"{low} to {high} minutes" if low < high else minutes(high * 60)
+    lines.append(f"It takes about {about}, at most {minutes(config.timeout_s)}, and {cost}.")
+    # Up to here it is what has to be seen first: a host may show three lines, and the others when asked to.
     if config.context_from:
         lines.append(f"Results that it may read: {listed(config.context_from)}.")
     if config.files_note:
         lines.append(f"No files because: {config.files_note}.")
-    cost = "costs nothing" if free else f"costs at most {format_usd(config.max_cost_micros, exact=True)}"
-    about = f"{low} to {high} minutes" if low < high else minutes(high * 60)
-    lines.append(f"It takes about {about}, at most {minutes(config.timeout_s)}, and {cost}.")
+    for what, given in (("Its instructions", texts.system_prompt), ("It is told besides", texts.context)):
+        if given:
+            lines.append(f"{what}, {len(given):,} characters: {_quoted(given, BESIDES_CHARS)}.")
     if config.model.startswith("offline/"):
         lines.append(
             "No language model is used: the offline reader finds passages that have words of the task, and quotes"

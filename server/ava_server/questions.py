@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol
 from ava_audit.money import MICROS_PER_USD
 from ava_server.approval import Approval, GroupLimits, Weighed
 from ava_server.errors import BadInput
-from ava_server.proposal_words import group_line, proposal_message
+from ava_server.proposal_words import approval_line, group_line, proposal_message
 
 COST, TIME = "max_cost_dollars", "max_minutes"
 _LARGEST = 1e15
@@ -46,7 +46,7 @@ class Question:
                 each.name: {
                     "type": "number",
                     "title": each.title,
-                    "description": f"Up to {each.most:g}; you may put in less.",
+                    "description": f"Up to {each.most:.10g}; you may put in less.",
                     "minimum": min(0.01, each.most),
                     "maximum": each.most,
                     "default": each.most,
@@ -97,9 +97,12 @@ def question(weighed: Weighed) -> Question:
         if without:
             parts[number] += f"\nTaken away: {', '.join(without)}."
     if weighed.group_cap is not None:
-        parts = [f"{number}. {part}" for number, part in enumerate(parts, 1)]
         cap = None if weighed.free else weighed.group_cap
-        parts.append(f"All of them: {group_line(len(weighed.members), cap, weighed.group_timeout_s)}.")
+        lines = [f"Ava wants to start {group_line(len(weighed.members), cap, weighed.group_timeout_s)}:"]
+        for number, member in enumerate(weighed.members, 1):
+            lines.append(f"{number}. {approval_line(member.changed, member.texts)}")
+            parts[number - 1] = f"{number}. {parts[number - 1]}"
+        parts.insert(0, "\n".join(lines))
     fields = _fields(weighed)
     parts.append("Start it?" if len(weighed.members) == 1 else "Start them?")
     if fields:
@@ -149,10 +152,15 @@ def _fields(weighed: Weighed) -> tuple[LimitField, ...]:
         if not weighed.free:
             fields.append(LimitField(COST, "At most, all together, in dollars", weighed.group_cap / MICROS_PER_USD))
         if weighed.group_timeout_s is not None:
-            fields.append(LimitField(TIME, "At most, all together, in minutes", weighed.group_timeout_s / 60))
+            fields.append(LimitField(TIME, "At most, all together, in minutes", _minutes(weighed.group_timeout_s)))
         return tuple(fields)
     (member,) = weighed.members
     if not weighed.free:
         fields.append(LimitField(COST, "At most, in dollars", member.changed.max_cost_micros / MICROS_PER_USD))
-    fields.append(LimitField(TIME, "At most, in minutes", member.changed.timeout_s / 60))
+    fields.append(LimitField(TIME, "At most, in minutes", _minutes(member.changed.timeout_s)))
     return tuple(fields)
+
+
+def _minutes(seconds: float) -> float:
+    """Return seconds as the minutes that a form shows: rounded down, so that what it shows can be put in."""
+    return math.floor(seconds / 60 * 10_000) / 10_000

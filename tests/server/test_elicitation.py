@@ -238,7 +238,7 @@ async def test_a_group_is_one_question_and_its_cap_may_be_lowered(tmp_path: Path
         assert answer["status"] == "approved", answer
         [asked] = at.person.asked
         assert "Count the otters" in asked.message and "Count the seals" in asked.message
-        assert f"All of them: {line}." in asked.message
+        assert asked.message.startswith(f"Ava wants to start {line}:\n1. researcher, at most $0.50 and 10 min, ")
         assert set(asked.requested_schema["properties"]) == {"max_cost_dollars"}
         for each in made:
             decided = await at.started_once(each, requests=2)
@@ -734,3 +734,10 @@ async def test_a_hundred_accepted_answers_at_once_start_one_run(tmp_path: Path) 
                 tasks.start_soon(again)
         assert sorted(statuses) == ["approved"] + ["refused"] * 99
         await at.started_once(made)
+
+
+async def test_a_time_that_is_no_round_number_of_minutes_can_be_put_in_as_the_form_shows_it(tmp_path: Path) -> None:
+    async with host(tmp_path, "auto", accept(max_minutes=1.6666)) as at:
+        answer = await at.confirm(await at.propose(timeout=100))
+        assert answer["status"] == "approved", answer
+        assert at.person.asked[0].requested_schema["properties"]["max_minutes"]["maximum"] == 1.6666
