@@ -29,6 +29,8 @@ TRIES = 5
 LOCKED_S = 15 * 60.0
 COST = (2**15, 8, 1)
 """scrypt's n, r and p (RFC 7914): 32 MiB and about a tenth of a second for each try."""
+NONE_YET = "There is no approval PIN yet. Set one with `ava pin set`."
+_GONE = "The PIN was removed meanwhile; nothing was done."
 _TABLE = "pin"
 _MEMORY = 2**26
 
@@ -106,7 +108,6 @@ class PinFile:
 
     def change(self, old: str, new: str) -> None:
         """Replace the PIN.
-
         Raises:
             BadInput: The new one can be none.
             Refused: The old one is wrong, or locked.
@@ -118,7 +119,6 @@ class PinFile:
 
     def remove(self, pin: str) -> None:
         """Remove the PIN, and with it the policy `human`.
-
         Raises:
             Refused: It is wrong, or locked.
             ConfigError: The file cannot be used.
@@ -126,6 +126,8 @@ class PinFile:
         self.check(pin)
 
         def edit(document: TOMLDocument) -> None:
+            if _TABLE not in document:
+                raise Refused(_GONE)
             document.remove(_TABLE)
 
         self._file.change(self._stored, edit)
@@ -136,11 +138,13 @@ class PinFile:
         Raises:
             Refused: There is no PIN, or it is locked.
         """
+        if not self.is_set:  # there may be no folder for a lock either
+            raise Refused(NONE_YET)
 
         def edit(document: TOMLDocument) -> None:
             stored = _read(document.unwrap(), self._file)
             if stored is None:
-                raise Refused("There is no approval PIN yet. Set one with `ava pin set`.")
+                raise Refused(NONE_YET)
             now = time.time()
             left_s = stored.locked_until - now
             if 0 < left_s <= LOCKED_S:
@@ -154,11 +158,14 @@ class PinFile:
 
         self._file.change(self._stored, edit)
         stored = self._stored()
-        assert stored is not None
+        if stored is None:
+            raise Refused(_GONE)
         return stored
 
     def _change(self, fields: dict[str, Any]) -> None:
         def edit(document: TOMLDocument) -> None:
+            if _TABLE not in document:
+                raise Refused(_GONE)
             _table(document).update(fields)
 
         self._file.change(self._stored, edit)
@@ -199,6 +206,8 @@ def _read(entries: dict[str, Any], file: PrivateFile) -> _Stored | None:
             tries=int(entry["tries"]),
             locked_until=float(entry["locked_until"]),
         )
+        if stored.cost != COST:  # the only one that was ever written; scrypt raises for some, and takes others' time
+            raise ValueError
     except (KeyError, TypeError, ValueError, OverflowError):
         raise ConfigError(
             f"{file.path} is not as `ava pin set` writes it, so nothing can be approved. {file.anew}"

@@ -11,7 +11,7 @@ from ava_server.cli.terminal import say, tell
 from ava_server.cli.unseen import ask_unseen
 from ava_server.data_root import DataRoot, find_data_root
 from ava_server.errors import BadInput, Refused
-from ava_server.pin import PinFile, refuse_weak
+from ava_server.pin import NONE_YET, PinFile, refuse_weak
 
 
 def register(app: typer.Typer) -> None:
@@ -67,6 +67,7 @@ async def _set(root: DataRoot) -> None:
 
 async def _change(root: DataRoot) -> None:
     file = PinFile(root.approval_file)
+    await _refuse_none(file)
     old = await ask_unseen("Approval PIN so far")
     new = await _twice("New approval PIN")
     await anyio.to_thread.run_sync(file.change, old, new)
@@ -78,6 +79,7 @@ async def _remove(root: DataRoot) -> None:
     from ava_server.settings import load_settings
 
     file = PinFile(root.approval_file)
+    await _refuse_none(file)
     await anyio.to_thread.run_sync(file.remove, await ask_unseen("Approval PIN"))
     await _on_record(root, "set", None)
     policy = load_settings(root.path).approval
@@ -98,6 +100,16 @@ async def _on_record(root: DataRoot, before: str | None, after: str | None) -> N
             await store.do(append(Event(terminal_session().who, fact)))
     except AuditError as error:
         tell(f"That is not on the record: {error}")
+
+
+async def _refuse_none(file: PinFile) -> None:
+    """Refuse before anything is typed.
+
+    Raises:
+        Refused: There is no PIN.
+    """
+    if not await anyio.to_thread.run_sync(lambda: file.is_set):
+        raise Refused(NONE_YET)
 
 
 async def _twice(question: str) -> str:
