@@ -134,7 +134,7 @@ async def _reject(settings: Settings, ids: list[str]) -> int:
     from ava_server.cli.at_desk import session
     from ava_server.house import open_house
 
-    async with open_house(settings, runs=False) as house, session(house, "ava reject", asked=True) as own:
+    async with open_house(settings, runs=False) as house, session(house, "ava reject", asked=someone_there()) as own:
         waiting = await _waiting(house, own, ids)
         for number, one in enumerate(waiting, 1):
             if not ids:
