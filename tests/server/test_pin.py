@@ -1,0 +1,446 @@
+"""The approval PIN's file: five tries however they come, nothing that shows it, and closed where it cannot be read."""
+
+from __future__ import annotations
+
+import signal
+import stat
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomlkit
+from support.house import open_lab, settings_of
+
+from ava_server import pin as pin_module
+from ava_server.errors import BadInput, ConfigError, Refused
+from ava_server.pin import LOCKED_S, TRIES, PinFile, policy_in_force
+
+RIGHT, WRONG = "73-otter-91", "73-otter-92"
+TRY = """
+import sys
+from pathlib import Path
+from ava_server.errors import Refused
+from ava_server.pin import PinFile
+for pin in sys.argv[2:]:
+    try:
+        PinFile(Path(sys.argv[1])).check(pin)
+        print("taken")
+    except Refused as refused:
+        print(refused)
+"""
+KILLED_AT_THE_LOOK = """
+import os, signal, sys
+from pathlib import Path
+import ava_server.pin as pin
+pin._hash = lambda *_given: os.kill(os.getpid(), signal.SIGKILL)
+pin.PinFile(Path(sys.argv[1])).check(sys.argv[2])
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "data" / "secrets" / "approval.toml"
+
+
+@pytest.fixture
+def file(path: Path) -> PinFile:
+    """A PIN that is set."""
+    path.parent.parent.mkdir(mode=0o700)
+    file = PinFile(path)
+    file.set(RIGHT)
+    return file
+
+
+def entry(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = tomllib.loads(path.read_text())["pin"]
+    return found
+
+
+def write_entry(path: Path, **fields: Any) -> None:
+    path.write_text(tomlkit.dumps({"pin": {**entry(path), **fields}}))
+
+
+def answer(file: PinFile, pin: str) -> str:
+    """What a try is answered."""
+    try:
+        file.check(pin)
+    except Refused as refused:
+        return str(refused)
+    return "taken"
+
+
+def tries_of_a_process(path: Path, *pins: str) -> Sequence[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", TRY, str(path), *pins], capture_output=True, text=True, timeout=60, check=True
+    )
+    return done.stdout.splitlines()
+
+
+# -- set, check, change, remove ----------------------------------------------------------------------------------------
+
+
+def test_a_pin_that_was_set_is_taken_and_another_one_is_not(file: PinFile, path: Path) -> None:
+    assert file.is_set
+    file.check(RIGHT)
+    for wrong in (WRONG, RIGHT.upper(), RIGHT + "x", RIGHT[:-1], "", f" {RIGHT}"):
+        with pytest.raises(Refused, match="That is not the PIN; 4 tries are left"):
+            file.check(wrong)
+        file.check(RIGHT)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+
+
+def test_a_pin_is_not_set_over_another_one_which_needs_the_old_one(file: PinFile) -> None:
+    with pytest.raises(Refused, match="There is a PIN already"):
+        file.set("another-pin")
+    with pytest.raises(Refused, match="not the PIN"):
+        file.change(WRONG, "another-pin")
+    file.check(RIGHT)
+    file.change(RIGHT, "another-pin")
+    assert answer(file, RIGHT) != "taken"
+    assert answer(file, "another-pin") == "taken"
+
+
+def test_removing_takes_the_pin_and_another_one_can_be_set_after_that(file: PinFile) -> None:
+    with pytest.raises(Refused, match="not the PIN"):
+        file.remove(WRONG)
+    assert file.is_set
+    file.remove(RIGHT)
+    assert not file.is_set
+    with pytest.raises(Refused, match="no approval PIN yet"):
+        file.check(RIGHT)
+    file.set("another-pin")
+    file.check("another-pin")
+
+
+@pytest.mark.parametrize("how", [lambda file: file.check(RIGHT), lambda file: file.remove(RIGHT)])
+def test_where_there_is_no_pin_it_is_said_how_one_is_set(path: Path, how: Callable[[PinFile], None]) -> None:
+    with pytest.raises(Refused, match=r"There is no approval PIN yet\. Set one with `ava pin set`\."):
+        how(PinFile(path))
+    assert not path.parent.exists(), "looking makes nothing"
+
+
+def test_the_same_pin_has_another_hash_each_time(tmp_path: Path) -> None:
+    hashes: set[str] = set()
+    for name in ("a", "b"):
+        file = PinFile(tmp_path / name / "approval.toml")
+        file.set(RIGHT)
+        hashes |= {entry(file.path)["hash"], entry(file.path)["salt"]}
+    assert len(hashes) == 4
+
+
+# -- five tries --------------------------------------------------------------------------------------------------------
+
+
+def test_five_wrong_tries_lock_it_for_the_right_one_too(file: PinFile) -> None:
+    told = [answer(file, WRONG) for _ in range(TRIES)]
+    assert told == [
+        "That is not the PIN; 4 tries are left.",
+        "That is not the PIN; 3 tries are left.",
+        "That is not the PIN; 2 tries are left.",
+        "That is not the PIN; 1 try is left.",
+        "That is not the PIN; it is locked for 15 minutes now.",
+    ]
+    locked = "The PIN is locked for 15 more min, after 5 wrong tries."
+    assert answer(file, RIGHT) == locked
+    with pytest.raises(Refused, match="locked for 15 more min"):
+        file.remove(RIGHT)
+    with pytest.raises(Refused, match="locked for 15 more min"):
+        file.change(RIGHT, "another-pin")
+    assert PinFile(file.path).is_set
+
+
+def test_the_right_one_gives_back_the_tries_also_the_fifth(file: PinFile) -> None:
+    for _ in range(2):
+        assert [answer(file, pin) for pin in [WRONG] * 4 + [RIGHT]][-1] == "taken"
+    assert answer(file, WRONG) == "That is not the PIN; 4 tries are left."
+
+
+def test_the_lock_ends_after_its_time_and_five_tries_are_there_again(
+    file: PinFile, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(TRIES):
+        answer(file, WRONG)
+    left_s = entry(path)["locked_until"] - time.time()
+    assert LOCKED_S - 10 < left_s <= LOCKED_S
+
+    write_entry(path, locked_until=time.time() + 100)
+    assert answer(file, RIGHT) == "The PIN is locked for 2 more min, after 5 wrong tries."
+    write_entry(path, locked_until=time.time() + 5)
+    assert answer(file, RIGHT) == "The PIN is locked for 1 more min, after 5 wrong tries."
+
+    write_entry(path, locked_until=time.time() - 0.001)
+    told = [answer(file, WRONG) for _ in range(TRIES)]
+    assert told[0] == "That is not the PIN; 4 tries are left."
+    assert "locked for 15 more min" in answer(file, RIGHT), "it locks again after five more"
+    write_entry(path, locked_until=time.time() - 0.001)
+    assert answer(file, RIGHT) == "taken"
+
+    monkeypatch.setattr(pin_module, "LOCKED_S", 0.2)
+    for _ in range(TRIES):
+        answer(file, WRONG)
+    deadline = time.monotonic() + 10
+    while "locked for" in (told := answer(file, RIGHT)):
+        assert time.monotonic() < deadline
+    assert told == "taken", "without anybody's hand in the file"
+
+
+def test_a_clock_that_was_set_back_cannot_lock_it_for_years(file: PinFile, path: Path) -> None:
+    for _ in range(TRIES):
+        answer(file, WRONG)
+    years = time.time() + 3 * 365 * 24 * 3600
+    write_entry(path, locked_until=years)
+    assert answer(file, WRONG) == "That is not the PIN; it is locked for 15 minutes now.", "one look, not five"
+    assert answer(file, RIGHT) == "The PIN is locked for 15 more min, after 5 wrong tries."
+    assert entry(path)["locked_until"] <= time.time() + LOCKED_S
+    write_entry(path, locked_until=years)
+    assert answer(file, RIGHT) == "taken"
+
+
+def test_twenty_tries_at_once_of_threads_and_processes_are_five_looks(file: PinFile, path: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        elsewhere = [pool.submit(tries_of_a_process, path, *[WRONG] * 4) for _ in range(3)]
+        here = [pool.submit(answer, PinFile(path), WRONG) for _ in range(8)]
+        told = [one.result(60) for one in here] + list(chain(*(one.result(60) for one in elsewhere)))
+    assert len(told) == 20
+    looked = [one for one in told if one.startswith("That is not the PIN")]
+    refused = [one for one in told if one.startswith("The PIN is locked for 15 more min")]
+    assert (len(looked), len(refused)) == (TRIES, 15), told
+    assert tries_of_a_process(path, RIGHT) == ["The PIN is locked for 15 more min, after 5 wrong tries."]
+
+
+def test_the_right_one_is_not_looked_at_once_five_were_counted(file: PinFile, path: Path) -> None:
+    """Twenty guesses from everywhere, the right one in each process after more wrong ones than there are tries."""
+    with ThreadPoolExecutor(4) as pool:
+        told = list(pool.map(lambda _one: tries_of_a_process(path, *[WRONG] * TRIES, RIGHT), range(4)))
+    assert all("taken" not in one for one in told), told
+    assert sum(line.startswith("That is not") for line in chain(*told)) == TRIES
+
+
+def test_a_process_killed_in_the_middle_of_a_try_has_used_it(file: PinFile, path: Path) -> None:
+    for used in range(1, TRIES + 1):
+        done = subprocess.run(
+            [sys.executable, "-c", KILLED_AT_THE_LOOK, str(path), WRONG], capture_output=True, timeout=60, check=False
+        )
+        assert done.returncode == -signal.SIGKILL, done.stderr
+        assert entry(path)["tries"] == used
+    assert answer(file, RIGHT) == "The PIN is locked for 15 more min, after 5 wrong tries."
+
+
+# -- what can be no PIN ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("weak", "says"),
+    [
+        ("", "6 to 64 characters"),
+        ("83921", "6 to 64 characters"),
+        ("x7" * 33, "6 to 64 characters"),
+        ("  839217", "without white space around"),
+        ("839217\n", "without white space around"),
+        ("8392\t17", "6 to 64 characters"),
+        ("111111", "one of the first"),
+        ("77777777", "one of the first"),
+        ("121212", "one of the first"),
+        ("123456", "one of the first"),
+        ("012345678", "one of the first"),
+        ("987654", "one of the first"),
+        ("abcdef", "one of the first"),
+    ],
+)
+def test_a_pin_that_is_guessed_in_five_tries_is_refused_without_showing_it(
+    path: Path, file: PinFile, tmp_path: Path, weak: str, says: str
+) -> None:
+    fresh = PinFile(tmp_path / "fresh" / "approval.toml")
+    with pytest.raises(BadInput, match=says) as refused:
+        fresh.set(weak)
+    assert not weak or weak not in str(refused.value)
+    assert not fresh.path.parent.exists()
+    before = path.read_bytes()
+    with pytest.raises(BadInput, match=says):
+        file.change(RIGHT, weak)
+    assert path.read_bytes() == before, "nothing is changed, and no try is used"
+
+
+def test_words_digits_and_other_letters_are_pins(tmp_path: Path) -> None:
+    for number, pin in enumerate(("839217", "correct horse", "größe-値-9", "x" * 32 + "yz" * 16)):
+        file = PinFile(tmp_path / str(number) / "approval.toml")
+        file.set(pin)
+        file.check(pin)
+
+
+# -- fails closed ------------------------------------------------------------------------------------------------------
+
+
+def open_to_others(path: Path) -> None:
+    path.chmod(0o640)
+
+
+def a_folder_open_to_others(path: Path) -> None:
+    path.parent.chmod(0o750)
+
+
+def a_link(path: Path) -> None:
+    path.rename(path.with_name("real.toml"))
+    path.symlink_to("real.toml")
+
+
+def a_linked_folder(path: Path) -> None:
+    real = path.parent.rename(path.parent.with_name("real"))
+    path.parent.symlink_to(real)
+
+
+def a_folder_in_its_place(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def garbage(path: Path) -> None:
+    path.write_text(f"pin = = {RIGHT}\n")
+
+
+def no_text(path: Path) -> None:
+    path.write_bytes(b"\xff\xfe\x00pin")
+
+
+def another_table(path: Path) -> None:
+    path.write_text('[pins]\npolicy = "human"\n')
+
+
+def no_table(path: Path) -> None:
+    path.write_text('pin = "839217"\n')
+
+
+def without(name: str) -> Callable[[Path], None]:
+    def spoil(path: Path) -> None:
+        left = {key: value for key, value in entry(path).items() if key != name}
+        path.write_text(tomlkit.dumps({"pin": left}))
+
+    return spoil
+
+
+def having(**fields: Any) -> Callable[[Path], None]:
+    return lambda path: write_entry(path, **fields)
+
+
+SPOILED = [
+    pytest.param(open_to_others, "chmod 600", id="others may read it"),
+    pytest.param(a_folder_open_to_others, "chmod 700", id="others may read its folder"),
+    pytest.param(a_link, "symbolic link", id="a link"),
+    pytest.param(a_linked_folder, "a link to one", id="a linked folder"),
+    pytest.param(a_folder_in_its_place, "no regular file|cannot be used", id="a folder"),
+    pytest.param(garbage, "no valid TOML", id="garbage"),
+    pytest.param(no_text, "not UTF-8", id="no text"),
+    pytest.param(another_table, "ava pin set", id="another table"),
+    pytest.param(no_table, "ava pin set", id="no table"),
+    *(
+        pytest.param(without(name), "ava pin set", id=f"no {name}")
+        for name in ("salt", "hash", "cost", "tries", "locked_until")
+    ),
+    pytest.param(having(salt="zz"), "ava pin set", id="no salt's form"),
+    pytest.param(having(hash=7), "ava pin set", id="no hash's form"),
+    pytest.param(having(tries="many"), "ava pin set", id="no number of tries"),
+    pytest.param(having(cost=[1, 2]), "ava pin set", id="two numbers of cost"),
+    pytest.param(having(cost=[3, 8, 1]), "ava pin set", id="a cost that is none"),
+    pytest.param(having(cost=[2**40, 8, 1]), "ava pin set", id="a cost without end"),
+    pytest.param(having(cost=[-2, 8, 1]), "ava pin set", id="a cost below nothing"),
+]
+
+
+@pytest.mark.parametrize(("spoil", "says"), SPOILED)
+def test_a_file_that_cannot_be_trusted_or_read_is_refused_by_all_that_use_it(
+    file: PinFile, path: Path, spoil: Callable[[Path], None], says: str
+) -> None:
+    secret = {entry(path)["hash"], entry(path)["salt"], RIGHT}
+    spoil(path)
+    for use in (
+        lambda: file.is_set,
+        lambda: file.check(RIGHT),
+        lambda: file.set("another-pin"),
+        lambda: file.change(RIGHT, "another-pin"),
+        lambda: file.remove(RIGHT),
+    ):
+        with pytest.raises(ConfigError, match=says) as refused:
+            use()
+        assert not any(one in str(refused.value) for one in secret), "it stands in no error"
+
+
+@pytest.mark.parametrize("spoil", [open_to_others, a_link, garbage, without("hash")])
+async def test_while_the_file_cannot_be_read_nothing_can_be_approved(
+    tmp_path: Path, spoil: Callable[[Path], None]
+) -> None:
+    async with open_lab(tmp_path) as lab:
+        proposal = await lab.propose()
+        pin = PinFile(lab.house.settings.paths.approval_file)
+        pin.set(RIGHT)
+        spoil(pin.path)
+        with pytest.raises(ConfigError, match=r"approval\.toml"):
+            await lab.house.policy()
+        lab.session.pin_given = True  # not even where it was given before
+        answer = await lab.approve(proposal)
+        assert answer.status == "failed"
+        assert str(pin.path) in answer.message
+        assert "chmod 600" in answer.message or "Remove the file" in answer.message, answer.message
+        assert (await lab.run(proposal.subagent_id)).state == "awaiting_approval"
+        assert lab.server.requests == []
+
+
+# -- the policy --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("config", "env"),
+    [
+        ("", {}),
+        ('approval = "ask"\n', {}),
+        ('approval = "auto"\nauto_approve_cents = 100\nauto_approve_daily_cents = 1000\n', {}),
+        ('approval = "auto"\n', {"AVA_APPROVAL": "auto"}),
+        ('approval = "auto"\n', {"AVA_APPROVAL": "ask"}),
+        ('approval = "human"\n', {}),
+    ],
+)
+async def test_a_pin_in_place_makes_the_policy_human_whatever_is_configured(
+    tmp_path: Path, config: str, env: dict[str, str]
+) -> None:
+    async with open_lab(tmp_path, config=config, env=env) as lab:
+        before = await lab.house.policy()
+        assert before == env.get("AVA_APPROVAL", lab.house.settings.approval)
+        pin = PinFile(lab.house.settings.paths.approval_file)
+        pin.set(RIGHT)
+        assert await lab.house.policy() == "human", "at once, in a process that runs"
+        proposal = await lab.propose()
+        assert "`ava approve " in proposal.next
+        answer = await lab.approve(proposal)
+        assert answer.status == "failed" and "only the approval PIN approves" in answer.message
+        assert (await lab.run(proposal.subagent_id)).state == "awaiting_approval"
+
+        pin.remove(RIGHT)
+        assert await lab.house.policy() == before
+
+
+def test_the_pin_holds_for_a_process_that_reads_its_settings_later(tmp_path: Path, file: PinFile) -> None:
+    settings = settings_of(tmp_path / "data", None, 'approval = "auto"\n')
+    assert (settings.approval, policy_in_force(settings)) == ("auto", "human")
+
+
+async def test_the_pin_stands_in_no_file_of_the_data_root(tmp_path: Path) -> None:
+    pins = (RIGHT, "second-Pin-5", WRONG)
+    async with open_lab(tmp_path) as lab:
+        pin = PinFile(lab.house.settings.paths.approval_file)
+        pin.set(RIGHT)
+        answer(pin, WRONG)
+        pin.change(RIGHT, pins[1])
+        await lab.approve(await lab.propose())
+        assert pins[1] not in repr(pin) and entry(pin.path)["hash"] not in repr(pin)
+    files = [each for each in (tmp_path / "data").rglob("*") if each.is_file()]
+    assert pin.path in files and tmp_path / "data" / "ava.db" in files
+    for each in files:
+        content = each.read_bytes()
+        assert not any(one.encode() in content for one in pins), each
