@@ -174,8 +174,9 @@ async def _approved(house: House, own: Session, desk: Desk, order: Order) -> tup
     if await house.policy() == "human":
         try:
             await give_pin(PinFile(house.settings.paths.approval_file), own)
-        except AvaError:
-            await decide(desk, proposal, "reject")
+        except (AvaError, anyio.get_cancelled_exc_class()):  # Ctrl-C is a no here as it is at the question
+            with anyio.CancelScope(shield=True):
+                await decide(desk, proposal, "reject")
             raise
     return await start(desk, proposal), 0
 
