@@ -187,9 +187,9 @@ def test_the_lock_ends_after_its_time_and_five_tries_are_there_again(
     for _ in range(TRIES):
         answer(file, WRONG)
     deadline = time.monotonic() + 10
-    while "locked for" in (told := answer(file, RIGHT)):
+    while "locked for" in (now := answer(file, RIGHT)):
         assert time.monotonic() < deadline
-    assert told == "taken", "without anybody's hand in the file"
+    assert now == "taken", "without anybody's hand in the file"
 
 
 def test_a_clock_that_was_set_back_cannot_lock_it_for_years(file: PinFile, path: Path) -> None:

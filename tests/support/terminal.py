@@ -24,6 +24,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 COMMAND = (sys.executable, "-m", "ava_server")
+CONTROLLED = ("sh", "-c", ': <"$(tty)"; exec "$@"', "sh", *COMMAND)
+"""The command as a shell starts it: its terminal is also /dev/tty, and Ctrl-C typed there interrupts it."""
 WITHIN_S = 30.0
 
 
@@ -70,6 +72,11 @@ class Screen:
 
     def type(self, text: str) -> None:
         os.write(self._descriptor, text.encode())
+
+    @property
+    def echoes(self) -> bool:
+        """Whether the terminal shows what is typed."""
+        return bool(termios.tcgetattr(self._descriptor)[3] & termios.ECHO)
 
     def interrupt(self) -> None:
         """What Ctrl-C does."""
