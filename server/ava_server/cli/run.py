@@ -6,6 +6,7 @@ the next Ava server of this user goes on with it.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -167,22 +168,27 @@ async def _approved(house: House, own: Session, desk: Desk, order: Order) -> tup
         raise BadInput(in_options(str(error))) from error
     tell(proposal.message or "")
     tell(proposal.approval_line or "")
-    if not order.yes and not await _yes("Start it?"):
-        await decide(desk, proposal, "reject")
-        tell("Not approved; nothing was started.")
-        return None, NOT_APPROVED
-    if await house.policy() == "human":
+    wrong: list[AvaError] = []
+
+    async def knows_pin() -> bool:
         try:
             await give_pin(PinFile(house.settings.paths.approval_file), own)
-        except (AvaError, anyio.get_cancelled_exc_class()):  # Ctrl-C is a no here as it is at the question
-            with anyio.CancelScope(shield=True):
-                await decide(desk, proposal, "reject")
-            raise
+        except AvaError as error:
+            wrong.append(error)
+        return not wrong
+
+    agreed = order.yes or await _unless_interrupted(lambda: agrees("Start it?"))
+    if not agreed or (await house.policy() == "human" and not await _unless_interrupted(knows_pin)):
+        await decide(desk, proposal, "reject")
+        if wrong:
+            raise wrong[0]
+        tell("Not approved; nothing was started.")
+        return None, NOT_APPROVED
     return await start(desk, proposal), 0
 
 
-async def _yes(question: str) -> bool:
-    """Ask; Ctrl-C and the end of input are a no."""
+async def _unless_interrupted(asks: Callable[[], Awaitable[bool]]) -> bool:
+    """Ask; Ctrl-C is a no."""
     agreed = False
     with interrupts() as signals:
         async with anyio.create_task_group() as tasks:
@@ -193,6 +199,6 @@ async def _yes(question: str) -> bool:
                     tasks.cancel_scope.cancel()
 
             tasks.start_soon(on_signal)
-            agreed = await agrees(question)
+            agreed = await asks()
             tasks.cancel_scope.cancel()
     return agreed
