@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 STARTS_WITHIN_S = 3.0
 """How long it is watched whether what was approved begins."""
+_NO_GROUP = "--group-max-cost and --group-timeout are for two or more proposals; give their ids"
 _Ids = Annotated[
     list[str] | None,
     typer.Argument(metavar="P-ID…", show_default=False, help="Proposals, or their subagents (S-…)."),
@@ -68,7 +69,7 @@ def approve_command(
     }
     given = {name: value for name, value in group.items() if value is not None}
     if given and len(set(ids or ())) < 2:
-        raise BadInput("--group-max-cost and --group-timeout are for two or more proposals; give their ids")
+        raise BadInput(_NO_GROUP)
     settings = _settings("ava approve")
     if ids and not someone_there():
         raise Refused("There is no terminal to ask on, so nothing was approved: a person approves, in a terminal.")
@@ -119,6 +120,8 @@ async def _approve(settings: Settings, ids: list[str], group: dict[str, Any]) ->
 async def _approve_these(house: House, own: Session, waiting: list[Waiting], group: dict[str, Any]) -> int:
     from ava_server.cli.app import NOT_APPROVED
 
+    if group and len(waiting) < 2:  # several ids can mean the same one
+        raise BadInput(_NO_GROUP)
     for one in waiting:
         _show(one, f"{one.run.pending_id}:")
     if len(waiting) > 1:
