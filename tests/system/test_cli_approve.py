@@ -1,0 +1,518 @@
+"""`ava approve`, `ava reject` and the approval PIN: a person at a real terminal, and a server that has proposed."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import AsyncGenerator, Generator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from support.house import PRICED, arrived, open_lab, submits
+from support.model_server import Gate, ModelServer, Say, running_model_server
+from support.stdio import Logged, Wire, instance_locks, logged, made, serving, state_of, until
+from support.terminal import COMMAND, CONTROLLED, Screen, ava, environment, on_terminal
+
+from ava_server.errors import Refused
+from ava_server.pin import PinFile
+
+PIN, WRONG = "839217", "583920"
+ASKS, ASKS_PIN = "[y/N]", "Approval PIN (not shown): "
+SHELL = ("sh", "-c", 'trap : INT; : <"$(tty)"; "$@"; code=$?; stty -a; exit $code', "sh", *COMMAND)
+"""A shell that stays on the terminal after the command, and shows then how it was left."""
+PIPED = ("sh", "-c", f': <"$(tty)"; printf "y\\n{WRONG}\\n{WRONG}\\n" | "$@"', "sh", *COMMAND)
+"""A command with a pipe as its input, and a terminal all the same."""
+
+
+@dataclass
+class Host:
+    """A server that lives on while a person is at the terminal, and what it is spoken to over."""
+
+    wire: Wire
+    root: Path
+    model: ModelServer
+
+    @property
+    def pin(self) -> PinFile:
+        return PinFile(self.root / "secrets" / "approval.toml")
+
+    async def propose(self, task: str = "What does it cost?", **more: Any) -> dict[str, Any]:
+        return await self.wire.tool("spawn_subagent", role="researcher", task=task, **more)
+
+    async def confirm(self, *proposals: dict[str, Any]) -> str:
+        """What the model gets for confirming by itself."""
+        answer = await self.wire.tool_result(
+            "confirm_spawn",
+            pending_ids=[each["pending_id"] for each in proposals],
+            approving=[each["approval_line"] for each in proposals],
+        )
+        return str(answer["content"][0]["text"])
+
+    @contextmanager
+    def terminal(self, *args: str, command: Sequence[str] = CONTROLLED) -> Generator[Screen]:
+        env = {"AVA_MODEL_BASE_URL": self.model.base_url, "AVA_MODEL": "test"}
+        with on_terminal(self.root, *args, env=env, command=command) as screen:
+            yield screen
+        assert "Traceback" not in screen.text
+
+    def typed(self, *args: str, answers: Sequence[tuple[str, str]] = ()) -> tuple[int, str]:
+        """Run a command, with an answer to each thing that it asks; return its exit code and the screen."""
+        with self.terminal(*args) as screen:
+            for question, answer in answers:
+                screen.until(question)
+                screen.type(f"{answer}\n")
+            return screen.ended(), screen.text
+
+    def state(self, proposal: dict[str, Any]) -> str:
+        return state_of(self.root, proposal["subagent_id"])
+
+    def decided(self, proposal: dict[str, Any]) -> list[dict[str, Any]]:
+        return [each.content for each in logged(self.root, "SpawnDecided", run=proposal["subagent_id"])]
+
+    async def succeeded(self, *proposals: dict[str, Any]) -> None:
+        await until(lambda: all(self.state(each) == "success" for each in proposals))
+
+
+@asynccontextmanager
+async def host(tmp: Path, config: str = "", *, pin: str | None = None) -> AsyncGenerator[Host]:
+    root = made(tmp / "data", config_toml=config + PRICED)
+    with running_model_server([submits()] * 8) as model:
+        env = {"AVA_MODEL_BASE_URL": model.base_url, "AVA_MODEL": "test"}
+        async with serving(root, env=env, cwd=tmp) as wire:
+            opened = Host(wire, root, model)
+            if pin is not None:
+                opened.pin.set(pin)
+            yield opened
+
+
+def one_sentence(screen: str) -> str:
+    """The error of a command that says nothing else but its heading."""
+    heading, error = screen.split("\n", 1)
+    assert heading.startswith("Data root: ")
+    assert error.startswith("ava: ") and "Traceback" not in error
+    return " ".join(error.split())
+
+
+# -- under ask ---------------------------------------------------------------------------------------------------------
+
+
+async def test_yes_in_a_terminal_starts_it_in_the_server_that_proposed_it(tmp_path: Path) -> None:
+    async with host(tmp_path) as at:
+        proposal = await at.propose("What does transcription cost?")
+        [server] = instance_locks(at.root)
+        code, screen = at.typed("approve", proposal["pending_id"], answers=[(ASKS, "y")])
+        assert code == 0, screen
+        before = " ".join(screen[: screen.index("Start it?")].split())
+        assert " ".join(proposal["message"].split()) in before
+        assert " ".join(proposal["approval_line"].split()) in before
+        assert "Approved.\nIt has begun; `ava status` shows how it goes." in screen
+        await at.succeeded(proposal)
+        assert [(each["decision"], each["channel"]) for each in at.decided(proposal)] == [("approved", "terminal")]
+        [claimed] = logged(at.root, "RunClaimed", run=proposal["subagent_id"])
+        assert f"{claimed.content['instance']}.lock" == server
+        said = [each.content for each in logged(at.root, "UserMessage", run=proposal["subagent_id"])]
+        assert [each["kind"] for each in said] == ["task", "decision"]
+        told = await at.wire.tool("check_subagent", subagent_id=proposal["subagent_id"])
+        assert told["runs"][0]["untrusted_result"]["output"] == "the answer"
+
+
+@pytest.mark.parametrize("answer", ["n", "", "yes please", "Y E S", WRONG])
+async def test_anything_but_yes_leaves_it_waiting(tmp_path: Path, answer: str) -> None:
+    async with host(tmp_path) as at:
+        proposal = await at.propose()
+        code, screen = at.typed("approve", proposal["pending_id"], answers=[(ASKS, answer)])
+        assert (code, screen.endswith("Nothing was approved; it waits on.\n")) == (10, True), screen
+        assert (at.state(proposal), at.decided(proposal), at.model.requests) == ("awaiting_approval", [], [])
+
+
+async def test_ctrl_c_at_the_question_leaves_it_waiting(tmp_path: Path) -> None:
+    async with host(tmp_path) as at:
+        proposal = await at.propose()
+        with at.terminal("approve", proposal["pending_id"]) as screen:
+            screen.until(ASKS)
+            screen.type("\x03")
+            assert screen.ended() == 130
+        assert (at.state(proposal), at.decided(proposal), at.model.requests) == ("awaiting_approval", [], [])
+
+
+async def test_without_a_terminal_nothing_is_approved_and_what_waits_is_shown(tmp_path: Path) -> None:
+    async with host(tmp_path) as at:
+        proposal = await at.propose("a task of its own")
+        for given in (proposal["pending_id"], proposal["subagent_id"]):
+            done = ava(at.root, "approve", given, stdin="y\ny\n")
+            assert (done.returncode, done.stderr.count("\n")) == (10, 1)
+            assert "There is no terminal to ask on, so nothing was approved" in done.stderr
+        done = ava(at.root, "approve", stdin="y\ny\n")
+        assert done.returncode == 0
+        assert f"1 of 1, {proposal['pending_id']}:" in done.stdout and "a task of its own" in done.stdout
+        assert "Approve in a terminal: ava approve P-ID" in done.stderr
+        assert (at.state(proposal), at.decided(proposal)) == ("awaiting_approval", [])
+
+
+async def test_without_an_id_each_that_waits_is_asked_about_the_oldest_first(tmp_path: Path) -> None:
+    async with host(tmp_path) as at:
+        starts, rejected, left = [await at.propose(f"task number {number}") for number in range(3)]
+        answers = [("1 of 3", ""), ("task number 0\nStart it?", "y")]
+        with at.terminal("approve") as screen:
+            for number, answer in enumerate(("y", "r", "")):
+                screen.until(f"task number {number}\nStart it? [y = yes, r = reject it, Enter = leave it waiting]")
+                screen.type(f"{answer}\n")
+            assert screen.ended() == 0, answers
+        order = [f"{number} of 3, {each['pending_id']}:" for number, each in enumerate((starts, rejected, left), 1)]
+        assert [screen.text.index(each) for each in order] == sorted(screen.text.index(each) for each in order)
+        assert f"{rejected['pending_id']} is rejected." in screen.text
+        await at.succeeded(starts)
+        assert [at.state(each) for each in (rejected, left)] == ["rejected", "awaiting_approval"]
+        assert [each["channel"] for each in at.decided(starts) + at.decided(rejected)] == ["terminal", "terminal"]
+        assert at.decided(left) == []
+
+
+async def test_where_nothing_waits_that_is_said(tmp_path: Path) -> None:
+    async with host(tmp_path) as at:
+        for command in ("approve", "reject"):
+            assert at.typed(command) == (0, f"Data root: {at.root}\nNothing waits for approval.\n")
+
+
+async def test_two_ids_are_one_group_under_one_cap_with_the_line_of_all(tmp_path: Path) -> None:
+    async with host(tmp_path) as at:
+        pair = [await at.propose(f"task {number}") for number in range(2)]
+        ids = [each["pending_id"] for each in pair]
+        more = ("--group-max-cost", "0.90", "--group-timeout", "20m")
+        code, screen = at.typed("approve", *ids, *more, answers=[("Start them? [y/N]", "y")])
+        assert code == 0, screen
+        assert "All of them: 2 subagents together, at most $0.90 and 20 min." in screen
+        assert all(each["approval_line"] in " ".join(screen.split()) for each in pair)
+        group = re.search(r"Approved, as the group (G-[0-9a-f]{7})\.", screen)
+        assert group is not None, screen
+        await at.succeeded(*pair)
+        for each in pair:
+            [decided] = at.decided(each)
+            found = [decided[name] for name in ("channel", "group_id", "group_max_cost_micros", "group_timeout_s")]
+            assert found == ["terminal", group[1], 900_000, 1200]
+
+
+@pytest.mark.parametrize(
+    ("more", "answers", "code", "says"),
+    [
+        (["--group-max-cost", "0.30"], [], 2, "for two or more proposals"),
+        (["--group-timeout", "10m"], [], 2, "for two or more proposals"),
+        (["{id}", "--group-max-cost", "0.30"], [], 2, "for two or more proposals"),
+        (["{run}", "--group-max-cost", "0.30"], [], 2, "for two or more proposals"),
+        (["{other}", "--group-max-cost", "much"], [], 2, "--group-max-cost: 'much'"),
+        (["{other}", "--group-max-cost", "9"], [(ASKS, "y")], 10, "above the sum of the members' caps, $1.00"),
+        (["P-00000000"], [], 2, "P-00000000"),
+    ],
+)
+async def test_a_group_that_cannot_be_starts_none_of_it(
+    tmp_path: Path, more: list[str], answers: list[tuple[str, str]], code: int, says: str
+) -> None:
+    async with host(tmp_path) as at:
+        one, other = await at.propose("one"), await at.propose("other")
+        ids = {"id": one["pending_id"], "run": one["subagent_id"], "other": other["pending_id"]}
+        words = ["approve", one["pending_id"], *(each.format(**ids) for each in more)]
+        got, screen = at.typed(*words, answers=answers)
+        assert (got, says in " ".join(screen.split())) == (code, True), screen
+        assert [at.state(each) for each in (one, other)] == ["awaiting_approval"] * 2
+
+
+async def test_reject_takes_ids_and_without_one_asks_about_each(tmp_path: Path) -> None:
+    async with host(tmp_path) as at:
+        first, second, third, fourth = [await at.propose(f"task number {number}") for number in range(4)]
+        code, screen = at.typed("reject", first["pending_id"], second["subagent_id"])
+        assert code == 0
+        assert screen.endswith(f"{first['pending_id']} is rejected.\n{second['pending_id']} is rejected.\n")
+        questions = [("task number 2\nReject it? [y/N]", "y"), ("task number 3\nReject it? [y/N]", "")]
+        code, screen = at.typed("reject", answers=questions)
+        assert code == 0 and f"{third['pending_id']} is rejected.\n" in screen
+        states = [at.state(each) for each in (first, second, third, fourth)]
+        assert states == ["rejected", "rejected", "rejected", "awaiting_approval"]
+        assert at.decided(first)[0]["channel"] == "terminal"
+        assert "is rejected" in await at.confirm(first)
+
+        assert ava(at.root, "reject", stdin="y\n").returncode == 0
+        assert at.state(fourth) == "awaiting_approval", "without a terminal nobody was asked"
+        assert ava(at.root, "reject", fourth["pending_id"]).returncode == 0
+        assert at.decided(fourth)[0]["channel"] == "host_call", "and no person is claimed to have said so"
+        assert at.model.requests == []
+
+
+@pytest.mark.parametrize("command", ["approve", "reject"])
+async def test_what_does_not_wait_is_one_sentence(tmp_path: Path, command: str) -> None:
+    async with open_lab(tmp_path, config=PRICED, runs=False) as lab:
+        desk = lab.as_user("somebody-else")
+        foreign: Any = await desk.call("spawn_subagent", {"role": "researcher", "task": "not yours"}, quiet)
+    other = tmp_path / "other"
+    other.mkdir()
+    async with host(other, "proposal_ttl_s = 60\n") as at:
+        approved, rejected = await at.propose("a"), await at.propose("b")
+        assert at.typed("approve", approved["pending_id"], answers=[(ASKS, "y")])[0] == 0
+        await at.succeeded(approved)
+        assert at.typed("reject", rejected["pending_id"])[0] == 0
+        for given, code, says in (
+            ("P-00000000", 2, "P-00000000 in this data root"),
+            ("S-000000", 2, "There is no subagent S-000000"),
+            ("seven", 2, "'seven' is no id"),
+            (approved["pending_id"], 10, "does not wait for approval: it is success."),
+            (approved["subagent_id"], 10, "does not wait for approval: it is success."),
+            (rejected["pending_id"], 10, "does not wait for approval: it is rejected."),
+        ):
+            got, screen = at.typed(command, given)
+            assert (got, says in one_sentence(screen)) == (code, True), screen
+    with on_terminal(tmp_path / "data", command, foreign.pending_id) as view:
+        assert view.ended() == 10
+    assert "somebody-else's proposal; only that user decides about it" in one_sentence(view.text)
+    with on_terminal(tmp_path / "data", command) as view:
+        assert view.ended() == 0
+    assert "Nothing waits for approval." in view.text, "another user's is not even listed"
+
+
+async def quiet(_line: str) -> None:
+    """Tell nobody how a wait goes on."""
+
+
+async def test_what_has_expired_is_not_approved_and_not_listed(tmp_path: Path) -> None:
+    async with host(tmp_path, "proposal_ttl_s = 2\n") as at:
+        proposal = await at.propose()
+        with at.terminal("approve", proposal["pending_id"]) as screen:
+            screen.until(ASKS)
+            await anyio.sleep(2.1)  # its time has to pass, and no event tells that it has
+            screen.type("y\n")
+            assert screen.ended() == 10
+        assert "Not approved: it expired before it was approved" in " ".join(screen.text.split())
+        assert (at.state(proposal), at.model.requests) == ("expired", [])
+        code, text = at.typed("approve", proposal["pending_id"])
+        assert (code, "it is expired" in one_sentence(text)) == (10, True)
+
+
+# -- under human: the PIN ----------------------------------------------------------------------------------------------
+
+
+async def test_a_pin_is_set_at_the_terminal_typed_twice_and_never_shown(tmp_path: Path) -> None:
+    async with host(tmp_path) as at:
+        with at.terminal("pin", "set", command=SHELL) as screen:
+            for question in ("New approval PIN (not shown): ", "New approval PIN once more (not shown): "):
+                screen.until(question)
+                assert not screen.echoes
+                screen.type(f"{PIN}\n")
+            assert screen.ended() == 0
+        assert "echo" in screen.text.split(), "it shows again what is typed"
+        assert PIN not in screen.text
+        assert "The policy is human now" in screen.text
+        at.pin.check(PIN)
+        code, text = at.typed("pin", "set")
+        assert (code, "`ava pin change` replaces it" in text) == (10, True), "and nothing is asked"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "code", "says"),
+    [
+        (PIN, PIN[::-1], 2, "The two are not the same; nothing was stored."),
+        ("123456", "123456", 2, "one of the first that anybody tries"),
+        ("", None, 2, "No PIN was given"),
+    ],
+)
+async def test_a_pin_that_is_mistyped_or_weak_is_not_stored(
+    tmp_path: Path, first: str, second: str | None, code: int, says: str
+) -> None:
+    async with host(tmp_path) as at:
+        answers = [("PIN (not shown)", first), *([("once more (not shown)", second)] if second is not None else [])]
+        got, screen = at.typed("pin", "set", answers=answers)
+        assert (got, says in " ".join(screen.split())) == (code, True), screen
+        assert not at.pin.is_set
+        assert not first or first not in screen
+
+
+async def test_under_a_pin_no_tool_approves_and_the_right_one_in_a_terminal_does(tmp_path: Path) -> None:
+    async with host(tmp_path, 'approval = "auto"\nauto_approve_cents = 100\n', pin=PIN) as at:
+        proposal = await at.propose()
+        assert proposal["status"] == "awaiting_approval"
+        command = f"`ava approve {proposal['pending_id']}`"
+        assert command in proposal["next"] and command in await at.confirm(proposal)
+
+        code, screen = at.typed("approve", proposal["pending_id"], answers=[(ASKS, "y"), (ASKS_PIN, WRONG)])
+        assert (code, screen.endswith("ava: That is not the PIN; 4 tries are left.\n")) == (10, True), screen
+        assert WRONG not in screen
+        assert (at.state(proposal), at.decided(proposal), at.model.requests) == ("awaiting_approval", [], [])
+        assert command in await at.confirm(proposal), "a PIN that was asked for elsewhere opens nothing here"
+
+        code, screen = at.typed("approve", proposal["pending_id"], answers=[(ASKS, "y"), (ASKS_PIN, PIN)])
+        assert (code, PIN in screen) == (0, False), screen
+        await at.succeeded(proposal)
+        assert [(each["decision"], each["channel"]) for each in at.decided(proposal)] == [("approved", "terminal")]
+        later = await at.propose("another one")
+        assert "`ava approve" in await at.confirm(later), "it was given for that session alone"
+
+
+async def test_for_all_that_waits_it_is_asked_for_once_and_for_a_rejection_not_at_all(tmp_path: Path) -> None:
+    async with host(tmp_path, pin=PIN) as at:
+        one, rejected, other = [await at.propose(f"task number {number}") for number in range(3)]
+        question = "Start it? [y = yes, r = reject it, Enter = leave it waiting]"
+        code, screen = at.typed(
+            "approve",
+            answers=[
+                (f"task number 0\n{question}", "y"),
+                (ASKS_PIN, PIN),
+                (f"task number 1\n{question}", "r"),
+                (f"task number 2\n{question}", "y"),
+            ],
+        )
+        assert (code, screen.count(ASKS_PIN)) == (0, 1), screen
+        await at.succeeded(one, other)
+        assert at.state(rejected) == "rejected"
+        by_model = await at.propose("the model may take it back")
+        answer = await at.wire.tool("confirm_spawn", pending_ids=[by_model["pending_id"]], decision="reject")
+        assert answer["status"] == "rejected"
+
+
+async def test_the_fifth_wrong_one_locks_it_for_approve_and_run_too(tmp_path: Path) -> None:
+    async with host(tmp_path, pin=PIN) as at:
+        proposal = await at.propose()
+        for _ in range(4):
+            with pytest.raises(Refused):
+                at.pin.check(WRONG)
+        answers = [(ASKS, "y"), (ASKS_PIN, WRONG)]
+        assert "it is locked for 15 minutes now" in at.typed("approve", proposal["pending_id"], answers=answers)[1]
+        answers = [(ASKS, "y"), (ASKS_PIN, PIN)]
+        for words in (["approve", proposal["pending_id"]], ["run", "researcher", "x"]):
+            code, screen = at.typed(*words, answers=answers)
+            assert (code, "The PIN is locked for 15 more min" in screen) == (10, True), screen
+        assert (at.state(proposal), at.model.requests) == ("awaiting_approval", [])
+
+
+async def test_no_pin_is_taken_from_a_pipe(tmp_path: Path) -> None:
+    async with host(tmp_path) as at:
+
+        def piped(*words: str) -> subprocess.CompletedProcess[str]:
+            """A command with the PIN in its input, and no terminal that it could find."""
+            return subprocess.run(
+                [*COMMAND, *words], env=environment(at.root), input=f"{PIN}\n" * 3, capture_output=True, text=True,
+                timeout=60, check=False, start_new_session=True,
+            )  # fmt: skip
+
+        proposal = await at.propose()
+        done = piped("pin", "set")
+        assert (done.returncode, at.pin.is_set) == (10, False)
+        assert done.stderr == "ava: The approval PIN is asked for at a terminal, and there is none here.\n"
+
+        with at.terminal("pin", "set", command=PIPED) as screen:
+            for _ in range(2):
+                screen.until("(not shown): " if not _ else "once more (not shown): ")
+                screen.type(f"{PIN}\n")
+            assert screen.ended() == 0, screen.text
+        at.pin.check(PIN)
+
+        for words in (("pin", "change"), ("pin", "remove"), ("approve", proposal["pending_id"])):
+            assert piped(*words).returncode == 10
+        with at.terminal("approve", proposal["pending_id"], command=PIPED) as screen:
+            assert screen.ended() == 10
+        assert "There is no terminal to ask on" in screen.text
+        at.pin.check(PIN)
+        assert at.state(proposal) == "awaiting_approval"
+
+
+@pytest.mark.parametrize(
+    "words", [["approve", "{id}"], ["run", "researcher", "x"], ["pin", "remove"], ["pin", "change"]]
+)
+async def test_ctrl_c_at_the_pin_leaves_the_echo_on_and_starts_nothing(tmp_path: Path, words: list[str]) -> None:
+    async with host(tmp_path, pin=PIN) as at:
+        proposal = await at.propose()
+        with at.terminal(*(each.format(id=proposal["pending_id"]) for each in words), command=SHELL) as screen:
+            if words[0] != "pin":
+                screen.until(ASKS)
+                screen.type("y\n")
+            screen.until("(not shown): ")
+            assert not screen.echoes
+            screen.type(PIN[:3])
+            screen.type("\x03")
+            assert screen.ended() == (10 if words[0] == "run" else 130)  # there it is a no, as at its question
+        assert "echo" in screen.text.split()
+        assert PIN[:3] not in screen.text.split("(not shown): ")[1]
+        assert (at.state(proposal), at.model.requests) == ("awaiting_approval", [])
+        at.pin.check(PIN)
+        if words[0] == "run":
+            [_host, own] = logged(at.root, "SpawnProposed")
+            assert state_of(at.root, str(own.run_id)) == "rejected", "it does not wait on for somebody"
+
+
+async def test_run_asks_for_the_pin_and_a_wrong_one_rejects(tmp_path: Path) -> None:
+    async with host(tmp_path, pin=PIN) as at:
+        done = ava(at.root, "run", "researcher", "x", "--yes", "--max-cost", "1")
+        assert (done.returncode, "--yes: the policy is human" in done.stderr) == (10, True)
+        assert logged(at.root, "SpawnProposed") == []
+
+        code, screen = at.typed("run", "researcher", "x", answers=[(ASKS, "y"), (ASKS_PIN, WRONG)])
+        assert (code, "That is not the PIN; 4 tries are left." in screen) == (10, True), screen
+        decided = [each.content["decision"] for each in logged(at.root, "SpawnDecided")]
+        assert (decided, at.model.requests) == (["rejected"], [])
+
+        code, screen = at.typed("run", "researcher", "x", answers=[(ASKS, "y"), (ASKS_PIN, PIN)])
+        assert (code, "all is said" in screen) == (0, True), screen
+        last: Logged = logged(at.root, "SpawnDecided")[-1]
+        assert (last.content["decision"], last.content["channel"]) == ("approved", "terminal")
+        assert PIN not in screen
+
+
+async def test_resume_asks_for_the_pin(tmp_path: Path) -> None:
+    gate = Gate()
+    with running_model_server([Say("lost", gate=gate), submits()]) as model:
+        async with open_lab(tmp_path, server=model, config=PRICED, check=False) as lab:
+            run_id = await lab.start()
+            await arrived(gate.arrived)
+            PinFile(lab.house.settings.paths.approval_file).set(PIN)
+        root = tmp_path / "data"
+        code = "import sys, ava_server.claims as c; c.TAKEOVER_WITHIN_US = 0; from ava_server.cli import run"
+        command = (*CONTROLLED[:4], sys.executable, "-c", f"{code}; run(sys.argv[1:])")  # too old to go on by itself
+        env = {"AVA_MODEL_BASE_URL": model.base_url, "AVA_MODEL": "test"}
+        for pin, ends in ((WRONG, 10), (PIN, 0)):
+            with on_terminal(root, "resume", run_id, env=env, command=command) as screen:
+                screen.until(ASKS_PIN)
+                assert len(model.requests) == 1
+                screen.type(f"{pin}\n")
+                assert screen.ended() == ends, screen.text
+            assert state_of(root, run_id) == ("running" if ends else "success"), screen.text
+        [resumed] = logged(root, "RunResumed", run=run_id)
+        assert resumed.content["channel"] == "terminal"
+        assert ava(root, "resume", run_id).returncode == 10
+
+
+async def test_change_and_remove_ask_for_the_old_one(tmp_path: Path) -> None:
+    async with host(tmp_path, pin=PIN) as at:
+        new = "a longer one"
+        for old, ends in ((WRONG, 10), (PIN, 0)):
+            answers = [("PIN so far", old), ("New approval PIN (", new), ("once more", new)]
+            code, screen = at.typed("pin", "change", answers=answers)
+            assert (code, new in screen, old in screen) == (ends, False, False), screen
+        at.pin.check(new)
+        code, screen = at.typed("pin", "remove", answers=[(ASKS_PIN, PIN)])
+        assert (code, at.pin.is_set) == (10, True)
+        code, screen = at.typed("pin", "remove", answers=[(ASKS_PIN, new)])
+        assert (code, at.pin.is_set) == (0, False)
+        assert 'config.toml says again who approves: approval = "ask".' in " ".join(screen.split())
+        proposal = await at.propose()
+        assert "Started in the background" in await at.confirm(proposal)
+        for command in ("change", "remove"):
+            code, screen = at.typed("pin", command)
+            assert (code, "Set one with `ava pin set`" in one_sentence(screen)) == (10, True)
+
+
+async def test_under_human_without_a_pin_nothing_starts_until_one_is_set(tmp_path: Path) -> None:
+    async with host(tmp_path, 'approval = "human"\n') as at:
+        proposal = await at.propose()
+        code, screen = at.typed("approve", proposal["pending_id"], answers=[(ASKS, "y")])
+        assert (code, "Set one with `ava pin set`." in screen) == (10, True)
+        assert at.state(proposal) == "awaiting_approval"
+        at.pin.set(PIN)
+        assert at.typed("approve", proposal["pending_id"], answers=[(ASKS, "y"), (ASKS_PIN, PIN)])[0] == 0
+        await at.succeeded(proposal)
+
+
+@pytest.mark.parametrize("words", [["approve"], ["reject"], ["pin", "set"], ["pin", "remove"]])
+def test_a_subagents_own_process_decides_nothing(tmp_path: Path, words: list[str]) -> None:
+    done = ava(tmp_path / "data", *words, env={"AVA_RUN_ID": "S-7f3a2b"})
+    assert (done.returncode, "a subagent starts no subagents" in done.stderr) == (2, True)
+    assert not (tmp_path / "data").exists()
