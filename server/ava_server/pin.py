@@ -108,6 +108,7 @@ class PinFile:
 
     def change(self, old: str, new: str) -> None:
         """Replace the PIN.
+
         Raises:
             BadInput: The new one can be none.
             Refused: The old one is wrong, or locked.
@@ -119,6 +120,7 @@ class PinFile:
 
     def remove(self, pin: str) -> None:
         """Remove the PIN, and with it the policy `human`.
+
         Raises:
             Refused: It is wrong, or locked.
             ConfigError: The file cannot be used.
