@@ -55,18 +55,19 @@ async def _resume(settings: Settings, given: str, force: bool, as_json: bool) ->
     from ava_server.cli.at_desk import session
     from ava_server.cli.attending import Attending, deliver
     from ava_server.cli.reading import find_run, open_log
-    from ava_server.cli.unseen import give_pin
+    from ava_server.cli.unseen import check_pin
     from ava_server.desk import Desk
     from ava_server.house import open_house
-    from ava_server.pin import PinFile
+    from ava_server.pin import PinFile, policy_in_force
 
     async with open_log(settings.paths) as looking:  # a wrong id is told before anything is opened
         run = await find_run(looking, given)
     if not as_json:
         heading(settings.paths)
+    # Before this process has a house: that would take up what was interrupted lately while somebody still types.
+    if await anyio.to_thread.run_sync(policy_in_force, settings) == "human":
+        await check_pin(PinFile(settings.paths.approval_file))
     async with open_house(settings) as house, session(house, "ava resume", asked=someone_there()) as own:
-        if await house.policy() == "human":
-            await give_pin(PinFile(settings.paths.approval_file), own)
         await _go_on(house, own, run, force)
         if (left := await Attending(house, Desk(house, own), run.id).until_it_ends()) is not None:
             return left

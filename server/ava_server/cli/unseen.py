@@ -74,10 +74,19 @@ async def give_pin(pin_file: PinFile, session: Session) -> None:
         Refused: There is no terminal, no PIN, it is wrong, or it is locked.
         ConfigError: The PIN's file cannot be used.
     """
-    if session.pin_given:
-        return
+    if not session.pin_given:
+        await check_pin(pin_file)
+        session.pin_given = True
+
+
+async def check_pin(pin_file: PinFile) -> None:
+    """Ask for the approval PIN, also where there is no session yet.
+
+    Raises:
+        Refused: There is no terminal, no PIN, it is wrong, or it is locked.
+        ConfigError: The PIN's file cannot be used.
+    """
     if not await anyio.to_thread.run_sync(lambda: pin_file.is_set):
         raise Refused("There is no approval PIN yet, so nothing can be approved. Set one with `ava pin set`.")
     pin = await ask_unseen("Approval PIN")
     await anyio.to_thread.run_sync(pin_file.check, pin)
-    session.pin_given = True
