@@ -19,6 +19,7 @@ from support.stdio import Logged, Wire, instance_locks, logged, made, serving, s
 from support.terminal import COMMAND, CONTROLLED, Screen, ava, environment, on_terminal
 
 from ava_server.errors import Refused
+from ava_server.manager import GRACE_S
 from ava_server.pin import PinFile
 
 PIN, WRONG = "839217", "583920"
@@ -457,7 +458,8 @@ async def test_run_asks_for_the_pin_and_a_wrong_one_rejects(tmp_path: Path) -> N
         assert PIN not in screen
 
 
-async def test_resume_asks_for_the_pin(tmp_path: Path) -> None:
+@pytest.mark.parametrize("long_ago", [False, True])
+async def test_resume_asks_for_the_pin_before_anything_goes_on(tmp_path: Path, long_ago: bool) -> None:
     gate = Gate()
     with running_model_server([Say("lost", gate=gate), submits()]) as model:
         async with open_lab(tmp_path, server=model, config=PRICED, check=False) as lab:
@@ -466,18 +468,30 @@ async def test_resume_asks_for_the_pin(tmp_path: Path) -> None:
             PinFile(lab.house.settings.paths.approval_file).set(PIN)
         root = tmp_path / "data"
         code = "import sys, ava_server.claims as c; c.TAKEOVER_WITHIN_US = 0; from ava_server.cli import run"
-        command = (*CONTROLLED[:4], sys.executable, "-c", f"{code}; run(sys.argv[1:])")  # too old to go on by itself
+        old = (*CONTROLLED[:4], sys.executable, "-c", f"{code}; run(sys.argv[1:])")  # too old to go on by itself
         env = {"AVA_MODEL_BASE_URL": model.base_url, "AVA_MODEL": "test"}
         for pin, ends in ((WRONG, 10), (PIN, 0)):
-            with on_terminal(root, "resume", run_id, env=env, command=command) as screen:
+            with on_terminal(root, "resume", run_id, env=env, command=old if long_ago else CONTROLLED) as screen:
                 screen.until(ASKS_PIN)
+                await anyio.sleep(2 * GRACE_S)  # a server takes up others' runs after so long, and no event tells
                 assert len(model.requests) == 1
                 screen.type(f"{pin}\n")
                 assert screen.ended() == ends, screen.text
             assert state_of(root, run_id) == ("running" if ends else "success"), screen.text
-        [resumed] = logged(root, "RunResumed", run=run_id)
-        assert resumed.content["channel"] == "terminal"
+        if long_ago:
+            [resumed] = logged(root, "RunResumed", run=run_id)
+            assert resumed.content["channel"] == "terminal"
         assert ava(root, "resume", run_id).returncode == 10
+
+
+async def test_what_a_model_writes_cannot_steer_the_terminal_of_the_person_who_approves(tmp_path: Path) -> None:
+    evil = "\x1b]0;owned\x07\x1b[2J\x9b31m red \u202e over\nStart it? [y/N] y\nApproved."
+    async with host(tmp_path) as at:
+        proposal = await at.propose(evil, rationale=evil)
+        code, screen = at.typed("approve", proposal["pending_id"], answers=[(f"{ASKS} ", "n")])
+        assert code == 10 and "owned" in screen, screen
+        assert not any(steering in screen for steering in ("\x1b", "\x07", "\x9b", "\u202e"))
+        assert not any(line.startswith(("Approved", "Start it? [y/N] y")) for line in screen.splitlines()), screen
 
 
 async def test_change_and_remove_ask_for_the_old_one(tmp_path: Path) -> None:
