@@ -29,7 +29,7 @@ TRIES = 5
 LOCKED_S = 15 * 60.0
 COST = (2**15, 8, 1)
 """scrypt's n, r and p (RFC 7914): 32 MiB and about a tenth of a second for each try."""
-NONE_YET = "There is no approval PIN yet. Set one with `ava pin set`."
+NONE_YET = "There is no approval PIN yet, so nothing can be approved. Set one with `ava pin set`."
 _GONE = "The PIN was removed meanwhile; nothing was done."
 _TABLE = "pin"
 _MEMORY = 2**26
@@ -87,6 +87,18 @@ class PinFile:
             document[_TABLE] = _entry(pin)
 
         self._file.change(self._stored, edit)
+
+    def ready(self) -> None:
+        """Look whether a PIN can be taken at all, before somebody is asked for one.
+
+        Raises:
+            Refused: There is none, or it is locked.
+            ConfigError: The file cannot be used.
+        """
+        stored = self._stored()
+        if stored is None:
+            raise Refused(NONE_YET)
+        _refuse_locked(stored.locked_until - time.time())
 
     def check(self, pin: str) -> None:
         """Take a PIN that somebody has given.
@@ -149,10 +161,7 @@ class PinFile:
                 raise Refused(NONE_YET)
             now = time.time()
             left_s = stored.locked_until - now
-            if 0 < left_s <= LOCKED_S:
-                raise Refused(
-                    f"The PIN is locked for {max(1, round(left_s / 60))} more min, after {TRIES} wrong tries."
-                )
+            _refuse_locked(left_s)
             # A clock that was set back may not lock it for years: it is locked for as long as a fifth try locks it.
             tries = TRIES if left_s > LOCKED_S else stored.tries % TRIES + 1
             locked_until = now + LOCKED_S if tries == TRIES else 0.0
@@ -184,6 +193,16 @@ def policy_in_force(settings: Settings) -> Policy:
         ConfigError: Whether there is a PIN cannot be told.
     """
     return "human" if PinFile(settings.paths.approval_file).is_set else settings.approval
+
+
+def _refuse_locked(left_s: float) -> None:
+    """Refuse while the PIN is locked; a clock that was set back is told apart by whoever counts a try.
+
+    Raises:
+        Refused: It is; says for how long.
+    """
+    if 0 < left_s <= LOCKED_S:
+        raise Refused(f"The PIN is locked for {max(1, round(left_s / 60))} more min, after {TRIES} wrong tries.")
 
 
 def _table(document: TOMLDocument) -> dict[str, Any]:

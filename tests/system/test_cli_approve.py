@@ -258,9 +258,9 @@ async def test_what_does_not_wait_is_one_sentence(tmp_path: Path, command: str) 
             ("P-00000000", 2, "P-00000000 in this data root"),
             ("S-000000", 2, "There is no subagent S-000000"),
             ("seven", 2, "'seven' is no id"),
-            (approved["pending_id"], 10, "does not wait for approval: it is success."),
-            (approved["subagent_id"], 10, "does not wait for approval: it is success."),
-            (rejected["pending_id"], 10, "does not wait for approval: it is rejected."),
+            (approved["pending_id"], 10, "does not wait any more: researcher "),
+            (approved["subagent_id"], 10, "does not wait any more: researcher "),
+            (rejected["pending_id"], 10, "is rejected."),
         ):
             got, screen = at.typed(command, given)
             assert (got, says in one_sentence(screen)) == (code, True), screen
@@ -287,7 +287,7 @@ async def test_what_has_expired_is_not_approved_and_not_listed(tmp_path: Path) -
         assert "Not approved: it expired before it was approved" in " ".join(screen.text.split())
         assert (at.state(proposal), at.model.requests) == ("expired", [])
         code, text = at.typed("approve", proposal["pending_id"])
-        assert (code, "it is expired" in one_sentence(text)) == (10, True)
+        assert (code, "is expired." in one_sentence(text)) == (10, True)
 
 
 # -- under human: the PIN ----------------------------------------------------------------------------------------------
@@ -336,7 +336,8 @@ async def test_under_a_pin_no_tool_approves_and_the_right_one_in_a_terminal_does
         assert command in proposal["next"] and command in await at.confirm(proposal)
 
         code, screen = at.typed("approve", proposal["pending_id"], answers=[(ASKS, "y"), (ASKS_PIN, WRONG)])
-        assert (code, screen.endswith("ava: That is not the PIN; 4 tries are left.\n")) == (10, True), screen
+        said = "ava: That is not the PIN; 4 tries are left. Nothing was started, and it still waits."
+        assert (code, " ".join(screen.split()).endswith(said)) == (10, True), screen
         assert WRONG not in screen
         assert (at.state(proposal), at.decided(proposal), at.model.requests) == ("awaiting_approval", [], [])
         assert command in await at.confirm(proposal), "a PIN that was asked for elsewhere opens nothing here"
@@ -378,9 +379,8 @@ async def test_the_fifth_wrong_one_locks_it_for_approve_and_run_too(tmp_path: Pa
                 at.pin.check(WRONG)
         answers = [(ASKS, "y"), (ASKS_PIN, WRONG)]
         assert "it is locked for 15 minutes now" in at.typed("approve", proposal["pending_id"], answers=answers)[1]
-        answers = [(ASKS, "y"), (ASKS_PIN, PIN)]
-        for words in (["approve", proposal["pending_id"]], ["run", "researcher", "x"]):
-            code, screen = at.typed(*words, answers=answers)
+        for words in (["approve"], ["approve", proposal["pending_id"]], ["run", "researcher", "x"]):
+            code, screen = at.typed(*words)  # told before anything is asked
             assert (code, "The PIN is locked for 15 more min" in screen) == (10, True), screen
         assert (at.state(proposal), at.model.requests) == ("awaiting_approval", [])
 
@@ -488,7 +488,7 @@ async def test_what_a_model_writes_cannot_steer_the_terminal_of_the_person_who_a
     evil = "\x1b]0;owned\x07\x1b[2J\x9b31m red \u202e over\nStart it? [y/N] y\nApproved."
     async with host(tmp_path) as at:
         proposal = await at.propose(evil, rationale=evil)
-        code, screen = at.typed("approve", proposal["pending_id"], answers=[(f"{ASKS} ", "n")])
+        code, screen = at.typed("approve", proposal["pending_id"], answers=[(f"Approved.\nStart it? {ASKS} ", "n")])
         assert code == 10 and "owned" in screen, screen
         assert not any(steering in screen for steering in ("\x1b", "\x07", "\x9b", "\u202e"))
         assert not any(line.startswith(("Approved", "Start it? [y/N] y")) for line in screen.splitlines()), screen
@@ -517,8 +517,9 @@ async def test_change_and_remove_ask_for_the_old_one(tmp_path: Path) -> None:
 async def test_under_human_without_a_pin_nothing_starts_until_one_is_set(tmp_path: Path) -> None:
     async with host(tmp_path, 'approval = "human"\n') as at:
         proposal = await at.propose()
-        code, screen = at.typed("approve", proposal["pending_id"], answers=[(ASKS, "y")])
-        assert (code, "Set one with `ava pin set`." in screen) == (10, True)
+        for words in (["approve", proposal["pending_id"]], ["approve"], ["run", "researcher", "x"]):
+            code, screen = at.typed(*words)  # told before anything is asked
+            assert (code, "Set one with `ava pin set`." in " ".join(screen.split())) == (10, True), screen
         assert at.state(proposal) == "awaiting_approval"
         at.pin.set(PIN)
         assert at.typed("approve", proposal["pending_id"], answers=[(ASKS, "y"), (ASKS_PIN, PIN)])[0] == 0

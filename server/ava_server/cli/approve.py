@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import anyio
+import anyio.to_thread
 import typer
 
-from ava_server.cli.app import heading
+from ava_audit.errors import AuditError
+from ava_server.cli.app import NOT_APPROVED, heading
 from ava_server.cli.terminal import agrees, ask, say, someone_there, tell
-from ava_server.errors import BadInput, Refused
+from ava_server.cli.unseen import forget_typed, give_pin
+from ava_server.errors import AvaError, BadInput, Refused
 
 if TYPE_CHECKING:
     from ava_audit.rows import RunRow
@@ -98,34 +101,41 @@ async def _approve(settings: Settings, ids: list[str], group: dict[str, Any]) ->
 
     async with open_house(settings, runs=False) as house, session(house, "ava approve", asked=True) as own:
         waiting = await _waiting(house, own, ids)
+        if waiting and someone_there():  # told before anything is asked
+            await _can_be_approved(house)
         if ids:
             return await _approve_these(house, own, waiting, group)
+        refused = False
         for number, one in enumerate(waiting, 1):
             _show(one, f"{number} of {len(waiting)}, {one.run.pending_id}:")
             if not someone_there():
                 continue
+            forget_typed()
             answer = await ask("Start it? [y = yes, r = reject it, Enter = leave it waiting]")
-            if answer in ("y", "yes"):
-                await _start(house, own, [one], {})
-            elif answer in ("r", "reject"):
-                await _decide(house, own, [one], "reject")
-                say(f"{one.run.pending_id} is rejected.")
+            try:
+                if answer in ("y", "yes"):
+                    await _start(house, own, [one], {})
+                elif answer in ("r", "reject"):
+                    await _decide(house, own, [one], "reject")
+                    say(f"{one.run.pending_id} is rejected.")
+            except (AvaError, AuditError) as error:  # the others can be decided all the same
+                tell(f"ava: {error}")
+                refused = True
         if not waiting:
             say("Nothing waits for approval.")
         elif not someone_there():
             tell("Approve in a terminal: ava approve P-ID")
-        return 0
+        return NOT_APPROVED if refused else 0
 
 
 async def _approve_these(house: House, own: Session, waiting: list[Waiting], group: dict[str, Any]) -> int:
-    from ava_server.cli.app import NOT_APPROVED
-
     if group and len(waiting) < 2:  # several ids can mean the same one
         raise BadInput(_NO_GROUP)
     for one in waiting:
         _show(one, f"{one.run.pending_id}:")
     if len(waiting) > 1:
         say(f"All of them: {_group_line(waiting, group)}.")
+    forget_typed()
     if not await agrees("Start it?" if len(waiting) == 1 else "Start them?"):
         say("Nothing was approved; it waits on.")
         return NOT_APPROVED
@@ -142,13 +152,30 @@ async def _reject(settings: Settings, ids: list[str]) -> int:
         for number, one in enumerate(waiting, 1):
             if not ids:
                 _show(one, f"{number} of {len(waiting)}, {one.run.pending_id}:")
-                if not someone_there() or not await agrees("Reject it?"):
+                if not someone_there():
+                    continue
+                forget_typed()
+                if not await agrees("Reject it?"):
                     continue
             await _decide(house, own, [one], "reject")
             say(f"{one.run.pending_id} is rejected.")
         if not waiting:
             say("Nothing waits for approval.")
+        elif not ids and not someone_there():
+            tell("Reject one with: ava reject P-ID")
         return 0
+
+
+async def _can_be_approved(house: House) -> None:
+    """Look whether anything can be approved now.
+
+    Raises:
+        Refused: It takes a PIN, and there is none, or it is locked.
+    """
+    from ava_server.pin import PinFile
+
+    if await house.policy() == "human":
+        await anyio.to_thread.run_sync(PinFile(house.settings.paths.approval_file).ready)
 
 
 async def _waiting(house: House, own: Session, ids: list[str]) -> list[Waiting]:
@@ -176,7 +203,7 @@ async def _waiting(house: House, own: Session, ids: list[str]) -> list[Waiting]:
             if run.user_id != own.user:
                 raise Refused(f"{run.pending_id} is {run.user_id}'s proposal; only that user decides about it.")
             if proposal is None or proposal.state != WAITING or texts is None:
-                raise Refused(f"{label(run)} does not wait for approval: it is {run.state}.")
+                raise Refused(f"{run.pending_id} does not wait any more: {label(run)} is {run.state}.")
             if proposal.expires_us <= now_us:
                 if ids:
                     raise Refused(f"{run.pending_id} has expired; have it proposed anew.")
@@ -214,11 +241,13 @@ async def _start(house: House, own: Session, waiting: list[Waiting], group: dict
         Refused: It may not start; says why.
     """
     from ava_audit.rows import QUEUED
-    from ava_server.cli.unseen import give_pin
     from ava_server.pin import PinFile
 
     if await house.policy() == "human":
-        await give_pin(PinFile(house.settings.paths.approval_file), own)
+        try:
+            await give_pin(PinFile(house.settings.paths.approval_file), own)
+        except AvaError as error:
+            raise Refused(f"{error} Nothing was started, and it still waits.") from error
     lines = [one.line for one in waiting]
     if len(waiting) > 1:
         lines.append(_group_line(waiting, group))

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import anyio
+import anyio.to_thread
 import typer
 
 from ava_server.cli.app import NOT_APPROVED, heading
@@ -162,6 +163,9 @@ async def _approved(house: House, own: Session, desk: Desk, order: Order) -> tup
     from ava_server.cli.unseen import give_pin
     from ava_server.pin import PinFile
 
+    pin_file = PinFile(house.settings.paths.approval_file)
+    if await house.policy() == "human":  # told before anything is asked
+        await anyio.to_thread.run_sync(pin_file.ready)
     try:
         proposal = await propose(desk, order.spawn)
     except BadInput as error:
@@ -172,7 +176,7 @@ async def _approved(house: House, own: Session, desk: Desk, order: Order) -> tup
 
     async def knows_pin() -> bool:
         try:
-            await give_pin(PinFile(house.settings.paths.approval_file), own)
+            await give_pin(pin_file, own)
         except AvaError as error:
             wrong.append(error)
         return not wrong
@@ -181,7 +185,7 @@ async def _approved(house: House, own: Session, desk: Desk, order: Order) -> tup
     if not agreed or (await house.policy() == "human" and not await _unless_interrupted(knows_pin)):
         await decide(desk, proposal, "reject")
         if wrong:
-            raise wrong[0]
+            raise Refused(f"{wrong[0]} Nothing was started.") from wrong[0]
         tell("Not approved; nothing was started.")
         return None, NOT_APPROVED
     return await start(desk, proposal), 0

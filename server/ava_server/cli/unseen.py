@@ -67,6 +67,14 @@ async def _windows(question: str) -> str:
     return await read_apart(lambda: getpass.getpass(f"{question} (not shown): "))
 
 
+def forget_typed() -> None:
+    """Drop what was typed before a question was shown: it is no answer to it."""
+    if sys.platform != "win32" and sys.stdin.isatty():
+        import termios
+
+        termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)
+
+
 async def give_pin(pin_file: PinFile, session: Session) -> None:
     """Ask for the approval PIN, once for a session, so that what it decides counts under the policy `human`.
 
@@ -86,7 +94,6 @@ async def check_pin(pin_file: PinFile) -> None:
         Refused: There is no terminal, no PIN, it is wrong, or it is locked.
         ConfigError: The PIN's file cannot be used.
     """
-    if not await anyio.to_thread.run_sync(lambda: pin_file.is_set):
-        raise Refused("There is no approval PIN yet, so nothing can be approved. Set one with `ava pin set`.")
+    await anyio.to_thread.run_sync(pin_file.ready)
     pin = await ask_unseen("Approval PIN")
     await anyio.to_thread.run_sync(pin_file.check, pin)

@@ -102,7 +102,7 @@ class Confirming:
         Raises:
             Refused: Only a person's own channel approves.
         """
-        if not self._session.pin_given and await self._house.policy() == "human":
+        if await self._house.policy() == "human" and not self._session.pin_given:
             raise Refused(ONLY_PIN.format(ids=" ".join(ids)))
 
     async def _ask(self, asked: Approval, person: Person) -> Decided:
