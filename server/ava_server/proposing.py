@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
-from ava_audit.events import AssistantMessage, Event, SpawnProposed, UserMessage, Who
+from ava_audit.events import (
+    AssistantMessage,
+    Channel,
+    Ending,
+    Event,
+    RunEnded,
+    SpawnDecided,
+    SpawnProposed,
+    UserMessage,
+    Who,
+)
 from ava_audit.money import format_usd
-from ava_audit.rows import WAITING, RunRow
+from ava_audit.rows import WAITING, ProposalRow, RunRow
 from ava_audit.store import Command, Outcome
 from ava_audit.view import View
 from ava_server.budget import DayCaps, installation_scope, user_scope, utc_day
@@ -137,3 +148,18 @@ def texts_of(view: View, run: RunRow) -> Texts | None:
         return None
     said = entry.fact
     return Texts(task=said.text, context=said.context, system_prompt=said.system_prompt, rationale=said.rationale)
+
+
+def close_proposal(
+    row: ProposalRow,
+    run: RunRow,
+    who: Who,
+    decision: Literal["rejected", "expired", "superseded"],
+    *,
+    channel: Channel | None = None,
+    status: Ending | None = None,
+) -> tuple[Event, ...]:
+    """Return the events that end a proposal without a run."""
+    decided = SpawnDecided(pending_id=row.pending_id, decision=decision, channel=channel, digest=row.digest)
+    ended = RunEnded(status=status or decision, stop_reason=f"the proposal was {decision}")
+    return (Event(who, decided, run_id=run.id), Event(who, ended, run_id=run.id))

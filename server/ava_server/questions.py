@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 from ava_audit.money import MICROS_PER_USD
-from ava_server.approval import Approval, GroupLimits, Weighed
 from ava_server.errors import BadInput
 from ava_server.proposal_words import approval_line, group_line, proposal_message
+from ava_server.weighing import Approval, GroupLimits, Weighed
 
 COST, TIME = "max_cost_dollars", "max_minutes"
 _LARGEST = 1e15

@@ -12,13 +12,12 @@ from ava_audit.rows import QUEUED, RUNNING, WAITING, GroupRow, RunRow
 from ava_audit.store import Command, Outcome
 from ava_audit.times import HOUR_US
 from ava_audit.view import View, loads
-from ava_server.approval import close_proposal
 from ava_server.budget import in_flight_purpose, unsettled
 from ava_server.claims import claimed
 from ava_server.history import History
 from ava_server.ids import AGENT, label
 from ava_server.proposal_words import approval_line
-from ava_server.proposing import SpawnLimits, exhausted, texts_of
+from ava_server.proposing import SpawnLimits, close_proposal, exhausted, texts_of
 from ava_server.result import Ended, build_result
 from ava_server.run_config import RunConfig, config_of
 from ava_server.run_log import ending_events

@@ -25,7 +25,7 @@ from ava_audit.rows import RunRow
 from ava_audit.store import Command, Store
 from ava_audit.verify import verify
 from ava_audit.view import View
-from ava_server.approval import Approval, approve, reject
+from ava_server.approval import approve, reject
 from ava_server.budget import Asked, CapReached, DayCaps, Reservation, reserve, settlement_event, unsettled
 from ava_server.claims import NotClaimed, Slots, claim
 from ava_server.history import History
@@ -37,6 +37,7 @@ from ava_server.result import Ended, build_result
 from ava_server.run_config import RunConfig, Texts
 from ava_server.run_log import RunLog, ending_events
 from ava_server.unowned import NotResumed, cancel, end_overdue, end_unanswered, resume
+from ava_server.weighing import Approval
 from support.ledger import Call, Ledger, Run
 
 T = TypeVar("T")

@@ -9,7 +9,7 @@ from ava_audit.errors import AuditError
 from ava_audit.money import micros_from_cents
 from ava_audit.store import Outcome
 from ava_server.answers import Answer, ConfirmAnswer, OneDecision
-from ava_server.approval import Approval, Decided, approve, refuse, reject, weigh
+from ava_server.approval import approve, refuse, reject
 from ava_server.arguments import WAIT_LIMIT_S, Changes, ConfirmArgs, parse
 from ava_server.desk.caller import Caller, Progress
 from ava_server.desk.looking import Looking, dumped, fitting
@@ -19,6 +19,7 @@ from ava_server.desk.spawning import Spawning, started_next
 from ava_server.errors import BadInput, Refused
 from ava_server.ids import new_id, parse_id
 from ava_server.questions import Person, lowered, question
+from ava_server.weighing import Approval, Decided, weigh
 
 ONLY_PIN = (
     'approval = "human": only the approval PIN approves, in a terminal: `ava approve {ids}`. No tool can; show the'
