@@ -183,7 +183,7 @@ async def test_two_ids_are_one_group_under_one_cap_with_the_line_of_all(tmp_path
     async with host(tmp_path) as at:
         pair = [await at.propose(f"task {number}") for number in range(2)]
         ids = [each["pending_id"] for each in pair]
-        more = ("--group-max-cost", "0.90", "--group-timeout", "20m")
+        more = ("--group-max", "0.90", "--group-timeout", "20m")
         code, screen = at.typed("approve", *ids, *more, answers=[("Start them? [y/N]", "y")])
         assert code == 0, screen
         assert "All of them: 2 subagents together, at most $0.90 and 20 min." in screen
@@ -200,12 +200,12 @@ async def test_two_ids_are_one_group_under_one_cap_with_the_line_of_all(tmp_path
 @pytest.mark.parametrize(
     ("more", "answers", "code", "says"),
     [
-        (["--group-max-cost", "0.30"], [], 2, "for two or more proposals"),
+        (["--group-max", "0.30"], [], 2, "for two or more proposals"),
         (["--group-timeout", "10m"], [], 2, "for two or more proposals"),
-        (["{id}", "--group-max-cost", "0.30"], [], 2, "for two or more proposals"),
-        (["{run}", "--group-max-cost", "0.30"], [], 2, "for two or more proposals"),
-        (["{other}", "--group-max-cost", "much"], [], 2, "--group-max-cost: 'much'"),
-        (["{other}", "--group-max-cost", "9"], [(ASKS, "y")], 10, "above the sum of the members' caps, $1.00"),
+        (["{id}", "--group-max", "0.30"], [], 2, "for two or more proposals"),
+        (["{run}", "--group-max", "0.30"], [], 2, "for two or more proposals"),
+        (["{other}", "--group-max", "much"], [], 2, "--group-max: 'much'"),
+        (["{other}", "--group-max", "9"], [(ASKS, "y")], 10, "above the sum of the members' caps, $1.00"),
         (["P-00000000"], [], 2, "P-00000000"),
     ],
 )

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 STARTS_WITHIN_S = 3.0
 """How long it is watched whether what was approved begins."""
-_NO_GROUP = "--group-max-cost and --group-timeout are for two or more proposals; give their ids"
+_NO_GROUP = "--group-max and --group-timeout are for two or more proposals; give their ids"
 _Ids = Annotated[
     list[str] | None,
     typer.Argument(metavar="P-ID…", show_default=False, help="Proposals, or their subagents (S-…)."),
@@ -53,7 +53,9 @@ def approve_command(
     ids: _Ids = None,
     group_max_cost: Annotated[
         str | None,
-        typer.Option(metavar="USD", show_default=False, help="For two or more: what they may cost together."),
+        typer.Option(
+            "--group-max", metavar="USD", show_default=False, help="For two or more: what they may cost together."
+        ),
     ] = None,
     group_timeout: Annotated[
         str | None,
@@ -67,7 +69,7 @@ def approve_command(
     from ava_server.cli.asked import cents_of, seconds_of
 
     group = {
-        "group_max_cost_cents": cents_of("--group-max-cost", group_max_cost),
+        "group_max_cost_cents": cents_of("--group-max", group_max_cost),
         "group_timeout": seconds_of("--group-timeout", group_timeout),
     }
     given = {name: value for name, value in group.items() if value is not None}
