@@ -53,9 +53,15 @@ BEHIND: dict[tuple[str, str], str] = {
         "on Windows threads read and write",
     ),
     ("server/ava_server/shutdown.py", "signal.SIGHUP"): "on Windows there is Ctrl-C alone",
+    **dict.fromkeys(
+        (("server/ava_server/notifying.py", name) for name in ("os.killpg", "signal.SIGKILL")),
+        "on Windows the program alone is ended",
+    ),
+    ("server/ava_server/notifying.py", "start_new_session"): "Windows passes it over",
     ("server/ava_server/hiring.py", "start_new_session"): "Windows passes it over; creationflags do it there",
     ("server/ava_server/waiting.py", "open_signal_receiver"): "on Windows a handler of the interpreter's does it",
     ("server/ava_server/cli/unseen.py", "termios"): "on Windows getpass reads the console",
+    ("server/ava_server/cli/terminal.py", "termios"): "on Windows what was typed ahead is an answer",
     ("server/ava_server/cli/terminal.py", "wait_readable"): "on Windows a thread reads the console",
 }
 """Where each use stands, and what keeps it from other systems."""

@@ -116,7 +116,7 @@ class Sealing:
         """Be the server's middleware."""
         if ctx.method != "tools/call" or ctx.params is None or ctx.params.get("name") != ASKING:
             return await call_next(ctx)
-        if ctx.session.can_send_request:  # the question is sent inside the call, and nothing has to be kept
+        if ctx.session.can_send_request or not can_ask(ctx):  # nothing has to be kept
             return await call_next(_without_answer(ctx, ctx.params))
         try:
             boundary = await self._open(ctx)

@@ -1,21 +1,25 @@
 """Telling a person's own program what happened (`on_event`): something waits for approval, or a subagent has ended.
 
 The program gets JSON on its standard input. It can notify, and never approve: what it prints is read by nobody. Of all
-processes on a data root one tells, each event once.
+processes on a data root one tells, each event once; twice only where it ends in the middle of telling.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
+import signal
 import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import anyio
+from anyio.abc import Process
 
 from ava_audit.entries import ENTRY_COLUMNS, Entry, entry_of
 from ava_audit.errors import AuditError
@@ -34,6 +38,8 @@ log = logging.getLogger("ava.events")
 
 PROGRAM_S = 10.0
 """How long the program may take; then it is ended."""
+ENDED_S = 1.0
+"""How long is waited for it to be gone then."""
 SETTLE_S = 0.3
 """What is decided at once, by the policy auto, waits for nobody: it is looked at only so much later."""
 OLD_US = 10 * 60 * 1_000_000
@@ -114,14 +120,41 @@ async def _run(program: Sequence[str], event: dict[str, Any]) -> None:
     env = {name: value for name, value in os.environ.items() if name not in secret}
     line = json.dumps(event, ensure_ascii=False) + "\n"
     try:
-        with anyio.move_on_after(PROGRAM_S) as scope:
-            done = await anyio.run_process(
-                list(program), input=line.encode(), env=env, cwd=Path.home(), check=False,
-                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            )  # fmt: skip
-            if done.returncode != 0:
-                log.warning("on_event: %s ended with %d", program[0], done.returncode)
+        # A session of its own: Ctrl-C for us is none for it, and what it starts can be ended with it.
+        process = await anyio.open_process(
+            list(program), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=env,
+            cwd=Path.home(), start_new_session=True,
+        )  # fmt: skip
+        try:
+            with anyio.move_on_after(PROGRAM_S) as scope:
+                await _tell_it(process, line.encode())
+                if (code := await process.wait()) != 0:
+                    log.warning("on_event: %s ended with %d", program[0], code)
+        finally:
+            if process.returncode is None:  # what it leaves running when it ends by itself is its own
+                _end_all(process)
+            with anyio.CancelScope(shield=True), anyio.move_on_after(ENDED_S):
+                await process.aclose()
         if scope.cancelled_caught:
             log.warning("on_event: %s took longer than %.0f s and was ended", program[0], PROGRAM_S)
     except Exception as error:  # none of it may end the house: an argument with a NUL, a pipe that breaks in a group
         log.warning("on_event: %s cannot be run: %s", program[0], error)
+
+
+async def _tell_it(process: Process, line: bytes) -> None:
+    """Write the event; a program that wants to know nothing has run all the same."""
+    assert process.stdin is not None
+    with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+        await process.stdin.send(line)
+    with contextlib.suppress(OSError, anyio.BrokenResourceError):
+        await process.stdin.aclose()
+
+
+def _end_all(process: Process) -> None:
+    """End the program, where it still runs, and what it has left in its session."""
+    if sys.platform == "win32":
+        if process.returncode is None:
+            process.kill()
+        return
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)

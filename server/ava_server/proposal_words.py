@@ -47,7 +47,7 @@ def beginning(task: str) -> str:
 
 def one_line(text: str, most: int) -> str:
     """Return a text's first characters as one line that can neither hide nor turn around anything, cut with `…`."""
-    plain = _line(text)
+    plain = _line(text[: most * 20])  # white space and what is not seen shrink, and nobody reads on for ever
     return plain if len(plain) <= most else plain[:most].rstrip() + "…"
 
 

@@ -73,6 +73,8 @@ def propose(
 ) -> Command[Proposed | Declined]:
     """Make a proposal; the same `task_id` and configuration while the first is unended returns the first.
 
+    With the same `task_id` and another configuration it supersedes what still waits.
+
     Args:
         config: The resolved configuration.
         texts: Its words.
@@ -92,6 +94,7 @@ def propose(
                     return Outcome(Proposed(row.pending_id, run.id, run.state, config, line, message, row.expires_us))
         if not config.price.get("free") and (why := exhausted(view, who.user_id, limits, now_us)):
             return Outcome(Declined(why))
+        superseded, ends = _superseded(view, who, config.task_id)
         pending_id, run_id = next(
             pair for pair in candidates if view.proposal(pair[0]) is None and view.run(pair[1]) is None
         )
@@ -104,6 +107,7 @@ def propose(
             expires_us=expires_us,
             config=config.model_dump(mode="json", exclude_none=True),
             retry_of=retry_of,
+            supersedes=superseded,
         )
         task = UserMessage(
             text=texts.task,
@@ -117,9 +121,21 @@ def propose(
             Event(agent, task, run_id=run_id),
             Event(who, AssistantMessage(text=f"{message}\n{line}"), run_id=run_id),
         )
-        return Outcome(Proposed(pending_id, run_id, WAITING, config, line, message, expires_us), events)
+        return Outcome(Proposed(pending_id, run_id, WAITING, config, line, message, expires_us), (*ends, *events))
 
     return command
+
+
+def _superseded(view: View, who: Who, task_id: str | None) -> tuple[str | None, tuple[Event, ...]]:
+    """Return what waits under the caller's own reference and is proposed otherwise now, with what ends it."""
+    superseded: str | None = None
+    ends: list[Event] = []
+    for run in view.with_task_id(who.user_id, task_id) if task_id is not None else ():
+        row = view.proposal(run.pending_id)
+        if row is not None and row.state == WAITING:
+            superseded = row.pending_id
+            ends += close_proposal(row, run, who, "superseded")
+    return superseded, tuple(ends)
 
 
 def exhausted(view: View, user: str, limits: SpawnLimits, now_us: int) -> str | None:

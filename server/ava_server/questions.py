@@ -22,6 +22,14 @@ _LARGEST = 1e15
 """What is above it is no amount and no time: infinity, NaN, or a whole number that no float can be."""
 
 
+UNASKED = {
+    "decline": "the person was asked, and declined",
+    "cancel": "the person was asked, and closed the question without an answer",
+    "silent": "the person was asked, and has not answered within 45 s; an answer that comes later starts nothing",
+}
+"""Why nothing started, by what came of the question."""
+
+
 @dataclass(frozen=True)
 class LimitField:
     """A limit in the form: its name, what it is called, and the most that may be put in, which stands there already."""

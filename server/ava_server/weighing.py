@@ -17,6 +17,8 @@ from ava_server.proposal_words import approval_line, group_line
 from ava_server.proposing import SpawnLimits, close_proposal, exhausted, texts_of
 from ava_server.run_config import CAPS, RunConfig, Texts, config_of
 
+ANOTHER = "another of this group cannot start, so none does"
+
 
 @dataclass(frozen=True)
 class Decision:
@@ -76,9 +78,7 @@ class Member:
 
     def refused(self, why: str | None) -> Decision:
         """Return the refusal of this one: for a reason of its own, or because of another one."""
-        return Decision(
-            self.row.pending_id, self.run.id, "refused", why or "another of this group cannot start, so none does"
-        )
+        return Decision(self.row.pending_id, self.run.id, "refused", why or ANOTHER)
 
     @property
     def changed(self) -> RunConfig:

@@ -644,3 +644,28 @@ async def test_two_houses_confirm_one_proposal_once(tmp_path: Path) -> None:
         gate.released.set()
         await lab.ended(proposal.subagent_id)
         await lab.store.read(check_budgets)
+
+
+async def test_what_waits_under_a_reference_is_superseded_by_another_proposal_under_it(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, [hand_over()]) as lab:
+        foreign: Any = await lab.as_user("somebody-else").call(
+            "spawn_subagent",
+            {"role": "researcher", "task": "x", "workspace": str(lab.workspace), "task_id": "T-1"},
+            quiet,
+        )
+        first = await lab.propose(task_id="T-1")
+        same = await lab.propose(task_id="T-1")
+        assert same.pending_id == first.pending_id
+        second = await lab.propose(task_id="T-1", max_iterations=7)
+        assert second.pending_id != first.pending_id
+        [proposed] = await lab.facts(second.subagent_id, SpawnProposed)
+        assert proposed.supersedes == first.pending_id
+        assert [fact.decision for fact in await lab.facts(first.subagent_id, SpawnDecided)] == ["superseded"]
+        refused = await lab.approve(first)
+        assert "is superseded" in why(refused)
+        assert (await lab.approve(second)).status == "approved"
+        assert (await lab.ended(second.subagent_id)).state == "success"
+        await lab.propose(task_id="T-1", max_iterations=8)
+        states = {run.id: run.state for run in await lab.store.read(View.runs)}
+        assert states[second.subagent_id] == "success", "what has ended stays as it is"
+        assert states[foreign.subagent_id] == "awaiting_approval", "another user's reference is another one"

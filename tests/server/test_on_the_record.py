@@ -31,6 +31,7 @@ from ava_server.desk.desk import Desk
 from ava_server.errors import ModelErrorKind
 from ava_server.models import openai_chat
 from ava_server.models.chat_stream import Deadlines
+from ava_server.questions import Question, Reply
 from ava_server.run_tools import RUN_TOOL_NAMES
 from ava_server.session import Session
 from ava_server.submit import NAME as SUBMIT
@@ -41,17 +42,15 @@ SERVER = ROOT / "server" / "ava_server"
 
 UNWRITTEN: set[str] = set()
 """Types that nothing writes yet."""
-UNREACHED = {"superseded"}
+UNREACHED: set[str] = set()
 """Endings (and decisions) that no run of this version comes to."""
-UNSET = {("SpawnProposed", "supersedes"): "nothing supersedes a proposal yet"}
+UNSET: dict[tuple[str, str], str] = {}
 """Fields that no entry of this version has, and why."""
 UNSAID = {
-    ("SpawnDecided", "decision"): {"superseded"},
-    ("SpawnDecided", "channel"): {"elicitation", "auto", "http"},
-    ("RunResumed", "channel"): {"elicitation", "auto", "http"},
+    ("SpawnDecided", "channel"): {"http"},
+    ("RunResumed", "channel"): {"auto", "http"},
     ("CancelRequested", "by"): {"system"},
-    ("RunEnded", "status"): UNREACHED,
-    ("SubagentComplete", "status"): {*UNREACHED, "rejected", "expired"},
+    ("SubagentComplete", "status"): {"superseded", "rejected", "expired"},
 }
 """Words of a closed set that no entry of this version has: nothing says them yet. A proposal ends without a result."""
 
@@ -189,7 +188,7 @@ async def happen(tmp: Path, server: ModelServer) -> None:
                 tasks.start_soon(partial(lab.outcome, task=play(f"error_{kind}")))
             for status in ENDED.keys() - {"cancelled", "rejected", "expired"}:
                 tasks.start_soon(partial(ended, lab, status))
-            for other in (cancelled, rejected, grouped, everything, steered, misused, erased):
+            for other in (cancelled, rejected, superseded, agreed, grouped, everything, steered, misused, erased):
                 tasks.start_soon(other, lab)
             tasks.start_soon(partial(lab.outcome, task=play("whole")))
             tasks.start_soon(partial(lab.outcome, task=play("planned"), plan=True))
@@ -197,6 +196,11 @@ async def happen(tmp: Path, server: ModelServer) -> None:
             tasks.start_soon(partial(lab.outcome, task=play("paused"), timeout=4))
     async with connect(tmp, server=server, config=CONFIG) as (client, _server):
         await client.call_tool("check_subagent", {})
+    auto = "approval = 'auto'\nauto_approve_cents = 500\nauto_approve_daily_cents = 500\n"
+    async with open_lab(tmp, server=server, config=f"{auto}{CONFIG}", check=False) as lab:
+        started = await lab.call("spawn_subagent", role="researcher", task=play("group"), tools=["read_webpages"])
+        assert started.status == "approved", started.message
+        await lab.ended(started.subagent_id)
     async with open_lab(tmp, server=server, config=CONFIG, check=False) as lab:
         for gate in LEFT:
             await lab.start(task=play("left"))
@@ -208,7 +212,7 @@ PAGES = {
     "/long": Page("one line of many\n" * 3_000, content_type="text/plain"),
 }
 TOLD = [Say(calls=[("scratchpad", {"note": f"n{number}"})]) for number in range(9)] + [submits()]
-STEERED, LEFT = Gate(), tuple(Gate() for _ in range(5))
+STEERED, LEFT = Gate(), tuple(Gate() for _ in range(6))
 
 
 async def ended(lab: Lab, status: str) -> None:
@@ -236,6 +240,36 @@ async def erased(lab: Lab) -> None:
 async def rejected(lab: Lab) -> None:
     proposal = await lab.propose(task=play("ended_rejected"))
     await lab.call("confirm_spawn", pending_ids=[proposal.pending_id], decision="reject")
+
+
+async def superseded(lab: Lab) -> None:
+    """The same reference with other limits: what waited under it is superseded."""
+    first = await lab.propose(task=play("group"), task_id="T-2", max_iterations=5)
+    second = await lab.propose(task=play("group"), task_id="T-2", max_iterations=6)
+    assert (await lab.run(first.subagent_id)).state == "superseded"
+    refused = await lab.approve(first)
+    assert "is superseded" in refused.decisions[0].refused_because
+    await lab.approve(second)
+    await lab.ended(second.subagent_id)
+
+
+class Agreeing:
+    """A person who says yes."""
+
+    async def ask(self, question: Question) -> Reply:
+        return Reply("accept")
+
+
+async def quiet(_line: str) -> None: ...
+
+
+async def agreed(lab: Lab) -> None:
+    """A proposal that a person agrees to in the client's own question."""
+    proposal = await lab.propose(task=play("group"))
+    given = {"pending_ids": [proposal.pending_id], "approving": [proposal.approval_line]}
+    answer: Any = await lab.desk.call("confirm_spawn", given, quiet, person=Agreeing())
+    assert answer.status == "approved", answer
+    await lab.ended(proposal.subagent_id)
 
 
 async def grouped(lab: Lab) -> None:
@@ -301,7 +335,7 @@ async def taken_over(tmp: Path, server: ModelServer) -> None:
     async with open_lab(tmp, server=server, config=hasty, runs=False, check=False) as lab:
         stale = await lab.propose(task=play("ended_expired"))
         left = await lab.store.read(lambda view: view.runs(states=["running"]))
-        ended, given_up, resumed, forced, *over = [run.id for run in left]
+        ended, given_up, resumed, asked_for, forced, *over = [run.id for run in left]
         answer = await lab.call("cancel_subagent", subagent_id=ended)
         assert answer.status == "cancelled"
         endings, limits = lab.house.manager.endings, lab.house.spawn_limits
@@ -311,13 +345,17 @@ async def taken_over(tmp: Path, server: ModelServer) -> None:
         asked = await lab.call("confirm_spawn", pending_ids=[resumed])
         answer = await lab.call("confirm_spawn", pending_ids=[resumed], approving=asked.approval_lines)
         assert answer.status == "resumed", answer
+        asked = await lab.call("confirm_spawn", pending_ids=[asked_for])
+        given = {"pending_ids": [asked_for], "approving": asked.approval_lines}
+        answer = await lab.desk.call("confirm_spawn", given, quiet, person=Agreeing())
+        assert answer.status == "resumed", answer
         assert await endings.resume(forced, lab.session.who, "terminal", limits, force=True)
         await anyio.sleep(1)  # its second is over then
         refused = await lab.approve(stale)
         assert refused.status == "refused", refused
     async with open_lab(tmp, server=server, config=CONFIG, check=False) as lab:
-        generations = [(await lab.ended(run_id)).generation for run_id in (resumed, forced, *over)]
-        assert generations == [3, 3, *(2 for _ in over)]
+        generations = [(await lab.ended(run_id)).generation for run_id in (resumed, asked_for, forced, *over)]
+        assert generations == [3, 3, 3, *(2 for _ in over)]
 
 
 # -- what stands in the log then --------------------------------------------------------------------------------------
@@ -392,7 +430,7 @@ def literals(annotation: Any) -> set[str]:
 
 async def test_every_ending_is_reached(root: Path) -> None:
     reached = {entry["content"]["status"] for entry in entries(root) if entry["type"] == "RunEnded"}
-    assert reached == {*ENDED, "abandoned"} == ENDINGS - UNREACHED
+    assert reached == {*ENDED, "abandoned", "superseded"} == ENDINGS - UNREACHED
 
 
 async def test_every_kind_of_model_error_is_on_the_record(root: Path) -> None:

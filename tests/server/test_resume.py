@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import anyio
 import pytest
@@ -19,6 +20,7 @@ from ava_audit.events import Activity, AssistantMessage, CostUpdate, Event, Fenc
 from ava_audit.store import Store, append
 from ava_server import claims
 from ava_server.claims import Slots, claim
+from ava_server.questions import Question, Reply
 from ava_server.unowned import NotResumed, resume
 
 NOTE = Say(calls=[("scratchpad", {"note": "half of it"})])
@@ -79,6 +81,44 @@ async def test_it_goes_on_with_the_line_that_shows_what_is_left_and_asks_nothing
         assert (fact.channel, fact.force) == ("host_call", False)
         over = await lab.call("confirm_spawn", pending_ids=[run_id], approving=[line])
         assert over.status == "refused" and len(server.requests) == 3
+
+
+@dataclass
+class Person:
+    """Somebody whom the client can ask, and what they answer."""
+
+    action: Literal["accept", "decline", "cancel", "silent"]
+    asked: list[Question] = field(default_factory=list[Question])
+
+    async def ask(self, question: Question) -> Reply:
+        self.asked.append(question)
+        return Reply(self.action)
+
+
+async def quiet(_line: str) -> None: ...
+
+
+@pytest.mark.parametrize("action", ["accept", "decline", "cancel", "silent"])
+async def test_where_a_person_can_be_asked_it_goes_on_when_they_agree(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, action: Literal["accept", "decline", "cancel", "silent"]
+) -> None:
+    async with interrupted(tmp_path, monkeypatch) as (lab, run_id, server):
+        person = Person(action)
+        given: dict[str, Any] = {"pending_ids": [run_id], "approving": ["anything"]}
+        wrong: Any = await lab.desk.call("confirm_spawn", given, quiet, person=person)
+        assert wrong.status == "refused" and person.asked == [], "nobody is asked about what cannot go on"
+        given["approving"] = wrong.approval_lines
+        answer: Any = await lab.desk.call("confirm_spawn", given, quiet, person=person)
+        [asked] = person.asked
+        assert "was interrupted" in asked.text and wrong.approval_lines[0] in asked.text and asked.fields == ()
+        if action == "accept":
+            assert answer.status == "resumed", answer
+            assert (await lab.ended(run_id)).state == "success"
+            assert [fact.channel for fact in await lab.facts(run_id, RunResumed)] == ["elicitation"]
+        else:
+            assert answer.status == "refused" and f"ava resume {run_id}" in answer.next
+            assert await lab.facts(run_id, RunResumed) == []
+            assert (await lab.run(run_id)).generation == 1 and len(server.requests) == 2
 
 
 @pytest.mark.parametrize(

@@ -205,7 +205,7 @@ async def test_two_ids_are_one_group_under_one_cap_with_the_line_of_all(tmp_path
         (["{id}", "--group-max", "0.30"], [], 2, "for two or more proposals"),
         (["{run}", "--group-max", "0.30"], [], 2, "for two or more proposals"),
         (["{other}", "--group-max", "much"], [], 2, "--group-max: 'much'"),
-        (["{other}", "--group-max", "9"], [(ASKS, "y")], 10, "above the sum of the members' caps, $1.00"),
+        (["{other}", "--group-max", "9"], [], 2, "--group-max: their own caps come to $1.00 together"),
         (["P-00000000"], [], 2, "P-00000000"),
     ],
 )

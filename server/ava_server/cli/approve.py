@@ -11,9 +11,10 @@ import anyio.to_thread
 import typer
 
 from ava_audit.errors import AuditError
+from ava_audit.money import format_usd, micros_from_cents
 from ava_server.cli.app import NOT_APPROVED, heading
 from ava_server.cli.terminal import agrees, ask, say, someone_there, tell
-from ava_server.cli.unseen import forget_typed, give_pin
+from ava_server.cli.unseen import give_pin
 from ava_server.errors import AvaError, BadInput, Refused
 
 if TYPE_CHECKING:
@@ -112,7 +113,6 @@ async def _approve(settings: Settings, ids: list[str], group: dict[str, Any]) ->
             _show(one, f"{number} of {len(waiting)}, {one.run.pending_id}:")
             if not someone_there():
                 continue
-            forget_typed()
             answer = await ask("Start it? [y = yes, r = reject it, Enter = leave it waiting]")
             try:
                 if answer in ("y", "yes"):
@@ -133,11 +133,13 @@ async def _approve(settings: Settings, ids: list[str], group: dict[str, Any]) ->
 async def _approve_these(house: House, own: Session, waiting: list[Waiting], group: dict[str, Any]) -> int:
     if group and len(waiting) < 2:  # several ids can mean the same one
         raise BadInput(_NO_GROUP)
+    together = sum(one.config.max_cost_micros for one in waiting)
+    if micros_from_cents(group.get("group_max_cost_cents", 0)) > together:
+        raise BadInput(f"--group-max: their own caps come to {format_usd(together)} together; give that or less")
     for one in waiting:
         _show(one, f"{one.run.pending_id}:")
     if len(waiting) > 1:
         say(f"All of them: {_group_line(waiting, group)}.")
-    forget_typed()
     if not await agrees("Start it?" if len(waiting) == 1 else "Start them?"):
         say("Nothing was approved; it waits on.")
         return NOT_APPROVED
@@ -154,10 +156,7 @@ async def _reject(settings: Settings, ids: list[str]) -> int:
         for number, one in enumerate(waiting, 1):
             if not ids:
                 _show(one, f"{number} of {len(waiting)}, {one.run.pending_id}:")
-                if not someone_there():
-                    continue
-                forget_typed()
-                if not await agrees("Reject it?"):
+                if not someone_there() or not await agrees("Reject it?"):
                     continue
             await _decide(house, own, [one], "reject")
             say(f"{one.run.pending_id} is rejected.")
@@ -226,7 +225,6 @@ def _show(one: Waiting, heading_: str) -> None:
 
 def _group_line(waiting: list[Waiting], group: dict[str, Any]) -> str:
     """Return the line of all of them together, as an approval has to repeat it."""
-    from ava_audit.money import micros_from_cents
     from ava_server.proposal_words import group_line
 
     cap = sum(one.config.max_cost_micros for one in waiting)
@@ -244,6 +242,7 @@ async def _start(house: House, own: Session, waiting: list[Waiting], group: dict
     """
     from ava_audit.rows import QUEUED
     from ava_server.pin import PinFile
+    from ava_server.weighing import ANOTHER
 
     if await house.policy() == "human":
         try:
@@ -255,8 +254,9 @@ async def _start(house: House, own: Session, waiting: list[Waiting], group: dict
         lines.append(_group_line(waiting, group))
     answer = await _decide(house, own, waiting, "approve", approving=lines, **group)
     if answer.status != "approved":
-        because = next((one.refused_because for one in answer.decisions if one.refused_because), "it was refused")
-        raise Refused(f"Not approved: {because}.")
+        reasons = dict.fromkeys(one.refused_because for one in answer.decisions if one.refused_because)
+        telling = [why for why in reasons if why != ANOTHER] or list(reasons)
+        raise Refused(f"Not approved: {'; '.join(telling)}.")
     run_ids = [one.run.id for one in waiting]
     say("Approved." if len(waiting) == 1 else f"Approved, as the group {answer.group_id}.")
     await _have_worker(house)

@@ -80,9 +80,9 @@ async def _remove(root: DataRoot) -> None:
 
     file = PinFile(root.approval_file)
     await _refuse_none(file)
+    policy = load_settings(root.path).approval  # a wrong setting is told before anything is taken away
     await anyio.to_thread.run_sync(file.remove, await ask_unseen("Approval PIN"))
     await _on_record(root, "set", None)
-    policy = load_settings(root.path).approval
     after = ", so that nothing can be approved until there is a PIN again" if policy == "human" else ""
     say(f'The PIN is removed. config.toml says again who approves: approval = "{policy}"{after}.')
 

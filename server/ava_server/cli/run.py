@@ -159,6 +159,7 @@ async def _run(settings: Settings, order: Order) -> int:
 
 async def _approved(house: House, own: Session, desk: Desk, order: Order) -> tuple[str | None, int]:
     """Propose, ask, and approve or reject; return the run's id, or None and the exit code."""
+    from ava_audit.rows import WAITING
     from ava_server.cli.asked import in_options
     from ava_server.cli.unseen import give_pin
     from ava_server.pin import PinFile
@@ -171,6 +172,8 @@ async def _approved(house: House, own: Session, desk: Desk, order: Order) -> tup
     except BadInput as error:
         raise BadInput(in_options(str(error))) from error
     tell(proposal.message or "")
+    if proposal.status != WAITING:  # the same task_id again: it is waited for, as if it had been started here
+        return proposal.subagent_id, 0
     tell(proposal.approval_line or "")
     wrong: list[AvaError] = []
 

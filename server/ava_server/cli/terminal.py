@@ -182,8 +182,20 @@ def interrupts() -> Generator[AsyncIterator[int]]:
         yield signals
 
 
+def forget_typed() -> None:
+    """Drop what was typed ahead; input that is no terminal stays as it is."""
+    if sys.platform != "win32" and sys.stdin.isatty():
+        import termios
+
+        termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)
+
+
 async def ask(question: str) -> str:
-    """Return what a person answers to a question on the terminal, in lower case; nothing at the end of input."""
+    """Return what a person answers to a question on the terminal, in lower case; nothing at the end of input.
+
+    What was typed before the question was shown is no answer to it.
+    """
+    forget_typed()
     sys.stderr.write(f"{clean(question)[0]} ")
     sys.stderr.flush()
     if sys.platform == "win32":  # there no console can be waited for

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import anyio.to_thread
@@ -52,8 +53,9 @@ async def _posix(question: str) -> str:
             os.write(terminal, f"{question} (not shown): ".encode())
             line = await read_apart(lambda: os.read(terminal, _LONGEST_LINE))
         finally:
-            termios.tcsetattr(terminal, termios.TCSAFLUSH, before)
-            os.write(terminal, b"\n")
+            with suppress(OSError, termios.error):  # the terminal may be gone
+                termios.tcsetattr(terminal, termios.TCSAFLUSH, before)
+                os.write(terminal, b"\n")
         return line.decode("utf-8", "replace")
     finally:
         os.close(terminal)
@@ -65,14 +67,6 @@ async def _windows(question: str) -> str:
     if not sys.stdin.isatty():
         raise Refused(_NONE)
     return await read_apart(lambda: getpass.getpass(f"{question} (not shown): "))
-
-
-def forget_typed() -> None:
-    """Drop what was typed before a question was shown: it is no answer to it."""
-    if sys.platform != "win32" and sys.stdin.isatty():
-        import termios
-
-        termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)
 
 
 async def give_pin(pin_file: PinFile, session: Session) -> None:

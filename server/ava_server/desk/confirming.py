@@ -18,7 +18,7 @@ from ava_server.desk.resuming import Resuming
 from ava_server.desk.spawning import Spawning, started_next
 from ava_server.errors import BadInput, Refused
 from ava_server.ids import new_id, parse_id
-from ava_server.questions import Person, lowered, question
+from ava_server.questions import UNASKED, Person, lowered, question
 from ava_server.weighing import Approval, Decided, weigh
 
 ONLY_PIN = (
@@ -29,11 +29,6 @@ NOT_ASKED = (
     "If nobody can be asked here (a host without a screen answers like this by itself), a person approves it in a"
     " terminal, with `ava approve {ids}`; the policy auto (config.toml) starts small ones without a question"
 )
-_UNASKED = {
-    "decline": "the person was asked, and declined",
-    "cancel": "the person was asked, and closed the question without an answer",
-    "silent": "the person was asked, and has not answered within 45 s; an answer that comes later starts nothing",
-}
 
 
 class Confirming:
@@ -59,17 +54,16 @@ class Confirming:
         began = time.monotonic()
         args = parse(ConfirmArgs, "confirm_spawn", given)
         if (run := await self._resuming.interrupted(args)) is not None:
-            answer = await self._resuming.resume(args, run)
+            answer = await self._resuming.resume(args, run, caller.person)
             if answer.status == "resumed":
-                await self._wait_for(answer, [run.id], args.wait_seconds, caller.progress)
+                await self._wait_for(answer, [run.id], _left(args, began), caller.progress)
             return answer
         ids = tuple(dict.fromkeys([await self._own.pending_id(given) for given in args.pending_ids]))
         if args.decision == "reject":
             decided = await self._store.do(reject(ids, self._session.who, self._session.channel))
         else:
             decided = await self._approve(args, ids, caller.person)
-        left_s = max(0.0, WAIT_LIMIT_S - (time.monotonic() - began))  # what the question took is gone
-        return await self._answer(args, decided, min(args.wait_seconds, left_s), caller.progress)
+        return await self._answer(args, decided, _left(args, began), caller.progress)
 
     async def _approve(self, args: ConfirmArgs, ids: tuple[str, ...], person: Person | None) -> Decided:
         """Approve, once the person has agreed where one can be asked.
@@ -115,7 +109,7 @@ class Confirming:
             return await self._store.do(refuse(asked, who, limits))
         reply = await person.ask(question(weighed))
         if reply.action != "accept":
-            return Decided(tuple(member.refused(_UNASKED[reply.action]) for member in weighed.members), unasked=True)
+            return Decided(tuple(member.refused(UNASKED[reply.action]) for member in weighed.members), unasked=True)
         await self._refuse_without_pin(asked.pending_ids)  # a PIN may have been set while the question stood there
         agreed = lowered(weighed, asked, reply)
         return await self._store.do(approve(agreed, who, "elicitation", limits))
@@ -136,7 +130,10 @@ class Confirming:
             if row := rows.get(made.subagent_id or ""):
                 decision.name, decision.task_id = row.name, row.task_id
             if made.expired and made.subagent_id and args.decision == "approve":
-                await self._spawning.renew(decision, made.subagent_id)
+                if self._session.transport == "terminal":  # its folders are not those of whoever proposed it
+                    decision.refused_because = "it expired before it was approved; have it proposed anew"
+                else:
+                    await self._spawning.renew(decision, made.subagent_id)
         started = [made.subagent_id for made in decided.decisions if made.status == "approved" and made.subagent_id]
         answer = ConfirmAnswer(
             status="approved" if started else ("rejected" if args.decision == "reject" else "refused"),
@@ -173,6 +170,11 @@ class Confirming:
             answer.next = "It has ended." if len(started) == 1 else "All of them have ended."
 
 
+def _left(args: ConfirmArgs, began: float) -> float:
+    """Return how long the call may still wait: what a question took is gone."""
+    return min(args.wait_seconds, max(0.0, WAIT_LIMIT_S - (time.monotonic() - began)))
+
+
 def _caps_of(changes: Changes) -> dict[str, Any]:
     caps = changes.caps.model_dump(exclude_none=True) if changes.caps else {}
     if "timeout" in caps:
@@ -206,7 +208,8 @@ def _next(started: list[str], decided: Decided) -> str:
         return started_next(started[0], decided.group_id)
     if decided.unasked:
         ids = " ".join(made.pending_id for made in decided.decisions)
-        return f"Nothing was started, and the proposal still waits. {NOT_ASKED.format(ids=ids)}."
+        waits = "the proposal still waits" if len(decided.decisions) == 1 else "the proposals still wait"
+        return f"Nothing was started, and {waits}. {NOT_ASKED.format(ids=ids)}."
     if any(made.running for made in decided.decisions):
         return "Nothing new was started; what was approved before goes on."
     return "Nothing was started."

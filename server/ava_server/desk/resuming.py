@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import anyio.to_thread
 
 from ava_audit.rows import RUNNING, RunRow
@@ -10,7 +12,9 @@ from ava_server.arguments import ConfirmArgs
 from ava_server.desk.own import Own
 from ava_server.errors import BadInput, Refused
 from ava_server.ids import label
-from ava_server.unowned import NotResumed
+from ava_server.questions import UNASKED, Person, Question
+from ava_server.status import since_words
+from ava_server.unowned import NotResumed, resume_line
 
 ONLY_THERE = 'approval = "human" is set: a person resumes it in a terminal, with `ava resume {run_id}`'
 
@@ -44,12 +48,13 @@ class Resuming:
     def _gone(self, run: RunRow) -> bool:
         return bool(self._house.manager.endings.gone([run]))
 
-    async def resume(self, args: ConfirmArgs, run: RunRow) -> ConfirmAnswer:
-        """Have it go on, if it was approved so.
+    async def resume(self, args: ConfirmArgs, run: RunRow, person: Person | None) -> ConfirmAnswer:
+        """Have it go on, if it was approved so, and the person agrees where one can be asked.
 
         Raises:
             BadInput: What cannot be decided about a run that has begun was asked for.
             Refused: It may not go on now, or not over this channel.
+            AnsweredLater: The person is asked, and the client calls again.
         """
         settings = self._house.settings
         if args.decision == "reject":
@@ -59,14 +64,24 @@ class Resuming:
                 raise BadInput(f"{field}: {label(run)} has begun, and goes on as it was approved; leave it out")
         if not settings.enabled:
             raise Refused("subagents are switched off here (enabled = false in config.toml); nothing was resumed")
-        if await self._house.policy() == "human" and not self._session.pin_given:
-            raise Refused(ONLY_THERE.format(run_id=run.id))
-        approving = args.approving or [""]
-        found = await self._house.manager.endings.resume(
-            run.id, self._session.who, self._session.channel, self._house.spawn_limits, line="\n".join(approving)
-        )
+        await self._refuse_without_pin(run)
         decision = OneDecision(
             pending_id=run.pending_id, subagent_id=run.id, name=run.name, task_id=run.task_id, status="resumed"
+        )
+        approving, channel = "\n".join(args.approving or [""]), self._session.channel
+        line = await self._house.store.read(lambda view: resume_line(view, run))
+        if person is not None and approving == line:  # with another one it is refused, and nobody has to be asked
+            since = since_words(time.time_ns() // 1000 - (run.last_us or 0))
+            text = f"{label(run)} was interrupted {since} ago. Shall it go on?\n{line}"
+            reply = await person.ask(Question(text, ()))
+            if reply.action != "accept":
+                decision.status, decision.refused_because = "refused", UNASKED[reply.action]
+                hint = f"Nothing was resumed; a person has it go on with `ava resume {run.id}` in a terminal."
+                return ConfirmAnswer(status="refused", decisions=[decision], next=hint)
+            channel = "elicitation"
+            await self._refuse_without_pin(run)  # a PIN may have been set while the question stood there
+        found = await self._house.manager.endings.resume(
+            run.id, self._session.who, channel, self._house.spawn_limits, line=approving
         )
         if isinstance(found, NotResumed):
             decision.status, decision.refused_because = "refused", found.why
@@ -80,3 +95,12 @@ class Resuming:
             decisions=[decision],
             next=f'It goes on where it was. Call check_subagent with subagent_id "{run.id}" for news.',
         )
+
+    async def _refuse_without_pin(self, run: RunRow) -> None:
+        """Refuse what only the PIN allows.
+
+        Raises:
+            Refused: Only a person's own channel has it go on.
+        """
+        if await self._house.policy() == "human" and not self._session.pin_given:
+            raise Refused(ONLY_THERE.format(run_id=run.id))

@@ -24,6 +24,7 @@ from ava_server.ids import label, new_id
 from ava_server.models.choose import OFFLINE, is_configured
 from ava_server.proposing import Declined, Proposed, propose, texts_of
 from ava_server.run_config import EarlierRun, RunConfig, Texts, config_of
+from ava_server.run_tools import RUN_TOOL_NAMES
 from ava_server.spawning import resolve
 
 HANDS_OVER = "save_artifact"
@@ -100,6 +101,8 @@ class Spawning:
             micros_from_cents(settings.auto_approve_cents), micros_from_cents(settings.auto_approve_daily_cents)
         )
         why = not_by_itself(made.config, self._house.tools)
+        if why is None and await self._house.policy() != "auto":  # a PIN may have been set since
+            why = "the policy is another one by now"
         if why is None:
             command = approve_by_itself(made.pending_id, self._session.who, self._house.spawn_limits, ceilings)
             (decision,) = (await self._store.do(command)).decisions
@@ -205,6 +208,9 @@ def not_by_itself(config: RunConfig, tools: Mapping[str, Tool]) -> str | None:
 
     What it does has to stay without effect on anything but its own result, and what it reads here must have no way out.
     """
+    unknown = [name for name in config.tools if name not in tools and name not in RUN_TOOL_NAMES]
+    if unknown:
+        return f"what {', '.join(unknown)} may do is not known here"
     specs = [tools[name].spec for name in config.tools if name in tools]
     changing = [spec.name for spec in specs if not spec.read_only and spec.name != HANDS_OVER]
     if changing:

@@ -24,7 +24,7 @@ from ava_server.cli.reading import note_fetched, whole_answer
 from ava_server.cli.root import has_log
 from ava_server.cli.terminal import someone_there
 from ava_server.desk import Desk
-from ava_server.errors import AvaError
+from ava_server.errors import AvaError, ConfigError
 from ava_server.house import House, open_house, refuse_recursion
 from ava_server.manager import Manager
 from ava_server.models.choose import Choice, configured
@@ -96,7 +96,11 @@ def _refused(setup: Setup) -> Finding | None:
         return Finding("online", "warning", f"nobody was asked: {why}", "Type it in a terminal of your own.")
     if setup.settings is None or models_of(setup) is None:
         return Finding("online", "warning", "nobody was asked: settings or keys are wrong", AGAIN)
-    if policy_in_force(setup.settings) == "human":
+    try:
+        policy = policy_in_force(setup.settings)
+    except ConfigError as error:
+        return Finding("online", "warning", f"nobody was asked: {error}", "Mend or remove that file.")
+    if policy == "human":
         text = "nobody was asked: the policy is human, and only a person with the approval PIN approves then"
         return Finding("online", "warning", text, 'Try a model with `ava run researcher "…"`, which asks for the PIN.')
     try:
