@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import AsyncGenerator, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +129,34 @@ async def test_anything_but_yes_leaves_it_waiting(tmp_path: Path, answer: str) -
         code, screen = at.typed("approve", proposal["pending_id"], answers=[(ASKS, answer)])
         assert (code, screen.endswith("Nothing was approved; it waits on.\n")) == (10, True), screen
         assert (at.state(proposal), at.decided(proposal), at.model.requests) == ("awaiting_approval", [], [])
+
+
+async def test_what_was_typed_before_the_question_stood_there_is_no_answer_to_it(tmp_path: Path) -> None:
+    async with host(tmp_path) as at:
+        proposal = await at.propose()
+        with at.terminal("approve", proposal["pending_id"]) as screen:
+            screen.type("y\n")
+            screen.until(f"Start it? {ASKS} ")
+            screen.type("n\n")
+            assert screen.ended() == 10, screen.text
+        assert (at.state(proposal), at.decided(proposal), at.model.requests) == ("awaiting_approval", [], [])
+
+
+async def test_run_with_the_reference_of_one_that_runs_waits_for_that_one(tmp_path: Path) -> None:
+    root, gate = made(tmp_path / "data", config_toml=PRICED), Gate()
+    words = ("run", "researcher", "What does it cost?", "--task-id", "T-9")
+    with running_model_server([replace(submits(), gate=gate)]) as model:
+        env = {"AVA_MODEL_BASE_URL": model.base_url, "AVA_MODEL": "test"}
+        with on_terminal(root, *words, env=env, command=CONTROLLED) as first:
+            first.until(ASKS)
+            first.type("y\n")
+            await arrived(gate.arrived)
+            with on_terminal(root, *words, env=env, command=CONTROLLED) as second:
+                second.until("task_id T-9 is S-")
+                gate.released.set()
+                assert (first.ended(), second.ended()) == (0, 0), second.text
+        assert ASKS not in second.text and "the answer" in second.text
+        assert len(model.requests) == 1, "it was started once"
 
 
 async def test_ctrl_c_at_the_question_leaves_it_waiting(tmp_path: Path) -> None:
