@@ -23,8 +23,8 @@ _LARGEST = 1e15
 
 
 UNASKED = {
-    "decline": "the person was asked, and declined",
-    "cancel": "the person was asked, and closed the question without an answer",
+    "decline": "the question to the person was declined",
+    "cancel": "the person closed the question, or nobody was there to see it",
     "silent": "the person was asked, and has not answered within 45 s; an answer that comes later starts nothing",
 }
 """Why nothing started, by what came of the question."""
@@ -41,7 +41,7 @@ class LimitField:
 
 @dataclass(frozen=True)
 class Question:
-    """What a person is asked."""
+    """What a person is asked. Lines end in a blank, for clients that show them joined (Codex 0.169 does)."""
 
     text: str
     fields: tuple[LimitField, ...]
@@ -115,7 +115,7 @@ def question(weighed: Weighed) -> Question:
     parts.append("Start it?" if len(weighed.members) == 1 else "Start them?")
     if fields:
         parts[-1] += " You may lower its limits below." if weighed.group_cap is None else " You may lower their limits."
-    return Question("\n\n".join(parts), fields)
+    return Question(" \n".join("\n\n".join(parts).split("\n")), fields)
 
 
 def lowered(weighed: Weighed, asked: Approval, reply: Reply) -> Approval:

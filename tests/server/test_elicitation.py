@@ -238,7 +238,7 @@ async def test_a_group_is_one_question_and_its_cap_may_be_lowered(tmp_path: Path
         assert answer["status"] == "approved", answer
         [asked] = at.person.asked
         assert "Count the otters" in asked.message and "Count the seals" in asked.message
-        assert asked.message.startswith(f"Ava wants to start {line}:\n1. researcher, at most $0.50 and 10 min, ")
+        assert asked.message.startswith(f"Ava wants to start {line}: \n1. researcher, at most $0.50 and 10 min, ")
         assert set(asked.requested_schema["properties"]) == {"max_cost_dollars"}
         for each in made:
             decided = await at.started_once(each, requests=2)

@@ -72,7 +72,7 @@ class Resuming:
         line = await self._house.store.read(lambda view: resume_line(view, run))
         if person is not None and approving == line:  # with another one it is refused, and nobody has to be asked
             since = since_words(time.time_ns() // 1000 - (run.last_us or 0))
-            text = f"{label(run)} was interrupted {since} ago. Shall it go on?\n{line}"
+            text = f"{label(run)} was interrupted {since} ago. Shall it go on? \n{line}"
             reply = await person.ask(Question(text, ()))
             if reply.action != "accept":
                 decision.status, decision.refused_because = "refused", UNASKED[reply.action]
