@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import time
-
 import anyio.to_thread
 
 from ava_audit.rows import RUNNING, RunRow
+from ava_audit.times import format_ts
 from ava_server.answers import ConfirmAnswer, OneDecision
 from ava_server.arguments import ConfirmArgs
 from ava_server.desk.own import Own
 from ava_server.errors import BadInput, Refused
 from ava_server.ids import label
 from ava_server.questions import UNASKED, Person, Question
-from ava_server.status import since_words
 from ava_server.unowned import NotResumed, resume_line
 
 ONLY_THERE = 'approval = "human" is set: a person resumes it in a terminal, with `ava resume {run_id}`'
@@ -71,8 +69,9 @@ class Resuming:
         approving, channel = "\n".join(args.approving or [""]), self._session.channel
         line = await self._house.store.read(lambda view: resume_line(view, run))
         if person is not None and approving == line:  # with another one it is refused, and nobody has to be asked
-            since = since_words(time.time_ns() // 1000 - (run.last_us or 0))
-            text = f"{label(run)} was interrupted {since} ago. Shall it go on? \n{line}"
+            # The moment, not how long ago: an answer counts for the very words that were shown.
+            at = format_ts(run.last_us or run.created_us)
+            text = f"{label(run)} was interrupted at {at}. Shall it go on? \n{line}"
             reply = await person.ask(Question(text, ()))
             if reply.action != "accept":
                 decision.status, decision.refused_because = "refused", UNASKED[reply.action]
