@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.house import PRICED, submits
 from support.model_server import Gate, Say, running_model_server
 from support.terminal import COMMAND, ava, environment, on_terminal
 
@@ -231,6 +232,42 @@ def test_an_earlier_result_is_named_on_the_command_line(root: Path, workspace: P
         assert done.returncode == 0, done.stderr
         assert f"Results that it may read: {first} (researcher)." in done.stderr
         assert "Output:\nTwelve cents a minute." in server.requests[-1].json["messages"][-1]["content"]
+
+
+def test_an_ended_run_is_repeated_with_what_it_had_and_another_model_shows_its_own_price(
+    root: Path, workspace: Path
+) -> None:
+    first = ava(root, "run", "researcher", TASK, "--workspace", str(workspace), "--yes", "--max-cost", "0.30")
+    assert first.returncode == 0, first.stderr
+    [run] = [event["content"]["subagent_id"] for event in events(root, "--type", "SpawnProposed")]
+    again = ava(root, "run", "--retry", run, "--yes", "--max-cost", "0.10")
+    assert again.returncode == 0, again.stderr
+    assert f"can read {workspace}" in again.stderr and "twelve cents" in again.stdout
+    (root / "config.toml").write_text(PRICED)
+    with running_model_server([submits()]) as model:
+        env = {"AVA_MODEL_BASE_URL": model.base_url, "AVA_MODEL": "test"}
+        other = ava(root, "run", "--retry", run, "--model", "custom:test", "--yes", "--max-cost", "0.20", env=env)
+    assert other.returncode == 0, other.stderr
+    assert "costs at most $0.20" in other.stderr and "Model: custom:test." in other.stderr
+    assert TASK in model.requests[0].json["messages"][1]["content"]
+    proposed = [event["content"] for event in events(root, "--type", "SpawnProposed")]
+    assert [each.get("retry_of") for each in proposed] == [None, run, run]
+    assert {each["config"]["workspace"] for each in proposed} == {str(workspace)}
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (("--retry", "S-000000"), "no subagent S-000000"),
+        (("--retry", "seven"), "'seven' is no id"),
+        (("--retry", "S-000000", "researcher"), "Give ROLE and TASK"),
+        ((), "Give ROLE and TASK"),
+        (("researcher",), "Give ROLE and TASK"),
+    ],
+)
+def test_what_cannot_be_repeated_is_one_sentence(root: Path, args: tuple[str, ...], says: str) -> None:
+    done = ava(root, "run", *args, "--yes", "--max-cost", "0.10")
+    assert done.returncode == 2 and says in done.stderr and "Traceback" not in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize(("option", "planned"), [("--plan", True), ("--no-plan", False)])

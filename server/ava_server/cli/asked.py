@@ -12,7 +12,7 @@ from typing import Any, cast
 from ava_server.errors import BadInput
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|sec|m|min|h)?")
-_OPTIONS = {"role": "ROLE", "task": "TASK", "max_cost_cents": "--max-cost"}
+_OPTIONS = {"role": "ROLE", "task": "TASK", "max_cost_cents": "--max-cost", "retry_of": "--retry"}
 """Arguments of `spawn_subagent` that `ava run` calls otherwise than by an option of their name."""
 _QUOTED = re.compile(r"`([a-z_]+)`")
 _SECONDS = {None: 1, "s": 1, "sec": 1, "m": 60, "min": 60, "h": 3_600}

@@ -44,8 +44,16 @@ class Order:
 
 
 def run_command(
-    role: Annotated[str, typer.Argument(help="Kind of subagent, e.g. researcher.")],
-    task: Annotated[str, typer.Argument(help="The goal, what counts as done, the form of the answer.")],
+    role: Annotated[str | None, typer.Argument(show_default=False, help="Kind of subagent, e.g. researcher.")] = None,
+    task: Annotated[
+        str | None, typer.Argument(show_default=False, help="The goal, what counts as done, the form of the answer.")
+    ] = None,
+    retry: Annotated[
+        str | None,
+        typer.Option(
+            metavar="S-ID", show_default=False, help="Repeat an ended run; what is given beside it counts instead."
+        ),
+    ] = None,
     context: Annotated[str | None, typer.Option(show_default=False, help="Background that it needs.")] = None,
     context_from: Annotated[
         list[str] | None,
@@ -105,7 +113,10 @@ def run_command(
         raise BadInput(f"ava run: {why}.")
     if yes and max_cost is None:
         raise BadInput("--yes: nobody is asked then, so say what it may cost at most: --max-cost 0.50")
+    if (role is None) != (task is None) or (retry is None and role is None):
+        raise BadInput('Give ROLE and TASK, such as researcher "What does it cost?"; or --retry S-ID alone.')
     given = {
+        "retry_of": retry,
         "role": role,
         "task": task,
         "context": context,
@@ -146,7 +157,8 @@ async def _run(settings: Settings, order: Order) -> int:
     if not order.as_json:
         heading(settings.paths)
     # The folder that a person names is to this session what a root is to a host's; only configured roots are above it.
-    roots = (str(order.spawn["workspace"]),) if "workspace" in order.spawn else ()
+    folder = order.spawn.get("workspace") or await _folder_of(settings, order.spawn.get("retry_of"))
+    roots = (str(folder),) if folder is not None else ()
     async with open_house(settings) as house, session(house, "ava run", asked=not order.yes, roots=roots) as own:
         desk = Desk(house, own)
         run_id, code = await _approved(house, own, desk, order)
@@ -155,6 +167,21 @@ async def _run(settings: Settings, order: Order) -> int:
         if (left := await Attending(house, desk, run_id).until_it_ends()) is not None:
             return left
         return await deliver(house, own, run_id, "ava run", as_json=order.as_json, out=order.out)
+
+
+async def _folder_of(settings: Settings, retried: str | None) -> str | None:
+    """Return the folder of the run that is repeated: who repeats it names the folder with it.
+
+    Raises:
+        BadInput: There is no such run.
+    """
+    from ava_server.cli.reading import find_run, open_log
+    from ava_server.run_config import config_of
+
+    if retried is None:
+        return None
+    async with open_log(settings.paths) as looking:
+        return config_of((await find_run(looking, retried)).config).workspace
 
 
 async def _approved(house: House, own: Session, desk: Desk, order: Order) -> tuple[str | None, int]:
