@@ -184,10 +184,13 @@ def interrupts() -> Generator[AsyncIterator[int]]:
 
 def forget_typed() -> None:
     """Drop what was typed ahead; input that is no terminal stays as it is."""
-    if sys.platform != "win32" and sys.stdin.isatty():
+    if sys.platform == "win32" or not sys.stdin.isatty():
+        return
+    try:
         import termios
-
-        termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)
+    except ImportError:  # a system without it: there it is an answer
+        return
+    termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)
 
 
 async def ask(question: str) -> str:

@@ -35,8 +35,10 @@ async def ask_unseen(question: str) -> str:
 
 
 async def _posix(question: str) -> str:
-    import termios
-
+    try:
+        import termios
+    except ImportError:
+        raise Refused("This system cannot hide what is typed, so the approval PIN is not asked for here.") from None
     try:
         terminal = os.open(_TERMINAL, os.O_RDWR | getattr(os, "O_NOCTTY", 0))
     except OSError:
