@@ -29,6 +29,7 @@ TRIES = 5
 LOCKED_S = 15 * 60.0
 COST = (2**15, 8, 1)
 """scrypt's n, r and p (RFC 7914): 32 MiB and about a tenth of a second for each try."""
+SET_ALREADY = "There is a PIN already. `ava pin change` replaces it, and asks for the old one."
 NONE_YET = "There is no approval PIN yet, so nothing can be approved. Set one with `ava pin set`."
 _GONE = "The PIN was removed meanwhile; nothing was done."
 _TABLE = "pin"
@@ -83,7 +84,7 @@ class PinFile:
 
         def edit(document: TOMLDocument) -> None:
             if _TABLE in document:
-                raise Refused("There is a PIN already. `ava pin change` replaces it, and asks for the old one.")
+                raise Refused(SET_ALREADY)
             document[_TABLE] = _entry(pin)
 
         self._file.change(self._stored, edit)

@@ -11,7 +11,7 @@ from ava_server.cli.terminal import say, tell
 from ava_server.cli.unseen import ask_unseen
 from ava_server.data_root import DataRoot, find_data_root
 from ava_server.errors import BadInput, Refused
-from ava_server.pin import NONE_YET, PinFile, refuse_weak
+from ava_server.pin import NONE_YET, SET_ALREADY, PinFile, refuse_weak
 
 
 def register(app: typer.Typer) -> None:
@@ -56,7 +56,7 @@ def _root() -> DataRoot:
 async def _set(root: DataRoot) -> None:
     file = PinFile(root.approval_file)
     if await anyio.to_thread.run_sync(lambda: file.is_set):  # told before anything is typed
-        raise Refused("There is a PIN already. `ava pin change` replaces it, and asks for the old one.")
+        raise Refused(SET_ALREADY)
     new = await _twice("New approval PIN")
     await anyio.to_thread.run_sync(root.create)
     await anyio.to_thread.run_sync(file.set, new)

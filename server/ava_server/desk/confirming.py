@@ -75,7 +75,7 @@ class Confirming:
         """
         if not self._house.settings.enabled:
             raise Refused("subagents are switched off here (enabled = false in config.toml); nothing was started")
-        await self._refuse_without_pin(ids)
+        await self._own.refuse_without_pin(ONLY_PIN.format(ids=" ".join(ids)))
         changes = {parse_id("pending_id", key): _caps_of(value) for key, value in (args.changes or {}).items()}
         _refuse_what_hits_nothing(args, ids, changes)
         asked = Approval(
@@ -91,15 +91,6 @@ class Confirming:
         who, channel = self._session.who, self._session.channel
         return await self._store.do(approve(asked, who, channel, self._house.spawn_limits))
 
-    async def _refuse_without_pin(self, ids: tuple[str, ...]) -> None:
-        """Refuse what only the PIN approves.
-
-        Raises:
-            Refused: Only a person's own channel approves.
-        """
-        if await self._house.policy() == "human" and not self._session.pin_given:
-            raise Refused(ONLY_PIN.format(ids=" ".join(ids)))
-
     async def _ask(self, asked: Approval, person: Person) -> Decided:
         """Ask the person, and approve what was agreed to; what cannot start is refused without a question."""
         who, limits = self._session.who, self._house.spawn_limits
@@ -110,7 +101,8 @@ class Confirming:
         reply = await person.ask(question(weighed))
         if reply.action != "accept":
             return Decided(tuple(member.refused(UNASKED[reply.action]) for member in weighed.members), unasked=True)
-        await self._refuse_without_pin(asked.pending_ids)  # a PIN may have been set while the question stood there
+        # A PIN may have been set while the question stood there.
+        await self._own.refuse_without_pin(ONLY_PIN.format(ids=" ".join(asked.pending_ids)))
         agreed = lowered(weighed, asked, reply)
         return await self._store.do(approve(agreed, who, "elicitation", limits))
 

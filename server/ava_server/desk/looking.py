@@ -71,9 +71,11 @@ class Looking:
             rows += view.runs(user=user, ended_since_us=now_us - HOUR_US)[::-1]
             rows += [row for row in view.unfetched(user) if row.ended_us and row.ended_us < now_us - HOUR_US]
             answers = [run_answer(view, row, alive, now_us, result=False) for row in rows]
-            stale = now_us - HOUR_US - int(self._house.settings.proposal_lifetime_s * 1e6)
-            expired = {row.id for row in rows if row.created_us < stale}
-            return [run for run in answers if run.state != "expired" or run.subagent_id not in expired]
+            return [
+                run
+                for run, row in zip(answers, rows, strict=True)
+                if run.state != "expired" or _expires_us(view, row) >= now_us - HOUR_US
+            ]
 
         return await self._store.read(query)
 
@@ -163,3 +165,9 @@ def _cursor(given: str | None) -> int:
     if not given.isdecimal() or len(given) > CURSOR_DIGITS:
         raise BadInput(f"cursor: {shown(given)} is not a cursor of a result; give the one that the last answer had")
     return int(given)
+
+
+def _expires_us(view: View, row: RunRow) -> int:
+    """Return when a run's proposal expires, or expired."""
+    proposal = view.proposal(row.pending_id)
+    return proposal.expires_us if proposal is not None else row.created_us

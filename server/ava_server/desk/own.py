@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ava_audit.events import Who
 from ava_audit.rows import RunRow
-from ava_server.errors import AvaError, BadInput
+from ava_server.errors import AvaError, BadInput, Refused
 from ava_server.house import House
 from ava_server.ids import AGENT, parse_id
 from ava_server.session import Session
@@ -22,6 +22,16 @@ class Own:
         self.house = house
         self.session = session
         self.store = house.store
+
+    async def refuse_without_pin(self, why: str) -> None:
+        """Refuse what only the approval PIN allows, where it does and this session has not been given it.
+
+        Raises:
+            Refused: It does; says `why`.
+            ConfigError: Whether it does cannot be told.
+        """
+        if await self.house.policy() == "human" and not self.session.pin_given:
+            raise Refused(why)
 
     async def run(self, given: str, field: str) -> RunRow:
         """Return a run of this user.

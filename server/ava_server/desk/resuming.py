@@ -62,7 +62,8 @@ class Resuming:
                 raise BadInput(f"{field}: {label(run)} has begun, and goes on as it was approved; leave it out")
         if not settings.enabled:
             raise Refused("subagents are switched off here (enabled = false in config.toml); nothing was resumed")
-        await self._refuse_without_pin(run)
+        only_there = ONLY_THERE.format(run_id=run.id)
+        await self._own.refuse_without_pin(only_there)
         decision = OneDecision(
             pending_id=run.pending_id, subagent_id=run.id, name=run.name, task_id=run.task_id, status="resumed"
         )
@@ -78,7 +79,7 @@ class Resuming:
                 hint = f"Nothing was resumed; a person has it go on with `ava resume {run.id}` in a terminal."
                 return ConfirmAnswer(status="refused", decisions=[decision], next=hint)
             channel = "elicitation"
-            await self._refuse_without_pin(run)  # a PIN may have been set while the question stood there
+            await self._own.refuse_without_pin(only_there)  # a PIN may have been set while the question stood there
         found = await self._house.manager.endings.resume(
             run.id, self._session.who, channel, self._house.spawn_limits, line=approving
         )
@@ -94,12 +95,3 @@ class Resuming:
             decisions=[decision],
             next=f'It goes on where it was. Call check_subagent with subagent_id "{run.id}" for news.',
         )
-
-    async def _refuse_without_pin(self, run: RunRow) -> None:
-        """Refuse what only the PIN allows.
-
-        Raises:
-            Refused: Only a person's own channel has it go on.
-        """
-        if await self._house.policy() == "human" and not self._session.pin_given:
-            raise Refused(ONLY_THERE.format(run_id=run.id))
