@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import anyio
 import anyio.lowlevel
@@ -17,7 +16,7 @@ from ava_audit.times import iso_utc
 from ava_server.budget import Reservation, settlement_event
 from ava_server.errors import ModelError
 from ava_server.models.base import Completion, Model, Request, ToolUse
-from ava_server.models.chat_errors import may_have_been_billed
+from ava_server.models.endpoint import may_have_been_billed
 from ava_server.planning import DOING
 from ava_server.reserving import UNKNOWN_ATTEMPTS
 from ava_server.result import Ended
@@ -114,9 +113,8 @@ class Asking:
             notes=completion.notes,
         )
         events = [event, self._log.event(said, model=self._config.model)]
-        thinking = _thinking_of(completion.raw)
-        if thinking:
-            events.append(self._log.event(ExtendedThinking(thinking=thinking, turn=held.turn)))
+        if completion.thinking:
+            events.append(self._log.event(ExtendedThinking(thinking=completion.thinking, turn=held.turn)))
         if held.last is None and held.phase is None:  # in a last turn no tool is called, nor in planning
             events += [self._log.event(fact) for fact in self._begun(completion.calls)]
         try:
@@ -167,14 +165,6 @@ class Asking:
             settlement=settlement, duration_ms=took_ms, purpose=self._log.history.purpose,
         )  # fmt: skip
         await self._log.append([event] if also is None else [event, self._log.event(also)])
-
-
-def _thinking_of(raw: Mapping[str, Any]) -> str:
-    """Return the readable thinking in a provider's message."""
-    for key in ("reasoning_content", "reasoning"):
-        if isinstance(raw.get(key), str):
-            return str(raw[key])
-    return ""
 
 
 def _back_off(attempt: int) -> float:

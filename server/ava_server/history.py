@@ -29,7 +29,7 @@ from ava_audit.events import (
 )
 from ava_server.budget import Purpose, paid_for
 from ava_server.models.base import AssistantTurn, Known, Request, ToolSchema, ToolTurn, ToolUse, Turn, UserTurn
-from ava_server.models.chat_wire import tool_use
+from ava_server.models.wire import tool_use
 from ava_server.planning import PlanState
 from ava_server.submit import NAME as SUBMIT
 

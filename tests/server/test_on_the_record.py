@@ -29,8 +29,8 @@ from ava_audit.retention import erase_run
 from ava_roles.tools.registry import builtin_tools
 from ava_server.desk.desk import Desk
 from ava_server.errors import ModelErrorKind
-from ava_server.models import openai_chat
-from ava_server.models.chat_stream import Deadlines
+from ava_server.models import http_model
+from ava_server.models.answer_stream import Deadlines
 from ava_server.questions import Question, Reply
 from ava_server.run_tools import RUN_TOOL_NAMES
 from ava_server.session import Session
@@ -147,8 +147,8 @@ async def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data root in which all of it has happened."""
     tmp = tmp_path_factory.mktemp("record")
     with pytest.MonkeyPatch.context() as patch, anyio.fail_after(90):
-        impatient = partial(openai_chat.OpenAIChat, deadlines=Deadlines(first_byte_s=3))  # not three minutes
-        patch.setattr(openai_chat, "OpenAIChat", impatient)
+        impatient = partial(http_model.HttpModel, deadlines=Deadlines(first_byte_s=3))  # not three minutes
+        patch.setattr(http_model, "HttpModel", impatient)
         with running_model_server(Plays(plays())) as server:
             await happen(tmp, server)
             await taken_over(tmp, server)

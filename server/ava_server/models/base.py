@@ -120,6 +120,7 @@ class Completion:
         raw: The provider's message, to be stored and sent back verbatim.
         usage: Tokens by class as the provider reported them; None when it reported none that make sense.
         cost_micros: What the provider says the call cost, in micro-USD, rounded up; None when it does not say.
+        thinking: The model's thinking as far as a person can read it.
         stop_reason: The provider's word for why the answer ended.
         request_id: The provider's id of the call.
         notes: What had to be made storable or was odd, e.g. `replaced 1 lone surrogate`.
@@ -130,6 +131,7 @@ class Completion:
     raw: Mapping[str, Any]
     usage: Usage | None
     cost_micros: int | None = None
+    thinking: str = ""
     stop_reason: str | None = None
     request_id: str | None = None
     notes: tuple[str, ...] = ()

@@ -1,11 +1,11 @@
-"""The messages of OpenAI-compatible chat completions: a request's body, and an answer made of pieces."""
+"""OpenAI-compatible chat completions: a request's body, and an answer made of pieces."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any
+from typing import Any, Literal
 
 from ava_server.models import wire_json
 from ava_server.models.base import (
@@ -20,6 +20,7 @@ from ava_server.models.base import (
     UserTurn,
 )
 from ava_server.models.usage import larger, read_usage
+from ava_server.models.wire import MOST_CALLS, told_apart, too_many, tool_use, word
 from ava_server.models.wire_json import as_list, as_object
 
 _KEPT = ("reasoning_content", "reasoning", "reasoning_details", "refusal")
@@ -27,10 +28,68 @@ _KEPT = ("reasoning_content", "reasoning", "reasoning_details", "refusal")
 _OWN = ("id", "index", "type", "function")
 _JOINED = ("text", "summary", "data")
 """Fields of a piece of reasoning that a stream cuts apart."""
-MOST_CALLS = 128
-"""Tool calls that are kept of one answer; no model asks for as many."""
-_LONGEST_WORD = 200
-"""Characters of a provider's id or reason that are kept: they are for people, and go into every log line."""
+_UNSEEN = ("reasoning_content", "reasoning", "reasoning_details")
+"""Parts of an earlier answer that templates and providers leave out of the next prompt."""
+
+
+@dataclass(frozen=True)
+class ChatWire:
+    """Chat completions as one endpoint has them.
+
+    Attributes:
+        streaming: Ask for a stream; some servers cannot.
+        output_field: What the endpoint calls the limit of an answer's tokens.
+        extra: Further parts of each request's body, such as OpenRouter's `provider`.
+    """
+
+    streaming: bool = True
+    output_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
+    extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    speaks: str = field(default="chat completions", init=False)
+    part: str = field(default="choices", init=False)
+
+    def url(self, base_url: str) -> str:
+        """Return where completions are asked for, under an API's address."""
+        base = base_url.rstrip("/")
+        return base if base.endswith("/chat/completions") else f"{base}/chat/completions"
+
+    def headers(self, api_key: str | None) -> dict[str, str]:
+        """Return the bearer token, if there is a key."""
+        return {"authorization": f"Bearer {api_key}"} if api_key else {}
+
+    def message(self, turn: Turn) -> Mapping[str, Any]:
+        """Return the message that a turn is; an answer is the provider's own, verbatim."""
+        return message(turn)
+
+    def body(self, request: Request) -> dict[str, Any]:
+        """Return the whole body of a request."""
+        parts = body(request)
+        parts[self.output_field] = request.max_output
+        parts["stream"] = self.streaming
+        if self.streaming:
+            parts["stream_options"] = {"include_usage": True}
+        return {**parts, **self.extra}
+
+    def answer(self) -> ChatAnswer:
+        """Return an empty answer."""
+        return ChatAnswer()
+
+    def fault(self, event: Mapping[str, Any]) -> Any:
+        """Return the error in a chunk's or an answer's place."""
+        return event.get("error")
+
+    def is_answer(self, whole: Mapping[str, Any]) -> bool:
+        """Tell whether JSON that came in one piece has a message."""
+        choices = as_list(whole.get("choices"))
+        return bool(choices and (as_object(choices[0]) or {}).get("message"))
+
+    def unseen(self, raw: Mapping[str, Any]) -> int:
+        """Return the bytes of an earlier answer's thinking."""
+        return sum(len(wire_json.encode(raw[key])) for key in _UNSEEN if key in raw)
+
+    def assistant_message(self, text: str | None, calls: Sequence[ToolUse]) -> dict[str, Any]:
+        """Return an answer as a provider would have sent it."""
+        return assistant_message(text, calls)
 
 
 def message(turn: Turn) -> Mapping[str, Any]:
@@ -69,33 +128,32 @@ def assistant_message(text: str | None, calls: Sequence[ToolUse] = ()) -> dict[s
     return raw
 
 
-def tool_use(call_id: str, name: str, raw_args: str) -> ToolUse:
-    """Return a tool call with its arguments read, as far as they are a JSON object.
-
-    A pure function of three strings: the log keeps these three, and a resumed run reads the same call from them.
-    """
-    return ToolUse(call_id, name, wire_json.decode_object(raw_args), raw_args)
-
-
 @dataclass
-class Answer:
+class ChatAnswer:
     """An answer that grows with every chunk of a stream, or is taken whole from a message.
 
     Attributes:
         finish_reason: The provider's word for why it ended; None while it has not said.
         request_id: The provider's id of the call.
         usage: The provider's figures as they came.
+        over: Never true: the last chunk looks like any other, and `[DONE]`, which follows it, is none.
     """
 
     finish_reason: str | None = None
     request_id: str | None = None
     usage: Mapping[str, Any] | None = None
+    over: bool = False
     _content: list[Any] = field(default_factory=list[Any])
     _kept: dict[str, Any] = field(default_factory=dict[str, Any])
     _dropped: dict[str, None] = field(default_factory=dict[str, None])
     _calls: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     _by_index: dict[int, dict[str, Any]] = field(default_factory=dict[int, dict[str, Any]])
     _by_id: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
+
+    @property
+    def ended(self) -> bool:
+        """Whether the provider has said why it ended."""
+        return self.finish_reason is not None
 
     def add(self, chunk: Mapping[str, Any]) -> Delta:
         """Take in one chunk, or a whole answer, and return what it brought for the activity line."""
@@ -115,38 +173,33 @@ class Answer:
         calls = [{**(as_object(call) or {}), "index": n} for n, call in enumerate(as_list(whole.get("tool_calls")))]
         return self._grow({**whole, "tool_calls": calls})
 
-    def complete(self, *, request_id: str | None, sent_bytes: int, notes: tuple[str, ...] = ()) -> Completion:
-        """Return the answer as it is to be stored: everything in it is plain, finite JSON.
-
-        Args:
-            request_id: The id from the response's headers, for answers that carry none.
-            sent_bytes: The size of the request's body.
-            notes: What was odd on the way.
-        """
+    def complete(
+        self, *, request_id: str | None, sent_bytes: int, unseen: Callable[[], int] = int, notes: tuple[str, ...] = ()
+    ) -> Completion:
+        """Return the answer as it is to be stored: everything in it is plain, finite JSON."""
         raw: dict[str, Any] = {"role": "assistant", "content": _whole(self._content), **self._kept}
         if self._calls:
             raw["tool_calls"] = self._calls[:MOST_CALLS]
         raw, changed = wire_json.storable(raw)
-        _tell_apart(raw.get("tool_calls", ()))
+        asked = raw.get("tool_calls", [])
+        for call, identity in zip(asked, told_apart(one["id"] for one in asked), strict=True):
+            call["id"] = identity
         text = raw["content"] if isinstance(raw["content"], str) else _words(raw["content"])
-        calls = tuple(
-            tool_use(call["id"], call["function"]["name"], call["function"]["arguments"])
-            for call in raw.get("tool_calls", ())
-        )
+        calls = tuple(tool_use(call["id"], call["function"]["name"], call["function"]["arguments"]) for call in asked)
         said_something = bool(text or calls or self._kept)
-        usage, cost_micros, odd = read_usage(self.usage, sent_bytes=sent_bytes, said_something=said_something)
-        dropped = list(self._dropped)
-        if len(self._calls) > MOST_CALLS:
-            dropped.append(f"kept the first {MOST_CALLS} of {len(self._calls):,} tool calls")
+        usage, cost_micros, odd = read_usage(
+            self.usage, sent_bytes=sent_bytes, said_something=said_something, unseen=unseen
+        )
         return Completion(
             text=text,
             calls=calls,
             raw=raw,
             usage=usage,
             cost_micros=cost_micros,
-            stop_reason=_word(self.finish_reason),
-            request_id=_word(self.request_id or request_id),
-            notes=(*notes, *dropped, *changed, *odd),
+            thinking=_readable(raw),
+            stop_reason=word(self.finish_reason),
+            request_id=word(self.request_id or request_id),
+            notes=(*notes, *self._dropped, *too_many(len(self._calls)), *changed, *odd),
         )
 
     def _grow(self, piece: Mapping[str, Any]) -> Delta:
@@ -228,20 +281,14 @@ def _whole(pieces: Sequence[Any]) -> Any:
     return parts
 
 
-def _tell_apart(calls: Iterable[dict[str, Any]]) -> None:
-    """Give each call an id of its own: results are matched by it, and servers send none, or one of them twice."""
-    taken: set[str] = set()
-    for number, call in enumerate(calls):
-        identity = call["id"] or f"call_{number}"
-        while identity in taken:
-            identity = f"{identity}_{number}"
-        call["id"] = identity
-        taken.add(identity)
-
-
-def _word(said: str | None) -> str | None:
-    """Return a provider's word as the log can hold it."""
-    return wire_json.whole_text((said or "")[:_LONGEST_WORD])[0] or None
+def _readable(raw: Mapping[str, Any]) -> str:
+    """Return the thinking in an answer as far as a person can read it."""
+    for key in ("reasoning_content", "reasoning"):
+        if isinstance(said := raw.get(key), str) and said:
+            return said
+    details = (as_object(piece) or {} for piece in as_list(raw.get("reasoning_details")))
+    texts = (piece.get("text") or piece.get("summary") for piece in details)
+    return "\n".join(text for text in texts if isinstance(text, str))
 
 
 def _kind(value: Any) -> str:

@@ -206,7 +206,8 @@ def model_of(name: str, parameters: Mapping[str, Any], api_key: str | None, clie
         from ava_server.models.offline import OfflineModel
 
         return OfflineModel()
-    from ava_server.models.openai_chat import OpenAIChat
+    from ava_server.models.chat_wire import ChatWire
+    from ava_server.models.http_model import HttpModel
 
     provider, _, model_id = name.partition(":")
     match parameters:
@@ -217,17 +218,9 @@ def model_of(name: str, parameters: Mapping[str, Any], api_key: str | None, clie
             "output_field": ("max_tokens" | "max_completion_tokens") as output_field,
             "extra": dict(),
         }:
-            return OpenAIChat(
-                provider=provider,
-                model_id=model_id,
-                base_url=base_url,
-                api_key=api_key,
-                clients=clients,
-                streaming=streaming,
-                output_field=output_field,
-                # Sorted, because whoever stored them may have sorted them.
-                extra=json.loads(json.dumps(parameters["extra"], sort_keys=True)),
-            )
+            # Sorted, because whoever stored them may have sorted them.
+            extra = json.loads(json.dumps(parameters["extra"], sort_keys=True))
+            return HttpModel(provider, model_id, base_url, api_key, clients, ChatWire(streaming, output_field, extra))
         case _:
             raise ConfigError(
                 f"This version of Ava cannot speak to {name} as its run began (wire {wire!r}, "

@@ -21,6 +21,7 @@ from ava_server.models import chat_wire, extracts, wire_json
 from ava_server.models.base import AssistantTurn, Bound, Completion, Delta, Known, Request, ToolTurn, UserTurn
 from ava_server.models.choose import OFFLINE, SET_A_MODEL
 from ava_server.models.extracts import Passage
+from ava_server.models.wire import tool_use
 
 SUBMIT = "submit_result"
 QUOTES_MOST = 5
@@ -193,7 +194,7 @@ def _tools(results: list[ToolTurn]) -> str:
 def _completion(text: str, asked: list[tuple[str, Mapping[str, Any]]], request: Request) -> Completion:
     turn = sum(isinstance(turn, AssistantTurn) for turn in request.turns)
     calls = tuple(
-        chat_wire.tool_use(f"call_{turn}_{number}", name, wire_json.encode(dict(args)).decode())
+        tool_use(f"call_{turn}_{number}", name, wire_json.encode(dict(args)).decode())
         for number, (name, args) in enumerate(asked)
     )
     return Completion(

@@ -33,6 +33,7 @@ from ava_server.models.base import (
     ToolTurn,
     UserTurn,
 )
+from ava_server.models.wire import tool_use
 
 NO_TOKENS = Usage()
 _PLACE = re.compile(r"\{(?:words|source)\}")
@@ -218,7 +219,7 @@ def _filled_in(step: Mapping[str, Any], request: Request) -> Step:
 def complete(step: Step, turn: int) -> Completion:
     """Return the answer that a step stands for; `turn` makes the ids of its calls."""
     calls = tuple(
-        chat_wire.tool_use(
+        tool_use(
             f"call_{turn}_{number}",
             call.name,
             wire_json.encode(dict(call.args)).decode() if call.raw is None else call.raw,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from decimal import ROUND_CEILING, Decimal
-from typing import Any
+from typing import Any, TypeGuard
 
 from ava_audit.events import Usage
 from ava_server.models.wire_json import as_object, whole_text
@@ -16,14 +16,19 @@ FLOOR_BYTES = 16
 
 
 def read_usage(
-    usage: Mapping[str, Any] | None, *, sent_bytes: int, said_something: bool
+    usage: Mapping[str, Any] | None,
+    *,
+    sent_bytes: int,
+    said_something: bool,
+    unseen: Callable[[], int] = int,
 ) -> tuple[Usage | None, int | None, tuple[str, ...]]:
     """Read a provider's figures; those that are too small to be true are none.
 
     Args:
-        usage: The figures as they came.
+        usage: The figures, in the names of chat completions.
         sent_bytes: The size of the request's body.
         said_something: The answer has words, calls or thinking.
+        unseen: Returns how many of the bytes the model may not have seen; asked only where the prompt looks too small.
 
     Returns:
         Tokens by class (None when there are none that make sense), the cost in micro-USD rounded up (None
@@ -61,7 +66,7 @@ def read_usage(
     if thinking > output or (thinking and usage.get("total_tokens") == prompt + output + thinking):
         output += thinking
     # Servers that do not count say 0, and some count only what their cache had not: a bound must not rest on that.
-    if prompt < max(sent_bytes // FLOOR_BYTES, 1):
+    if prompt < max(sent_bytes // FLOOR_BYTES, 1) and prompt < max((sent_bytes - unseen()) // FLOOR_BYTES, 1):
         return None, cost, (*odd, f"usage not counted: a prompt of {prompt} tokens for {sent_bytes:,} bytes sent")
     if output == 0 and said_something:
         return None, cost, (*odd, "usage not counted: 0 tokens for an answer that is not empty")
@@ -86,9 +91,9 @@ def larger(known: Mapping[str, Any] | None, said: Mapping[str, Any] | None) -> M
     if known is None or said is None:
         return said or known
     both = {**known, **{name: value for name, value in said.items() if value is not None}}
-    for name in ("prompt_tokens", "completion_tokens", "total_tokens", "cost"):
-        before, after = known.get(name), both.get(name)
-        if isinstance(before, int | float) and isinstance(after, int | float) and before > after >= 0:
+    for name, before in known.items():
+        after = both[name]
+        if _is_figure(before) and _is_figure(after) and before > after >= 0:
             both[name] = before
     return both
 
@@ -106,10 +111,14 @@ def _cost_micros(usage: Mapping[str, Any]) -> tuple[int | None, tuple[str, ...]]
         parts.append(upstream)
     total = Decimal(0)
     for part in parts:
-        if isinstance(part, bool) or not isinstance(part, int | float) or not 0 <= part <= MOST_TOKENS:
+        if not _is_figure(part) or not 0 <= part <= MOST_TOKENS:
             return None, (f"reported cost not counted: {_shown(part)}",)
         total += Decimal(repr(part))
     return int((total * 1_000_000).to_integral_value(ROUND_CEILING)), ()
+
+
+def _is_figure(value: Any) -> TypeGuard[int | float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _shown(value: Any) -> str:
@@ -118,7 +127,7 @@ def _shown(value: Any) -> str:
 
 
 def _count(value: Any) -> int | None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if not _is_figure(value):
         return None
     if not 0 <= value <= MOST_TOKENS or value != int(value):
         return None

@@ -13,11 +13,12 @@ import pytest
 from support.model_server import Fail, Gate, HangUp, Raw, Say, Step, events, running_model_server
 
 from ava_server.errors import ModelError, ModelTimeout
+from ava_server.models.answer_stream import Deadlines
 from ava_server.models.base import Completion, Request, UserTurn
-from ava_server.models.chat_errors import Endpoint, may_have_been_billed, retry_after
-from ava_server.models.chat_stream import Deadlines
+from ava_server.models.chat_wire import ChatWire
 from ava_server.models.clients import ClientPool
-from ava_server.models.openai_chat import OpenAIChat
+from ava_server.models.endpoint import Endpoint, may_have_been_billed, retry_after
+from ava_server.models.http_model import HttpModel
 
 PATIENT = Deadlines()
 KEY = "sk-or-v1-0123456789abcdef0123"
@@ -106,7 +107,7 @@ async def clients() -> AsyncIterator[ClientPool]:
 
 
 async def ask(base_url: str, clients: ClientPool, deadlines: Deadlines = PATIENT) -> Completion:
-    model = OpenAIChat("custom", "acme/model-1", base_url, KEY, clients, deadlines)
+    model = HttpModel("custom", "acme/model-1", base_url, KEY, clients, ChatWire(), deadlines)
     with anyio.fail_after(5):
         async with model.stream(ASK) as stream:
             async for _ in stream:

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ava_server.models.base import Completion
-from ava_server.models.chat_wire import MOST_CALLS, Answer, tool_use
+from ava_server.models.chat_wire import ChatAnswer
+from ava_server.models.wire import MOST_CALLS, tool_use
 
 odd: st.SearchStrategy[Any] = st.recursive(
     st.one_of(
@@ -65,7 +66,7 @@ chunks: st.SearchStrategy[Any] = st.fixed_dictionaries(
 
 def answer(*pieces: Mapping[str, Any]) -> Completion:
     """Return the answer made of these deltas."""
-    growing = Answer()
+    growing = ChatAnswer()
     for piece in pieces:
         growing.add({"choices": [{"delta": piece}]})
     return growing.complete(request_id=None, sent_bytes=0)
@@ -81,7 +82,7 @@ def opening(name: str = "search", **more: Any) -> dict[str, Any]:
 
 @given(st.lists(chunks, max_size=6))
 def test_whatever_comes_makes_an_answer_that_can_be_stored(pieces: list[dict[str, Any]]) -> None:
-    growing = Answer()
+    growing = ChatAnswer()
     for piece in pieces:
         growing.add(piece)
     completion = growing.complete(request_id=None, sent_bytes=0)
@@ -94,7 +95,7 @@ def test_whatever_comes_makes_an_answer_that_can_be_stored(pieces: list[dict[str
 
 @given(st.lists(chunks, max_size=6))
 def test_a_call_is_the_same_when_it_is_read_again_from_its_three_strings(pieces: list[dict[str, Any]]) -> None:
-    growing = Answer()
+    growing = ChatAnswer()
     for piece in pieces:
         growing.add(piece)
     for call in growing.complete(request_id=None, sent_bytes=0).calls:
@@ -186,7 +187,7 @@ def test_the_time_for_many_calls_grows_with_their_number_and_not_with_its_square
 )
 def test_each_call_has_an_id_of_its_own_in_the_message_too(given: list[str], ids: list[str]) -> None:
     message = {"tool_calls": [opening(id=identity) for identity in given]}
-    growing = Answer()
+    growing = ChatAnswer()
     growing.add({"choices": [{"message": message}]})
     completion = growing.complete(request_id=None, sent_bytes=0)
     assert [call.call_id for call in completion.calls] == ids
@@ -194,7 +195,7 @@ def test_each_call_has_an_id_of_its_own_in_the_message_too(given: list[str], ids
 
 
 def test_a_providers_own_words_are_cut_and_can_be_stored() -> None:
-    growing = Answer()
+    growing = ChatAnswer()
     growing.add({"id": "\ud800" * 9_999, "choices": [{"delta": {"content": "x"}, "finish_reason": "\udfff" * 9_999}]})
     completion = growing.complete(request_id=None, sent_bytes=0)
     assert completion.request_id == completion.stop_reason == "\ufffd" * 200

@@ -12,9 +12,10 @@ from support.model_server import Say, events
 
 from ava_server.errors import ModelError
 from ava_server.models.base import Completion, Request, UserTurn
-from ava_server.models.chat_errors import may_have_been_billed
+from ava_server.models.chat_wire import ChatWire
 from ava_server.models.clients import ClientPool
-from ava_server.models.openai_chat import OpenAIChat
+from ava_server.models.endpoint import may_have_been_billed
+from ava_server.models.http_model import HttpModel
 
 KEY = "sk-or-v1-0123456789abcdef0123"
 ASK = Request("m", "", (), (UserTurn("hello"),), 256)
@@ -79,11 +80,11 @@ class Wired(ClientPool):
             yield client
 
 
-def model_on(transport: Transport, extra: Mapping[str, Any] | None = None) -> OpenAIChat:
-    return OpenAIChat("p", "m", "http://model.example/v1", KEY, Wired(transport), extra=extra or {})
+def model_on(transport: Transport, extra: Mapping[str, Any] | None = None) -> HttpModel:
+    return HttpModel("p", "m", "http://model.example/v1", KEY, Wired(transport), ChatWire(extra=extra or {}))
 
 
-async def ask(model: OpenAIChat) -> Completion:
+async def ask(model: HttpModel) -> Completion:
     with anyio.fail_after(5):
         async with model.stream(ASK) as stream:
             async for _ in stream:
@@ -91,7 +92,7 @@ async def ask(model: OpenAIChat) -> Completion:
         return stream.completion
 
 
-async def failure(model: OpenAIChat) -> ModelError:
+async def failure(model: HttpModel) -> ModelError:
     with pytest.raises(ModelError) as caught:
         await ask(model)
     return caught.value

@@ -1,22 +1,23 @@
-"""OpenAI-compatible chat completions over httpx2: one attempt per call, every wait with a deadline."""
+"""A model behind an HTTP endpoint, over httpx2: one attempt per call, every wait with a deadline."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
 import anyio
 
 from ava_server.errors import ModelError
 from ava_server.models import bound as bounds
-from ava_server.models import chat_wire, wire_json
-from ava_server.models.base import Bound, Known, Request
-from ava_server.models.chat_errors import Endpoint
-from ava_server.models.chat_stream import ChatStream, Deadlines
+from ava_server.models import wire_json
+from ava_server.models.answer_stream import AnswerStream, Deadlines
+from ava_server.models.base import AssistantTurn, Bound, Known, Request
+from ava_server.models.endpoint import Endpoint
+from ava_server.models.wire import Wire
 
 if TYPE_CHECKING:
     import httpx2
@@ -31,19 +32,17 @@ _ERROR_BODY_S = 5.0
 
 
 @dataclass(frozen=True)
-class OpenAIChat:
-    """A model behind an OpenAI-compatible endpoint.
+class HttpModel:
+    """A model behind an HTTP endpoint.
 
     Attributes:
         provider: The provider's name in the settings.
         model_id: The provider's id of the model.
-        base_url: The API's address, to which `/chat/completions` is added.
-        api_key: Sent as a bearer token; None sends no Authorization header.
+        base_url: The API's address, below which the wire has its path.
+        api_key: Sent in the header that the wire has for it; None sends none.
         clients: Where HTTP clients come from.
+        wire: The format that is spoken.
         deadlines: How long each part of a call may take.
-        streaming: Ask for a stream; some servers cannot.
-        output_field: What the endpoint calls the limit of an answer's tokens.
-        extra: Further parts of each request's body, such as OpenRouter's `provider`.
     """
 
     provider: str
@@ -51,10 +50,8 @@ class OpenAIChat:
     base_url: str
     api_key: str | None = field(repr=False)
     clients: ClientPool = field(repr=False)
+    wire: Wire
     deadlines: Deadlines = DEADLINES
-    streaming: bool = True
-    output_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
-    extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
     _encoded: list[tuple[Request, bytes]] = field(
         default_factory=list[tuple[Request, bytes]], init=False, repr=False, compare=False
     )
@@ -66,13 +63,8 @@ class OpenAIChat:
         return f"{self.provider}:{self.model_id}"
 
     def encode(self, request: Request) -> bytes:
-        """Return the request's body; it depends on nothing but the request and the model's parameters."""
-        parts = chat_wire.body(request)
-        parts[self.output_field] = request.max_output
-        parts["stream"] = self.streaming
-        if self.streaming:
-            parts["stream_options"] = {"include_usage": True}
-        content = wire_json.encode({**parts, **self.extra})
+        """Return the request's body; it depends on nothing but the request and the wire."""
+        content = wire_json.encode(self.wire.body(request))
         self._encoded[:] = [(request, content)]  # a reservation has its hash, and then it is sent
         return content
 
@@ -88,17 +80,17 @@ class OpenAIChat:
 
     def bound(self, request: Request, known: Known | None) -> Bound:
         """Return an upper bound of what the call can use."""
-        return bounds.bound(request, chat_wire.message, known, self._covered)
+        return bounds.bound(request, self.wire.message, known, self._covered)
 
     @asynccontextmanager
-    async def stream(self, request: Request) -> AsyncGenerator[ChatStream]:
+    async def stream(self, request: Request) -> AsyncGenerator[AnswerStream]:
         """Send the request once.
 
         Raises:
             ModelError: No connection, an error status, or (while iterating) an answer that is none.
         """
         end = anyio.current_time() + self.deadlines.total_s
-        endpoint = Endpoint(completions_url(self.base_url), self.model_id, self.api_key)
+        endpoint = Endpoint(self.wire.url(self.base_url), self.model_id, self.api_key, self.wire.speaks)
         sending = False
         async with AsyncExitStack() as stack:
             try:
@@ -116,7 +108,15 @@ class OpenAIChat:
                     raise endpoint.no_certificates(error) from error
                 log.exception("asking %s failed", endpoint.place)
                 raise endpoint.faulty(error, "Asking", sent=sending, answered=False) from error
-            yield ChatStream(response, endpoint, self.deadlines, end, len(content))
+            yield AnswerStream(
+                response,
+                self.wire,
+                endpoint,
+                self.deadlines,
+                end,
+                len(content),
+                lambda: sum(self.wire.unseen(turn.raw) for turn in request.turns if isinstance(turn, AssistantTurn)),
+            )
 
     async def _send(
         self, client: httpx2.AsyncClient, endpoint: Endpoint, content: bytes, end: float
@@ -127,9 +127,8 @@ class OpenAIChat:
             "content-type": "application/json",
             "accept": "text/event-stream, application/json",
             "accept-encoding": "identity",  # pieces are to arrive when they are sent
+            **self.wire.headers(self.api_key),
         }
-        if self.api_key:
-            headers["authorization"] = f"Bearer {self.api_key}"
         connect_s = self.deadlines.connect_s
         wait_s = min(self.deadlines.first_byte_s, end - anyio.current_time())
         try:
@@ -156,12 +155,6 @@ class OpenAIChat:
             raise endpoint.unsendable(error) from None
         except httpx2.HTTPError as error:
             raise endpoint.hung_up(error) from None
-
-
-def completions_url(base_url: str) -> str:
-    """Return where completions are asked for, under an API's address."""
-    base = base_url.rstrip("/")
-    return base if base.endswith("/chat/completions") else f"{base}/chat/completions"
 
 
 @lru_cache(maxsize=64)

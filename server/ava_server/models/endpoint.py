@@ -37,11 +37,12 @@ def may_have_been_billed(error: ModelError) -> bool:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where a model is asked, as errors name it: host and path, no user, no query, no key."""
+    """Where a model is asked, and in which format, as errors name it: host and path, no user, no query, no key."""
 
     url: str
     model: str
     api_key: str | None
+    speaks: str = "chat completions"
 
     @property
     def place(self) -> str:
@@ -230,7 +231,7 @@ class Endpoint:
         """A web page came."""
         begins = self.clean(content[:80].decode("utf-8", "replace"))
         return self.bad_answer(
-            f"200 with a web page instead of a completion: {begins!r}",
+            f"200 with a web page instead of an answer: {begins!r}",
             "Set the base URL to the API, often with /v1 at its end.",
         )
 
@@ -239,16 +240,16 @@ class Endpoint:
         begins = self.clean(content[:80].decode("utf-8", "replace"))
         return self.bad_answer(
             f"200 with text that is not JSON: {begins!r}",
-            "Check that the base URL is an OpenAI-compatible API.",
+            f"Check that the base URL is an API that speaks {self.speaks}.",
         )
 
-    def no_choices(self, answer: Any) -> ModelError:
-        """JSON came, but no completion."""
+    def no_answer(self, answer: Any, part: str) -> ModelError:
+        """JSON came, but without the part that every answer has."""
         fields = wire_json.as_object(answer)
         keys = type(answer).__name__ if fields is None else ", ".join(fields)[:120]
         return self.bad_answer(
-            f"200 with JSON without `choices` (it has: {self.clean(keys) or 'nothing'})",
-            "Check that the endpoint speaks chat completions.",
+            f"200 with JSON without `{part}` (it has: {self.clean(keys) or 'nothing'})",
+            f"Check that the endpoint speaks {self.speaks}.",
         )
 
     def error_body(self, error: Any) -> ModelError:

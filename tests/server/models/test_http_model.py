@@ -7,10 +7,11 @@ from hypothesis import strategies as st
 from support.model_server import Gate, Received, Say, Script, events, running_model_server
 
 from ava_audit.events import Usage
+from ava_server.models.answer_stream import Deadlines
 from ava_server.models.base import AssistantTurn, Completion, Known, Request, ToolSchema, ToolTurn, UserTurn
-from ava_server.models.chat_stream import Deadlines
+from ava_server.models.chat_wire import ChatWire
 from ava_server.models.clients import ClientPool
-from ava_server.models.openai_chat import OpenAIChat
+from ava_server.models.http_model import HttpModel
 from ava_server.models.sse import EventReader
 
 SEARCH = ToolSchema("search", "Finds things.", {"type": "object", "properties": {"q": {"type": "string"}}})
@@ -24,7 +25,7 @@ async def answers(
     found: list[Completion] = []
     with anyio.fail_after(5), running_model_server(script) as server:
         async with ClientPool() as clients:
-            model = OpenAIChat("custom", "test", server.base_url, "key-0123456789", clients, streaming=streaming)
+            model = HttpModel("custom", "test", server.base_url, "key-0123456789", clients, ChatWire(streaming))
             for _ in range(times):
                 async with model.stream(request) as stream:
                     async for _ in stream:
@@ -74,7 +75,7 @@ async def test_the_body_that_is_sent_is_the_body_that_was_encoded() -> None:
     request = Request("test", "", (SEARCH,), turns, 512)
     _, (received,) = await answers([Say("ok")], request)
 
-    model = OpenAIChat("custom", "test", "http://x/v1", None, ClientPool())
+    model = HttpModel("custom", "test", "http://x/v1", None, ClientPool(), ChatWire())
     assert received.body == model.encode(request)
     assert received.path == "/v1/chat/completions"
     assert received.json["messages"][1] == raw
@@ -89,12 +90,12 @@ async def test_the_key_goes_into_the_header_and_nowhere_else() -> None:
 
     assert received.headers["authorization"] == "Bearer key-0123456789"
     assert b"key-0123456789" not in received.body
-    assert "key-0123456789" not in repr(OpenAIChat("p", "m", "http://x", "key-0123456789", ClientPool()))
+    assert "key-0123456789" not in repr(HttpModel("p", "m", "http://x", "key-0123456789", ClientPool(), ChatWire()))
 
 
 async def test_without_a_key_there_is_no_authorization_header(clients: ClientPool) -> None:
     with anyio.fail_after(5), running_model_server([Say("ok")]) as server:
-        async with OpenAIChat("p", "m", server.base_url, None, clients).stream(ASK) as stream:
+        async with HttpModel("p", "m", server.base_url, None, clients, ChatWire()).stream(ASK) as stream:
             async for _ in stream:
                 pass
         assert "authorization" not in server.requests[0].headers
@@ -102,7 +103,7 @@ async def test_without_a_key_there_is_no_authorization_header(clients: ClientPoo
 
 async def test_the_next_call_uses_the_connection_of_the_last_one(clients: ClientPool) -> None:
     with anyio.fail_after(5), running_model_server([Say("a"), Say("b"), Say("c", stream=False)]) as server:
-        model = OpenAIChat("p", "m", server.base_url, None, clients)
+        model = HttpModel("p", "m", server.base_url, None, clients, ChatWire())
         for _ in range(3):
             async with model.stream(ASK) as stream:
                 async for _ in stream:
@@ -137,7 +138,7 @@ async def test_a_client_that_nobody_has_used_for_long_is_closed(monkeypatch: pyt
 async def test_leaving_the_stream_hangs_up_at_once(clients: ClientPool) -> None:
     gate = Gate()
     with anyio.fail_after(5), running_model_server([Say("never", gate=gate)]) as server:
-        model = OpenAIChat("p", "m", server.base_url, None, clients)
+        model = HttpModel("p", "m", server.base_url, None, clients, ChatWire())
 
         async def ask() -> None:
             async with model.stream(ASK):
@@ -155,7 +156,7 @@ async def test_words_arrive_as_deltas_while_the_answer_is_written(clients: Clien
         anyio.fail_after(5),
         running_model_server([Say("one two three", reasoning="hm", fragment=4)]) as server,
     ):
-        async with OpenAIChat("p", "m", server.base_url, None, clients).stream(ASK) as stream:
+        async with HttpModel("p", "m", server.base_url, None, clients, ChatWire()).stream(ASK) as stream:
             with pytest.raises(RuntimeError, match="read to its end"):
                 _ = stream.completion
             deltas = [delta async for delta in stream]
@@ -190,7 +191,7 @@ def read_events(pieces: Sequence[bytes]) -> list[str]:
 
 
 def test_later_calls_are_bounded_by_what_the_provider_reported() -> None:
-    model = OpenAIChat("p", "m", "http://x", None, ClientPool(), deadlines=Deadlines(total_s=1))
+    model = HttpModel("p", "m", "http://x", None, ClientPool(), ChatWire(), deadlines=Deadlines(total_s=1))
     loose = model.bound(ASK, None)
     tight = model.bound(ASK, Known(prompt_tokens=40, turns=1))
     assert loose.prompt_tokens > 1024 > tight.prompt_tokens == 40
@@ -204,7 +205,7 @@ async def test_calls_go_through_the_proxy_of_the_environment(
         monkeypatch.delenv(name, raising=False)
     with anyio.fail_after(5), running_model_server([Say("through the proxy")]) as server:
         monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{server.port}")
-        async with OpenAIChat("p", "m", "http://model.invalid/v1", None, clients).stream(ASK) as stream:
+        async with HttpModel("p", "m", "http://model.invalid/v1", None, clients, ChatWire()).stream(ASK) as stream:
             async for _ in stream:
                 pass
         assert stream.completion.text == "through the proxy"

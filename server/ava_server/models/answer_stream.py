@@ -1,22 +1,24 @@
-"""Reading an answer of chat completions as it arrives: to its end, or to a sentence about what went wrong."""
+"""Reading an answer as it arrives: to its end, or to a sentence about what went wrong."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import anyio
 
 from ava_server.errors import ModelError
-from ava_server.models import chat_wire, wire_json
+from ava_server.models import wire_json
 from ava_server.models.base import Completion, Delta
-from ava_server.models.chat_errors import Endpoint
+from ava_server.models.endpoint import Endpoint
 from ava_server.models.sse import EventReader, LineTooLongError, ends_inside_character
 
 if TYPE_CHECKING:
     import httpx2
+
+    from ava_server.models.wire import Wire
 
 log = logging.getLogger("ava.models")
 
@@ -35,22 +37,33 @@ class Deadlines:
     total_s: float = 600.0
 
 
-class ChatStream:
+class AnswerStream:
     """An answer on its way, as a stream of events or, from servers that do not stream, in one piece."""
 
     def __init__(
-        self, response: httpx2.Response, endpoint: Endpoint, deadlines: Deadlines, end: float, sent_bytes: int
+        self,
+        response: httpx2.Response,
+        wire: Wire,
+        endpoint: Endpoint,
+        deadlines: Deadlines,
+        end: float,
+        sent_bytes: int,
+        unseen: Callable[[], int],
     ) -> None:
         """Take over a response with status 200.
 
         Args:
             response: What came, read up to its headers.
+            wire: The format that it is in.
             endpoint: Where from.
             deadlines: How long each part may take.
             end: The call's deadline on the event loop's clock.
             sent_bytes: The size of the request's body, below which no usage can be.
+            unseen: Returns how many of those bytes the model may not have seen.
         """
         self._sent_bytes = sent_bytes
+        self._unseen = unseen
+        self._wire = wire
         self._headers = response.headers
         self._body = response.aiter_bytes()
         self._endpoint = endpoint
@@ -58,7 +71,7 @@ class ChatStream:
         self._end = end
         self._received = 0
         self._tail = b""
-        self._answer = chat_wire.Answer()
+        self._answer = wire.answer()
         self._notes: list[str] = []
         self._late = False
         self._completion: Completion | None = None
@@ -88,9 +101,9 @@ class ChatStream:
                 yield delta
         else:
             yield self._whole(b"".join([piece async for piece in self._pieces()]), kind)
-        request_id = self._headers.get("x-request-id")
+        request_id = self._headers.get("x-request-id") or self._headers.get("request-id")
         self._completion = self._answer.complete(
-            request_id=request_id, sent_bytes=self._sent_bytes, notes=tuple(self._notes)
+            request_id=request_id, sent_bytes=self._sent_bytes, unseen=self._unseen, notes=tuple(self._notes)
         )
 
     async def _events(self) -> AsyncGenerator[Delta]:
@@ -102,6 +115,9 @@ class ChatStream:
                         await self._say_goodbye(reader)
                         return
                     yield self._event(data)
+                    if self._answer.over:
+                        await self._say_goodbye(reader)
+                        return
         except LineTooLongError as error:
             raise self._endpoint.bad_answer(f"200 with {error}", "Check the endpoint; it is broken.") from None
         self._check_tail()
@@ -112,7 +128,7 @@ class ChatStream:
 
     async def _say_goodbye(self, reader: EventReader, *, read_on: bool = True) -> None:
         """Check that the stream came to its end, and read what is left, for the next call to use the line."""
-        if not self._answer.finish_reason:
+        if not self._answer.ended:
             raise self._endpoint.dropped(f"ended without a finish reason after {self._received:,} bytes")
         if reader.replaced:
             self._notes.append(f"replaced {reader.replaced} invalid UTF-8 sequence(s) by U+FFFD")
@@ -127,7 +143,7 @@ class ChatStream:
         try:
             return self._chunk(data)
         except ModelError as error:
-            if not self._answer.finish_reason:
+            if not self._answer.ended:
                 raise
             if not self._late:  # there may be a million more
                 self._late = True
@@ -146,9 +162,9 @@ class ChatStream:
         if fields is None:
             raise self._endpoint.bad_answer(
                 f"a stream with an event that is a {type(chunk).__name__}, not an object",
-                "Check that the endpoint speaks chat completions.",
+                f"Check that the endpoint speaks {self._wire.speaks}.",
             )
-        if error := fields.get("error"):
+        if error := self._wire.fault(fields):
             raise self._endpoint.error_body(error)
         return self._answer.add(fields)
 
@@ -169,11 +185,10 @@ class ChatStream:
                 raise self._endpoint.dropped(f"is half a body: {len(content):,} bytes of JSON without an end") from None
             raise self._endpoint.not_json(content) from None
         fields = wire_json.as_object(answer) or {}
-        if error := fields.get("error"):
+        if error := self._wire.fault(fields):
             raise self._endpoint.error_body(error)
-        choices = wire_json.as_list(fields.get("choices"))
-        if not choices or not (wire_json.as_object(choices[0]) or {}).get("message"):
-            raise self._endpoint.no_choices(answer)
+        if not self._wire.is_answer(fields):
+            raise self._endpoint.no_answer(answer, self._wire.part)
         return self._answer.add(fields)
 
     def _mislabelled(self, content: bytes) -> Delta:
@@ -183,12 +198,12 @@ class ChatStream:
             if data.strip() != "[DONE]":
                 self._event(data)
         self._check_tail()
-        if not self._answer.finish_reason:
+        if not self._answer.ended:
             raise self._endpoint.dropped("(a stream sent as plain text) ended before its finish reason")
         return Delta()
 
     def _check_tail(self) -> None:
-        if ends_inside_character(self._tail) and not self._answer.finish_reason:
+        if ends_inside_character(self._tail) and not self._answer.ended:
             raise self._endpoint.dropped(f"stopped in the middle of a UTF-8 character, after {self._received:,} bytes")
 
     def _broke_off(self, error: Exception) -> ModelError:
@@ -237,6 +252,6 @@ class ChatStream:
             if self._received > MOST_BYTES:
                 raise self._endpoint.bad_answer(f"200 with more than {MOST_BYTES:,} bytes", "Use another endpoint.")
             yield piece
-        if not self._answer.finish_reason:
+        if not self._answer.ended:
             raise error
         self._notes.append(f"after the answer: {error}")
