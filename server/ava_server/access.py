@@ -145,6 +145,7 @@ def model_settings(settings: Settings, stored: Mapping[str, Key] | None = None) 
         name: Provider(
             base_url=own.base_url if (own := settings.providers.get(name)) else None,
             api_key=key.value if (key := key_among(stored, name)) else None,
+            wire=own.wire if own else None,
             streaming=own.stream if own else True,
         )
         for name in sorted(names)

@@ -28,7 +28,7 @@ WELL_KNOWN: Mapping[str, str] = {
 }
 """The providers that are known by name, and the variable in which people usually have their key."""
 
-NOT_YET = frozenset({"anthropic", "kagi", "brave"})
+NOT_YET = frozenset({"kagi", "brave"})
 """Those among them whose key is kept, and which nothing of this version asks."""
 
 OWN_PREFIX = "AVA_KEY_"

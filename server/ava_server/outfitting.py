@@ -29,7 +29,8 @@ from ava_server.errors import AvaError
 from ava_server.history import History
 from ava_server.lending import Lending
 from ava_server.manager import CannotHonour
-from ava_server.models.choose import Choice, choose, model_of, parameters
+from ava_server.models.choose import Choice, choose
+from ava_server.models.wiring import model_of, parameters
 from ava_server.prepared import Prepared
 from ava_server.proposal_words import minutes
 from ava_server.proposing import texts_of

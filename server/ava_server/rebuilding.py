@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from ava_audit.entries import Entry
 from ava_audit.events import CostReserved
 from ava_server.history import History, Recipe
-from ava_server.models.choose import model_of
 from ava_server.models.clients import ClientPool
+from ava_server.models.wiring import model_of
 
 
 def rebuilt(entries: Iterable[Entry], run_id: str, turn: int, attempt: int) -> bytes | None:

@@ -103,9 +103,10 @@ class Tiers(Table):
 
 
 class ProviderSettings(Table):
-    """An OpenAI-compatible endpoint; `stream = false` for one that cannot stream."""
+    """A provider: its address, the format that it speaks (None: as its address says), and whether it can stream."""
 
     base_url: Url | None = None
+    wire: Literal["chat_completions", "messages"] | None = None
     stream: bool = True
 
 

@@ -45,9 +45,15 @@ class UserTurn:
 
 @dataclass(frozen=True)
 class AssistantTurn:
-    """An earlier answer; `raw` is the provider's message, kept and sent back verbatim."""
+    """An earlier answer; `raw` is the provider's message, kept and sent back verbatim.
+
+    Attributes:
+        edited_before: Something that stood before it when it was given stands there otherwise now. Some providers
+            refuse the thinking of such an answer, and their wires leave it out.
+    """
 
     raw: Mapping[str, Any]
+    edited_before: bool = False
 
 
 @dataclass(frozen=True)
@@ -72,6 +78,7 @@ class Request:
         tools: The tools on offer, in a fixed order.
         turns: The conversation so far, the task first.
         max_output: Most tokens that the answer may have (thinking included).
+        thinking: How many of them the model may think; 0 is no more than it does by itself.
     """
 
     model: str
@@ -79,6 +86,7 @@ class Request:
     tools: tuple[ToolSchema, ...]
     turns: tuple[Turn, ...]
     max_output: int
+    thinking: int = 0
 
 
 @dataclass(frozen=True)

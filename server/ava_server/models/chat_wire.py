@@ -19,6 +19,7 @@ from ava_server.models.base import (
     Turn,
     UserTurn,
 )
+from ava_server.models.thinking import EFFORT, LOW, UNKNOWN, Thinking
 from ava_server.models.usage import larger, read_usage
 from ava_server.models.wire import MOST_CALLS, told_apart, too_many, tool_use, word
 from ava_server.models.wire_json import as_list, as_object
@@ -40,11 +41,15 @@ class ChatWire:
         streaming: Ask for a stream; some servers cannot.
         output_field: What the endpoint calls the limit of an answer's tokens.
         extra: Further parts of each request's body, such as OpenRouter's `provider`.
+        thinking: How the model is told to think.
+        thinking_field: Where it is told: a word of its own, or OpenRouter's table.
     """
 
     streaming: bool = True
     output_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    thinking: Thinking = UNKNOWN
+    thinking_field: Literal["reasoning_effort", "reasoning"] = "reasoning_effort"
     speaks: str = field(default="chat completions", init=False)
     part: str = field(default="choices", init=False)
 
@@ -68,7 +73,22 @@ class ChatWire:
         parts["stream"] = self.streaming
         if self.streaming:
             parts["stream_options"] = {"include_usage": True}
-        return {**parts, **self.extra}
+        return {**parts, **self._thinking(request.thinking), **self.extra}
+
+    def _thinking(self, tokens: int) -> dict[str, Any]:
+        """Return what tells the model to think for about so many tokens, or, with 0, not to."""
+        in_table = self.thinking_field == "reasoning"
+        if tokens:
+            if in_table and self.thinking.on == "budget":
+                return {"reasoning": {"max_tokens": tokens}}
+            effort = EFFORT if self.thinking.possible else None
+        elif in_table and self.thinking.off == "disabled":
+            return {"reasoning": {"enabled": False}}
+        else:
+            effort = {"default": None, "disabled": "none"}.get(self.thinking.off, LOW)
+        if effort is None:
+            return {}
+        return {"reasoning": {"effort": effort}} if in_table else {"reasoning_effort": effort}
 
     def answer(self) -> ChatAnswer:
         """Return an empty answer."""

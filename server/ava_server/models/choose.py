@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 from urllib.parse import urlsplit
 
 from ava_server.errors import BadInput, ConfigError
-from ava_server.models.base import Model
-from ava_server.models.clients import ClientPool
 from ava_server.prices import Price, UserPrice, find_price, is_local
 
 Tier = Literal["fast", "balanced", "deep"]
-Wire = Literal["openai", "offline", "scripted"]
+WireName = Literal["chat_completions", "messages", "offline", "scripted"]
 TIERS: tuple[str, ...] = get_args(Tier)
 OFFLINE = "offline/extractive"
 SCRIPTED = "scripted:demo"
@@ -25,8 +22,11 @@ SCRIPTED = "scripted:demo"
 CUSTOM = "custom"
 KNOWN_URLS: Mapping[str, str] = {
     "openrouter": "https://openrouter.ai/api/v1",
+    "anthropic": "https://api.anthropic.com/v1",
     "openai": "https://api.openai.com/v1",
 }
+KNOWN_WIRES: Mapping[str, WireName] = {"api.anthropic.com": "messages"}
+"""The hosts that speak something else than chat completions."""
 SET_A_MODEL = (
     "Store a key with `ava key set openrouter`, or set AVA_MODEL_BASE_URL and AVA_MODEL to any "
     "OpenAI-compatible endpoint."
@@ -35,11 +35,18 @@ SET_A_MODEL = (
 
 @dataclass(frozen=True)
 class Provider:
-    """A provider that is configured: its key, its address where that is not a known one, and whether it can stream."""
+    """A provider that is configured.
+
+    Attributes:
+        base_url: Its address, where that is not a known one.
+        api_key: Its key.
+        wire: The format that it speaks; None is the one that is known of its address, else chat completions.
+        streaming: It can stream.
+    """
 
     base_url: str | None = None
     api_key: str | None = field(default=None, repr=False)
-    wire: Wire = "openai"
+    wire: WireName | None = None
     streaming: bool = True
 
 
@@ -84,7 +91,7 @@ class Choice:
     model_id: str
     name: str
     tier: str
-    wire: Wire
+    wire: WireName
     price: Price
     base_url: str | None = None
     api_key: str | None = field(default=None, repr=False)
@@ -132,7 +139,7 @@ def choose(wanted: str | None, tier: str, settings: ModelSettings) -> Choice:
         model_id=model_id,
         name=f"{name}:{model_id}",
         tier=tier,
-        wire=provider.wire,
+        wire=provider.wire or KNOWN_WIRES.get(host_of(base_url), "chat_completions"),
         price=price,
         base_url=base_url,
         api_key=provider.api_key,
@@ -140,12 +147,17 @@ def choose(wanted: str | None, tier: str, settings: ModelSettings) -> Choice:
     )
 
 
+def host_of(base_url: str | None) -> str:
+    """Return the host of an address; nothing where there is none."""
+    return urlsplit(base_url or "").hostname or ""
+
+
 def configured(settings: ModelSettings) -> dict[str, Provider]:
     """Return the providers that can be called: with an address, and a key where one is needed."""
     usable: dict[str, Provider] = {}
     if settings.base_url:
-        own = settings.providers.get(CUSTOM, Provider())  # `providers.custom.stream` is about this endpoint
-        usable[CUSTOM] = Provider(settings.base_url, settings.api_key, streaming=own.streaming)
+        own = settings.providers.get(CUSTOM, Provider())  # `providers.custom` is about this endpoint
+        usable[CUSTOM] = Provider(settings.base_url, settings.api_key, own.wire, own.streaming)
     for name, provider in settings.providers.items():
         if ":" in name:  # a model's name is read up to the first one
             raise ConfigError(f"providers.{name}: a provider's name has no colon; call it {name.replace(':', '-')}.")
@@ -163,78 +175,6 @@ def is_configured(settings: ModelSettings) -> bool:
 def default_tiers() -> Mapping[str, Mapping[str, str]]:
     """Return `tiers.toml`: provider to tier to id."""
     return tomllib.loads(files("ava_server.models").joinpath("tiers.toml").read_text(encoding="utf-8"))
-
-
-def build_model(choice: Choice, clients: ClientPool) -> Model:
-    """Return the model that was chosen, ready to be called."""
-    return model_of(choice.name, parameters(choice), choice.api_key, clients)
-
-
-def parameters(choice: Choice) -> dict[str, Any]:
-    """Return what shapes a request's bytes beside the request itself, and where it goes: plain JSON, for the log."""
-    if choice.wire != "openai":
-        return {"wire": choice.wire}
-    host = urlsplit(choice.base_url or "").hostname
-    return {
-        "wire": choice.wire,
-        "base_url": choice.base_url,
-        "stream": choice.streaming,
-        # OpenAI's reasoning models refuse the older name, which everybody else expects.
-        "output_field": "max_completion_tokens" if host == "api.openai.com" else "max_tokens",
-        "extra": _dearest_allowed(choice.price) if host == "openrouter.ai" else {},
-    }
-
-
-def model_of(name: str, parameters: Mapping[str, Any], api_key: str | None, clients: ClientPool) -> Model:
-    """Return the model that sends the very bytes that it sent when its parameters were stored.
-
-    Args:
-        name: `provider:id`.
-        parameters: What `parameters` returned, perhaps read back from a log.
-        api_key: The provider's key, which no log has.
-        clients: Where HTTP clients come from.
-
-    Raises:
-        ConfigError: The parameters are those of another version of Ava.
-    """
-    wire = parameters.get("wire")
-    if wire == "scripted":
-        from ava_server.models.scripted import ScriptedModel, demo_script
-
-        return ScriptedModel(demo_script())
-    if wire == "offline":
-        from ava_server.models.offline import OfflineModel
-
-        return OfflineModel()
-    from ava_server.models.chat_wire import ChatWire
-    from ava_server.models.http_model import HttpModel
-
-    provider, _, model_id = name.partition(":")
-    match parameters:
-        case {
-            "wire": "openai",
-            "base_url": str(base_url),
-            "stream": bool(streaming),
-            "output_field": ("max_tokens" | "max_completion_tokens") as output_field,
-            "extra": dict(),
-        }:
-            # Sorted, because whoever stored them may have sorted them.
-            extra = json.loads(json.dumps(parameters["extra"], sort_keys=True))
-            return HttpModel(provider, model_id, base_url, api_key, clients, ChatWire(streaming, output_field, extra))
-        case _:
-            raise ConfigError(
-                f"This version of Ava cannot speak to {name} as its run began (wire {wire!r}, "
-                f"parameters {', '.join(parameters) or 'none'}); go on with the version that began it."
-            )
-
-
-def _dearest_allowed(price: Price) -> dict[str, Any]:
-    """Return what keeps a gateway from passing a call on to a provider that costs more than was approved.
-
-    Tokens are in USD per million, requests in USD each. Where nothing may cost anything, that is a limit of 0.
-    """
-    most = {"completion": price.output / 1000, "prompt": price.input / 1000, "request": price.per_request / 10**9}
-    return {"provider": {"max_price": most}}
 
 
 def _offline(tier: str) -> Choice:

@@ -14,19 +14,18 @@ from ava_server.models.choose import (
     Choice,
     ModelSettings,
     Provider,
-    build_model,
     choose,
     default_tiers,
-    model_of,
-    parameters,
 )
 from ava_server.models.clients import ClientPool
 from ava_server.models.offline import OfflineModel
+from ava_server.models.wiring import build_model, model_of, parameters
 from ava_server.prices import Price, Unpriced, UserPrice
 
 KEY = "sk-or-v1-0123456789abcdef0123"
 ROUTER = {"openrouter": Provider(api_key=KEY)}
 BOTH = {**ROUTER, "openai": Provider(api_key=KEY)}
+ANTHROPIC = {"anthropic": Provider(api_key=KEY)}
 LOCAL = {"local": Provider("http://127.0.0.1:11434/v1")}
 CUSTOM = ModelSettings(base_url="http://127.0.0.1:9/v1", model="qwen3:8b")
 
@@ -93,11 +92,11 @@ def test_avas_model_without_an_endpoint_is_what_is_used_when_nothing_is_asked_fo
             "needs a key for openai, and there is none",
         ),
         (
-            "anthropic:claude",
+            "acme:claude",
             "fast",
-            ModelSettings(providers={**ROUTER, "anthropic": Provider(api_key=KEY)}),
+            ModelSettings(providers={**ROUTER, "acme": Provider(api_key=KEY)}),
             BadInput,
-            "add base_url to [providers.anthropic]",
+            "add base_url to [providers.acme]",
         ),
         ("openai:", "fast", ModelSettings(providers=BOTH), BadInput, "write openai:ID"),
         ("llama", "fast", ModelSettings(providers=BOTH), BadInput, "(configured: openrouter, openai)"),
@@ -168,7 +167,7 @@ def test_what_cannot_be_chosen_is_told_with_a_next_step(
 
 def router(price: Price) -> Choice:
     return Choice(
-        "openrouter", "a/b:free", "openrouter:a/b:free", "fast", "openai", price, KNOWN_URLS["openrouter"], KEY
+        "openrouter", "a/b:free", "openrouter:a/b:free", "fast", "chat_completions", price, KNOWN_URLS["openrouter"], KEY
     )
 
 
@@ -198,6 +197,8 @@ CHOICES = {
     "gateway": router(Price(3000, 15_000, 300, 3750)),
     "free": router(Price(0, 0, 0, 0, free=True)),
     "openai": choose("openai:gpt-5", "fast", ModelSettings(providers=BOTH)),
+    "anthropic": choose("anthropic:claude-sonnet-5-5", "fast", ModelSettings(providers=ANTHROPIC)),
+    "old anthropic": choose("claude-haiku-4-5", "fast", ModelSettings(providers=ANTHROPIC)),
     "local": choose(None, "fast", CUSTOM),
     "no stream": choose(
         "local:m", "fast", ModelSettings(providers={"local": replace(LOCAL["local"], streaming=False)})
@@ -226,9 +227,11 @@ def test_a_model_made_again_from_stored_parameters_sends_the_same_bytes(name: st
 
 def test_parameters_hold_what_shapes_the_bytes_and_no_key() -> None:
     assert parameters(CHOICES["no stream"]) == {
-        "wire": "openai",
+        "wire": "chat_completions",
         "base_url": "http://127.0.0.1:11434/v1",
         "stream": False,
+        "thinking": {"on": "none", "off": "default"},
+        "thinking_field": "reasoning_effort",
         "output_field": "max_tokens",
         "extra": {},
     }
@@ -240,7 +243,9 @@ def test_parameters_hold_what_shapes_the_bytes_and_no_key() -> None:
     [
         {},
         {"wire": "telepathy"},
-        {"wire": "openai"},
+        {"wire": "chat_completions"},
+        {**parameters(CHOICES["local"]), "wire": "smoke signals"},
+        {**parameters(CHOICES["local"]), "thinking": {"on": "hard"}},
         {**parameters(CHOICES["local"]), "stream": "yes"},
         {**parameters(CHOICES["local"]), "output_field": "n"},
         {**parameters(CHOICES["local"]), "extra": None},

@@ -1,0 +1,72 @@
+"""How a model is told to think before it answers, and how not to: `thinking.toml`, by the beginning of its id."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any, Literal
+
+On = Literal["budget", "adaptive", "effort", "none"]
+Off = Literal["default", "disabled", "between_tools", "low"]
+EFFORT = "medium"
+"""How hard a model tries that is told so; at OpenRouter it stands for half of an answer's tokens."""
+LOW = "low"
+
+
+@dataclass(frozen=True)
+class Thinking:
+    """How a model is told to think, and not to; `thinking.toml` says what the words mean."""
+
+    on: On = "none"
+    off: Off = "default"
+
+    @property
+    def possible(self) -> bool:
+        """Whether it can be told to think."""
+        return self.on != "none"
+
+    @property
+    def always(self) -> bool:
+        """Whether it thinks whatever it is told."""
+        return self.off in ("between_tools", "low")
+
+    @property
+    def bound_to_what_stood_before(self) -> bool:
+        """Whether earlier thinking is refused once anything before it was changed."""
+        return self.on == "adaptive"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as plain JSON, for the log."""
+        return {"on": self.on, "off": self.off}
+
+    @classmethod
+    def from_dict(cls, stored: Mapping[str, Any]) -> Thinking | None:
+        """Return what `as_dict` wrote down, or None where another version wrote it."""
+        match stored:
+            case {
+                "on": ("budget" | "adaptive" | "effort" | "none") as on,
+                "off": ("default" | "disabled" | "between_tools" | "low") as off,
+            }:
+                return cls(on, off)
+            case _:
+                return None
+
+
+UNKNOWN = Thinking()
+
+
+def thinking_of(model_id: str, otherwise: Thinking = UNKNOWN) -> Thinking:
+    """Return how a model is told to think; `otherwise` counts for ids that the table does not have."""
+    name = model_id.rpartition("/")[2].lower().replace(".", "-")
+    known = _table()
+    found = max((begins for begins in known if name.startswith(begins)), key=len, default=None)
+    return otherwise if found is None else known[found]
+
+
+@cache
+def _table() -> Mapping[str, Thinking]:
+    table = tomllib.loads(files("ava_server.models").joinpath("thinking.toml").read_text(encoding="utf-8"))
+    return {begins: Thinking(entry["on"], entry["off"]) for entry in table["models"] for begins in entry["begins"]}
