@@ -76,7 +76,7 @@ class SpawnArgs(Arguments):
     max_iterations: int | None = Field(default=None, gt=0, description="Model calls.")
     max_tool_calls: int | None = Field(default=None, gt=0)
     extended_thinking: bool | None = Field(
-        default=None, description="(not in this version) It thinks before it answers."
+        default=None, description="The model thinks before it answers. Default: the role's."
     )
     plan: bool | None = Field(default=None, description="It plans before it works, in 3 turns. Default: the role's.")
     tools: list[str] | None = Field(default=None, description="Only these of the role's tools.")

@@ -7,7 +7,7 @@ answers the conversation as the model is shown it under a recipe (`upto_seq`, wh
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -91,6 +91,7 @@ class History:
     unknown_attempts: int = 0
     paid_attempts: int = 0
     last: LastTurn | None = None
+    thinks: bool = True
     empties: int = 0
     looping: bool = False
     drafts: list[Any] = field(default_factory=list[Any])
@@ -158,11 +159,16 @@ class History:
 
     def parts(self, recipe: Recipe) -> list[tuple[int, Turn]]:
         """Return the turns of that conversation, each with the `seq` of the entry that it comes from."""
-        elided = self._elided | set(recipe.elide)
-        items = [*self._items, *self._added(recipe)]
-        return [(item.seq, _shown(item, elided)) for item in items]
+        new = set(recipe.elide) - self._elided
+        elided = self._elided | new
+        shown: list[tuple[int, Turn]] = []
+        edited = False
+        for item in [*self._items, *self._added(recipe)]:
+            edited = edited or item.seq in new
+            shown.append((item.seq, _shown(item, elided, edited)))
+        return shown
 
-    def request(self, recipe: Recipe, max_output: int) -> Request:
+    def request(self, recipe: Recipe, max_output: int, thinking: int = 0) -> Request:
         """Return the whole request; the run must have its prefix."""
         assert self.prefix is not None, "a run starts with its prefix"
         return Request(
@@ -171,6 +177,7 @@ class History:
             tools=tuple(ToolSchema(**tool) for tool in self.prefix.tools),
             turns=self.turns(recipe),
             max_output=max_output,
+            thinking=thinking,
         )
 
     def open_calls(self) -> tuple[ToolUse, ...]:
@@ -226,12 +233,14 @@ class History:
 
     def _reserved(self, seq: int, fact: CostReserved) -> None:
         recipe = Recipe(fact.upto_seq, fact.elide, fact.notice)
+        self._edit(set(fact.elide) - self._elided)
         for item in self._added(recipe):  # a notice has no entry of its own
             self._items.append(_Item(item.seq or seq, item.turn, None if item.seq else fact.phase))
         self.planning.asked(fact.phase)
         self._results_in = True
         self.told.update(fact.notices)
         self.last = fact.last
+        self.thinks = fact.thinking > 0
         self._elided.update(fact.elide)
         self._waiting = [(at, text) for at, text in self._waiting if at > fact.upto_seq]
         if fact.turn != self.turn:
@@ -284,7 +293,16 @@ class History:
         if self.known is not None:
             covered = sum(not gone(item) for item in self._items[: self.known.turns])
             self.known = Known(self.known.prompt_tokens, covered)
+        self._edit({item.seq for item in self._items if gone(item)})
         self._items = [item for item in self._items if not gone(item)]
+
+    def _edit(self, seqs: Collection[int]) -> None:
+        """Mark the answers that stand behind the first of these entries: what was before them is changed."""
+        edited = False
+        for item in self._items if seqs else ():
+            if edited and isinstance(item.turn, AssistantTurn):
+                item.turn = AssistantTurn(item.turn.raw, edited_before=True)
+            edited = edited or item.seq in seqs
 
     def _answered(self, seq: int, fact: ToolResult) -> None:
         if fact.call_id is None:
@@ -319,7 +337,9 @@ def call_key(call: ToolUse) -> str:
     return f"{call.name} {json.dumps(args, sort_keys=True, ensure_ascii=False)}"
 
 
-def _shown(item: _Item, elided: set[int]) -> Turn:
+def _shown(item: _Item, elided: set[int], edited: bool) -> Turn:
+    if edited and isinstance(item.turn, AssistantTurn):
+        return AssistantTurn(item.turn.raw, edited_before=True)
     if isinstance(item.turn, ToolTurn) and item.seq in elided:
         return ToolTurn(item.turn.call_id, item.turn.name, _line(item.seq, item.turn))
     return item.turn

@@ -99,7 +99,10 @@ def proposal_message(config: RunConfig, texts: Texts) -> str:
             " them; it writes nothing of its own."
         )
     else:
-        lines.append(f"Model: {config.model}{' (free)' if free else ''}.")
+        thinks = ", which is told to think before it answers" if config.extended_thinking else ""
+        lines.append(f"Model: {config.model}{' (free)' if free else ''}{thinks}.")
+    if config.thinking_note:
+        lines.append(f"It does not think first: {config.thinking_note}.")
     turns, calls, tokens = config.max_iterations, config.max_tool_calls, config.max_tokens
     lines.append(f"At most {turns:,} turns, {calls:,} tool calls and {tokens:,} tokens.")
     if config.plan:

@@ -17,7 +17,8 @@ from ava_server.result import Ended
 from ava_server.run_config import RunConfig
 from ava_server.run_log import RunLog
 
-WRAP_OUTPUT = 1_024
+LEAST_TO_THINK = 2_048
+"""With fewer tokens of output a call does not think; with more it may think for half of them."""
 WRAP_PROMPT = 1_280
 """What a wrap-up's prompt has beyond this prompt and this answer: its notice, and a line for each later result."""
 LEAST_OUTPUT = 512
@@ -71,6 +72,7 @@ class Reserving:
         self._window = window
         self._began = began
         self._planning = planning
+        self._wrap_output = config.wrap_output
         self._looked = run_log.history.last_message_seq  # up to which messages to the run were looked for
 
     @property
@@ -94,7 +96,7 @@ class Reserving:
             last = self.last_turn(turn)
             if last is not None:  # the wrap-up may leave out any result, and names its place in the log
                 await self._log.write_kept()
-            request, asked = self._ask_for(turn, attempt, WRAP_OUTPUT if last else most, last, notice, bare)
+            request, asked = self._ask_for(turn, attempt, self._wrap_output if last else most, last, notice, bare)
             command = reserve(self._log.fence, self._log.who, asked, self._caps)
             answer = await self._log.do(messages_first(self._log.run.id, self._looked, command), self._granted)
             if isinstance(answer, Messages):
@@ -139,12 +141,13 @@ class Reserving:
         if bare:
             elide += tuple(seq for seq, _saved in history.elidable())
         recipe = Recipe(upto, elide, notice.text)
-        request = history.request(recipe, output)
+        thinking = 0 if last else self._thinking(output)
+        request = history.request(recipe, output, thinking)
         bound = self._model.bound(request, history.known)
         if recipe.elide:  # what was reported covers what is now left out: both are upper bounds, the lower one holds
             bound = min(bound, self._model.bound(request, None), key=lambda both: both.prompt_tokens)
         prompt = bound.prompt_tokens
-        wrap = Bound(prompt + output + WRAP_PROMPT, WRAP_OUTPUT)
+        wrap = Bound(prompt + output + WRAP_PROMPT, self._wrap_output)
         fact = CostReserved(
             turn=turn,
             attempt=attempt,
@@ -159,9 +162,20 @@ class Reserving:
             notices=notice.about,
             last=last,
             phase=notice.phase,
+            thinking=thinking,
             request_sha=hashlib.sha256(self._model.encode(request)).hexdigest(),
         )
         return request, Asked(fact, prompt + output, 0 if last else wrap.prompt_tokens + wrap.output_tokens)
+
+    def _thinking(self, output: int) -> int:
+        """Return how many of a call's tokens the model may think."""
+        prefix = self._history.prefix
+        assert prefix is not None, "a run starts with its prefix"
+        # Where thinking has a budget, an answer without any may not be followed by one with some: platform.claude.com.
+        stays_off = prefix.parameters.get("thinking", {}).get("on") == "budget" and not self._history.thinks
+        if not self._config.extended_thinking or stays_off or output < LEAST_TO_THINK:
+            return 0
+        return output // 2
 
     def _granted(self, answer: Reservation | CapReached | Messages) -> None:
         """Take up what the log has now: a reservation, or what others wrote to the run, which goes before it."""
@@ -237,7 +251,7 @@ class Reserving:
             return ()
         left = max(self._config.max_tokens - self._log.run.tokens, 0)
         # Of the tokens left the prompt is needed twice, by this call and by the wrap-up after it.
-        twice = max(left - self._config.max_output - WRAP_PROMPT - WRAP_OUTPUT, 0) // 2
+        twice = max(left - self._config.max_output - WRAP_PROMPT - self._wrap_output, 0) // 2
         room = int(TRIM_SHARE * min(self._window, twice))
         elide: list[int] = []
         freed = 0
@@ -261,7 +275,7 @@ class Reserving:
         while low <= high:
             middle = (low + high) // 2
             prompt = asked.prompt_tokens
-            wrap = Bound(prompt + middle + WRAP_PROMPT, WRAP_OUTPUT)
+            wrap = Bound(prompt + middle + WRAP_PROMPT, self._wrap_output)
             if reached.cap == "max_tokens":
                 need = prompt + middle + wrap.prompt_tokens + wrap.output_tokens
             else:

@@ -46,6 +46,9 @@ class RunConfig(BaseModel):
         secrets: The secrets that the role lists and a tool of the run may send, each with the hosts that it was for;
             None for one that was not stored.
         plan: It is to plan before it works.
+        extended_thinking: The model is told to think before it answers.
+        thinking_note: Why it is not, although its role says so; empty where it does not, or is.
+        wrap_output: Most tokens of the wrap-up's answer.
         context_from: The ended runs whose results it may read.
         reach: What the run may read, reach and change, in a few words of ours.
         clamped: What was asked above a hard cap, in words.
@@ -69,6 +72,7 @@ class RunConfig(BaseModel):
     max_iterations: int
     max_tool_calls: int
     max_output: int = 4096
+    wrap_output: int = 1024
     tools: tuple[str, ...]
     unavailable_tools: tuple[str, ...] = ()
     workspace: str | None = None
@@ -77,6 +81,8 @@ class RunConfig(BaseModel):
     files_note: str = ""
     secrets: dict[str, tuple[str, ...] | None] = {}
     plan: bool = False
+    extended_thinking: bool = False
+    thinking_note: str = ""
     context_from: tuple[EarlierRun, ...] = ()
     reach: str
     estimated_minutes: tuple[int, int]

@@ -37,7 +37,7 @@ BUNDLE_DAILY_USD = "5"
 _IN_ENVIRONMENT = "where Ava is given its variables"
 FOR_EVERYBODY = ("enabled", "approval", "auto_approve_cents", "auto_approve_daily_cents", "limits", "sandbox")
 """What limits everybody: a change of it is on the record, and the environment may only tighten it."""
-SELF_KNOWN_PROVIDERS = frozenset({"openrouter", "openai", "anthropic"})
+SELF_KNOWN_PROVIDERS = frozenset({"openrouter", "openai", "anthropic", "custom"})
 
 
 def _no_bool(value: object) -> object:

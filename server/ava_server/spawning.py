@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ava_audit.money import format_usd, micros_from_cents
 from ava_roles.catalog import Catalog
 from ava_roles.errors import RolesError
 from ava_roles.role import Role
@@ -18,20 +16,26 @@ from ava_roles.workspace import Workspace, resolve_workspace
 from ava_server.arguments import SpawnArgs
 from ava_server.earlier import NAME as READ_RESULT
 from ava_server.errors import BadInput, Refused
-from ava_server.models.choose import OFFLINE, Choice, ModelSettings, choose, is_configured
+from ava_server.models.choose import ModelSettings, choose, is_configured
+from ava_server.models.wiring import how_it_thinks
 from ava_server.output_schema import check_schema
 from ava_server.planning import TURNS as PLAN_TURNS
 from ava_server.run_config import EarlierRun, RunConfig, Texts
 from ava_server.run_tools import RUN_TOOL_NAMES
 from ava_server.secrets_store import Secret
+from ava_server.spawn_limits import (
+    LONG_OUTPUT,
+    OUTPUT,
+    WRAP_OUTPUT,
+    WRAP_OUTPUT_THINKING,
+    caps_of,
+    estimate,
+    extended_thinking,
+)
 
 if TYPE_CHECKING:
     from ava_server.settings import Settings
 
-ENOUGH_RUNS = 5
-MINUTE_US = 60_000_000
-MAX_OUTPUT = 4_096
-MAX_OUTPUT_CODER = 8_192
 _URL = re.compile(r"https?://[^\s<>\"']+")
 
 
@@ -103,7 +107,9 @@ def resolve(args: SpawnArgs, around: Surroundings, earlier: tuple[EarlierRun, ..
             f" {folder}, name pages (https://…) in task, or set a model.",
             needs_key=None if is_configured(around.models) else "openrouter",
         )
-    caps, clamped = _caps(args, role, choice, settings)
+    caps, clamped = caps_of(args, role, choice, settings.limits)
+    how = how_it_thinks(choice)
+    thinking, thinking_note = extended_thinking(args, role, choice, how)
     plan = role.plan if args.plan is None else args.plan
     if plan and choice.wire != "offline" and caps["max_iterations"] < PLAN_TURNS + 2:
         raise BadInput(
@@ -120,18 +126,21 @@ def resolve(args: SpawnArgs, around: Surroundings, earlier: tuple[EarlierRun, ..
         tier=choice.tier,
         base_url=choice.base_url,
         price=choice.price.as_dict(),
-        max_output=MAX_OUTPUT_CODER if role.name == "coder" else MAX_OUTPUT,
+        max_output=LONG_OUTPUT if thinking or role.name == "coder" else OUTPUT,
+        wrap_output=WRAP_OUTPUT_THINKING if how.always else WRAP_OUTPUT,
         tools=tools,
         unavailable_tools=unavailable,
         workspace=reading,
         secrets=_secrets(role, tools, around),
         plan=plan,
+        extended_thinking=thinking,
+        thinking_note=thinking_note,
         context_from=earlier,
         reach=_reach(tools, around.tools, reading, len(earlier)),
         workspace_given=workspace.given,
         workspace_named=workspace.named,
         files_note="" if reading or not _wants_files(role, around.tools) else _no_files(workspace),
-        estimated_minutes=_estimate(role, choice, float(caps["timeout_s"]), around.durations),
+        estimated_minutes=estimate(role, choice, float(caps["timeout_s"]), around.durations),
         name=args.name,
         task_id=args.task_id,
         output_schema=args.output_schema,
@@ -149,7 +158,6 @@ def _not_yet(args: SpawnArgs) -> None:
         BadInput: One was given.
     """
     for field, given in (
-        ("extended_thinking", args.extended_thinking),
         ("verify", args.verify),
         ("namespace", args.namespace),
     ):
@@ -214,20 +222,6 @@ def _scope(
         if name in RUN_TOOL_NAMES or (name in tools and (files_open or not tools[name].spec.files))
     )
     return usable, tuple(name for name in wanted if name not in usable)
-
-
-def _estimate(role: Role, choice: Choice, timeout_s: float, durations: Sequence[tuple[str, int]]) -> tuple[int, int]:
-    """Return how many minutes the run takes about: no more than it may, and one where no language model thinks.
-
-    From five runs on it is what eight of ten runs of the role have taken here, before that what its file says.
-    """
-    most = 1 if choice.base_url is None else max(1, math.ceil(timeout_s / 60))
-    low, high = role.estimated_minutes
-    took = sorted(active_us for model, active_us in durations if (model == OFFLINE) == (choice.name == OFFLINE))
-    if len(took) >= ENOUGH_RUNS:
-        tenth = len(took) // 10
-        low, high = max(1, took[tenth] // MINUTE_US), max(1, math.ceil(took[-1 - tenth] / MINUTE_US))
-    return min(low, most), min(high, most)
 
 
 def _reach(tools: Sequence[str], known: Mapping[str, Tool], workspace: str | None, earlier: int) -> str:
@@ -307,38 +301,3 @@ def _needs(args: SpawnArgs, role: Role, tools: Sequence[str], workspace: Workspa
             f"{role.name} would have nothing to work with: none of the tools asked for is there."
             f" Files: {_no_files(workspace)}"
         )
-
-
-def _caps(args: SpawnArgs, role: Role, choice: Choice, settings: Settings) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return the run's caps, clamped to the hard ones, and what was clamped, in words."""
-    hard = settings.limits
-    most_tokens = hard.max_tokens_deep if choice.tier == "deep" else hard.max_tokens
-    asked: dict[str, tuple[float, float]] = {
-        "timeout": (args.timeout or role.timeout_s, hard.max_timeout_s),
-        "max_cost_cents": (args.max_cost_cents or role.max_cost_cents, hard.max_cost_cents),
-        "max_tokens": (args.max_tokens or role.max_tokens, most_tokens),
-        "max_iterations": (args.max_iterations or role.max_iterations, hard.max_iterations),
-        "max_tool_calls": (args.max_tool_calls or role.max_tool_calls, hard.max_tool_calls),
-    }
-    notes: list[str] = []
-    for name, (wanted, most) in asked.items():
-        if wanted > most:
-            as_shown = _usd if name == "max_cost_cents" else _number
-            whose = "was asked as" if getattr(args, name) else f"of role {role.name} is"
-            notes.append(f"{name} {whose} {as_shown(wanted)}, and lowered to the hard cap of {as_shown(most)}")
-    got = {name: min(pair) for name, pair in asked.items()}
-    return {
-        "timeout_s": got["timeout"],
-        "max_cost_micros": micros_from_cents(got["max_cost_cents"]),
-        "max_tokens": int(got["max_tokens"]),
-        "max_iterations": int(got["max_iterations"]),
-        "max_tool_calls": int(got["max_tool_calls"]),
-    }, tuple(notes)
-
-
-def _usd(cents: float) -> str:
-    return format_usd(micros_from_cents(cents), exact=True)
-
-
-def _number(value: float) -> str:
-    return f"{value:,g}"

@@ -131,7 +131,6 @@ async def test_the_arguments_marked_as_not_in_this_version_are_the_ones_that_are
     tmp_path: Path,
 ) -> None:
     given = {
-        "extended_thinking": True,
         "verify": "pytest -q",
         "namespace": ["src/"],
     }

@@ -1,4 +1,4 @@
-"""A real HTTP server on 127.0.0.1 that speaks chat completions from a script, well or in every way badly.
+"""A real HTTP server on 127.0.0.1 that answers from a script, well or in every way badly: in the format of the path.
 
 It runs in a thread of its own, so that whole-system tests with a child process can use it:
 
@@ -47,6 +47,7 @@ class Say:
     calls: Sequence[tuple[str, Any]] = ()
     usage: Mapping[str, Any] | None = field(default_factory=lambda: COUNTED)
     reasoning: str = ""
+    redacted: str = ""
     finish_reason: str | None = None
     fragment: int = 7
     gate: Gate | None = None
@@ -128,7 +129,7 @@ class ModelServer:
         with self._lock:
             number = len(self.requests)
             self.requests.append(received)
-            step = self._step(number, received)
+            step = _refusal(received) or self._step(number, received)
             self.gates += [gate for gate in (step.gate, getattr(step, "stall", None)) if gate is not None]
         return step
 
@@ -195,12 +196,13 @@ async def _converse(server: ModelServer, reader: asyncio.StreamReader, writer: a
         first, *lines = head.decode("latin-1").split("\r\n")
         headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines) if name}
         body = await reader.readexactly(int(headers.get("content-length", "0")))
-        step = server.next_step(Received(first.split(" ")[1], headers, body))
+        received = Received(first.split(" ")[1], headers, body)
+        step = server.next_step(received)
         if isinstance(step, Say) and step.usage is COUNTED:
             step = replace(step, usage=counted(body))
         if step.gate is not None and not await _held(step.gate, reader):
             return
-        if not await _answer(step, json.loads(body), reader, writer):
+        if not await _answer(step, received.path, json.loads(body), reader, writer):
             return
 
 
@@ -221,7 +223,7 @@ async def _held(gate: Gate, reader: asyncio.StreamReader) -> bool:
 
 
 async def _answer(
-    step: Step, request: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    step: Step, path: str, request: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 ) -> bool:
     """Send one answer; False when the connection is to be closed after it."""
     turn = sum(message.get("role") == "assistant" for message in request.get("messages", ()))
@@ -241,16 +243,43 @@ async def _answer(
             return step.stall is None or await _held(step.stall, reader)
         case Say() if request.get("stream") and step.stream:
             _head(writer, 200, EVENTS, {"transfer-encoding": "chunked"})
-            for data in events(step, turn):
+            for data in _events(step, turn, path, request):
                 _chunk(writer, data)
                 await writer.drain()
             writer.write(b"0\r\n\r\n")
         case Say():
-            content = json.dumps(whole(step, turn), ensure_ascii=False).encode()
+            content = json.dumps(_whole(step, turn, path, request), ensure_ascii=False).encode()
             _head(writer, 200, JSON, {"content-length": str(len(content)), "x-request-id": "req-1"})
             writer.write(content)
     await writer.drain()
     return True
+
+
+def _refusal(received: Received) -> Step | None:
+    """Return the answer to a request that the API of its path would refuse, or None."""
+    if not received.path.endswith("/messages"):
+        return None
+    from support import messages_format
+
+    why = messages_format.refused(received.json)
+    error = {"type": "error", "error": {"type": "invalid_request_error", "message": why}}
+    return Fail(400, error) if why else None
+
+
+def _events(step: Say, turn: int, path: str, request: dict[str, Any]) -> list[bytes]:
+    if path.endswith("/messages"):
+        from support import messages_format
+
+        return messages_format.events(step, turn, request)
+    return events(step, turn)
+
+
+def _whole(step: Say, turn: int, path: str, request: dict[str, Any]) -> dict[str, Any]:
+    if path.endswith("/messages"):
+        from support import messages_format
+
+        return messages_format.whole(step, turn, request)
+    return whole(step, turn)
 
 
 async def _raw(step: Raw, writer: asyncio.StreamWriter) -> bool:

@@ -34,7 +34,7 @@ _MARK: Mapping[str, Any] = {"type": "ephemeral"}
 _THOUGHT = ("thinking", "redacted_thinking")
 _GROWS = {"text_delta": ("text", "text"), "thinking_delta": ("thinking", "thinking")}
 """What a piece of a block adds to: the block's field, and the piece's own."""
-_USAGE = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
+_CACHED = ("cache_read_input_tokens", "cache_creation_input_tokens")
 
 
 @dataclass(frozen=True)
@@ -298,12 +298,11 @@ def _figures(usage: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
     """Return figures in the names of chat completions, whose prompt has the cached tokens in it."""
     if usage is None:
         return None
-    parts = [usage.get(name, 0) if name != "input_tokens" else usage.get(name) for name in _USAGE]
-    counts = [0 if part is None and number else part for number, part in enumerate(parts)]
-    wrong = next((part for part in counts if isinstance(part, bool) or not isinstance(part, int)), 0)
+    counts: list[Any] = [usage.get("input_tokens"), *(usage.get(name) or 0 for name in _CACHED)]
+    wrong = [count for count in counts if isinstance(count, bool) or not isinstance(count, int)]
     thought = (as_object(usage.get("output_tokens_details")) or {}).get("thinking_tokens")
     return {
-        "prompt_tokens": sum(counts) if wrong == 0 else wrong,
+        "prompt_tokens": wrong[0] if wrong else sum(counts),
         "completion_tokens": usage.get("output_tokens"),
         "prompt_tokens_details": {"cached_tokens": counts[1], "cache_write_tokens": counts[2]},
         "completion_tokens_details": {"reasoning_tokens": thought},

@@ -167,7 +167,14 @@ def test_what_cannot_be_chosen_is_told_with_a_next_step(
 
 def router(price: Price) -> Choice:
     return Choice(
-        "openrouter", "a/b:free", "openrouter:a/b:free", "fast", "chat_completions", price, KNOWN_URLS["openrouter"], KEY
+        "openrouter",
+        "a/b:free",
+        "openrouter:a/b:free",
+        "fast",
+        "chat_completions",
+        price,
+        KNOWN_URLS["openrouter"],
+        KEY,
     )
 
 

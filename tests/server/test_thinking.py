@@ -1,0 +1,212 @@
+"""Extended thinking: what is asked for, what is reserved for it, what goes back, and what is on the record."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import pytest
+from support.house import DONE, Lab, hand_over, open_lab
+from support.model_server import Say, Script
+from support.terminal import ava
+
+from ava_audit.events import CostReserved, ExtendedThinking, SubagentComplete, ToolResult
+
+WIRE = '[providers.custom]\nwire = "messages"\n'
+PRICES = '[prices."{0}"]\ninput = 3.0\noutput = 15.0\ncache_read = 0.3\ncache_write = 3.75\n'
+
+
+def model(name: str) -> dict[str, Any]:
+    return {"config": WIRE + PRICES.format(name), "env": {"AVA_MODEL": name}}
+
+
+def sent(lab: Lab) -> list[dict[str, Any]]:
+    return [request.json for request in lab.server.requests]
+
+
+def thought(body: dict[str, Any]) -> list[str]:
+    """The thinking blocks of a request, by their words."""
+    blocks = [block for message in body["messages"] for block in message["content"]]
+    return [block["thinking"] for block in blocks if block["type"] == "thinking"]
+
+
+def reads(number: int, **more: Any) -> Say:
+    return Say(calls=[("read_file", {"path": f"{number}.md"})], reasoning=f"thought {number}", **more)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("claude-sonnet-5-5", {"type": "adaptive", "display": "summarized"}),
+        ("claude-haiku-4-5", {"type": "enabled", "budget_tokens": 4096}),
+    ],
+)
+async def test_a_run_that_thinks_is_told_to_and_what_it_thinks_is_on_the_record(
+    tmp_path: Path, name: str, told: dict[str, Any]
+) -> None:
+    async with open_lab(tmp_path, [reads(0), hand_over()], **model(name)) as lab:
+        (lab.workspace / "0.md").write_text("twelve cents\n")
+        made = await lab.propose(extended_thinking=True)
+        assert f"Model: custom:{name}, which is told to think before it answers." in made.message
+        await lab.approve(made)
+        run = await lab.ended(made.subagent_id)
+        assert run.state == "success", run.stop_reason
+        reserved = await lab.facts(run.id, CostReserved)
+        thinking = await lab.facts(run.id, ExtendedThinking)
+        shown = await anyio.to_thread.run_sync(lambda: ava(lab.root, "show", run.id))
+    assert "ExtendedThinking thought 0" in shown.stdout
+    assert [(fact.max_output, fact.thinking) for fact in reserved] == [(8192, 4096)] * 2
+    assert [fact.thinking for fact in thinking] == ["thought 0"]
+    first, second = sent(lab)
+    assert first["thinking"] == second["thinking"] == told
+    assert first["max_tokens"] == 8192
+    assert thought(second) == ["thought 0"], "it goes back as it came, or the API would have refused it"
+
+
+@pytest.mark.parametrize(("cents", "thinks"), [(26, True), (21, False)])
+async def test_thinking_is_inside_of_every_cap_and_goes_off_where_there_is_no_room_for_it(
+    tmp_path: Path, cents: int, thinks: bool
+) -> None:
+    async with open_lab(tmp_path, [reads(0), hand_over()], **model("claude-sonnet-5-5")) as lab:
+        (lab.workspace / "0.md").write_text("twelve cents\n")
+        made = await lab.propose(extended_thinking=True, max_cost_cents=cents)
+        await lab.approve(made)
+        run = await lab.ended(made.subagent_id)
+        reserved = await lab.facts(run.id, CostReserved)
+    assert all(fact.micros + fact.wrap_micros <= cents * 10_000 for fact in reserved)
+    assert [fact.thinking for fact in reserved] == [
+        fact.max_output // 2 if fact.max_output >= 2048 and fact.last is None else 0 for fact in reserved
+    ]
+    assert 512 < reserved[0].max_output < 8192
+    assert bool(reserved[0].thinking) == thinks
+    for body, fact in zip(sent(lab), reserved, strict=True):
+        assert body["thinking"]["type"] == ("adaptive" if fact.thinking else "between_tools")
+
+
+async def test_the_wrap_up_does_not_think_and_has_more_room_where_that_cannot_be_told(tmp_path: Path) -> None:
+    script = [reads(0), Say(calls=[DONE], reasoning="at last")]
+    for number, (name, told, room) in enumerate(
+        [("claude-sonnet-5", "disabled", 1024), ("claude-opus-5-5", "adaptive", 2048)]
+    ):
+        (folder := tmp_path / str(number)).mkdir()
+        async with open_lab(folder, script, **model(name)) as lab:
+            (lab.workspace / "0.md").write_text("twelve cents\n")
+            run_id = await lab.start(extended_thinking=True, max_iterations=2)
+            run = await lab.ended(run_id)
+            assert run.state == "iteration_limit", run.stop_reason
+            reserved = await lab.facts(run_id, CostReserved)
+        assert [fact.thinking for fact in reserved] == [4096, 0]
+        assert (sent(lab)[1]["thinking"]["type"], sent(lab)[1]["max_tokens"]) == (told, room)
+        assert sent(lab)[1].get("output_config") == ({"effort": "low"} if told == "adaptive" else None)
+
+
+async def test_once_off_a_budget_stays_off_because_the_api_refuses_to_take_it_up_again(tmp_path: Path) -> None:
+    def script(request: dict[str, Any]) -> Say:
+        turn = sum(message["role"] == "assistant" for message in request["messages"])
+        return reads(turn, usage={"input_tokens": 2000, "output_tokens": 30}) if turn < 3 else hand_over()
+
+    async with open_lab(tmp_path, script, **model("claude-haiku-4-5")) as lab:
+        for number in range(3):
+            (lab.workspace / f"{number}.md").write_text("twelve cents\n")
+        # The first call's bound is loose: it fits only without thinking, and the later ones would fit with it.
+        run_id = await lab.start(extended_thinking=True, max_cost_cents=19)
+        run = await lab.ended(run_id)
+        reserved = await lab.facts(run_id, CostReserved)
+        assert run.state == "success", run.stop_reason
+    assert reserved[0].thinking == 0
+    assert any(fact.max_output >= 2048 for fact in reserved[1:]), "there would be room again"
+    assert not any(fact.thinking for fact in reserved)
+
+
+class Reader:
+    """Reads file after file until some are left out, then hands over."""
+
+    def __init__(self, files: int) -> None:
+        self.files = files
+
+    def __call__(self, request: dict[str, Any]) -> Say:
+        turn = sum(message["role"] == "assistant" for message in request["messages"])
+        usage = {"input_tokens": len(str(request)) // 4, "output_tokens": 40}
+        return reads(turn, usage=usage) if turn < self.files else Say(calls=[DONE], reasoning="done", usage=usage)
+
+
+async def test_thinking_before_which_results_were_left_out_does_not_go_back_and_nothing_is_refused(
+    tmp_path: Path,
+) -> None:
+    config = model("claude-sonnet-5-5")
+    async with open_lab(tmp_path, Reader(9), **config) as lab:
+        for number in range(9):
+            (lab.workspace / f"{number}.md").write_text(f"file {number}: twelve cents\n" * 700)
+        run_id = await lab.start(extended_thinking=True, max_tokens=200_000, max_cost_cents=500, max_iterations=40)
+        run = await lab.ended(run_id)
+        reserved = await lab.facts(run_id, CostReserved)
+        assert run.state == "success", run.stop_reason
+    trims = [number for number, fact in enumerate(reserved) if fact.elide]
+    assert trims, "something was left out"
+    at = trims[0]
+    assert thought(sent(lab)[at - 1]) == [f"thought {number}" for number in range(at - 1)]
+    assert thought(sent(lab)[at]) == ["thought 0"], "the rest stood behind the first result that was left out"
+    assert thought(sent(lab)[at + 1]) == ["thought 0", f"thought {at}"], "what came after it is sound"
+
+
+@pytest.mark.parametrize("name", ["claude-sonnet-5-5", "claude-haiku-4-5"])
+async def test_a_plan_outlives_its_planning_without_the_thinking_that_is_bound_to_it(tmp_path: Path, name: str) -> None:
+    script: Script = [
+        Say("It is about a price.", reasoning="analysing"),
+        Say("1. Read the file.\n2. Hand over.", reasoning="planning"),
+        Say("KEEP", reasoning="reviewing"),
+        reads(0),
+        hand_over(),
+    ]
+    async with open_lab(tmp_path, script, **model(name)) as lab:
+        (lab.workspace / "0.md").write_text("twelve cents\n")
+        run_id = await lab.start(extended_thinking=True, plan=True)
+        run = await lab.ended(run_id)
+        assert run.state == "success", run.stop_reason
+    kept = [] if name == "claude-sonnet-5-5" else ["planning"]
+    assert thought(sent(lab)[3]) == kept
+    assert thought(sent(lab)[4]) == [*kept, "thought 0"] if kept else ["thought 0"]
+
+
+async def test_redacted_thinking_goes_back_and_is_not_shown(tmp_path: Path) -> None:
+    script = [reads(0, redacted="c2VjcmV0"), hand_over()]
+    async with open_lab(tmp_path, script, **model("claude-sonnet-5-5")) as lab:
+        (lab.workspace / "0.md").write_text("twelve cents\n")
+        run_id = await lab.start(extended_thinking=True)
+        await lab.ended(run_id)
+        thinking = await lab.facts(run_id, ExtendedThinking)
+        (done,) = await lab.facts(run_id, SubagentComplete)
+    assert [block["type"] for block in sent(lab)[1]["messages"][1]["content"]][:2] == ["thinking", "redacted_thinking"]
+    assert "c2VjcmV0" not in str(thinking) + str(done.result)
+
+
+@pytest.mark.parametrize("asked", [True, None])
+async def test_a_model_that_cannot_be_told_to_think_is_refused_or_said_so(tmp_path: Path, asked: bool | None) -> None:
+    async with open_lab(tmp_path, [hand_over()]) as lab:
+        (lab.workspace / "0.md").write_text("twelve cents\n")
+        more = {} if asked is None else {"extended_thinking": asked}
+        answer = await lab.call(
+            "spawn_subagent", role="code_reviewer", task="Look.", workspace=str(lab.workspace),
+            tools=["read_file"], **more,
+        )  # fmt: skip
+        if asked:
+            assert answer.status == "failed"
+            assert "extended_thinking: how custom:test could be told to think is not known" in answer.message
+            return
+        assert "It does not think first: role code_reviewer would have its model think first" in answer.message
+        await lab.approve(answer)
+        await lab.ended(answer.subagent_id)
+        assert [fact.thinking for fact in await lab.facts(answer.subagent_id, CostReserved)] == [0]
+
+
+async def test_a_result_of_a_tool_stands_between_the_thoughts(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, [reads(0), reads(0), hand_over()], **model("claude-haiku-4-5")) as lab:
+        (lab.workspace / "0.md").write_text("twelve cents\n")
+        run_id = await lab.start(extended_thinking=True)
+        await lab.ended(run_id)
+        results = await lab.facts(run_id, ToolResult)
+    kinds = [block["type"] for message in sent(lab)[2]["messages"] for block in message["content"]]
+    assert kinds == ["text", "thinking", "tool_use", "tool_result", "thinking", "tool_use", "tool_result"]
+    assert len(results) == 3
