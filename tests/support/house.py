@@ -245,6 +245,7 @@ async def open_lab(
         if check:
             await house.store.read(lambda view: check_budgets(view))
     if check:
+        assert not server.refused, f"the API would have refused: {server.refused[:5]}"
         await check_requests(root, server.requests)
         report = await anyio.to_thread.run_sync(verify, root / "ava.db")
         assert report.ok, report

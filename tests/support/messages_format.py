@@ -180,6 +180,8 @@ def _thinking(request: Mapping[str, Any], messages: Sequence[Mapping[str, Any]])
         last = [message for message in messages if message["role"] == "assistant"][-1:]
         if last and last[0]["content"][0]["type"] not in ("thinking", "redacted_thinking"):
             return "messages: Expected `thinking` or `redacted_thinking`, but found `tool_use`"
+    elif old and any(block["type"] == "thinking" for message in messages for block in message["content"]):
+        return "messages: When `thinking` is disabled, an `assistant` message cannot contain `thinking`"
     for number, message in enumerate(messages):
         for at, block in enumerate(message["content"]):
             if block["type"] == "thinking" and not old:

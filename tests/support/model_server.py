@@ -111,13 +111,22 @@ class Received:
 
 
 class ModelServer:
-    """What a test sees of the server."""
+    """What a test sees of the server.
+
+    Attributes:
+        requests: What was asked, in order.
+        connections: How many there were.
+        open: How many there are.
+        refused: Why requests were refused that the API of their path would refuse.
+    """
 
     def __init__(self, script: Script) -> None:
         self._script = script
         self._lock = threading.Lock()
         self.requests: list[Received] = []
         self.connections = 0
+        self.open = 0
+        self.refused: list[str] = []
         self.port = 0
         self.gates: list[Gate] = []
 
@@ -129,9 +138,21 @@ class ModelServer:
         with self._lock:
             number = len(self.requests)
             self.requests.append(received)
-            step = _refusal(received) or self._step(number, received)
+            step = self._refusal(received) or self._step(number, received)
             self.gates += [gate for gate in (step.gate, getattr(step, "stall", None)) if gate is not None]
         return step
+
+    def _refusal(self, received: Received) -> Step | None:
+        """Return the answer to a request that the API of its path would refuse, or None."""
+        if not received.path.endswith("/messages"):
+            return None
+        from support import messages_format
+
+        why = messages_format.refused(received.json)
+        if why is None:
+            return None
+        self.refused.append(why)
+        return Fail(400, {"type": "error", "error": {"type": "invalid_request_error", "message": why}})
 
     def _step(self, number: int, received: Received) -> Step:
         if callable(self._script):
@@ -159,11 +180,13 @@ def running_model_server(script: Script) -> Generator[ModelServer]:
             assert task is not None
             tasks.add(task)
             server.connections += 1
+            server.open += 1
             try:
                 await _converse(server, reader, writer)
             except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
                 pass
             finally:
+                server.open -= 1
                 tasks.discard(task)
                 writer.close()
 
@@ -253,17 +276,6 @@ async def _answer(
             writer.write(content)
     await writer.drain()
     return True
-
-
-def _refusal(received: Received) -> Step | None:
-    """Return the answer to a request that the API of its path would refuse, or None."""
-    if not received.path.endswith("/messages"):
-        return None
-    from support import messages_format
-
-    why = messages_format.refused(received.json)
-    error = {"type": "error", "error": {"type": "invalid_request_error", "message": why}}
-    return Fail(400, error) if why else None
 
 
 def _events(step: Say, turn: int, path: str, request: dict[str, Any]) -> list[bytes]:

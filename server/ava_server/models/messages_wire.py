@@ -71,9 +71,13 @@ class MessagesWire:
 
     def message(self, turn: Turn) -> Mapping[str, Any]:
         """Return a turn as a message of its own; in a request, neighbours of one role are one message."""
+        return self._message(turn, with_thinking=True)
+
+    def _message(self, turn: Turn, *, with_thinking: bool) -> Mapping[str, Any]:
         match turn:
-            case AssistantTurn(raw):
-                return {"role": "assistant", "content": self._kept(turn, raw)}
+            case AssistantTurn(raw, edited_before):
+                stale = edited_before and self.thinking.bound_to_what_stood_before
+                return {"role": "assistant", "content": _kept(raw, with_thinking=with_thinking and not stale)}
             case UserTurn(text):
                 return {"role": "user", "content": [{"type": "text", "text": text}]}
             case ToolTurn(call_id, _, text):
@@ -85,9 +89,11 @@ class MessagesWire:
         The cache is told to keep what stands up to the system prompt, up to where the last request ended, and up to
         here: looking back from one mark, it passes over 20 blocks at most, and an answer may ask for as many calls.
         """
+        thinks = request.thinking if self._may_think(request.turns) else 0
+        with_thinking = bool(thinks) or self.thinking.on != "budget"  # these take none back while they do not think
         messages: list[dict[str, Any]] = []
         for turn in request.turns:
-            one = self.message(turn)
+            one = self._message(turn, with_thinking=with_thinking)
             if not one["content"]:
                 continue
             if messages and messages[-1]["role"] == one["role"]:
@@ -101,7 +107,7 @@ class MessagesWire:
             parts["system"] = [{"type": "text", "text": request.system, "cache_control": _MARK}]
         if request.tools:
             parts["tools"] = [_tool(tool) for tool in request.tools]
-        return {**parts, "messages": messages, **self._thinking(request.thinking), "stream": self.streaming}
+        return {**parts, "messages": messages, **self._thinking(thinks), "stream": self.streaming}
 
     def answer(self) -> MessagesAnswer:
         """Return an empty answer."""
@@ -117,8 +123,7 @@ class MessagesWire:
 
     def unseen(self, raw: Mapping[str, Any]) -> int:
         """Return the bytes of an earlier answer's thinking and signatures."""
-        blocks = (as_object(block) or {} for block in as_list(raw.get("content")))
-        return sum(len(wire_json.encode(block)) for block in blocks if block.get("type") in _THOUGHT)
+        return sum(len(wire_json.encode(block)) for block in as_list(raw.get("content")) if _is_thought(block))
 
     def assistant_message(self, text: str | None, calls: Sequence[ToolUse]) -> dict[str, Any]:
         """Return an answer as the provider would have sent it."""
@@ -129,14 +134,12 @@ class MessagesWire:
         ]
         return {"role": "assistant", "content": content}
 
-    def _kept(self, turn: AssistantTurn, raw: Mapping[str, Any]) -> list[Any]:
-        """Return the blocks of an earlier answer that the API takes back."""
-        stale = turn.edited_before and self.thinking.bound_to_what_stood_before
-        return [
-            block
-            for block in as_list(raw.get("content"))
-            if not (_is_blank(block) or (stale and (as_object(block) or {}).get("type") in _THOUGHT))
-        ]
+    def _may_think(self, turns: Sequence[Turn]) -> bool:
+        """Tell whether the API lets the model think now: with a budget, it must have thought for its last answer."""
+        if self.thinking.on != "budget":
+            return True
+        last = next((turn.raw for turn in reversed(turns) if isinstance(turn, AssistantTurn)), None)
+        return last is None or any(_is_thought(block) for block in as_list(last.get("content"))[:1])
 
     def _thinking(self, tokens: int) -> dict[str, Any]:
         """Return what tells the model to think for at most so many tokens, or, with 0, not to."""
@@ -316,6 +319,16 @@ def _result(call_id: str, text: str) -> dict[str, Any]:
 
 def _tool(tool: ToolSchema) -> dict[str, Any]:
     return {"name": tool.name, "description": tool.description, "input_schema": dict(tool.parameters)}
+
+
+def _kept(raw: Mapping[str, Any], *, with_thinking: bool) -> list[Any]:
+    """Return the blocks of an earlier answer that the API takes back."""
+    blocks = as_list(raw.get("content"))
+    return [block for block in blocks if not _is_blank(block) and (with_thinking or not _is_thought(block))]
+
+
+def _is_thought(block: Any) -> bool:
+    return (as_object(block) or {}).get("type") in _THOUGHT
 
 
 def _is_blank(block: Any) -> bool:

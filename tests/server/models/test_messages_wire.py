@@ -129,11 +129,27 @@ def test_thinking_before_which_something_was_changed_goes_back_only_where_it_is_
     ]
     raw = {"role": "assistant", "content": content}
     wire = MessagesWire(thinking=how)
-    body = wire.body(
-        ask(TASK, AssistantTurn(raw, edited_before=True), UserTurn("x"), AssistantTurn(raw), UserTurn("y"))
-    )
+    edited = AssistantTurn(raw, edited_before=True)
+    body = wire.body(ask(TASK, edited, UserTurn("x"), AssistantTurn(raw), UserTurn("y"), thinking=4096))
     assert body["messages"][1]["content"] == (content if kept else content[-1:])
     assert body["messages"][3]["content"] == content
+
+
+@pytest.mark.parametrize("thoughtful", [True, False])
+@pytest.mark.parametrize("thinking", [4096, 0])
+def test_with_a_budget_it_thinks_on_only_where_it_has_thought_and_else_no_thinking_goes_back(
+    thinking: int, thoughtful: bool
+) -> None:
+    thought = {"type": "thinking", "thinking": "hm", "signature": "s"}
+    word = {"type": "text", "text": "so"}
+    first = AssistantTurn({"role": "assistant", "content": [thought, word]})
+    last = AssistantTurn({"role": "assistant", "content": [thought, word] if thoughtful else [word]})
+    wire = MessagesWire(thinking=BUDGET)
+    body = wire.body(ask(TASK, first, UserTurn("x"), last, UserTurn("y"), thinking=thinking, model="claude-haiku-4-5"))
+    thinks = bool(thinking) and thoughtful
+    assert ("thinking" in body) == thinks
+    assert body["messages"][1]["content"] == ([thought, word] if thinks else [word])
+    assert messages_format.refused(body) is None
 
 
 @pytest.mark.parametrize(
@@ -209,7 +225,7 @@ async def test_figures_of_a_prompt_without_its_earlier_thinking_are_not_too_smal
     thought = {"type": "thinking", "thinking": "long " * 2000, "signature": "s" * 4000}
     raw = {"role": "assistant", "content": [thought, {"type": "text", "text": "so"}]}
     wire = MessagesWire(thinking=BUDGET)
-    request = ask(TASK, AssistantTurn(raw), UserTurn("x"), model="claude-haiku-4-5")
+    request = ask(TASK, AssistantTurn(raw), UserTurn("x"), model="claude-haiku-4-5", thinking=4096)
     (completion,), (received,) = await answers([Say("ok", usage=PLAIN)], request, wire=wire)
     assert len(received.body) // 16 > 100, "as a whole it would be too long for 100 tokens"
     assert completion.usage == Usage(input_tokens=100, output_tokens=20)
