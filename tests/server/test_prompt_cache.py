@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from support.house import PRICED, hand_over, open_lab
+from support.marked_cache import MarkedCache
 from support.model_server import Say
 from support.prefix_cache import PrefixCache
 
@@ -108,3 +109,29 @@ def whole_files(text: str) -> list[int]:
     """The files that stand in a text from their first line to their last."""
     numbers = {int(number) for number in re.findall(r"file (\d+) line 0 says", text)}
     return [n for n in numbers if all(f"file {n} line {line} says twelve cents\n" in text for line in range(LINES))]
+
+
+async def test_with_marks_each_request_reads_all_of_the_last_one_however_many_calls_stand_between(
+    tmp_path: Path,
+) -> None:
+    write_files(tmp_path / "workspace")
+
+    def script(request: dict[str, Any]) -> Say:
+        turn = sum(message["role"] == "assistant" for message in request["messages"])
+        if turn == 6:
+            return hand_over()
+        return Say(calls=[("read_file", {"path": f"{n}.md", "limit": 20, "offset": 20 * turn + 1}) for n in range(16)])
+
+    provider = MarkedCache(script)
+    config = '[providers.custom]\nwire = "messages"\n' + PRICED + ROOM
+    async with open_lab(tmp_path, provider, config=config) as lab:
+        run_id = await lab.start(max_iterations=20, max_tool_calls=150, max_tokens=10**6, max_cost_cents=500)
+        run = await lab.ended(run_id, within_s=60)
+        assert run.state == "success", run.stop_reason
+        settled = await lab.facts(run_id, CostUpdate)
+    assert len(provider.used) == 7
+    assert provider.used[0][0] == 0
+    for (read, written, _), (read_again, _, fresh) in pairwise(provider.used):
+        assert read_again >= read + written, "all that the last request had is read"
+        assert fresh == 0, "and what is new is written, for the next one to read"
+    assert all(fact.settlement == "billed" for fact in settled)
