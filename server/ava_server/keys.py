@@ -15,20 +15,15 @@ from typing import TYPE_CHECKING
 
 from ava_server.errors import BadInput, ConfigError
 from ava_server.private_file import PrivateFile
+from ava_server.providers import PROVIDERS
 
 if TYPE_CHECKING:
     from tomlkit import TOMLDocument
 
-WELL_KNOWN: Mapping[str, str] = {
-    "openrouter": "OPENROUTER_API_KEY",
-    "openai": "OPENAI_API_KEY",
-    "anthropic": "ANTHROPIC_API_KEY",
-    "kagi": "KAGI_API_KEY",
-    "brave": "BRAVE_API_KEY",
-}
+WELL_KNOWN: Mapping[str, str] = {name: known.variable for name, known in PROVIDERS.items()}
 """The providers that are known by name, and the variable in which people usually have their key."""
 
-NOT_YET = frozenset({"kagi", "brave"})
+NOT_YET = frozenset(name for name, known in PROVIDERS.items() if known.base_url is None)
 """Those among them whose key is kept, and which nothing of this version asks."""
 
 OWN_PREFIX = "AVA_KEY_"

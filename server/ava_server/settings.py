@@ -27,6 +27,7 @@ from pydantic import (
 from ava_server import settings_checks as checks
 from ava_server.data_root import DataRoot, absolute_folder, find_data_root
 from ava_server.errors import ConfigError
+from ava_server.providers import PROVIDERS
 
 Policy = Literal["ask", "human", "auto"]
 TTL_UNDER_HUMAN_S = 86_400
@@ -37,7 +38,7 @@ BUNDLE_DAILY_USD = "5"
 _IN_ENVIRONMENT = "where Ava is given its variables"
 FOR_EVERYBODY = ("enabled", "approval", "auto_approve_cents", "auto_approve_daily_cents", "limits", "sandbox")
 """What limits everybody: a change of it is on the record, and the environment may only tighten it."""
-SELF_KNOWN_PROVIDERS = frozenset({"openrouter", "openai", "anthropic", "custom"})
+SELF_KNOWN_PROVIDERS = frozenset({"custom", *(name for name, known in PROVIDERS.items() if known.models)})
 
 
 def _no_bool(value: object) -> object:

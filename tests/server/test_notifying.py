@@ -24,6 +24,7 @@ from support.stdio import until
 from ava_audit.locks import try_hold
 from ava_server import notifying
 from ava_server.errors import ConfigError
+from ava_server.keys import WELL_KNOWN
 from ava_server.settings import load_settings
 
 HEARS = """
@@ -353,19 +354,8 @@ async def test_what_it_prints_is_read_by_nobody_and_its_failure_is_told_once_an_
 
 
 async def test_no_key_is_in_its_environment(tmp_path: Path, ears: Ears, monkeypatch: pytest.MonkeyPatch) -> None:
-    keys = {
-        name: f"sk-or-v1-{number:064x}"
-        for number, name in enumerate(
-            (
-                "OPENROUTER_API_KEY",
-                "OPENAI_API_KEY",
-                "ANTHROPIC_API_KEY",
-                "BRAVE_API_KEY",
-                "AVA_KEY_X",
-                "AVA_MODEL_API_KEY",
-            )
-        )
-    }
+    names = (*WELL_KNOWN.values(), "AVA_KEY_X", "AVA_MODEL_API_KEY")
+    keys = {name: f"sk-or-v1-{number:064x}" for number, name in enumerate(names)}
     for name, value in {**keys, "DISPLAY": ":7"}.items():
         monkeypatch.setenv(name, value)
     async with open_lab(tmp_path, config=ears.config) as lab:

@@ -22,6 +22,7 @@ from ava_server.prices import (
     nanos,
     reserve_micros,
 )
+from ava_server.providers import PROVIDERS
 
 SONNET = Price(input=3000, output=15_000, cache_read=300, cache_write=3750)
 counts = st.integers(0, 10**6)
@@ -167,10 +168,14 @@ def test_an_id_with_a_date_behind_it_is_the_model_that_the_table_names() -> None
     assert dated == find("anthropic", "claude-sonnet-4-5")
 
 
-@pytest.mark.parametrize("provider", KNOWN_URLS)
-@pytest.mark.parametrize("tier", TIERS)
+def test_each_known_provider_has_a_model_for_each_tier_in_the_order_of_preference() -> None:
+    assert list(default_tiers()) == [name for name, known in PROVIDERS.items() if known.models]
+    assert {tuple(ids) for ids in default_tiers().values()} == {TIERS}
+
+
+@pytest.mark.parametrize(("provider", "tier"), [(name, tier) for name, ids in default_tiers().items() for tier in ids])
 def test_each_default_model_has_a_price(provider: str, tier: str) -> None:
-    price = find(provider, default_tiers()[provider][tier], KNOWN_URLS[provider])
+    price = find(provider, default_tiers()[provider][tier], PROVIDERS[provider].base_url)
     assert price.input > 0
     assert price.output > 0
     assert not price.free
@@ -185,7 +190,7 @@ def test_the_table_agrees_with_the_calculation_of_the_library_it_comes_from() ->
     now = datetime(2026, 11, 20, tzinfo=UTC)
     for provider, ids in default_tiers().items():
         for model_id in ids.values():
-            price = look_up(provider, model_id, base_url=KNOWN_URLS[provider], now=now)
+            price = look_up(provider, model_id, base_url=PROVIDERS[provider].base_url, now=now)
             assert isinstance(price, Price)
             for prompt in (1000, 400_000):
                 theirs = calc_price(

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from ava_server.errors import BadInput, ConfigError
 from ava_server.prices import Price, UserPrice, find_price, is_local
+from ava_server.providers import PROVIDERS
 
 Tier = Literal["fast", "balanced", "deep"]
 WireName = Literal["chat_completions", "messages", "offline", "scripted"]
@@ -20,11 +21,7 @@ OFFLINE = "offline/extractive"
 SCRIPTED = "scripted:demo"
 """Exists only where AVA_MODEL asks for it by this name, and no endpoint is set: the script of `ava demo --scripted`."""
 CUSTOM = "custom"
-KNOWN_URLS: Mapping[str, str] = {
-    "openrouter": "https://openrouter.ai/api/v1",
-    "anthropic": "https://api.anthropic.com/v1",
-    "openai": "https://api.openai.com/v1",
-}
+KNOWN_URLS: Mapping[str, str] = {name: known.base_url for name, known in PROVIDERS.items() if known.base_url}
 KNOWN_WIRES: Mapping[str, WireName] = {"api.anthropic.com": "messages"}
 """The hosts that speak something else than chat completions."""
 SET_A_MODEL = (

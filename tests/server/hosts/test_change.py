@@ -15,6 +15,7 @@ from ava_server.errors import ConfigError
 from ava_server.hosts.change import adding, apply, removing
 from ava_server.hosts.host import Host, Launch
 from ava_server.hosts.known import HOSTS
+from ava_server.keys import WELL_KNOWN
 
 LAUNCH = Launch("/opt/ava/bin/ava", ("serve",), {"AVA_DATA_ROOT": "/srv/ava"})
 SECRET = "sk-or-v1-0a1b2c3d4e5f60718293a4b5c6d7e8f9"
@@ -327,7 +328,7 @@ def test_a_second_backup_never_takes_the_place_of_the_first(host: Host, file: Pa
 def test_no_key_is_ever_written_or_shown(host: Host, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from ava_server.hosts.launching import launch
 
-    names = ("OPENROUTER_API_KEY", "OPENAI_API_KEY", "AVA_MODEL_API_KEY", "AVA_KEY_LOCAL", "BRAVE_API_KEY")
+    names = (*WELL_KNOWN.values(), "AVA_MODEL_API_KEY", "AVA_KEY_LOCAL")
     env = {**dict.fromkeys(names, SECRET), "AVA_MODEL": "m", "AVA_DATA_ROOT": "/srv/ava"}
     put(file, OTHERS[host.name].replace(SECRET, "theirs"))
     change = adding(host, "ava", launch(env=env), file)

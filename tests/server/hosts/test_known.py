@@ -113,7 +113,7 @@ def test_the_server_is_written_as_each_host_wants_it() -> None:
     }  # fmt: skip
     assert entries["claude-code"]["type"] == entries["vscode"]["type"] == "stdio"
     assert entries["codex"]["required"] is True
-    assert "OPENROUTER_API_KEY" in entries["codex"]["env_vars"]
+    assert {"OPENROUTER_API_KEY", "OPENAI_API_KEY", "GROQ_API_KEY"} < set(entries["codex"]["env_vars"])
     assert HOSTS["codex"].asking("mine") == (
         ("mcp_servers", "mine", "tools", "confirm_spawn", "approval_mode"), "prompt",
     )  # fmt: skip

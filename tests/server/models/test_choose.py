@@ -38,6 +38,16 @@ def test_a_tier_is_a_current_model_of_the_provider_with_a_key(tier: str) -> None
     assert KEY not in repr(choice)
 
 
+def test_where_several_providers_have_a_key_the_first_of_tiers_toml_is_taken() -> None:
+    keys = {name: Provider(api_key=KEY) for name in sorted(KNOWN_URLS)}
+    preferred = [name for name in default_tiers() if name in keys]
+    assert preferred[0] == "openrouter" and preferred[-1] == "groq"
+    while preferred:
+        choice = choose(None, "fast", ModelSettings(providers=keys))
+        assert (choice.provider, choice.base_url) == (preferred[0], KNOWN_URLS[preferred[0]])
+        del keys[preferred.pop(0)]
+
+
 def test_without_key_and_endpoint_the_reader_answers() -> None:
     choice = choose(None, "balanced", ModelSettings())
     assert (choice.name, choice.wire, choice.price.free) == ("offline/extractive", "offline", True)
