@@ -66,7 +66,7 @@ class Role:
         description: When to use it, for the orchestrator.
         body: The role's part of the system prompt; may be empty.
         tools: Names of the tools it has, the common ones included, without repetition.
-        model: A tier (`fast`, `balanced`, `deep`) or a model id.
+        model: A tier (`fast`, `balanced`, `deep`), or a model: its id or `provider:id`.
         timeout_s: Seconds of active time.
         max_cost_cents: US cents.
         max_tokens: Fresh input, cache writes and output.

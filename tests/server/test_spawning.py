@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.house import PRICED, Lab, open_lab
+from support.house import PRICED, Lab, hand_over, open_lab
 from support.log import Life
+from support.model_server import running_model_server
 
 from ava_audit.events import RunEnded, SpawnProposed, UserMessage
 
@@ -65,6 +66,18 @@ async def test_a_role_that_needs_search_does_without_where_the_pages_are_named(t
     async with open_lab(tmp_path) as lab:
         answer = await lab.call("spawn_subagent", role="web_crawler", task="Read https://example.org/prices")
     assert answer.status == "awaiting_approval" and "read_webpages" in answer.tools
+
+
+async def test_a_role_may_name_its_model_and_a_spawn_another(tmp_path: Path) -> None:
+    roles = tmp_path / "data" / "roles"
+    roles.mkdir(parents=True)
+    (roles / "thrifty.md").write_text("---\ndescription: Spends little.\nmodel: local:own:7b\n---\nBe brief.\n")
+    with running_model_server([hand_over(), hand_over()]) as server:
+        config = f'[providers.local]\nbase_url = "{server.base_url}"\n'
+        async with open_lab(tmp_path, config=config, server=server) as lab:
+            for more in ({}, {"model": "test"}):
+                await lab.ended(await lab.start(role="thrifty", **more))
+        assert [request.json["model"] for request in server.requests] == ["own:7b", "test"]
 
 
 async def test_a_configured_secret_is_replaced_before_anything_is_written(tmp_path: Path) -> None:

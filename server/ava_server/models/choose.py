@@ -17,6 +17,8 @@ from ava_server.providers import PROVIDERS
 Tier = Literal["fast", "balanced", "deep"]
 WireName = Literal["chat_completions", "messages", "offline", "scripted"]
 TIERS: tuple[str, ...] = get_args(Tier)
+UNNAMED: Tier = "balanced"
+"""The tier of a run whose role names a model and no tier."""
 OFFLINE = "offline/extractive"
 SCRIPTED = "scripted:demo"
 """Exists only where AVA_MODEL asks for it by this name, and no endpoint is set: the script of `ava demo --scripted`."""
@@ -100,7 +102,7 @@ def choose(wanted: str | None, tier: str, settings: ModelSettings) -> Choice:
 
     Args:
         wanted: A tier, `provider:id`, an id, or nothing.
-        tier: The role's tier, which counts when no model is asked for by name.
+        tier: The role's `model`, which counts when nothing is asked for: a tier, or a model as in `wanted`.
         settings: What is configured.
 
     Raises:
@@ -112,7 +114,7 @@ def choose(wanted: str | None, tier: str, settings: ModelSettings) -> Choice:
     if wanted in TIERS:
         wanted, tier = "", wanted
     if tier not in TIERS:
-        raise BadInput(f"tier: there is no {tier!r}; choose one of {', '.join(TIERS)}")
+        wanted, tier = wanted or tier.strip(), UNNAMED
     if wanted in ("offline", OFFLINE):
         return _offline(tier)
     if settings.model == SCRIPTED and not settings.base_url and wanted in ("", SCRIPTED):

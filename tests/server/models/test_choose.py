@@ -76,6 +76,27 @@ def test_a_model_is_asked_for_by_provider_and_id() -> None:
     assert choose("openrouter:openai/gpt-5", "fast", settings).model_id == "openai/gpt-5"
 
 
+@pytest.mark.parametrize(
+    ("spawn", "role", "setting", "wins", "tier"),
+    [
+        (None, "fast", {}, "openrouter:anthropic/claude-haiku-5.5", "fast"),
+        (None, "fast", {"fast": "local:small"}, "local:small", "fast"),
+        (None, "local:own", {"fast": "local:small"}, "local:own", "balanced"),
+        (None, "gpt-5", {"balanced": "local:small"}, "openai:gpt-5", "balanced"),
+        ("openai:gpt-5", "local:own", {"fast": "local:small"}, "openai:gpt-5", "balanced"),
+        ("openai:gpt-5", "deep", {"deep": "local:small"}, "openai:gpt-5", "deep"),
+        ("fast", "local:own", {"fast": "local:small"}, "local:small", "fast"),
+        ("deep", "local:own", {"fast": "local:small"}, "openrouter:anthropic/claude-opus-5.5", "deep"),
+        ("offline", "local:own", {}, "offline/extractive", "balanced"),
+    ],
+)
+def test_the_spawn_wins_over_the_role_the_role_over_the_settings_and_these_over_tiers_toml(
+    spawn: str | None, role: str, setting: dict[str, str], wins: str, tier: str
+) -> None:
+    choice = choose(spawn, role, ModelSettings(tiers=setting, providers={**BOTH, **LOCAL}))
+    assert (choice.name, choice.tier) == (wins, tier)
+
+
 def test_an_id_goes_to_the_one_provider_that_knows_it() -> None:
     assert choose("gpt-5", "fast", ModelSettings(providers=BOTH)).name == "openai:gpt-5"
     assert choose("openai/gpt-5", "fast", ModelSettings(providers=BOTH)).name == "openrouter:openai/gpt-5"
@@ -91,7 +112,8 @@ def test_avas_model_without_an_endpoint_is_what_is_used_when_nothing_is_asked_fo
 @pytest.mark.parametrize(
     ("wanted", "tier", "settings", "error", "says"),
     [
-        (None, "huge", ModelSettings(), BadInput, "there is no 'huge'; choose one of fast, balanced, deep"),
+        (None, "huge", ModelSettings(providers=BOTH), BadInput, "knows 'huge' (configured: openrouter, openai); write"),
+        (None, "openai:gpt-5", ModelSettings(providers=ROUTER), BadInput, "needs a key for openai, and there is none"),
         ("gpt-5", "fast", ModelSettings(), BadInput, "no model is configured. Ava needs a key, or AVA_MODEL_BASE_URL"),
         ("openai:gpt-5", "fast", ModelSettings(), BadInput, "needs a key for openai"),
         (
