@@ -30,6 +30,7 @@ GENERATED = "<!-- Made by scripts/gen_docs.py from the code. Change the code, th
 
 EXAMPLE = Launch("/absolute/path/to/ava/.venv/bin/ava")
 """How the examples start Ava."""
+_PROVIDERS = re.compile(r"(<!-- providers -->\n\n)(?:\|.*\n)*\n?")
 _CONFIGURATION = re.compile(r"(?<=<!-- ava init )([a-z-]+)( -->\n```[a-z]+\n).*?(?=^```$)", re.MULTILINE | re.DOTALL)
 
 
@@ -37,6 +38,7 @@ def pages() -> dict[Path, str]:
     """Return every generated file with its text."""
     reference = REPOSITORY / "docs" / "reference"
     by_hand = (REPOSITORY / "README.md", REPOSITORY / "docs" / "hosts.md")
+    models = REPOSITORY / "docs" / "models.md"
     return {
         reference / "tools.md": tools_page(),
         reference / "settings.md": settings_page(),
@@ -44,6 +46,7 @@ def pages() -> dict[Path, str]:
         reference / "commands.md": commands_page(),
         REPOSITORY / "mcp.json.example": host_configuration("claude-desktop"),
         **{page: with_configurations(page.read_text(encoding="utf-8")) for page in by_hand},
+        models: with_providers(models.read_text(encoding="utf-8")),
     }
 
 
@@ -62,6 +65,23 @@ def host_configuration(name: str) -> str:
 def with_configurations(text: str) -> str:
     """Return a page with the configurations of the hosts that it asks for."""
     return _CONFIGURATION.sub(lambda found: f"{found[1]}{found[2]}{host_configuration(found[1])}", text)
+
+
+# -- models -------------------------------------------------------------------------------------------------------
+
+
+def with_providers(text: str) -> str:
+    """Return the page about models with the providers that can be asked, and the model of each tier."""
+    from ava_server.models.choose import KNOWN_URLS, TIERS, default_tiers
+    from ava_server.providers import PROVIDERS
+
+    rows = [
+        (f"`{name}`", f"`{PROVIDERS[name].variable}`", *(f"`{ids[tier]}`" for tier in TIERS))
+        for name, ids in default_tiers().items()
+        if name in KNOWN_URLS
+    ]
+    table = _table(("provider", "usual variable", *TIERS), rows)
+    return _PROVIDERS.sub(lambda found: f"{found[1]}{table}\n\n", text)
 
 
 # -- tools --------------------------------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ def test_the_generated_pages_say_what_the_code_says() -> None:
     pages = script("gen_docs").pages()
     stale = [path.name for path, text in pages.items() if not path.exists() or path.read_text("utf-8") != text]
     assert not stale, f"{', '.join(stale)}: out of date, run `python scripts/gen_docs.py`"
-    assert len(pages) == 7
+    assert len(pages) == 8
 
 
 def test_the_reference_has_every_event_type_and_every_tool() -> None:

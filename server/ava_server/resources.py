@@ -19,6 +19,7 @@ from ava_server.words import DELEGATE
 if TYPE_CHECKING:
     from ava_server.app import App
     from ava_server.house import House
+    from ava_server.session import Session
 
     Ctx = ServerRequestContext[App, Any]
 
@@ -28,13 +29,13 @@ _RUN = re.compile(r"ava://runs/(?P<id>[^/]+)(?:/(?P<part>transcript|artifacts/(?
 
 async def list_resources(ctx: Ctx, params: types.PaginatedRequestParams | None) -> types.ListResourcesResult:
     """List the roles, and the runs of this user that go on or ended in the last hour."""
-    desk = await _desk(ctx)
-    house, session = ctx.lifespan_context.house, desk
+    session = await _desk(ctx)
+    house = ctx.lifespan_context.house
     since_us = time.time_ns() // 1000 - 3_600_000_000
     rows = await house.store.read(
         lambda view: (
-            view.runs(user=session, states=("awaiting_approval", "queued", "running"))
-            + view.runs(user=session, ended_since_us=since_us)
+            view.runs(user=session.user, states=("awaiting_approval", "queued", "running"))
+            + view.runs(user=session.user, ended_since_us=since_us)
         )
     )
     resources = [
@@ -71,8 +72,8 @@ async def read_resource(ctx: Ctx, params: types.ReadResourceRequestParams) -> ty
     """Read a resource; what a subagent wrote is in it, and marked as untrusted."""
     uri = str(params.uri)
     try:
-        user = await _desk(ctx)
-        mime, text = await _content(ctx.lifespan_context.house, user, uri)
+        session = await _desk(ctx)
+        mime, text = await _content(ctx.lifespan_context.house, session, uri)
     except AvaError as error:
         raise MCPError(code=types.INVALID_PARAMS, message=str(error), data={"uri": uri}) from error
     return types.ReadResourceResult(contents=[types.TextResourceContents(uri=uri, text=text, mime_type=mime)])
@@ -103,39 +104,27 @@ async def get_prompt(ctx: Ctx, params: types.GetPromptRequestParams) -> types.Ge
     )
 
 
-async def _desk(ctx: Ctx) -> str:
-    """Open the data root and return the session's user."""
+async def _desk(ctx: Ctx) -> Session:
+    """Open the data root and return the session."""
     await ctx.lifespan_context.desk(ctx)
     session = ctx.lifespan_context.session
     assert session is not None
-    return session.user
+    return session
 
 
-async def _content(house: House, user: str, uri: str) -> tuple[str, str]:
+async def _content(house: House, session: Session, uri: str) -> tuple[str, str]:
     """Return a resource's type and text.
 
     Raises:
         BadInput: There is none of this address for this user.
     """
     from ava_server.errors import BadInput
-    from ava_server.house import read_catalog
     from ava_server.ids import parse_id
     from ava_server.log_lines import entry_line, names_of
     from ava_server.status import run_answer
 
     if uri == "ava://roles":
-        catalog = await anyio.to_thread.run_sync(read_catalog, house.settings)
-        roles = [
-            {"name": role.name, "description": role.description, "tools": list(role.tools), "model": role.model,
-             "timeout": role.timeout_s, "max_cost_cents": role.max_cost_cents, "source": role.source,
-             "ignored": list(role.ignored_keys)}
-            for role in catalog.roles
-        ]  # fmt: skip
-        said = {
-            "roles": roles,
-            "problems": [problem.text for problem in catalog.problems],
-            "notes": [note.text for note in catalog.notes],
-        }
+        said = await anyio.to_thread.run_sync(_roles, house, session)
         return "application/json", json.dumps(said, ensure_ascii=False, indent=1)
     match = _RUN.fullmatch(uri)
     if match is None:
@@ -144,7 +133,7 @@ async def _content(house: House, user: str, uri: str) -> tuple[str, str]:
         )
     run_id = parse_id("subagent_id", match["id"])
     run = await house.store.read(lambda view: view.run(run_id))
-    if run is None or run.user_id != user:
+    if run is None or run.user_id != session.user:
         raise BadInput(f"there is no run {run_id} of yours; check_subagent without an id lists them")
     if match["part"] is None:
         now_us = time.time_ns() // 1000
@@ -157,6 +146,43 @@ async def _content(house: House, user: str, uri: str) -> tuple[str, str]:
         lines = (entry_line(entry, names=names, utc=True, width=2_000) for entry in entries)
         return "text/plain", "\n".join([head, *lines])
     return "text/plain", await anyio.to_thread.run_sync(_artifact, house, run_id, match["name"])
+
+
+def _roles(house: House, session: Session) -> dict[str, Any]:
+    """Return the roles, each with the model that it means here now and its price, and the tiers. Blocking."""
+    from ava_server.hosts.advice import key_advice
+    from ava_server.house import read_catalog
+    from ava_server.models.choose import TIERS
+    from ava_server.models.listing import Meant, facts, meanings
+
+    catalog = read_catalog(house.settings)
+    means: dict[str, Meant] = {}
+    problems = [problem.text for problem in catalog.problems]
+    try:
+        wanted = dict.fromkeys((*TIERS, *(role.model for role in catalog.roles)))
+        means = {meant.wanted: meant for meant in meanings(wanted, house.access.models, house.settings)}
+    except AvaError as error:  # which roles there are does not depend on keys
+        problems.append(str(error))
+
+    def now(model: str) -> dict[str, Any]:
+        if model not in means:
+            return {}
+        error = means[model].error
+        needs_key = error.needs_key if error is not None else None
+        return facts(means[model], key_advice(needs_key, session.client) if needs_key else "")
+
+    return {
+        "roles": [
+            {"name": role.name, "description": role.description, "tools": list(role.tools), "model": role.model,
+             "tier": role.model if role.model in TIERS else None, "now": now(role.model),
+             "timeout": role.timeout_s, "max_cost_cents": role.max_cost_cents, "source": role.source,
+             "ignored": list(role.ignored_keys)}
+            for role in catalog.roles
+        ],
+        "tiers": {tier: now(tier) for tier in TIERS},
+        "problems": problems,
+        "notes": [note.text for note in catalog.notes],
+    }  # fmt: skip
 
 
 def _artifact(house: House, run_id: str, name: str) -> str:

@@ -242,7 +242,7 @@ class Settings(Configured):
     @property
     def user_day_setting(self) -> str:
         """What holds the user's day, and where it stands: the lower of the limit and AVA_DAILY_USD, or both."""
-        limit = self._where("limits", "user_daily_cents")
+        limit = self.where("limits", "user_daily_cents")
         if self.daily_cents is None or self.user_limit_cents is None or self.daily_cents > self.user_limit_cents:
             return limit
         own = f"AVA_DAILY_USD {_IN_ENVIRONMENT}"
@@ -251,9 +251,9 @@ class Settings(Configured):
     @property
     def installation_day_setting(self) -> str:
         """What holds the installation's day, and where it stands."""
-        return self._where("limits", "installation_daily_cents")
+        return self.where("limits", "installation_daily_cents")
 
-    def _where(self, *path: str) -> str:
+    def where(self, *path: str) -> str:
         """Return a setting with the place in which a change of it counts: a variable lies over the file."""
         if path in self.from_environment:
             return f"{checks.variable(path)} {_IN_ENVIRONMENT}"

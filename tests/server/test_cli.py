@@ -144,6 +144,7 @@ def test_an_argument_of_the_tool_is_told_as_the_option_of_the_command(sentence: 
 LOOKING = [
     ("key", "list"),
     ("key", "set", "openai"),
+    ("models",),
     ("logs",),
     ("status", "--once"),
     ("show", "S-123456"),

@@ -79,6 +79,44 @@ async def test_the_roles_are_listed_with_what_they_may_do(shelf: Shelf) -> None:
     assert "read_file" in roles["researcher"]["tools"] and roles["researcher"]["max_cost_cents"] == 50
 
 
+async def test_each_role_tells_its_tier_the_model_that_it_means_now_and_the_price(shelf: Shelf) -> None:
+    answer = json.loads(await shelf.read("ava://roles"))
+    roles = {role["name"]: role for role in answer["roles"]}
+    now = roles["researcher"]["now"]
+    assert (roles["researcher"]["tier"], roles["web_crawler"]["tier"]) == ("balanced", "fast")
+    assert (now["model"], now["price"]["source"], now["price"]["output"]) == ("custom:test", "free (local)", 0)
+    assert now["chosen_by"] == "AVA_MODEL_BASE_URL and AVA_MODEL"
+    assert set(answer["tiers"]) == {"fast", "balanced", "deep"} and answer["tiers"]["deep"]["model"] == "custom:test"
+
+
+async def test_a_role_that_names_its_model_has_its_price_and_one_without_a_key_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "data" / "roles").mkdir(parents=True)
+    for name, model in (("thrifty", "groq:openai/gpt-oss-20b"), ("keyless", "openai:gpt-5")):
+        text = f"---\ndescription: Does it.\nmodel: {model}\n---\nBe brief.\n"
+        (tmp_path / "data" / "roles" / f"{name}.md").write_text(text)
+    (tmp_path / "data" / "keys.toml").write_text('groq = "gsk_0123456789abcdef"\n')
+    (tmp_path / "data" / "keys.toml").chmod(0o600)
+    async with connect(tmp_path) as (client, _server):
+
+        async def read() -> tuple[dict[str, Any], list[str]]:
+            [content] = (await client.read_resource("ava://roles")).contents
+            answer = json.loads(str(getattr(content, "text", "")))
+            return {role["name"]: role for role in answer["roles"]}, answer["problems"]
+
+        roles, problems = await read()
+        assert problems == []
+        thrifty, keyless = roles["thrifty"], roles["keyless"]
+        assert (thrifty["model"], thrifty["tier"]) == ("groq:openai/gpt-oss-20b", None)
+        assert thrifty["now"]["model"] == "groq:openai/gpt-oss-20b"
+        assert 0 < thrifty["now"]["price"]["output"] < 5, "in USD per million tokens"
+        assert keyless["now"]["model"] is None and "needs a key for openai" in keyless["now"]["problem"]
+        assert "key set openai" in keyless["now"]["what_to_do"]
+
+        (tmp_path / "data" / "keys.toml").write_text("groq = 3\n")
+        roles, problems = await read()
+        assert roles["researcher"]["now"] == {} and any("keys.toml" in problem for problem in problems)
+
+
 async def test_what_there_is_not_is_told_with_what_there_is(shelf: Shelf) -> None:
     assert "ava://roles" in await shelf.refused("ava://nothing")
     assert "S-000000" in await shelf.refused("ava://runs/S-000000")

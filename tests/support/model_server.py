@@ -225,7 +225,7 @@ async def _converse(server: ModelServer, reader: asyncio.StreamReader, writer: a
             step = replace(step, usage=counted(body))
         if step.gate is not None and not await _held(step.gate, reader):
             return
-        if not await _answer(step, received.path, json.loads(body), reader, writer):
+        if not await _answer(step, received.path, json.loads(body or b"{}"), reader, writer):
             return
 
 

@@ -34,6 +34,7 @@ COMMANDS: Mapping[str, str] = {
     "erase": "ava_server.cli.erase",
     "verify": "ava_server.cli.verify",
     "pin": "ava_server.cli.pin",
+    "models": "ava_server.cli.models",
     "key": "ava_server.cli.key",
     "secret": "ava_server.cli.secret",
     "demo": "ava_server.cli.demo",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import date
 from functools import cache
 from importlib.resources import files
 from typing import Literal, get_args
@@ -16,6 +17,7 @@ from ava_server.providers import PROVIDERS
 
 Tier = Literal["fast", "balanced", "deep"]
 WireName = Literal["chat_completions", "messages", "offline", "scripted"]
+SaidBy = Literal["AVA_MODEL_BASE_URL", "AVA_MODEL", "settings", "tiers.toml", "nobody"]
 TIERS: tuple[str, ...] = get_args(Tier)
 UNNAMED: Tier = "balanced"
 """The tier of a run whose role names a model and no tier."""
@@ -125,25 +127,30 @@ def choose(wanted: str | None, tier: str, settings: ModelSettings) -> Choice:
         )
     providers = configured(settings)
     if not wanted:
-        wanted = _for_tier(tier, settings, providers)
-        if not wanted:
+        wanted, said_by = meant_by(tier, settings, providers)
+        if said_by == "nobody":
             return _offline(tier)
     name, model_id = _whose(wanted, settings, providers)
     provider = providers[name]
     base_url = provider.base_url or KNOWN_URLS[name]
-    _check_address(name, base_url, provider.api_key)
+    check_address(name, base_url, provider.api_key)
     price = find_price(name, model_id, base_url=base_url, overrides=settings.prices)
     return Choice(
         provider=name,
         model_id=model_id,
         name=f"{name}:{model_id}",
         tier=tier,
-        wire=provider.wire or KNOWN_WIRES.get(host_of(base_url), "chat_completions"),
+        wire=wire_of(provider, base_url),
         price=price,
         base_url=base_url,
         api_key=provider.api_key,
         streaming=provider.streaming,
     )
+
+
+def wire_of(provider: Provider, base_url: str) -> WireName:
+    """Return the format that a provider speaks: as the settings say, else as its address is known for."""
+    return provider.wire or KNOWN_WIRES.get(host_of(base_url), "chat_completions")
 
 
 def host_of(base_url: str | None) -> str:
@@ -170,10 +177,20 @@ def is_configured(settings: ModelSettings) -> bool:
     return bool(configured(settings)) or settings.model == SCRIPTED
 
 
-@cache
 def default_tiers() -> Mapping[str, Mapping[str, str]]:
     """Return `tiers.toml`: provider to tier to id."""
-    return tomllib.loads(files("ava_server.models").joinpath("tiers.toml").read_text(encoding="utf-8"))
+    return _shipped_tiers()[1]
+
+
+def tiers_reviewed() -> date:
+    """Return the day on which `tiers.toml` was looked over."""
+    return _shipped_tiers()[0]
+
+
+@cache
+def _shipped_tiers() -> tuple[date, Mapping[str, Mapping[str, str]]]:
+    read = tomllib.loads(files("ava_server.models").joinpath("tiers.toml").read_text(encoding="utf-8"))
+    return read.pop("reviewed"), read
 
 
 def _offline(tier: str) -> Choice:
@@ -187,29 +204,33 @@ def _scripted(tier: str) -> Choice:
     return Choice(provider, model_id, SCRIPTED, tier, "scripted", price)
 
 
-def _for_tier(tier: str, settings: ModelSettings, providers: Mapping[str, Provider]) -> str:
-    """Return `provider:id` for a tier; nothing when no provider is configured at all."""
+def meant_by(tier: str, settings: ModelSettings, providers: Mapping[str, Provider]) -> tuple[str, SaidBy]:
+    """Return which model a tier means and who says so: nobody when no provider is configured at all.
+
+    Raises:
+        ConfigError: What is configured names none.
+    """
     if settings.base_url:
         if not settings.model:
             raise ConfigError(
                 f"AVA_MODEL_BASE_URL is set to {_host(settings.base_url)}, but AVA_MODEL is not; set it to "
                 "the id of a model there."
             )
-        return f"{CUSTOM}:{settings.model}"
+        return f"{CUSTOM}:{settings.model}", "AVA_MODEL_BASE_URL"
     if settings.model:
-        return settings.model
+        return settings.model, "AVA_MODEL"
     if tier in settings.tiers:
-        return settings.tiers[tier]
+        return settings.tiers[tier], "settings"
     for name, ids in default_tiers().items():
         if name in providers:
-            return f"{name}:{ids[tier]}"
+            return f"{name}:{ids[tier]}", "tiers.toml"
     if providers:
         names = " and ".join(providers)
         raise ConfigError(
             f"No model is set for tier {tier!r}, and {names} has no default. Add it to config.toml: "
             f'[models] {tier} = "{next(iter(providers))}:ID"'
         )
-    return ""
+    return "", "nobody"
 
 
 def _whose(wanted: str, settings: ModelSettings, providers: Mapping[str, Provider]) -> tuple[str, str]:
@@ -260,7 +281,7 @@ def _knows(name: str, provider: Provider, model_id: str, settings: ModelSettings
     return priced or model_id.lower() in known_ids(name, address)
 
 
-def _check_address(name: str, base_url: str, api_key: str | None) -> None:
+def check_address(name: str, base_url: str, api_key: str | None) -> None:
     """Refuse what could not be sent, or would send a key in the clear.
 
     Raises:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from ava_audit.money import format_usd
 from ava_server.access import model_settings
 from ava_server.cli.doctor.check import Finding, Setup, State, correct, from_error, log_path
 from ava_server.errors import AvaError
@@ -15,14 +14,14 @@ from ava_server.models.choose import (
     CUSTOM,
     KNOWN_URLS,
     SET_A_MODEL,
-    TIERS,
     Choice,
     ModelSettings,
     choose,
     configured,
     default_tiers,
 )
-from ava_server.prices import Price
+from ava_server.models.listing import Meant, tier_meanings
+from ava_server.price_words import price_words
 
 MEND_KEYS = "Mend that, then run `ava doctor` again; `ava key set PROVIDER` stores a key anew."
 _PROXIES = ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY")
@@ -92,33 +91,24 @@ def tiers(setup: Setup) -> list[Finding]:
     models = models_of(setup)
     if models is None:
         return []
+    assert setup.settings is not None
     leads: dict[tuple[State, str, str], list[str]] = {}
-    for tier in TIERS:
-        found = _tier(tier, models, setup)
-        leads.setdefault((found.state, found.text, found.what_to_do), []).append(tier)
+    for meant in tier_meanings(models, setup.settings):
+        found = _tier(meant, setup)
+        leads.setdefault((found.state, found.text, found.what_to_do), []).append(meant.wanted)
     return [Finding(f"model {', '.join(names)}", state, text, advice) for (state, text, advice), names in leads.items()]
 
 
-def _tier(tier: str, models: ModelSettings, setup: Setup) -> Finding:
-    try:
-        choice = choose(None, tier, models)
-    except AvaError as error:
-        return from_error(tier, str(error), _mend(error, setup))
-    return Finding(tier, "ok", f"{choice.name}, {price_words(choice.price)}")
+def _tier(meant: Meant, setup: Setup) -> Finding:
+    if meant.error is not None:
+        return from_error(meant.wanted, str(meant.error), _mend(meant.error, setup))
+    assert meant.choice is not None
+    return Finding(meant.wanted, "ok", f"{meant.choice.name}, {price_words(meant.choice.price)}")
 
 
 def _mend(error: AvaError, setup: Setup) -> str:
     """Return what to do where no model can be chosen: give the key that is missing, or correct what is configured."""
     return key_advice(error.needs_key, None, setup.env) if error.needs_key else correct(setup)
-
-
-def price_words(price: Price) -> str:
-    """Return what a model costs, for people."""
-    if price.free:
-        return price.source or "free"
-    per_call = f", {format_usd(price.per_request // 1000)} a call" if price.per_request else ""
-    prices = f"{format_usd(price.input * 1000)} in and {format_usd(price.output * 1000)} out"
-    return f"{prices} per million tokens{per_call} (price: {price.source})"
 
 
 def cheapest(name: str, models: ModelSettings, setup: Setup) -> Choice | Finding:

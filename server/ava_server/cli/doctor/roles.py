@@ -9,8 +9,7 @@ from ava_roles.role import Role
 from ava_roles.tools.registry import builtin_tools
 from ava_server.cli.doctor.check import Finding, Setup, from_error, log_path
 from ava_server.cli.doctor.models import models_of
-from ava_server.errors import AvaError
-from ava_server.models.choose import choose
+from ava_server.models.listing import meanings
 from ava_server.run_tools import RUN_TOOL_NAMES
 
 MEND_FILE = "Correct that, or take the file out of the folder, then run `ava doctor` again."
@@ -47,10 +46,6 @@ def _without_model(catalog: Catalog, setup: Setup) -> list[str]:
     models = models_of(setup)
     if models is None:
         return [role.name for role in catalog.roles]
-    lost: list[str] = []
-    for role in catalog.roles:
-        try:
-            choose(None, role.model, models)
-        except AvaError:
-            lost.append(role.name)
-    return lost
+    assert setup.settings is not None
+    means = meanings((role.model for role in catalog.roles), models, setup.settings)
+    return [role.name for role, meant in zip(catalog.roles, means, strict=True) if meant.choice is None]

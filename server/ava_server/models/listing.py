@@ -1,0 +1,213 @@
+"""Which model a tier or a role means here now, what a provider has, and what each costs.
+
+One account for `ava models`, `ava doctor` and `ava://roles`, made by the very choice that a run's model is chosen by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ava_server.errors import AvaError
+from ava_server.models.choose import (
+    CUSTOM,
+    KNOWN_URLS,
+    SET_A_MODEL,
+    TIERS,
+    Choice,
+    ModelSettings,
+    Provider,
+    WireName,
+    choose,
+    configured,
+    meant_by,
+    tiers_reviewed,
+    wire_of,
+)
+from ava_server.price_words import price_facts
+from ava_server.prices import Price, Unpriced, find_price
+
+if TYPE_CHECKING:
+    from ava_server.settings import Settings
+
+NOBODY = "nobody: no key and no endpoint is configured"
+"""Who says so where a tier leads to the offline reader."""
+
+
+@dataclass(frozen=True)
+class Meant:
+    """What a tier, or a role's `model`, means here now.
+
+    Attributes:
+        wanted: The tier, or the model that is named.
+        choice: The model; None where it cannot be had.
+        said_by: Who says so: a variable, a setting and where it stands, `tiers.toml` of a day, or the name itself.
+        error: Why it cannot be had.
+    """
+
+    wanted: str
+    choice: Choice | None
+    said_by: str
+    error: AvaError | None = None
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A model that a provider has.
+
+    Attributes:
+        model_id: The provider's id of it.
+        price: What it costs; None where nobody says.
+        unpriced: Why it cannot be used, with the lines that would mend it; empty where it has a price.
+        tiers: The tiers that mean it here.
+    """
+
+    model_id: str
+    price: Price | None
+    unpriced: str
+    tiers: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Seller:
+    """A provider whose models can be listed.
+
+    Attributes:
+        name: The provider's name.
+        base_url: Where it is.
+        api_key: Its key, where there is one; never shown.
+        wire: The format that it speaks.
+        configured: It can be called, as things are.
+        in_table: The price table knows what it has; else only it can say.
+    """
+
+    name: str
+    base_url: str
+    api_key: str | None = field(repr=False)
+    wire: WireName
+    configured: bool
+    in_table: bool
+
+
+def meanings(wanted: Iterable[str], models: ModelSettings, settings: Settings) -> list[Meant]:
+    """Return what tiers or roles' models mean here now.
+
+    Reads the price table, whose import takes a while: call it in a thread.
+    """
+    return [_meaning(one, models, settings) for one in wanted]
+
+
+def tier_meanings(models: ModelSettings, settings: Settings) -> list[Meant]:
+    """Return what each tier means here now; reads the price table as `meanings` does."""
+    return meanings(TIERS, models, settings)
+
+
+def _meaning(wanted: str, models: ModelSettings, settings: Settings) -> Meant:
+    said_by = ""
+    try:
+        said_by = _said_by(wanted, models, settings)
+        return Meant(wanted, choose(None, wanted, models), said_by)
+    except AvaError as error:
+        return Meant(wanted, None, said_by, error)
+
+
+def _said_by(wanted: str, models: ModelSettings, settings: Settings) -> str:
+    if wanted not in TIERS:
+        return "its name"
+    match meant_by(wanted, models, configured(models))[1]:
+        case "AVA_MODEL_BASE_URL":
+            return "AVA_MODEL_BASE_URL and AVA_MODEL"
+        case "settings":
+            return settings.where("models", wanted)
+        case "tiers.toml":
+            return f"tiers.toml of {tiers_reviewed()}"
+        case "nobody":
+            return NOBODY
+        case variable:
+            return variable
+
+
+def facts(meant: Meant, what_to_do: str = "") -> dict[str, Any]:
+    """Return a meaning as plain JSON.
+
+    Args:
+        meant: The meaning.
+        what_to_do: Where it cannot be had, how that is mended.
+    """
+    if meant.choice is None:
+        return {"model": None, "problem": str(meant.error), "what_to_do": what_to_do, "chosen_by": meant.said_by}
+    price = meant.choice.price
+    return {
+        "model": meant.choice.name,
+        "price": price_facts(price),
+        "window": price.window,
+        "chosen_by": meant.said_by,
+        **({"what_to_do": SET_A_MODEL} if meant.said_by == NOBODY else {}),
+    }
+
+
+def sellers(models: ModelSettings) -> dict[str, Seller]:
+    """Return the providers whose models can be listed: those that are configured, and those known by name.
+
+    Raises:
+        ConfigError: A provider's name cannot be one.
+    """
+    usable = configured(models)
+    providers = {**{name: Provider() for name in KNOWN_URLS}, **usable}
+    return {name: _seller(name, provider, name in usable) for name, provider in providers.items()}
+
+
+def _seller(name: str, provider: Provider, is_configured: bool) -> Seller:
+    from ava_server.price_table import known_ids
+
+    base_url = provider.base_url or KNOWN_URLS[name]
+    wire = wire_of(provider, base_url)
+    return Seller(name, base_url, provider.api_key, wire, is_configured, bool(known_ids(name, base_url)))
+
+
+def named_ids(seller: Seller, models: ModelSettings, tiers: Iterable[Meant]) -> list[str]:
+    """Return the ids of a provider's models that serve tiers, then those that the user has named or priced."""
+    chosen = [meant.choice.model_id for meant in tiers if meant.choice and meant.choice.provider == seller.name]
+    named = [models.model] if seller.name == CUSTOM and models.base_url else []
+    own = [*models.tiers.values(), *models.prices, *([] if models.base_url else [models.model])]
+    prefixed = [name.removeprefix(f"{seller.name}:") for name in own if name and name.startswith(f"{seller.name}:")]
+    return list(dict.fromkeys(one for one in (*chosen, *named, *prefixed, *_by_id_alone(seller, models)) if one))
+
+
+def _by_id_alone(seller: Seller, models: ModelSettings) -> Iterator[str]:
+    """Yield what has a price of the user's under its id alone: where the table has it, else where no table knows."""
+    from ava_server.price_table import known_ids
+
+    names = {*KNOWN_URLS, *configured(models)}
+    alone = [key for key in models.prices if key.partition(":")[0] not in names]
+    if seller.in_table:
+        known = known_ids(seller.name, seller.base_url)
+        yield from (model_id for model_id in alone if model_id in known)
+    else:
+        elsewhere = frozenset[str]().union(*(known_ids(name, url) for name, url in KNOWN_URLS.items()))
+        yield from (model_id for model_id in alone if model_id not in elsewhere)
+
+
+def table_ids(seller: Seller) -> list[str]:
+    """Return the ids that the price table has of a provider, in the order of the alphabet."""
+    from ava_server.price_table import known_ids
+
+    return sorted(known_ids(seller.name, seller.base_url))
+
+
+def offers(seller: Seller, ids: Iterable[str], models: ModelSettings, tiers: Iterable[Meant]) -> list[Offer]:
+    """Return models of a provider with their prices, and the tiers that mean them."""
+    serve: dict[str, list[str]] = {}
+    for meant in tiers:
+        if meant.choice is not None:
+            serve.setdefault(meant.choice.name, []).append(meant.wanted)
+    return [_offer(seller, model_id, models, tuple(serve.get(f"{seller.name}:{model_id}", ()))) for model_id in ids]
+
+
+def _offer(seller: Seller, model_id: str, models: ModelSettings, tiers: tuple[str, ...]) -> Offer:
+    try:
+        price = find_price(seller.name, model_id, base_url=seller.base_url, overrides=models.prices)
+    except Unpriced as error:
+        return Offer(model_id, None, str(error), tiers)
+    return Offer(model_id, price, "", tiers)
