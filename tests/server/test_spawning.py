@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.house import PRICED, Lab, hand_over, open_lab
 from support.log import Life
-from support.model_server import running_model_server
+from support.model_server import Fail, running_model_server
 
 from ava_audit.events import RunEnded, SpawnProposed, UserMessage
 
@@ -107,6 +107,20 @@ async def test_a_retry_has_the_arguments_of_the_first_and_an_approval_of_its_own
         assert proposed.retry_of == first.subagent_id
         row = await lab.run(again.subagent_id)
     assert row.state == "awaiting_approval" and row.pending_id != first.pending_id
+
+
+async def test_a_retry_with_another_model_shows_that_models_price_and_has_its_own_line(tmp_path: Path) -> None:
+    other = PRICED.replace("custom:test", "custom:other").replace("= 3.0", "= 30.0")
+    async with open_lab(tmp_path, [Fail(402)], config=PRICED + other) as lab:
+        first = await lab.start(max_cost_cents=50)
+        assert (await lab.ended(first)).state == "error"
+        again = await lab.call("spawn_subagent", retry_of=first, model="custom:other", max_cost_cents=200)
+        assert again.status == "awaiting_approval", again.message
+        assert (again.model, again.max_cost_cents) == ("custom:other", 200)
+        assert "costs at most $2.00" in again.message and "Model: custom:other" in again.message
+        assert "$2.00" in again.approval_line
+        [was, now] = [(await lab.facts(run_id, SpawnProposed))[0].config for run_id in (first, again.subagent_id)]
+    assert was["model"] == "custom:test" and now["price"]["input"] == 10 * was["price"]["input"]
 
 
 NUMBERS = count()
