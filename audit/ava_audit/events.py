@@ -220,7 +220,7 @@ class ExtendedThinking(Fact):
 
 
 class ErrorOccurred(Fact):
-    """Something went wrong: what, of which kind, and what to do."""
+    """Something went wrong: what, of which kind, and what to do; `request_id` is the provider's id of a call."""
 
     transcript: ClassVar[bool] = True
 
@@ -229,6 +229,7 @@ class ErrorOccurred(Fact):
     what_to_do: str = ""
     turn: int | None = None
     attempt: int | None = None
+    request_id: str | None = None
 
     @property
     def severity(self) -> Severity:

@@ -99,6 +99,11 @@ def iso_utc(ts_us: int) -> str:
     return (EPOCH + timedelta(microseconds=ts_us)).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
+def iso_second(ts_us: int) -> str:
+    """Return `2026-01-31T13:05:33Z`, the full second at or after a time: for people who wait until then."""
+    return (EPOCH + timedelta(seconds=-(-ts_us // US_PER_S))).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
 def day_of(ts_us: int) -> str:
     """Return the UTC day, `YYYY-MM-DD`, to which budgets and mirror files belong."""
     moment = time.gmtime(ts_us // US_PER_S)

@@ -12,7 +12,7 @@ import anyio.lowlevel
 
 from ava_audit.errors import EntryTooLarge
 from ava_audit.events import AssistantMessage, ErrorOccurred, ExtendedThinking, Fact, Settlement
-from ava_audit.times import iso_utc
+from ava_audit.times import US_PER_S, format_duration, iso_second, iso_utc, now_us
 from ava_server.budget import Reservation, settlement_event
 from ava_server.errors import ModelError
 from ava_server.models.base import Completion, Model, Request, ToolUse
@@ -130,8 +130,9 @@ class Asking:
         settlement: Settlement = "unknown" if may_have_been_billed(error) else "not_billed"
         held = reserved.fact
         fact = ErrorOccurred(
-            error=str(error), kind=error.kind, what_to_do=error.what_to_do, turn=held.turn, attempt=held.attempt
-        )
+            error=str(error), kind=error.kind, what_to_do=error.what_to_do, turn=held.turn, attempt=held.attempt,
+            request_id=error.request_id,
+        )  # fmt: skip
         await self._settle(reserved, settlement, took_ms=took_ms, also=fact)
         turn, tries = self._tried
         self._tried = (held.turn, tries + 1 if turn == held.turn else 1)
@@ -144,10 +145,14 @@ class Asking:
             elif self._tried[1] < ATTEMPTS:
                 wait_s = wait_s if wait_s is not None else _back_off(self._tried[1])
                 if wait_s < self._left_s():
-                    self._say(f"Waiting {wait_s:.0f} s for the model")
+                    until_us = now_us() + round(wait_s * US_PER_S)
+                    self._say(f"Waiting {format_duration(wait_s)} for the model, until {iso_second(until_us)}")
                     await anyio.sleep(wait_s)
                     return None
         reason = f"the model failed {held.attempt} times" if held.attempt > 1 else "the model failed"
+        if again and wait_s is not None and wait_s > PAUSE_MOST_S:
+            until_us = now_us() + round(wait_s * US_PER_S)
+            reason = f"{self._config.provider} takes no more calls until {iso_second(until_us)}; no run waits so long"
         return Ended("error", reason, error_kind=error.kind, error_message=str(error), what_to_do=error.what_to_do)
 
     def _pause(self, wait_s: float) -> Paused:

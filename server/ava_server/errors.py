@@ -51,6 +51,7 @@ class ModelError(AvaError):
         answered: A byte of an answer (a 200's body) arrived, so that it may have been billed.
         retryable: Trying the same request again can help.
         again_after_s: Seconds to wait before that, when the provider said so.
+        request_id: The provider's id of the call, when it gave one with the error.
         what_to_do: One next step for a person.
     """
 
@@ -63,6 +64,7 @@ class ModelError(AvaError):
         answered: bool,
         retryable: bool,
         again_after_s: float | None = None,
+        request_id: str | None = None,
         what_to_do: str = "",
     ) -> None:
         super().__init__(message)
@@ -71,6 +73,7 @@ class ModelError(AvaError):
         self.answered = answered
         self.retryable = retryable
         self.again_after_s = again_after_s
+        self.request_id = request_id
         self.what_to_do = what_to_do
 
 

@@ -186,7 +186,7 @@ SURROGATE = json.dumps(whole(Say("half \ud800 pair"))).encode()
 
 FAULTS: dict[str, tuple[Step, str, tuple[str, ...]]] = {
     "401": (Fail(401, {"error": {"message": f"bad key {SECRET}"}}), "auth", ("HTTP 401", "correct AVA_MODEL_API_KEY")),
-    "429 for a week": (Fail(429, retry_after="604800"), "rate_limit", ("HTTP 429", "604800 s", "Wait")),
+    "429 for a week": (Fail(429, retry_after="604800"), "rate_limit", ("HTTP 429", "for 7 d, until 20", "Wait")),
     "429 without": (Fail(429), "rate_limit", ("HTTP 429", "does not say until when", "Wait a minute")),
     "500": (Fail(500), "overloaded", ("HTTP 500", "scripted failure", "Try again later")),
     "half a body": (Raw([b'{"choices": [{"mess'], JSON), "dropped", ("half a body", "bytes", "Try again")),

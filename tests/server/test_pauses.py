@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from support.house import PRICED, arrived, check_budgets, check_requests, hand_o
 from support.model_server import Fail, Gate, Say, running_model_server
 
 from ava_audit.events import CostReserved, CostUpdate, Event, Fence, RunClaimed, RunPaused, Who
+from ava_audit.times import DAY_US, now_us, parse_time
 from ava_server import asking
 from ava_server.claims import Slots, claim
 from ava_server.result import Ended
@@ -76,11 +78,14 @@ async def test_a_paused_run_is_taken_up_by_another_process_and_reads_the_message
 
 
 async def test_a_limit_beyond_a_day_ends_the_run_with_the_time(tmp_path: Path) -> None:
+    began_us = now_us()
     async with open_lab(tmp_path, [Fail(429, retry_after=str(7 * 24 * 3600))]) as lab:
         result = await lab.outcome(within_s=8)
         assert len(lab.server.requests) == 1
     assert result["status"] == "error" and result["error"]["kind"] == "rate_limit"
-    assert "604800 s" in result["untrusted_result"]["error_text"]
+    [until] = re.findall(r"for 7 d, until (\S+Z)", result["untrusted_result"]["error_text"])
+    assert 0 <= parse_time(until, 0) - began_us - 7 * DAY_US < 10e6
+    assert f"custom takes no more calls until {until[:-4]}" in result["stop_reason"]
 
 
 async def test_a_limit_that_never_ends_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,8 @@ from support.house import PRICED, arrived, check_requests, hand_over, open_lab
 from support.model_server import Fail, Gate, ModelServer, Say, Step, running_model_server
 from support.stdio import AVA, assert_intact, environment, logged, state_of, using
 
+from ava_audit.times import iso_utc, parse_time
+
 NOTE = Say(calls=[("scratchpad", {"note": "half of it"})])
 
 
@@ -131,3 +133,21 @@ async def test_the_screen_says_of_each_what_it_waits_for(tmp_path: Path) -> None
         done = await anyio.run_process(later, env=environment(tmp_path / "data"), check=False)
         assert f"nobody has it for long: `ava resume {running}` has it go on" in done.stdout.decode()
         assert all(len(line) <= 80 for line in done.stdout.decode().splitlines()[1:])
+
+
+async def test_a_usage_limit_is_shown_with_the_time_until_which_the_run_waits(tmp_path: Path) -> None:
+    until_s = int(time.time()) + 5 * 3600
+    said = {"error": {"type": "rate_limit_error", "message": f"Claude AI usage limit reached|{until_s}"}}
+    with running_model_server([Fail(429, said)]) as server:
+        async with open_lab(tmp_path, server=server, check=False) as lab:
+            run_id = await lab.start(name="limited")
+            await lab.logged(run_id, "RunPaused")
+            paused = await lab.run(run_id)
+            until = iso_utc(paused.not_before_us or 0)
+            assert 0 <= parse_time(until, 0) - until_s * 1_000_000 < 10e6
+            waits = f"the model takes no more calls until {until}"
+            [run] = (await lab.call("check_subagent", subagent_id=run_id)).runs
+            assert run.waits_for == waits and run.not_before == until
+            _code, status, _err = await ava(tmp_path, server, "status", "--once")
+            _code, shown, _err = await ava(tmp_path, server, "show", run_id)
+            assert f"paused: {waits}" in status and f"Waits for: {waits}" in shown, status + shown

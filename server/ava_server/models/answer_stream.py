@@ -165,7 +165,7 @@ class AnswerStream:
                 f"Check that the endpoint speaks {self._wire.speaks}.",
             )
         if error := self._wire.fault(fields):
-            raise self._endpoint.error_body(error)
+            raise self._endpoint.error_body(error, self._headers)
         return self._answer.add(fields)
 
     def _whole(self, content: bytes, kind: str) -> Delta:
@@ -186,7 +186,7 @@ class AnswerStream:
             raise self._endpoint.not_json(content) from None
         fields = wire_json.as_object(answer) or {}
         if error := self._wire.fault(fields):
-            raise self._endpoint.error_body(error)
+            raise self._endpoint.error_body(error, self._headers)
         if not self._wire.is_answer(fields):
             raise self._endpoint.no_answer(answer, self._wire.part)
         return self._answer.add(fields)

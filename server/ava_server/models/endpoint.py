@@ -5,17 +5,17 @@ Only the border knows httpx2's errors and status codes; the loop sees `ModelErro
 
 from __future__ import annotations
 
-import math
 import re
 import unicodedata
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from ava_server.errors import ModelError, ModelErrorKind, ModelTimeout
-from ava_server.models import wire_json
+from ava_audit.times import US_PER_S, format_duration, iso_second
+from ava_server.errors import ModelError, ModelTimeout
+from ava_server.models import limits, refusals, wire_json
+from ava_server.models.said import Said, read, said_in
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import httpx2
 
 _KEY_SHAPE = re.compile(r"\b(?:sk|pk|rk|key|gsk|xai)-[A-Za-z0-9_\-]{8,}|\bBearer\s+\S+|\bAIza[\w\-]{20,}")
+_ID_SHAPE = re.compile(r"[A-Za-z0-9][\w.:\-]{2,127}", re.ASCII)
 _SAID_CHARS = 200
 
 
@@ -134,62 +135,63 @@ class Endpoint:
             what_to_do="Try again; when it happens each time, look into the endpoint's own log.",
         )
 
-    # An error status
+    # An error of the provider
 
     def status(self, response: httpx2.Response, content: bytes, now: datetime | None = None) -> ModelError:
         """The endpoint answered with an error status."""
-        code = response.status_code
-        said = self.clean(_provider_words(content))
-        words = f": {said}" if said else ""
-        wait = retry_after(response.headers.get("retry-after"), now or datetime.now(UTC))
-        kind, what_happened, what_to_do = self._status(code, said, wait, response.headers.get("location"))
+        said = read(content)
+        refusal = refusals.meaning(said, response.status_code)
+        # The SDKs of OpenAI and Anthropic obey it whatever the status is (`_should_retry`).
+        again = {"true": True, "false": False}.get(response.headers.get("x-should-retry", "").strip().lower())
+        if again is not None:
+            refusal = replace(refusal, retryable=again, waits=refusal.waits or again)
+        return self._refused(said, refusal, response.headers, now, response.status_code)
+
+    def error_body(self, error: Any, headers: Mapping[str, str], now: datetime | None = None) -> ModelError:
+        """An error came where an answer should be: a status of 200 and an error in the body."""
+        said = said_in(error)
+        return self._refused(said, refusals.meaning(said), headers, now)
+
+    def _refused(
+        self,
+        said: Said,
+        refusal: refusals.Refusal,
+        headers: Mapping[str, str],
+        now: datetime | None,
+        status: int | None = None,
+    ) -> ModelError:
+        """Return an error of the provider as a sentence; with no status it came in the body of a 200."""
+        now = now or datetime.now(UTC)
+        wait = limits.again_after({**said.headers, **headers}, said.words, now) if refusal.waits else None
+        fields = {
+            "key": self.key,
+            "model": repr(self.model),
+            "to": self.clean(headers.get("location", "nowhere").split("?")[0]),
+            "wait": format_duration(wait or 0),
+            "until": iso_second(round((now.timestamp() + (wait or 0)) * US_PER_S)),
+        }
+        request_id = self._call_id(headers.get("request-id") or headers.get("x-request-id") or said.request_id)
+        words = self.clean(said.words)
+        if status is None:
+            refusal, words = refusal.in_a_body(), words or "without words"
+        told = refusal.happened + (refusal.undated if wait is None else refusal.dated)
+        noted = (f"HTTP {status}" if status else "", f"request {request_id}" if request_id else "")
+        told += f" ({', '.join(filter(None, noted))})" if any(noted) else ""
+        to_do = refusal.to_do if wait is not None else refusal.undated_to_do or refusal.to_do
         return ModelError(
-            f"{self.place} {what_happened} (HTTP {code}){words}.",
-            kind=kind,
+            f"{self.place} {told.format_map(fields)}{': ' if words else ''}{words}.",
+            kind=refusal.kind,
             sent=True,
-            answered=False,
-            retryable=kind in ("rate_limit", "overloaded"),
+            answered=status is None,
+            retryable=refusal.retryable,
             again_after_s=wait,
-            what_to_do=what_to_do,
+            request_id=request_id,
+            what_to_do=to_do.format_map(fields),
         )
 
-    def _status(
-        self, code: int, said: str, wait: float | None, location: str | None
-    ) -> tuple[ModelErrorKind, str, str]:
-        """Return kind, what happened and what to do for a status."""
-        spent = "insufficient_quota" in said or "insufficient credits" in said.lower()
-        if 300 <= code < 400:
-            target = self.clean((location or "nowhere").split("?")[0])
-            return (
-                "bad_request",
-                f"redirects to {target}",
-                "Set the base URL to where the endpoint really is.",
-            )
-        if code in (401, 403):
-            return "auth", f"refused {self.key}", "Store a valid key with `ava key set` and start again."
-        if code == 402 or (code == 429 and spent):
-            return (
-                "usage_limit",
-                f"has no credit left for {self.key}",
-                "Add credit there, or use another key.",
-            )
-        if code == 429 and wait is not None:
-            return (
-                "rate_limit",
-                f"allows no more calls for {wait:g} s",
-                "Wait that long; runs do so by themselves.",
-            )
-        if code == 429:
-            return "rate_limit", "allows no more calls now and does not say until when", "Wait a minute."
-        if code == 404:
-            return (
-                "bad_request",
-                f"knows no such path or model {self.model!r}",
-                "Check base URL and model id.",
-            )
-        if code in (408, 409, 425) or code >= 500:
-            return "overloaded", "failed", "Try again later; the fault is on the provider's side."
-        return "bad_request", f"refused the request to {self.model!r}", "Check that the model takes tools."
+    def _call_id(self, said: str | None) -> str | None:
+        """Return a provider's id of the call, which its support asks for, as far as it looks like one."""
+        return said if said and _ID_SHAPE.fullmatch(said) and self.clean(said) == said else None
 
     # An answer that is none
 
@@ -251,59 +253,3 @@ class Endpoint:
             f"200 with JSON without `{part}` (it has: {self.clean(keys) or 'nothing'})",
             f"Check that the endpoint speaks {self.speaks}.",
         )
-
-    def error_body(self, error: Any) -> ModelError:
-        """An error came where an answer should be: a status of 200 and an error in the body."""
-        said = self.clean(_error_words(error))
-        code = (wire_json.as_object(error) or {}).get("code")
-        kinds: Mapping[str, ModelErrorKind] = {
-            "401": "auth",
-            "402": "usage_limit",
-            "403": "auth",
-            "429": "rate_limit",
-        }
-        overloaded = isinstance(code, int) and code >= 500
-        kind: ModelErrorKind = "overloaded" if overloaded else kinds.get(str(code), "bad_answer")
-        return ModelError(
-            f"{self.place} answered 200 with an error in the body: {said or 'without words'}.",
-            kind=kind,
-            sent=True,
-            answered=True,
-            retryable=kind in ("overloaded", "rate_limit"),
-            what_to_do=f"Do what it says, or choose another model than {self.model!r}.",
-        )
-
-
-def retry_after(value: str | None, now: datetime) -> float | None:
-    """Return the seconds that a Retry-After header asks for; it holds seconds or an HTTP date."""
-    if value is None:
-        return None
-    try:
-        seconds = float(value)
-    except ValueError:
-        try:
-            when = parsedate_to_datetime(value)
-            when = when if when.tzinfo else when.replace(tzinfo=UTC)
-            seconds = (when - now).total_seconds()
-        except (ValueError, OverflowError, TypeError):  # e.g. a year of eleven digits
-            return None
-    return max(seconds, 0.0) if math.isfinite(seconds) else None
-
-
-def _provider_words(content: bytes) -> str:
-    """Return what an error's body says, without its JSON."""
-    text, _ = wire_json.decode_text(content)
-    try:
-        answer = wire_json.decode(text)
-    except wire_json.NotJsonError:
-        return "" if text.lstrip().startswith("<") else text
-    return _error_words((wire_json.as_object(answer) or {}).get("error", answer))
-
-
-def _error_words(error: Any) -> str:
-    fields = wire_json.as_object(error)
-    if fields is None:
-        return str(error)
-    words = fields.get("message") or fields.get("detail") or ""
-    code = fields.get("code") or fields.get("type")
-    return f"{words} [{code}]" if code and isinstance(words, str) else str(words)

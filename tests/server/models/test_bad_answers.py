@@ -5,8 +5,6 @@ import re
 import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from email.utils import format_datetime
 
 import anyio
 import pytest
@@ -17,8 +15,9 @@ from ava_server.models.answer_stream import Deadlines
 from ava_server.models.base import Completion, Request, UserTurn
 from ava_server.models.chat_wire import ChatWire
 from ava_server.models.clients import ClientPool
-from ava_server.models.endpoint import Endpoint, may_have_been_billed, retry_after
+from ava_server.models.endpoint import Endpoint, may_have_been_billed
 from ava_server.models.http_model import HttpModel
+from ava_server.models.messages_wire import MessagesWire
 
 PATIENT = Deadlines()
 KEY = "sk-or-v1-0123456789abcdef0123"
@@ -51,7 +50,7 @@ CASES = {
     "429 with seconds": Case(Fail(429, retry_after="7"), "rate_limit", "no more calls for 7 s", False, False),
     "429 without": Case(Fail(429), "rate_limit", "does not say until when", False, False),
     "500": Case(Fail(500), "overloaded", "failed (HTTP 500): scripted failure", False, False),
-    "529": Case(Fail(529, b"<html>busy"), "overloaded", "failed (HTTP 529).", False, False),
+    "529": Case(Fail(529, b"<html>busy"), "overloaded", "is overloaded (HTTP 529).", False, False),
     "redirect": Case(
         Fail(308, headers={"location": f"https://x.example/v1?k={KEY}"}),
         "bad_request",
@@ -75,6 +74,11 @@ CASES = {
         Raw([json.dumps(ERROR).encode()], "application/json"),
         "overloaded",
         "200 with an error in the body: no such thing for … [503]",
+    ),
+    "error in a stream": Case(
+        Raw([*WORDS[:3], b'event: error\ndata: {"error": {"type": "overloaded_error", "message": "Overloaded"}}\n\n']),
+        "overloaded",
+        "200 with an error in the body: Overloaded [overloaded_error]",
     ),
     "stream cut in a character": Case(
         Raw([cut_in_character()], chunked=True, cut=True),
@@ -135,6 +139,21 @@ async def test_a_bad_answer_is_told_in_a_sentence(name: str, clients: ClientPool
         assert may_have_been_billed(error) is case.billed
         assert (await ask(server.base_url, clients)).text == "fine"
         assert len(server.requests) == 2
+
+
+async def test_an_error_event_in_a_stream_of_anthropics_is_what_its_type_says(clients: ClientPool) -> None:
+    said = {"type": "error", "error": {"type": "rate_limit_error", "message": "try again in 3s"}, "request_id": "req_7"}
+    begun = b'event: message_start\ndata: {"type": "message_start", "message": {"id": "msg_1", "content": []}}\n\n'
+    broken = Raw([begun, f"event: error\ndata: {json.dumps(said)}\n\n".encode()])
+    with running_model_server([broken]) as server:
+        model = HttpModel("anthropic", "claude", server.base_url, KEY, clients, MessagesWire(), PATIENT)
+        with pytest.raises(ModelError) as caught:
+            async with model.stream(ASK) as stream:
+                async for _ in stream:
+                    pass
+    error = caught.value
+    assert (error.kind, error.retryable, error.answered) == ("rate_limit", True, True)
+    assert error.again_after_s == 3.0 and "it takes calls again at 20" in str(error)
 
 
 async def test_no_two_cases_share_a_sentence(clients: ClientPool) -> None:
@@ -241,35 +260,6 @@ async def test_no_arguments_are_an_empty_object(clients: ClientPool) -> None:
     with running_model_server([Say(calls=[("list", "")])]) as server:
         completion = await ask(server.base_url, clients)
     assert completion.calls[0].args == {}
-
-
-NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
-
-
-@pytest.mark.parametrize(
-    ("value", "seconds"),
-    [
-        ("3", 3.0),
-        ("0.5", 0.5),
-        ("-4", 0.0),
-        (format_datetime(NOW + timedelta(seconds=90), usegmt=True), 90.0),
-        (format_datetime(NOW - timedelta(days=1), usegmt=True), 0.0),
-        ("soon", None),
-        ("nan", None),
-        ("inf", None),
-        (None, None),
-        ("90000", 90_000.0),
-        ("1e12", 1e12),
-        (format_datetime(NOW + timedelta(days=4000), usegmt=True), 4000 * 86400.0),
-        ("Mon, 01 Jan 99999999999 00:00:00 GMT", None),
-        ("Mon, 01 Jan 9999 00:00:00 -9999", None),
-        ("Mon, 99 Jan 2026 00:00:00 GMT", None),
-        ("9" * 5000, None),
-        ("", None),
-    ],
-)
-def test_retry_after_is_seconds_or_a_date(value: str | None, seconds: float | None) -> None:
-    assert retry_after(value, NOW) == seconds
 
 
 def test_an_endpoint_is_named_without_its_secrets() -> None:
