@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     import httpx2
 
-_KEY_SHAPE = re.compile(r"\b(?:sk|pk|rk|key|gsk|xai)-[A-Za-z0-9_\-]{8,}|\bBearer\s+\S+|\bAIza[\w\-]{20,}")
+_KEY_SHAPE = re.compile(r"\b(?:(?:sk|pk|rk|key|xai)-|gsk_)[A-Za-z0-9_\-]{8,}|\bBearer\s+\S+|\bAIza[\w\-]{20,}")
 _ID_SHAPE = re.compile(r"[A-Za-z0-9][\w.:\-]{2,127}", re.ASCII)
 _SAID_CHARS = 200
 
