@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable
 from typing import Any, cast
 
 _MOST = 2**63 - 1
 _LONGEST_INT = 400
 _DEEPEST = 100
+_AROUND = 40
+"""Characters on either side of a fault that are shown."""
+_LAST_COMMA = re.compile(r'("[^"\\]*(?:\\.[^"\\]*)*(?:"|\Z))|,(?=\s*[}\]])', re.DOTALL)
+"""A string as a whole, or a comma after a last entry; a string that is not closed goes to the end."""
 
 
 class NotJsonError(ValueError):
@@ -40,15 +45,78 @@ def decode(text: str) -> Any:
         raise NotJsonError(str(error)) from error
 
 
+def decode_at(text: str, at: int) -> tuple[Any, int]:
+    """Read the JSON that begins at a place in a text.
+
+    Returns:
+        What it holds, storable, and where it ends.
+
+    Raises:
+        NotJsonError: There is none, or it is nested too deeply.
+    """
+    try:
+        value, end = _LOOSE_DECODER.raw_decode(text, at)
+    except (ValueError, RecursionError) as error:
+        raise NotJsonError(str(error)) from error
+    return storable(value)[0], end
+
+
 def decode_object(text: str) -> dict[str, Any] | None:
-    """Read tool arguments: an object of plain JSON, or None. No text at all is an empty object."""
+    """Read tool arguments: an object of plain JSON, or None. No text at all is an empty object.
+
+    Faults that leave no doubt what was meant are mended: a code fence around the object, a JSON string that holds it,
+    control characters inside strings, and commas after the last entry.
+    """
     if not text.strip():
         return {}
     try:
-        value = _STRICT_DECODER.decode(text)
+        value = _mended(text)
+        value = _mended(value) if isinstance(value, str) else value
     except (ValueError, RecursionError):
         return None
     return as_object(storable(value)[0])
+
+
+def object_fault(text: str) -> str:
+    """Return what keeps a text from being read as tool arguments, and where: for the model, which wrote it."""
+    try:
+        value = _mended(text)
+        if isinstance(value, str) and value.lstrip().startswith("{"):
+            text, value = value, _mended(value)
+    except json.JSONDecodeError as error:
+        whole = error.doc
+        near = whole[max(error.pos - _AROUND, 0) : error.pos + _AROUND]
+        return f"{error.msg} at line {error.lineno} column {error.colno} of {len(whole)} characters, near {near!r}"
+    except (ValueError, RecursionError) as error:
+        return f"{'nested too deeply' if isinstance(error, RecursionError) else error}: {text[:_AROUND]!r}"
+    kinds = {"array": "a list", "string": "text", "boolean": "a truth value", "null": "null"}
+    return f"it is {kinds.get(json_type(value), 'a number')}: {text[: 2 * _AROUND]!r}"
+
+
+def json_type(value: Any) -> str:
+    """Return what a JSON schema calls the type of a value."""
+    if value is None:
+        return "null"
+    if isinstance(value, str):
+        return "string"
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, int):
+        return "integer"
+    if isinstance(value, float):
+        return "number"
+    return "array" if isinstance(value, list) else "object"
+
+
+def unfenced(text: str) -> str:
+    """Return a text without the code fence around it, if there is one, and without white space around that."""
+    text = text.strip()
+    if not (len(text) >= 6 and text.startswith("```") and text.endswith("```")):
+        return text
+    head, line_end, rest = text[3:-3].partition("\n")
+    if line_end and (not head.strip() or head.strip().isalnum()):
+        return rest.strip()
+    return text[3:-3].removeprefix("json").strip()
 
 
 def as_object(value: Any) -> dict[str, Any] | None:
@@ -102,6 +170,23 @@ def decode_text(raw: bytes) -> tuple[str, int]:
         return text, text.count("\ufffd") - raw.count(b"\xef\xbf\xbd")
 
 
+def _mended(text: str) -> Any:
+    """Read JSON that is harmlessly at fault.
+
+    Raises:
+        ValueError: It is at fault in another way; a `json.JSONDecodeError` says where.
+        RecursionError: It is nested too deeply.
+    """
+    try:
+        return _STRICT_DECODER.decode(text)
+    except ValueError:
+        text = unfenced(text)
+    try:
+        return _LOOSE_DECODER.decode(text)
+    except ValueError:
+        return _LOOSE_DECODER.decode(_LAST_COMMA.sub(lambda found: found[1] or "", text))
+
+
 def _storable(value: Any, counts: dict[str, int], depth: int) -> Any:
     if depth > _DEEPEST:
         counts["nesting"] += 1
@@ -139,3 +224,4 @@ def _s(count: int) -> str:
 
 _DECODER = json.JSONDecoder(parse_int=_integer)
 _STRICT_DECODER = json.JSONDecoder(parse_int=_integer, parse_constant=_refuse)
+_LOOSE_DECODER = json.JSONDecoder(parse_int=_integer, parse_constant=_refuse, strict=False)
