@@ -101,7 +101,8 @@ class AssistantMessage(Fact):
     """A model's words (agent `S-…`), or the text of a proposal that was shown (agent `ava`).
 
     `raw` is the provider's message, stored verbatim and sent back verbatim; `calls` are the tool calls in it, in
-    order, as `call_id name raw_args`.
+    order, as `call_id name raw_args`. Where `printed` says so, they were read from its words, in which the model had
+    printed them, and `raw` is the message made of them.
     """
 
     transcript: ClassVar[bool] = True
@@ -114,6 +115,7 @@ class AssistantMessage(Fact):
     stop_reason: str | None = None
     request_id: str | None = None
     notes: tuple[str, ...] = ()
+    printed: bool | None = None
 
     def words(self) -> str:
         """Return the words."""
@@ -136,7 +138,10 @@ class ToolCall(Fact):
 
 
 class ToolResult(Fact):
-    """What a tool call brought: for a subagent's call `output` is exactly what the model was shown."""
+    """What a tool call brought: for a subagent's call `output` is exactly what the model was shown.
+
+    `unusable` marks a call that could not be made as it was asked for: no such tool, or arguments that do not fit.
+    """
 
     transcript: ClassVar[bool] = True
 
@@ -150,6 +155,7 @@ class ToolResult(Fact):
     chars: int | None = None
     scratch: str | None = None
     sources: tuple[dict[str, str | None], ...] = ()
+    unusable: bool | None = None
 
     @property
     def severity(self) -> Severity:

@@ -25,9 +25,11 @@ from ava_roles.placeholders import Lent, means_one
 from ava_roles.tools.base import Place, Source, Tool, ToolArgs, ToolOutput
 from ava_roles.wrap import clean, wrap_tool_output
 from ava_server.apart import run_apart
+from ava_server.faults import cut_call
 from ava_server.history import History, call_key
 from ava_server.lending import Lending, NotLent
 from ava_server.models.base import ToolUse
+from ava_server.models.wire_json import object_fault
 
 MOST_CALLS = 16
 """Tool calls of one answer that are run; the wrap-up's bound has room for as many lines."""
@@ -135,12 +137,15 @@ class Acting:
 
     def _fitting(self, call: ToolUse) -> _Ready | str:
         """Return a call as it can be made, or why it is refused."""
+        said = self.history.answer
+        if said is not None and (cut := cut_call(said, self.history.calls, call)) is not None:
+            return cut
         tool = self.tools.get(call.name)
         if tool is None:
             names = ", ".join(sorted(self.tools))
             return f"there is no tool {call.name[:60]!r}; yours are {names} and submit_result"
         if call.args is None:
-            return f"the arguments are not a JSON object: {call.raw_args[:200]!r}; send one object"
+            return f"the arguments are not a JSON object: {object_fault(call.raw_args)}; send one object"
         try:
             args = tool.spec.args.model_validate(dict(call.args))
         except ValidationError as error:
@@ -169,9 +174,9 @@ class Acting:
         except ExceptionGroup as group:  # the first fault is the run's fault; the loop knows it by its own name
             raise group.exceptions[0] from group
 
-    async def refuse(self, call: ToolUse, why: str) -> None:
-        """Answer a call with a refusal instead of running it."""
-        await self.record(self._result(call, f"Refused: {why}", success=False))
+    async def refuse(self, call: ToolUse, why: str, *, unusable: bool = False) -> None:
+        """Answer a call with a refusal instead of running it; `unusable` says that it could not be made as it is."""
+        await self.record(self._result(call, f"Refused: {why}", success=False, unusable=unusable))
 
     def _reads_only(self, call: ToolUse) -> bool:
         tool = self.tools.get(call.name)
@@ -184,7 +189,7 @@ class Acting:
             return
         found = self._ready.pop(call.call_id, None) or self._fitting(call)
         if isinstance(found, str):
-            await self.refuse(call, found)
+            await self.refuse(call, found, unusable=True)
             return
         tool = found.tool
         if count := self._repeats(call):
@@ -290,13 +295,14 @@ class Acting:
             ),
         )
 
-    def _result(self, call: ToolUse, text: str, *, success: bool) -> ToolResult:
+    def _result(self, call: ToolUse, text: str, *, success: bool, unusable: bool = False) -> ToolResult:
         return ToolResult(
             tool=call.name[:100],
             success=success,
             output=self._hidden(text),
             call_id=call.call_id,
             turn=self.history.turn,
+            unusable=unusable or None,
         )
 
 

@@ -15,8 +15,10 @@ from ava_audit.events import AssistantMessage, ErrorOccurred, ExtendedThinking, 
 from ava_audit.times import US_PER_S, format_duration, iso_second, iso_utc, now_us
 from ava_server.budget import Reservation, settlement_event
 from ava_server.errors import ModelError
+from ava_server.faults import CUT, REFUSED
 from ava_server.models.base import Completion, Model, Request, ToolUse
 from ava_server.models.endpoint import may_have_been_billed
+from ava_server.models.printed_calls import MessageMaker, with_calls
 from ava_server.planning import DOING
 from ava_server.reserving import UNKNOWN_ATTEMPTS
 from ava_server.result import Ended
@@ -92,6 +94,9 @@ class Asking:
                 await self._settle(reserved, "unknown" if sending else "not_billed", took_ms=_since(began))
             raise
         held = reserved.fact
+        as_it_came = completion
+        if held.phase is None:
+            completion = self._with_printed_calls(completion, held.turn, self._model.assistant_message)
         usage = completion.usage
         event, _spend = settlement_event(
             self._log.fence, self._log.run.id, self._log.who, self._config.model, self._price,
@@ -111,11 +116,13 @@ class Asking:
             stop_reason=completion.stop_reason,
             request_id=completion.request_id,
             notes=completion.notes,
+            printed=completion is not as_it_came or None,
         )
         events = [event, self._log.event(said, model=self._config.model)]
         if completion.thinking:
             events.append(self._log.event(ExtendedThinking(thinking=completion.thinking, turn=held.turn)))
-        if held.last is None and held.phase is None:  # in a last turn no tool is called, nor in planning
+        # In a last turn no tool is called, nor in planning; and the last call of an answer that was cut may be none.
+        if held.last is None and held.phase is None and completion.stop_reason not in CUT:
             events += [self._log.event(fact) for fact in self._begun(completion.calls)]
         try:
             await self._log.append(events)
@@ -124,6 +131,13 @@ class Asking:
             await self._log.append([event, self._log.event(fact)])
             return Ended("error", "an answer too large to be kept", error_kind="bad_answer", error_message=str(error))
         return completion
+
+    def _with_printed_calls(self, completion: Completion, turn: int, message: MessageMaker) -> Completion:
+        """Return an answer that calls nothing with the calls that it printed, where they can be made; else as it is."""
+        if completion.calls or completion.stop_reason in CUT | REFUSED:
+            return completion
+        printed = self._log.history.printed(completion.text)
+        return with_calls(completion, printed, turn, message) if printed is not None and printed.calls else completion
 
     async def _failed(self, reserved: Reservation, error: ModelError, took_ms: int) -> Ended | Paused | None:
         """Settle a failed attempt, and wait for the next one if there is any point in it."""

@@ -28,7 +28,9 @@ from ava_audit.events import (
     UserMessage,
 )
 from ava_server.budget import Purpose, paid_for
+from ava_server.faults import Fault, FaultKind, fault_in_calls, fault_of
 from ava_server.models.base import AssistantTurn, Known, Request, ToolSchema, ToolTurn, ToolUse, Turn, UserTurn
+from ava_server.models.printed_calls import Printed, read_printed
 from ava_server.models.wire import tool_use
 from ava_server.planning import PlanState
 from ava_server.submit import NAME as SUBMIT
@@ -92,7 +94,9 @@ class History:
     paid_attempts: int = 0
     last: LastTurn | None = None
     thinks: bool = True
-    empties: int = 0
+    said_tokens: int = 0
+    fault: Fault | None = None
+    faults: tuple[FaultKind, ...] = ()
     looping: bool = False
     drafts: list[Any] = field(default_factory=list[Any])
     planning: PlanState = field(default_factory=PlanState)
@@ -180,6 +184,13 @@ class History:
             thinking=thinking,
         )
 
+    def printed(self, text: str) -> Printed | None:
+        """Return what of an answer's words looks like tool calls."""
+        if self.prefix is None:
+            return None
+        tools = tuple(ToolSchema(**tool) for tool in self.prefix.tools)
+        return read_printed(text, tools, self._read)
+
     def open_calls(self) -> tuple[ToolUse, ...]:
         """Return the last answer's tool calls that have no result yet."""
         return tuple(call for call in self.calls if call.call_id not in self.results)
@@ -214,6 +225,13 @@ class History:
 
     # -- folding --------------------------------------------------------------------------------------------------
 
+    def _read(self) -> Iterable[str]:
+        """Return everything that came from elsewhere: what the tools brought, and the context that was handed on."""
+        if self.task is not None and self.task.context:
+            yield self.task.context
+        for _seq, result in self.outputs:
+            yield result.output
+
     def _added(self, recipe: Recipe) -> list[_Item]:
         """Return what a request adds: the last answer's results in call order, messages that came, its notice."""
         added = self._pending_results()
@@ -246,6 +264,7 @@ class History:
         if fact.turn != self.turn:
             self.unknown_attempts = self.paid_attempts = 0
         self.turn, self.attempt, self.answered = fact.turn, fact.attempt, False
+        self.said_tokens = fact.max_output
 
     def _settled(self, fact: CostUpdate, usage: Usage | None) -> None:
         for name, micros in fact.cost_by.items():
@@ -258,16 +277,26 @@ class History:
             total = usage.input_tokens + usage.cache_read_tokens + usage.cache_write_tokens + usage.output_tokens
             # The answer follows as the next item; its tokens are in the count, so it is covered too.
             self.known = Known(prompt_tokens=total, turns=len(self._items) + 1)
+            self.said_tokens = usage.output_tokens
 
     def _said(self, seq: int, fact: AssistantMessage) -> None:
         self.answer, self.answered = fact, True
-        self.words.append(fact.text)
         self.calls = tuple(tool_use(call["call_id"], call["name"], call["raw_args"]) for call in fact.calls)
-        if not self.calls and not fact.text.strip():
-            self.empties += 1
+        self.fault = None
+        if not self.calls:
+            self._judged(fault_of(fact, self.said_tokens, self.printed(fact.text)))
+        if self.fault is None or self.fault.kind != "refusal":  # what is said in declining is no part of an answer
+            self.words.append(fact.text)
+        if fact.printed and self.known is not None:  # it was counted as it was printed, and is sent back as calls
+            self.known = Known(self.known.prompt_tokens, min(self.known.turns, len(self._items)))
         self.results, self.started, self._arrived = {}, {}, {}
         self._results_in = False
         self._items.append(_Item(seq, AssistantTurn(fact.raw or {})))
+
+    def _judged(self, fault: Fault | None) -> None:
+        """Fold what was wrong with the last answer; one that could be used ends the row of those that could not."""
+        self.fault = fault
+        self.faults = () if fault is None else (*self.faults, fault.kind)
 
     def _planned(self, seq: int, fact: AssistantMessage) -> None:
         """Fold the answer of a planning call: words, of which nothing is called."""
@@ -320,6 +349,10 @@ class History:
             before = self.repeats.get(key)
             sha = fact.output_sha or (before.output_sha if before else "")
             self.repeats[key] = Repeat(sha, before.count + 1 if before and before.output_sha == sha else 1)
+        if call is not None and self.answer is not None and not self.open_calls():
+            results = [self.results[each.call_id] for each in self.calls]
+            draft = any(each.name == SUBMIT for each in self.calls)
+            self._judged(fault_in_calls(self.answer, results, draft=draft))
         if fact.tool == SCRATCHPAD and fact.success:
             started = self.started.get(fact.call_id)
             note = dict[str, Any](started.args or {}).get("note") if started is not None else None

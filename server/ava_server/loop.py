@@ -18,6 +18,7 @@ from ava_audit.view import View
 from ava_server.acting import Acting
 from ava_server.asking import Asking, Paused
 from ava_server.budget import unsettled
+from ava_server.faults import REPAIRS, cut_call, cut_caveat, ending
 from ava_server.history import History
 from ava_server.models.base import Completion
 from ava_server.planning import Planning
@@ -35,7 +36,6 @@ _REPORT = "Report it with what `ava show S-… --json` prints for this run."
 
 WRAP_S = 30.0
 """Seconds of a run's time, a fifth of it at most, that the wrap-up has for itself."""
-REPAIRS = 2
 END_S = 10.0
 STUCK_S = 3.0
 """A run that has not ended so long after it should have is ended by the manager; its loop can write nothing more."""
@@ -223,7 +223,9 @@ class AgentRun:
             accepted = await anyio.to_thread.run_sync(accept, submit, self._config.output_schema)
             if isinstance(accepted, SubmitArgs):
                 return self._handed_over(accepted, submit.call_id)
-            return await self._repair(completion, submit.call_id, accepted)
+            said = self._history.answer
+            cut = cut_call(said, completion.calls, submit) if said is not None else None
+            return await self._repair(completion, submit.call_id, cut or accepted)
         if not completion.calls:
             return self._plain(completion.text)
         last = self._history.last or self._reserving.cap  # as it was asked: calls that have begun count by now
@@ -233,7 +235,7 @@ class AgentRun:
         await self._acting.run(completion.calls)
         if self._history.looping:
             return Ended("guardrail", "the same tool call with the same result, 20 times")
-        return None
+        return self._worn_out()
 
     def _handed_over(self, submitted: SubmitArgs, call_id: str | None = None) -> Ended:
         last = self._reserving.last_turn()
@@ -242,33 +244,40 @@ class AgentRun:
         return Ended("success", "the subagent handed over its result", submitted, call_id=call_id)
 
     def _plain(self, text: str) -> Ended | None:
-        """Take plain text instead of the call as the output; an empty answer is asked for again, at most twice."""
-        if text.strip():
-            if self._config.output_schema is not None:
-                return Ended(
-                    "error", "plain text where a result in a given form was asked for",
-                    error_kind="bad_output", error_message=text[:4_000],
-                    what_to_do="Ask again, or leave output_schema out.",
-                )  # fmt: skip
-            first = next(line for line in text.splitlines() if line.strip())
-            return self._handed_over(SubmitArgs(summary=first, output=text))
-        last = self._reserving.last_turn()
-        if last is not None:
+        """Take plain text instead of the call as the output; what is none is asked for again, at most twice.
+
+        In the last turn a text that is at fault is taken too, but for the words of a refusal.
+        """
+        fault, last = self._history.fault, self._reserving.last_turn()
+        if fault is not None and last is None:
+            return self._worn_out()
+        if last is not None and (not text.strip() or (fault is not None and fault.kind == "refusal")):
             return Ended(last.status, last.reason)
-        if self._history.empties > REPAIRS:
+        if self._config.output_schema is not None:
             return Ended(
-                "error", "the model answered with nothing", error_kind="bad_answer",
-                error_message=f"{self._history.empties} empty answers", what_to_do="Try another model.",
+                "error", "plain text where a result in a given form was asked for",
+                error_kind="bad_output", error_message=text[:4_000],
+                what_to_do="Ask again, or leave output_schema out.",
             )  # fmt: skip
-        return None
+        first = next(line for line in text.splitlines() if line.strip())
+        cut = fault is not None and fault.kind == "cut"
+        caveats = [cut_caveat(self._history.said_tokens)] if cut else []
+        return self._handed_over(SubmitArgs(summary=first, output=text, caveats=caveats))
+
+    def _worn_out(self) -> Ended | None:
+        """Return the ending of a run whose model answers again and again with nothing that can be used."""
+        fault, kinds = self._history.fault, self._history.faults
+        if fault is None or len(kinds) <= REPAIRS or self._reserving.last_turn() is not None:
+            return None
+        reason, kind, what_to_do = ending(kinds)
+        return Ended("error", reason, error_kind=kind, error_message=fault.detail, what_to_do=what_to_do)
 
     async def _repair(self, completion: Completion, call_id: str, fault: str) -> Ended | None:
         """Tell the model what is wrong with its result; after two repairs the run ends with the raw draft kept."""
         for call in completion.calls:
             if call.call_id not in self._history.results:
-                await self._acting.refuse(
-                    call, fault if call.call_id == call_id else "a result was handed over with it"
-                )
+                why = fault if call.call_id == call_id else "a result was handed over with it"
+                await self._acting.refuse(call, why, unusable=True)
         last = self._reserving.last_turn()
         if last is not None:
             return Ended(last.status, last.reason)
@@ -277,7 +286,7 @@ class AgentRun:
                 "error", "the result could not be brought into the form asked for", error_kind="bad_output",
                 error_message=fault, what_to_do="Ask again with a simpler output_schema, or without one.",
             )  # fmt: skip
-        return None
+        return self._worn_out()
 
     async def _refuse_open(self, why: str) -> None:
         """Answer the calls that have no result yet, so that the history is whole."""

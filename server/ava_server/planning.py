@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ava_audit.events import Activity, AssistantMessage, CostReserved, PlanPhase, PlanReady
+from ava_server.faults import CUT
 from ava_server.models.base import Completion
 
 if TYPE_CHECKING:
@@ -36,8 +37,6 @@ NO_PLAN = "Working without a plan: none could be made"
 _THEN: Mapping[PlanPhase, PlanPhase] = {"analysis": "plan", "plan": "review"}
 _KEEP = re.compile(r"\W*keep\W*", re.IGNORECASE)
 _STEP = re.compile(r"^[\s#*_]*(?:(?:step\s+)?\d+[\s.:)*]|[-*•]\s)", re.IGNORECASE | re.MULTILINE)
-_CUT = ("length", "max_tokens")
-"""What providers say of an answer that ended where its tokens did."""
 
 
 @dataclass
@@ -76,7 +75,7 @@ class PlanState:
         if self.phase == "plan":
             self.draft = text
         elif self.phase == "review":
-            if said.stop_reason not in _CUT and _STEP.search(text):
+            if said.stop_reason not in CUT and _STEP.search(text):
                 self.corrected = text
             self.reviewed = bool(self.corrected or _KEEP.fullmatch(text))
             return bool(self.corrected)

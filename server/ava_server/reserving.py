@@ -33,7 +33,6 @@ UNKNOWN = "two attempts of this turn ended without an answer, and what they cost
 UNKNOWN_ADVICE = "See whether the provider answers, then propose it again with retry_of."
 WRAP_UP = "wrap_up"
 TO_WORK = "plan:work"
-EMPTY = "Your answer was empty. Go on with a tool call, or call submit_result with what you have."
 
 
 @dataclass(frozen=True)
@@ -210,9 +209,9 @@ class Reserving:
         if ready is not None and ready.plan and TO_WORK not in self._history.told:
             left = self._eighty()
             return _Notice("\n\n".join([to_work(), *([left.text] if left.text else [])]), (TO_WORK, *left.about))
-        said = self._history.answer
-        if said is not None and not said.calls and not said.text.strip():
-            return _Notice(EMPTY, ("empty",))
+        fault = self._history.fault
+        if fault is not None and fault.notice:
+            return _Notice(fault.notice, (fault.kind,))
         return self._eighty()
 
     def _eighty(self) -> _Notice:

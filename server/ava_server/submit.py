@@ -9,6 +9,7 @@ from typing import Any, cast
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from ava_server.models.base import ToolSchema, ToolUse
+from ava_server.models.wire_json import object_fault
 from ava_server.output_schema import fault, placed
 
 NAME = "submit_result"
@@ -77,7 +78,7 @@ def _free_form() -> dict[str, Any]:
 def accept(call: ToolUse, output_schema: dict[str, Any] | None) -> SubmitArgs | str:
     """Return what was handed over, or what is wrong with it, for the model to mend."""
     if call.args is None:
-        return f"the arguments are not a JSON object: {call.raw_args[:200]!r}; send them again as one object"
+        return f"the arguments are not a JSON object: {object_fault(call.raw_args)}; send them again as one object"
     try:
         submitted = SubmitArgs.model_validate(call.args)
     except ValidationError as error:

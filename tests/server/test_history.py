@@ -106,6 +106,18 @@ def test_what_the_provider_counted_covers_its_answer_too() -> None:
     assert history.known.turns == len(history.turns(Recipe(0)))
 
 
+def test_an_answer_whose_calls_were_printed_is_not_covered_by_what_was_counted() -> None:
+    """It was counted as words, and goes back as calls, which may be more."""
+    history = History("S-000001")
+    history.add(1, UserMessage(text="the task", kind="task"))
+    history.add(2, started())
+    history.add(3, reserved(1))
+    history.add(4, settled(), Used(input_tokens=10, output_tokens=5))
+    history.add(5, said("a").model_copy(update={"printed": True}))
+    assert history.known is not None
+    assert history.known.turns == len(history.turns(Recipe(0))) - 1
+
+
 def test_an_attempt_of_unknown_outcome_is_counted_within_its_turn() -> None:
     history = begun()
     history.add(6, result("a", "A"))

@@ -74,7 +74,7 @@ async def test_an_empty_answer_is_asked_for_again_and_the_third_ends_the_run(tmp
         result = await lab.outcome()
         assert "empty" in last_messages(lab.server)[-1]["content"]
     assert result["status"] == "error"
-    assert result["error"]["kind"] == "bad_answer"
+    assert result["error"]["kind"] == "bad_output"
     assert result["iterations"] == 3
 
 

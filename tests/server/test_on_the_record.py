@@ -100,6 +100,7 @@ def every_tool() -> list[Step]:
     tools = [*builtin_tools(), *RUN_TOOL_NAMES]
     steps: list[Step] = [Say("I look.", [("http_get", {"url": LONG_URL})], reasoning="where is it?")]
     steps += [Say(calls=[(tool, GOOD[tool]), (tool, {"no_such_argument": 1})]) for tool in tools]
+    steps.append(Say('<tool_call>{"name": "scratchpad", "arguments": {"note": "printed"}}</tool_call>'))
     return [*steps, Say(calls=[(SUBMIT, {"no_such_argument": 1})]), submits("all done")]
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
@@ -15,7 +15,7 @@ from ava_server.errors import ModelError
 from ava_server.models import bound as bounds
 from ava_server.models import wire_json
 from ava_server.models.answer_stream import AnswerStream, Deadlines
-from ava_server.models.base import AssistantTurn, Bound, Known, Request
+from ava_server.models.base import AssistantTurn, Bound, Known, Request, ToolUse
 from ava_server.models.endpoint import Endpoint
 from ava_server.models.wire import Wire
 
@@ -81,6 +81,10 @@ class HttpModel:
     def bound(self, request: Request, known: Known | None) -> Bound:
         """Return an upper bound of what the call can use."""
         return bounds.bound(request, self.wire.message, known, self._covered)
+
+    def assistant_message(self, text: str | None, calls: Sequence[ToolUse]) -> Mapping[str, Any]:
+        """Return an answer of these words and calls as the provider would have sent it."""
+        return self.wire.assistant_message(text, calls)
 
     @asynccontextmanager
     async def stream(self, request: Request) -> AsyncGenerator[AnswerStream]:

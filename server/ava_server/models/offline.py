@@ -7,7 +7,7 @@ their sources. It is a pure function of the request, so that an interrupted run 
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import PurePosixPath
@@ -18,7 +18,7 @@ import anyio.to_thread
 
 from ava_audit.events import Usage
 from ava_server.models import chat_wire, extracts, wire_json
-from ava_server.models.base import AssistantTurn, Bound, Completion, Delta, Known, Request, ToolTurn, UserTurn
+from ava_server.models.base import AssistantTurn, Bound, Completion, Delta, Known, Request, ToolTurn, ToolUse, UserTurn
 from ava_server.models.choose import OFFLINE, SET_A_MODEL
 from ava_server.models.extracts import Passage
 from ava_server.models.wire import tool_use
@@ -57,6 +57,10 @@ class OfflineModel:
         """Return nothing: no token is ever used."""
         del request, known
         return Bound(0, 0)
+
+    def assistant_message(self, text: str | None, calls: Sequence[ToolUse]) -> Mapping[str, Any]:
+        """Return an answer of these words and calls as the provider would have sent it."""
+        return chat_wire.assistant_message(text, calls)
 
     @asynccontextmanager
     async def stream(self, request: Request) -> AsyncGenerator[OfflineStream]:

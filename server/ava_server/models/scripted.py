@@ -31,6 +31,7 @@ from ava_server.models.base import (
     Known,
     Request,
     ToolTurn,
+    ToolUse,
     UserTurn,
 )
 from ava_server.models.wire import tool_use
@@ -107,6 +108,10 @@ class ScriptedModel:
     def bound(self, request: Request, known: Known | None) -> Bound:
         """Return an upper bound of what the call can use."""
         return bounds.bound(request, chat_wire.message, known)
+
+    def assistant_message(self, text: str | None, calls: Sequence[ToolUse]) -> Mapping[str, Any]:
+        """Return an answer of these words and calls as the provider would have sent it."""
+        return chat_wire.assistant_message(text, calls)
 
     @asynccontextmanager
     async def stream(self, request: Request) -> AsyncGenerator[ScriptedStream]:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from ava_server.models.base import Completion, ToolSchema
 from ava_server.models.chat_wire import assistant_message
+from ava_server.models.messages_wire import MessagesWire
 from ava_server.models.printed_calls import EXAMPLE, Printed, read_printed, with_calls
 
 TEXT, NUMBER, LIST = {"type": "string"}, {"type": "integer"}, {"type": "array", "items": {"type": "string"}}
@@ -242,6 +243,17 @@ def test_the_answer_becomes_one_that_calls_and_keeps_its_thinking() -> None:
     assert made.raw["content"] == "I look." and made.raw["reasoning_content"] == "let me see"
     assert [call["function"]["name"] for call in made.raw["tool_calls"]] == ["read_file", "read_file"]
     assert [call["id"] for call in made.raw["tool_calls"]] == [call.call_id for call in made.calls]
+
+
+def test_on_a_wire_of_blocks_its_thoughts_stay_before_what_it_calls() -> None:
+    text = FORMS["Hermes"][0]
+    printed = read(f"I look.\n{text}")
+    assert printed is not None
+    thought = {"type": "thinking", "thinking": "let me see", "signature": "s"}
+    raw = {"role": "assistant", "content": [thought, {"type": "text", "text": f"I look.\n{text}"}]}
+    made = with_calls(Completion(text, (), raw, None), printed, 1, MessagesWire().assistant_message)
+    used = {"type": "tool_use", "id": made.calls[0].call_id, "name": "read_file", "input": {"path": "a.md"}}
+    assert made.raw == {"role": "assistant", "content": [thought, {"type": "text", "text": "I look."}, used]}
 
 
 def test_the_ids_are_the_same_each_time_and_others_in_another_turn() -> None:

@@ -1,0 +1,196 @@
+"""Answers of which nothing can be used: what was wrong with one, what the model is told of it, and what becomes of it.
+
+Everything here follows from what stands in the log, so that a run that was taken up again counts on. Two such answers
+in a row are answered with what is wrong; the third ends the run. A planning call and the last turn have rules of their
+own: there an answer is taken as it is, or dropped.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from ava_audit.events import AssistantMessage, ToolResult
+from ava_server.models.base import ToolUse
+from ava_server.models.printed_calls import EXAMPLE, Printed
+
+REPAIRS = 2
+"""Answers in a row of which nothing could be used, before the one that ends the run."""
+CUT = frozenset({"length", "max_tokens", "model_context_window_exceeded"})
+"""What providers say of an answer that ended where its tokens did."""
+REFUSED = frozenset({"content_filter", "refusal"})
+"""What they say of one that the model, or a filter before it, declined to give."""
+SHOWN = 1_000
+"""Characters of an answer that an ending shows."""
+
+FaultKind = Literal["calls", "draft", "printed", "cut", "empty", "refusal"]
+
+_EMPTY = "Your answer was empty. Go on with a tool call, or call submit_result with what you have."
+_DECLINED = (
+    "You declined. If a part of the task can be done, do that part, and say in caveats what you left out; if none can,"
+    " call submit_result and say why."
+)
+_FILTERED = (
+    "The provider's filter ended your answer, and nothing of it was taken. If a part of the task can be done, do that"
+    " part in other words, and say in caveats what you left out; if none can, call submit_result and say why."
+)
+_WORDS: dict[FaultKind, tuple[str, str, str]] = {
+    "calls": (
+        "a tool call that could not be made", "tool calls that could not be made",
+        "Try another model: this one does not call its tools as they are.",
+    ),
+    "draft": (
+        "a result in the wrong form", "results in the wrong form",
+        "Ask again with a simpler output_schema, or without one.",
+    ),
+    "printed": (
+        "a tool call printed as text", "tool calls printed as text",
+        "Have the model's server read its tool calls (vLLM: --enable-auto-tool-choice and --tool-call-parser;"
+        " llama.cpp: --jinja), or try another model.",
+    ),
+    "cut": (
+        "an answer cut at its length", "answers cut at their length",
+        "Ask for a shorter answer, or for less in one run.",
+    ),
+    "empty": ("an empty answer", "empty answers", "Try another model."),
+    "refusal": (
+        "a refusal", "refusals",
+        "Ask for the part that the model does, say what it is for, or try another model.",
+    ),
+}  # fmt: skip
+"""One of its kind, several of them, and what to do about it."""
+
+_TAIL = 4_000
+_REPEATS, _REPEATED = 5, 120
+"""Repetitions at the end of an answer, and the characters that they have together, from which it is one."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What was wrong with an answer of which nothing can be used.
+
+    Attributes:
+        kind: What it was.
+        detail: Its own words, or what was answered to it.
+        notice: What the next request tells the model; empty where the results of its calls do.
+    """
+
+    kind: FaultKind
+    detail: str
+    notice: str = ""
+
+
+def fault_of(said: AssistantMessage, tokens: int, printed: Printed | None) -> Fault | None:
+    """Return what is wrong with an answer that calls nothing, or None.
+
+    Args:
+        said: The answer.
+        tokens: How many it had.
+        printed: What of it looks like calls.
+    """
+    declined = refusal(said)
+    if declined is not None:
+        return Fault("refusal", declined[:SHOWN], _declined(said))
+    if said.stop_reason in CUT:
+        return Fault("cut", said.text[-SHOWN:], _cut(said.text, tokens))
+    if not said.text.strip():
+        return Fault("empty", "", _EMPTY)
+    if printed is not None:
+        return Fault("printed", said.text[-SHOWN:], _printed(printed.why))
+    return None
+
+
+def refusal(said: AssistantMessage) -> str | None:
+    """Return the words with which a model declined, or None where it did not."""
+    words = (said.raw or {}).get("refusal")
+    if isinstance(words, str) and words.strip():
+        return words
+    return said.text if said.stop_reason in REFUSED else None
+
+
+def fault_in_calls(said: AssistantMessage, results: Sequence[ToolResult], *, draft: bool) -> Fault | None:
+    """Return what is wrong with an answer whose calls have all been answered, or None where one of them was of use."""
+    if not results or not all(result.unusable for result in results):
+        return None
+    told = "\n".join(result.output for result in results)[:SHOWN]
+    if said.stop_reason in REFUSED:
+        return Fault("refusal", said.text[:SHOWN] or told, _declined(said))
+    kind: FaultKind = "cut" if said.stop_reason in CUT else "draft" if draft else "calls"
+    return Fault(kind, told)
+
+
+def cut_call(said: AssistantMessage, calls: Sequence[ToolUse], call: ToolUse) -> str | None:
+    """Return why a call cannot be made, if the answer ended in the middle of it."""
+    if said.stop_reason not in CUT or not calls or call != calls[-1]:
+        return None
+    if call.args:  # none may be for want of room
+        return None
+    return "your answer was cut at its length, in the middle of this call; ask for less at once, and write less beside"
+
+
+def ending(kinds: Sequence[FaultKind]) -> tuple[str, str, str]:
+    """Return how so many unusable answers in a row end a run: the reason, the kind of error and what to do."""
+    most = max(reversed(kinds), key=lambda kind: kinds.count(kind))
+    _one, many, what_to_do = _WORDS[most]
+    if len(set(kinds)) == 1:
+        reason = f"{len(kinds)} {many} in a row"
+    else:
+        counts = Counter(kinds).items()
+        parts = [_WORDS[kind][0] if count == 1 else f"{count} {_WORDS[kind][1]}" for kind, count in counts]
+        reason = f"{len(kinds)} answers in a row of which nothing could be used: {', '.join(parts)}"
+    return reason, "refusal" if most == "refusal" else "bad_output", what_to_do
+
+
+def cut_caveat(tokens: int) -> str:
+    """Return what a partial output says that is a text which was cut."""
+    return f"The answer was cut at {tokens} tokens."
+
+
+def _declined(said: AssistantMessage) -> str:
+    return _FILTERED if said.stop_reason == "content_filter" else _DECLINED
+
+
+def _cut(text: str, tokens: int) -> str:
+    if not text.strip():
+        return (
+            f"Your answer was cut at {tokens} tokens, before it said anything. Think less before you answer, and go on"
+            " with a tool call, or call submit_result with what you have."
+        )
+    again = repeated_at_the_end(text)
+    if again is not None:
+        return (
+            f"Your answer was cut at {tokens} tokens: at its end it repeated {again!r} over and over. It was not taken."
+            " Do not go on with it; call submit_result with what you have, and say each thing once."
+        )
+    return (
+        f"Your answer was cut at {tokens} tokens, and was not taken. Hand over a shorter one with submit_result; or go"
+        " on with a tool call, if the work is not done."
+    )
+
+
+def _printed(why: str) -> str:
+    return (
+        f"Your answer has what looks like a tool call, written as text: {why}. Nothing was called, and the answer was"
+        " not taken. Call tools as tools, not in your words; if that is not open to you, let your answer end with"
+        f" {EXAMPLE}, with a tool that you have, and nothing after it. If you meant to call nothing, hand the answer"
+        " over with submit_result."
+    )
+
+
+def repeated_at_the_end(text: str) -> str | None:
+    """Return the line or phrase that a text repeats to its end, or None if it does not."""
+    tail = text.rstrip()[-_TAIL:][::-1]
+    # same[n]: how far the reversed tail runs on as it began, from its n-th character on (the Z function).
+    same, left, right = [0] * len(tail), 0, 0
+    for n in range(1, len(tail)):
+        run = min(right - n, same[n - left]) if n < right else 0
+        while n + run < len(tail) and tail[run] == tail[n + run]:
+            run += 1
+        same[n] = run
+        if n + run > right:
+            left, right = n, n + run
+        if n + run >= max(_REPEATS * n, _REPEATED):
+            return tail[:n][::-1].strip()[:80] or None
+    return None
