@@ -172,7 +172,7 @@ def plays() -> dict[str, Sequence[Step]]:
         "told": TOLD,
         "steered": [Say(calls=NOTE.calls, gate=STEERED), hand_over()],
         "left": [*(Say("x", gate=gate) for gate in LEFT), hand_over(), hand_over(), hand_over()],
-        "paused": [Fail(429, retry_after="5"), hand_over()],
+        "paused": [Fail(429, retry_after="5", headers={"x-request-id": "req_limits01"}), hand_over()],
     }
 
 
