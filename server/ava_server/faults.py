@@ -18,7 +18,7 @@ from ava_server.models.printed_calls import EXAMPLE, Printed
 
 REPAIRS = 2
 """Answers in a row of which nothing could be used, before the one that ends the run."""
-CUT = frozenset({"length", "max_tokens", "model_context_window_exceeded"})
+CUT = frozenset({"length", "max_tokens", "max_output_tokens", "model_context_window_exceeded"})
 """What providers say of an answer that ended where its tokens did."""
 REFUSED = frozenset({"content_filter", "refusal"})
 """What they say of one that the model, or a filter before it, declined to give."""

@@ -107,7 +107,7 @@ class ProviderSettings(Table):
     """A provider: its address, the format that it speaks (None: as its address says), and whether it can stream."""
 
     base_url: Url | None = None
-    wire: Literal["chat_completions", "messages"] | None = None
+    wire: Literal["chat_completions", "messages", "responses"] | None = None
     stream: bool = True
 
 

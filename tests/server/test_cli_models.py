@@ -218,6 +218,15 @@ def test_an_endpoint_that_speaks_messages_is_asked_in_its_own_way(root: Path) ->
     assert list(by_id(proxy)) == ["claude-own"]
 
 
+def test_an_endpoint_whose_address_names_the_path_of_responses_is_asked_beside_it(root: Path) -> None:
+    with running_model_server([listing("gpt-own")]) as server:
+        config = f'[providers.proxy]\nbase_url = "{server.base_url}/responses"\nwire = "responses"\n'
+        [proxy] = told(root, "proxy", config=config, AVA_KEY_PROXY=KEY)["providers"]
+        [asked] = server.requests
+    assert (asked.path, asked.headers["authorization"]) == ("/v1/models", f"Bearer {KEY}")
+    assert list(by_id(proxy)) == ["gpt-own"]
+
+
 def test_a_price_by_id_alone_is_listed_where_the_model_can_be(root: Path) -> None:
     config = (
         '[providers.local]\nbase_url = "https://models.example.com/v1"\n'

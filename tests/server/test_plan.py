@@ -292,8 +292,13 @@ ERRORS: Mapping[str, list[Step]] = {
 @pytest.mark.requirement("S5-13")
 @pytest.mark.parametrize(
     "said",
-    [*NOTHING.values(), *ERRORS.values(), [Say("It looks good to me.")], [Say(BETTER_PLAN, finish_reason="length")]],
-    ids=[*NOTHING, *ERRORS, "no plan", "half a plan"],
+    [
+        *NOTHING.values(),
+        *ERRORS.values(),
+        [Say("It looks good to me.")],
+        *([Say(BETTER_PLAN, finish_reason=cut)] for cut in ("length", "max_output_tokens")),
+    ],
+    ids=[*NOTHING, *ERRORS, "no plan", "half a plan", "half a plan over responses"],
 )
 async def test_a_review_that_fails_leaves_the_plan_as_it_was_written(tmp_path: Path, said: list[Step]) -> None:
     planner = Planner(review=list(said))

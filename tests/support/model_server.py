@@ -144,12 +144,14 @@ class ModelServer:
 
     def _refusal(self, received: Received) -> Step | None:
         """Return the answer to a request that the API of its path would refuse, or None."""
-        if not received.path.endswith("/messages"):
+        if received.path.endswith("/messages"):
+            from support.messages_format import refused
+        elif received.path.endswith("/responses"):
+            from support.responses_format import refused
+        else:
             return None
-        from support import messages_format
-
-        why = messages_format.refused(received.json)
-        if why is None:
+        why = refused(received.json)
+        if not why:
             return None
         self.refused.append(why)
         return Fail(400, {"type": "error", "error": {"type": "invalid_request_error", "message": why}})
@@ -283,6 +285,10 @@ def _events(step: Say, turn: int, path: str, request: dict[str, Any]) -> list[by
         from support import messages_format
 
         return messages_format.events(step, turn, request)
+    if path.endswith("/responses"):
+        from support import responses_format
+
+        return responses_format.events(step, request)
     return events(step, turn)
 
 
@@ -291,6 +297,10 @@ def _whole(step: Say, turn: int, path: str, request: dict[str, Any]) -> dict[str
         from support import messages_format
 
         return messages_format.whole(step, turn, request)
+    if path.endswith("/responses"):
+        from support import responses_format
+
+        return responses_format.whole(step, request)
     return whole(step, turn)
 
 

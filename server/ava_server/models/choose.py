@@ -16,7 +16,7 @@ from ava_server.prices import Price, UserPrice, find_price, is_local
 from ava_server.providers import PROVIDERS
 
 Tier = Literal["fast", "balanced", "deep"]
-WireName = Literal["chat_completions", "messages", "offline", "scripted"]
+WireName = Literal["chat_completions", "messages", "responses", "offline", "scripted"]
 SaidBy = Literal["AVA_MODEL_BASE_URL", "AVA_MODEL", "settings", "tiers.toml", "nobody"]
 TIERS: tuple[str, ...] = get_args(Tier)
 UNNAMED: Tier = "balanced"
@@ -26,7 +26,7 @@ SCRIPTED = "scripted:demo"
 """Exists only where AVA_MODEL asks for it by this name, and no endpoint is set: the script of `ava demo --scripted`."""
 CUSTOM = "custom"
 KNOWN_URLS: Mapping[str, str] = {name: known.base_url for name, known in PROVIDERS.items() if known.base_url}
-KNOWN_WIRES: Mapping[str, WireName] = {"api.anthropic.com": "messages"}
+KNOWN_WIRES: Mapping[str, WireName] = {"api.anthropic.com": "messages", "api.openai.com": "responses"}
 """The hosts that speak something else than chat completions."""
 SET_A_MODEL = (
     "Store a key with `ava key set openrouter`, or set AVA_MODEL_BASE_URL and AVA_MODEL to any "

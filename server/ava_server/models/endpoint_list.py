@@ -12,6 +12,7 @@ from ava_server.models.chat_wire import ChatWire
 from ava_server.models.choose import check_address
 from ava_server.models.endpoint import Endpoint
 from ava_server.models.messages_wire import MessagesWire
+from ava_server.models.responses_wire import ResponsesWire
 
 if TYPE_CHECKING:
     import httpx2
@@ -35,7 +36,8 @@ async def ask_endpoint(seller: Seller, clients: ClientPool) -> list[str]:
     import httpx2
 
     check_address(seller.name, seller.base_url, seller.api_key)
-    wire = MessagesWire(bearer=True) if seller.wire == "messages" else ChatWire()
+    wires: dict[str, Wire] = {"messages": MessagesWire(bearer=True), "responses": ResponsesWire()}
+    wire = wires.get(seller.wire, ChatWire())
     endpoint = Endpoint(models_url(wire, seller.base_url), "", seller.api_key)
     with anyio.move_on_after(DEADLINE_S):
         try:
@@ -49,7 +51,10 @@ async def ask_endpoint(seller: Seller, clients: ClientPool) -> list[str]:
 
 def models_url(wire: Wire, base_url: str) -> str:
     """Return where an endpoint's models are listed: beside where its model is asked."""
-    return f"{wire.url(base_url).removesuffix('/chat/completions').removesuffix('/messages')}/models"
+    asked = wire.url(base_url)
+    for path in ("/chat/completions", "/messages", "/responses"):
+        asked = asked.removesuffix(path)
+    return f"{asked}/models"
 
 
 async def _asked(client: httpx2.AsyncClient, endpoint: Endpoint, wire: Wire) -> bytes:

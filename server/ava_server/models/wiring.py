@@ -111,6 +111,10 @@ def _wire(parameters: Mapping[str, Any]) -> Wire | None:
             from ava_server.models.messages_wire import MessagesWire
 
             return MessagesWire(streaming, thinking, bearer=host_of(base_url) != _ANTHROPIC)
+        case {"wire": "responses"}:
+            from ava_server.models.responses_wire import ResponsesWire
+
+            return ResponsesWire(streaming, thinking)
         case _:
             return None
 

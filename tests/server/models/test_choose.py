@@ -18,6 +18,7 @@ from ava_server.models.choose import (
     default_tiers,
 )
 from ava_server.models.clients import ClientPool
+from ava_server.models.http_model import HttpModel
 from ava_server.models.offline import OfflineModel
 from ava_server.models.wiring import build_model, model_of, parameters
 from ava_server.prices import Price, Unpriced, UserPrice
@@ -26,6 +27,7 @@ KEY = "sk-or-v1-0123456789abcdef0123"
 ROUTER = {"openrouter": Provider(api_key=KEY)}
 BOTH = {**ROUTER, "openai": Provider(api_key=KEY)}
 ANTHROPIC = {"anthropic": Provider(api_key=KEY)}
+BY_CHAT = {"openai": Provider(api_key=KEY, wire="chat_completions")}
 LOCAL = {"local": Provider("http://127.0.0.1:11434/v1")}
 CUSTOM = ModelSettings(base_url="http://127.0.0.1:9/v1", model="qwen3:8b")
 
@@ -236,6 +238,7 @@ CHOICES = {
     "gateway": router(Price(3000, 15_000, 300, 3750)),
     "free": router(Price(0, 0, 0, 0, free=True)),
     "openai": choose("openai:gpt-5", "fast", ModelSettings(providers=BOTH)),
+    "openai by chat": choose("gpt-6-luna", "fast", ModelSettings(providers=BY_CHAT)),
     "anthropic": choose("anthropic:claude-sonnet-5-5", "fast", ModelSettings(providers=ANTHROPIC)),
     "old anthropic": choose("claude-haiku-4-5", "fast", ModelSettings(providers=ANTHROPIC)),
     "local": choose(None, "fast", CUSTOM),
@@ -320,11 +323,33 @@ async def test_the_chosen_model_answers() -> None:
         assert server.requests[0].headers["authorization"] == f"Bearer {KEY}"
 
 
-def test_openai_is_asked_in_its_own_words() -> None:
-    model = build_model(choose("openai:gpt-5", "fast", ModelSettings(providers=BOTH)), ClientPool())
-    body = model.encode(Request("gpt-5", "", (), (UserTurn("x"),), 16))
-    assert b'"max_completion_tokens":16' in body
-    assert b"max_price" not in body
+@pytest.mark.parametrize("tier", TIERS)
+def test_openai_is_asked_over_responses_where_its_models_call_tools(tier: str) -> None:
+    choice = choose(None, tier, ModelSettings(providers={"openai": Provider(api_key=KEY)}))
+    model = build_model(choice, ClientPool())
+    assert isinstance(model, HttpModel)
+    assert model.wire.url(model.base_url) == "https://api.openai.com/v1/responses"
+    body = json.loads(model.encode(Request(choice.model_id, "", (), (UserTurn("x"),), 16)))
+    assert body["max_output_tokens"] == 16
+    assert body["reasoning"]["effort"] == ("low" if choice.model_id == "gpt-6.1-sol" else "none")
+
+
+def test_where_chat_completions_are_wanted_of_openai_they_have_its_own_words() -> None:
+    model = build_model(choose("gpt-6-luna", "fast", ModelSettings(providers=BY_CHAT)), ClientPool())
+    body = json.loads(model.encode(Request("gpt-6-luna", "", (), (UserTurn("x"),), 16)))
+    assert (body["max_completion_tokens"], body["reasoning_effort"]) == (16, "none"), "with tools it takes no other"
+    assert "max_price" not in str(body)
+
+
+@pytest.mark.parametrize("host", ["api.openai.com", "api.anthropic.com", "example.com"])
+def test_an_address_speaks_what_is_known_of_it_unless_the_settings_say_otherwise(host: str) -> None:
+    known = {"api.openai.com": "responses", "api.anthropic.com": "messages"}.get(host, "chat_completions")
+    price = {"m": UserPrice(input=1, output=1)}
+    for wire in (None, "responses"):
+        own = ModelSettings(
+            base_url=f"https://{host}/v1", model="m", prices=price, providers={"custom": Provider(wire=wire)}
+        )
+        assert choose(None, "fast", own).wire == (wire or known)
 
 
 @pytest.mark.parametrize(
