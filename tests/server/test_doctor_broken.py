@@ -216,7 +216,12 @@ def test_a_tier_that_leads_nowhere_is_a_fault_with_the_lines_to_add(root: Path) 
 
 
 def test_a_way_out_that_leads_nowhere_is_a_fault(root: Path) -> None:
-    for name, value in (("SSL_CERT_FILE", "/nowhere.pem"), ("SSL_CERT_DIR", "/nowhere"), ("HTTPS_PROXY", "http://")):
+    for name, value in (
+        ("SSL_CERT_FILE", "/nowhere.pem"),
+        ("SSL_CERT_DIR", "/nowhere"),
+        ("HTTPS_PROXY", "http://"),
+        ("ALL_PROXY", "socks5://127.0.0.1:1080"),
+    ):
         findings = doctor(root, **{name: value})
         assert faults(findings) == {"network"}
         assert name in findings["network"]["what_to_do"]

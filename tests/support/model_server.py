@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 JSON = "application/json"
@@ -120,8 +122,9 @@ class ModelServer:
         refused: Why requests were refused that the API of their path would refuse.
     """
 
-    def __init__(self, script: Script) -> None:
+    def __init__(self, script: Script, scheme: str = "http") -> None:
         self._script = script
+        self._scheme = scheme
         self._lock = threading.Lock()
         self.requests: list[Received] = []
         self.connections = 0
@@ -132,7 +135,7 @@ class ModelServer:
 
     @property
     def base_url(self) -> str:
-        return f"http://127.0.0.1:{self.port}/v1"
+        return f"{self._scheme}://127.0.0.1:{self.port}/v1"
 
     def next_step(self, received: Received) -> Step:
         with self._lock:
@@ -165,9 +168,13 @@ class ModelServer:
 
 
 @contextmanager
-def running_model_server(script: Script) -> Generator[ModelServer]:
-    """Run a server in a thread until the block ends; gates are released then."""
-    server = ModelServer(script)
+def running_model_server(script: Script, certificate: Path | None = None) -> Generator[ModelServer]:
+    """Run a server in a thread until the block ends; gates are released then. With a PEM file, it speaks TLS."""
+    server = ModelServer(script, "https" if certificate else "http")
+    context = None
+    if certificate is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate)
     ready = threading.Event()
     stop: list[Callable[[], object]] = []
 
@@ -192,7 +199,7 @@ def running_model_server(script: Script) -> Generator[ModelServer]:
                 tasks.discard(task)
                 writer.close()
 
-        listening = await asyncio.start_server(connected, "127.0.0.1", 0)
+        listening = await asyncio.start_server(connected, "127.0.0.1", 0, ssl=context)
         server.port = listening.sockets[0].getsockname()[1]
         ready.set()
         await done.wait()

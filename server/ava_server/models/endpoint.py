@@ -6,6 +6,7 @@ Only the border knows httpx2's errors and status codes; the loop sees `ModelErro
 from __future__ import annotations
 
 import re
+import ssl
 import unicodedata
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 _KEY_SHAPE = re.compile(r"\b(?:(?:sk|pk|rk|key|xai)-|gsk_)[A-Za-z0-9_\-]{8,}|\bBearer\s+\S+|\bAIza[\w\-]{20,}")
 _ID_SHAPE = re.compile(r"[A-Za-z0-9][\w.:\-]{2,127}", re.ASCII)
+_VERIFY_WORDS = re.compile(r"certificate verify failed: (.*?)(?: \(_ssl|$)")
 _SAID_CHARS = 200
 
 
@@ -71,6 +73,20 @@ class Endpoint:
 
     def unreachable(self, error: Exception) -> ModelError:
         """No connection could be made."""
+        from ava_roles.confine.proxied import ProxyRefused
+
+        if isinstance(error.__context__, ssl.SSLCertVerificationError) or "CERTIFICATE_VERIFY" in str(error):
+            return self._not_trusted(str(error))
+        if isinstance(error, ProxyRefused):
+            return ModelError(
+                f"No connection to {self.place}: {self.clean(str(error))}.",
+                kind="connection",
+                sent=False,
+                answered=False,
+                retryable=False,
+                what_to_do="Correct the proxy in HTTPS_PROXY (http://user:password@host:port), or name the endpoint's"
+                " host in NO_PROXY to go around it.",
+            )
         return ModelError(
             f"No connection to {self.place}: {self.clean(str(error)) or type(error).__name__}.",
             kind="connection",
@@ -78,6 +94,19 @@ class Endpoint:
             answered=False,
             retryable=True,
             what_to_do="Check that the endpoint runs and that its URL, the proxy and the network are right.",
+        )
+
+    def _not_trusted(self, said: str) -> ModelError:
+        """Whoever answers at the address has a certificate from nobody that this machine trusts."""
+        why = _VERIFY_WORDS.search(said)
+        return ModelError(
+            f"No connection to {self.place}: its certificate is not trusted ({self.clean(why[1] if why else said)}).",
+            kind="connection",
+            sent=False,
+            answered=False,
+            retryable=False,
+            what_to_do="Check the address. If the endpoint, or a proxy on the way, has a certificate from an authority"
+            " of its own, have SSL_CERT_FILE name the file with that authority's certificate.",
         )
 
     def connect_timeout(self, seconds: float) -> ModelError:
@@ -145,7 +174,8 @@ class Endpoint:
         again = {"true": True, "false": False}.get(response.headers.get("x-should-retry", "").strip().lower())
         if again is not None:
             refusal = replace(refusal, retryable=again, waits=refusal.waits or again)
-        return self._refused(said, refusal, response.headers, now, response.status_code)
+        through = response.extensions.get("ava_proxy")  # whose status this is, only the proxy knows
+        return self._refused(said, refusal, response.headers, now, response.status_code, through)
 
     def error_body(self, error: Any, headers: Mapping[str, str], now: datetime | None = None) -> ModelError:
         """An error came where an answer should be: a status of 200 and an error in the body."""
@@ -159,6 +189,7 @@ class Endpoint:
         headers: Mapping[str, str],
         now: datetime | None,
         status: int | None = None,
+        through: str | None = None,
     ) -> ModelError:
         """Return an error of the provider as a sentence; with no status it came in the body of a 200."""
         now = now or datetime.now(UTC)
@@ -175,7 +206,11 @@ class Endpoint:
         if status is None:
             refusal, words = refusal.in_a_body(), words or "without words"
         told = refusal.happened + (refusal.undated if wait is None else refusal.dated)
-        noted = (f"HTTP {status}" if status else "", f"request {request_id}" if request_id else "")
+        noted = (
+            f"HTTP {status}" if status else "",
+            f"through the proxy {through}" if through else "",
+            f"request {request_id}" if request_id else "",
+        )
         told += f" ({', '.join(filter(None, noted))})" if any(noted) else ""
         to_do = refusal.to_do if wait is not None else refusal.undated_to_do or refusal.to_do
         return ModelError(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from urllib.parse import urlsplit
 
+from ava_roles.confine.proxies import PROXY_VARIABLES, proxy_place, proxy_url
 from ava_server.access import model_settings
 from ava_server.cli.doctor.check import Finding, Setup, State, correct, from_error, log_path
 from ava_server.errors import AvaError
@@ -24,7 +24,6 @@ from ava_server.models.listing import Meant, tier_meanings
 from ava_server.price_words import price_words
 
 MEND_KEYS = "Mend that, then run `ava doctor` again; `ava key set PROVIDER` stores a key anew."
-_PROXIES = ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY")
 
 
 def models_of(setup: Setup) -> ModelSettings | None:
@@ -144,9 +143,9 @@ def search(_setup: Setup) -> list[Finding]:
 
 
 def network(setup: Setup) -> list[Finding]:
-    """Tell which way calls of models go out, where that is not the plain one."""
+    """Tell which way calls of models and fetched pages go out, where that is not the plain one."""
     found: list[Finding] = []
-    for name in _PROXIES:
+    for name in PROXY_VARIABLES:
         variable = next((one for one in (name, name.lower()) if setup.env.get(one, "").strip()), None)
         if variable is not None:
             found.append(_proxy(variable, setup.env[variable].strip()))
@@ -158,20 +157,22 @@ def network(setup: Setup) -> list[Finding]:
         elif given:
             found.append(Finding("network", "ok", f"certificates come from {variable}: {given}"))
     if setup.settings is not None and setup.settings.fetch.proxy:
-        text = "fetch.proxy is set, and this version does not use it: pages are fetched without a proxy"
-        found.append(Finding("network", "warning", text, "Take fetch.proxy out of config.toml."))
+        text = (
+            f"pages are fetched through the proxy {proxy_place(setup.settings.fetch.proxy)} (fetch.proxy), which then"
+            " decides which addresses can be reached: Ava looks up no name, and refuses only what a URL itself shows"
+        )
+        found.append(Finding("network", "ok", text))
     return found
 
 
 def _proxy(variable: str, given: str) -> Finding:
     """Tell of a proxy, without the user and password that may stand in it."""
+    place = proxy_place(given)
+    at = f" ({place})" if place else ""
     try:
-        parts = urlsplit(given if "://" in given else f"http://{given}")
-        host = parts.hostname or ""
-        port = f":{parts.port}" if parts.port else ""
+        proxy_url(given if "://" in given else f"http://{given}")
     except ValueError:
-        host = port = ""
-    if not host:
-        text = f"{variable} is no address of a proxy: no provider can be reached"
+        what = "a SOCKS proxy" if given.lower().startswith("socks") else "what is no address of a proxy"
+        text = f"{variable} names {what}{at}, and only HTTP proxies can be used: no provider behind it can be reached"
         return Finding("network", "fault", text, f"Write {variable} like http://host:3128, or unset it.")
-    return Finding("network", "ok", f"calls of models go through the proxy {host}{port} ({variable}); pages do not")
+    return Finding("network", "ok", f"calls of models go through the proxy {place} ({variable}); pages do not")

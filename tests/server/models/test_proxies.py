@@ -1,0 +1,285 @@
+"""Model calls behind a proxy: through it, around it, and a sentence for each way in which it can stand in the way."""
+
+import base64
+import logging
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+import pytest
+from ava_server.models.endpoint import may_have_been_billed
+from ava_server.models.answer_stream import Deadlines
+from ava_server.models.openai_chat import OpenAIChat
+from support.certificates import Issued, issue
+from support.model_server import Fail, Gate, ModelServer, Say, running_model_server
+from support.proxy import Proxy, running_proxy
+
+from ava_server.errors import ModelError
+from ava_server.models.base import Completion, Request, UserTurn
+from ava_server.models.clients import ClientPool
+
+HOST = "models.example.com"
+ASK = Request("test", "", (), (UserTurn("hello"),), 256)
+PASSWORD = "pass-word-of-the-proxy"
+LOGIN = f"somebody:{PASSWORD}"
+HASTY = Deadlines(connect_s=0.3, first_byte_s=5, total_s=8)
+PATIENT = Deadlines(connect_s=5)
+
+
+@pytest.fixture(scope="module")
+def issued(tmp_path_factory: pytest.TempPathFactory) -> Issued:
+    return issue(tmp_path_factory.mktemp("certificates"), HOST, "IP:127.0.0.1")
+
+
+@pytest.fixture(autouse=True)
+def no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy", "ssl_cert_file", "ssl_cert_dir"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+
+
+@pytest.fixture
+def trusted(issued: Issued, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SSL_CERT_FILE", str(issued.authority))
+    return issued.server
+
+
+@pytest.fixture
+async def clients() -> AsyncIterator[ClientPool]:
+    async with ClientPool() as clients:
+        yield clients
+
+
+@pytest.fixture
+def server(trusted: Path) -> Iterator[ModelServer]:
+    with running_model_server([Say("here"), Say("again"), Say("and again")], trusted) as server:
+        yield server
+
+
+@pytest.fixture
+def proxy(server: ModelServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    """A proxy before the server, named in HTTPS_PROXY."""
+    with running_proxy({HOST: server.port, "127.0.0.1": server.port}) as proxy:
+        monkeypatch.setenv("HTTPS_PROXY", proxy.url)
+        yield proxy
+
+
+def model_at(base_url: str, clients: ClientPool, deadlines: Deadlines = PATIENT) -> OpenAIChat:
+    return OpenAIChat("custom", "test", base_url, "key-0123456789", clients, deadlines)
+
+
+async def ask(base_url: str, clients: ClientPool, deadlines: Deadlines = PATIENT) -> Completion:
+    with anyio.fail_after(8):
+        async with model_at(base_url, clients, deadlines).stream(ASK) as stream:
+            async for _ in stream:
+                pass
+        return stream.completion
+
+
+async def failure(base_url: str, clients: ClientPool, deadlines: Deadlines = HASTY) -> ModelError:
+    with pytest.raises(ModelError) as caught:
+        await ask(base_url, clients, deadlines)
+    return caught.value
+
+
+URL = f"https://{HOST}/v1"
+
+
+@pytest.mark.parametrize("variable", ["HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"])
+async def test_a_call_goes_through_the_tunnel_of_a_proxy_to_a_name_that_is_not_resolved_here(
+    variable: str, server: ModelServer, clients: ClientPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running_proxy({HOST: server.port}) as proxy:
+        monkeypatch.setenv(variable, proxy.url)
+        assert (await ask(URL, clients)).text == "here"
+        assert (await ask(URL, clients)).text == "again"
+        await clients.aclose()
+        assert await anyio.to_thread.run_sync(proxy.wait_for_nobody)
+    assert proxy.tunnels == [f"{HOST}:443"]  # one tunnel for both calls
+    assert server.requests[0].path == "/v1/chat/completions"
+    assert server.requests[0].headers["host"] == HOST
+    assert "proxy-authorization" not in server.requests[0].headers
+
+
+@pytest.mark.parametrize("scheme", ["https", "http"])
+async def test_a_proxy_may_speak_tls_itself(
+    scheme: str, trusted: Path, clients: ClientPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        running_model_server([Say("here")], trusted if scheme == "https" else None) as server,
+        running_proxy({HOST: server.port}, trusted) as proxy,
+    ):
+        monkeypatch.setenv("ALL_PROXY", proxy.url_of(LOGIN))
+        assert (await ask(f"{scheme}://{HOST}/v1", clients)).text == "here"
+    assert [*proxy.tunnels, *proxy.requests] == [
+        f"{HOST}:443" if scheme == "https" else f"http://{HOST}/v1/chat/completions"
+    ]
+    assert len(proxy.logins) == 1
+
+
+@pytest.mark.parametrize("around", [HOST, "127.0.0.1", "127.0.0.0/8", "*"])
+async def test_no_proxy_leads_around_it(
+    around: str, proxy: Proxy, server: ModelServer, clients: ClientPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_PROXY", f"elsewhere.example.com, {around}")
+    assert (await ask(server.base_url, clients)).text == "here"
+    assert bool(proxy.tunnels) is (around == HOST)
+
+
+async def test_a_certificate_that_nobody_here_trusts_is_named_and_nothing_is_sent(
+    issued: Issued, clients: ClientPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running_model_server([Say("never")], issued.server) as server, running_proxy({HOST: server.port}) as proxy:
+        straight = await failure(server.base_url, clients)
+        monkeypatch.setenv("HTTPS_PROXY", proxy.url)
+        async with ClientPool() as others:
+            tunnelled = await failure(URL, others)
+        assert server.requests == []
+    for error, place in ((straight, f"127.0.0.1:{server.port}"), (tunnelled, HOST)):
+        assert f"No connection to {place}/v1/chat/completions: its certificate is not trusted" in str(error)
+        assert "unable to get local issuer certificate" in str(error)
+        assert "SSL_CERT_FILE" in error.what_to_do
+        assert (error.kind, error.sent, error.retryable) == ("connection", False, False)
+        assert not may_have_been_billed(error)
+
+
+@pytest.mark.parametrize("scheme", ["https", "http"])
+async def test_the_login_of_a_proxy_is_sent_to_it_and_appears_nowhere_else(
+    scheme: str, trusted: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.DEBUG, "ava")
+    wrong = "somebody:wrong-" + PASSWORD
+    certificate = trusted if scheme == "https" else None
+    with running_model_server([Say("let in")], certificate) as server, running_proxy({HOST: server.port}) as proxy:
+        proxy.login = LOGIN
+        url = f"{scheme}://{HOST}/v1"
+        said: list[ModelError] = []
+        for login in ("", wrong, LOGIN):
+            monkeypatch.setenv(f"{scheme.upper()}_PROXY", proxy.url_of(login) if login else proxy.url)
+            async with ClientPool() as clients:
+                if login == LOGIN:
+                    assert (await ask(url, clients)).text == "let in"
+                else:
+                    said.append(await failure(url, clients))
+        assert [str(error).partition(": ")[2] for error in said] == [
+            f"the proxy {proxy.place} asks for a user and a password (HTTP 407).",
+            f"the proxy {proxy.place} refused the user and the password (HTTP 407).",
+        ]
+        assert all(not error.sent and not error.retryable and "HTTPS_PROXY" in error.what_to_do for error in said)
+        logins = ["Basic " + base64.b64encode(login.encode()).decode() for login in (wrong, LOGIN)]
+        assert proxy.logins == logins
+        assert len(server.requests) == 1 and "proxy-authorization" not in server.requests[0].headers
+    shown = "".join(f"{error} {error.what_to_do} {error!r}" for error in said) + caplog.text
+    assert not [part for part in (PASSWORD, *(login.split()[1] for login in logins)) if part in shown]
+
+
+@pytest.mark.parametrize(
+    ("change", "says", "retryable"),
+    [
+        ({"refuses": 502}, "did not let us through (HTTP 502 Bad Gateway)", True),
+        ({"refuses": 403}, "did not let us through (HTTP 403 Forbidden)", False),
+        ({"refuses": 599}, "did not let us through (HTTP 599)", True),
+        ({"hangs_up": True}, "hung up before it let us through", True),
+        ({"stalls": "answer"}, "did not let us through within 0.3 s", True),
+        ({"stalls": "tunnel"}, "did not let us through within 0.3 s", True),
+    ],
+)
+async def test_a_proxy_in_the_way_is_named_and_nothing_was_billed(
+    change: dict[str, object], says: str, retryable: bool, proxy: Proxy, server: ModelServer
+) -> None:
+    async with ClientPool() as clients:
+        for name, value in change.items():
+            setattr(proxy, name, value)
+        error = await failure(URL, clients)
+        assert f"No connection to {HOST}/v1/chat/completions: the proxy {proxy.place} {says}" in str(error)
+        assert (error.kind, error.sent, error.answered, error.retryable) == ("connection", False, False, retryable)
+        assert not may_have_been_billed(error)
+        assert await anyio.to_thread.run_sync(proxy.wait_for_nobody)
+        assert server.requests == []
+        for name in change:
+            setattr(proxy, name, getattr(Proxy({}), name))
+        assert (await ask(URL, clients)).text == "here"  # what failed holds no place
+
+
+async def test_a_proxy_that_is_not_there_is_named(server: ModelServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    with running_proxy({}) as proxy:
+        pass
+    monkeypatch.setenv("HTTPS_PROXY", proxy.url_of(LOGIN))
+    monkeypatch.setenv("HTTP_PROXY", proxy.url_of(LOGIN))
+    async with ClientPool() as clients:
+        for url in (URL, f"http://{HOST}/v1"):
+            error = await failure(url, clients)
+            assert f"the proxy {proxy.place} cannot be reached" in str(error)
+            assert PASSWORD not in f"{error} {error.what_to_do}"
+            assert (error.sent, error.retryable) == (False, True)
+    assert server.requests == []
+
+
+async def test_an_error_status_says_through_which_proxy_it_came(
+    clients: ClientPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running_model_server([Fail(503)]) as server, running_proxy({HOST: server.port}) as proxy:
+        monkeypatch.setenv("HTTP_PROXY", proxy.url)
+        own = await failure(f"http://{HOST}/v1", clients)
+        proxy.refuses = 502
+        proxys = await failure(f"http://{HOST}/v1", clients)
+    assert f"failed (HTTP 503, through the proxy {proxy.place}): scripted failure" in str(own)
+    assert f"failed (HTTP 502, through the proxy {proxy.place})" in str(proxys)
+    assert not may_have_been_billed(own) and not may_have_been_billed(proxys)
+    assert proxy.requests == [f"http://{HOST}/v1/chat/completions"] * 2
+
+
+@pytest.mark.parametrize("where", ["connecting", "tunnel", "answer"])
+async def test_cancelling_a_call_closes_the_connections_on_both_sides_of_the_proxy_at_once(
+    where: str, trusted: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate()
+    script = [Say("never", gate=gate), Say("next")]
+    with (
+        running_model_server(script if where == "answer" else script[1:], trusted) as server,
+        running_proxy({HOST: server.port}) as proxy,
+    ):
+        monkeypatch.setenv("HTTPS_PROXY", proxy.url)
+        proxy.stalls = "answer" if where == "connecting" else "tunnel" if where == "tunnel" else "never"
+        async with ClientPool() as clients:
+
+            async def call() -> None:
+                async with model_at(URL, clients).stream(ASK):
+                    pytest.fail("no answer was sent")
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(call)
+                reached = gate.arrived if where == "answer" else proxy.asked
+                assert await anyio.to_thread.run_sync(reached.wait, 5)
+                await anyio.wait_all_tasks_blocked()
+                tasks.cancel_scope.cancel()
+            assert await anyio.to_thread.run_sync(proxy.wait_for_nobody, 1.0)
+            if where == "answer":
+                assert await anyio.to_thread.run_sync(gate.client_left.wait, 1)
+            proxy.stalls = "never"
+            assert (await ask(URL, clients)).text == "next"
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "says"),
+    [
+        ("ALL_PROXY", f"socks5://{LOGIN}@127.0.0.1:9", "ALL_PROXY names a SOCKS proxy (127.0.0.1:9)"),
+        ("https_proxy", "socks5h://127.0.0.1:9", "https_proxy names a SOCKS proxy (127.0.0.1:9)"),
+        ("HTTPS_PROXY", "http://", "HTTPS_PROXY names what is no address of a proxy, and only HTTP proxies"),
+        ("HTTPS_PROXY", f"ftp://{LOGIN}@127.0.0.1:9", "HTTPS_PROXY names what is no address of a proxy (127.0.0.1:9)"),
+        ("HTTPS_PROXY", "http://127.0.0.1:99999", "HTTPS_PROXY names what is no address"),
+    ],
+)
+async def test_a_proxy_that_cannot_be_used_is_told_to_the_calls_that_would_take_it_and_to_no_others(
+    variable: str, value: str, says: str, server: ModelServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, value)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    async with ClientPool() as clients:
+        error = await failure(URL, clients)
+        assert says in str(error)
+        assert PASSWORD not in f"{error} {error.what_to_do}"
+        assert (error.kind, error.sent, error.retryable) == ("connection", False, False)
+        assert (await ask(server.base_url, clients)).text == "here"
