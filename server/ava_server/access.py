@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import anyio.to_thread
 
 from ava_audit.redact import Redactor
+from ava_roles.confine.proxies import PROXY_VARIABLES, proxy_password
 from ava_server.errors import AvaError
 from ava_server.keys import Key, key_among, key_variables, read_keys
 from ava_server.models.choose import KNOWN_URLS, ModelSettings, Provider
@@ -168,6 +169,10 @@ def _given(settings: Settings, env: Mapping[str, str]) -> Iterator[tuple[str, st
         yield name, env[variable]
     if settings.model_api_key is not None:
         yield "AVA_MODEL_API_KEY", settings.model_api_key.get_secret_value()
+    for name in PROXY_VARIABLES:
+        yield name, proxy_password(env.get(name, ""))
+        yield name, proxy_password(env.get(name.lower(), ""))
+    yield "fetch.proxy", proxy_password(settings.fetch.proxy)
 
 
 def _look(path: Path) -> tuple[int, ...]:

@@ -82,7 +82,7 @@ class House:
         """The guarded fetcher: one for all runs, because it spaces out the requests to a host."""
         from ava_roles.confine.fetch import Fetcher
 
-        return Fetcher()
+        return Fetcher(proxy=self.settings.fetch.proxy or None)
 
     @cached_property
     def outfitting(self) -> Outfitting:

@@ -24,6 +24,7 @@ from pydantic import (
     model_validator,
 )
 
+from ava_roles.confine.proxies import proxy_url
 from ava_server import settings_checks as checks
 from ava_server.data_root import DataRoot, absolute_folder, find_data_root
 from ava_server.errors import ConfigError
@@ -71,6 +72,7 @@ Cap = Annotated[int, BeforeValidator(_no_bool), Field(ge=1)]
 Usd = Annotated[float, BeforeValidator(_no_bool), Field(ge=0, allow_inf_nan=False)]
 Folder = Annotated[Path, AfterValidator(absolute_folder)]
 Url = Annotated[str, AfterValidator(http_url)]
+ProxyUrl = Annotated[str, AfterValidator(lambda text: proxy_url(text) if text else text)]
 
 
 class Table(BaseModel):
@@ -135,9 +137,9 @@ class SandboxSettings(Table):
 
 
 class FetchSettings(Table):
-    """The proxy through which pages are fetched; empty is none."""
+    """The proxy through which pages are fetched; empty is none. It may hold a password, so no repr shows it."""
 
-    proxy: str = ""
+    proxy: ProxyUrl = Field(default="", repr=False)
 
 
 class McpServerSettings(Table):

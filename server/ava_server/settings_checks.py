@@ -11,6 +11,7 @@ from typing import Any, cast, get_args
 from pydantic import BaseModel, ValidationError
 
 from ava_audit.redact import Redactor
+from ava_roles.confine.urls import masked
 from ava_roles.placeholders import PLACEHOLDER
 from ava_server.errors import ConfigError
 from ava_server.unfilled import placeholder_in
@@ -23,6 +24,9 @@ OWN_NAMES = frozenset(
 
 FILE_ONLY = ("on_event", "prices", "users", "mcp_servers")
 """What runs programs, prices budgets or lets people in: the environment of one process may not say it."""
+
+PROXY = ("fetch", "proxy")
+"""A setting whose value may hold a user and a password."""
 
 _STRICTEST_FIRST: dict[tuple[str, ...], tuple[object, ...]] = {
     ("enabled",): (False, True),
@@ -219,7 +223,8 @@ def explained(error: ValidationError, model: type[BaseModel], origin: str | None
     elif first["type"] == "missing":
         text = f"{place} is missing; add it."
     else:
-        text = f"{place} is {shown(first['input'])}; allowed is {_allowed(dict(first))}."
+        given = masked(first["input"]) if path == PROXY and isinstance(first["input"], str) else first["input"]
+        text = f"{place} is {shown(given)}; allowed is {_allowed(dict(first))}."
     more = f" ({len(wrong) - 1} more after this one.)" if len(wrong) > 1 else ""
     return ConfigError(text + more)
 

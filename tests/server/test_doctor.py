@@ -27,6 +27,15 @@ def root(tmp_path: Path) -> Path:
     return folder
 
 
+def test_the_proxy_of_pages_is_told_with_what_it_decides_and_without_its_password(root: Path) -> None:
+    done = ava(root, "doctor", "--json", env={"AVA_FETCH__PROXY": "http://ava:s3cr3t-password@proxy.example:3128"})
+    found = read(done)["network"]
+    assert found["state"] == "ok"
+    assert "pages are fetched through the proxy proxy.example:3128 (fetch.proxy)" in found["text"]
+    assert "decides which addresses can be reached" in found["text"]
+    assert "s3cr3t" not in done.stdout + done.stderr
+
+
 def test_a_data_root_that_is_not_there_is_a_note_and_stays_so(tmp_path: Path) -> None:
     findings = doctor(tmp_path / "new")
     assert findings["data root"]["state"] == findings["log"]["state"] == "note"

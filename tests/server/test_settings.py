@@ -144,6 +144,11 @@ def test_settings_cannot_be_changed_once_read(tmp_path: Path) -> None:
         ),
         ("[prices.x]\ninput = 1", ["prices.x.output is missing"]),
         ("[prices.x]\ninput = nan\noutput = 1", ["prices.x.input", "a number"]),
+        (
+            "[fetch]\nproxy = 'socks5://x:1080'",
+            ["fetch.proxy", "socks5://x:1080", "such as http://proxy.example:3128", "SOCKS is not spoken"],
+        ),
+        ("[fetch]\nproxy = 'proxy:3128'", ["fetch.proxy", "proxy:3128", "such as http://proxy.example:3128"]),
         ("[workspace]\nroots = ['code']", ["workspace.roots.0", "code", "a folder from the root on"]),
         ("[mcp_servers.x]\nargs = []", ["mcp_servers.x", "either command"]),
         ("approval = ask", ["no valid TOML", "line 1"]),
@@ -181,6 +186,29 @@ def test_a_key_in_the_file_is_refused_without_showing_it(tmp_path: Path, toml: s
     assert KEY not in text
     assert "hunter22" not in text
     assert "s3cr3t" not in text
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "ftp://ava:s3cr3t-x@proxy:3128",
+        "ava:s3cr3t-x@proxy:3128",
+        "//ava:s3cr3t-x@proxy",
+        "http://ava:s3cr3t-x@",
+        "http://ava:{{secret:x}}s3cr3t-x@proxy",
+    ],
+)
+def test_a_wrong_proxy_is_told_without_its_password(tmp_path: Path, given: str) -> None:
+    text = refused(tmp_path, AVA_FETCH__PROXY=given)
+
+    assert "AVA_FETCH__PROXY is" in text and "http://proxy.example:3128" in text
+    assert "s3cr3t" not in text
+
+
+def test_the_password_of_a_proxy_may_come_by_the_environment_and_no_repr_has_it(tmp_path: Path) -> None:
+    settings = load(tmp_path, AVA_FETCH__PROXY="http://ava:s3cr3t-x@proxy:3128")
+    assert settings.fetch.proxy == "http://ava:s3cr3t-x@proxy:3128"
+    assert "s3cr3t" not in f"{settings!r} {settings}"
 
 
 def test_a_key_given_by_mistake_in_a_variable_is_not_shown(tmp_path: Path) -> None:

@@ -90,11 +90,15 @@ class _Answer:
 class Fetcher:
     """Fetches public URLs. One for all runs of a server: it spaces out the requests to each host.
 
+    Through a proxy, no name is looked up here: the proxy decides which addresses can be reached. What a URL itself says
+    is checked all the same, at every hop: addresses that are not public, names of local networks, ports.
+
     Args:
         resolver: Turns names into addresses; the system's by default.
         backend: Connects to a checked address; tests put their own server behind it.
         ports: Ports that may be connected to.
         context: The TLS context; the system's trust store by default.
+        proxy: The address of the proxy that everything goes through; None goes straight, whatever the environment says.
         pause_s: Seconds between two requests to one host.
         clock: Monotonic seconds.
         sleep: Waits for so many seconds.
@@ -107,6 +111,7 @@ class Fetcher:
         *,
         ports: Collection[int] = PORTS,
         context: ssl.SSLContext | None = None,
+        proxy: str | None = None,
         pause_s: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
@@ -115,6 +120,7 @@ class Fetcher:
         self._backend = backend
         self._ports = frozenset(ports)
         self._context = context
+        self._proxy = proxy
         self._turns = Turns(pause_s, clock, sleep)
 
     async def get(
@@ -177,17 +183,25 @@ class Fetcher:
             trail.append(str(target))
             target = checked_url(answer.next_url, self._ports)
 
+    async def _transport(self) -> httpx2.AsyncHTTPTransport:
+        """Return what one request goes out by."""
+        if self._context is None:
+            self._context = await run_sync(ssl.create_default_context)
+        if self._proxy is not None:
+            from ava_roles.confine.proxied import ProxiedTransport
+
+            return ProxiedTransport(self._proxy, self._context)
+        from ava_roles.confine.guard import Guard, GuardedTransport
+
+        return GuardedTransport(Guard(self._resolver, self._backend), self._context)
+
     async def _ask(
         self, target: httpx2.URL, headers: Mapping[str, str], max_bytes: int, trail: tuple[str, ...]
     ) -> _Answer:
         """Make one request over a connection of its own."""
         import httpx2
 
-        from ava_roles.confine.guard import Guard, GuardedTransport
-
-        if self._context is None:
-            self._context = await run_sync(ssl.create_default_context)
-        transport = GuardedTransport(Guard(self._resolver, self._backend), self._context)
+        transport = await self._transport()
         timeout = httpx2.Timeout(None, connect=_CONNECT_S)
         try:
             async with (
