@@ -9,7 +9,7 @@ from pathlib import Path
 import anyio
 import anyio.abc
 import pytest
-from support.web_site import HOST, PUBLIC, Page, make_certificate, site
+from support.web_site import HOST, PUBLIC, Page, Site, make_certificate, site
 
 from ava_roles.confine import addresses
 from ava_roles.confine.addresses import is_public
@@ -449,3 +449,24 @@ async def test_the_system_resolver_answers_in_a_thread_and_refuses_when_it_hangs
         resolver._under_way = 2
         with pytest.raises(OSError, match="hanging"):
             await resolver("127.0.0.1", 80)
+
+
+async def test_a_handshake_that_ends_at_the_deadline_leaves_no_connection_behind() -> None:
+    closed = anyio.Event()
+    async with await anyio.create_tcp_listener(local_host="127.0.0.1") as listener, anyio.create_task_group() as group:
+
+        async def silent(stream: anyio.abc.SocketStream) -> None:
+            async with stream:
+                with pytest.raises((anyio.EndOfStream, anyio.BrokenResourceError)):
+                    while True:
+                        await stream.receive()
+            closed.set()
+
+        group.start_soon(listener.serve, silent)
+        port = int(listener.extra(anyio.abc.SocketAttribute.local_port))
+        web = Site({}, port, "https")
+        with pytest.raises(ToolFailed, match=r"did not answer completely within 0\.2 s"):
+            await web.fetcher.get(web.url("/"), deadline_s=0.2)
+        with anyio.fail_after(1):
+            await closed.wait()
+        group.cancel_scope.cancel()

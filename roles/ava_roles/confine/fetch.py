@@ -191,9 +191,10 @@ class Fetcher:
             from ava_roles.confine.proxied import ProxiedTransport
 
             return ProxiedTransport(self._proxy, self._context)
-        from ava_roles.confine.guard import Guard, GuardedTransport
+        from ava_roles.confine.guard import Guard
+        from ava_roles.confine.straight import PooledTransport
 
-        return GuardedTransport(Guard(self._resolver, self._backend), self._context)
+        return PooledTransport(self._context, Guard(self._resolver, self._backend))
 
     async def _ask(
         self, target: httpx2.URL, headers: Mapping[str, str], max_bytes: int, trail: tuple[str, ...]

@@ -7,17 +7,16 @@ when first needed, because the HTTP client is heavy.
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import Iterable
 from ipaddress import ip_address
 from typing import Any, cast
 
 import anyio
 import httpcore2
-import httpx2
 
 from ava_roles.confine.addresses import is_public
 from ava_roles.confine.resolve import Resolver
+from ava_roles.confine.straight import Closing
 from ava_roles.errors import AccessRefused, ToolFailed
 
 _ADDRESSES_TRIED = 4
@@ -52,9 +51,11 @@ class Guard(httpcore2.AsyncNetworkBackend):
         error: Exception = httpcore2.ConnectError(f"{host} has no address")
         for address in (await self._addresses(host, port))[:_ADDRESSES_TRIED]:
             try:
-                return await self._inner.connect_tcp(address, port, timeout=timeout, socket_options=socket_options)
+                stream = await self._inner.connect_tcp(address, port, timeout=timeout, socket_options=socket_options)
             except (httpcore2.ConnectError, httpcore2.ConnectTimeout) as failed:
                 error = failed
+            else:
+                return Closing(stream)
         raise error
 
     async def connect_unix_socket(
@@ -81,25 +82,3 @@ class Guard(httpcore2.AsyncNetworkBackend):
         if not all(map(is_public, addresses)):
             raise AccessRefused(f"{host} leads to an address that is not public; only public sites can be fetched")
         return addresses
-
-
-class GuardedTransport(httpx2.AsyncHTTPTransport):
-    """The HTTP client's transport with a guarded pool, for one request.
-
-    Raises:
-        TypeError: The client was changed so that its pool is not where we would replace it: fails closed.
-    """
-
-    def __init__(self, guard: Guard, context: ssl.SSLContext) -> None:
-        super().__init__(verify=context, trust_env=False)
-        if type(self._pool) is not httpcore2.AsyncConnectionPool:
-            raise TypeError("this version of httpx2 keeps its pool elsewhere; the guard cannot be put in place")
-        self._pool = httpcore2.AsyncConnectionPool(
-            ssl_context=context,
-            http1=True,
-            http2=False,
-            max_connections=1,
-            max_keepalive_connections=0,
-            retries=0,
-            network_backend=guard,
-        )

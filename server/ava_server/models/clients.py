@@ -107,16 +107,14 @@ def _tls_context() -> ssl.SSLContext:
 def _new_client(tls: ssl.SSLContext, connections: int) -> httpx2.AsyncClient:
     import httpx2
 
+    from ava_roles.confine.straight import PooledTransport
     from ava_server.models.ways_out import environment_ways
 
     # Deadlines are the adapter's: a read timeout would never end a stream that drips.
     return httpx2.AsyncClient(
-        verify=tls,
+        transport=PooledTransport(tls, connections=connections, keep_alive_s=KEEP_ALIVE_S),
         trust_env=False,
         mounts=environment_ways(tls, KEEP_ALIVE_S),
         follow_redirects=False,
         timeout=None,
-        limits=httpx2.Limits(
-            max_connections=connections, max_keepalive_connections=connections, keepalive_expiry=KEEP_ALIVE_S
-        ),
     )

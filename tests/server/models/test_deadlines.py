@@ -1,0 +1,198 @@
+"""Every wait of a model call ends: connecting, sending, the first byte, between two pieces, and all of it together."""
+
+import socket
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+
+import anyio
+import anyio.to_thread
+import pytest
+from support.model_server import Gate, Raw, Say, events, running_model_server
+
+from ava_server.errors import ModelError, ModelTimeout
+from ava_server.models.base import Request, UserTurn
+from ava_server.models.chat_errors import may_have_been_billed
+from ava_server.models.chat_stream import Deadlines
+from ava_server.models.clients import ClientPool
+from ava_server.models.openai_chat import OpenAIChat
+
+ASK = Request("test", "", (), (UserTurn("hello"),), 256)
+WORDS = events(Say("the blue door"))
+
+
+@pytest.fixture
+async def clients() -> AsyncIterator[ClientPool]:
+    async with ClientPool() as clients:
+        yield clients
+
+
+async def late(base_url: str, clients: ClientPool, deadlines: Deadlines, request: Request = ASK) -> ModelError:
+    """Ask where no answer will come in time; return what is said of it, which must not take long."""
+    with pytest.raises(ModelError) as caught, anyio.fail_after(2):
+        async with OpenAIChat("custom", "test", base_url, None, clients, deadlines).stream(request) as stream:
+            async for _ in stream:
+                pass
+    return caught.value
+
+
+@contextmanager
+def deaf(backlog: int = 16) -> Iterator[tuple[socket.socket, int]]:
+    """A port that takes connections and never reads from them."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen(backlog)
+        yield listening, listening.getsockname()[1]
+
+
+async def test_a_connection_that_nobody_takes_ends_at_its_deadline(clients: ClientPool) -> None:
+    with deaf(backlog=0) as (_, port):
+        waiting = [socket.socket() for _ in range(8)]  # the queue is full, and further ones hear nothing
+        try:
+            for each in waiting:
+                each.setblocking(False)
+                each.connect_ex(("127.0.0.1", port))
+            error = await late(f"http://127.0.0.1:{port}/v1", clients, Deadlines(connect_s=0.2))
+        finally:
+            for each in waiting:
+                each.close()
+    assert f"No connection to 127.0.0.1:{port}/v1/chat/completions within 0.2 s" in str(error)
+    assert (error.kind, error.sent, error.retryable) == ("connection", False, True)
+    assert not may_have_been_billed(error)
+
+
+async def test_a_handshake_that_nobody_answers_ends_at_the_deadline_for_connecting(clients: ClientPool) -> None:
+    with deaf() as (_, port):
+        error = await late(f"https://127.0.0.1:{port}/v1", clients, Deadlines(connect_s=0.2))
+    assert "within 0.2 s" in str(error)
+    assert not may_have_been_billed(error)
+
+
+async def test_a_request_that_nobody_reads_ends_at_the_deadline_for_the_first_byte(clients: ClientPool) -> None:
+    large = Request("test", "", (), (UserTurn("x" * 30_000_000),), 256)  # more than the sockets hold
+    with deaf() as (_, port):
+        error = await late(f"http://127.0.0.1:{port}/v1", clients, Deadlines(first_byte_s=0.2), large)
+    assert isinstance(error, ModelTimeout) and "0.2 s: no answer began" in str(error)
+    assert may_have_been_billed(error)
+
+
+@contextmanager
+def slow_head(pause_s: float) -> Iterator[str]:
+    """A server whose answer begins with a head that comes byte by byte."""
+    ended = threading.Event()
+
+    def drip(listening: socket.socket) -> None:
+        connection, _ = listening.accept()
+        with connection:
+            for byte in b"HTTP/1.1 200 OK\r\n" + b"x-more: and more\r\n" * 1_000:
+                if ended.wait(pause_s):
+                    return
+                try:
+                    connection.send(bytes([byte]))
+                except OSError:
+                    return
+
+    with deaf() as (listening, port):
+        thread = threading.Thread(target=drip, args=(listening,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{port}/v1"
+        finally:
+            ended.set()
+            thread.join(5)
+
+
+async def test_a_head_in_drips_is_no_first_byte(clients: ClientPool) -> None:
+    with slow_head(0.02) as base_url:
+        error = await late(base_url, clients, Deadlines(first_byte_s=0.3, between_s=0.1))
+    assert "0.3 s: no answer began" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("step", "deadlines", "says"),
+    [
+        (lambda: Say("x", gate=Gate()), Deadlines(first_byte_s=5, total_s=0.2), "no answer began"),
+        (lambda: Say("x", gate=Gate()), Deadlines(first_byte_s=0.2), "0.2 s: no answer began"),
+        (lambda: Raw([], missing=9, stall=Gate()), Deadlines(between_s=0.2), "0.2 s: no further byte"),
+        (lambda: Raw(WORDS[:3], missing=9, stall=Gate()), Deadlines(between_s=0.2), "0.2 s: no further byte"),
+        (
+            lambda: Raw(WORDS[:3], missing=9, stall=Gate()),
+            Deadlines(between_s=5, total_s=0.2),
+            "0.2 s: the answer was not complete",
+        ),
+        (
+            lambda: Raw([b'{"error"'], "application/json", status=500, missing=9, stall=Gate()),
+            Deadlines(total_s=0.2),
+            "failed (HTTP 500)",
+        ),
+    ],
+)
+@pytest.mark.parametrize("streaming", [True, False])
+async def test_what_never_comes_is_waited_for_no_longer_than_its_deadline(
+    streaming: bool, step: Callable[[], Say | Raw], deadlines: Deadlines, says: str, clients: ClientPool
+) -> None:
+    with running_model_server([step()]) as server, pytest.raises(ModelError) as caught, anyio.fail_after(2):
+        model = OpenAIChat("custom", "test", server.base_url, None, clients, deadlines, streaming)
+        async with model.stream(ASK) as stream:
+            async for _ in stream:
+                pass
+    assert says in str(caught.value)
+
+
+async def test_pieces_that_come_in_time_are_waited_for_beyond_the_time_for_one(clients: ClientPool) -> None:
+    script = [Raw(WORDS, chunked=True, pause_s=0.06)]
+    assert len(WORDS) * 0.06 > 0.4
+    with running_model_server(script) as server, anyio.fail_after(5):
+        model = OpenAIChat("custom", "test", server.base_url, None, clients, Deadlines(first_byte_s=0.3, between_s=0.3))
+        async with model.stream(ASK) as stream:
+            async for _ in stream:
+                pass
+    assert stream.completion.text == "the blue door"
+
+
+async def test_cancelling_between_two_pieces_hangs_up_at_once(clients: ClientPool) -> None:
+    stall = Gate()
+    with running_model_server([Raw(WORDS[:3], missing=9, stall=stall), Say("next")]) as server:
+        model = OpenAIChat("custom", "test", server.base_url, None, clients)
+
+        async def ask() -> None:
+            async with model.stream(ASK) as stream:
+                async for _ in stream:
+                    pass
+
+        with anyio.fail_after(5):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(ask)
+                assert await anyio.to_thread.run_sync(stall.arrived.wait, 5)
+                tasks.cancel_scope.cancel()
+            assert await anyio.to_thread.run_sync(stall.client_left.wait, 1)
+
+
+async def test_cancelling_while_connecting_closes_the_connection_at_once(clients: ClientPool) -> None:
+    with deaf() as (listening, port):
+        model = OpenAIChat("custom", "test", f"https://127.0.0.1:{port}/v1", None, clients)
+
+        async def ask() -> None:
+            async with model.stream(ASK):
+                pytest.fail("nobody has answered")
+
+        with anyio.fail_after(5):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(ask)
+                connection, _ = await anyio.to_thread.run_sync(listening.accept)
+                with connection:
+                    connection.settimeout(2)
+                    assert await anyio.to_thread.run_sync(connection.recv, 4_096)  # it says hello
+                    tasks.cancel_scope.cancel()
+                    with anyio.CancelScope(shield=True):
+                        assert await anyio.to_thread.run_sync(read_to_the_end, connection)
+
+
+def read_to_the_end(connection: socket.socket) -> bool:
+    """Wait until the other side has closed; a timeout is a failure."""
+    while True:
+        try:
+            if not connection.recv(4_096):
+                return True
+        except ConnectionError:
+            return True
