@@ -81,7 +81,7 @@ class ProxiedTransport(httpx2.AsyncHTTPTransport):
         except httpx2.ProxyError as error:
             raise self._refused(int(str(error)[:3])) if str(error)[:3].isdigit() else error from None
         except httpx2.TransportError as error:
-            if not way.opening or isinstance(error.__context__, ssl.SSLCertVerificationError):
+            if not way.opening or "certificate verify failed" in str(error):
                 raise
             raise httpx2.ProxyError(f"the proxy {self._place} {way.broke_off(error)}") from None
         finally:

@@ -6,7 +6,6 @@ Only the border knows httpx2's errors and status codes; the loop sees `ModelErro
 from __future__ import annotations
 
 import re
-import ssl
 import unicodedata
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -75,8 +74,8 @@ class Endpoint:
         """No connection could be made."""
         from ava_roles.confine.proxied import ProxyRefused
 
-        if isinstance(error.__context__, ssl.SSLCertVerificationError) or "CERTIFICATE_VERIFY" in str(error):
-            return self._not_trusted(str(error))
+        if why := _VERIFY_WORDS.search(str(error)):
+            return self._not_trusted(why[1])
         if isinstance(error, ProxyRefused):
             return ModelError(
                 f"No connection to {self.place}: {self.clean(str(error))}.",
@@ -96,11 +95,10 @@ class Endpoint:
             what_to_do="Check that the endpoint runs and that its URL, the proxy and the network are right.",
         )
 
-    def _not_trusted(self, said: str) -> ModelError:
+    def _not_trusted(self, why: str) -> ModelError:
         """Whoever answers at the address has a certificate from nobody that this machine trusts."""
-        why = _VERIFY_WORDS.search(said)
         return ModelError(
-            f"No connection to {self.place}: its certificate is not trusted ({self.clean(why[1] if why else said)}).",
+            f"No connection to {self.place}: its certificate is not trusted ({self.clean(why)}).",
             kind="connection",
             sent=False,
             answered=False,
