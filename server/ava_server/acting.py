@@ -23,6 +23,7 @@ from ava_audit.redact import Redactor
 from ava_roles.errors import ToolFailed
 from ava_roles.placeholders import Lent, means_one
 from ava_roles.tools.base import Place, Source, Tool, ToolArgs, ToolOutput
+from ava_roles.tools.saying import sentence
 from ava_roles.wrap import clean, wrap_tool_output
 from ava_server.apart import run_apart
 from ava_server.faults import cut_call
@@ -153,7 +154,7 @@ class Acting:
             where = ".".join(str(part) for part in fault["loc"]) or "arguments"
             takes = ", ".join(tool.spec.args.model_fields)
             return f"{where}: {fault['msg']}; {call.name} takes {takes}"
-        return _Ready(tool, args, self._hidden(tool.activity(args))[:80])
+        return _Ready(tool, args, sentence(tool.activity(args), self._hidden))
 
     def _repeats(self, call: ToolUse) -> int:
         """Return how often this very call has come now, where it is refused for that; else 0."""
@@ -228,8 +229,8 @@ class Acting:
         await self.lending.refresh()
         return await anyio.to_thread.run_sync(self._without, output, lent) if lent else output
 
-    def _say(self, sentence: str) -> None:
-        self.say(self._hidden(sentence))
+    def _say(self, doing: str) -> None:
+        self.say(sentence(doing, self._hidden))
 
     def _hidden(self, text: str) -> str:
         """Return a text as it may be written down and shown."""

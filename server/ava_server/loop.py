@@ -15,6 +15,7 @@ from ava_audit.events import ErrorOccurred, Event, LastTurn, RunPaused, ToolResu
 from ava_audit.rows import RunRow
 from ava_audit.store import Command, Outcome, Store
 from ava_audit.view import View
+from ava_roles.tools.saying import sentence
 from ava_server.acting import Acting
 from ava_server.asking import Asking, Paused
 from ava_server.budget import unsettled
@@ -131,13 +132,13 @@ class AgentRun:
             return Ended(self._cap.status, self._cap.reason)
         return None
 
-    def say(self, sentence: str) -> None:
+    def say(self, doing: str) -> None:
         """Show what is being done this second."""
-        self._note(sentence)
+        self._note(doing)
         self._log.say(self.activity)
 
-    def _note(self, sentence: str) -> None:
-        self.activity = sentence[:80]
+    def _note(self, doing: str) -> None:
+        self.activity = sentence(doing)
 
     @property
     def active_s(self) -> float:

@@ -14,6 +14,19 @@ from ava_roles.tools.saying import sentence
 WORST = "a\x1b[31m\u202eb\n\u200bc\ud800 " * 100
 
 
+def test_secrets_are_hidden_before_a_sentence_is_cut_so_that_no_half_of_one_shows() -> None:
+    value = "value-0123456789abcdef"
+
+    def hide(text: str) -> str:
+        return text.replace(value, "[redacted:X]")
+
+    for before in range(100):
+        said = sentence("x" * before + value, hide)
+        assert "value" not in said and "abcdef" not in said
+    for before in range(1_900, 2_100):  # as far as a long text is read, where nothing but blanks came before
+        assert "value" not in sentence("Looking for " + " " * before + value + " in it", hide)
+
+
 @given(st.text())
 def test_a_sentence_is_one_printable_line_of_80_characters(text: str) -> None:
     said = sentence(text)
@@ -40,6 +53,6 @@ def test_a_short_sentence_stays_as_it_is_and_a_long_one_says_that_it_goes_on() -
 )
 def test_every_tool_says_what_it_does_in_such_a_line(name: str, args: dict[str, Any]) -> None:
     tool = builtin_tools()[name]
-    said = tool.activity(tool.spec.args.model_construct(**args))  # lone surrogates do not get past validation
+    said = sentence(tool.activity(tool.spec.args.model_construct(**args)))  # lone surrogates do not get past validation
     assert 0 < len(said) <= 80
     assert said.isprintable()

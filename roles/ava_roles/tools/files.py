@@ -11,7 +11,6 @@ from ava_roles.errors import ToolFailed
 from ava_roles.tools import documents
 from ava_roles.tools.base import Place, Source, ToolArgs, ToolOutput, ToolSpec
 from ava_roles.tools.needs import need_files
-from ava_roles.tools.saying import sentence
 from ava_roles.tools.texts import decoded, window
 from ava_roles.tools.threads import run_sync
 
@@ -43,7 +42,7 @@ class ReadFile:
 
     def activity(self, args: ReadFileArgs) -> str:
         """Return `Reading PATH`."""
-        return sentence(f"Reading {shown(args.path)}")
+        return f"Reading {shown(args.path)}"
 
     async def __call__(self, args: ReadFileArgs, at: Place) -> ToolOutput:
         """Read it."""

@@ -17,7 +17,6 @@ from ava_roles.errors import ToolFailed
 from ava_roles.tools import grep, passages
 from ava_roles.tools.base import Place, Source, ToolArgs, ToolOutput, ToolSpec
 from ava_roles.tools.needs import need_files
-from ava_roles.tools.saying import sentence
 from ava_roles.tools.threads import run_sync
 
 
@@ -47,7 +46,7 @@ class SearchCodebase:
 
     def activity(self, args: SearchArgs) -> str:
         """Return `Searching for QUERY`."""
-        return sentence(f"Searching for {args.query}")
+        return f"Searching for {args.query}"
 
     async def __call__(self, args: SearchArgs, at: Place) -> ToolOutput:
         """Search."""
@@ -134,7 +133,7 @@ class SearchAndRead:
 
     def activity(self, args: SearchAndReadArgs) -> str:
         """Return `Looking for QUERY`."""
-        return sentence(f"Looking for {args.query}")
+        return f"Looking for {args.query}"
 
     async def __call__(self, args: SearchAndReadArgs, at: Place) -> ToolOutput:
         """Search, rank and quote."""

@@ -7,20 +7,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated
-from urllib.parse import urlsplit
 
 import anyio
 from pydantic import AfterValidator, Field
 
 from ava_roles.confine.fetch import Fetched, Fetcher
-from ava_roles.confine.urls import masked
+from ava_roles.confine.urls import host_and_path, masked
 from ava_roles.errors import ToolFailed
 from ava_roles.placeholders import in_header, in_query, only_to
 from ava_roles.tools.base import Place, Source, ToolArgs, ToolOutput, ToolSpec
 from ava_roles.tools.needs import need_fetch
 from ava_roles.tools.pages import Page, is_text, read_page
 from ava_roles.tools.robots import Robots
-from ava_roles.tools.saying import sentence
+from ava_roles.tools.saying import SENTENCE_CHARS
 from ava_roles.tools.threads import run_sync
 
 _ACCEPT = "text/html,application/xhtml+xml,application/pdf,text/plain;q=0.9,*/*;q=0.5"
@@ -180,14 +179,11 @@ def _line_end(text: str, at: int) -> int:
 
 
 def _reading(url: str, others: int = 0) -> str:
-    try:
-        parts = urlsplit(url.strip())
-        shown = (parts.hostname or "") + parts.path.rstrip("/")
-    except ValueError:
-        shown = ""
-    more = f" and {others} more" if others else ""
-    shown = sentence(shown) or "a page"
-    return sentence(f"Reading {shown[: 72 - len(more)]}{more}")
+    line = f"Reading {host_and_path(url) or 'a page'}"
+    if not others:
+        return line
+    more = f"{line} and {others} more"
+    return more if len(more) <= SENTENCE_CHARS else f"Reading {others + 1} pages, first {line.removeprefix('Reading ')}"
 
 
 _HEADER = re.compile(
