@@ -16,6 +16,7 @@ from ava_audit.times import US_PER_S, format_duration, iso_second, iso_utc, now_
 from ava_server.budget import Reservation, settlement_event
 from ava_server.errors import ModelError
 from ava_server.faults import CUT, REFUSED
+from ava_server.heard import Heard
 from ava_server.models.base import Completion, Model, Request, ToolUse
 from ava_server.models.endpoint import may_have_been_billed
 from ava_server.models.printed_calls import MessageMaker, with_calls
@@ -34,7 +35,6 @@ PAUSE_MOST_S = 24 * 3600.0
 PAUSED_ATTEMPTS = 24
 """Attempts of one turn over all its pauses: a limit that never ends is no limit, but a refusal."""
 SETTLE_S = 3.0
-LIVE_EVERY_S = 0.4
 
 
 @dataclass(frozen=True)
@@ -74,18 +74,16 @@ class Asking:
     async def once(self, reserved: Reservation, request: Request) -> Completion | Ended | Paused | None:
         """Make one attempt and settle it; None when another attempt shall follow."""
         began = time.monotonic()
-        self._say(DOING[reserved.fact.phase] if reserved.fact.phase else "Thinking")
-        heard, sending = 0, False
-        heard_at = began
+        doing = DOING[reserved.fact.phase] if reserved.fact.phase else "Thinking"
+        self._say(doing)
+        sending = False
         try:
             await anyio.lowlevel.checkpoint_if_cancelled()  # cancelled before anything was sent: costs nothing
             sending = True
             async with self._model.stream(request) as stream:
-                async for delta in stream:
-                    heard += len(delta.text) + len(delta.thinking)
-                    if time.monotonic() - heard_at > LIVE_EVERY_S:
-                        heard_at = time.monotonic()
-                        self._say(f"Thinking ({heard // 4} tokens)")
+                with Heard(doing, self._say) as heard:
+                    async for delta in stream:
+                        heard.add(delta)
             completion = stream.completion
         except ModelError as error:
             return await self._failed(reserved, error, _since(began))

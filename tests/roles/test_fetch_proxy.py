@@ -80,6 +80,7 @@ async def test_a_proxy_that_only_the_environment_names_is_never_used(
             assert (proxy.requests, proxy.tunnels, len(web.connected)) == ([], [], 1)
 
 
+@pytest.mark.requirement("N-06")
 @pytest.mark.parametrize(
     "location",
     [

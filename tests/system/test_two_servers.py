@@ -12,7 +12,7 @@ from typing import Any
 
 import anyio
 import pytest
-from support.model_server import Gate, Say, Step, running_model_server
+from support.model_server import Gate, Raw, Say, Step, events, running_model_server
 from support.stdio import assert_intact, logged, made, serving, until, using
 
 DONE = Say(calls=[("submit_result", {"summary": "done", "output": "twelve cents"})])
@@ -41,6 +41,35 @@ def scripted(answers: list[Step], served: list[int]) -> Callable[[dict[str, Any]
         return answers[turn] if served.count(turn) == 1 else DONE
 
     return step
+
+
+@pytest.mark.requirement("S1-03")
+async def test_how_much_a_model_has_written_is_seen_within_a_second_from_both_servers(
+    root: Path, workspace: Path
+) -> None:
+    stall = Gate()
+    begun = events(Say("w" * 640, reasoning="t" * 720, fragment=40))[:-3]
+    with running_model_server([Raw(begun, chunked=True, cut=True, stall=stall)]) as models:
+        env = using(models.base_url)
+        async with serving(root, env=env) as one, serving(root, env=env) as other:
+            proposed = await one.tool("spawn_subagent", role="researcher", task="Prices", workspace=str(workspace))
+            run = proposed["subagent_id"]
+            await one.tool("confirm_spawn", pending_ids=[proposed["pending_id"]], approving=[proposed["approval_line"]])
+            assert await anyio.to_thread.run_sync(stall.arrived.wait, 10)
+            asked_until = anyio.current_time() + 1
+            seen: dict[str, str] = {}
+            while set(seen.values()) != {"Thinking (340 tokens)"}:
+                last = anyio.current_time() >= asked_until
+                for name, host in (("one", one), ("other", other)):
+                    [now] = (await host.tool("check_subagent", subagent_id=run))["runs"]
+                    seen[name] = now.get("untrusted_activity", "")
+                if last:
+                    break
+                await anyio.sleep(0.05)
+            assert seen == dict.fromkeys(("one", "other"), "Thinking (340 tokens)")
+            await other.tool("cancel_subagent", subagent_id=run)
+            assert await anyio.to_thread.run_sync(stall.client_left.wait, 5)
+    assert_intact(root)
 
 
 async def test_what_one_host_proposed_another_approves_steers_waits_for_and_cancels(

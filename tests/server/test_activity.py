@@ -1,0 +1,167 @@
+"""What the status line says of a run: a sentence of each tool's own, and of a model how much it has written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import anyio
+import pytest
+from support.house import DONE, arrived, hand_over, open_lab
+from support.model_server import Gate, Raw, Say, events
+
+from ava_audit.events import Activity
+from ava_audit.store import Store
+from ava_roles.tools.base import Tool
+from ava_roles.tools.registry import builtin_tools
+from ava_roles.tools.saying import sentence
+from ava_server.earlier import ReadSubagentResult
+from ava_server.history import History
+from ava_server.run_tools import run_tools
+
+LONG = "/".join(f"part-{number}" for number in range(20))
+SAYS: list[tuple[str, dict[str, Any], str]] = [
+    ("read_file", {"path": "docs/prices.md"}, "Reading docs/prices.md"),
+    ("read_file", {"path": "a\x1b[31m\nb\u202ec"}, "Reading a\ufffd[31m\ufffdb\ufffdc"),
+    ("read_file", {"path": LONG}, f"Reading {LONG}"[:79] + "…"),
+    ("search_codebase", {"query": "def  main\n("}, "Searching for def main ("),
+    ("search_codebase", {"query": "x" * 500}, "Searching for " + "x" * 65 + "…"),
+    ("search_and_read", {"query": "What does it cost?"}, "Looking for What does it cost?"),
+    ("read_webpages", {"urls": ["https://example.org/pricing?plan=1#top"]}, "Reading example.org/pricing"),
+    ("read_webpages", {"urls": ["https://example.org:8443/"]}, "Reading example.org"),
+    ("read_webpages", {"urls": ["https://a.org/x", "b.org/y", "c"]}, "Reading a.org/x and 2 more"),
+    ("read_webpages", {"urls": [f"https://a.org/{LONG}", "b"]}, f"Reading 2 pages, first a.org/{LONG}"[:79] + "…"),
+    ("read_webpages", {"urls": ["http://["]}, "Reading a page"),
+    ("http_get", {"url": "https://user:pass@example.org/feed.xml?key=abc"}, "Reading example.org/feed.xml"),
+    ("http_get", {"url": "http:\\\\user:pass@example.org/feed.xml"}, "Reading example.org/feed.xml"),
+    ("http_get", {"url": "user:pass@example.org/feed.xml"}, "Reading example.org/feed.xml"),
+    ("http_get", {"url": "//user:p@ss@example.org"}, "Reading example.org"),
+    (
+        "http_get",
+        {"url": "https://example.org/{{secret:KEY}}", "headers": {"Authorization": "Bearer {{secret:KEY}}"}},
+        "Reading example.org/{{secret:KEY}}",
+    ),
+    ("save_artifact", {"name": "prices.csv", "content": "never shown"}, "Saving prices.csv"),
+    ("scratchpad", {"note": "never shown"}, "Taking a note"),
+    ("scratchpad", {}, "Reading its notes"),
+    ("read_tool_result", {"id": "R-12"}, "Reading an earlier result again"),
+    ("read_subagent_result", {"id": "S-7f3a2b"}, "Reading the result of an earlier subagent"),
+]
+
+
+def every_tool() -> dict[str, Tool]:
+    results = ReadSubagentResult(cast("Store", None), "somebody", ())  # a sentence needs none of these
+    return {**builtin_tools(), **run_tools(cast("History", None), Path(), results)}
+
+
+@pytest.mark.requirement("S1-03")
+@pytest.mark.parametrize(("name", "given", "says"), SAYS)
+def test_each_tool_says_what_it_does_in_a_sentence_of_its_own(name: str, given: dict[str, Any], says: str) -> None:
+    tool = every_tool()[name]
+    said = sentence(tool.activity(tool.spec.args.model_validate(given)))
+    assert said == says
+    assert len(said) <= 80 and said.isprintable()
+
+
+def test_no_tool_is_left_out() -> None:
+    assert {name for name, _given, _says in SAYS} == set(every_tool())
+
+
+SECRET = "the-key-of-somebody-0123456789abcdef"
+SHAPE = "sk-or-v1-" + "0123456789abcdef" * 4
+
+
+@pytest.mark.parametrize("value", [SECRET, SHAPE])
+async def test_no_piece_of_a_secret_is_shown_wherever_the_line_is_cut(tmp_path: Path, value: str) -> None:
+    queries = ["q" * length + " " + value + " and more" for length in (0, 30, 45, 55, 64, 70, 200)]
+    script = [Say(calls=[("search_codebase", {"query": query})]) for query in queries]
+    async with open_lab(tmp_path, [*script, hand_over()], env={"AVA_MODEL_API_KEY": SECRET}) as lab:
+        said: list[str] = []
+        house_says = lab.store.set_live
+
+        def set_live(run_id: str, text: str) -> None:
+            said.append(text)
+            house_says(run_id, text)
+
+        lab.store.set_live = set_live  # type: ignore[method-assign]
+        run_id = await lab.start()
+        assert (await lab.ended(run_id)).state == "success"
+        said += [fact.activity for fact in await lab.facts(run_id, Activity)]
+    assert sum(text.startswith("Searching for") for text in said) == 2 * len(queries)
+    assert any("[redacted:" in text for text in said)
+    for text in said:
+        assert len(text) <= 80
+        assert not [at for at in range(len(value) - 5) if value[at : at + 6] in text], text
+
+
+def words(count: int, thinking: str = "") -> list[bytes]:
+    """The beginning of an answer: some thinking and so many characters, and no end."""
+    return events(Say("w" * count, reasoning=thinking, fragment=40))[:-3]
+
+
+async def test_a_model_that_writes_slowly_is_seen_to_get_on(tmp_path: Path) -> None:
+    pieces = words(400)
+    two_by_two = [b"".join(pieces[n : n + 2]) for n in range(0, len(pieces), 2)]
+    slow = Raw(two_by_two, chunked=True, cut=True, pause_s=0.3, stall=Gate())
+    async with open_lab(tmp_path, [slow]) as lab:
+        run_id = await lab.start()
+        seen: list[str] = []
+        with anyio.fail_after(10):
+            while seen[-1:] != ["Thinking (100 tokens)"]:
+                [run] = (await lab.call("check_subagent", subagent_id=run_id)).runs
+                if run.untrusted_activity and run.untrusted_activity not in seen:
+                    seen.append(run.untrusted_activity)
+                await anyio.sleep(0.02)
+        await lab.call("cancel_subagent", subagent_id=run_id)
+    counts = [int(text.split("(")[1].split()[0]) for text in seen if "(" in text]
+    assert len(counts) >= 3 and counts == sorted(counts)
+
+
+async def shown_within_a_second(ask: Callable[[], Any], wanted: str) -> str:
+    """Return what somebody sees who looks now and again, for the last time a second from now."""
+    until = anyio.current_time() + 1
+    while True:
+        last = anyio.current_time() >= until
+        text = str(await ask())
+        if text == wanted or last:
+            return text
+        await anyio.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "wanted"),
+    [
+        (words(640, "t" * 720), "Thinking (340 tokens)"),
+        (words(0, "t" * 400), "Thinking (100 tokens)"),
+        (words(2), "Thinking (1 token)"),
+    ],
+)
+async def test_the_last_words_before_a_pause_are_counted_within_a_second(
+    tmp_path: Path, pieces: list[bytes], wanted: str
+) -> None:
+    stall = Gate()
+    async with open_lab(tmp_path, [Raw(pieces, chunked=True, cut=True, stall=stall)]) as lab:
+        run_id = await lab.start()
+        await arrived(stall.arrived)
+
+        async def ask() -> Any:
+            return (await lab.call("check_subagent", subagent_id=run_id)).runs[0].untrusted_activity
+
+        assert await shown_within_a_second(ask, wanted) == wanted
+        await lab.call("cancel_subagent", subagent_id=run_id)
+
+
+async def test_what_was_heard_of_an_answer_does_not_come_after_what_follows_it(tmp_path: Path) -> None:
+    gate = Gate()
+    script = [Say("w" * 4_000, [("scratchpad", {"note": "one"})]), Say(calls=[DONE], gate=gate)]
+    async with open_lab(tmp_path, script) as lab:
+        run_id = await lab.start()
+        await arrived(gate.arrived)
+        with anyio.move_on_after(1):  # longer than what is shown late may be late
+            while True:
+                [run] = (await lab.call("check_subagent", subagent_id=run_id)).runs
+                assert "tokens" not in (run.untrusted_activity or "")
+                await anyio.sleep(0.05)
+        gate.released.set()
+        await lab.ended(run_id)
