@@ -12,7 +12,7 @@ from ava_server.models.base import Delta
 EVERY_S = 0.4
 """With the 0.2 s after which the log writes what runs are doing, whoever looks a second later sees the last piece."""
 CHARS_PER_TOKEN = 4
-"""An estimate for the eye, of thinking as of words; what is paid for is what the provider counts."""
+"""An estimate for the eye, of thinking and of arguments too; what is paid for is what the provider counts."""
 
 
 class Heard:
@@ -33,7 +33,7 @@ class Heard:
 
     def add(self, delta: Delta) -> None:
         """Take in a piece."""
-        chars = len(delta.text) + len(delta.thinking)
+        chars = len(delta.text) + len(delta.thinking) + len(delta.arguments)
         if not chars:
             return
         self._chars += chars

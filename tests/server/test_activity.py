@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -95,9 +95,9 @@ async def test_no_piece_of_a_secret_is_shown_wherever_the_line_is_cut(tmp_path: 
         assert not [at for at in range(len(value) - 5) if value[at : at + 6] in text], text
 
 
-def words(count: int, thinking: str = "") -> list[bytes]:
-    """The beginning of an answer: some thinking and so many characters, and no end."""
-    return events(Say("w" * count, reasoning=thinking, fragment=40))[:-3]
+def words(count: int, thinking: str = "", calls: Sequence[tuple[str, str]] = ()) -> list[bytes]:
+    """The beginning of an answer: some thinking, so many characters and calls, and no end."""
+    return events(Say("w" * count, calls, reasoning=thinking, fragment=40))[:-3]
 
 
 async def test_a_model_that_writes_slowly_is_seen_to_get_on(tmp_path: Path) -> None:
@@ -135,6 +135,7 @@ async def shown_within_a_second(ask: Callable[[], Any], wanted: str) -> str:
         (words(640, "t" * 720), "Thinking (340 tokens)"),
         (words(0, "t" * 400), "Thinking (100 tokens)"),
         (words(2), "Thinking (1 token)"),
+        (words(40, calls=[("submit_result", '{"output": "' + "r" * 348)]), "Thinking (100 tokens)"),
     ],
 )
 async def test_the_last_words_before_a_pause_are_counted_within_a_second(

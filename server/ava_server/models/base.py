@@ -116,6 +116,7 @@ class Delta:
 
     text: str = ""
     thinking: str = ""
+    arguments: str = ""
 
 
 @dataclass(frozen=True)

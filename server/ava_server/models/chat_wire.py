@@ -223,7 +223,7 @@ class ChatAnswer:
         )
 
     def _grow(self, piece: Mapping[str, Any]) -> Delta:
-        text = thinking = ""
+        text = thinking = arguments = ""
         content = piece.get("content")
         if isinstance(content, str):
             self._content.append(content)
@@ -236,8 +236,8 @@ class ChatAnswer:
                 thinking = self._keep(key, value) or thinking
         for fragment in as_list(piece.get("tool_calls")):
             if (fields := as_object(fragment)) is not None:
-                self._fragment(fields)
-        return Delta(wire_json.whole_text(text)[0], wire_json.whole_text(thinking)[0])
+                arguments += self._fragment(fields)
+        return Delta(wire_json.whole_text(text)[0], wire_json.whole_text(thinking)[0], arguments)
 
     def _keep(self, key: str, value: Any) -> str:
         """Keep what a provider wants back, as long as it stays what it was, and return what of it is thinking."""
@@ -252,8 +252,12 @@ class ChatAnswer:
             self._dropped[f"dropped a piece of {key} that was {_kind(value)}"] = None
         return ""
 
-    def _fragment(self, fragment: Mapping[str, Any]) -> None:
-        """Add a fragment to the tool call that it belongs to: by index, else by id, else the last one."""
+    def _fragment(self, fragment: Mapping[str, Any]) -> str:
+        """Add a fragment to the tool call that it belongs to: by index, else by id, else the last one.
+
+        Returns:
+            What it brought of the call's arguments.
+        """
         identity, index = fragment.get("id"), fragment.get("index")
         identity = identity if isinstance(identity, str) else ""
         call: dict[str, Any] | None
@@ -278,8 +282,10 @@ class ChatAnswer:
             call["function"]["name"] += name
         if isinstance(arguments, dict):  # an object instead of its text, as some local servers send it
             arguments = wire_json.encode(wire_json.storable(arguments)[0]).decode()
-        if isinstance(arguments, str):
-            call["function"]["arguments"] += arguments
+        if not isinstance(arguments, str):
+            return ""
+        call["function"]["arguments"] += arguments
+        return arguments
 
 
 def _words(parts: Any) -> str:
