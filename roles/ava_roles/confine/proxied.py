@@ -17,6 +17,7 @@ from ava_roles.confine.proxies import proxy_place
 VIA = "ava_proxy"
 """The extension of a response that names the proxy through which it came."""
 _CLOSE_S = 1.0
+_LATER = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS)
 _LOGIN = HTTPStatus.PROXY_AUTHENTICATION_REQUIRED
 
 
@@ -102,7 +103,7 @@ class ProxiedTransport(httpx2.AsyncHTTPTransport):
             wants = "refused the user and the password" if self._logs_in else "asks for a user and a password"
             return ProxyRefused(f"the proxy {self._place} {wants} (HTTP {code})")
         phrase = f" {HTTPStatus(code).phrase}" if code in set(HTTPStatus) else ""
-        kind = ProxyRefused if 400 <= code < 500 else httpx2.ProxyError
+        kind = ProxyRefused if 400 <= code < 500 and code not in _LATER else httpx2.ProxyError
         return kind(f"the proxy {self._place} did not let us through (HTTP {code}{phrase})")
 
     async def _let_go(self) -> None:

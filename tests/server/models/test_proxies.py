@@ -180,6 +180,7 @@ async def test_the_login_of_a_proxy_is_sent_to_it_and_appears_nowhere_else(
     [
         ({"refuses": 502}, "did not let us through (HTTP 502 Bad Gateway)", True),
         ({"refuses": 403}, "did not let us through (HTTP 403 Forbidden)", False),
+        ({"refuses": 429}, "did not let us through (HTTP 429 Too Many Requests)", True),
         ({"refuses": 599}, "did not let us through (HTTP 599)", True),
         ({"hangs_up": True}, "hung up before it let us through", True),
         ({"stalls": "answer"}, "did not let us through within 0.3 s", True),
