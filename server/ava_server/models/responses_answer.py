@@ -93,8 +93,8 @@ class ResponsesAnswer:
         if what in _GROWS and step in ("delta", "done"):
             return self._grow(event, what, step)
         if what == "function_call_arguments" and step in ("delta", "done"):
-            _take(self._at(event, CALL).arguments, event, step, "arguments")
-        elif what == "output_item" and step in ("added", "done"):
+            return Delta(arguments=_take(self._at(event, CALL).arguments, event, step, "arguments"))
+        if what == "output_item" and step in ("added", "done"):
             self._item(event, as_object(event.get("item")) or {}, done=step == "done")
         elif kind in ("completed", "incomplete"):
             self._ended(as_object(event.get("response")) or {}, kind)

@@ -11,11 +11,12 @@ import pytest
 from support.model_server import Gate, Raw, Say, events, running_model_server
 
 from ava_server.errors import ModelError, ModelTimeout
+from ava_server.models.answer_stream import Deadlines
 from ava_server.models.base import Request, UserTurn
-from ava_server.models.chat_errors import may_have_been_billed
-from ava_server.models.chat_stream import Deadlines
+from ava_server.models.chat_wire import ChatWire
 from ava_server.models.clients import ClientPool
-from ava_server.models.openai_chat import OpenAIChat
+from ava_server.models.endpoint import may_have_been_billed
+from ava_server.models.http_model import HttpModel
 
 ASK = Request("test", "", (), (UserTurn("hello"),), 256)
 WORDS = events(Say("the blue door"))
@@ -30,7 +31,9 @@ async def clients() -> AsyncIterator[ClientPool]:
 async def late(base_url: str, clients: ClientPool, deadlines: Deadlines, request: Request = ASK) -> ModelError:
     """Ask where no answer will come in time; return what is said of it, which must not take long."""
     with pytest.raises(ModelError) as caught, anyio.fail_after(2):
-        async with OpenAIChat("custom", "test", base_url, None, clients, deadlines).stream(request) as stream:
+        async with HttpModel("custom", "test", base_url, None, clients, ChatWire(), deadlines).stream(
+            request
+        ) as stream:
             async for _ in stream:
                 pass
     return caught.value
@@ -132,7 +135,7 @@ async def test_what_never_comes_is_waited_for_no_longer_than_its_deadline(
     streaming: bool, step: Callable[[], Say | Raw], deadlines: Deadlines, says: str, clients: ClientPool
 ) -> None:
     with running_model_server([step()]) as server, pytest.raises(ModelError) as caught, anyio.fail_after(2):
-        model = OpenAIChat("custom", "test", server.base_url, None, clients, deadlines, streaming)
+        model = HttpModel("custom", "test", server.base_url, None, clients, ChatWire(streaming), deadlines)
         async with model.stream(ASK) as stream:
             async for _ in stream:
                 pass
@@ -143,7 +146,9 @@ async def test_pieces_that_come_in_time_are_waited_for_beyond_the_time_for_one(c
     script = [Raw(WORDS, chunked=True, pause_s=0.06)]
     assert len(WORDS) * 0.06 > 0.4
     with running_model_server(script) as server, anyio.fail_after(5):
-        model = OpenAIChat("custom", "test", server.base_url, None, clients, Deadlines(first_byte_s=0.3, between_s=0.3))
+        model = HttpModel(
+            "custom", "test", server.base_url, None, clients, ChatWire(), Deadlines(first_byte_s=0.3, between_s=0.3)
+        )
         async with model.stream(ASK) as stream:
             async for _ in stream:
                 pass
@@ -153,7 +158,7 @@ async def test_pieces_that_come_in_time_are_waited_for_beyond_the_time_for_one(c
 async def test_cancelling_between_two_pieces_hangs_up_at_once(clients: ClientPool) -> None:
     stall = Gate()
     with running_model_server([Raw(WORDS[:3], missing=9, stall=stall), Say("next")]) as server:
-        model = OpenAIChat("custom", "test", server.base_url, None, clients)
+        model = HttpModel("custom", "test", server.base_url, None, clients, ChatWire())
 
         async def ask() -> None:
             async with model.stream(ASK) as stream:
@@ -170,7 +175,7 @@ async def test_cancelling_between_two_pieces_hangs_up_at_once(clients: ClientPoo
 
 async def test_cancelling_while_connecting_closes_the_connection_at_once(clients: ClientPool) -> None:
     with deaf() as (listening, port):
-        model = OpenAIChat("custom", "test", f"https://127.0.0.1:{port}/v1", None, clients)
+        model = HttpModel("custom", "test", f"https://127.0.0.1:{port}/v1", None, clients, ChatWire())
 
         async def ask() -> None:
             async with model.stream(ASK):

@@ -8,16 +8,17 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 import pytest
-from ava_server.models.endpoint import may_have_been_billed
-from ava_server.models.answer_stream import Deadlines
-from ava_server.models.openai_chat import OpenAIChat
 from support.certificates import Issued, issue
 from support.model_server import Fail, Gate, ModelServer, Say, running_model_server
 from support.proxy import Proxy, running_proxy
 
 from ava_server.errors import ModelError
+from ava_server.models.answer_stream import Deadlines
 from ava_server.models.base import Completion, Request, UserTurn
+from ava_server.models.chat_wire import ChatWire
 from ava_server.models.clients import ClientPool
+from ava_server.models.endpoint import may_have_been_billed
+from ava_server.models.http_model import HttpModel
 
 HOST = "models.example.com"
 ASK = Request("test", "", (), (UserTurn("hello"),), 256)
@@ -65,8 +66,8 @@ def proxy(server: ModelServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Prox
         yield proxy
 
 
-def model_at(base_url: str, clients: ClientPool, deadlines: Deadlines = PATIENT) -> OpenAIChat:
-    return OpenAIChat("custom", "test", base_url, "key-0123456789", clients, deadlines)
+def model_at(base_url: str, clients: ClientPool, deadlines: Deadlines = PATIENT) -> HttpModel:
+    return HttpModel("custom", "test", base_url, "key-0123456789", clients, ChatWire(), deadlines)
 
 
 async def ask(base_url: str, clients: ClientPool, deadlines: Deadlines = PATIENT) -> Completion:
@@ -226,7 +227,7 @@ async def test_an_error_status_says_through_which_proxy_it_came(
         own = await failure(f"http://{HOST}/v1", clients)
         proxy.refuses = 502
         proxys = await failure(f"http://{HOST}/v1", clients)
-    assert f"failed (HTTP 503, through the proxy {proxy.place}): scripted failure" in str(own)
+    assert f"is overloaded (HTTP 503, through the proxy {proxy.place}): scripted failure" in str(own)
     assert f"failed (HTTP 502, through the proxy {proxy.place})" in str(proxys)
     assert not may_have_been_billed(own) and not may_have_been_billed(proxys)
     assert proxy.requests == [f"http://{HOST}/v1/chat/completions"] * 2
