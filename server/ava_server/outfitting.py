@@ -25,7 +25,7 @@ from ava_roles.role import parse_role
 from ava_roles.tools.base import Place, Tool
 from ava_server.earlier import NAME as READ_RESULT
 from ava_server.earlier import ReadSubagentResult, listed
-from ava_server.errors import AvaError
+from ava_server.errors import AvaError, ConfigError
 from ava_server.history import History
 from ava_server.lending import Lending
 from ava_server.manager import CannotHonour
@@ -72,6 +72,7 @@ class Outfitting:
             raise CannotHonour(f"the tool {missing[0]} is not available in this version")
         if await self._house.store.read(lambda view: texts_of(view, run)) is None:
             raise CannotHonour("its task was erased")
+        await self._as_it_began(run)
         workspace = config.workspace
         if workspace:
             await self._opened(lambda: _open_workspace(workspace).close())
@@ -115,6 +116,20 @@ class Outfitting:
             artifacts=lambda: self.artifacts(run.id),
             close=close,
         )
+
+    async def _as_it_began(self, run: RunRow) -> None:
+        """Look whether this version can speak to the run's model as the run began.
+
+        Raises:
+            CannotHonour: It cannot.
+        """
+        entry = await self._house.store.read(lambda view: view.last_entry(run.id, "RunStarted"))
+        if entry is None or not isinstance(entry.fact, RunStarted):
+            return
+        try:
+            model_of(entry.fact.model, entry.fact.parameters, None, self._house.clients)
+        except ConfigError as error:
+            raise CannotHonour(str(error)) from error
 
     async def _choice(self, config: RunConfig) -> Choice:
         """Return the model that was approved, with this process's key.

@@ -92,6 +92,24 @@ class Price:
 FREE_LOCAL = Price(0, 0, 0, 0, source="free (local)", free=True)
 
 
+CACHE_WRITE_TIMES = Decimal("1.25")
+"""What a token written to Anthropic's cache for five minutes costs, in tokens of input (platform.claude.com)."""
+
+
+def marked_price(price: Price) -> Price:
+    """Return the price of a model whose requests mark what is to be cached: nobody who writes one gives it for less.
+
+    Tables, and people, leave it out where it is not known; it then stands as the price of input.
+    """
+
+    def dearer(one: Price | Step) -> int:
+        known = one.cache_write > one.input or not one.input
+        return one.cache_write if known else int((one.input * CACHE_WRITE_TIMES).to_integral_value(ROUND_CEILING))
+
+    steps = tuple(replace(step, cache_write=dearer(step)) for step in price.steps)
+    return replace(price, cache_write=dearer(price), steps=steps)
+
+
 def find_price(provider: str, model_id: str, *, base_url: str | None, overrides: Mapping[str, UserPrice]) -> Price:
     """Return what a model costs.
 

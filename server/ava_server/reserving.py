@@ -140,7 +140,7 @@ class Reserving:
         if bare:
             elide += tuple(seq for seq, _saved in history.elidable())
         recipe = Recipe(upto, elide, notice.text)
-        thinking = 0 if last else self._thinking(output)
+        thinking = 0 if last else self._thinking(output, recipe)
         request = history.request(recipe, output, thinking)
         bound = self._model.bound(request, history.known)
         if recipe.elide:  # what was reported covers what is now left out: both are upper bounds, the lower one holds
@@ -166,15 +166,15 @@ class Reserving:
         )
         return request, Asked(fact, prompt + output, 0 if last else wrap.prompt_tokens + wrap.output_tokens)
 
-    def _thinking(self, output: int) -> int:
-        """Return how many of a call's tokens the model may think."""
-        prefix = self._history.prefix
-        assert prefix is not None, "a run starts with its prefix"
-        # Where thinking has a budget, an answer without any may not be followed by one with some: platform.claude.com.
-        stays_off = prefix.parameters.get("thinking", {}).get("on") == "budget" and not self._history.thinks
-        if not self._config.extended_thinking or stays_off or output < LEAST_TO_THINK:
+    def _thinking(self, output: int, recipe: Recipe) -> int:
+        """Return how many of a call's tokens the model may think.
+
+        Once it was off it stays off: providers want one way within a conversation of calls and results, and what one
+        without thinking reports of its prompt is no base for the next with it.
+        """
+        if not self._config.extended_thinking or not self._history.thinks or output < LEAST_TO_THINK:
             return 0
-        return output // 2
+        return output // 2 if self._model.may_think(self._history.turns(recipe)) else 0
 
     def _granted(self, answer: Reservation | CapReached | Messages) -> None:
         """Take up what the log has now: a reservation, or what others wrote to the run, which goes before it."""

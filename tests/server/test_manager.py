@@ -36,8 +36,10 @@ from ava_audit.events import (
 )
 from ava_audit.store import Outcome
 from ava_audit.view import View
+from ava_server import outfitting
 from ava_server.budget import Asked, DayCaps, reserve
 from ava_server.claims import NotClaimed, Slots, claim
+from ava_server.models.wiring import model_of, parameters
 
 NOTE = Say(calls=[("scratchpad", {"note": "half of it"})])
 
@@ -330,6 +332,29 @@ async def test_a_run_that_cannot_be_honoured_waits_and_says_for_what(tmp_path: P
             assert server.base_url in found and "approved" in found
             assert (await lab.run(run_id)).state == "queued"
         assert elsewhere.requests == []
+
+
+async def test_a_run_that_another_version_began_with_a_model_waits_for_that_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate()
+    with running_model_server([Say(calls=[("scratchpad", {"note": "x"})]), Say("x", gate=gate)]) as server:
+        with monkeypatch.context() as other:
+            other.setattr(outfitting, "parameters", lambda choice: {**parameters(choice), "wire": "telepathy"})
+            spoken = {"wire": "chat_completions"}
+            other.setattr(
+                outfitting, "model_of", lambda name, stored, *more: model_of(name, {**stored, **spoken}, *more)
+            )
+            async with open_lab(tmp_path, server=server, check=False) as lab:
+                run_id = await lab.start()
+                await arrived(gate.arrived)
+        async with open_lab(tmp_path, server=server, check=False) as lab:
+            with anyio.fail_after(10):
+                while not (found := await waits_for(lab, run_id)):
+                    await lab.store.newer_than(lab.store.head - 1)
+            assert "This version of Ava cannot speak to custom:test as its run began (wire 'telepathy'" in found
+            run = await lab.run(run_id)
+            assert (run.state, run.generation) == ("running", 1), "nobody has taken it"
 
 
 async def test_a_workspace_that_is_gone_is_waited_for_and_nobody_else_is_held_up(tmp_path: Path) -> None:

@@ -168,6 +168,15 @@ def _calls(messages: Sequence[Mapping[str, Any]]) -> str | None:
     return None
 
 
+def _begun(messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """Return the first answer of the turn that goes on: of those behind the last message without a result."""
+    for number in range(len(messages) - 1, -1, -1):
+        one = messages[number]
+        if one["role"] == "user" and not any(block["type"] == "tool_result" for block in one["content"]):
+            return messages[number + 1]["content"] if number + 1 < len(messages) else ()
+    return ()
+
+
 def _thinking(request: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -> str | None:
     given = request.get("thinking") or {}
     old = request["model"].startswith(OLD)
@@ -177,8 +186,8 @@ def _thinking(request: Mapping[str, Any], messages: Sequence[Mapping[str, Any]])
     if given.get("type") == "enabled":
         if not 1024 <= given["budget_tokens"] < request["max_tokens"]:
             return "thinking.enabled.budget_tokens: Input should be at least 1024 and less than max_tokens"
-        last = [message for message in messages if message["role"] == "assistant"][-1:]
-        if last and last[0]["content"][0]["type"] not in ("thinking", "redacted_thinking"):
+        first = _begun(messages)
+        if first and first[0]["type"] not in ("thinking", "redacted_thinking"):
             return "messages: Expected `thinking` or `redacted_thinking`, but found `tool_use`"
     elif old and any(block["type"] == "thinking" for message in messages for block in message["content"]):
         return "messages: When `thinking` is disabled, an `assistant` message cannot contain `thinking`"

@@ -171,6 +171,10 @@ class Model(Protocol):
         """Return the request's body, byte for byte as `stream` sends it; a pure function."""
         ...
 
+    def may_think(self, turns: Sequence[Turn]) -> bool:
+        """Tell whether the model can be told to think about what follows these turns."""
+        ...
+
     def bound(self, request: Request, known: Known | None) -> Bound:
         """Return an upper bound of what the call can use."""
         ...

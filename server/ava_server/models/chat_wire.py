@@ -63,12 +63,18 @@ class ChatWire:
         return {"authorization": f"Bearer {api_key}"} if api_key else {}
 
     def message(self, turn: Turn) -> Mapping[str, Any]:
-        """Return the message that a turn is; an answer is the provider's own, verbatim."""
-        return message(turn)
+        """Return the message that a turn is.
+
+        An answer is the provider's own, verbatim, but for thinking that is bound to what stood before it, and does not.
+        """
+        sent = message(turn)
+        if self.thinking.bound and isinstance(turn, AssistantTurn) and turn.edited_before:
+            return {name: value for name, value in sent.items() if name not in _UNSEEN}
+        return sent
 
     def body(self, request: Request) -> dict[str, Any]:
         """Return the whole body of a request."""
-        parts = body(request)
+        parts = body(request, self.message)
         parts[self.output_field] = request.max_output
         parts["stream"] = self.streaming
         if self.streaming:
@@ -89,6 +95,10 @@ class ChatWire:
         if effort is None:
             return {}
         return {"reasoning": {"effort": effort}} if in_table else {"reasoning_effort": effort}
+
+    def may_think(self, turns: Sequence[Turn]) -> bool:
+        """Tell whether the model can be told to think: always, or never."""
+        return self.thinking.possible
 
     def answer(self) -> ChatAnswer:
         """Return an empty answer."""
@@ -123,7 +133,7 @@ def message(turn: Turn) -> Mapping[str, Any]:
             return {"role": "tool", "tool_call_id": call_id, "content": text}
 
 
-def body(request: Request) -> dict[str, Any]:
+def body(request: Request, message: Callable[[Turn], Mapping[str, Any]] = message) -> dict[str, Any]:
     """Return the parts of a request's body that every endpoint understands, in a fixed order."""
     messages: list[Mapping[str, Any]] = [{"role": "system", "content": request.system}] if request.system else []
     messages += [message(turn) for turn in request.turns]

@@ -12,7 +12,7 @@ from typing import Literal, get_args
 from urllib.parse import urlsplit
 
 from ava_server.errors import BadInput, ConfigError
-from ava_server.prices import Price, UserPrice, find_price, is_local
+from ava_server.prices import Price, UserPrice, find_price, is_local, marked_price
 from ava_server.providers import PROVIDERS
 
 Tier = Literal["fast", "balanced", "deep"]
@@ -134,13 +134,14 @@ def choose(wanted: str | None, tier: str, settings: ModelSettings) -> Choice:
     provider = providers[name]
     base_url = provider.base_url or KNOWN_URLS[name]
     check_address(name, base_url, provider.api_key)
-    price = find_price(name, model_id, base_url=base_url, overrides=settings.prices)
+    wire = wire_of(provider, base_url)
+    price = price_over(wire, name, model_id, base_url, settings.prices)
     return Choice(
         provider=name,
         model_id=model_id,
         name=f"{name}:{model_id}",
         tier=tier,
-        wire=wire_of(provider, base_url),
+        wire=wire,
         price=price,
         base_url=base_url,
         api_key=provider.api_key,
@@ -151,6 +152,26 @@ def choose(wanted: str | None, tier: str, settings: ModelSettings) -> Choice:
 def wire_of(provider: Provider, base_url: str) -> WireName:
     """Return the format that a provider speaks: as the settings say, else as its address is known for."""
     return provider.wire or KNOWN_WIRES.get(host_of(base_url), "chat_completions")
+
+
+def marks_cache(wire: WireName, base_url: str, model_id: str) -> bool:
+    """Tell whether requests say what is to be cached: Anthropic's models want that, also behind OpenRouter."""
+    if wire == "messages":
+        return True
+    at_openrouter = host_of(base_url) == host_of(KNOWN_URLS["openrouter"])
+    return at_openrouter and model_id.removeprefix("~").startswith("anthropic/")
+
+
+def price_over(
+    wire: WireName, provider: str, model_id: str, base_url: str, overrides: Mapping[str, UserPrice]
+) -> Price:
+    """Return what a model costs when it is asked in this format.
+
+    Raises:
+        Unpriced: Nobody says what it costs.
+    """
+    price = find_price(provider, model_id, base_url=base_url, overrides=overrides)
+    return marked_price(price) if marks_cache(wire, base_url, model_id) else price
 
 
 def host_of(base_url: str | None) -> str:

@@ -15,7 +15,7 @@ from ava_server.errors import ModelError
 from ava_server.models import bound as bounds
 from ava_server.models import wire_json
 from ava_server.models.answer_stream import AnswerStream, Deadlines
-from ava_server.models.base import AssistantTurn, Bound, Known, Request, ToolUse
+from ava_server.models.base import AssistantTurn, Bound, Known, Request, ToolUse, Turn
 from ava_server.models.endpoint import Endpoint
 from ava_server.models.wire import Wire
 
@@ -77,6 +77,10 @@ class HttpModel:
         content = self.encode(request)
         self._encoded.clear()
         return content
+
+    def may_think(self, turns: Sequence[Turn]) -> bool:
+        """Tell whether the model can be told to think about what follows these turns."""
+        return self.wire.may_think(turns)
 
     def bound(self, request: Request, known: Known | None) -> Bound:
         """Return an upper bound of what the call can use."""

@@ -22,11 +22,12 @@ from ava_server.models.choose import (
     choose,
     configured,
     meant_by,
+    price_over,
     tiers_reviewed,
     wire_of,
 )
 from ava_server.price_words import price_facts
-from ava_server.prices import Price, Unpriced, find_price
+from ava_server.prices import Price, Unpriced
 
 if TYPE_CHECKING:
     from ava_server.settings import Settings
@@ -207,7 +208,7 @@ def offers(seller: Seller, ids: Iterable[str], models: ModelSettings, tiers: Ite
 
 def _offer(seller: Seller, model_id: str, models: ModelSettings, tiers: tuple[str, ...]) -> Offer:
     try:
-        price = find_price(seller.name, model_id, base_url=seller.base_url, overrides=models.prices)
+        price = price_over(seller.wire, seller.name, model_id, seller.base_url, models.prices)
     except Unpriced as error:
         return Offer(model_id, None, str(error), tiers)
     return Offer(model_id, price, "", tiers)

@@ -1,8 +1,9 @@
 """Anthropic Messages: a request's body with its cache marks, and an answer made of blocks.
 
-Blocks are kept as they came and sent back so. Left out on the way back is only what the API would refuse: blocks of
-text without text, an answer without blocks, and thinking before which something has been changed since (it is bound to
-all that stood before it: platform.claude.com, preserved thinking).
+Blocks are kept as they came and sent back so. Left out on the way back is what the API would refuse: blocks of text
+without text, an answer without blocks, thinking before which something has been changed since (newer models bind it to
+all that stood before it: platform.claude.com, preserved thinking), and, of models with a budget, all thinking while
+they do not think.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class MessagesWire:
     def _message(self, turn: Turn, *, with_thinking: bool) -> Mapping[str, Any]:
         match turn:
             case AssistantTurn(raw, edited_before):
-                stale = edited_before and self.thinking.bound_to_what_stood_before
+                stale = edited_before and self.thinking.bound
                 return {"role": "assistant", "content": _kept(raw, with_thinking=with_thinking and not stale)}
             case UserTurn(text):
                 return {"role": "user", "content": [{"type": "text", "text": text}]}
@@ -89,7 +90,7 @@ class MessagesWire:
         The cache is told to keep what stands up to the system prompt, up to where the last request ended, and up to
         here: looking back from one mark, it passes over 20 blocks at most, and an answer may ask for as many calls.
         """
-        thinks = request.thinking if self._may_think(request.turns) else 0
+        thinks = request.thinking if self.may_think(request.turns) else 0
         with_thinking = bool(thinks) or self.thinking.on != "budget"  # these take none back while they do not think
         messages: list[dict[str, Any]] = []
         for turn in request.turns:
@@ -134,12 +135,25 @@ class MessagesWire:
         ]
         return {"role": "assistant", "content": content}
 
-    def _may_think(self, turns: Sequence[Turn]) -> bool:
-        """Tell whether the API lets the model think now: with a budget, it must have thought for its last answer."""
+    def may_think(self, turns: Sequence[Turn]) -> bool:
+        """Tell whether the API lets the model think now.
+
+        With a budget, a conversation of calls and results is one turn of the model's (platform.claude.com, thinking
+        with tools): it has to begin with a thought, and goes on without any.
+        """
         if self.thinking.on != "budget":
             return True
-        last = next((turn.raw for turn in reversed(turns) if isinstance(turn, AssistantTurn)), None)
-        return last is None or any(_is_thought(block) for block in as_list(last.get("content"))[:1])
+        first: Mapping[str, Any] | None = None  # answer of the model's turn at hand
+        goes_on = False
+        for turn in turns:
+            match turn:
+                case AssistantTurn(raw):
+                    first, goes_on = raw if first is None or not goes_on else first, False
+                case ToolTurn():
+                    goes_on = True
+                case UserTurn():
+                    pass
+        return first is None or not goes_on or any(map(_is_thought, as_list(first.get("content"))[:1]))
 
     def _thinking(self, tokens: int) -> dict[str, Any]:
         """Return what tells the model to think for at most so many tokens, or, with 0, not to."""
@@ -259,7 +273,10 @@ class MessagesAnswer:
 
     def _grow(self, index: int, delta: Mapping[str, Any]) -> Delta:
         kind = delta.get("type")
-        block = self._blocks.setdefault(index, {"type": _text_of(kind).removesuffix("_delta")})
+        block = self._blocks.get(index)
+        if block is None:
+            self._notes["dropped a piece of a block that never began"] = None
+            return Delta()
         pieces = self._pieces.setdefault(index, {})
         if kind in _GROWS:
             name, source = _GROWS[kind]
@@ -325,6 +342,9 @@ def _tool(tool: ToolSchema) -> dict[str, Any]:
 def _kept(raw: Mapping[str, Any], *, with_thinking: bool) -> list[Any]:
     """Return the blocks of an earlier answer that the API takes back."""
     blocks = as_list(raw.get("content"))
+    blanks = [number for number, block in enumerate(blocks) if _is_blank(block)]
+    if blanks and any(_is_thought(block) for block in blocks[blanks[0] :]):
+        with_thinking = False  # a thought behind what cannot go back would be one with something missing before it
     return [block for block in blocks if not _is_blank(block) and (with_thinking or not _is_thought(block))]
 
 

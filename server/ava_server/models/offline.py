@@ -18,7 +18,18 @@ import anyio.to_thread
 
 from ava_audit.events import Usage
 from ava_server.models import chat_wire, extracts, wire_json
-from ava_server.models.base import AssistantTurn, Bound, Completion, Delta, Known, Request, ToolTurn, ToolUse, UserTurn
+from ava_server.models.base import (
+    AssistantTurn,
+    Bound,
+    Completion,
+    Delta,
+    Known,
+    Request,
+    ToolTurn,
+    ToolUse,
+    Turn,
+    UserTurn,
+)
 from ava_server.models.choose import OFFLINE, SET_A_MODEL
 from ava_server.models.extracts import Passage
 from ava_server.models.wire import tool_use
@@ -52,6 +63,10 @@ class OfflineModel:
     def encode(self, request: Request) -> bytes:
         """Return the request's body as a chat endpoint would get it."""
         return wire_json.encode({**chat_wire.body(request), "max_tokens": request.max_output})
+
+    def may_think(self, turns: Sequence[Turn]) -> bool:
+        """It never thinks."""
+        return False
 
     def bound(self, request: Request, known: Known | None) -> Bound:
         """Return nothing: no token is ever used."""

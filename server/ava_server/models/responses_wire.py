@@ -85,6 +85,10 @@ class ResponsesWire:
         effort = {"default": None, "disabled": "none"}.get(self.thinking.off, LOW)
         return {"reasoning": {"effort": effort}} if effort else {}
 
+    def may_think(self, turns: Sequence[Turn]) -> bool:
+        """Tell whether the model can be told to think: always, or never."""
+        return self.thinking.possible
+
     def answer(self) -> ResponsesAnswer:
         """Return an empty answer."""
         return ResponsesAnswer()

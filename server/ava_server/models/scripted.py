@@ -32,6 +32,7 @@ from ava_server.models.base import (
     Request,
     ToolTurn,
     ToolUse,
+    Turn,
     UserTurn,
 )
 from ava_server.models.wire import tool_use
@@ -104,6 +105,10 @@ class ScriptedModel:
     def encode(self, request: Request) -> bytes:
         """Return the request's body as a chat endpoint would get it."""
         return wire_json.encode({**chat_wire.body(request), "max_tokens": request.max_output})
+
+    def may_think(self, turns: Sequence[Turn]) -> bool:
+        """It never thinks."""
+        return False
 
     def bound(self, request: Request, known: Known | None) -> Bound:
         """Return an upper bound of what the call can use."""

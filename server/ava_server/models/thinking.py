@@ -12,7 +12,7 @@ from typing import Any, Literal
 On = Literal["budget", "adaptive", "effort", "none"]
 Off = Literal["default", "disabled", "between_tools", "low"]
 EFFORT = "medium"
-"""How hard a model tries that is told so; at OpenRouter it stands for half of an answer's tokens."""
+"""How hard a model tries that is told so; at OpenRouter, for models with a budget, half of an answer's tokens."""
 LOW = "low"
 
 
@@ -22,6 +22,7 @@ class Thinking:
 
     on: On = "none"
     off: Off = "default"
+    bound: bool = False
 
     @property
     def possible(self) -> bool:
@@ -33,14 +34,9 @@ class Thinking:
         """Whether it thinks whatever it is told."""
         return self.off in ("between_tools", "low")
 
-    @property
-    def bound_to_what_stood_before(self) -> bool:
-        """Whether earlier thinking is refused once anything before it was changed."""
-        return self.on == "adaptive"
-
     def as_dict(self) -> dict[str, Any]:
         """Return it as plain JSON, for the log."""
-        return {"on": self.on, "off": self.off}
+        return {"on": self.on, "off": self.off, "bound": self.bound}
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> Thinking | None:
@@ -49,8 +45,9 @@ class Thinking:
             case {
                 "on": ("budget" | "adaptive" | "effort" | "none") as on,
                 "off": ("default" | "disabled" | "between_tools" | "low") as off,
+                "bound": bool(bound),
             }:
-                return cls(on, off)
+                return cls(on, off, bound)
             case _:
                 return None
 
@@ -69,4 +66,8 @@ def thinking_of(model_id: str, otherwise: Thinking = UNKNOWN) -> Thinking:
 @cache
 def _table() -> Mapping[str, Thinking]:
     table = tomllib.loads(files("ava_server.models").joinpath("thinking.toml").read_text(encoding="utf-8"))
-    return {begins: Thinking(entry["on"], entry["off"]) for entry in table["models"] for begins in entry["begins"]}
+    return {
+        begins: Thinking(entry["on"], entry["off"], entry.get("bound", False))
+        for entry in table["models"]
+        for begins in entry["begins"]
+    }

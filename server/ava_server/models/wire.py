@@ -78,6 +78,10 @@ class Wire(Protocol):
         """Return the whole body of a request, in a fixed order; it depends on nothing but the request and the wire."""
         ...
 
+    def may_think(self, turns: Sequence[Turn]) -> bool:
+        """Tell whether the model can be told to think about what follows these turns."""
+        ...
+
     def answer(self) -> Answer:
         """Return an empty answer, to be filled."""
         ...
@@ -108,8 +112,9 @@ def tool_use(call_id: str, name: str, raw_args: str) -> ToolUse:
 
 
 def word(said: str | None) -> str | None:
-    """Return a provider's word as the log can hold it."""
-    return wire_json.whole_text((said or "")[:_LONGEST_WORD])[0] or None
+    """Return a provider's word as the log can hold it, on one line and with nothing in it that steers a screen."""
+    text = wire_json.whole_text((said or "")[:_LONGEST_WORD])[0]
+    return "".join(char if char.isprintable() else " " for char in text).strip() or None
 
 
 def told_apart(ids: Iterable[str]) -> list[str]:

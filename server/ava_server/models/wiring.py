@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ava_server.errors import ConfigError
 from ava_server.models.base import Model
-from ava_server.models.choose import KNOWN_URLS, Choice, host_of
+from ava_server.models.choose import KNOWN_URLS, Choice, host_of, marks_cache
 from ava_server.models.clients import ClientPool
 from ava_server.models.thinking import UNKNOWN, Thinking, thinking_of
 
@@ -129,6 +129,6 @@ def _for_openrouter(choice: Choice) -> dict[str, Any]:
     price = choice.price
     most = {"completion": price.output / 1000, "prompt": price.input / 1000, "request": price.per_request / 10**9}
     told: dict[str, Any] = {"provider": {"max_price": most}}
-    if choice.model_id.removeprefix("~").startswith("anthropic/"):
+    if marks_cache(choice.wire, choice.base_url or "", choice.model_id):
         told["cache_control"] = {"type": "ephemeral"}
     return told

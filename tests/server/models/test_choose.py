@@ -272,7 +272,7 @@ def test_parameters_hold_what_shapes_the_bytes_and_no_key() -> None:
         "wire": "chat_completions",
         "base_url": "http://127.0.0.1:11434/v1",
         "stream": False,
-        "thinking": {"on": "none", "off": "default"},
+        "thinking": {"on": "none", "off": "default", "bound": False},
         "thinking_field": "reasoning_effort",
         "output_field": "max_tokens",
         "extra": {},
@@ -361,3 +361,26 @@ def test_where_a_key_would_mend_it_the_error_says_whose(
     with pytest.raises(BadInput) as caught:
         choose(wanted, "fast", ModelSettings(providers=providers))
     assert caught.value.needs_key == provider
+
+
+@pytest.mark.parametrize(
+    ("price", "wanted", "read", "written"),
+    [
+        (UserPrice(3, 15), "anthropic:claude-next", 3000, 3750),
+        (UserPrice(3, 15), "openrouter:anthropic/next", 3000, 3750),
+        (UserPrice(3, 15), "openrouter:acme/next", 3000, 3000),
+        (UserPrice(3, 15, 0.1, 6), "anthropic:claude-next", 100, 6000),
+        (UserPrice(0, 0), "anthropic:claude-next", 0, 0),
+    ],
+)
+def test_where_requests_mark_what_is_cached_writing_it_costs_more_than_input_unless_somebody_says_so(
+    price: UserPrice, wanted: str, read: int, written: int
+) -> None:
+    settings = ModelSettings(providers={**ROUTER, **ANTHROPIC}, prices={wanted: price})
+    found = choose(wanted, "fast", settings).price
+    assert (found.cache_read, found.cache_write) == (read, written)
+
+
+def test_old_models_behind_a_gateway_whose_write_price_the_table_lacks_are_reserved_at_it() -> None:
+    price = choose("openrouter:anthropic/claude-3.7-sonnet", "fast", ModelSettings(providers=ROUTER)).price
+    assert (price.input, price.cache_write) == (3000, 3750)

@@ -137,19 +137,43 @@ def test_thinking_before_which_something_was_changed_goes_back_only_where_it_is_
 
 @pytest.mark.parametrize("thoughtful", [True, False])
 @pytest.mark.parametrize("thinking", [4096, 0])
-def test_with_a_budget_it_thinks_on_only_where_it_has_thought_and_else_no_thinking_goes_back(
+def test_with_a_budget_it_thinks_on_only_where_it_began_to_and_else_no_thinking_goes_back(
     thinking: int, thoughtful: bool
 ) -> None:
     thought = {"type": "thinking", "thinking": "hm", "signature": "s"}
-    word = {"type": "text", "text": "so"}
-    first = AssistantTurn({"role": "assistant", "content": [thought, word]})
-    last = AssistantTurn({"role": "assistant", "content": [thought, word] if thoughtful else [word]})
+
+    def call(number: int) -> dict[str, Any]:
+        return {"type": "tool_use", "id": f"t{number}", "name": "search", "input": {}}
+
+    first = AssistantTurn({"role": "assistant", "content": [thought, call(0)] if thoughtful else [call(0)]})
+    later = AssistantTurn({"role": "assistant", "content": [call(1)]})
+    turns = (TASK, first, ToolTurn("t0", "search", "x"), later, ToolTurn("t1", "search", "y"))
     wire = MessagesWire(thinking=BUDGET)
-    body = wire.body(ask(TASK, first, UserTurn("x"), last, UserTurn("y"), thinking=thinking, model="claude-haiku-4-5"))
+    body = wire.body(ask(*turns, thinking=thinking, model="claude-haiku-4-5"))
     thinks = bool(thinking) and thoughtful
+    assert wire.may_think(turns) == thoughtful
     assert ("thinking" in body) == thinks
-    assert body["messages"][1]["content"] == ([thought, word] if thinks else [word])
+    assert body["messages"][1]["content"] == ([thought, call(0)] if thinks else [call(0)])
     assert messages_format.refused(body) is None
+    anew = (*turns, AssistantTurn({"role": "assistant", "content": [{"type": "text", "text": "so"}]}), UserTurn("z"))
+    assert wire.may_think(anew), "what follows a message without results is a new turn of the model's"
+    assert messages_format.refused(wire.body(ask(*anew, thinking=4096, model="claude-haiku-4-5"))) is None
+
+
+def test_a_thought_behind_a_text_that_cannot_go_back_stays_away_too() -> None:
+    thought = {"type": "thinking", "thinking": "hm", "signature": "s"}
+    call = {"type": "tool_use", "id": "t", "name": "search", "input": {}}
+    raw = {"role": "assistant", "content": [thought, {"type": "text", "text": "\n\n"}, thought, call]}
+    body = MessagesWire(thinking=ADAPTIVE).body(ask(TASK, AssistantTurn(raw), ToolTurn("t", "search", "x")))
+    assert body["messages"][1]["content"] == [call]
+
+
+def test_pieces_of_a_block_that_never_began_are_dropped_with_a_note() -> None:
+    growing = MessagesAnswer()
+    growing.add({"type": "content_block_delta", "index": 0, "delta": {"type": "input_json_delta", "partial_json": "{"}})
+    done = growing.complete(request_id=None, sent_bytes=10)
+    assert done.raw["content"] == []
+    assert "dropped a piece of a block that never began" in done.notes
 
 
 @pytest.mark.parametrize(
@@ -158,6 +182,9 @@ def test_with_a_budget_it_thinks_on_only_where_it_has_thought_and_else_no_thinki
         ("claude-haiku-4-5-20251001", 0, {}),
         ("claude-haiku-4-5-20251001", 4096, {"thinking": {"type": "enabled", "budget_tokens": 4096}}),
         ("claude-opus-4-7", 0, {}),
+        ("claude-sonnet-4@20250514", 0, {}),
+        ("anthropic/claude-sonnet-4", 4096, {"thinking": {"type": "enabled", "budget_tokens": 4096}}),
+        ("claude-instant-1", 4096, {}),
         ("claude-haiku-5-5", 0, {"thinking": {"type": "disabled"}}),
         ("claude-sonnet-5", 0, {"thinking": {"type": "disabled"}}),
         ("claude-sonnet-5-5", 0, {"thinking": {"type": "between_tools"}, "output_config": {"effort": "medium"}}),
@@ -306,10 +333,11 @@ def test_of_too_many_calls_the_first_are_kept_and_each_has_an_id_of_its_own() ->
 async def test_a_refusal_is_told_with_what_the_provider_says_of_it() -> None:
     growing = MessagesAnswer()
     why = {"type": "refusal", "category": "cyber", "explanation": "It looks like an exploit."}
+    why["explanation"] = "It looks like an exploit.\x1b[2J"
     growing.add({"type": "message_delta", "delta": {"stop_reason": "refusal", "stop_details": why}, "usage": PLAIN})
     done = growing.complete(request_id=None, sent_bytes=400)
     assert done.stop_reason == "refusal"
-    assert done.notes[0] == "refusal: cyber: It looks like an exploit."
+    assert done.notes[0] == "refusal: cyber: It looks like an exploit. [2J"
 
 
 # -- whatever comes ---------------------------------------------------------------------------------------------------
