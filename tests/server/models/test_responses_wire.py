@@ -636,3 +636,18 @@ async def test_a_plan_outlives_its_planning_with_its_thinking_over_it(tmp_path: 
     assert kinds[5] == [*kinds[4], "message"], (
         "what follows an answer that was cut in its thinking is the word about it"
     )
+
+
+async def test_a_run_understands_why_an_answer_ended_in_the_words_that_it_has_for_it(tmp_path: Path) -> None:
+    script: Script = [
+        Say("I read it.", [("read_file", '{"path": "0')], finish_reason="length"),
+        Say("I would rather not.", finish_reason="refusal"),
+        hand_over(),
+    ]
+    async with open_lab(tmp_path, script, config=CONFIG, env=ENV) as lab:
+        run = await lab.ended(await lab.start())
+        assert run.state == "success", run.stop_reason
+        _, second, third = (request.json["input"] for request in lab.server.requests)
+    assert "your answer was cut at its length" in second[-1]["output"]
+    assert third[-2]["content"] == [{"type": "refusal", "refusal": "I would rather not."}]
+    assert "declined" in third[-1]["content"][0]["text"]
