@@ -227,13 +227,13 @@ class MessagesAnswer:
         blocks = [self._whole(index) for index in self._blocks]
         asked = [block for block in blocks if block.get("type") == "tool_use"]
         raw_args = [block.pop("_raw") for block in asked]
-        for block, identity in zip(asked, told_apart(_text_of(block.get("id")) for block in asked), strict=True):
-            block["id"] = identity
         dropped = [id(block) for block in asked[MOST_CALLS:]]
         raw, changed = wire_json.storable(
             {"role": "assistant", "content": [block for block in blocks if id(block) not in dropped]}
         )
         kept = [block for block in raw["content"] if block.get("type") == "tool_use"]
+        for block, identity in zip(kept, told_apart(_text_of(block.get("id")) for block in kept), strict=True):
+            block["id"] = identity
         calls = tuple(
             tool_use(block["id"], _text_of(block.get("name")), wire_json.whole_text(text)[0])
             for block, text in zip(kept, raw_args, strict=False)

@@ -330,6 +330,16 @@ def test_of_too_many_calls_the_first_are_kept_and_each_has_an_id_of_its_own() ->
     assert f"kept the first {MOST_CALLS} of {MOST_CALLS + 2} tool calls" in done.notes
 
 
+def test_ids_that_only_differ_in_what_cannot_be_stored_are_told_apart() -> None:
+    growing = MessagesAnswer()
+    for index, identity in enumerate(("a\ud800", "a\ud801")):
+        block = {"type": "tool_use", "id": identity, "name": "search", "input": {}}
+        growing.add({"type": "content_block_start", "index": index, "content_block": block})
+    done = growing.complete(request_id=None, sent_bytes=400)
+    assert [call.call_id for call in done.calls] == ["a\ufffd", "a\ufffd_1"]
+    assert [block["id"] for block in done.raw["content"]] == ["a\ufffd", "a\ufffd_1"]
+
+
 async def test_a_refusal_is_told_with_what_the_provider_says_of_it() -> None:
     growing = MessagesAnswer()
     why = {"type": "refusal", "category": "cyber", "explanation": "It looks like an exploit."}
