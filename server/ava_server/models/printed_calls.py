@@ -87,9 +87,10 @@ def with_calls(completion: Completion, printed: Printed, turn: int, message: Mes
         identity = hashlib.sha256(f"{turn} {number} {call.name} {raw_args}".encode()).hexdigest()[:9]
         calls.append(ToolUse(identity, call.name, wire_json.decode_object(raw_args), raw_args))
     made, raw = dict(message(printed.words, calls)), completion.raw
-    if isinstance(made.get("content"), list):  # a wire of blocks: its thoughts stay before what it said
-        thoughts = [block for block in as_list(raw.get("content")) if (as_object(block) or {}).get("type") != "text"]
-        made["content"] = [*thoughts, *made["content"]]
+    for name, words in (("content", "text"), ("output", "message")):  # blocks, items: thoughts stay before what is said
+        if isinstance(made.get(name), list):
+            thoughts = [block for block in as_list(raw.get(name)) if (as_object(block) or {}).get("type") != words]
+            made[name] = [*thoughts, *made[name]]
     kept = {key: value for key, value in raw.items() if key not in made}  # on others they are a field of their own
     note = f"read {len(calls)} tool call{'' if len(calls) == 1 else 's'} from its text"
     return replace(

@@ -15,6 +15,7 @@ from ava_server.models.base import Completion, ToolSchema
 from ava_server.models.chat_wire import assistant_message
 from ava_server.models.messages_wire import MessagesWire
 from ava_server.models.printed_calls import EXAMPLE, Printed, read_printed, with_calls
+from ava_server.models.responses_wire import ResponsesWire
 
 TEXT, NUMBER, LIST = {"type": "string"}, {"type": "integer"}, {"type": "array", "items": {"type": "string"}}
 MAYBE = {"anyOf": [{"type": "number"}, {"type": "null"}]}
@@ -254,6 +255,23 @@ def test_on_a_wire_of_blocks_its_thoughts_stay_before_what_it_calls() -> None:
     made = with_calls(Completion(text, (), raw, None), printed, 1, MessagesWire().assistant_message)
     used = {"type": "tool_use", "id": made.calls[0].call_id, "name": "read_file", "input": {"path": "a.md"}}
     assert made.raw == {"role": "assistant", "content": [thought, {"type": "text", "text": "I look."}, used]}
+
+
+def test_on_a_wire_of_items_its_thoughts_stay_before_what_it_calls() -> None:
+    text = FORMS["Hermes"][0]
+    printed = read(f"I look.\n{text}")
+    assert printed is not None
+    thought = {"id": "rs_1", "type": "reasoning", "summary": [], "encrypted_content": "gAAAA"}
+    said = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": f"I look.\n{text}"}]}
+    raw = {"role": "assistant", "output": [thought, said]}
+    made = with_calls(Completion(text, (), raw, None), printed, 1, ResponsesWire().assistant_message)
+    first, message, called = made.raw["output"]
+    assert first == thought and message["content"][0]["text"] == "I look."
+    assert (called["type"], called["call_id"], called["arguments"]) == (
+        "function_call",
+        made.calls[0].call_id,
+        '{"path":"a.md"}',
+    )
 
 
 def test_the_ids_are_the_same_each_time_and_others_in_another_turn() -> None:
