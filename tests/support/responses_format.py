@@ -15,7 +15,7 @@ from typing import Any
 from support.model_server import Say
 
 THINK = ("gpt-5", "gpt-6", "o1", "o3", "o4")
-NEVER_NONE = ("gpt-5-mini", "gpt-6.1-sol", "gpt-6-astra")
+NEVER_NONE = ("gpt-5-mini", "gpt-5.3-codex", "gpt-6.1-sol", "gpt-6-astra")
 ENDS = {"length": "max_output_tokens", "content_filter": "content_filter"}
 REFUSAL = "refusal"
 """The `finish_reason` of an answer whose words are a refusal."""

@@ -117,6 +117,10 @@ async def test_without_a_key_there_is_no_authorization_header() -> None:
         ("gpt-6.1-sol", 0, "low"),
         ("gpt-6-astra", 0, "low"),
         ("gpt-5.4", 0, "none"),
+        ("gpt-5.4-mini-2026-03-17", 0, "none"),
+        ("gpt-5.3-codex", 0, "low"),
+        ("gpt-5.3-codex", 4096, "medium"),
+        ("gpt-5.4-pro", 4096, "medium"),
         ("gpt-4.1", 4096, None),
         ("gpt-4.1", 0, None),
     ],
@@ -126,6 +130,14 @@ async def test_each_model_is_told_how_hard_to_try_as_it_takes_it(model: str, tok
     _, (received,) = await answers([Say("ok")], ask(model=model, thinking=tokens), wire=wire)
     assert received.json.get("reasoning") == (None if effort is None else {"effort": effort})
     assert ("include" in received.json) is (effort is not None), "models that do not think refuse it"
+
+
+@pytest.mark.parametrize(
+    "model", ["gpt-5-pro", "gpt-5.2-pro", "gpt-5.4-pro-2026-03-05", "gpt-5.1-codex-mini", "gpt-5.2-chat-latest"]
+)
+async def test_models_that_take_one_effort_alone_or_none_below_medium_are_told_nothing(model: str) -> None:
+    _, (received,) = await answers([Say("ok")], ask(model=model), wire=ResponsesWire(thinking=thinking_of(model)))
+    assert "reasoning" not in received.json
 
 
 @pytest.mark.parametrize(
