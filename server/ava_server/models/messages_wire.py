@@ -285,8 +285,8 @@ class MessagesAnswer:
             shown = wire_json.whole_text(piece)[0]
             return Delta(text=shown) if name == "text" else Delta(thinking=shown)
         if kind == "input_json_delta":
-            pieces.setdefault("input", []).append(part := _text_of(delta.get("partial_json")))
-            return Delta(arguments=part)
+            pieces.setdefault("input", []).append(written := _text_of(delta.get("partial_json")))
+            return Delta(arguments=wire_json.whole_text(written)[0])
         if kind == "signature_delta":
             block["signature"] = _text_of(block.get("signature")) + _text_of(delta.get("signature"))
         elif kind == "citations_delta":

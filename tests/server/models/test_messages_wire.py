@@ -330,6 +330,13 @@ def test_of_too_many_calls_the_first_are_kept_and_each_has_an_id_of_its_own() ->
     assert f"kept the first {MOST_CALLS} of {MOST_CALLS + 2} tool calls" in done.notes
 
 
+def test_what_is_written_of_a_calls_arguments_is_told_as_it_comes() -> None:
+    growing, heard = MessagesAnswer(), ""
+    for data in messages_format.events(Say(calls=[("search", {"q": "blüe"})]), 0, {"model": "m", "messages": []}):
+        heard += growing.add(json.loads(data.partition(b"data: ")[2])).arguments
+    assert heard == growing.complete(request_id=None, sent_bytes=0).calls[0].raw_args
+
+
 def test_ids_that_only_differ_in_what_cannot_be_stored_are_told_apart() -> None:
     growing = MessagesAnswer()
     for index, identity in enumerate(("a\ud800", "a\ud801")):

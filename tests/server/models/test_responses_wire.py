@@ -211,8 +211,9 @@ async def test_words_and_calls_are_put_together_from_their_events(streaming: boo
     assert received.json["stream"] is streaming
 
 
-async def test_the_activity_line_is_told_of_thinking_and_words_as_they_come() -> None:
-    events = responses_format.events(Say("the words", reasoning="the thinking", usage=PLAIN), SUMMED)
+async def test_the_activity_line_is_told_of_thinking_words_and_arguments_as_they_come() -> None:
+    say = Say("the words", [("search", {"q": "the words"})], reasoning="the thinking", usage=PLAIN)
+    events = responses_format.events(say, SUMMED)
     heard: list[Delta] = []
     with running_model_server([Raw(events, EVENTS, chunked=True)]) as server:
         async with (
@@ -223,6 +224,7 @@ async def test_the_activity_line_is_told_of_thinking_and_words_as_they_come() ->
                 heard.append(delta)
     assert "".join(delta.text for delta in heard) == "the words"
     assert "".join(delta.thinking for delta in heard) == "the thinking" == one.completion.thinking
+    assert "".join(delta.arguments for delta in heard) == '{"q": "the words"}' == one.completion.calls[0].raw_args
 
 
 PRICE = find_price("openai", MODEL, base_url=None, overrides={})
