@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from ava_server.models.base import Completion
 from ava_server.models.chat_wire import ChatAnswer
+from ava_server.models.sse import EventReader
 from ava_server.models.wire import MOST_CALLS, tool_use
 
 odd: st.SearchStrategy[Any] = st.recursive(
@@ -199,3 +200,68 @@ def test_a_providers_own_words_are_cut_and_can_be_stored() -> None:
     growing.add({"id": "\ud800" * 9_999, "choices": [{"delta": {"content": "x"}, "finish_reason": "\udfff" * 9_999}]})
     completion = growing.complete(request_id=None, sent_bytes=0)
     assert completion.request_id == completion.stop_reason == "\ufffd" * 200
+
+
+def chunk(delta: dict[str, Any] | None, **more: Any) -> bytes:
+    choices = [] if delta is None else [{"index": 0, "delta": delta, **more.pop("choice", {})}]
+    fields = {"id": "gen-1", "object": "chat.completion.chunk", "choices": choices, **more}
+    return f"data: {json.dumps(fields, ensure_ascii=False)}\n\n".encode()
+
+
+def call(index: int, **function: str) -> dict[str, Any]:
+    opening = {"id": f"call_{index}", "type": "function"} if "name" in function else {}
+    return {"tool_calls": [{"index": index, **opening, "function": function}]}
+
+
+USAGE = {
+    "prompt_tokens": 137,
+    "completion_tokens": 20,
+    "total_tokens": 157,
+    "cost": 0.00123,
+    "prompt_tokens_details": {"cached_tokens": 30, "cache_write_tokens": 7},
+    "completion_tokens_details": {"reasoning_tokens": 9},
+}
+EVERY_KIND = [
+    b": OPENROUTER PROCESSING\n\n",
+    chunk({"role": "assistant", "content": ""}),
+    chunk({"reasoning": "Where… ", "reasoning_details": [{"type": "reasoning.text", "index": 0, "text": "Where… "}]}),
+    chunk({"reasoning": "✓", "reasoning_details": [{"type": "reasoning.text", "index": 0, "text": "✓"}]}),
+    chunk({"reasoning_details": [{"type": "reasoning.text", "index": 0, "signature": "c2ln"}]}),
+    chunk({"reasoning_details": [{"type": "reasoning.encrypted", "index": 1, "data": "ZW5j", "format": "x"}]}),
+    chunk({"content": "Grüße, "}),
+    chunk({"content": "世界 ✓"}),
+    b"event: message\nid: 7\nretry: 100\n" + chunk(call(0, name="search", arguments="")),
+    chunk(call(0, arguments='{"q": "blü')),
+    chunk(call(0, arguments='e"}')),
+    chunk(call(1, name="search", arguments="{}")),
+    chunk({}, choice={"finish_reason": "tool_calls", "native_finish_reason": "tool_use", "logprobs": None}),
+    chunk(None, usage=USAGE),
+    b"data: [DONE]\n\n",
+]
+
+
+def read_all(pieces: Sequence[bytes]) -> Completion:
+    reader, growing = EventReader(), ChatAnswer()
+    found = [data for piece in pieces for data in reader.feed(piece)]
+    for data in (*found, *reader.finish()):
+        if data != "[DONE]":
+            growing.add(json.loads(data))
+    return growing.complete(request_id=None, sent_bytes=100)
+
+
+def test_a_stream_with_every_kind_of_chunk_reads_the_same_wherever_it_is_cut() -> None:
+    stream = b"".join(EVERY_KIND)
+    plain = read_all([stream])
+    assert (plain.text, plain.thinking, plain.stop_reason) == ("Grüße, 世界 ✓", "Where… ✓", "tool_calls")
+    assert [one.args for one in plain.calls] == [{"q": "blüe"}, {}]
+    assert plain.raw["reasoning_details"] == [
+        {"type": "reasoning.text", "index": 0, "text": "Where… ✓", "signature": "c2ln"},
+        {"type": "reasoning.encrypted", "index": 1, "data": "ZW5j", "format": "x"},
+    ]
+    assert plain.usage is not None
+    assert (plain.usage.input_tokens, plain.usage.cache_read_tokens, plain.usage.cache_write_tokens) == (100, 30, 7)
+    assert (plain.usage.thinking_tokens, plain.cost_micros, plain.notes) == (9, 1230, ())
+    for at in range(1, len(stream)):
+        assert read_all([stream[:at], stream[at:]]) == plain
+    assert read_all([bytes([byte]) for byte in stream]) == plain
+    assert read_all([stream.replace(b"\n", b"\r\n")]) == plain
