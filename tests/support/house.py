@@ -298,7 +298,7 @@ def rebuilt_requests(entries: Sequence[Entry], run_id: str) -> list[tuple[str, b
 async def check_requests(root: Path, received: Iterable[Received]) -> None:
     """Compare what a model server received with what the log of a data root, read anew, says was sent."""
     async with Store.open(root) as store:
-        runs = await store.read(lambda view: [(run.id, view.entries(run.id)) for run in view.runs()])
+        runs = await store.read(lambda view: [(run.id, view.entries(run.id)) for run in view.runs(limit=-1)])
     if any(entry.fact is None for _run_id, entries in runs for entry in entries):
         return  # erased, so that nothing can be rebuilt any more
     sent: Counter[bytes] = Counter()
@@ -312,7 +312,7 @@ async def check_requests(root: Path, received: Iterable[Received]) -> None:
 
 def check_budgets(view: View) -> None:
     """Nothing is held for a run that has ended, and what was spent is the sum of what the runs have cost."""
-    runs = view.runs()
+    runs = view.runs(limit=-1)
     for run in runs:
         if run.ended:
             assert run.in_flight is None, f"{run.id} has ended with a call in flight"

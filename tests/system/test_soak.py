@@ -111,7 +111,7 @@ async def test_after_a_storm_of_faults_nothing_is_reserved_and_no_connection_is_
                 for number in range(RUNS):
                     tasks.start_soon(one_after_another, lab, number, until, ended)
             held = await lab.store.read(
-                lambda view: {run.id: view.bucket(run.id).held_micros for run in view.runs() if run.ended}
+                lambda view: {run.id: view.bucket(run.id).held_micros for run in view.runs(limit=-1) if run.ended}
             )
             settled = await lab.store.read(
                 lambda view: Counter(
