@@ -141,6 +141,7 @@ class Asking:
         """Settle a failed attempt, and wait for the next one if there is any point in it."""
         settlement: Settlement = "unknown" if may_have_been_billed(error) else "not_billed"
         held = reserved.fact
+        forgetful = self._log.history.forgetful  # before this error is folded, which may make it so
         fact = ErrorOccurred(
             error=str(error), kind=error.kind, what_to_do=error.what_to_do, turn=held.turn, attempt=held.attempt,
             request_id=error.request_id,
@@ -150,6 +151,7 @@ class Asking:
         self._tried = (held.turn, tries + 1 if turn == held.turn else 1)
         wait_s = error.again_after_s
         again = error.retryable or (error.kind == "usage_limit" and wait_s is not None)
+        again = again and not (error.kind == "thinking" and forgetful)
         if again and self._log.history.unknown_attempts < UNKNOWN_ATTEMPTS:
             if wait_s is not None and (wait_s > PAUSE_FROM_S or wait_s >= self._left_s()):
                 if wait_s <= PAUSE_MOST_S and held.attempt < PAUSED_ATTEMPTS:

@@ -38,7 +38,16 @@ class ConfigError(AvaError):
 
 
 ModelErrorKind = Literal[
-    "connection", "auth", "rate_limit", "overloaded", "bad_request", "bad_answer", "dropped", "timeout", "usage_limit"
+    "connection",
+    "auth",
+    "rate_limit",
+    "overloaded",
+    "bad_request",
+    "bad_answer",
+    "dropped",
+    "timeout",
+    "usage_limit",
+    "thinking",
 ]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ava_audit.entries import Entry
@@ -16,6 +16,7 @@ from ava_audit.events import (
     AssistantMessage,
     CostReserved,
     CostUpdate,
+    ErrorOccurred,
     Fact,
     GuardrailTripped,
     LastTurn,
@@ -94,6 +95,7 @@ class History:
     paid_attempts: int = 0
     last: LastTurn | None = None
     thinks: bool = True
+    forgetful: bool = False
     said_tokens: int = 0
     fault: Fault | None = None
     faults: tuple[FaultKind, ...] = ()
@@ -142,6 +144,8 @@ class History:
                     self.started[fact.call_id] = fact
             case ToolResult() if fenced:
                 self._answered(seq, fact)
+            case ErrorOccurred(kind="thinking") if fenced:
+                self._forget()
             case GuardrailTripped(action="ended"):
                 self.looping = True
             case _:
@@ -325,12 +329,19 @@ class History:
         self._edit({item.seq for item in self._items if gone(item)})
         self._items = [item for item in self._items if not gone(item)]
 
+    def _forget(self) -> None:
+        """Leave out all that the model has thought: the provider does not take it back."""
+        self.thinks, self.forgetful = False, True
+        for item in self._items:
+            if isinstance(item.turn, AssistantTurn):
+                item.turn = replace(item.turn, without_thinking=True)
+
     def _edit(self, seqs: Collection[int]) -> None:
         """Mark the answers that stand behind the first of these entries: what was before them is changed."""
         edited = False
         for item in self._items if seqs else ():
             if edited and isinstance(item.turn, AssistantTurn):
-                item.turn = AssistantTurn(item.turn.raw, edited_before=True)
+                item.turn = replace(item.turn, edited_before=True)
             edited = edited or item.seq in seqs
 
     def _answered(self, seq: int, fact: ToolResult) -> None:
@@ -372,7 +383,7 @@ def call_key(call: ToolUse) -> str:
 
 def _shown(item: _Item, elided: set[int], edited: bool) -> Turn:
     if edited and isinstance(item.turn, AssistantTurn):
-        return AssistantTurn(item.turn.raw, edited_before=True)
+        return replace(item.turn, edited_before=True)
     if isinstance(item.turn, ToolTurn) and item.seq in elided:
         return ToolTurn(item.turn.call_id, item.turn.name, _line(item.seq, item.turn))
     return item.turn

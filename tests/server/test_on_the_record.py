@@ -108,6 +108,7 @@ LATER = str(7 * 24 * 3600)
 CUT = Raw(events(Say("some words", usage=None))[:3], chunked=True, cut=True)
 DEAR = {"prompt_tokens": 5_000, "completion_tokens": 900, "total_tokens": 5_900}
 NOTE = Say(calls=[("scratchpad", {"note": "remember this"})])
+UNTAKEN = Fail(400, {"error": {"message": "messages.1.content.0: Invalid `signature` in `thinking` block."}})
 ERRORS: dict[str, Sequence[Step]] = {
     "connection": [HangUp(), hand_over()],
     "auth": [Fail(401)],
@@ -118,6 +119,7 @@ ERRORS: dict[str, Sequence[Step]] = {
     "dropped": [CUT],
     "timeout": [Say("too late", gate=Gate()), hand_over()],
     "usage_limit": [Fail(402)],
+    "thinking": [UNTAKEN, UNTAKEN],
 }
 """What brings each kind of error that a model call can end in."""
 ENDED: dict[str, tuple[Mapping[str, Any], Sequence[Step]]] = {

@@ -9,10 +9,10 @@ import anyio
 import anyio.to_thread
 import pytest
 from support.house import DONE, Lab, hand_over, open_lab
-from support.model_server import Say, Script
+from support.model_server import Fail, Say, Script
 from support.terminal import ava
 
-from ava_audit.events import CostReserved, ExtendedThinking, SubagentComplete, ToolResult
+from ava_audit.events import CostReserved, CostUpdate, ExtendedThinking, SubagentComplete, ToolResult
 
 WIRE = '[providers.custom]\nwire = "messages"\n'
 PRICES = '[prices."{0}"]\ninput = 3.0\noutput = 15.0\ncache_read = 0.3\ncache_write = 3.75\n'
@@ -210,3 +210,40 @@ async def test_a_result_of_a_tool_stands_between_the_thoughts(tmp_path: Path) ->
     kinds = [block["type"] for message in sent(lab)[2]["messages"] for block in message["content"]]
     assert kinds == ["text", "thinking", "tool_use", "tool_result", "thinking", "tool_use", "tool_result"]
     assert len(results) == 3
+
+
+REFUSED = (
+    "messages.1.content.0: Invalid `signature` in `thinking` block. The block is bound to a different conversation."
+)
+
+
+@pytest.mark.parametrize("name", ["claude-sonnet-5-5", "claude-opus-4-7", "claude-haiku-4-5"])
+async def test_what_the_api_does_not_take_back_of_its_thinking_is_left_out_and_the_run_goes_on(
+    tmp_path: Path, name: str
+) -> None:
+    no = Fail(400, {"type": "error", "error": {"type": "invalid_request_error", "message": REFUSED}})
+    async with open_lab(tmp_path, [reads(0), reads(1), no, reads(0), hand_over()], **model(name)) as lab:
+        for number in range(2):
+            (lab.workspace / f"{number}.md").write_text("twelve cents\n")
+        run_id = await lab.start(extended_thinking=True)
+        run = await lab.ended(run_id)
+        assert run.state == "success", run.stop_reason
+        reserved = await lab.facts(run_id, CostReserved)
+        settled = await lab.facts(run_id, CostUpdate)
+    assert [(fact.turn, fact.attempt, fact.thinking > 0) for fact in reserved] == [
+        (1, 1, True), (2, 1, True), (3, 1, True), (3, 2, False), (4, 1, False),
+    ]  # fmt: skip
+    assert [fact.settlement for fact in settled] == ["billed", "billed", "not_billed", "billed", "billed"]
+    assert thought(sent(lab)[2]) == ["thought 0", "thought 1"]
+    assert thought(sent(lab)[3]) == []
+    assert thought(sent(lab)[4]) == ([] if name == "claude-haiku-4-5" else ["thought 0"]), "only what came after it"
+
+
+async def test_thinking_that_is_refused_once_more_ends_the_run_with_what_there_is(tmp_path: Path) -> None:
+    no = Fail(400, {"type": "error", "error": {"type": "invalid_request_error", "message": REFUSED}})
+    async with open_lab(tmp_path, [reads(0), no, no, hand_over()], **model("claude-sonnet-5-5")) as lab:
+        (lab.workspace / "0.md").write_text("twelve cents\n")
+        result = await lab.outcome(extended_thinking=True)
+    assert (result["status"], result["error"]["kind"]) == ("error", "thinking")
+    assert "no longer takes back what 'claude-sonnet-5-5' has thought" in result["untrusted_result"]["error_text"]
+    assert len(sent(lab)) == 3

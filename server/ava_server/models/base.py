@@ -50,10 +50,12 @@ class AssistantTurn:
     Attributes:
         edited_before: Something that stood before it when it was given stands there otherwise now. Some providers
             refuse the thinking of such an answer, and their wires leave it out.
+        without_thinking: The provider has refused what the model thought so far: it is left out.
     """
 
     raw: Mapping[str, Any]
     edited_before: bool = False
+    without_thinking: bool = False
 
 
 @dataclass(frozen=True)

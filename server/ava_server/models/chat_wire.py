@@ -65,10 +65,12 @@ class ChatWire:
     def message(self, turn: Turn) -> Mapping[str, Any]:
         """Return the message that a turn is.
 
-        An answer is the provider's own, verbatim, but for thinking that is bound to what stood before it, and does not.
+        An answer is the provider's own, verbatim, but for thinking that it would not take back.
         """
         sent = message(turn)
-        if self.thinking.bound and isinstance(turn, AssistantTurn) and turn.edited_before:
+        if not isinstance(turn, AssistantTurn):
+            return sent
+        if turn.without_thinking or (turn.edited_before and self.thinking.bound):
             return {name: value for name, value in sent.items() if name not in _UNSEEN}
         return sent
 

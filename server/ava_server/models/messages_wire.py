@@ -76,8 +76,8 @@ class MessagesWire:
 
     def _message(self, turn: Turn, *, with_thinking: bool) -> Mapping[str, Any]:
         match turn:
-            case AssistantTurn(raw, edited_before):
-                stale = edited_before and self.thinking.bound
+            case AssistantTurn(raw, edited_before, without_thinking):
+                stale = without_thinking or (edited_before and self.thinking.bound)
                 return {"role": "assistant", "content": _kept(raw, with_thinking=with_thinking and not stale)}
             case UserTurn(text):
                 return {"role": "user", "content": [{"type": "text", "text": text}]}

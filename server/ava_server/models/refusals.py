@@ -69,6 +69,18 @@ _LOADING = Refusal(
     "overloaded", "is still loading the model", "Wait until it is loaded, then try again.", retryable=True, waits=True
 )
 _RULES = (
+    # Anthropic binds it to what stood before it, OpenAI seals it: what came in between may have touched either.
+    _rule(
+        Refusal(
+            "thinking",
+            "no longer takes back what {model} has thought",
+            "Runs go on without it by themselves, once; if that does not help, try another model.",
+            retryable=True,
+        ),
+        "invalid_encrypted_content",
+        r"invalid `?signature`? in `?thinking|thinking`?.{0,60} blocks .{0,80}cannot be modified|"
+        r"bound to a different conversation|expected `thinking`|encrypted content .{0,200}could not be verified",
+    ),
     # Of Anthropic, and both end at a time (see `limits.SPENT_FOR_THE_MONTH`; anthropics/claude-code#38035).
     _rule(
         Refusal("usage_limit", "has reached the spending limit of {key}", _RAISE, waits=True),

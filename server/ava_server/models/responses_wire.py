@@ -51,8 +51,8 @@ class ResponsesWire:
     def message(self, turn: Turn) -> Mapping[str, Any]:
         """Return a turn as an item; an answer has several, under `output`."""
         match turn:
-            case AssistantTurn(raw):
-                return {"role": "assistant", "output": _sent_back(raw)}
+            case AssistantTurn(raw, _, without_thinking):
+                return {"role": "assistant", "output": _sent_back(raw, with_thinking=not without_thinking)}
             case UserTurn(text):
                 return {"type": "message", "role": "user", "content": [{"type": "input_text", "text": text}]}
             case ToolTurn(call_id, _, text):
@@ -122,10 +122,10 @@ class ResponsesWire:
         return {"role": "assistant", "output": output}
 
 
-def _sent_back(raw: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _sent_back(raw: Mapping[str, Any], *, with_thinking: bool) -> list[dict[str, Any]]:
     """Return the items of an earlier answer that the API takes back."""
     items = [fields for item in as_list(raw.get("output")) if (fields := as_object(item))]
-    kept = [item for item in items if item.get("type") != THOUGHT or _can_be_read(item)]
+    kept = [item for item in items if item.get("type") != THOUGHT or (with_thinking and _can_be_read(item))]
     while kept and kept[-1].get("type") == THOUGHT:
         kept.pop()
     return [{name: value for name, value in item.items() if name not in _LEFT_OUT} for item in kept]
