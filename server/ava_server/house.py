@@ -23,6 +23,7 @@ from ava_audit.retention import Retention
 from ava_audit.rows import UNENDED, RunRow
 from ava_audit.store import Store
 from ava_roles.catalog import Catalog, Folder
+from ava_roles.memory import Memory
 from ava_roles.tools.base import Tool
 from ava_roles.tools.registry import builtin_tools
 from ava_server.access import Access
@@ -118,12 +119,20 @@ class House:
         """
         return await anyio.to_thread.run_sync(policy_in_force, self.settings)
 
-    async def surroundings(self, client_roots: Sequence[str], role: str) -> Surroundings:
-        """Return what a proposal of a role is resolved against; role files are read anew."""
-        durations = await self.store.read(lambda view: view.durations(role))
-        return await anyio.to_thread.run_sync(self._surroundings, tuple(client_roots), tuple(durations))
+    def memory(self, user: str) -> Memory | None:
+        """Return the notes of a user; only whom the data root belongs to has any yet."""
+        return Memory(self.settings.paths.memory) if user == self.user else None
 
-    def _surroundings(self, client_roots: tuple[str, ...], durations: tuple[tuple[str, int], ...]) -> Surroundings:
+    async def surroundings(self, client_roots: Sequence[str], role: str, user: str) -> Surroundings:
+        """Return what a user's proposal of a role is resolved against; role files are read anew."""
+        durations = await self.store.read(lambda view: view.durations(role))
+        return await anyio.to_thread.run_sync(
+            self._surroundings, tuple(client_roots), tuple(durations), self.memory(user)
+        )
+
+    def _surroundings(
+        self, client_roots: tuple[str, ...], durations: tuple[tuple[str, int], ...], memory: Memory | None
+    ) -> Surroundings:
         return Surroundings(
             settings=self.settings,
             models=self.access.models,
@@ -134,6 +143,7 @@ class House:
             home=Path.home(),
             secrets=lambda: self.access.secrets,
             durations=durations,
+            notes=memory is not None and not memory.is_empty(),
         )
 
     async def sweep(self) -> None:

@@ -107,7 +107,12 @@ class Outfitting:
             model=model_of(started.model, started.parameters, choice.api_key, self._house.clients),
             started=started,
             tools=own,
-            place=Place(files=files, fetch=self._house.fetcher if networked else None, artifacts=artifacts),
+            place=Place(
+                files=files,
+                fetch=self._house.fetcher if networked else None,
+                artifacts=artifacts,
+                memory=self._house.memory(run.user_id),
+            ),
             redactor=self._house.access.redactor,
             lending=Lending(config.role, config.secrets, self._house.access),
             scratch=scratch,

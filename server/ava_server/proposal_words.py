@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Mapping, Sequence
 
 from ava_audit.money import format_usd
+from ava_roles.tools.base import Tool
+from ava_roles.tools.memory import NAME as RECALL
 from ava_server.earlier import listed
 from ava_server.planning import TURNS as PLAN_TURNS
 from ava_server.run_config import RunConfig, Texts
@@ -30,6 +33,26 @@ def approval_line(config: RunConfig, texts: Texts) -> str:
         f"{cost}, at most {minutes(config.timeout_s)}" if cost == "free" else f"{cost} and {minutes(config.timeout_s)}"
     )
     return _line(f"{config.role}, {and_time}, {config.reach}: {beginning(texts.task)}")
+
+
+def reach(tools: Sequence[str], known: Mapping[str, Tool], workspace: str | None, earlier: int) -> str:
+    """Return what a run may read, reach and change, in a few words, from what its tools say of themselves."""
+    specs = [known[name].spec for name in tools if name in known]
+    web = any(spec.network for spec in specs)
+    parts: list[str] = []
+    if workspace is not None:
+        parts.append(f"can read {workspace}" + (" and reach the web" if web else ""))
+    elif web:
+        parts.append("can search and read the web" if "web_search" in tools else "can read the web")
+    words = ["the notes in memory"] if RECALL in tools else []
+    if earlier:
+        results = "the result of 1 earlier subagent" if earlier == 1 else f"the results of {earlier} earlier subagents"
+        words.insert(0, results)
+    if not words:
+        return ", ".join(parts) or "can reach neither files nor the web"
+    if not parts:
+        return f"can read {' and '.join(words)}, and reach neither files nor the web"
+    return f"{', '.join(parts)}, and read {' and '.join(words)}"
 
 
 def group_line(count: int, cap_micros: int | None, timeout_s: float | None) -> str:

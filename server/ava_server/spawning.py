@@ -12,6 +12,7 @@ from ava_roles.catalog import Catalog
 from ava_roles.errors import RolesError
 from ava_roles.role import Role
 from ava_roles.tools.base import Tool
+from ava_roles.tools.memory import NAME as RECALL
 from ava_roles.workspace import Workspace, resolve_workspace
 from ava_server.arguments import SpawnArgs
 from ava_server.earlier import NAME as READ_RESULT
@@ -20,6 +21,7 @@ from ava_server.models.choose import ModelSettings, choose, is_configured
 from ava_server.models.wiring import how_it_thinks
 from ava_server.output_schema import check_schema
 from ava_server.planning import TURNS as PLAN_TURNS
+from ava_server.proposal_words import reach
 from ava_server.run_config import EarlierRun, RunConfig, Texts
 from ava_server.run_tools import RUN_TOOL_NAMES
 from ava_server.secrets_store import Secret
@@ -53,6 +55,7 @@ class Surroundings:
         home: The home folder of the user whom the server runs as.
         secrets: Reads what secrets are stored; asked only where a role lists some.
         durations: Model and active time (microseconds) of the last runs of the role that ended well.
+        notes: There are notes in memory: a tool that would find nothing is not offered.
     """
 
     settings: Settings
@@ -64,6 +67,7 @@ class Surroundings:
     home: Path
     secrets: Callable[[], Mapping[str, Secret]] = dict
     durations: Sequence[tuple[str, int]] = ()
+    notes: bool = False
 
 
 def resolve(args: SpawnArgs, around: Surroundings, earlier: tuple[EarlierRun, ...] = ()) -> tuple[RunConfig, Texts]:
@@ -88,7 +92,7 @@ def resolve(args: SpawnArgs, around: Surroundings, earlier: tuple[EarlierRun, ..
     except RolesError as error:
         raise BadInput(f"role: {error}") from error
     workspace = _workspace(args, around)
-    tools, unavailable = _scope(args, role, workspace, around.tools)
+    tools, unavailable = _scope(args, role, workspace, around)
     if earlier and READ_RESULT not in tools:
         raise BadInput(f"context_from: {role.name} cannot read results without {READ_RESULT}; leave it among its tools")
     _needs(args, role, tools, workspace, around.tools)
@@ -97,6 +101,8 @@ def resolve(args: SpawnArgs, around: Surroundings, earlier: tuple[EarlierRun, ..
     if args.output_schema is not None and (fault := check_schema(args.output_schema)):
         raise BadInput(f"output_schema: {fault}")
     choice = choose(args.model, role.model, around.models)
+    if choice.wire == "offline":  # it recalls nothing
+        tools = tuple(name for name in tools if name != RECALL)
     reading = str(workspace.path) if workspace.path and _sees_files(tools, around.tools) else None
     if choice.wire == "offline" and earlier:
         raise BadInput("context_from: the offline reader reads no results of other runs; set a model, or leave it out")
@@ -136,7 +142,7 @@ def resolve(args: SpawnArgs, around: Surroundings, earlier: tuple[EarlierRun, ..
         extended_thinking=thinking,
         thinking_note=thinking_note,
         context_from=earlier,
-        reach=_reach(tools, around.tools, reading, len(earlier)),
+        reach=reach(tools, around.tools, reading, len(earlier)),
         workspace_given=workspace.given,
         workspace_named=workspace.named,
         files_note="" if reading or not _wants_files(role, around.tools) else _no_files(workspace),
@@ -197,13 +203,15 @@ def _workspace(args: SpawnArgs, around: Surroundings) -> Workspace:
 
 
 def _scope(
-    args: SpawnArgs, role: Role, workspace: Workspace, tools: Mapping[str, Tool]
+    args: SpawnArgs, role: Role, workspace: Workspace, around: Surroundings
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the tools of the run, and those of the role that it goes without.
 
     The role's tools, then the allow-list, then the block-list. Results of earlier runs are read only where the call
-    named some. A role that reaches the network sees files only when the call itself gave the folder.
+    named some, and memory where there is a note. A role that reaches the network sees files only when the call itself
+    gave the folder.
     """
+    tools = around.tools
     for field, names in (("tools", args.tools or ()), ("blocked_tools", args.blocked_tools or ())):
         unknown = [name for name in names if name not in role.tools]
         if unknown:
@@ -213,6 +221,7 @@ def _scope(
         for name in role.tools
         if (args.tools is None or name in args.tools) and name not in (args.blocked_tools or ())
         if name != READ_RESULT or args.context_from
+        if name != RECALL or around.notes or name in (args.tools or ())
     ]
     networked = any(name in tools and tools[name].spec.network for name in wanted)
     files_open = workspace.path is not None and (workspace.given or not networked)
@@ -220,25 +229,9 @@ def _scope(
         name
         for name in wanted
         if name in RUN_TOOL_NAMES or (name in tools and (files_open or not tools[name].spec.files))
+        if name != RECALL or around.notes
     )
     return usable, tuple(name for name in wanted if name not in usable)
-
-
-def _reach(tools: Sequence[str], known: Mapping[str, Tool], workspace: str | None, earlier: int) -> str:
-    """Return what a run may read, reach and change, in a few words, from what its tools say of themselves."""
-    specs = [known[name].spec for name in tools if name in known]
-    web = any(spec.network for spec in specs)
-    parts: list[str] = []
-    if workspace is not None:
-        parts.append(f"can read {workspace}" + (" and reach the web" if web else ""))
-    elif web:
-        parts.append("can search and read the web" if "web_search" in tools else "can read the web")
-    if not earlier:
-        return ", ".join(parts) or "can reach neither files nor the web"
-    results = "the result of 1 earlier subagent" if earlier == 1 else f"the results of {earlier} earlier subagents"
-    if not parts:
-        return f"can read {results}, and reach neither files nor the web"
-    return f"{', '.join(parts)}, and read {results}"
 
 
 def _secrets(role: Role, tools: Sequence[str], around: Surroundings) -> dict[str, tuple[str, ...] | None]:
@@ -290,13 +283,18 @@ def _needs(args: SpawnArgs, role: Role, tools: Sequence[str], workspace: Workspa
             )
         if need == READ_RESULT and need in role.tools and need not in (args.blocked_tools or ()):
             raise Refused(f"{role.name} needs results of earlier subagents; name them in context_from")
+        if need == RECALL and need in role.tools and need not in (args.blocked_tools or ()) and args.tools is None:
+            raise Refused(f"{role.name} needs memory, and there is no note in it; write one with `ava memory add NAME`")
         if need not in known:
             raise Refused(f"{role.name} needs {need}, which this version of Ava does not have yet; use another role")
         if known[need].spec.files and need in role.tools and need not in (args.blocked_tools or ()):
             raise Refused(f"{role.name} needs files, and sees none: {_no_files(workspace)}")
         raise Refused(f"{role.name} needs {need}, which was taken away; leave it in tools")
     reads = [name for name in role.tools if name in known and known[name].spec.reads]
-    if not any(name in (*reads, READ_RESULT) for name in tools) and (reads or args.tools):
+    asked = (RECALL,) if RECALL in (args.tools or ()) else ()  # every role has it: to work with, it has to be asked for
+    if args.tools == [RECALL] and RECALL not in tools:
+        raise Refused("no note is in memory to work with; write one with `ava memory add NAME`, or give more tools")
+    if not any(name in (*reads, READ_RESULT, *asked) for name in tools) and (reads or args.tools):
         raise Refused(
             f"{role.name} would have nothing to work with: none of the tools asked for is there."
             f" Files: {_no_files(workspace)}"

@@ -15,6 +15,7 @@ def test_the_built_in_tools_are_known_by_name() -> None:
         "http_get",
         "read_file",
         "read_webpages",
+        "recall",
         "save_artifact",
         "search_and_read",
         "search_codebase",
@@ -35,6 +36,7 @@ def test_the_built_in_tools_are_known_by_name() -> None:
         ("search_codebase", False, True, True),
         ("search_and_read", False, True, True),
         ("save_artifact", False, False, False),
+        ("recall", False, False, True),
     ],
 )
 def test_a_tool_says_what_it_reaches(name: str, network: bool, files: bool, read_only: bool) -> None:

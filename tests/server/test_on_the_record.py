@@ -64,6 +64,7 @@ GOOD: Mapping[str, Any] = {
     "read_webpages": {"urls": [PAGE_URL]},
     "http_get": {"url": PAGE_URL},
     "save_artifact": {"name": "prices.csv", "content": "otter,12"},
+    "recall": {"query": "twelve"},
     "scratchpad": {"note": "twelve"},
     "read_tool_result": {"id": "R-{sha}"},
     "read_subagent_result": {"id": "S-{earlier}"},
@@ -184,6 +185,8 @@ async def happen(tmp: Path, server: ModelServer) -> None:
     (tmp / "workspace" / "a.md").write_text("Otter charges twelve cents.\n")
     (tmp / "data" / "roles").mkdir(parents=True)
     (tmp / "data" / "roles" / "jack.md").write_text(ROLE)
+    (tmp / "data" / "memory").mkdir()
+    (tmp / "data" / "memory" / "prices.md").write_text("Otter charges twelve cents.\n")
     async with site(PAGES) as web, open_lab(tmp, server=server, config=CONFIG, check=False) as lab:
         lab.house.fetcher = web.fetcher
         async with anyio.create_task_group() as tasks:

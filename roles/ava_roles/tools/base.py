@@ -14,6 +14,7 @@ from ava_roles.placeholders import Lent
 if TYPE_CHECKING:
     from ava_roles.confine.fetch import Fetcher
     from ava_roles.confine.paths import Root
+    from ava_roles.memory import Memory
 
 
 class ToolArgs(BaseModel):
@@ -104,6 +105,7 @@ class Place:
         files: The workspace, open for reading; None when the run has none.
         fetch: The guarded fetcher; None when the run may not reach the network.
         artifacts: The run's own folder for files to hand over.
+        memory: The notes of the user whose run it is, to be read; None when there are none for that user.
         say: Takes a sentence of at most 80 characters about what is being done this second.
         run_id: Whose call it is; the mark of every child process that it starts.
         secrets: The secrets that this one call names, and may send.
@@ -113,6 +115,7 @@ class Place:
     files: Root | None = None
     fetch: Fetcher | None = None
     artifacts: Root | None = None
+    memory: Memory | None = None
     say: Callable[[str], None] = field(default=_silent)
     run_id: str = ""
     secrets: tuple[Lent, ...] = ()

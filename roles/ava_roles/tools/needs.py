@@ -9,6 +9,7 @@ from ava_roles.errors import ToolFailed
 if TYPE_CHECKING:
     from ava_roles.confine.fetch import Fetcher
     from ava_roles.confine.paths import Root
+    from ava_roles.memory import Memory
     from ava_roles.tools.base import Place
 
 
@@ -43,3 +44,14 @@ def need_artifacts(at: Place) -> Root:
     if at.artifacts is None:
         raise ToolFailed("this run has no folder for artifacts; put the content into the result instead")
     return at.artifacts
+
+
+def need_memory(at: Place) -> Memory:
+    """Return the notes that may be recalled.
+
+    Raises:
+        ToolFailed: The run has none.
+    """
+    if at.memory is None:
+        raise ToolFailed("this run has no memory to recall; work with what the task contains")
+    return at.memory

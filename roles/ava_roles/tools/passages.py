@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -70,6 +70,50 @@ class Best:
     cut: bool
 
 
+class Index:
+    """Passages in memory, found by their words."""
+
+    def __init__(self) -> None:
+        self._db = sqlite3.connect(":memory:")
+        self._db.execute(
+            "CREATE VIRTUAL TABLE passages USING fts5"
+            "(path, text, place UNINDEXED, tokenize = 'porter unicode61 remove_diacritics 2')"
+        )
+
+    def close(self) -> None:
+        """Forget them."""
+        self._db.close()
+
+    def add(self, path: str, passages: Iterable[Passage]) -> None:
+        """Take up the passages of a file, in the order in which they stand."""
+        self._db.executemany(
+            "INSERT INTO passages VALUES (?, ?, ?)",
+            ((_storable(path), _storable(each.text), each.where) for each in passages),
+        )
+
+    def best(self, words: Sequence[str], max_files: int) -> tuple[File, ...]:
+        """Return the best files: by their best passage, a name that fits counting three times."""
+        if not words:
+            return ()
+        expression = " OR ".join(f'"{word}"' for word in words)
+        rows: list[tuple[str, str, str, int]] = self._db.execute(
+            "SELECT path, place, text, rowid FROM passages WHERE passages MATCH ? "
+            "ORDER BY bm25(passages, 3.0, 1.0), rowid LIMIT 2000",
+            (expression,),
+        ).fetchall()
+        by_file: dict[str, list[tuple[int, Passage]]] = {}
+        for name, where, text, position in rows:
+            if name not in by_file and len(by_file) >= max_files:
+                continue
+            chosen = by_file.setdefault(name, [])
+            if len(chosen) < _PER_FILE:
+                chosen.append((position, Passage(where, text)))
+        return tuple(
+            File(name, tuple(passage for _, passage in sorted(chosen, key=lambda each: each[0])))
+            for name, chosen in by_file.items()
+        )
+
+
 def best(root: Root, query: str, path: str = "", max_files: int = 5, check: Callable[[], None] = lambda: None) -> Best:
     """Return the files whose passages fit the query's words best. Blocks.
 
@@ -87,11 +131,7 @@ def best(root: Root, query: str, path: str = "", max_files: int = 5, check: Call
     wanted = Wanted(root, check)
     searched = size = read_documents = 0
     cut = False
-    with closing(sqlite3.connect(":memory:")) as index:
-        index.execute(
-            "CREATE VIRTUAL TABLE passages USING fts5"
-            "(path, text, place UNINDEXED, tokenize = 'porter unicode61 remove_diacritics 2')"
-        )
+    with closing(Index()) as index:
         for entry in root.walk(path, limit=_ENTRIES_MAX, keep=wanted):
             if size > _BYTES_MAX:
                 cut = True
@@ -105,11 +145,8 @@ def best(root: Root, query: str, path: str = "", max_files: int = 5, check: Call
             if found:
                 searched += 1
                 size += sum(len(passage.text) for passage in found)
-                index.executemany(
-                    "INSERT INTO passages VALUES (?, ?, ?)",
-                    ((_storable(entry.name), _storable(each.text), each.where) for each in found),
-                )
-        files = _ranked(index, words, max_files) if words else ()
+                index.add(entry.name, found)
+        files = index.best(words, max_files)
     return Best(files, tuple(words), searched, cut or wanted.asked >= _ENTRIES_MAX)
 
 
@@ -160,27 +197,6 @@ def _pieces(line: str) -> Generator[str]:
         if piece := line[start:end].strip():
             yield piece
         start = end
-
-
-def _ranked(index: sqlite3.Connection, words: list[str], max_files: int) -> tuple[File, ...]:
-    """Return the best files: by their best passage, a name that fits counting three times."""
-    expression = " OR ".join(f'"{word}"' for word in words)
-    rows: list[tuple[str, str, str, int]] = index.execute(
-        "SELECT path, place, text, rowid FROM passages WHERE passages MATCH ? "
-        "ORDER BY bm25(passages, 3.0, 1.0), rowid LIMIT 2000",
-        (expression,),
-    ).fetchall()
-    by_file: dict[str, list[tuple[int, Passage]]] = {}
-    for name, where, text, position in rows:
-        if name not in by_file and len(by_file) >= max_files:
-            continue
-        chosen = by_file.setdefault(name, [])
-        if len(chosen) < _PER_FILE:
-            chosen.append((position, Passage(where, text)))
-    return tuple(
-        File(name, tuple(passage for _, passage in sorted(chosen, key=lambda each: each[0])))
-        for name, chosen in by_file.items()
-    )
 
 
 def _of_text(root: Root, entry: Entry) -> Generator[Passage]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from ava_roles.tools.artifacts import SaveArtifact
 from ava_roles.tools.base import Tool
 from ava_roles.tools.files import ReadFile
+from ava_roles.tools.memory import Recall
 from ava_roles.tools.search import SearchAndRead, SearchCodebase
 from ava_roles.tools.web import HttpGet, ReadWebpages
 
@@ -20,5 +21,6 @@ def builtin_tools() -> Mapping[str, Tool]:
         ReadWebpages(),
         HttpGet(),
         SaveArtifact(),
+        Recall(),
     )
     return {tool.spec.name: tool for tool in tools}

@@ -13,6 +13,7 @@ from ava_audit.rows import WAITING, RunRow
 from ava_audit.times import iso_utc
 from ava_roles.errors import RolesError
 from ava_roles.tools.base import Tool
+from ava_roles.tools.memory import NAME as RECALL
 from ava_server.answers import Answer, Minutes, OneDecision, SpawnAnswer
 from ava_server.approval import Ceilings, approve_by_itself
 from ava_server.arguments import SpawnArgs, parse
@@ -75,7 +76,7 @@ class Spawning:
             may_start: The policy auto may start it.
         """
         policy = await self._house.policy()
-        around = await self._house.surroundings(self._session.roots, args.role)
+        around = await self._house.surroundings(self._session.roots, args.role, self._session.user)
         earlier = await self._earlier(args.context_from or ())
         config, texts = await anyio.to_thread.run_sync(resolve, args, around, earlier)
         candidates = tuple((new_id("pending_id"), new_id("subagent_id")) for _ in range(CANDIDATES))
@@ -218,6 +219,8 @@ def not_by_itself(config: RunConfig, tools: Mapping[str, Tool]) -> str | None:
     network = any(spec.network for spec in specs)
     if network and (config.workspace or config.context_from):
         return "it reads what is yours and reaches the web"
+    if network and RECALL in config.tools:
+        return f"it reads the notes in memory and reaches the web (blocked_tools: {RECALL})"
     if any(hosts for hosts in config.secrets.values()):
         return "it may send a secret"
     if config.workspace and not config.workspace_named:  # the workspace rule then leaves it to whoever sees the path

@@ -1,0 +1,117 @@
+"""`recall`: the notes that people and orchestrators keep for subagents."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+from pydantic import Field
+
+from ava_roles.confine.paths import shown
+from ava_roles.errors import ToolFailed
+from ava_roles.memory import Memory, Note, best_notes
+from ava_roles.tools.base import Place, ToolArgs, ToolOutput, ToolSpec
+from ava_roles.tools.needs import need_memory
+from ava_roles.tools.threads import run_sync
+
+NAME = "recall"
+PAGE_CHARS = 10_000
+TITLE_CHARS = 100
+NOTES_QUOTED = 5
+_NAMES_TOLD = 20
+
+
+class RecallArgs(ToolArgs):
+    """Arguments of `recall`."""
+
+    query: str = Field(default="", max_length=1_000, description="Words or a question: the passages that fit best.")
+    name: str = Field(default="", max_length=200, description="A note's name: the whole note, or the query in it.")
+    offset: int = Field(default=0, ge=0, description="Characters to skip.")
+
+
+class Recall:
+    """Lists, searches and reads the notes of the user whose run it is.
+
+    A note is no source: who wrote it may have it from a page or from another subagent. So the tool names nothing that
+    was read, and a quote that stands in a note alone is not found.
+    """
+
+    spec = ToolSpec(
+        name=NAME,
+        description="Read notes that people keep for subagents (facts, house rules); without arguments their list. "
+        "A note is no source: quote what it points to.",
+        args=RecallArgs,
+        timeout_s=20,
+    )
+
+    def activity(self, args: RecallArgs) -> str:
+        """Return what is looked for in memory."""
+        if args.query:
+            return f"Looking in memory for {args.query}"
+        return f"Recalling {shown(args.name)}" if args.name else "Looking at what is in memory"
+
+    async def __call__(self, args: RecallArgs, at: Place) -> ToolOutput:
+        """Recall.
+
+        Raises:
+            ToolFailed: There is no memory, no such note, or no more of it.
+        """
+        return await run_sync(_recall, need_memory(at), args, at.hide)
+
+
+def _recall(memory: Memory, args: RecallArgs, hide: Callable[[str], str]) -> ToolOutput:
+    if args.name:
+        notes, passed_over = [_named(memory, args.name)], 0
+    else:
+        found = memory.read()
+        notes, passed_over = list(found.notes), len(found.passed_over)
+    if args.query:
+        text, count = _passages(notes, args.query, hide)
+    elif args.name:
+        text, count = f"{_head(notes[0])}\n\n{hide(notes[0].text)}", 1
+    else:
+        text, count = _list(notes, passed_over, hide), len(notes)
+    if args.offset and args.offset >= len(text):
+        raise ToolFailed(f"that has {len(text):,} characters; give a smaller offset than {args.offset:,}")
+    end = args.offset + PAGE_CHARS
+    more = f"\n[characters {args.offset} to {end} of {len(text)}; offset {end} goes on]" if end < len(text) else ""
+    return ToolOutput(text[args.offset : end] + more, count=count)
+
+
+def _named(memory: Memory, name: str) -> Note:
+    """Return the note of this name.
+
+    Raises:
+        ToolFailed: There is none; names those that there are.
+    """
+    note = memory.note(name.strip().removesuffix(".md"))
+    if note is None:
+        names = [each.name for each in memory.read().notes]
+        rest = f" and {len(names) - _NAMES_TOLD} more" if len(names) > _NAMES_TOLD else ""
+        known = ", ".join(names[:_NAMES_TOLD]) or "none"
+        raise ToolFailed(f"there is no note {shown(name)[:80]!r}; there are: {known}{rest}")
+    return note
+
+
+def _list(notes: list[Note], passed_over: int, hide: Callable[[str], str]) -> str:
+    lines = [f"{len(notes)} {'note' if len(notes) == 1 else 'notes'}:" if notes else "There are no notes."]
+    for note in notes:
+        title = hide(note.first_line)
+        lines.append(f"{_head(note)}: {title if len(title) <= TITLE_CHARS else title[: TITLE_CHARS - 1] + '…'}")
+    if passed_over:
+        lines.append(f"[{passed_over} in the folder cannot be read as notes; `ava memory` tells a person why]")
+    return "\n".join(lines)
+
+
+def _head(note: Note) -> str:
+    return f"{note.name} ({datetime.fromtimestamp(note.changed_s, UTC):%Y-%m-%d}, {note.size:,} bytes)"
+
+
+def _passages(notes: list[Note], query: str, hide: Callable[[str], str]) -> tuple[str, int]:
+    files = best_notes(notes, query, NOTES_QUOTED, hide)
+    if not files:
+        return f"No passage fits; {len(notes)} looked through. Try other words, or list the notes.", 0
+    parts = [f"{len(files)} of {len(notes)} fit best:"]
+    for file in files:
+        parts += [f"## {file.path}, {passage.where}\n{passage.text}" for passage in file.passages]
+    return "\n\n".join(parts), len(files)
