@@ -85,6 +85,15 @@ class Memory:
         """Return the file of a note."""
         return self.folder / f"{name}{SUFFIX}"
 
+    def check(self) -> None:
+        """Look whether the folder, where there is one, can be read.
+
+        Raises:
+            ToolFailed: It cannot, or may not be trusted.
+        """
+        with self._opened():
+            pass
+
     def is_empty(self) -> bool:
         """Tell whether there is nothing that could be read; a folder that may not be trusted has nothing."""
         try:

@@ -96,3 +96,40 @@ def test_ctrl_c_cancels_a_run_that_goes_on_and_shows_what_it_has(
     assert "Traceback" not in errors
     assert [entry.content["status"] for entry in logged(root, "RunEnded")] == ["cancelled"]
     assert_intact(root)
+
+
+def test_notes_are_kept_read_and_recalled_there(root: Path, command: list[str], asked_for: list[str]) -> None:
+    def memory(*args: str) -> str:
+        done = subprocess.run(
+            [*command, "memory", *args],
+            env=environment(root, USERNAME="somebody"),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+        assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
+        return done.stdout
+
+    memory("add", "prices", "Otter charges twelve cents.")
+    memory("add", "prices", "Per minute.", "--append")
+    assert "Otter charges twelve cents.\nPer minute.\n" in memory("show", "prices")
+    (root / "memory" / "link.md").symlink_to(root / "memory" / "prices.md")
+    assert len(memory().splitlines()) == 2
+    script = [Say(calls=[("recall", {"query": "minute"})]), Say(calls=[("recall", {"name": "link"})]), DONE]
+    with running_model_server(script) as models:
+        done = subprocess.run(
+            [*command, *asked_for, "--yes", "--max-cost", "1"],
+            env=environment(root, **using(models.base_url), USERNAME="somebody"),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr
+    found, link = [entry.content for entry in logged(root, "ToolResult") if entry.content["tool"] == "recall"]
+    assert found["success"] and "Otter charges twelve cents." in found["output"]
+    assert not link["success"] and "it is a link" in link["output"]
+    memory("remove", "prices", "--yes")
+    assert_intact(root)

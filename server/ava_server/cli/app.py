@@ -37,6 +37,7 @@ COMMANDS: Mapping[str, str] = {
     "models": "ava_server.cli.models",
     "key": "ava_server.cli.key",
     "secret": "ava_server.cli.secret",
+    "memory": "ava_server.cli.memory",
     "demo": "ava_server.cli.demo",
     "init": "ava_server.cli.init",
     "doctor": "ava_server.cli.doctor.command",

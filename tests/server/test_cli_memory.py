@@ -1,0 +1,305 @@
+"""`ava memory`: people and orchestrators write notes; none is lost, no secret is kept, and none steers a screen."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.kept_secret import VALUE, leaks_under, store
+from support.terminal import COMMAND, ava, environment, on_terminal
+
+from ava_roles.memory import NOTE_BYTES
+
+SHAPE = "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"
+posix = pytest.mark.skipif(sys.platform == "win32", reason="no modes, links or pipes there")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "data"
+
+
+def names(root: Path) -> list[str]:
+    return sorted(path.name for path in (root / "memory").iterdir() if not path.name.startswith("."))
+
+
+def editor(*lines: str) -> dict[str, str]:
+    """An editor that does what is written here with the file that it is given, in `path`."""
+    return {
+        "EDITOR": shlex.join(
+            [sys.executable, "-c", "\n".join(("import sys, pathlib", "path = pathlib.Path(sys.argv[1])", *lines))]
+        )
+    }
+
+
+@pytest.mark.requirement("S3-02")
+def test_a_note_is_added_listed_shown_searched_and_removed(root: Path) -> None:
+    added = ava(root, "memory", "add", "prices", "# Prices\n\nOtter charges twelve cents.")
+    piped = ava(root, "memory", "add", "house-rules", stdin="Write amounts in euros.\r\n")
+    listed = ava(root, "memory")
+    as_json: dict[str, Any] = json.loads(ava(root, "memory", "list", "--json").stdout)
+    shown = ava(root, "memory", "show", "prices")
+    found = ava(root, "memory", "search", "what", "does", "otter", "charge")
+    removed = ava(root, "memory", "remove", "prices", "--yes")
+
+    path = root / "memory" / "prices.md"
+    assert added.stdout.splitlines() == [f"Data root: {root}", f"Wrote prices: 38 bytes in {path}."]
+    day = as_json["notes"][0]["changed"][:10]
+    assert listed.stdout.splitlines() == [
+        f"Data root: {root}",
+        f"house-rules  {day}  24 bytes  Write amounts in euros.",
+        f"prices       {day}  38 bytes  Prices",
+    ]
+    assert [(each["name"], each["bytes"], each["first_line"]) for each in as_json["notes"]] == [
+        ("house-rules", 24, "Write amounts in euros."),
+        ("prices", 38, "Prices"),
+    ]
+    assert (
+        shown.stdout
+        == f"Data root: {root}\nprices: 38 bytes, changed {day}\n\n# Prices\n\nOtter charges twelve cents.\n"
+    )
+    assert "prices, lines 1 to 3:\n  # Prices\n" in found.stdout and "euros" not in found.stdout
+    assert removed.stdout.splitlines() == [f"Data root: {root}", "Removed prices."]
+    assert {done.returncode for done in (added, piped, listed, shown, found, removed)} == {0}
+    assert names(root) == ["house-rules.md"]
+    assert (root / "memory" / "house-rules.md").read_bytes() == b"Write amounts in euros.\n"
+
+
+@posix
+def test_a_note_is_for_its_owners_eyes_alone(root: Path) -> None:
+    ava(root, "memory", "add", "prices", "x")
+    assert stat.S_IMODE((root / "memory").stat().st_mode) == 0o700
+    assert stat.S_IMODE((root / "memory" / "prices.md").stat().st_mode) == 0o600
+
+
+def test_a_note_that_is_there_is_added_to_and_never_overwritten(root: Path) -> None:
+    assert ava(root, "memory", "add", "a", "- first").returncode == 0
+    again = ava(root, "memory", "add", "a", "- second")
+    assert again.returncode == 2 and "There is a note a already (8 bytes)" in again.stderr
+    more = ava(root, "memory", "add", "a", "- second", "--append")
+    piped = ava(root, "memory", "add", "a", "-", "--append", stdin="- third")
+    assert (more.returncode, piped.returncode) == (0, 0)
+    assert (root / "memory" / "a.md").read_text() == "- first\n- second\n- third\n"
+
+
+@pytest.mark.parametrize("name", ["Prices", "../prices", "a b", "a\nb", "", "nul", "x" * 65, SHAPE.upper()])
+def test_a_name_that_can_be_none_is_refused_and_not_repeated(root: Path, name: str) -> None:
+    for command in (("add", name, "x"), ("show", name), ("remove", name, "--yes"), ("edit", name)):
+        done = ava(root, "memory", *command)
+        assert (done.returncode, "Traceback" in done.stderr) == (2, False)
+        assert len(name) < 9 or name not in done.stdout + done.stderr
+    assert not (root / "memory").exists()
+
+
+def test_what_there_is_not_and_what_is_no_option_is_told(root: Path) -> None:
+    ava(root, "memory", "add", "a", "x")
+    for command in (("show", "b"), ("remove", "b", "--yes")):
+        done = ava(root, "memory", *command)
+        assert (done.returncode, done.stderr) == (2, "ava: There is no note b. `ava memory` shows what there is.\n")
+    assert "no such option" in ava(root, "memory", "add", "b", "--apend", stdin="x").stderr
+    assert "No text was given" in ava(root, "memory", "add", "b", stdin=" \n").stderr
+    assert names(root) == ["a.md"]
+
+
+@pytest.mark.parametrize("held", [VALUE, SHAPE])
+def test_a_text_with_a_secret_is_refused_with_how_to_store_it(root: Path, held: str) -> None:
+    store(root)
+    added = ava(root, "memory", "add", "a", f"first line\nthe token is {held}")
+    ava(root, "memory", "add", "b", "harmless")
+    appended = ava(root, "memory", "add", "b", "--append", stdin=f"and {held}")
+    saved = ava(root, "memory", "edit", "b", env=editor(f"path.write_text({held!r})"))
+    for done in (added, appended, saved):
+        assert done.returncode == 2, done.stdout
+        assert "ava secret set NAME --for HOST" in done.stderr and "{{secret:NAME}}" in done.stderr
+        assert held not in done.stdout + done.stderr
+    assert names(root) == ["b.md"] and (root / "memory" / "b.md").read_text() == "harmless\n"
+    assert all(held.encode() not in path.read_bytes() for path in (root / "memory").rglob("*") if path.is_file())
+    assert [leak for leak in leaks_under(root) if "secrets.toml" not in str(leak)] == []
+
+
+def test_a_key_is_refused_also_where_it_is_known_from_the_environment_alone(root: Path) -> None:
+    value = "of-no-known-shape-0123456789"
+    done = ava(root, "memory", "add", "a", f"use {value}", env={"OPENROUTER_API_KEY": value})
+    assert done.returncode == 2 and "stored here" in done.stderr and value not in done.stderr
+
+
+def test_where_what_is_secret_cannot_be_read_nothing_is_written(root: Path) -> None:
+    store(root)
+    (root / "secrets" / "secrets.toml").write_text("broken =")
+    done = ava(root, "memory", "add", "a", "x")
+    assert done.returncode == 30 and not (root / "memory").exists()
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b"x" * (NOTE_BYTES + 1), "more than 100,000 bytes"),
+        (b"x" * NOTE_BYTES, "would have 100,001 bytes"),
+        ("größer".encode("latin-1"), "not UTF-8"),
+        (b"a\0b", "zero byte"),
+    ],
+)
+def test_what_can_be_no_note_is_refused_whole(root: Path, data: bytes, says: str) -> None:
+    done = subprocess.run(
+        [*COMMAND, "memory", "add", "a"],
+        env=environment(root),
+        input=data,
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2 and says in done.stderr.decode()
+    assert names(root) == [] if (root / "memory").exists() else True
+
+
+def test_of_many_who_add_at_once_none_is_lost(root: Path) -> None:
+    ava(root, "memory", "add", "log", "begin")
+    adding = [
+        subprocess.Popen(
+            [*COMMAND, "memory", "add", "log", f"line {number}", "--append"],
+            env=environment(root), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        )
+        for number in range(6)
+    ]  # fmt: skip
+    assert [(process.communicate(timeout=60)[1], process.returncode) for process in adding] == [(b"", 0)] * 6
+    lines = (root / "memory" / "log.md").read_text().splitlines()
+    assert lines[0] == "begin" and sorted(lines[1:]) == [f"line {number}" for number in range(6)]
+    assert names(root) == ["log.md"]
+
+
+# -- the editor -------------------------------------------------------------------------------------------------------
+
+
+def test_what_an_editor_saved_takes_the_notes_place(root: Path) -> None:
+    ava(root, "memory", "add", "a", "twelve")
+    new = ava(root, "memory", "edit", "b", env=editor("path.write_text('made anew')"))
+    changed = ava(root, "memory", "edit", "a", env=editor("path.write_text(path.read_text().replace('twelve', '12'))"))
+    same = ava(root, "memory", "edit", "a", env=editor())
+    assert (new.returncode, changed.returncode) == (0, 0)
+    assert same.stdout.splitlines()[1:] == ["a is as it was."]
+    assert (root / "memory" / "a.md").read_text() == "12\n"
+    assert (root / "memory" / "b.md").read_text() == "made anew\n"
+    assert sorted(path.name for path in (root / "memory").iterdir()) == [".lock", "a.md", "b.md"]
+
+
+def test_without_an_editor_the_path_is_told_and_a_broken_one_changes_nothing(root: Path) -> None:
+    ava(root, "memory", "add", "a", "twelve")
+    none = ava(root, "memory", "edit", "a")
+    assert none.returncode == 30 and str(root / "memory" / "a.md") in none.stderr
+    failed = ava(root, "memory", "edit", "a", env=editor("path.write_text('lost')", "sys.exit(3)"))
+    assert failed.returncode == 30 and "ended with code 3" in failed.stderr
+    missing = ava(root, "memory", "edit", "a", env={"VISUAL": "/nowhere/vi"})
+    assert missing.returncode == 30 and "could not be started" in missing.stderr
+    emptied = ava(root, "memory", "edit", "a", env=editor("path.write_text('')"))
+    assert emptied.returncode == 2 and "ava memory remove a" in emptied.stderr
+    assert (root / "memory" / "a.md").read_text() == "twelve\n"
+
+
+def test_what_somebody_else_wrote_meanwhile_is_not_overwritten_and_what_was_saved_is_kept(root: Path) -> None:
+    ava(root, "memory", "add", "a", "twelve")
+    meanwhile = shlex.quote(str(root / "memory" / "a.md"))
+    done = ava(
+        root, "memory", "edit", "a",
+        env=editor("path.write_text('mine')", f"pathlib.Path({meanwhile!r}).write_text('theirs')"),
+    )  # fmt: skip
+    assert done.returncode == 10 and "changed by somebody else" in done.stderr
+    kept = Path(done.stderr.strip().rpartition("stands in ")[2].removesuffix("."))
+    assert kept.read_text() == "mine"
+    assert (root / "memory" / "a.md").read_text() == "theirs"
+    assert names(root) == ["a.md"]
+
+
+def test_on_a_terminal_a_refused_text_can_be_mended(root: Path) -> None:
+    ava(root, "memory", "add", "a", "twelve")
+    env = editor(f"path.write_text({SHAPE!r} if path.read_text() == 'twelve\\n' else 'mended')")
+    with on_terminal(root, "memory", "edit", "a", env=env) as screen:
+        screen.until("Open it again? [y/N]")
+        screen.type("y\n")
+        assert screen.ended() == 0
+    assert SHAPE not in screen.text
+    assert (root / "memory" / "a.md").read_text() == "mended\n"
+
+
+# -- what lies in the folder ------------------------------------------------------------------------------------------
+
+
+@posix
+def test_what_is_no_note_is_told_and_passed_over_and_steers_no_terminal(root: Path) -> None:
+    ava(root, "memory", "add", "a", "\x1b]0;owned\x07# \u202etitle\x1b[2J\nbody \x1b[31m")
+    folder = root / "memory"
+    (folder / "link.md").symlink_to("/etc/passwd")
+    os.mkfifo(folder / "pipe.md")
+    (folder / "latin.md").write_bytes(b"gr\xf6\xdfer")
+    (folder / "two\nData root: \x1b[31m.md").write_text("x")
+    with on_terminal(root, "memory") as screen:
+        assert screen.ended() == 0
+    texts = [
+        screen.text,
+        *(ava(root, "memory", *each).stdout for each in (("list",), ("show", "a"), ("search", "body"))),
+    ]
+    texts += [ava(root, "memory", "list", "--json").stdout, ava(root, "memory", "show", "a", "--json").stdout]
+    for text in texts:
+        assert not {"\x1b", "\x07", "\u202e"} & set(text)
+    assert "Passed over: link.md: it is a link." in screen.text
+    assert "Passed over: pipe.md: it is no regular file." in screen.text
+    assert "Passed over: latin.md: it is not UTF-8 text." in screen.text
+    assert "\nData root: " not in screen.text.partition("\n")[2]
+    shown = ava(root, "memory", "show", "link")
+    assert shown.returncode == 30 and "it is a link" in shown.stderr and "root:" not in shown.stdout
+    added = ava(root, "memory", "add", "link", "x", "--append")
+    assert added.returncode == 30 and (folder / "link.md").is_symlink()
+    assert ava(root, "memory", "remove", "link", "--yes").returncode == 0
+    assert not (folder / "link.md").is_symlink() and Path("/etc/passwd").exists()
+
+
+@posix
+def test_a_link_in_the_place_of_the_folder_is_refused(root: Path, tmp_path: Path) -> None:
+    root.mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (root / "memory").symlink_to(tmp_path / "elsewhere")
+    for command in (("list",), ("add", "a", "x")):
+        done = ava(root, "memory", *command)
+        assert done.returncode == 30 and "is no folder, or a link to one" in done.stderr
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_removing_asks(root: Path) -> None:
+    ava(root, "memory", "add", "a", "x")
+    piped = ava(root, "memory", "remove", "a", stdin="y\n")
+    assert piped.returncode == 2 and "add --yes" in piped.stderr
+    with on_terminal(root, "memory", "remove", "a") as screen:
+        screen.until("Remove the note a for good? [y/N]")
+        screen.type("n\n")
+        assert screen.ended() == 10
+    assert names(root) == ["a.md"]
+    with on_terminal(root, "memory", "remove", "a") as screen:
+        screen.until("[y/N]")
+        screen.type("y\n")
+        assert screen.ended() == 0
+    assert names(root) == []
+
+
+@pytest.mark.requirement("S3-02")
+def test_a_subagents_process_only_reads(root: Path) -> None:
+    ava(root, "memory", "add", "a", "x")
+    inside = {"AVA_RUN_ID": "S-000001", **editor("path.write_text('y')")}
+    for command in (("add", "b", "x"), ("add", "a", "x", "--append"), ("edit", "a"), ("remove", "a", "--yes")):
+        done = ava(root, "memory", *command, env=inside)
+        assert done.returncode == 2 and "subagents only read memory" in done.stderr
+    assert "a  " in ava(root, "memory", env=inside).stdout
+    assert (root / "memory" / "a.md").read_text() == "x\n" and names(root) == ["a.md"]
+
+
+def test_looking_makes_nothing(root: Path) -> None:
+    assert "No notes." in ava(root, "memory").stdout
+    assert ava(root, "memory", "show", "a").returncode == 2
+    assert not root.exists()
+    wrong = ava("relative", "memory")
+    assert wrong.returncode == 30
