@@ -77,7 +77,7 @@ class ReadToolResult:
         """Return the result from `offset` on.
 
         Raises:
-            ToolFailed: There is no result of that id.
+            ToolFailed: There is no result of that id, or no more of it.
         """
         number = args.id.removeprefix("R-")
         found = next(
@@ -88,7 +88,12 @@ class ReadToolResult:
             raise ToolFailed(f"there is no earlier result {args.id!r}; the latest are {known}")
         text = brought(found.output)
         if found.scratch:
-            text = await anyio.to_thread.run_sync((self._scratch / found.scratch).read_text, "utf-8")
+            try:
+                text = await anyio.to_thread.run_sync((self._scratch / found.scratch).read_text, "utf-8")
+            except OSError:  # somebody tidied up: no reason for a run to end
+                raise ToolFailed(
+                    f"what was cut of {args.id} is no longer there; call {found.tool} again, and ask for less at once"
+                ) from None
         if args.offset >= len(text):
             raise ToolFailed(f"{args.id} has {len(text)} characters; give a smaller offset than {args.offset}")
         # What was read stays with it: a quote counts as read only where a source stands.

@@ -76,6 +76,11 @@ async def test_what_there_is_not_is_told_with_what_there_is(tmp_path: Path) -> N
         await tool(ReadToolResultArgs(id="R-9", offset=5), Place())
 
 
+async def test_a_cut_result_whose_rest_is_gone_is_told_and_ends_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ToolFailed, match="call read_file again"):
+        await ReadToolResult(history(), tmp_path)(ReadToolResultArgs(id="R-9"), Place())
+
+
 async def test_all_of_them_only_read(tmp_path: Path) -> None:
     async with Store.open(tmp_path) as store:
         tools = run_tools(history(), tmp_path, ReadSubagentResult(store, "somebody", ()))
