@@ -259,6 +259,16 @@ def test_what_is_no_note_is_told_and_passed_over_and_steers_no_terminal(root: Pa
     assert not (folder / "link.md").is_symlink() and Path("/etc/passwd").exists()
 
 
+def test_a_folder_full_of_other_things_fits_a_screen_and_is_whole_as_json(root: Path) -> None:
+    ava(root, "memory", "add", "a", "x")
+    for number in range(30):
+        (root / "memory" / f"{number}.txt").write_text("x")
+    listed = ava(root, "memory")
+    assert len(listed.stdout.splitlines()) == 2
+    assert len(listed.stderr.splitlines()) == 21 and "10 more" in listed.stderr
+    assert len(json.loads(ava(root, "memory", "list", "--json").stdout)["passed_over"]) == 30
+
+
 @posix
 def test_a_link_in_the_place_of_the_folder_is_refused(root: Path, tmp_path: Path) -> None:
     root.mkdir()

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 BEST = 5
 _FIRST = 100
 """Characters of a first line where nothing says how wide the screen is."""
+_TOLD = 20
+"""Files that are no notes and that a screen names."""
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Lower case letters, digits, - and _, such as house-rules.")]
 AsJson = Annotated[bool, typer.Option("--json", help="As one JSON object.")]
@@ -254,5 +256,7 @@ def _day(note: Note) -> str:
 def _say_passed_over(found: Notes) -> None:
     from ava_roles.confine.paths import shown
 
-    for each in found.passed_over:
+    for each in found.passed_over[:_TOLD]:
         tell(f"Passed over: {shown(each.file)}: {each.why}.")
+    if len(found.passed_over) > _TOLD:
+        tell(f"Passed over besides: {len(found.passed_over) - _TOLD:,} more; `ava memory list --json` has all.")
