@@ -62,7 +62,7 @@ def clean(text: str) -> tuple[str, int]:
     return INVISIBLE.subn("", text.replace("\r\n", "\n").replace("\r", "\n"))
 
 
-def wrap_tool_output(text: str, *, tool: str, nonce: str, source: str | None = None) -> str:
+def wrap_tool_output(text: str, *, tool: str, nonce: str, source: str | None = None, removed: int = 0) -> str:
     """Return what a tool brought, as the model is shown it.
 
     Args:
@@ -70,13 +70,15 @@ def wrap_tool_output(text: str, *, tool: str, nonce: str, source: str | None = N
         tool: The tool's name.
         nonce: The run's own random word (8 to 64 letters and digits); it is part of the tag's name.
         source: A URL or a path that the output comes from.
+        removed: How many invisible characters were taken out of it before; the opening tag says how many in all.
 
     Raises:
         ValueError: The nonce is not of that form.
     """
     if not _NONCE.fullmatch(nonce):
         raise ValueError("a nonce is 8 to 64 letters and digits")
-    body, removed = clean(text)
+    body, more = clean(text)
+    removed += more
     tag = f"{OUR_TAGS[0]}_{nonce}"
     opening = f'<{tag} tool="{_attribute(tool)}"'
     if source is not None:

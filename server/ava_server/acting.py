@@ -50,6 +50,20 @@ class _Ready:
     sentence: str
 
 
+@dataclass(frozen=True, slots=True)
+class _Hiding:
+    """Makes the texts of one call fit to be shown, and counts what nobody sees in them, which is taken out."""
+
+    redactor: Redactor
+    counts: list[int] = field(default_factory=list[int])
+
+    def __call__(self, text: str) -> str:
+        """Return a text as it may be written down and shown."""
+        seen, removed = clean(text)
+        self.counts.append(removed)  # not added up here: tools call this from several threads at once
+        return self.redactor.redact(seen)[0]
+
+
 @dataclass
 class Acting:
     """Everything that tool calls of one run need.
@@ -206,16 +220,17 @@ class Acting:
             before: tuple[Fact, ...] = (Activity(activity=found.sentence),) if first else ()
             await self.record(*before, self._begins(call))
         began = time.monotonic()
-        output = await self._work(tool, found.args, lent)
+        hide = _Hiding(self.redactor)
+        output = await self._work(tool, found.args, lent, hide)
         took_ms = round((time.monotonic() - began) * 1000)
-        result = await self._shown(call, tool, output)
+        result = await self._shown(call, tool, output, hide)
         if tool.spec.read_only and len(self.history.open_calls()) == 1:  # the next request follows at once
             self.keep(result, took_ms)
         else:
             await self.record(result, duration_ms=took_ms)
 
-    async def _work(self, tool: Tool, args: object, lent: tuple[Lent, ...]) -> ToolOutput:
-        place = replace(self.place, secrets=lent, hide=self._hidden, say=self._say)
+    async def _work(self, tool: Tool, args: object, lent: tuple[Lent, ...], hide: _Hiding) -> ToolOutput:
+        place = replace(self.place, secrets=lent, hide=hide, say=self._say)
         try:
             output = await run_apart(self.tasks, lambda: tool(args, place), tool.spec.timeout_s)
         except TimeoutError:
@@ -227,7 +242,7 @@ class Acting:
                 raise RuntimeError(f"{type(error).__name__} in {tool.spec.name}") from None
             raise
         await self.lending.refresh()
-        return await anyio.to_thread.run_sync(self._without, output, lent) if lent else output
+        return await anyio.to_thread.run_sync(self._without, output, lent, hide) if lent else output
 
     def _say(self, doing: str) -> None:
         self.say(sentence(doing, self._hidden))
@@ -236,11 +251,11 @@ class Acting:
         """Return a text as it may be written down and shown."""
         return self.redactor.redact(clean(text)[0])[0]
 
-    def _without(self, output: ToolOutput, lent: tuple[Lent, ...]) -> ToolOutput:
+    def _without(self, output: ToolOutput, lent: tuple[Lent, ...], hide: _Hiding) -> ToolOutput:
         """Return what a call brought without any piece of what was put into it: whoever got it may send it back."""
 
-        def hidden(text: str) -> str:
-            text = self._hidden(text)
+        def hidden(text: str, hide: Callable[[str], str] = self._hidden) -> str:
+            text = hide(text)
             for each in lent:
                 text, _pieces = hide_pieces(text, each.name, each.value)
             return text
@@ -248,18 +263,18 @@ class Acting:
         sources = tuple(
             Source(hidden(source.location), source.title and hidden(source.title)) for source in output.sources
         )
-        return replace(output, text=hidden(output.text), sources=sources)
+        return replace(output, text=hidden(output.text, hide), sources=sources)
 
-    async def _shown(self, call: ToolUse, tool: Tool, output: ToolOutput) -> ToolResult:
+    async def _shown(self, call: ToolUse, tool: Tool, output: ToolOutput, hide: _Hiding) -> ToolResult:
         """Return the result as the model is shown it, and keep the original where it was cut."""
-        text = self._hidden(output.text)
+        text = hide(output.text)
         sha = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
         scratch, whole = None, len(text)
         if whole > tool.spec.max_chars:
             scratch = f"{sha[:32]}.txt"
             await anyio.to_thread.run_sync(_keep, self.scratch, scratch, text)
             text = text[: tool.spec.max_chars]
-        body = wrap_tool_output(text, tool=call.name, nonce=self.nonce)
+        body = wrap_tool_output(text, tool=call.name, nonce=self.nonce, removed=sum(hide.counts))
         if scratch is not None:
             goes_on = f"read_tool_result R-{sha[:8]} with offset {tool.spec.max_chars} goes on"
             body += f"\n[cut at {tool.spec.max_chars} of {whole} characters; {goes_on}]"
