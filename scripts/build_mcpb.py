@@ -51,7 +51,10 @@ DIALOG: Mapping[str, Mapping[str, Any]] = {
     "brave_api_key": {
         "type": "string",
         "title": "Brave Search key",
-        "description": "For web search, which comes in a later version: nothing asks for it yet. Left empty is fine.",
+        "description": (
+            "Lets subagents search the web, for about half a cent a search, which no cap of Ava's counts. Left empty,"
+            " they read the pages that the request names."
+        ),
         "sensitive": True,
         "required": False,
     },

@@ -191,7 +191,7 @@ def _object_kind(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> s
 
 def settings_page() -> str:
     """Return the reference of `config.toml` and of the variables."""
-    from ava_server.keys import NOT_YET, WELL_KNOWN
+    from ava_server.keys import SEARCHES, WELL_KNOWN
     from ava_server.settings import Configured
     from ava_server.settings_checks import FILE_ONLY, OWN_NAMES, variable
 
@@ -238,9 +238,9 @@ def settings_page() -> str:
         " which `ava key set` writes and which nobody else may read."
     )
     rows_of_keys = [
-        (name, f"`{usual}`", "kept, not used yet" if name in NOT_YET else "used") for name, usual in WELL_KNOWN.items()
+        (name, f"`{usual}`", "web search" if name in SEARCHES else "models") for name, usual in WELL_KNOWN.items()
     ]
-    parts.append(_table(("provider", "usual variable", "in this version"), rows_of_keys))
+    parts.append(_table(("provider", "usual variable", "for"), rows_of_keys))
     return _page(parts)
 
 

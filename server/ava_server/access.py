@@ -17,9 +17,11 @@ from ava_server.errors import AvaError
 from ava_server.keys import Key, key_among, key_variables, read_keys
 from ava_server.models.choose import KNOWN_URLS, ModelSettings, Provider
 from ava_server.prices import UserPrice
+from ava_server.searching import engine_of
 from ava_server.secrets_store import Secret, read_secrets
 
 if TYPE_CHECKING:
+    from ava_roles.tools.searches import Engine
     from ava_server.settings import Settings
 
 
@@ -92,6 +94,7 @@ class Access:
         for name, value in _given(settings, os.environ):
             self.redactor.learn({name: value})
         self._settings = settings
+        self._keys = _Followed(settings.paths.keys, self._read_keys)
         self._models = _Followed(settings.paths.keys, self._read_models)
         self._secrets = _Followed(settings.paths.secrets_file, self._read_secrets)
 
@@ -104,6 +107,14 @@ class Access:
         """
         return self._models.current()
 
+    def search(self, name: str | None = None) -> Engine | None:
+        """Return the search engine that is set up, or the one of this name where it is; else None. Blocking.
+
+        Raises:
+            AvaError: `keys.toml` cannot be read or holds what is no key, or the key's variable is wrong.
+        """
+        return engine_of(self._settings.search, self._keys.current(), name)
+
     @property
     def secrets(self) -> Mapping[str, Secret]:
         """The stored secrets by name, all of one reading. Blocking.
@@ -115,14 +126,17 @@ class Access:
 
     async def refresh(self) -> None:
         """Learn what is to be hidden, where a file has changed; one that cannot be read changes nothing."""
-        for followed in (self._models, self._secrets):
+        for followed in (self._keys, self._models, self._secrets):
             if followed.is_another:
                 await anyio.to_thread.run_sync(followed.learn)
 
-    def _read_models(self) -> ModelSettings:
+    def _read_keys(self) -> Mapping[str, Key]:
         keys = read_keys(self._settings.paths.keys)
         self.redactor.learn({name: key.value for name, key in keys.items()})
-        return model_settings(self._settings, keys)
+        return keys
+
+    def _read_models(self) -> ModelSettings:
+        return model_settings(self._settings, self._read_keys())
 
     def _read_secrets(self) -> Mapping[str, Secret]:
         secrets = read_secrets(self._settings.paths.secrets_file)

@@ -38,6 +38,7 @@ from ava_server.os_user import os_user
 from ava_server.outfitting import Outfitting
 from ava_server.pin import policy_in_force
 from ava_server.proposing import SpawnLimits
+from ava_server.searching import without_search
 from ava_server.settings_record import record_settings
 from ava_server.spawning import Surroundings
 
@@ -133,11 +134,13 @@ class House:
     def _surroundings(
         self, client_roots: tuple[str, ...], durations: tuple[tuple[str, int], ...], memory: Memory | None
     ) -> Surroundings:
+        search = self.access.search()
         return Surroundings(
             settings=self.settings,
             models=self.access.models,
             catalog=read_catalog(self.settings),
-            tools=self.tools,
+            tools=without_search(self.tools) if search is None else self.tools,
+            search=search,
             client_roots=client_roots,
             cwd=Path.cwd(),
             home=Path.home(),

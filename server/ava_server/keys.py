@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 WELL_KNOWN: Mapping[str, str] = {name: known.variable for name, known in PROVIDERS.items()}
 """The providers that are known by name, and the variable in which people usually have their key."""
 
-NOT_YET = frozenset(name for name, known in PROVIDERS.items() if known.base_url is None)
-"""Those among them whose key is kept, and which nothing of this version asks."""
+SEARCHES = frozenset(name for name, known in PROVIDERS.items() if not known.models)
+"""Those among them that search the web, and have no models."""
 
 OWN_PREFIX = "AVA_KEY_"
 SHORTEST = 8

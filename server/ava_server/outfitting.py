@@ -36,6 +36,7 @@ from ava_server.proposal_words import minutes
 from ava_server.proposing import texts_of
 from ava_server.run_config import RunConfig, Texts, config_of
 from ava_server.run_tools import RUN_TOOL_NAMES, run_tools
+from ava_server.searching import ApprovedSearch
 from ava_server.submit import schema as submit_schema
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ class Outfitting:
         missing = [name for name in config.tools if name not in self._house.tools and name not in RUN_TOOL_NAMES]
         if missing:
             raise CannotHonour(f"the tool {missing[0]} is not available in this version")
+        await self._search(config)
         if await self._house.store.read(lambda view: texts_of(view, run)) is None:
             raise CannotHonour("its task was erased")
         await self._as_it_began(run)
@@ -93,6 +95,7 @@ class Outfitting:
         tools: dict[str, Tool] = {**self._house.tools, **run_tools(history, scratch, results)}
         own = {name: tools[name] for name in config.tools}
         files, artifacts = await self._opened(lambda: self._open_folders(config, run.id))
+        search = await self._search(config)
         networked = any(tool.spec.network for tool in own.values())
 
         def close(ended: bool) -> None:
@@ -110,6 +113,7 @@ class Outfitting:
             place=Place(
                 files=files,
                 fetch=self._house.fetcher if networked else None,
+                search=search,
                 artifacts=artifacts,
                 memory=self._house.memory(run.user_id),
             ),
@@ -151,6 +155,22 @@ class Outfitting:
         if choice.base_url != config.base_url:
             raise CannotHonour(f"it was approved for {config.base_url}, and {config.provider} is now {choice.base_url}")
         return choice
+
+    async def _search(self, config: RunConfig) -> ApprovedSearch | None:
+        """Return the search that was approved; None for a run that does not search.
+
+        Raises:
+            CannotHonour: It is not set up here.
+        """
+        if not config.search:
+            return None
+        try:
+            engine = await anyio.to_thread.run_sync(self._house.access.search, config.search)
+        except AvaError as error:
+            raise CannotHonour(str(error)) from error
+        if engine is None:
+            raise CannotHonour(f"its web search ({config.search}) is not set up here")
+        return ApprovedSearch(config.search, self._house.access, self._house.clients)
 
     async def _opened(self, work: Callable[[], T]) -> T:
         """Open what may lie on a disk that does not answer, in one of few threads that nobody else needs.

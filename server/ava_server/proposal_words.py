@@ -12,6 +12,7 @@ from ava_roles.tools.memory import NAME as RECALL
 from ava_server.earlier import listed
 from ava_server.planning import TURNS as PLAN_TURNS
 from ava_server.run_config import RunConfig, Texts
+from ava_server.searching import TITLES, search_cost
 
 TASK_CHARS = 120
 SHOWN_CHARS = 600
@@ -109,6 +110,9 @@ def proposal_message(config: RunConfig, texts: Texts) -> str:
     about = f"{low} to {high} minutes" if low < high else minutes(high * 60)
     lines.append(f"It takes about {about}, at most {minutes(config.timeout_s)}, and {cost}.")
     # Up to here it is what has to be seen first: a host may show three lines, and the others when asked to.
+    if config.search:
+        cost = search_cost(config.search_micros)
+        lines.append(f"Its web searches go to {TITLES.get(config.search, config.search)}, {cost}.")
     if config.context_from:
         lines.append(f"Results that it may read: {listed(config.context_from)}.")
     if config.files_note:

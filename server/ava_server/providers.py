@@ -1,4 +1,4 @@
-"""The providers that are known by name: where each is asked, and the variable in which people have its key.
+"""The providers of models and searches that are known by name: where each is asked, and the variable of its key.
 
 Every list of known providers is made from this one: addresses, variables of keys, what hosts are told to hand on.
 """
@@ -15,12 +15,12 @@ class Known:
 
     Attributes:
         variable: Where people usually have its key.
-        base_url: Where its models are asked; None while nothing of this version speaks to it.
+        base_url: Where its models, or its searches, are asked.
         models: It has models, and not a web search.
     """
 
     variable: str
-    base_url: str | None = None
+    base_url: str
     models: bool = True
 
 
@@ -29,7 +29,7 @@ PROVIDERS: Mapping[str, Known] = {
     "anthropic": Known("ANTHROPIC_API_KEY", "https://api.anthropic.com/v1"),
     "openai": Known("OPENAI_API_KEY", "https://api.openai.com/v1"),
     "groq": Known("GROQ_API_KEY", "https://api.groq.com/openai/v1"),
-    "kagi": Known("KAGI_API_KEY", models=False),
-    "brave": Known("BRAVE_API_KEY", models=False),
+    "kagi": Known("KAGI_API_KEY", "https://kagi.com/api/v1", models=False),
+    "brave": Known("BRAVE_API_KEY", "https://api.search.brave.com/res/v1", models=False),
 }
 """In the order of preference where several have a key."""

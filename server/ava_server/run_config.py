@@ -49,6 +49,8 @@ class RunConfig(BaseModel):
         extended_thinking: The model is told to think before it answers.
         thinking_note: Why it is not, although its role says so; empty where it does not, or is.
         wrap_output: Most tokens of the wrap-up's answer.
+        search: The engine by which it searches the web; empty where it does not.
+        search_micros: What a search costs there, as far as is known; no cap counts it.
         context_from: The ended runs whose results it may read.
         reach: What the run may read, reach and change, in a few words of ours.
         clamped: What was asked above a hard cap, in words.
@@ -83,6 +85,8 @@ class RunConfig(BaseModel):
     plan: bool = False
     extended_thinking: bool = False
     thinking_note: str = ""
+    search: str = ""
+    search_micros: int = 0
     context_from: tuple[EarlierRun, ...] = ()
     reach: str
     estimated_minutes: tuple[int, int]

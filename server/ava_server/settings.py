@@ -28,6 +28,7 @@ from ava_roles.confine.proxies import proxy_url
 from ava_server import settings_checks as checks
 from ava_server.data_root import DataRoot, absolute_folder, find_data_root
 from ava_server.errors import ConfigError
+from ava_server.prices import is_local
 from ava_server.providers import PROVIDERS
 
 Policy = Literal["ask", "human", "auto"]
@@ -46,6 +47,17 @@ def _no_bool(value: object) -> object:
     if isinstance(value, bool):
         raise ValueError("a whole number")  # pydantic reports no TypeError
     return value
+
+
+def _search_url(url: str) -> str:
+    """Return the address of a search engine: over https, or in one's own network."""
+    url = http_url(url)
+    parts = urlsplit(url)
+    if parts.scheme != "https" and not is_local(url) and "." in (parts.hostname or ""):
+        raise ValueError(
+            "an address that begins with https://, or one in your own network such as http://127.0.0.1:8888"
+        )
+    return url
 
 
 def http_url(url: str) -> str:
@@ -72,6 +84,7 @@ Cap = Annotated[int, BeforeValidator(_no_bool), Field(ge=1)]
 Usd = Annotated[float, BeforeValidator(_no_bool), Field(ge=0, allow_inf_nan=False)]
 Folder = Annotated[Path, AfterValidator(absolute_folder)]
 Url = Annotated[str, AfterValidator(http_url)]
+SearchUrl = Annotated[str, AfterValidator(lambda text: _search_url(text) if text else text)]
 ProxyUrl = Annotated[str, AfterValidator(lambda text: proxy_url(text) if text else text)]
 
 
@@ -142,6 +155,15 @@ class FetchSettings(Table):
     proxy: ProxyUrl = Field(default="", repr=False)
 
 
+class SearchSettings(Table):
+    """Who searches the web, and where each is asked; `auto`: Kagi with its key, else Brave with its, else a SearXNG."""
+
+    engine: Literal["auto", "kagi", "brave", "searxng", "none"] = "auto"
+    searxng: SearchUrl = ""
+    kagi_url: SearchUrl = PROVIDERS["kagi"].base_url
+    brave_url: SearchUrl = PROVIDERS["brave"].base_url
+
+
 class McpServerSettings(Table):
     """Another MCP server whose tools a role may name: a command or a URL."""
 
@@ -189,6 +211,7 @@ class Configured(Table):
     workspace: WorkspaceSettings = WorkspaceSettings()
     sandbox: SandboxSettings = SandboxSettings()
     fetch: FetchSettings = FetchSettings()
+    search: SearchSettings = SearchSettings()
     mcp_servers: dict[str, McpServerSettings] = Field(default_factory=dict)
     users: dict[str, UserSettings] = Field(default_factory=dict)
 

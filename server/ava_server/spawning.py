@@ -36,6 +36,7 @@ from ava_server.spawn_limits import (
 )
 
 if TYPE_CHECKING:
+    from ava_roles.tools.searches import Engine
     from ava_server.settings import Settings
 
 _URL = re.compile(r"https?://[^\s<>\"']+")
@@ -49,7 +50,8 @@ class Surroundings:
         settings: What is configured.
         models: Providers, keys, tiers and prices.
         catalog: The role files, read just now.
-        tools: The tools that exist here, by name.
+        tools: The tools that exist here, by name: web_search only where one is set up.
+        search: The search engine that is.
         client_roots: Folders that the client named.
         cwd: The server's working folder.
         home: The home folder of the user whom the server runs as.
@@ -62,6 +64,7 @@ class Surroundings:
     models: ModelSettings
     catalog: Catalog
     tools: Mapping[str, Tool]
+    search: Engine | None
     client_roots: Sequence[str]
     cwd: Path
     home: Path
@@ -122,6 +125,7 @@ def resolve(args: SpawnArgs, around: Surroundings, earlier: tuple[EarlierRun, ..
             f"max_iterations: planning takes {PLAN_TURNS} turns, and {caps['max_iterations']} leave none for the work;"
             f" give {PLAN_TURNS + 2} or more, or plan: false"
         )
+    search = around.search if "web_search" in tools else None
     config = RunConfig(
         role=role.name,
         role_source=role.source,
@@ -141,6 +145,8 @@ def resolve(args: SpawnArgs, around: Surroundings, earlier: tuple[EarlierRun, ..
         plan=plan,
         extended_thinking=thinking,
         thinking_note=thinking_note,
+        search=search.name if search else "",
+        search_micros=search.cost_micros if search else 0,
         context_from=earlier,
         reach=reach(tools, around.tools, reading, len(earlier)),
         workspace_given=workspace.given,
@@ -279,7 +285,8 @@ def _needs(args: SpawnArgs, role: Role, tools: Sequence[str], workspace: Workspa
                 continue  # the pages are named: it can do without looking for them
             raise Refused(
                 f"{role.name} needs web_search, which is not set up here: name the pages (https://…) in task or"
-                " context, or use role data_extractor or researcher with a workspace"
+                " context, or use role data_extractor or researcher with a workspace; a person sets a search up with"
+                " `ava key set brave` or `ava key set kagi`, or names a SearXNG ([search] searxng in config.toml)"
             )
         if need == READ_RESULT and need in role.tools and need not in (args.blocked_tools or ()):
             raise Refused(f"{role.name} needs results of earlier subagents; name them in context_from")

@@ -200,8 +200,9 @@ def tools_now() -> list[types.Tool]:
 def _limits_of(catalog: Catalog) -> str:
     """Return a line on the roles that cannot run here, or only in part, for want of a tool that they need."""
     from ava_roles.tools.registry import builtin_tools
+    from ava_server.searching import without_search
 
-    known = builtin_tools()
+    known = builtin_tools() if _searches() else without_search(builtin_tools())
     lacking = {role.name: [need for need in role.needs if need not in known] for role in catalog.roles}
     pages = [name for name, needs in lacking.items() if needs == ["web_search"]]
     never = [name for name, needs in lacking.items() if needs and name not in pages]
@@ -213,6 +214,19 @@ def _limits_of(catalog: Catalog) -> str:
     if never:
         lines += f"\nThis version cannot run {', '.join(never)} yet."
     return lines
+
+
+def _searches() -> bool:
+    """Tell whether a web search is set up at this moment."""
+    from ava_server.keys import read_keys
+    from ava_server.searching import engine_of
+    from ava_server.settings import load_settings
+
+    try:
+        settings = load_settings()
+        return engine_of(settings.search, read_keys(settings.paths.keys)) is not None
+    except (AvaError, OSError):  # told by every call; the tools are listed all the same
+        return False
 
 
 def _small(schema: Any, *, output: bool = False) -> Any:

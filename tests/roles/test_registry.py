@@ -19,6 +19,7 @@ def test_the_built_in_tools_are_known_by_name() -> None:
         "save_artifact",
         "search_and_read",
         "search_codebase",
+        "web_search",
     ]
     for name, tool in tools.items():
         assert tool.spec.name == name
@@ -32,6 +33,7 @@ def test_the_built_in_tools_are_known_by_name() -> None:
     [
         ("http_get", True, False, True),
         ("read_webpages", True, False, True),
+        ("web_search", True, False, True),
         ("read_file", False, True, True),
         ("search_codebase", False, True, True),
         ("search_and_read", False, True, True),

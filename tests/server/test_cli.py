@@ -13,7 +13,6 @@ from ava_roles.errors import RoleFileError, UnknownRole
 from ava_server.cli import app
 from ava_server.cli.asked import in_options
 from ava_server.errors import AvaError, BadInput, ConfigError, ModelTimeout, Refused
-from ava_server.keys import NOT_YET
 
 VALUE = "sk-or-v1-0a1b2c3d4e5f60718293a4b5c6d7e8f9"
 
@@ -44,7 +43,7 @@ def test_a_key_is_stored_from_a_pipe_listed_without_its_value_and_removed(tmp_pa
     ]
     assert listed.stdout.splitlines() == [
         f"Data root: {root}",
-        "brave       BRAVE_API_KEY (stored; this version of Ava cannot use it yet)",
+        "brave       BRAVE_API_KEY",
         f"openrouter  {root}/keys.toml",
     ]
     assert f'"keys": [{{"provider": "openrouter", "from": "{root}/keys.toml", "used": true}}]' in as_json.stdout
@@ -115,16 +114,15 @@ def test_leaving_the_question_for_a_key_ends_its_line(tmp_path: Path, typed: str
     assert not (tmp_path / "keys.toml").exists()
 
 
-@pytest.mark.parametrize("provider", sorted(NOT_YET))
-def test_a_key_that_nothing_uses_yet_is_kept_and_said_to_be_of_no_use(tmp_path: Path, provider: str) -> None:
+@pytest.mark.parametrize(("provider", "price"), [("kagi", "$0.012"), ("brave", "$0.005")])
+def test_the_key_of_a_search_is_of_use_at_once_and_its_price_is_told(tmp_path: Path, provider: str, price: str) -> None:
     stored = ava(tmp_path, "key", "set", provider, stdin=VALUE)
     assert stored.returncode == 0
-    assert "this version of Ava cannot use it yet" in stored.stdout
-    assert "this version of Ava cannot use it yet" in ava(tmp_path, "key", "list").stdout
-    assert '"used": false' in ava(tmp_path, "key", "list", "--json").stdout
+    assert f"search by {provider.title()}: about {price} each, which no cap on money counts." in stored.stdout
+    assert '"used": true' in ava(tmp_path, "key", "list", "--json").stdout
 
-    (tmp_path / "config.toml").write_text(f'[providers.{provider}]\nbase_url = "http://127.0.0.1:9/v1"\n')
-    assert "cannot use it yet" not in ava(tmp_path, "key", "list").stdout
+    (tmp_path / "config.toml").write_text('[search]\nengine = "none"\n')
+    assert "No web search is set up all the same" in ava(tmp_path, "key", "set", provider, stdin=VALUE).stdout
 
 
 @pytest.mark.parametrize(

@@ -189,7 +189,8 @@ def test_no_key_is_ever_shown_wherever_it_is(root: Path) -> None:
     assert f"openrouter from {root}/keys.toml" in findings["keys"]["text"]
     assert "openai from OPENAI_API_KEY" in findings["keys"]["text"]
     assert findings["provider openrouter"]["text"] == "https://openrouter.ai/api/v1, with a key"
-    assert "cannot use it yet" in findings["provider kagi"]["text"]
+    assert "kagi from AVA_KEY_KAGI" in findings["keys"]["text"]
+    assert findings["search"]["text"].startswith("Kagi at https://kagi.com/api/v1, about $0.012 each")
     assert "proxy.example:3128" in findings["network"]["text"]
 
 

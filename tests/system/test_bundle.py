@@ -69,7 +69,7 @@ def test_the_dialog_asks_for_two_keys_a_folder_and_a_day_cap_and_needs_none(mani
     }
     assert not any(about["required"] for about in dialog.values())
     assert {name: about["default"] for name, about in dialog.items() if "default" in about} == {"daily_usd": 5}
-    assert "later version" in dialog["brave_api_key"]["description"]
+    assert "no cap of Ava's counts" in dialog["brave_api_key"]["description"]
 
 
 def test_each_answer_of_the_dialog_reaches_a_variable_that_the_server_reads(manifest: dict[str, Any]) -> None:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ava_roles.confine.fetch import Fetcher
     from ava_roles.confine.paths import Root
     from ava_roles.memory import Memory
+    from ava_roles.tools.searches import Search
 
 
 class ToolArgs(BaseModel):
@@ -104,6 +105,7 @@ class Place:
     Attributes:
         files: The workspace, open for reading; None when the run has none.
         fetch: The guarded fetcher; None when the run may not reach the network.
+        search: The web search that was approved; None when there is none.
         artifacts: The run's own folder for files to hand over.
         memory: The notes of the user whose run it is, to be read; None when there are none for that user.
         say: Takes a sentence of at most 80 characters about what is being done this second.
@@ -114,6 +116,7 @@ class Place:
 
     files: Root | None = None
     fetch: Fetcher | None = None
+    search: Search | None = None
     artifacts: Root | None = None
     memory: Memory | None = None
     say: Callable[[str], None] = field(default=_silent)

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from ava_roles.confine.paths import Root
     from ava_roles.memory import Memory
     from ava_roles.tools.base import Place
+    from ava_roles.tools.searches import Search
 
 
 def need_files(at: Place) -> Root:
@@ -33,6 +34,17 @@ def need_fetch(at: Place) -> Fetcher:
     if at.fetch is None:
         raise ToolFailed("this run may not reach the network; work with what the task contains")
     return at.fetch
+
+
+def need_search(at: Place) -> Search:
+    """Return the web search.
+
+    Raises:
+        ToolFailed: The run has none.
+    """
+    if at.search is None:
+        raise ToolFailed("this run has no web search; read pages that you know with read_webpages")
+    return at.search
 
 
 def need_artifacts(at: Place) -> Root:

@@ -10,6 +10,7 @@ from ava_roles.tools.files import ReadFile
 from ava_roles.tools.memory import Recall
 from ava_roles.tools.search import SearchAndRead, SearchCodebase
 from ava_roles.tools.web import HttpGet, ReadWebpages
+from ava_roles.tools.web_search import WebSearch
 
 
 def builtin_tools() -> Mapping[str, Tool]:
@@ -18,6 +19,7 @@ def builtin_tools() -> Mapping[str, Tool]:
         ReadFile(),
         SearchCodebase(),
         SearchAndRead(),
+        WebSearch(),
         ReadWebpages(),
         HttpGet(),
         SaveArtifact(),

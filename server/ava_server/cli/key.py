@@ -15,15 +15,26 @@ from ava_server.cli.root import has_log
 from ava_server.cli.terminal import say
 from ava_server.data_root import DataRoot, find_data_root
 from ava_server.errors import BadInput
-from ava_server.keys import NOT_YET, WELL_KNOWN, find_key, list_keys, may_be_key, provider_name, remove_key, set_key
+from ava_server.keys import (
+    SEARCHES,
+    WELL_KNOWN,
+    find_key,
+    list_keys,
+    may_be_key,
+    provider_name,
+    read_keys,
+    remove_key,
+    set_key,
+)
 
 Provider = Annotated[
     str,
     typer.Argument(
         metavar="PROVIDER",
         help=(
-            f"{' or '.join(name for name in WELL_KNOWN if name not in NOT_YET)}, or a NAME that has a [providers.NAME]"
-            f" in config.toml. Stored for later versions: {', '.join(name for name in WELL_KNOWN if name in NOT_YET)}."
+            f"{' or '.join(name for name in WELL_KNOWN if name not in SEARCHES)} for models,"
+            f" {' or '.join(name for name in WELL_KNOWN if name in SEARCHES)} for web search, or a NAME that has a"
+            " [providers.NAME] in config.toml."
         ),
     ),
 ]
@@ -31,7 +42,6 @@ Stored = Annotated[str, typer.Argument(metavar="PROVIDER", help="A name that `av
 _ASKED_FOR = (
     "The key itself is asked for, or piped in; one that was typed into the command stands in the shell's history."
 )
-_STORED_ONLY = "this version of Ava cannot use it yet"
 
 
 class _ProviderAlone(NameAlone):
@@ -60,7 +70,7 @@ def set_command(provider: Provider) -> None:
     if name not in WELL_KNOWN and name not in _configured(root):
         if may_be_key(provider):
             raise BadInput(f"What was given is no provider that Ava knows, and may be a key. {_ASKED_FOR}")
-        near = difflib.get_close_matches(name, [known for known in WELL_KNOWN if known not in NOT_YET], n=1)
+        near = difflib.get_close_matches(name, list(WELL_KNOWN), n=1)
         hint = f"Did you mean {near[0]}? If not, give" if near else "Give"
         raise BadInput(
             f"{name} is no provider that Ava knows. {hint} it its address first: base_url under [providers.{name}]"
@@ -74,8 +84,8 @@ def set_command(provider: Provider) -> None:
     key = find_key(name, root.keys)
     if key is not None and key.where != str(root.keys):
         say(f"{key.where} is set in this environment as well, and goes before it.")
-    if name in NOT_YET and name not in _configured(root):
-        say(f"It is kept, but {_STORED_ONLY}: nothing asks {name}.")
+    if name in SEARCHES:
+        say(_searches_now(root))
 
 
 def list_command(
@@ -113,6 +123,17 @@ def remove_command(provider: Stored) -> None:
     say(f"Removed the key for {name} from {root.keys}.")
 
 
+def _searches_now(root: DataRoot) -> str:
+    """Say who searches the web from now on, and what that costs."""
+    from ava_server.searching import engine_of, search_cost
+    from ava_server.settings import load_settings
+
+    engine = engine_of(load_settings(root.path).search, read_keys(root.keys))
+    if engine is None:
+        return "No web search is set up all the same: search.engine names another one. `ava doctor` says more."
+    return f"Subagents of roles with web_search now search by {engine.title}: {search_cost(engine.cost_micros)}."
+
+
 def _configured(root: DataRoot) -> frozenset[str]:
     """Return the names of the providers that have an entry in the settings, as keys are stored under them."""
     from ava_server.settings import load_settings
@@ -122,13 +143,11 @@ def _configured(root: DataRoot) -> frozenset[str]:
 
 def _needs_entry(provider: str) -> bool:
     """Tell whether a provider's key is of use only with an entry in the settings."""
-    return provider in NOT_YET or provider not in WELL_KNOWN
+    return provider not in WELL_KNOWN
 
 
 def _why_unused(provider: str, configured: frozenset[str]) -> str:
     """Return why nothing uses a provider's key; empty where something does."""
     if provider in configured or not _needs_entry(provider):
         return ""
-    if provider in NOT_YET:
-        return f"stored; {_STORED_ONLY}"
     return f"not used: config.toml has no [providers.{provider}]"

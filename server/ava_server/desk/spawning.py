@@ -216,6 +216,8 @@ def not_by_itself(config: RunConfig, tools: Mapping[str, Tool]) -> str | None:
     changing = [spec.name for spec in specs if not spec.read_only and spec.name != HANDS_OVER]
     if changing:
         return f"{', '.join(changing)} may change something"
+    if config.search_micros:
+        return "its web searches cost money, which the ceilings do not count"
     network = any(spec.network for spec in specs)
     if network and (config.workspace or config.context_from):
         return "it reads what is yours and reaches the web"

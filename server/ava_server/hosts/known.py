@@ -14,10 +14,9 @@ from typing import Any
 from ava_server.errors import BadInput
 from ava_server.hosts.formats import Json, Toml
 from ava_server.hosts.host import Element, Host, Launch, Place
-from ava_server.keys import NOT_YET, WELL_KNOWN
+from ava_server.keys import WELL_KNOWN
 
-_KEYS = tuple(variable for provider, variable in WELL_KNOWN.items() if provider not in NOT_YET)
-PASSED_ON = (*_KEYS, "AVA_MODEL_API_KEY", "HTTPS_PROXY", "NO_PROXY", "SSL_CERT_FILE")
+PASSED_ON = (*WELL_KNOWN.values(), "AVA_MODEL_API_KEY", "HTTPS_PROXY", "NO_PROXY", "SSL_CERT_FILE")
 """Variables that a host with an allow-list is told to hand on: by name, never with a value."""
 INPUT = "ava-openrouter-key"
 

@@ -25,7 +25,7 @@ OFFLINE = "offline/extractive"
 SCRIPTED = "scripted:demo"
 """Exists only where AVA_MODEL asks for it by this name, and no endpoint is set: the script of `ava demo --scripted`."""
 CUSTOM = "custom"
-KNOWN_URLS: Mapping[str, str] = {name: known.base_url for name, known in PROVIDERS.items() if known.base_url}
+KNOWN_URLS: Mapping[str, str] = {name: known.base_url for name, known in PROVIDERS.items() if known.models}
 KNOWN_WIRES: Mapping[str, WireName] = {"api.anthropic.com": "messages", "api.openai.com": "responses"}
 """The hosts that speak something else than chat completions."""
 SET_A_MODEL = (

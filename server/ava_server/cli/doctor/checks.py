@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from ava_audit.redact import Redactor
-from ava_server.cli.doctor import data, hosts, log, models, roles, secrets, system
+from ava_server.cli.doctor import data, hosts, log, models, roles, search, secrets, system
 from ava_server.cli.doctor.check import REPORT, Check, Finding, Setup
 from ava_server.errors import AvaError
 from ava_server.keys import list_keys
@@ -29,7 +29,7 @@ CHECKS: tuple[tuple[str, Check], ...] = (
     ("secrets", secrets.secrets),
     ("providers", models.providers),
     ("models", models.tiers),
-    ("search", models.search),
+    ("search", search.search),
     ("network", models.network),
     ("roles", roles.roles),
     ("hosts", hosts.hosts),

@@ -30,7 +30,10 @@ def doctor_command(
         bool,
         typer.Option(
             "--online",
-            help="Ask each provider for one word too: at most 5 cents each, from today's budgets and in the log.",
+            help=(
+                "Ask each provider for one word too: at most 5 cents each, from today's budgets and in the log. Search"
+                " the web once, where a search is set up: its price is in no budget."
+            ),
         ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False,
@@ -57,13 +60,17 @@ def doctor_command(
     if online:
         from ava_server.cli.doctor.checks import redactor_of, without_keys
         from ava_server.cli.doctor.online import ask_all
+        from ava_server.cli.doctor.search import announced, try_search
 
         redactor = redactor_of(setup)
-        ask_all(
-            setup,
-            lambda text: tell(redactor.redact(text)[0]),
-            lambda finding: found(*without_keys([finding], redactor)),
-        )
+
+        def found_online(finding: Finding) -> None:
+            found(*without_keys([finding], redactor))
+
+        ask_all(setup, lambda text: tell(redactor.redact(text)[0]), found_online)
+        if line := announced(setup):
+            tell(line)
+            try_search(setup, found_online)
     counts = Counter(finding.state for finding in findings)
     if as_json:
         say_json(_as_json(setup, findings))

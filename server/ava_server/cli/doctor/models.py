@@ -9,7 +9,7 @@ from ava_server.access import model_settings
 from ava_server.cli.doctor.check import Finding, Setup, State, correct, from_error, log_path
 from ava_server.errors import AvaError
 from ava_server.hosts.advice import key_advice
-from ava_server.keys import NOT_YET, list_keys
+from ava_server.keys import SEARCHES, list_keys
 from ava_server.models.choose import (
     CUSTOM,
     KNOWN_URLS,
@@ -66,13 +66,9 @@ def providers(setup: Setup) -> list[Finding]:
             Finding(f"provider {name}", "ok", f"{provider.base_url or KNOWN_URLS[name]}{from_env}, {with_key}")
         )
     for key in list_keys(setup.root.keys, setup.env):
-        if key.provider in usable or key.provider.replace("_", "-") in usable:
+        if key.provider in usable or key.provider.replace("_", "-") in usable or key.provider in SEARCHES:
             continue
-        why = (
-            "this version of Ava cannot use it yet"
-            if key.provider in NOT_YET
-            else f"config.toml has no [providers.{key.provider}] with its address"
-        )
+        why = f"config.toml has no [providers.{key.provider}] with its address"
         found.append(Finding(f"provider {key.provider}", "note", f"its key is not used: {why}"))
     if not usable and models.model is None:
         text = (
@@ -135,11 +131,6 @@ def _named(name: str, models: ModelSettings) -> list[str | None]:
     own = f"{name}:{default}" if default else None
     wanted = (models.tiers.get("fast"), own, models.tiers.get("balanced"), models.tiers.get("deep"), models.model)
     return [model for model in wanted if model]
-
-
-def search(_setup: Setup) -> list[Finding]:
-    """Tell which web search there is: none, in this version."""
-    return [Finding("search", "note", "this version has no web search; subagents read the pages that their task names")]
 
 
 def network(setup: Setup) -> list[Finding]:

@@ -9,8 +9,10 @@ from ava_roles.role import Role
 from ava_roles.tools.registry import builtin_tools
 from ava_server.cli.doctor.check import Finding, Setup, from_error, log_path
 from ava_server.cli.doctor.models import models_of
+from ava_server.cli.doctor.search import search_engine
 from ava_server.models.listing import meanings
 from ava_server.run_tools import RUN_TOOL_NAMES
+from ava_server.searching import without_search
 
 MEND_FILE = "Correct that, or take the file out of the folder, then run `ava doctor` again."
 
@@ -21,7 +23,8 @@ def roles(setup: Setup) -> list[Finding]:
     catalog = Catalog.load([Folder(root.roles, "roles of the data root")] if root else [])
     found = [from_error("role file", problem.text, MEND_FILE) for problem in catalog.problems]
     found += [Finding("role file", "note", problem.text) for problem in catalog.notes]
-    held = {role.name: _held_back(role, {*builtin_tools(), *RUN_TOOL_NAMES}) for role in catalog.roles}
+    tools = builtin_tools() if search_engine(setup) else without_search(builtin_tools())
+    held = {role.name: _held_back(role, {*tools, *RUN_TOOL_NAMES}) for role in catalog.roles}
     if unreachable := _without_model(catalog, setup):
         found.append(Finding("roles", "note", f"cannot run until their model can: {', '.join(unreachable)}"))
     able = [name for name, why in held.items() if why is None and name not in unreachable]
