@@ -89,11 +89,70 @@ async def test_each_url_that_cannot_be_read_says_why_and_one_that_can_is_enough(
             "status 404: there is no such page",
             "image/png",
             "not public",
-            "status 503: the site has",
+            "status 503: the site asks for fewer requests; try again later (it does not say when)",
         ):
             assert words in got.text
         got = await read(web, web.url("/gone"))
         assert (got.success, got.count, got.sources) == (False, 0, ())
+
+
+@pytest.mark.parametrize("status", [429, 503])
+async def test_a_site_that_asks_for_fewer_requests_is_a_failure_with_the_wait(status: int) -> None:
+    pages: dict[str, Answer] = {
+        "/soon": Page("<p>Slow down</p>", status, headers={"Retry-After": "30"}),
+        "/date": Page("", status, headers={"Retry-After": "Mon, 01 Jan 2035 00:00:00 GMT"}),
+        "/silent": Page("", status),
+    }
+    async with site(pages) as web:
+        got = await read(web, web.url("/soon"), web.url("/silent"))
+        assert (got.success, got.count) == (False, 0)
+        assert f"Not read: status {status}: the site asks for fewer requests; try again in 30 s" in got.text
+        assert "try again later (it does not say when)" in got.text
+        assert "Slow down" not in got.text
+        assert "try again in about 744 h" in (await read(web, web.url("/date"))).text
+        raw = await HttpGet()(HttpGetArgs(url=web.url("/soon")), Place(fetch=web.fetcher))
+        assert not raw.success and f"status {status}," in raw.text and "try again in 30 s" in raw.text
+        assert web.paths.count("/soon") == 2, "nothing is asked again by itself"
+
+
+async def test_pages_of_one_host_are_fetched_one_after_the_other_a_second_apart() -> None:
+    at_once = most = 0
+
+    async def slowly(stream: anyio.abc.ByteStream) -> None:
+        nonlocal at_once, most
+        at_once += 1
+        most = max(most, at_once)
+        await anyio.sleep(0.02)
+        at_once -= 1
+        await stream.send(b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 2\r\n\r\nhi")
+
+    async with site({f"/{n}": slowly for n in range(4)}) as web:
+        assert (await read(web, *(web.url(f"/{n}") for n in range(4)))).count == 4
+        assert sorted(web.paths) == ["/0", "/1", "/2", "/3", "/robots.txt"]
+        assert (most, web.pauses) == (1, [1.0] * 4)
+
+
+async def test_a_redirect_to_another_site_asks_that_sites_robots_txt() -> None:
+    elsewhere = "http://other.example.com/there"
+    async with site({"/": Page(status=302, headers={"Location": elsewhere}), "/there": ARTICLE}) as web:
+        assert (await read(web, web.url("/"))).count == 1
+        assert [(seen.host, seen.path) for seen in web.requests] == [
+            (HOST, "/robots.txt"), (HOST, "/"), ("other.example.com", "/robots.txt"), ("other.example.com", "/there"),
+        ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "whole"), [(10, True), (60, False)], ids=["under 200 characters", "over"])
+async def test_the_whole_page_is_read_where_its_article_has_under_200_characters(words: int, whole: bool) -> None:
+    text = " ".join(f"word{number}" for number in range(words))
+    page = (
+        "<html><head><title>T</title></head><body><nav><ul><li><a href='/a'>Imprint of the site</a></li></ul></nav>"
+        f"<article><h1>Title</h1><p>{text}</p></article><footer>Opening hours of the office</footer></body></html>"
+    )
+    async with site({"/": page}) as web:
+        got = (await read(web, web.url("/"))).text
+    assert text in got
+    assert ("Opening hours of the office" in got) is whole
+    assert ("Imprint of the site" in got) is whole
 
 
 async def test_words_that_stand_in_an_address_only_are_no_words_of_the_output() -> None:

@@ -13,7 +13,7 @@ from support.model_server import Fail, Gate, ModelServer, Say, running_model_ser
 from support.stdio import until
 from support.terminal import ava
 
-from ava_audit.events import ToolResult
+from ava_audit.events import RunClaimed, ToolResult
 from ava_server.keys import remove_key, set_key
 
 KEY = "search-key-0123456789abcdef"
@@ -120,6 +120,7 @@ async def test_a_run_waits_where_the_search_that_was_approved_is_not_set_up(tmp_
         await lab.approve(made)
         waits_for = await until(lambda: lab.house.manager.waiting_for.get(made.subagent_id))
         assert waits_for == "its web search (kagi) is not set up here"
+        assert await lab.facts(made.subagent_id, RunClaimed) == []
         store(tmp_path)
         assert (await lab.ended(made.subagent_id)).state == "success"
 

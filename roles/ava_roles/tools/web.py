@@ -18,6 +18,7 @@ from ava_roles.placeholders import in_header, in_query, only_to
 from ava_roles.tools.base import Place, Source, ToolArgs, ToolOutput, ToolSpec
 from ava_roles.tools.needs import need_fetch
 from ava_roles.tools.pages import Page, is_text, read_page
+from ava_roles.tools.retry import asked_to_wait, wait_words
 from ava_roles.tools.robots import Robots
 from ava_roles.tools.saying import SENTENCE_CHARS
 from ava_roles.tools.threads import run_sync
@@ -141,8 +142,9 @@ def _status(got: Fetched) -> str:
             return f"status {got.status}: the site does not show it to us; choose another source"
         case 404 | 410:
             return f"status {got.status}: there is no such page; check the URL or search for it"
-        case 429:
-            return "status 429: the site asks for fewer requests; come back later or choose another source"
+        case 429 | 503 as status:
+            again = wait_words(asked_to_wait(got.headers))
+            return f"status {status}: the site asks for fewer requests; try again {again}, or choose another source"
         case status if status >= 500:
             return f"status {status}: the site has a fault; try again later or choose another source"
         case status:
@@ -265,6 +267,8 @@ class HttpGet:
         asked = got.url if got.redirects else args.url.strip()  # as the model wrote it: no value stands in it
         head = f"GET {masked(asked)}: status {got.status}, {got.content_type or 'no stated type'}"
         head += f", {len(got.body):,} bytes" + (" (cut there; give a larger max_bytes)" if got.truncated else "")
+        if got.status in (429, 503):
+            head += f"; the site asks for fewer requests: try again {wait_words(asked_to_wait(got.headers))}"
         if not is_text(got) and b"\0" in got.body:
             return ToolOutput(f"{head}\n\n(binary, not shown)", success=False, count=0)
         sources = (Source(asked),) if good else ()
