@@ -1,6 +1,7 @@
 """Real documents, made by hand."""
 
 import io
+from collections.abc import Sequence
 
 
 def pdf(*pages: str) -> bytes:
@@ -16,6 +17,40 @@ def pdf(*pages: str) -> bytes:
             "/Resources << /Font << /F1 3 0 R >> >> >>"
         )
         objects.append(f"<< /Length {len(stream)} >>\nstream\n{stream}\nendstream")
+    return _pdf(*objects)
+
+
+def unicode_pdf(lines: Sequence[str]) -> bytes:
+    """A small real PDF of one page whose font maps codes of its own to any characters."""
+    chars = sorted({char for line in lines for char in line})
+    codes = {char: f"{number:04X}" for number, char in enumerate(chars, 1)}
+    maps = [f"<{code}> <{char.encode('utf-16-be').hex()}>" for char, code in codes.items()]
+    cmap = (
+        "/CIDInit /ProcSet findresource begin 12 dict begin begincmap /CMapName /Own def /CMapType 2 def\n"
+        "1 begincodespacerange <0000> <FFFF> endcodespacerange\n"
+        + "".join(
+            f"{len(part)} beginbfchar\n" + "\n".join(part) + "\nendbfchar\n"
+            for part in (maps[start : start + 100] for start in range(0, len(maps), 100))
+        )
+        + "endcmap end end"
+    )
+    shown = " ".join(f"<{''.join(codes[char] for char in line)}> Tj T*" for line in lines)
+    stream = f"BT /F1 12 Tf 14 TL 72 720 Td {shown} ET"
+    return _pdf(
+        "<< /Type /Catalog /Pages 2 0 R >>",
+        "<< /Type /Pages /Kids [7 0 R] /Count 1 >>",
+        "<< /Type /Font /Subtype /Type0 /BaseFont /Own /Encoding /Identity-H"
+        " /DescendantFonts [4 0 R] /ToUnicode 5 0 R >>",
+        "<< /Type /Font /Subtype /CIDFontType2 /BaseFont /Own /DW 500"
+        " /CIDSystemInfo << /Registry (Adobe) /Ordering (Identity) /Supplement 0 >> >>",
+        f"<< /Length {len(cmap)} >>\nstream\n{cmap}\nendstream",
+        f"<< /Length {len(stream)} >>\nstream\n{stream}\nendstream",
+        "<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] /Contents 6 0 R"
+        " /Resources << /Font << /F1 3 0 R >> >> >>",
+    )
+
+
+def _pdf(*objects: str) -> bytes:
     out = io.BytesIO(b"")
     out.write(b"%PDF-1.4\n")
     places: list[int] = []
