@@ -285,8 +285,9 @@ def _needs(args: SpawnArgs, role: Role, tools: Sequence[str], workspace: Workspa
                 continue  # the pages are named: it can do without looking for them
             raise Refused(
                 f"{role.name} needs web_search, which is not set up here: name the pages (https://…) in task or"
-                " context, or use role data_extractor or researcher with a workspace; a person sets a search up with"
-                " `ava key set brave` or `ava key set kagi`, or names a SearXNG ([search] searxng in config.toml)"
+                " context, or use role data_extractor or researcher with a workspace. A search is set up with a key of"
+                " Brave or Kagi, or with a SearXNG ([search] searxng in config.toml).",
+                needs_key="brave",
             )
         if need == READ_RESULT and need in role.tools and need not in (args.blocked_tools or ()):
             raise Refused(f"{role.name} needs results of earlier subagents; name them in context_from")

@@ -84,7 +84,7 @@ async def test_without_a_search_a_crawler_needs_pages_that_the_call_names_and_a_
     async with open_lab(tmp_path, [LOOK, hand_over()], config=config(kagi)) as lab:
         refused = await lab.call("spawn_subagent", role="web_crawler", task=TASK)
         assert refused.status == "failed"
-        for words in ("needs web_search", "https://", "ava key set brave", "[search] searxng"):
+        for words in ("needs web_search", "https://", "key set brave`", "[search] searxng"):
             assert words in refused.message
         named = await lab.propose(role="web_crawler", task=f"{TASK} See https://a.example/prices", workspace=None)
         assert "web_search" in named.unavailable_tools and "web searches go to" not in named.message

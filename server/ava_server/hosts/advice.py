@@ -13,6 +13,7 @@ from ava_server.settings import BUNDLE
 
 DEFAULT = "openrouter"
 """The provider that is named where any would do: one key for the models of all."""
+_IN_DIALOG = (DEFAULT, "brave")
 _IN_BUNDLE = "Put it into the extension's dialog: Settings → Extensions → Ava → Configure."
 
 
@@ -27,7 +28,7 @@ def key_advice(provider: str, client: str | None, env: Mapping[str, str] | None 
     env = os.environ if env is None else env
     if provider == CUSTOM:
         return "Set or correct AVA_MODEL_API_KEY where this server is given its variables, and start it anew."
-    if env.get("AVA_HOST", "").strip() == BUNDLE and provider == DEFAULT:
+    if env.get("AVA_HOST", "").strip() == BUNDLE and provider in _IN_DIALOG:
         return _IN_BUNDLE
     command = launch(env=env).shell("key", "set", provider)
     root = env.get("AVA_DATA_ROOT", "").strip()

@@ -167,6 +167,7 @@ async def test_without_a_model_the_proposal_says_how_to_have_one_and_a_key_count
 def test_the_bundle_is_told_to_use_its_dialog() -> None:
     advice = key_advice("openrouter", "claude-ai", {"AVA_HOST": "bundle"})
     assert "Settings → Extensions → Ava → Configure" in advice and "terminal" not in advice
+    assert key_advice("brave", "claude-ai", {"AVA_HOST": "bundle"}) == advice
     assert "key set openai" in key_advice("openai", "claude-ai", {"AVA_HOST": "bundle"})
     assert "AVA_MODEL_API_KEY" in key_advice("custom", "codex-mcp-client", {})
 
