@@ -118,6 +118,12 @@ class Ground:
         (self.workspace / name).write_bytes(data)
         return name
 
+    def note(self, number: int) -> str:
+        folder = self.workspace.parent / "data" / "memory"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        (folder / f"note{number:02}.md").write_text(marked(number), "utf-8", newline="")
+        return f"note{number:02}"
+
     def page(self, number: int, page: Answer) -> str:
         self.web.pages[f"/{number}"] = page
         return self.web.url(f"/{number}")
@@ -199,6 +205,8 @@ WAYS: Mapping[str, Way] = {
     "read_file, XLSX": Way("read_file", lambda at, n: {"path": at.file(f"a{n:02}.xlsx", _xlsx(n))}),
     "read_file, CSV": Way("read_file", lambda at, n: {"path": at.file(f"a{n:02}.csv", _csv(n))}),
     "read_file, names of files": Way("read_file", _listing, counted="not"),
+    "recall, a note": Way("recall", lambda at, n: {"name": at.note(n)}),
+    "recall, passages": Way("recall", lambda at, n: {"query": mark(n), "_": at.note(n)}),
     "search_codebase": Way("search_codebase", lambda at, n: {"query": mark(n), "path": _text(at, n)}),
     "search_and_read": Way("search_and_read", lambda at, n: {"query": mark(n), "max_files": 1, "_": _text(at, n)}),
 }
@@ -266,7 +274,8 @@ def assert_inert(body: str) -> None:
 
 def test_there_are_forty_attacks_and_every_tool_that_returns_foreign_text_is_tried() -> None:
     assert len(ATTACKS) == len(set(ATTACKS)) >= 40
-    foreign = {name for name, tool in builtin_tools().items() if tool.spec.reads} | {*RUN_TOOL_NAMES} - {"scratchpad"}
+    brings = {name for name, tool in builtin_tools().items() if not tool.spec.writes}
+    foreign = (brings | {*RUN_TOOL_NAMES}) - {"scratchpad"}
     assert foreign == {way.tool for way in WAYS.values()} | {*IN_ONE_PIECE}, "give a new tool a way to be tried by"
     assert sum(unseen(attack) > 0 for attack in ATTACKS) >= 9
 
