@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,20 +11,15 @@ from pathlib import Path
 from types import MappingProxyType
 
 from ava_roles.errors import RoleFileError, UnknownRole
-from ava_roles.frontmatter import MAX_FILE_CHARS
 from ava_roles.role import Role, first_sentence, parse_role
+from ava_roles.role_files import Folder, RoleFile, read_folder
 from ava_roles.wrap import clean
 
 BUILT_IN = ("web_crawler", "code_reviewer", "data_extractor", "researcher", "coder", "custom")
+BUILT_IN_SOURCE = "built in"
 _SHORTEST_SENTENCE = 12
 
-
-@dataclass(frozen=True)
-class Folder:
-    """A folder with role files, and how it is called in messages, e.g. `.ava/roles`."""
-
-    path: Path
-    label: str
+__all__ = ["BUILT_IN", "Catalog", "Folder", "Problem", "Untrusted"]
 
 
 @dataclass(frozen=True)
@@ -32,6 +28,50 @@ class Problem:
 
     source: str
     text: str
+    line: int | None = None
+    key: str | None = None
+    reason: str = ""
+
+    @classmethod
+    def of(cls, error: RoleFileError) -> Problem:
+        """Return what an error says."""
+        return cls(error.source, str(error), error.line, error.key, error.reason)
+
+
+@dataclass(frozen=True)
+class Untrusted:
+    """A file of a project that nobody has trusted as it is: it counts for nothing.
+
+    Attributes:
+        name: Of its role, or of the file where that is none.
+        file: The file as it was read.
+        changed: It was trusted, and is another one now.
+        role: What it would be; None where it is no role file.
+        problem: Why it is none. Whoever wrote the file may have chosen the words in it: no model is to read them.
+    """
+
+    name: str
+    file: RoleFile
+    changed: bool
+    role: Role | None
+    problem: Problem | None = None
+
+    @property
+    def why(self) -> str:
+        """Why it does not count, in words of ours alone."""
+        state = "has changed since a person trusted it" if self.changed else "is not trusted"
+        return f"{self.file.source} came with the project {clean(str(self.file.folder.project))[0]} and {state}"
+
+    @property
+    def step(self) -> str:
+        """How it would count, for the person who decides."""
+        folder = shlex.quote(clean(str(self.file.folder.project))[0])
+        return f"Read it, and trust it if you do: ava roles trust {folder}"
+
+    @property
+    def what_to_do(self) -> str:
+        """How it would count, for a model, which cannot decide that."""
+        return f"a person has to look at it in a terminal. {self.step}"
 
 
 @dataclass(frozen=True)
@@ -40,29 +80,37 @@ class Catalog:
 
     by_name: Mapping[str, Role]
     problems: tuple[Problem, ...] = ()
+    untrusted: tuple[Untrusted, ...] = ()
 
     @classmethod
     def load(cls, folders: Sequence[Folder] = ()) -> Catalog:
         """Read the built-in role files and every `*.md` of the folders, in their order.
 
         The first file of a name counts; a later one, and one named like a built-in role, is a problem. So is
-        a file that is no role file; the other roles work all the same. A folder that is not there is empty.
-        Reads files: call it in a thread.
+        a file that is no role file; the other roles work all the same. A file that needs trust and has none takes
+        no name. Reads files: call it in a thread.
         """
         roles: dict[str, Role] = {}
         problems: list[Problem] = []
-        for path, source in _files(folders, problems):
+        untrusted: list[Untrusted] = []
+        for found in _files(folders):
+            if isinstance(found, RoleFileError):
+                problems.append(Problem.of(found))
+                continue
+            trusted = found.folder.trusted
+            if trusted is not None and trusted.get(found.name) != found.sha256:
+                untrusted.append(_untrusted(found, changed=found.name in trusted))
+                continue
             try:
-                role = parse_role(_text(path, source), source, path.stem)
+                role = parse_role(found.text, found.source, Path(found.name).stem)
+                if role.name in roles:
+                    taken = f"the name {role.name} is taken ({roles[role.name].source}); rename this role"
+                    raise RoleFileError(found.source, taken)
             except RoleFileError as error:
-                problems.append(Problem(source, str(error)))
-                continue
-            if role.name in roles:
-                problem = f"{source}: the name {role.name} is taken ({roles[role.name].source}); rename this role"
-                problems.append(Problem(source, problem))
-                continue
-            roles[role.name] = role
-        return cls(MappingProxyType(roles), tuple(problems))
+                problems.append(Problem.of(error))
+            else:
+                roles[role.name] = role
+        return cls(MappingProxyType(roles), tuple(problems), tuple(untrusted))
 
     @property
     def roles(self) -> tuple[Role, ...]:
@@ -86,6 +134,9 @@ class Catalog:
         """
         if name in self.by_name:
             return self.by_name[name]
+        waiting = [untrusted for untrusted in self.untrusted if untrusted.name == name]
+        if waiting:
+            raise UnknownRole(f'the role "{name}" does not count: {waiting[0].why}; {waiting[0].what_to_do}')
         given = " ".join(clean(name)[0].split())
         given = given if len(given) <= 64 else given[:63] + "…"
         message = f'no role "{given}"; known: {", ".join(sorted(self.by_name))}'
@@ -112,42 +163,22 @@ class Catalog:
         return _listed(tuple(sentences), limit)
 
 
-def _files(folders: Sequence[Folder], problems: list[Problem]) -> Iterator[tuple[Path, str]]:
-    """Yield each role file with the name it has in messages."""
-    here = Path(__file__).parent
+def _files(folders: Sequence[Folder]) -> Iterator[RoleFile | RoleFileError]:
+    """Yield each role file, or why it cannot be read."""
+    here = Folder(Path(__file__).parent, BUILT_IN_SOURCE)
     for name in BUILT_IN:
-        yield here / f"{name}.md", "built in"
+        yield RoleFile(here, f"{name}.md", BUILT_IN_SOURCE, (here.path / f"{name}.md").read_bytes())
     for folder in folders:
-        try:
-            names = sorted(path.name for path in folder.path.iterdir() if path.suffix == ".md" and path.is_file())
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        except OSError as error:
-            problem = f"{folder.label}: the folder cannot be read ({error.strerror}); check its permissions"
-            problems.append(Problem(folder.label, problem))
-            continue
-        for name in names:
-            yield folder.path / name, f"{folder.label}/{clean(name)[0]}"
+        yield from read_folder(folder)
 
 
-def _text(path: Path, source: str) -> str:
-    """Read a role file.
-
-    Raises:
-        RoleFileError: It is too large, no UTF-8 text, or cannot be read.
-    """
+def _untrusted(found: RoleFile, *, changed: bool) -> Untrusted:
+    stem = Path(found.name).stem
     try:
-        with path.open("rb") as file:
-            content = file.read(4 * MAX_FILE_CHARS + 1)
-    except OSError as error:
-        raise RoleFileError(f"{source}: cannot be read ({error.strerror}); check its permissions") from error
-    if len(content) > 4 * MAX_FILE_CHARS:
-        raise RoleFileError(f"{source}: is too large; a role file has at most {MAX_FILE_CHARS:,} characters")
-    try:
-        return content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise RoleFileError(f"{source}, line {line}: is no UTF-8 text; save it as UTF-8") from error
+        role = parse_role(found.text, found.source, stem)
+    except RoleFileError as error:
+        return Untrusted(stem, found, changed, None, Problem.of(error))
+    return Untrusted(role.name, found, changed, role)
 
 
 def _plain(name: str) -> str:

@@ -14,7 +14,19 @@ class RolesError(Exception):
 
 
 class RoleFileError(RolesError):
-    """Raised when a role file cannot be read as a role."""
+    """Raised when a role file cannot be read as a role.
+
+    Args:
+        source: How the file is called.
+        reason: What is wrong with it, and what to do.
+        line: Where, from 1 on; None is the whole file.
+        key: Of which key.
+    """
+
+    def __init__(self, source: str, reason: str, line: int | None = None, key: str | None = None) -> None:
+        at = (f", line {line}" if line is not None else "") + (f", {key}" if key is not None else "")
+        super().__init__(f"{source}{at}: {reason}")
+        self.source, self.reason, self.line, self.key = source, reason, line, key
 
 
 class UnknownRole(RolesError):

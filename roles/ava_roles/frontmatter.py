@@ -29,7 +29,7 @@ class File:
 
     def fault(self, key: str, sentence: str) -> RoleFileError:
         """Return the error of a key, which names file, line and key."""
-        return RoleFileError(f"{self.source}, line {self.lines.get(key, 1)}, {key}: {sentence}")
+        return RoleFileError(self.source, sentence, self.lines.get(key, 1), key)
 
 
 def read(text: str, source: str, known: frozenset[str]) -> File:
@@ -44,13 +44,13 @@ def read(text: str, source: str, known: frozenset[str]) -> File:
         RoleFileError: It is not of this form; names file, line and key.
     """
     if len(text) > MAX_FILE_CHARS:
-        raise RoleFileError(f"{source}: has {len(text):,} characters; a role file has at most {MAX_FILE_CHARS:,}")
+        raise RoleFileError(source, f"has {len(text):,} characters; a role file has at most {MAX_FILE_CHARS:,}")
     lines = text.removeprefix("\ufeff").replace("\r\n", "\n").split("\n")
     if lines[0].rstrip() != "---":
-        raise RoleFileError(f"{source}, line 1: a role file begins with a line `---`, then `description: …`")
+        raise RoleFileError(source, "a role file begins with a line `---`, then `description: …`", 1)
     end = next((number for number, line in enumerate(lines[1:], start=1) if line.rstrip() == "---"), None)
     if end is None:
-        raise RoleFileError(f"{source}, line {len(lines)}: the line `---` that ends the frontmatter is missing")
+        raise RoleFileError(source, "the line `---` that ends the frontmatter is missing", len(lines))
     front = "\n".join(lines[1:end])
     quoted = _PLAIN_DESCRIPTION.sub(_quote, front)
     try:
@@ -74,33 +74,33 @@ def _yaml(front: str, source: str, known: frozenset[str]) -> tuple[dict[str, Any
         root = loader.get_single_node()
     except yaml.reader.ReaderError as error:
         line = front.count("\n", 0, error.position) + 2
-        raise RoleFileError(f"{source}, line {line}: holds a control character; take it out") from error
+        raise RoleFileError(source, "holds a control character; take it out", line) from error
     except (yaml.YAMLError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         problem = getattr(error, "problem", None) or "it cannot be read"
         line = mark.line + 2 if mark else 2
-        raise RoleFileError(f"{source}, line {line}: the frontmatter is no YAML: {problem}") from error
+        raise RoleFileError(source, f"the frontmatter is no YAML: {problem}", line) from error
     if not isinstance(root, yaml.MappingNode):
-        raise RoleFileError(f"{source}, line 2: the frontmatter must be lines of `key: value`")
+        raise RoleFileError(source, "the frontmatter must be lines of `key: value`", 2)
     values: dict[str, Any] = {}
     lines: dict[str, int] = {}
     for key, node in root.value:
         name, line = key.value, key.start_mark.line + 2
         if not isinstance(name, str):
-            raise RoleFileError(f"{source}, line {line}: a key must be one word")
+            raise RoleFileError(source, "a key must be one word", line)
         name = "maxTurns" if name == "max_iterations" else name  # the spawn argument's name for it
         if name in lines:
-            raise RoleFileError(f"{source}, line {line}, {name}: is given twice; keep one")
+            raise RoleFileError(source, "is given twice; keep one", line, name)
         lines[name] = line
         if name not in known:
             continue
         # Scalars and flat lists only: nothing that aliases could blow up.
         if not isinstance(node.value, str) and not all(isinstance(item, yaml.ScalarNode) for item in node.value):
-            raise RoleFileError(f"{source}, line {line}, {name}: must be one value or a flat list")
+            raise RoleFileError(source, "must be one value or a flat list", line, name)
         try:
             value = loader.construct_object(node, deep=True)
         except (ValueError, LookupError, AttributeError, TypeError, yaml.YAMLError) as error:  # `!!int x`
-            raise RoleFileError(f"{source}, line {line}, {name}: cannot be read as a value") from error
+            raise RoleFileError(source, "cannot be read as a value", line, name) from error
         if value is not None:  # a key without a value says nothing
             values[name] = value
     return values, lines

@@ -98,6 +98,27 @@ def resolve_workspace(
     return Workspace(folder, True, "given in the call", named=bool(allowed))
 
 
+def project_at(given: str, *, holding: Sequence[str], data_root: Path, home: Path) -> Path:
+    """Return the project that a folder belongs to: what is always refused as a workspace is none.
+
+    That is the nearest folder, from this one up to the root of the git repository around it, that has one of the
+    folders in `holding`; without any, the folder itself. Blocking.
+
+    Raises:
+        WorkspaceRefused: It is no folder, or may be no project; says why.
+    """
+    places = _Places(home.resolve(), data_root.resolve(), ())
+    folder = _folder(places, given, ())
+    repository = _repository(places, folder)
+    above = folder.parents if repository is not None else ()
+    for candidate in (folder, *above):
+        if any((candidate / name).is_dir() for name in holding):
+            return candidate
+        if candidate == repository:
+            break
+    return folder
+
+
 @dataclass(frozen=True)
 class _Places:
     """The places that the rule turns on, symlinks resolved."""

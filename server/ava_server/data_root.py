@@ -85,6 +85,11 @@ class DataRoot:
         return self.secrets / "approval.toml"
 
     @property
+    def trusted_roles(self) -> Path:
+        """Which role files of projects a person has trusted, by their hashes."""
+        return self.secrets / "trusted_roles.toml"
+
+    @property
     def question_key(self) -> Path:
         """The key that seals what a client keeps of a question until its person answers."""
         return self.secrets / "questions.toml"

@@ -22,13 +22,14 @@ from ava_audit.money import micros_from_cents
 from ava_audit.retention import Retention
 from ava_audit.rows import UNENDED, RunRow
 from ava_audit.store import Store
-from ava_roles.catalog import Catalog, Folder
+from ava_roles.catalog import Catalog
 from ava_roles.memory import Memory
 from ava_roles.tools.base import Tool
 from ava_roles.tools.registry import builtin_tools
 from ava_server.access import Access
 from ava_server.budget import DayCaps
 from ava_server.claims import Slots
+from ava_server.errors import Refused
 from ava_server.hiring import Hiring
 from ava_server.ids import AGENT
 from ava_server.manager import GRACE_S, Manager
@@ -38,15 +39,19 @@ from ava_server.os_user import os_user
 from ava_server.outfitting import Outfitting
 from ava_server.pin import policy_in_force
 from ava_server.proposing import SpawnLimits
+from ava_server.role_folders import places_of
 from ava_server.searching import without_search
 from ava_server.settings_record import record_settings
 from ava_server.spawning import Surroundings
+from ava_server.waiting import read_apart
 
 if TYPE_CHECKING:
     from ava_roles.confine.fetch import Fetcher
     from ava_server.settings import Policy, Settings
 
 log = logging.getLogger("ava.house")
+ROLES_S = 10.0
+"""For all role files, also those of a project on a disk that does not answer."""
 
 
 @dataclass
@@ -124,21 +129,53 @@ class House:
         """Return the notes of a user; only whom the data root belongs to has any yet."""
         return Memory(self.settings.paths.memory) if user == self.user else None
 
-    async def surroundings(self, client_roots: Sequence[str], role: str, user: str) -> Surroundings:
-        """Return what a user's proposal of a role is resolved against; role files are read anew."""
+    async def catalog(self, client_roots: Sequence[str], workspace: str | None = None) -> Catalog:
+        """Return the roles that there are at this moment.
+
+        Args:
+            client_roots: Folders that the client named.
+            workspace: The folder that a call names, whose role files then count as the project's.
+
+        Raises:
+            Refused: A folder of theirs does not answer.
+        """
+
+        def read() -> Catalog:
+            return places_of(
+                self.settings, asked=workspace, client_roots=client_roots, cwd=Path.cwd(), home=Path.home()
+            ).load()
+
+        try:
+            with anyio.fail_after(ROLES_S):
+                return await read_apart(read)
+        except TimeoutError:
+            raise Refused(
+                f"the role files were not read within {ROLES_S:.0f} s: the data root, the workspace or the server's"
+                " working folder lies on a disk that does not answer; name another workspace, or mend that"
+            ) from None
+
+    async def surroundings(
+        self, client_roots: Sequence[str], role: str, user: str, workspace: str | None = None
+    ) -> Surroundings:
+        """Return what a user's proposal of a role is resolved against; role files are read anew, and only here."""
         durations = await self.store.read(lambda view: view.durations(role))
+        catalog = await self.catalog(client_roots, workspace)
         return await anyio.to_thread.run_sync(
-            self._surroundings, tuple(client_roots), tuple(durations), self.memory(user)
+            self._surroundings, catalog, tuple(client_roots), tuple(durations), self.memory(user)
         )
 
     def _surroundings(
-        self, client_roots: tuple[str, ...], durations: tuple[tuple[str, int], ...], memory: Memory | None
+        self,
+        catalog: Catalog,
+        client_roots: tuple[str, ...],
+        durations: tuple[tuple[str, int], ...],
+        memory: Memory | None,
     ) -> Surroundings:
         search = self.access.search()
         return Surroundings(
             settings=self.settings,
             models=self.access.models,
-            catalog=read_catalog(self.settings),
+            catalog=catalog,
             tools=without_search(self.tools) if search is None else self.tools,
             search=search,
             client_roots=client_roots,
@@ -234,11 +271,6 @@ async def keep(store: Store, settings: Settings) -> None:
     own = (settings.paths.artifacts, settings.data_root / "scratch")  # where a run has a folder of its own
     retention = Retention(settings.retention_days, own)
     await run_keeper(store, settings.data_root, mirror=settings.mirror, retention=retention)
-
-
-def read_catalog(settings: Settings) -> Catalog:
-    """Read the role files: built in, then the data root's. Blocking."""
-    return Catalog.load([Folder(settings.paths.roles, "roles of the data root")])
 
 
 def refuse_recursion() -> str | None:

@@ -17,6 +17,7 @@ from ava_server.ids import label
 from ava_server.words import DELEGATE
 
 if TYPE_CHECKING:
+    from ava_roles.catalog import Catalog
     from ava_server.app import App
     from ava_server.house import House
     from ava_server.session import Session
@@ -124,7 +125,8 @@ async def _content(house: House, session: Session, uri: str) -> tuple[str, str]:
     from ava_server.status import run_answer
 
     if uri == "ava://roles":
-        said = await anyio.to_thread.run_sync(_roles, house, session)
+        catalog = await house.catalog(session.roots)
+        said = await anyio.to_thread.run_sync(_roles, house, session, catalog)
         return "application/json", json.dumps(said, ensure_ascii=False, indent=1)
     match = _RUN.fullmatch(uri)
     if match is None:
@@ -148,14 +150,12 @@ async def _content(house: House, session: Session, uri: str) -> tuple[str, str]:
     return "text/plain", await anyio.to_thread.run_sync(_artifact, house, run_id, match["name"])
 
 
-def _roles(house: House, session: Session) -> dict[str, Any]:
+def _roles(house: House, session: Session, catalog: Catalog) -> dict[str, Any]:
     """Return the roles, each with the model that it means here now and its price, and the tiers. Blocking."""
     from ava_server.hosts.advice import key_advice
-    from ava_server.house import read_catalog
     from ava_server.models.choose import TIERS
     from ava_server.models.listing import Meant, facts, meanings
 
-    catalog = read_catalog(house.settings)
     means: dict[str, Meant] = {}
     problems = [problem.text for problem in catalog.problems]
     try:
@@ -182,6 +182,11 @@ def _roles(house: House, session: Session) -> dict[str, Any]:
         "tiers": {tier: now(tier) for tier in TIERS},
         "problems": problems,
         "notes": [note.text for note in catalog.notes],
+        "untrusted": [
+            {"name": untrusted.name if untrusted.role else None, "file": untrusted.file.source, "why": untrusted.why,
+             "what_to_do": untrusted.what_to_do}
+            for untrusted in catalog.untrusted
+        ],
     }  # fmt: skip
 
 

@@ -164,6 +164,12 @@ class SearchSettings(Table):
     brave_url: SearchUrl = PROVIDERS["brave"].base_url
 
 
+class RolesSettings(Table):
+    """Whether Claude Code's agent files, the project's `.claude/agents` and the user's, are roles as well."""
+
+    claude_agents: bool = False
+
+
 class McpServerSettings(Table):
     """Another MCP server whose tools a role may name: a command or a URL."""
 
@@ -212,6 +218,7 @@ class Configured(Table):
     sandbox: SandboxSettings = SandboxSettings()
     fetch: FetchSettings = FetchSettings()
     search: SearchSettings = SearchSettings()
+    roles: RolesSettings = RolesSettings()
     mcp_servers: dict[str, McpServerSettings] = Field(default_factory=dict)
     users: dict[str, UserSettings] = Field(default_factory=dict)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from functools import cache
 from typing import TYPE_CHECKING, Any, cast
@@ -184,17 +185,23 @@ def _fixed_tools() -> tuple[types.Tool, ...]:
 
 def tools_now() -> list[types.Tool]:
     """Return the tools, with the roles that there are at this moment. Reads the role files: call it in a thread."""
-    from ava_roles.catalog import Catalog, Folder
-    from ava_server.data_root import find_data_root
-
-    try:
-        folders = [Folder(find_data_root().roles, "roles of the data root")]
-    except AvaError:  # a wrong AVA_DATA_ROOT is told by every call; the tools are listed all the same
-        folders = []
-    catalog = Catalog.load(folders)
+    catalog = _catalog()
     spawn, *others = _fixed_tools()
     text = f"{spawn.description}\nRoles:\n{catalog.describe(ROLES_CHARS)}{_limits_of(catalog)}"
     return [spawn.model_copy(update={"description": text}), *others]
+
+
+def _catalog() -> Catalog:
+    """Return the roles as the working folder has them: what a client names of its own is known only in a call."""
+    from ava_server.data_root import find_data_root
+    from ava_server.role_folders import places_here
+    from ava_server.settings import load_settings
+
+    root = settings = None
+    with contextlib.suppress(AvaError):  # what is wrong is told by every call; the tools are listed all the same
+        root = find_data_root()
+        settings = load_settings()
+    return places_here(root, settings).load()
 
 
 def _limits_of(catalog: Catalog) -> str:

@@ -156,11 +156,24 @@ def test_folders_that_are_not_there_are_empty(tmp_path: Path) -> None:
     assert (len(catalog.roles), catalog.problems) == (6, ())
 
 
-def test_a_device_or_pipe_with_a_role_files_name_is_not_opened(tmp_path: Path) -> None:
+def test_a_device_or_pipe_with_a_role_files_name_is_a_problem_and_not_waited_for(tmp_path: Path) -> None:
     there = folder(tmp_path / "roles")
     os.mkfifo(there.path / "pipe.md")
     (there.path / "zero.md").symlink_to("/dev/zero")
-    assert Catalog.load([there]).problems == ()
+    (there.path / "gone.md").symlink_to(tmp_path / "nowhere")
+    assert [problem.text for problem in Catalog.load([there]).problems] == [
+        "roles/gone.md: cannot be read (there is no such file); check its permissions and where it leads",
+        "roles/pipe.md: is no regular file; put the file itself there",
+        "roles/zero.md: is no regular file; put the file itself there",
+    ]
+
+
+def test_of_thousands_of_files_the_first_are_read_and_the_others_told(tmp_path: Path) -> None:
+    many = folder(tmp_path / "roles", **{f"role-{number:04}": text() for number in range(3_000)})
+    catalog = Catalog.load([many])
+    assert len(catalog.roles) == len(BUILT_IN) + 200
+    [problem] = catalog.problems
+    assert problem.text == "roles: has 3,000 role files, of which the first 200 are read; move the others elsewhere"
 
 
 def test_a_file_name_that_is_no_text_is_shown_without_what_cannot_be_stored(tmp_path: Path) -> None:

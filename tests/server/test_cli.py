@@ -231,7 +231,7 @@ def test_the_version_and_the_help_name_what_there_is(tmp_path: Path) -> None:
         (Refused("say what"), 10),
         (ModelTimeout("say what", kind="timeout", sent=True, answered=False, retryable=True), 20),
         (ConfigError("say what"), 30),
-        (RoleFileError("say what"), 30),
+        (RoleFileError("odd.md", "say what"), 30),
         (SchemaNewer("say what"), 30),
         (StoreUnavailable("say what"), 70),
         (AvaError("say what"), 70),
@@ -245,7 +245,8 @@ def test_each_error_has_its_exit_code_wherever_it_was_raised(
     error: BaseException, code: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert exit_code_of(error, monkeypatch) == code
-    assert capsys.readouterr().err == ("ava: say what\n" if code not in (130, 21) else "")
+    file = "odd.md: " if isinstance(error, RoleFileError) else ""
+    assert capsys.readouterr().err == (f"ava: {file}say what\n" if code not in (130, 21) else "")
 
 
 def test_a_bug_beside_an_error_of_ours_is_not_hidden(

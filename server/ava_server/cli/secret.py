@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import Annotated
 
@@ -12,7 +13,7 @@ from ava_server.cli.hidden import NameAlone, read_value
 from ava_server.cli.root import has_log
 from ava_server.cli.terminal import say
 from ava_server.data_root import DataRoot, find_data_root
-from ava_server.errors import BadInput
+from ava_server.errors import AvaError, BadInput
 from ava_server.secrets_store import Secret, hosts_of, read_secrets, remove_secret, secret_name, set_secret
 
 Name = Annotated[
@@ -98,10 +99,14 @@ def remove_command(name: Name) -> None:
 
 def _users(root: DataRoot) -> dict[str, list[str]]:
     """Return the roles that list each secret."""
-    from ava_roles.catalog import Catalog, Folder
+    from ava_server.role_folders import places_here
+    from ava_server.settings import load_settings
 
     users: dict[str, list[str]] = {}
-    for role in Catalog.load([Folder(root.roles, "roles of the data root")]).roles:
+    settings = None
+    with contextlib.suppress(AvaError):  # a secret can be stored whatever else is wrong
+        settings = load_settings(root.path)
+    for role in places_here(root, settings).load().roles:
         for name in role.secrets:
             users.setdefault(name, []).append(role.name)
     return users

@@ -76,7 +76,7 @@ class Spawning:
             may_start: The policy auto may start it.
         """
         policy = await self._house.policy()
-        around = await self._house.surroundings(self._session.roots, args.role, self._session.user)
+        around = await self._house.surroundings(self._session.roots, args.role, self._session.user, args.workspace)
         earlier = await self._earlier(args.context_from or ())
         config, texts = await anyio.to_thread.run_sync(resolve, args, around, earlier)
         candidates = tuple((new_id("pending_id"), new_id("subagent_id")) for _ in range(CANDIDATES))

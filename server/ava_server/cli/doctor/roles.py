@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from ava_roles.catalog import Catalog, Folder
+from ava_roles.catalog import Catalog
 from ava_roles.role import Role
 from ava_roles.tools.registry import builtin_tools
 from ava_server.cli.doctor.check import Finding, Setup, from_error, log_path
 from ava_server.cli.doctor.models import models_of
 from ava_server.cli.doctor.search import search_engine
 from ava_server.models.listing import meanings
+from ava_server.role_folders import places_here
 from ava_server.run_tools import RUN_TOOL_NAMES
 from ava_server.searching import without_search
 
@@ -20,9 +21,10 @@ MEND_FILE = "Correct that, or take the file out of the folder, then run `ava doc
 def roles(setup: Setup) -> list[Finding]:
     """Tell which role files cannot be used, and which roles can run."""
     root = setup.root if log_path(setup) is not None else None  # one that can be none is told by its own check
-    catalog = Catalog.load([Folder(root.roles, "roles of the data root")] if root else [])
+    catalog = places_here(root, setup.settings).load()
     found = [from_error("role file", problem.text, MEND_FILE) for problem in catalog.problems]
     found += [Finding("role file", "note", problem.text) for problem in catalog.notes]
+    found += [Finding("role file", "note", untrusted.why, untrusted.step) for untrusted in catalog.untrusted]
     tools = builtin_tools() if search_engine(setup) else without_search(builtin_tools())
     held = {role.name: _held_back(role, {*tools, *RUN_TOOL_NAMES}) for role in catalog.roles}
     if unreachable := _without_model(catalog, setup):

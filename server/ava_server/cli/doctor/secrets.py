@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ava_roles.catalog import Catalog, Folder
 from ava_server.cli.doctor.check import Finding, Setup, from_error, log_path
 from ava_server.errors import ConfigError
+from ava_server.role_folders import places_here
 from ava_server.secrets_store import read_secrets
 
 NAME = "secrets"
@@ -25,7 +25,7 @@ def secrets(setup: Setup) -> list[Finding]:
         if not secret.hosts:
             text = f"{name} is stored for no host, so no tool can send it"
             found.append(Finding(NAME, "warning", text, f"Name its host: ava secret set {name} --for HOST"))
-    for role in Catalog.load([Folder(setup.root.roles, "roles of the data root")]).roles:
+    for role in places_here(setup.root, setup.settings).load().roles:
         for name in role.secrets:
             if name not in stored:
                 text = f"the role {role.name} lists {name}, which is not stored: its calls go without"

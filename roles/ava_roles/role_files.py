@@ -1,0 +1,199 @@
+"""Reading folders of role files: bounded, and in a folder that others may have written through no link."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from ava_roles.confine.paths import Root
+from ava_roles.errors import AccessRefused, RoleFileError, ToolFailed
+from ava_roles.frontmatter import MAX_FILE_CHARS
+from ava_roles.wrap import clean
+
+MAX_FILES: Final = 200
+"""Of a folder; nobody chooses among more, and each of them is read at every proposal."""
+_MAX_BYTES = 4 * MAX_FILE_CHARS
+_NAME_CHARS = 80
+_ITSELF = "put the file itself there"
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A folder with role files.
+
+    Attributes:
+        path: The folder.
+        label: How it is called in messages, e.g. `.ava/roles`.
+        project: The folder in whose checkout it lies; nothing outside of that is read, and nothing through a link.
+        trusted: The sha256 in hex that a person has trusted, by file name; None where no file needs that.
+    """
+
+    path: Path
+    label: str
+    project: Path | None = None
+    trusted: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True)
+class RoleFile:
+    """A file that was read.
+
+    Attributes:
+        folder: Where it lies.
+        name: Its name there.
+        source: How it is called in messages.
+        data: What is in it.
+    """
+
+    folder: Folder
+    name: str
+    source: str
+    data: bytes
+
+    @property
+    def sha256(self) -> str:
+        """What tells it from the file that it is tomorrow."""
+        return hashlib.sha256(self.data).hexdigest()
+
+    @property
+    def text(self) -> str:
+        """Its text.
+
+        Raises:
+            RoleFileError: It is none.
+        """
+        return text_of(self.data, self.source)
+
+
+def text_of(data: bytes, source: str) -> str:
+    """Return a role file's text.
+
+    Raises:
+        RoleFileError: It is no UTF-8 text.
+    """
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise RoleFileError(source, "is no UTF-8 text; save it as UTF-8", line) from error
+
+
+def read_folder(folder: Folder) -> Iterator[RoleFile | RoleFileError]:
+    """Yield each `*.md` of a folder in the order of their names, or why it cannot be read.
+
+    A folder that is not there is empty; a folder inside is passed over. Blocking.
+    """
+    if folder.project is None:
+        yield from _own(folder)
+    else:
+        yield from _foreign(folder, folder.project)
+
+
+def read_one(path: Path, source: str) -> bytes:
+    """Return the content of a role file that a person has chosen; a link is followed. Blocking.
+
+    Raises:
+        RoleFileError: It is no regular file, too large, or cannot be read.
+    """
+    odd = RoleFileError(source, f"is no regular file; {_ITSELF}")
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):  # to open a device may do something by itself
+            raise odd
+        # One that has become a pipe meanwhile is opened without waiting for who writes into it.
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+        with os.fdopen(descriptor, "rb") as file:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise odd
+            data = file.read(_MAX_BYTES + 1)
+    except OSError as error:
+        why = "there is no such file" if isinstance(error, FileNotFoundError) else error.strerror
+        raise RoleFileError(source, f"cannot be read ({why}); check its permissions and where it leads") from error
+    return _bounded(data, source)
+
+
+def file_label(name: str) -> str:
+    """Return a file's name as messages have it: on one line, all of it to be seen, and not long."""
+    shown = " ".join(clean(name)[0].split())
+    return shown if len(shown) <= _NAME_CHARS else shown[: _NAME_CHARS - 1] + "…"
+
+
+def _bounded(data: bytes, source: str) -> bytes:
+    if len(data) > _MAX_BYTES:
+        raise RoleFileError(source, f"is too large; a role file has at most {MAX_FILE_CHARS:,} characters")
+    return data
+
+
+def _own(folder: Folder) -> Iterator[RoleFile | RoleFileError]:
+    """Read a folder of the user's own: what they link there is meant."""
+    try:
+        names = [path.name for path in folder.path.iterdir() if path.suffix == ".md" and not path.is_dir()]
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError as error:
+        yield RoleFileError(folder.label, f"the folder cannot be read ({error.strerror}); check its permissions")
+        return
+    kept, surplus = _few(folder, names)
+    for name in kept:
+        source = f"{folder.label}/{file_label(name)}"
+        try:
+            yield RoleFile(folder, name, source, read_one(folder.path / name, source))
+        except RoleFileError as error:
+            yield error
+    yield from surplus
+
+
+def _foreign(folder: Folder, project: Path) -> Iterator[RoleFile | RoleFileError]:
+    """Read a folder of a checkout, which anybody may have written."""
+    try:
+        folder.path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError as error:
+        yield RoleFileError(folder.label, f"the folder cannot be read ({error.strerror}); check its permissions")
+        return
+    below = folder.path.relative_to(project).as_posix()
+    try:
+        root = Root.open(project)
+    except OSError as error:
+        yield RoleFileError(folder.label, f"the project cannot be opened ({error.strerror}); check its permissions")
+        return
+    try:
+        try:
+            entries = {entry.name: entry.kind for entry in root.entries(below) if entry.name.endswith(".md")}
+        except ToolFailed:
+            yield RoleFileError(folder.label, "is no folder, leads through a link, or cannot be read; make it a folder")
+            return
+        kept, surplus = _few(folder, [name for name, kind in entries.items() if kind != "folder"])
+        for name in kept:
+            source = f"{folder.label}/{file_label(name)}"
+            try:
+                if entries[name] == "link":
+                    raise RoleFileError(source, f"is a link, and those of a project are not followed; {_ITSELF}")
+                if entries[name] == "other":
+                    raise RoleFileError(source, f"is no regular file; {_ITSELF}")
+                data, more = root.read(f"{below}/{name}", _MAX_BYTES + 1)
+                yield RoleFile(folder, name, source, _bounded(data + b" " * more, source))
+            except AccessRefused:
+                why = "may not be read, is no regular file, or has a second name outside"
+                yield RoleFileError(source, f"{why}; {_ITSELF}, readable for this user")
+            except ToolFailed:  # it went away meanwhile
+                continue
+            except RoleFileError as error:
+                yield error
+        yield from surplus
+    finally:
+        root.close()
+
+
+def _few(folder: Folder, names: list[str]) -> tuple[list[str], list[RoleFileError]]:
+    """Return as many names as are read, and what is said of the others."""
+    names.sort()
+    if len(names) <= MAX_FILES:
+        return names, []
+    told = f"has {len(names):,} role files, of which the first {MAX_FILES} are read; move the others elsewhere"
+    return names[:MAX_FILES], [RoleFileError(folder.label, told)]

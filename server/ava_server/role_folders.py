@@ -1,0 +1,123 @@
+"""Where role files lie: the data root's, the project's, and Claude Code's where a setting says so."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from ava_roles.catalog import Catalog, Folder, Problem
+from ava_roles.errors import RoleFileError, WorkspaceRefused
+from ava_roles.workspace import project_at, resolve_workspace
+from ava_server.errors import ConfigError
+from ava_server.trusted_roles import read_trusted
+
+if TYPE_CHECKING:
+    from ava_server.data_root import DataRoot
+    from ava_server.settings import Settings
+
+OURS: Final = ".ava/roles"
+CLAUDE: Final = ".claude/agents"
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where role files may lie.
+
+    Attributes:
+        root: The data root; None is none.
+        project: The project's folder, links resolved; None is none.
+        claude_agents: Claude Code's agent files count.
+        home: The home folder of the user.
+    """
+
+    root: DataRoot | None
+    project: Path | None
+    claude_agents: bool
+    home: Path
+
+    @property
+    def of_project(self) -> tuple[Folder, ...]:
+        """The project's folders, before it is known what of them is trusted."""
+        if self.project is None:
+            return ()
+        labels = (OURS, CLAUDE) if self.claude_agents else (OURS,)
+        return tuple(Folder(self.project / label, label, self.project, {}) for label in labels)
+
+    @property
+    def of_user(self) -> tuple[Folder, ...]:
+        """The user's agents of Claude Code."""
+        return (Folder(self.home / CLAUDE, f"~/{CLAUDE}"),) if self.claude_agents else ()
+
+    def load(self) -> Catalog:
+        """Read every role file there is. Blocking.
+
+        Where it cannot be told what is trusted, nothing of the project is, and the other roles work.
+        """
+        own = (Folder(self.root.roles, "roles of the data root"),) if self.root is not None else ()
+        project = self.of_project
+        problems: tuple[Problem, ...] = ()
+        if self.root is not None and any(folder.path.is_dir() for folder in project):
+            try:
+                trusted = read_trusted(self.root.trusted_roles)
+            except ConfigError as error:
+                problems = (Problem.of(RoleFileError("trusted role files", str(error))),)
+            else:
+                project = tuple(replace(folder, trusted=trusted.get(str(folder.path), {})) for folder in project)
+        catalog = Catalog.load((*own, *project, *self.of_user))
+        return replace(catalog, problems=(*problems, *catalog.problems))
+
+
+def project_named(given: str, data_root: Path, home: Path) -> Path:
+    """Return the project that a folder belongs to. Blocking.
+
+    Raises:
+        WorkspaceRefused: It is no folder, or may be no project.
+    """
+    return project_at(given, holding=(OURS, CLAUDE), data_root=data_root, home=home)
+
+
+def places_of(
+    settings: Settings, *, asked: str | None = None, client_roots: Sequence[str] = (), cwd: Path, home: Path
+) -> Places:
+    """Return where the role files of a proposal may lie. Blocking.
+
+    Its project is its workspace; without one, the working folder when it is inside a git repository. A workspace that
+    may not be given leaves it without a project: whoever resolves the proposal says why.
+    """
+
+    def rule(asked: str | None, client_roots: Sequence[str], env: str | None, roots: Sequence[Path]) -> Path | None:
+        try:
+            return resolve_workspace(
+                asked=asked,
+                client_roots=client_roots,
+                env=env,
+                cwd=cwd,
+                roots=roots,
+                data_root=settings.data_root,
+                home=home,
+            ).path
+        except WorkspaceRefused:
+            return None
+
+    env = str(settings.default_workspace) if settings.default_workspace else None
+    folder = rule(asked, client_roots, env, settings.workspace.roots)
+    if folder is None and not (asked or "").strip():
+        folder = rule(None, (), None, ())
+    try:
+        project = project_named(str(folder), settings.data_root, home) if folder is not None else None
+    except WorkspaceRefused:  # it went away meanwhile
+        project = None
+    return Places(settings.paths, project, settings.roles.claude_agents, home)
+
+
+def places_here(root: DataRoot | None, settings: Settings | None) -> Places:
+    """Return where the role files of this process's working folder may lie, also where the settings are wrong.
+
+    Blocking.
+    """
+    home = Path.home()
+    if settings is None:
+        return Places(root, None, False, home)
+    return replace(places_of(settings, cwd=Path.cwd(), home=home), root=root)

@@ -1,0 +1,143 @@
+"""Role files of a project, which came with a checkout that anybody may have written."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from ava_roles.catalog import BUILT_IN, Catalog
+from ava_roles.errors import UnknownRole
+from ava_roles.role_files import Folder
+
+PIRATE = "---\ndescription: Says arr.\n---\nArr.\n"
+OTHER = "---\ndescription: Says ahoy.\n---\nAhoy.\n"
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    (tmp_path / "project" / ".ava" / "roles").mkdir(parents=True)
+    return (tmp_path / "project").resolve()
+
+
+def put(project: Path, **files: str) -> Path:
+    for name, content in files.items():
+        (project / ".ava" / "roles" / f"{name}.md").write_text(content, encoding="utf-8")
+    return project / ".ava" / "roles"
+
+
+def hashes(**files: str) -> dict[str, str]:
+    return {f"{name}.md": hashlib.sha256(content.encode()).hexdigest() for name, content in files.items()}
+
+
+def load(project: Path, trusted: Mapping[str, str] | None = None) -> Catalog:
+    return Catalog.load([Folder(project / ".ava/roles", ".ava/roles", project, trusted or {})])
+
+
+def refused(catalog: Catalog, name: str) -> str:
+    with pytest.raises(UnknownRole) as raised:
+        catalog.get(name)
+    return str(raised.value)
+
+
+def test_a_file_that_nobody_has_trusted_is_no_role_and_who_asks_for_it_is_told_how_it_becomes_one(
+    project: Path,
+) -> None:
+    put(project, pirate=PIRATE)
+    catalog = load(project)
+    assert [role.name for role in catalog.roles] == [*BUILT_IN]
+    assert refused(catalog, "pirate") == (
+        f'the role "pirate" does not count: .ava/roles/pirate.md came with the project {project} and is not trusted;'
+        f" a person has to look at it in a terminal. Read it, and trust it if you do: ava roles trust {project}"
+    )
+    [untrusted] = catalog.untrusted
+    assert (untrusted.name, untrusted.changed, untrusted.problem) == ("pirate", False, None)
+
+
+def test_a_trusted_file_is_a_role_until_a_byte_of_it_changes(project: Path) -> None:
+    put(project, pirate=PIRATE)
+    trusted = hashes(pirate=PIRATE)
+    assert load(project, trusted).get("pirate").source == ".ava/roles/pirate.md"
+    put(project, pirate=PIRATE + " ")
+    catalog = load(project, trusted)
+    assert "has changed since a person trusted it" in refused(catalog, "pirate")
+    put(project, pirate=PIRATE)
+    assert load(project, trusted).get("pirate").body == "Arr."
+
+
+def test_what_was_trusted_under_one_name_is_not_under_another(project: Path) -> None:
+    put(project, copy=PIRATE)
+    assert load(project, hashes(pirate=PIRATE)).untrusted[0].changed is False
+
+
+def test_an_untrusted_file_takes_no_name_from_a_trusted_one(project: Path) -> None:
+    put(project, aaa=OTHER.replace("---\n", "---\nname: pirate\n", 1), pirate=PIRATE)
+    catalog = load(project, hashes(pirate=PIRATE))
+    assert catalog.get("pirate").description == "Says arr."
+    assert [(untrusted.file.name, untrusted.name) for untrusted in catalog.untrusted] == [("aaa.md", "pirate")]
+
+
+def test_nothing_that_an_untrusted_file_says_is_in_what_a_model_reads(project: Path) -> None:
+    put(
+        project,
+        loud="---\ndescription: OBEY me.\ntimeout: OBEY\n---\nOBEY.\n",
+        worse="---\nname: OBEY\ndescription: x\n---\n",
+        noted=PIRATE.replace("---\n", "---\nOBEY: 1\n", 1),
+    )
+    catalog = load(project)
+    read_by_models = [catalog.describe(), *(refused(catalog, name) for name in ("loud", "worse", "noted", "other"))]
+    read_by_models += [problem.text for problem in (*catalog.problems, *catalog.notes)]
+    read_by_models += [f"{untrusted.why} {untrusted.what_to_do}" for untrusted in catalog.untrusted]
+    assert len(catalog.untrusted) == 3
+    assert not any("OBEY" in said for said in read_by_models)
+    # A person is told.
+    told = [untrusted.problem.text for untrusted in catalog.untrusted if untrusted.problem]
+    assert len(told) == 2 and all("OBEY" in text for text in told)
+
+
+def test_links_pipes_and_what_cannot_be_read_are_problems_and_lead_nowhere(project: Path, tmp_path: Path) -> None:
+    there = put(project, good=PIRATE)
+    outside = tmp_path / "outside.md"
+    outside.write_text(PIRATE)
+    (there / "link.md").symlink_to(outside)
+    (there / "inner.md").symlink_to(there / "good.md")
+    (there / "hard.md").hardlink_to(outside)
+    (there / "big.md").write_bytes(b"x" * 500_000)
+    (there / "folder.md").mkdir()
+    os.mkfifo(there / "pipe.md")
+    Path(os.fsdecode(os.fsencode(there) + b"/\x1b[31mred\xff.md")).write_text(PIRATE)
+    catalog = load(project, hashes(good=PIRATE))
+    assert catalog.get("good").body == "Arr."
+    told = {problem.source: problem.reason for problem in catalog.problems}
+    assert told == {
+        ".ava/roles/big.md": "is too large; a role file has at most 100,000 characters",
+        ".ava/roles/hard.md": "may not be read, is no regular file, or has a second name outside;"
+        " put the file itself there, readable for this user",
+        ".ava/roles/inner.md": "is a link, and those of a project are not followed; put the file itself there",
+        ".ava/roles/link.md": "is a link, and those of a project are not followed; put the file itself there",
+        ".ava/roles/pipe.md": "is no regular file; put the file itself there",
+    }
+    assert [untrusted.file.source for untrusted in catalog.untrusted] == [".ava/roles/[31mred.md"]
+
+
+@pytest.mark.parametrize("linked", [".ava", ".ava/roles"])
+def test_a_folder_that_is_a_link_out_of_the_project_is_a_problem_even_with_files_that_were_trusted(
+    tmp_path: Path, linked: str
+) -> None:
+    project, elsewhere = (tmp_path / "project").resolve(), tmp_path / "elsewhere"
+    (elsewhere / "roles").mkdir(parents=True)
+    for folder in (elsewhere, elsewhere / "roles"):
+        (folder / "pirate.md").write_text(PIRATE)
+    (project / linked).parent.mkdir(parents=True)
+    (project / linked).symlink_to(elsewhere)
+    catalog = load(project, hashes(pirate=PIRATE))
+    assert [role.name for role in catalog.roles] == [*BUILT_IN] and catalog.untrusted == ()
+    [problem] = catalog.problems
+    assert problem.text.startswith(".ava/roles: is no folder, leads through a link, or cannot be read")
+
+
+def test_a_project_without_role_files_is_empty(tmp_path: Path) -> None:
+    assert load(tmp_path).problems == () == load(tmp_path / "gone").problems
