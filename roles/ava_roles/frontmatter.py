@@ -52,6 +52,9 @@ def read(text: str, source: str, known: frozenset[str]) -> File:
     if end is None:
         raise RoleFileError(source, "the line `---` that ends the frontmatter is missing", len(lines))
     front = "\n".join(lines[1:end])
+    if odd := yaml.reader.Reader.NON_PRINTABLE.search(front):  # quoting the description would let it through
+        line = front.count("\n", 0, odd.start()) + 2
+        raise RoleFileError(source, "holds a control character; take it out", line)
     quoted = _PLAIN_DESCRIPTION.sub(_quote, front)
     try:
         values, at = _yaml(front, source, known)
@@ -72,9 +75,6 @@ def _yaml(front: str, source: str, known: frozenset[str]) -> tuple[dict[str, Any
     try:
         loader: Any = yaml.SafeLoader(front)  # its methods have no types
         root = loader.get_single_node()
-    except yaml.reader.ReaderError as error:
-        line = front.count("\n", 0, error.position) + 2
-        raise RoleFileError(source, "holds a control character; take it out", line) from error
     except (yaml.YAMLError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         problem = getattr(error, "problem", None) or "it cannot be read"

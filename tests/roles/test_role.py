@@ -206,6 +206,12 @@ def test_the_error_of_a_broken_file_is_about_the_file_and_not_about_its_quoted_t
         role("description: Use it: now\nb: [")
 
 
+@pytest.mark.parametrize("words", ["clears \x1b[2J the screen", "has: a colon \x07"])
+def test_a_control_character_is_a_fault_also_where_quoting_the_description_would_make_yaml_of_it(words: str) -> None:
+    with pytest.raises(RoleFileError, match="line 3: holds a control character; take it out"):
+        role(f"name: a\ndescription: {words}")
+
+
 def test_aliases_cannot_be_made_to_explode() -> None:
     front = "a: &a [x, x]\n" + "".join(
         f"{name}: &{name} [*{before}, *{before}, *{before}, *{before}, *{before}, *{before}]\n"
