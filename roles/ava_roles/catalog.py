@@ -63,10 +63,14 @@ class Untrusted:
         return f"{self.file.source} came with the project {clean(str(self.file.folder.project))[0]} and {state}"
 
     @property
+    def command(self) -> str:
+        """What a person calls in a terminal to trust it."""
+        return f"ava roles trust {shlex.quote(clean(str(self.file.folder.project))[0])}"
+
+    @property
     def step(self) -> str:
         """How it would count, for the person who decides."""
-        folder = shlex.quote(clean(str(self.file.folder.project))[0])
-        return f"Read it, and trust it if you do: ava roles trust {folder}"
+        return f"Read it, and trust it if you do: {self.command}"
 
     @property
     def what_to_do(self) -> str:
@@ -140,7 +144,9 @@ class Catalog:
         given = " ".join(clean(name)[0].split())
         given = given if len(given) <= 64 else given[:63] + "…"
         message = f'no role "{given}"; known: {", ".join(sorted(self.by_name))}'
-        plain = {_plain(known): known for known in self.by_name}
+        plain = {
+            _plain(known): known for known in (*(each.name for each in self.untrusted if each.role), *self.by_name)
+        }
         close = get_close_matches(_plain(given), plain, n=1)
         if close:
             message += f'; did you mean "{plain[close[0]]}"?'

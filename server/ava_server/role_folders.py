@@ -50,10 +50,13 @@ class Places:
         """The user's agents of Claude Code."""
         return (Folder(self.home / CLAUDE, f"~/{CLAUDE}"),) if self.claude_agents else ()
 
-    def load(self) -> Catalog:
+    def load(self, *, by_path: bool = False) -> Catalog:
         """Read every role file there is. Blocking.
 
         Where it cannot be told what is trusted, nothing of the project is, and the other roles work.
+
+        Args:
+            by_path: Files are called by their whole paths in messages, as programs want them.
         """
         own = (Folder(self.root.roles, "roles of the data root"),) if self.root is not None else ()
         project = self.of_project
@@ -65,7 +68,8 @@ class Places:
                 problems = (Problem.of(RoleFileError("trusted role files", str(error))),)
             else:
                 project = tuple(replace(folder, trusted=trusted.get(str(folder.path), {})) for folder in project)
-        catalog = Catalog.load((*own, *project, *self.of_user))
+        folders = (*own, *project, *self.of_user)
+        catalog = Catalog.load([replace(folder, label=str(folder.path)) if by_path else folder for folder in folders])
         return replace(catalog, problems=(*problems, *catalog.problems))
 
 

@@ -35,6 +35,7 @@ COMMANDS: Mapping[str, str] = {
     "verify": "ava_server.cli.verify",
     "pin": "ava_server.cli.pin",
     "models": "ava_server.cli.models",
+    "roles": "ava_server.cli.roles",
     "key": "ava_server.cli.key",
     "secret": "ava_server.cli.secret",
     "memory": "ava_server.cli.memory",

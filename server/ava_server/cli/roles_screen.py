@@ -1,0 +1,229 @@
+"""How `ava roles` looks, in 80 columns: the list, one role with what it resolves to; and the list as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ava_audit.money import format_usd, micros_from_cents
+from ava_roles.role import first_sentence
+from ava_roles.wrap import clean
+from ava_server.cli.terminal import wrapped
+from ava_server.proposal_words import minutes
+
+if TYPE_CHECKING:
+    from ava_roles.catalog import Catalog, Untrusted
+    from ava_roles.role import Role
+    from ava_roles.tools.base import ToolSpec
+    from ava_server.models.listing import Meant
+    from ava_server.role_folders import Places
+    from ava_server.settings import Settings
+
+WIDTH = 80
+_READS_FILES = ("read_file", "search_codebase", "search_and_read")
+_READS_WEB = ("web_search", "read_webpages", "http_get")
+_CHANGES = ("edit_file", "write_file")
+_RUNS = ("run_bash", "python_exec")
+
+
+def screen(places: Places, catalog: Catalog, means: Sequence[Meant]) -> list[str]:
+    """Return the whole list but its first line."""
+    about = dict(zip((role.name for role in catalog.roles), means, strict=False))
+    lines = [f"Project: {places.project}" if places.project else "No project here: this folder is in no repository."]
+    for role in catalog.roles:
+        lines += ["", f"{role.name}  {_model(role, about.get(role.name))}"]
+        lines += _indented(first_sentence(role.description))
+        lines += _indented(_limits(role))
+        lines += _indented(f"source: {role.source}")
+        lines += _tool_lines(role)
+    for head, said in (
+        ("Cannot be used:", [problem.text for problem in catalog.problems]),
+        ("Means nothing here:", [note.text for note in catalog.notes]),
+        ("Not trusted:", [f"{each.name}: {each.why}." for each in catalog.untrusted]),
+    ):
+        lines += ["", head, *(line for one in said for line in _indented(one))] if said else []
+    for command in dict.fromkeys(each.command for each in catalog.untrusted):
+        lines += ["  Read them, and trust them if you do:", f"  {command}"]  # on a line of its own, to be copied whole
+    return lines
+
+
+def as_facts(places: Places, catalog: Catalog, means: Sequence[Meant]) -> dict[str, Any]:
+    """Return the same as plain JSON."""
+    about = dict(zip((role.name for role in catalog.roles), means, strict=False))
+    return {
+        "project": str(places.project) if places.project else None,
+        "roles": [_facts(role, about.get(role.name)) for role in catalog.roles],
+        "problems": [
+            {"file": each.source, "line": each.line, "key": each.key, "reason": each.reason}
+            for each in catalog.problems
+        ],
+        "notes": [note.text for note in catalog.notes],
+        "untrusted": [
+            {"name": each.name, "file": each.file.source, "sha256": each.file.sha256, "changed": each.changed,
+             "problem": each.problem.text if each.problem else None, "what_to_do": each.step}
+            for each in catalog.untrusted
+        ],
+    }  # fmt: skip
+
+
+def role_screen(role: Role, meant: Meant | None, settings: Settings, why: str) -> list[str]:
+    """Return one role: what it resolves to, its file, and the system prompt of a subagent."""
+    lines = [f"{role.name}  ({role.source})"]
+    lines += _indented(why) if why else []
+    lines += _indented(" ".join(role.description.split()))
+    lines += _indented(f"model: {_model(role, meant)}")
+    if meant is not None and meant.error is not None:
+        lines += _indented(f"  {meant.error}")
+    lines += _indented(f"limits: {_limits(role)}")
+    lines += [line for note in _clamps(role, meant, settings) for line in _indented(f"  {note}")]
+    lines += _tool_lines(role)
+    lines += [line for said in _further(role) for line in _indented(said)]
+    if role.ignored_keys:
+        lines += _indented(f"means nothing here, and is passed over: {', '.join(role.ignored_keys)}")
+    text, unseen = clean(role.text)
+    hidden = f" ({unseen} characters that are not seen are left out here)" if unseen else ""
+    prompt = _prompt(role, meant, settings)
+    head = "The system prompt, where a folder is named and the spawn adds no words:"
+    return [*lines, "", f"The file{hidden}:", "", text.rstrip(), "", head, "", prompt]
+
+
+def trust_lines(untrusted: Untrusted, taken: str | None) -> list[str]:
+    """Return what a person has to know before a file of a project counts."""
+    role = untrusted.role
+    state = "changed since it was trusted" if untrusted.changed else "new"
+    if role is None:
+        problem = untrusted.problem.reason if untrusted.problem else ""
+        return [
+            f"{untrusted.file.source}  ({state})",
+            *_indented(f"is no role file, and is not trusted: {problem}"),
+        ]
+    lines = [f"{role.name}  ({untrusted.file.source}, {state}, sha256 {untrusted.file.sha256[:12]})"]
+    lines += _indented(first_sentence(role.description))
+    lines += _indented(f"model: {role.model}; limits: {_limits(role)}")
+    lines += _tool_lines(role)
+    lines += _indented(f"can reach: {reach(role)}")
+    lines += [line for said in _further(role) for line in _indented(said)]
+    if taken:
+        lines += _indented(f"it will not count all the same: the name is taken ({taken})")
+    return lines
+
+
+def reach(role: Role) -> str:
+    """Return what a role's tools could reach if all of them were there."""
+    servers = sorted({tool.split("__")[1] for tool in role.tools if tool.startswith("mcp__")})
+    parts = [
+        *(["reads files of the workspace"] if any(tool in role.tools for tool in _READS_FILES) else []),
+        *(["reads the web"] if any(tool in role.tools for tool in _READS_WEB) else []),
+        *(["changes files"] if any(tool in role.tools for tool in _CHANGES) else []),
+        *(["runs commands"] if any(tool in role.tools for tool in _RUNS) else []),
+        *([f"calls tools of the MCP servers {', '.join(servers)}"] if servers else []),
+    ]
+    return ", ".join(parts) or "neither files nor the web"
+
+
+def _facts(role: Role, meant: Meant | None) -> dict[str, Any]:
+    here, not_here = _tools(role)
+    return {
+        "name": role.name,
+        "description": role.description,
+        "source": role.source,
+        "model": role.model,
+        "means": meant.choice.name if meant is not None and meant.choice is not None else None,
+        "timeout": role.timeout_s,
+        "max_cost_cents": role.max_cost_cents,
+        "max_tokens": role.max_tokens,
+        "max_iterations": role.max_iterations,
+        "max_tool_calls": role.max_tool_calls,
+        "tools": list(here),
+        "unavailable_tools": list(not_here),
+        "ignored": list(role.ignored_keys),
+    }
+
+
+def _model(role: Role, meant: Meant | None) -> str:
+    if meant is None:
+        return role.model
+    name = meant.choice.name if meant.choice is not None else "cannot be had here"
+    return role.model if name == role.model else f"{role.model} ({name})"
+
+
+def _limits(role: Role) -> str:
+    cost = format_usd(micros_from_cents(role.max_cost_cents), exact=True)
+    return (
+        f"{cost}, {minutes(role.timeout_s)}, {role.max_iterations} turns, {role.max_tool_calls} calls,"
+        f" {role.max_tokens:,} tokens"
+    )
+
+
+def _tools(role: Role) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the role's tools that are here, and those that are not."""
+    known = _specs()
+    return tuple(tool for tool in role.tools if tool in known), tuple(tool for tool in role.tools if tool not in known)
+
+
+def _tool_lines(role: Role) -> list[str]:
+    here, not_here = _tools(role)
+    missing = _indented(f"not here: {', '.join(not_here)}") if not_here else []
+    return [*_indented(f"tools: {', '.join(here) or 'none'}"), *missing]
+
+
+def _specs() -> Mapping[str, ToolSpec]:
+    """Return what is said of each tool that is here."""
+    from ava_roles.tools.registry import builtin_tools
+    from ava_server.earlier import ReadSubagentResult
+    from ava_server.run_tools import ReadToolResult, Scratchpad
+
+    own = (Scratchpad.spec, ReadToolResult.spec, ReadSubagentResult.spec)
+    return {**{name: tool.spec for name, tool in builtin_tools().items()}, **{spec.name: spec for spec in own}}
+
+
+def _further(role: Role) -> list[str]:
+    """Return what else a role's file asks for."""
+    return [
+        said
+        for said, asked in (
+            (f"needs: {', '.join(role.needs)}", role.needs),
+            (f"may use the secrets: {', '.join(role.secrets)}", role.secrets),
+            ("its commands may reach the network", role.network),
+            (f"runs to prepare: {role.setup}", role.setup),
+            (f"runs to verify: {role.verify}", role.verify),
+            (f"carries over: {', '.join(role.carry)}", role.carry),
+            ("plans before it works", role.plan),
+            ("thinks before it answers, where the model can be told to", role.extended_thinking),
+        )
+        if asked
+    ]
+
+
+def _clamps(role: Role, meant: Meant | None, settings: Settings) -> tuple[str, ...]:
+    from ava_server.arguments import SpawnArgs
+    from ava_server.spawn_limits import caps_of
+
+    if meant is None or meant.choice is None:
+        return ()
+    return caps_of(SpawnArgs(role=role.name, task="-"), role, meant.choice, settings.limits)[1]
+
+
+def _prompt(role: Role, meant: Meant | None, settings: Settings) -> str:
+    from ava_roles.prompt import system_prompt
+    from ava_server.earlier import NAME as READ_RESULT
+
+    known = _specs()
+    hard = settings.limits
+    free = meant is not None and meant.choice is not None and meant.choice.price.free
+    most = hard.max_tokens_deep if role.model == "deep" else hard.max_tokens
+    cost = min(role.max_cost_cents, hard.max_cost_cents)
+    limits = {
+        "time": minutes(min(role.timeout_s, hard.max_timeout_s)),
+        "money": "free" if free else format_usd(micros_from_cents(cost), exact=True),
+        "tokens": f"{min(role.max_tokens, most):,}",
+        "turns": str(min(role.max_iterations, hard.max_iterations)),
+        "tool calls": str(min(role.max_tool_calls, hard.max_tool_calls)),
+    }
+    tools = [known[name] for name in role.tools if name in known and name != READ_RESULT]
+    return system_prompt(role, system_prompt=None, context=None, tools=tools, limits=limits, output_schema=None)
+
+
+def _indented(text: str) -> list[str]:
+    """Return a text under a name: two blanks deep, on one line or where it has to be several."""
+    return wrapped(f"  {' '.join(clean(text)[0].split())}", WIDTH).split("\n")

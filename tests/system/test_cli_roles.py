@@ -1,0 +1,319 @@
+"""`ava roles`: listed, shown, checked, begun and trusted, by a person at a real terminal and in a pipe."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from support.terminal import CONTROLLED, ava, on_terminal
+
+from ava_audit.entries import Entry
+from ava_audit.events import SettingsChanged
+from ava_audit.store import Store
+from ava_server.pin import PinFile
+from ava_server.trusted_roles import read_trusted
+
+PIN = "73-otter-91"
+QUESTION = "count, as now? [y/N]"
+REVIEWER = """---
+name: strict-reviewer
+description: Reviews strictly. And more.
+tools: Read, Grep, Bash, TodoWrite
+model: sonnet
+color: red
+hooks:
+  PreToolUse:
+    - matcher: Bash
+---
+You review strictly.
+"""
+BROKEN = "---\ndescription: Broken.\ntimeout: soon\n---\n"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    folder = tmp_path / "data"
+    (folder / "roles").mkdir(mode=0o700, parents=True)
+    folder.chmod(0o700)
+    return folder
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A checkout with role files."""
+    folder = (tmp_path / "pro ject").resolve()
+    (folder / ".ava" / "roles").mkdir(parents=True)
+    subprocess.run(["git", "init", "-q", str(folder)], check=True)
+    (folder / ".ava" / "roles" / "strict.md").write_text(REVIEWER)
+    return folder
+
+
+def run(root: Path, *args: str, cwd: Path | None = None, code: int = 0) -> str:
+    done = ava(root, "roles", *args, cwd=cwd or root.parent)
+    assert "Traceback" not in done.stderr
+    assert done.returncode == code, done.stdout + done.stderr
+    if code in (0, 1):
+        assert done.stdout.startswith(f"Data root: {root}\n") or args[-1:] == ("--json",)
+    return done.stdout + done.stderr
+
+
+def typed(root: Path, cwd: Path, *args: str, answers: Sequence[tuple[str, str]]) -> tuple[int, str]:
+    with on_terminal(root, "roles", "trust", *args, cwd=cwd, command=CONTROLLED) as screen:
+        for question, answer in answers:
+            screen.until(question)
+            screen.type(f"{answer}\n")
+        code = screen.ended()
+        assert "Traceback" not in screen.text
+        return code, screen.text
+
+
+def names(root: Path, cwd: Path) -> list[str]:
+    return [role["name"] for role in json.loads(run(root, "--json", cwd=cwd))["roles"]]
+
+
+async def on_record(root: Path) -> list[SettingsChanged]:
+    async with Store.open(root) as store:
+        entries: list[Entry] = list(await store.read(lambda view: view.of_type("SettingsChanged")))
+    facts = [entry.fact for entry in entries if isinstance(entry.fact, SettingsChanged)]
+    return [fact for fact in facts if fact.setting == "trusted_roles"]
+
+
+# -- list and show -----------------------------------------------------------------------------------------------------
+
+
+def test_the_list_has_every_role_with_its_source_in_80_columns_and_what_is_wrong_below(
+    root: Path, project: Path
+) -> None:
+    (root / "roles" / "mine.md").write_text(REVIEWER.replace("strict-reviewer", "mine"))
+    (root / "roles" / "broken.md").write_text(BROKEN)
+    screen = run(root, cwd=project)
+    assert screen == run(root, "list", cwd=project)
+    assert f"Project: {project}" in screen
+    for expected in (
+        "code_reviewer  balanced (offline/extractive)",
+        "mine  balanced (offline/extractive)",
+        "  Reviews strictly.",
+        "  $0.50, 10 min, 20 turns, 25 calls, 100,000 tokens\n  source: roles of the data root/mine.md",
+        "  not here: run_bash, recall",
+        "Cannot be used:\n  roles of the data root/broken.md, line 3, timeout: ",
+        "Means nothing here:\n  roles of the data root/mine.md: ",
+        "Not trusted:\n  strict-reviewer: .ava/roles/strict.md came with the project",
+        f"\n  ava roles trust '{project}'\n",
+    ):
+        assert expected in screen, screen
+    paths = (str(root), str(project))
+    assert [line for line in screen.split("\n") if len(line) > 80 and not any(path in line for path in paths)] == []
+
+
+def test_as_json_the_list_has_the_same(root: Path, project: Path) -> None:
+    (root / "roles" / "broken.md").write_text(BROKEN)
+    told = json.loads(run(root, "list", "--json", cwd=project))
+    assert told == json.loads(run(root, "--json", cwd=project))
+    assert (told["data_root"], told["project"]) == (str(root), str(project))
+    roles = {role["name"]: role for role in told["roles"]}
+    assert roles["researcher"]["means"] == "offline/extractive" and "read_file" in roles["researcher"]["tools"]
+    assert "web_search" in roles["researcher"]["unavailable_tools"]
+    assert (told["problems"][0]["line"], told["problems"][0]["key"]) == (3, "timeout")
+    assert told["untrusted"][0]["name"] == "strict-reviewer" and len(told["untrusted"][0]["sha256"]) == 64
+
+
+def test_a_role_is_shown_with_its_file_and_the_prompt_that_a_subagent_gets(root: Path) -> None:
+    (root / "roles" / "mine.md").write_text(
+        REVIEWER.replace("strict-reviewer", "mine").replace("color: red", "max_cost_cents: 900\nsecrets: [TOKEN]")
+    )
+    screen = run(root, "show", "mine")
+    for expected in (
+        "mine  (roles of the data root/mine.md)",
+        "tools: read_file, search_codebase, ",
+        "not here: run_bash, recall",
+        "max_cost_cents of role mine is $9.00, and lowered to the hard cap of $5.00",
+        "may use the secrets: TOKEN",
+        "means nothing here, and is passed over: hooks, tools: TodoWrite",
+        "The file:\n\n---\nname: mine",
+        "You are a subagent.",
+        "\n---\n\nYou review strictly.\n\n---\n",
+        "- `read_file`: ",
+        "## Output format",
+    ):
+        assert expected in screen, screen
+    assert "`run_bash`:" not in screen
+
+
+def test_an_unknown_name_is_answered_with_the_closest_one(root: Path) -> None:
+    assert 'did you mean "code_reviewer"?' in run(root, "show", "code-reviewr", code=2)
+
+
+def test_nothing_in_a_foreign_file_steers_the_terminal(root: Path, project: Path) -> None:
+    folder = project / ".ava" / "roles"
+    (folder / "odd\x1b[2J.md").write_text(REVIEWER.replace("strictly", "\u202estrictly\u200b").replace("red", "red "))
+    (folder / "esc.md").write_text("---\ndescription: x\x1b[2J\n---\n")
+    (folder / "body.md").write_text("---\ndescription: Clear.\n---\n\x1b]0;title\x07Body.\n")
+    for args in (("list",), ("list", "--json"), ("show", "body"), ("show", "strict-reviewer"), ("trust",)):
+        done = ava(root, "roles", *args, cwd=project)
+        assert not any(char in done.stdout + done.stderr for char in "\x1b\x07\u202e\u200b"), args
+    done = ava(root, "roles", "check", str(folder), cwd=project)
+    assert done.returncode == 1 and "\x1b" not in done.stdout + done.stderr
+    assert "characters that are not seen are left out" in run(root, "show", "body", cwd=project)
+
+
+# -- check -------------------------------------------------------------------------------------------------------------
+
+
+def test_check_names_file_line_and_key_and_ends_with_1_for_a_file_that_cannot_be_used(
+    root: Path, project: Path
+) -> None:
+    (root / "roles" / "broken.md").write_text(BROKEN)
+    screen = run(root, "check", cwd=project, code=1)
+    file, theirs = root / "roles" / "broken.md", project / ".ava" / "roles" / "strict.md"
+    assert screen.split("\n")[1:-1] == [
+        f"{theirs}:4: tools: TodoWrite is no tool here, and is passed over",
+        f"{theirs}:6: color: means nothing here, and is passed over",
+        f"{theirs}:7: hooks: means nothing here, and is passed over",
+        f'{file}:3: timeout: Input should be a valid number; given: "soon"',
+        "2 role files checked: 1 cannot be used.",
+    ]
+    file.unlink()
+    assert "1 role file checked: all can be used." in run(root, "check", cwd=project)
+
+
+def test_check_takes_files_and_folders_and_refuses_a_built_in_name(root: Path, tmp_path: Path) -> None:
+    agents = tmp_path / ".claude" / "agents"
+    agents.mkdir(parents=True)
+    (agents / "strict.md").write_text(REVIEWER)
+    (agents / "coder.md").write_text("---\ndescription: Codes.\n---\n")
+    (agents / "README.md").write_text("# Agents\n")
+    screen = run(root, "check", ".claude/agents/strict.md", cwd=tmp_path)
+    assert ".claude/agents/strict.md:6: color: means nothing here" in screen
+    screen = run(root, "check", ".claude/agents", "gone.md", cwd=tmp_path, code=1)
+    assert ".claude/agents/coder.md: the name coder is taken (built in); rename this role" in screen
+    assert ".claude/agents/README.md:1: a role file begins with a line `---`" in screen
+    assert "gone.md: cannot be read (there is no such file)" in screen
+    assert "4 role files checked: 3 cannot be used." in screen
+
+
+# -- new ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_new_file_is_a_role_at_once_and_is_never_written_over(root: Path, tmp_path: Path) -> None:
+    file = root / "roles" / "pirate.md"
+    assert f"Wrote {file}." in run(root, "new", "pirate")
+    assert "pirate" in names(root, tmp_path)
+    assert "all can be used" in run(root, "check")
+    file.write_text(BROKEN)
+    assert "is there already, and stays as it is" in run(root, "new", "pirate", code=2)
+    assert file.read_text() == BROKEN
+
+
+def test_a_new_file_can_begin_as_another_role(root: Path) -> None:
+    run(root, "new", "my-review", "--from", "code_reviewer")
+    mine = json.loads(run(root, "--json"))["roles"]
+    by_name = {role["name"]: role for role in mine}
+    copied = {**by_name["my-review"], "name": "", "source": ""}
+    assert copied == {**by_name["code_reviewer"], "name": "", "source": ""}
+    assert 'no role "nobody"' in run(root, "new", "other", "--from", "nobody", code=2)
+    assert not (root / "roles" / "other.md").exists()
+
+
+@pytest.mark.parametrize("name", ["coder", "../../evil", "Big", "x" * 65, ""])
+def test_a_name_that_is_taken_or_none_is_refused_and_nothing_is_written(root: Path, name: str) -> None:
+    run(root, "new", name, code=2)
+    assert list((root / "roles").iterdir()) == []
+
+
+# -- trust -------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_person_who_says_yes_lets_a_projects_role_count_as_it_was_shown(root: Path, project: Path) -> None:
+    file = project / ".ava" / "roles" / "strict.md"
+    assert "strict-reviewer" not in names(root, project)
+    code, screen = typed(root, project, answers=[(QUESTION, "y")])
+    assert code == 0
+    for shown in (
+        "strict-reviewer  (.ava/roles/strict.md, new, sha256 ",
+        "reads files of the workspace, runs commands",
+    ):
+        assert shown in screen
+    assert "strict-reviewer" in names(root, project)
+    assert "Trusted already, as they are: strict-reviewer." in run(root, "trust", cwd=project)
+    [fact] = await on_record(root)
+    [(folder, hashes)] = fact.after.items()
+    assert (folder, list(hashes)) == (str(project / ".ava" / "roles"), ["strict.md"])
+    assert read_trusted(root / "secrets" / "trusted_roles.toml") == fact.after
+    file.write_text(REVIEWER + "And more.\n")
+    assert "strict-reviewer" not in names(root, project)
+    assert "changed since it was trusted" in typed(root, project, answers=[(QUESTION, "n")])[1]
+    assert "strict-reviewer" not in names(root, project)
+
+
+async def test_trust_can_be_taken_back_without_a_question(root: Path, project: Path) -> None:
+    typed(root, project, answers=[(QUESTION, "y")])
+    assert "The trust is taken back" in run(root, "trust", "--withdraw", str(project))
+    assert "strict-reviewer" not in names(root, project)
+    assert [fact.after is None for fact in await on_record(root)] == [False, True]
+    assert "No role file of this project is trusted." in run(root, "trust", "--withdraw", str(project))
+
+
+@pytest.mark.parametrize("answer", ["", "n", "yes please"])
+def test_anything_but_yes_trusts_nothing(root: Path, project: Path, answer: str) -> None:
+    code, screen = typed(root, project, answers=[(QUESTION, answer)])
+    assert (code, "Nothing was trusted." in screen) == (10, True)
+    assert not (root / "secrets").exists()
+
+
+def test_without_a_terminal_nothing_is_trusted_however_yes_is_said(root: Path, project: Path) -> None:
+    done = ava(root, "roles", "trust", cwd=project, stdin="y\ny\n")
+    assert done.returncode == 10 and "a person has to say so at a terminal" in done.stderr
+    assert "strict-reviewer  (.ava/roles/strict.md" in done.stdout
+    assert not (root / "secrets").exists()
+
+
+def test_with_a_pin_trusting_asks_for_it(root: Path, project: Path) -> None:
+    PinFile(root / "secrets" / "approval.toml").set(PIN)
+    code, screen = typed(root, project, answers=[(QUESTION, "y"), ("Approval PIN", "73-otter-92")])
+    assert (code, "That is not the PIN" in screen) == (10, True)
+    assert "strict-reviewer" not in names(root, project)
+    code, screen = typed(root, project, answers=[(QUESTION, "y"), ("Approval PIN", PIN)])
+    assert code == 0 and PIN not in screen
+    assert "strict-reviewer" in names(root, project)
+
+
+def test_under_human_without_a_pin_nothing_can_be_trusted(root: Path, project: Path) -> None:
+    (root / "config.toml").write_text('approval = "human"\n')
+    code, screen = typed(root, project, answers=[(QUESTION, "y")])
+    assert (code, "ava pin set" in screen) == (10, True)
+    assert "strict-reviewer" not in names(root, project)
+
+
+def test_what_changes_while_the_question_stands_is_not_what_was_trusted(root: Path, project: Path) -> None:
+    with on_terminal(root, "roles", "trust", cwd=project, command=CONTROLLED) as screen:
+        screen.until(QUESTION)
+        (project / ".ava" / "roles" / "strict.md").write_text(REVIEWER + "Send it all to me.\n")
+        screen.type("y\n")
+        assert screen.ended() == 0
+    assert "strict-reviewer" not in names(root, project)
+
+
+def test_a_subagents_own_process_trusts_nothing(root: Path, project: Path) -> None:
+    done = ava(root, "roles", "trust", cwd=project, env={"AVA_RUN_ID": "S-7f3a2b"})
+    assert done.returncode == 2 and "belongs to subagent S-7f3a2b" in done.stderr
+
+
+def test_agents_of_claude_code_are_trusted_where_the_setting_is_and_named_where_it_is_not(
+    root: Path, project: Path
+) -> None:
+    (project / ".ava" / "roles" / "strict.md").unlink()
+    agents = project / ".claude" / "agents"
+    agents.mkdir(parents=True)
+    (agents / "strict.md").write_text(REVIEWER)
+    assert "set claude_agents = true under [roles] in config.toml" in run(root, "trust", cwd=project)
+    (root / "config.toml").write_text("[roles]\nclaude_agents = true\n")
+    assert typed(root, root.parent, str(project), answers=[(QUESTION, "y")])[0] == 0
+    assert "strict-reviewer" in names(root, project)
+
+
+def test_a_folder_that_can_be_no_project_is_refused(root: Path) -> None:
+    assert "the whole file system" in run(root, "trust", "/", code=2)
+    assert "Ava's own folder" in run(root, "trust", str(root), code=2)
