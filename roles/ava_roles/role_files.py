@@ -5,18 +5,21 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from ava_roles.confine.paths import Root
+from ava_roles.confine.paths import Kind, Root
 from ava_roles.errors import AccessRefused, RoleFileError, ToolFailed
 from ava_roles.frontmatter import MAX_FILE_CHARS
 from ava_roles.wrap import clean
 
 MAX_FILES: Final = 200
 """Of a folder; nobody chooses among more, and each of them is read at every proposal."""
+MAX_FOLDERS: Final = 50
+"""Inside of a folder that is read with what is in it; a fourth level of them is passed over."""
+_MAX_DEPTH = 3
 _MAX_BYTES = 4 * MAX_FILE_CHARS
 _NAME_CHARS = 80
 _ITSELF = "put the file itself there"
@@ -31,12 +34,14 @@ class Folder:
         label: How it is called in messages, e.g. `.ava/roles`.
         project: The folder in whose checkout it lies; nothing outside of that is read, and nothing through a link.
         trusted: The sha256 in hex that a person has trusted, by file name; None where no file needs that.
+        deep: Folders inside count as well, as Claude Code's do.
     """
 
     path: Path
     label: str
     project: Path | None = None
     trusted: Mapping[str, str] | None = None
+    deep: bool = False
 
 
 @dataclass(frozen=True)
@@ -45,7 +50,7 @@ class RoleFile:
 
     Attributes:
         folder: Where it lies.
-        name: Its name there.
+        name: Its name there; in a folder inside its path from there.
         source: How it is called in messages.
         data: What is in it.
     """
@@ -86,7 +91,7 @@ def text_of(data: bytes, source: str) -> str:
 def read_folder(folder: Folder) -> Iterator[RoleFile | RoleFileError]:
     """Yield each `*.md` of a folder in the order of their names, or why it cannot be read.
 
-    A folder that is not there is empty; a folder inside is passed over. Blocking.
+    A folder that is not there is empty. Blocking.
     """
     if folder.project is None:
         yield from _own(folder)
@@ -113,7 +118,9 @@ def read_one(path: Path, source: str) -> bytes:
     except OSError as error:
         why = "there is no such file" if isinstance(error, FileNotFoundError) else error.strerror
         raise RoleFileError(source, f"cannot be read ({why}); check its permissions and where it leads") from error
-    return _bounded(data, source)
+    if len(data) > _MAX_BYTES:
+        raise _too_large(source)
+    return data
 
 
 def file_label(name: str) -> str:
@@ -122,23 +129,24 @@ def file_label(name: str) -> str:
     return shown if len(shown) <= _NAME_CHARS else shown[: _NAME_CHARS - 1] + "…"
 
 
-def _bounded(data: bytes, source: str) -> bytes:
-    if len(data) > _MAX_BYTES:
-        raise RoleFileError(source, f"is too large; a role file has at most {MAX_FILE_CHARS:,} characters")
-    return data
+def _too_large(source: str) -> RoleFileError:
+    return RoleFileError(source, f"is too large; a role file has at most {MAX_FILE_CHARS:,} characters")
 
 
 def _own(folder: Folder) -> Iterator[RoleFile | RoleFileError]:
     """Read a folder of the user's own: what they link there is meant."""
+
+    def entries(below: str) -> list[tuple[str, Kind]]:
+        return [(path.name, "folder" if path.is_dir() else "file") for path in (folder.path / below).iterdir()]
+
     try:
-        names = [path.name for path in folder.path.iterdir() if path.suffix == ".md" and not path.is_dir()]
+        kept, surplus = _names(folder, entries)
     except (FileNotFoundError, NotADirectoryError):
         return
     except OSError as error:
         yield RoleFileError(folder.label, f"the folder cannot be read ({error.strerror}); check its permissions")
         return
-    kept, surplus = _few(folder, names)
-    for name in kept:
+    for name, _kind in kept:
         source = f"{folder.label}/{file_label(name)}"
         try:
             yield RoleFile(folder, name, source, read_one(folder.path / name, source))
@@ -156,44 +164,74 @@ def _foreign(folder: Folder, project: Path) -> Iterator[RoleFile | RoleFileError
     except OSError as error:
         yield RoleFileError(folder.label, f"the folder cannot be read ({error.strerror}); check its permissions")
         return
-    below = folder.path.relative_to(project).as_posix()
+    here = folder.path.relative_to(project).as_posix()
     try:
         root = Root.open(project)
     except OSError as error:
         yield RoleFileError(folder.label, f"the project cannot be opened ({error.strerror}); check its permissions")
         return
+
+    def entries(below: str) -> list[tuple[str, Kind]]:
+        return [(entry.name, entry.kind) for entry in root.entries(f"{here}/{below}")]
+
     try:
-        try:
-            entries = {entry.name: entry.kind for entry in root.entries(below) if entry.name.endswith(".md")}
-        except ToolFailed:
-            yield RoleFileError(folder.label, "is no folder, leads through a link, or cannot be read; make it a folder")
-            return
-        kept, surplus = _few(folder, [name for name, kind in entries.items() if kind != "folder"])
-        for name in kept:
-            source = f"{folder.label}/{file_label(name)}"
-            try:
-                if entries[name] == "link":
-                    raise RoleFileError(source, f"is a link, and those of a project are not followed; {_ITSELF}")
-                if entries[name] == "other":
-                    raise RoleFileError(source, f"is no regular file; {_ITSELF}")
-                data, more = root.read(f"{below}/{name}", _MAX_BYTES + 1)
-                yield RoleFile(folder, name, source, _bounded(data + b" " * more, source))
-            except AccessRefused:
-                why = "may not be read, is no regular file, or has a second name outside"
-                yield RoleFileError(source, f"{why}; {_ITSELF}, readable for this user")
-            except ToolFailed:  # it went away meanwhile
-                continue
-            except RoleFileError as error:
-                yield error
+        kept, surplus = _names(folder, entries)
+        for name, kind in kept:
+            found = _one_foreign(root, f"{here}/{name}", kind, folder, name)
+            if found is not None:
+                yield found
         yield from surplus
+    except ToolFailed:
+        yield RoleFileError(folder.label, "is no folder, leads through a link, or cannot be read; make it a folder")
     finally:
         root.close()
 
 
-def _few(folder: Folder, names: list[str]) -> tuple[list[str], list[RoleFileError]]:
-    """Return as many names as are read, and what is said of the others."""
-    names.sort()
-    if len(names) <= MAX_FILES:
-        return names, []
-    told = f"has {len(names):,} role files, of which the first {MAX_FILES} are read; move the others elsewhere"
-    return names[:MAX_FILES], [RoleFileError(folder.label, told)]
+def _one_foreign(root: Root, path: str, kind: Kind, folder: Folder, name: str) -> RoleFile | RoleFileError | None:
+    """Read a file of a checkout; None where it went away meanwhile."""
+    source = f"{folder.label}/{file_label(name)}"
+    if kind == "link":
+        return RoleFileError(source, f"is a link, and those of a project are not followed; {_ITSELF}")
+    if kind == "other":
+        return RoleFileError(source, f"is no regular file; {_ITSELF}")
+    try:
+        data, more = root.read(path, _MAX_BYTES)
+        if more:
+            return _too_large(source)
+        return RoleFile(folder, name, source, data)
+    except AccessRefused:
+        why = "may not be read, is no regular file, or has a second name outside"
+        return RoleFileError(source, f"{why}; {_ITSELF}, readable for this user")
+    except ToolFailed:
+        return None
+
+
+def _names(
+    folder: Folder, entries: Callable[[str], list[tuple[str, Kind]]]
+) -> tuple[list[tuple[str, Kind]], list[RoleFileError]]:
+    """Return the role files that are read, sorted, with their kinds; and what is said of those that are too many.
+
+    Args:
+        folder: The folder.
+        entries: Lists it, and what is inside of it, by a path that is empty or ends with `/`.
+    """
+    found: list[tuple[str, Kind]] = []
+    pending, seen = [""], 0
+    surplus: list[RoleFileError] = []
+    while pending:
+        below = pending.pop()
+        seen += 1
+        if seen > MAX_FOLDERS:
+            told = f"has more than {MAX_FOLDERS} folders inside, and the others are not read; move them elsewhere"
+            surplus.append(RoleFileError(folder.label, told))
+            break
+        for name, kind in entries(below):
+            if kind == "folder" and folder.deep and below.count("/") < _MAX_DEPTH:
+                pending.append(f"{below}{name}/")
+            elif kind != "folder" and name.endswith(".md"):
+                found.append((f"{below}{name}", kind))
+    found.sort()
+    if len(found) > MAX_FILES:
+        told = f"has {len(found):,} role files, of which the first {MAX_FILES} are read; move the others elsewhere"
+        surplus.append(RoleFileError(folder.label, told))
+    return found[:MAX_FILES], surplus

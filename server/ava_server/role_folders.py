@@ -43,12 +43,12 @@ class Places:
         if self.project is None:
             return ()
         labels = (OURS, CLAUDE) if self.claude_agents else (OURS,)
-        return tuple(Folder(self.project / label, label, self.project, {}) for label in labels)
+        return tuple(Folder(self.project / label, label, self.project, {}, deep=label == CLAUDE) for label in labels)
 
     @property
     def of_user(self) -> tuple[Folder, ...]:
         """The user's agents of Claude Code."""
-        return (Folder(self.home / CLAUDE, f"~/{CLAUDE}"),) if self.claude_agents else ()
+        return (Folder(self.home / CLAUDE, f"~/{CLAUDE}", deep=True),) if self.claude_agents else ()
 
     def load(self, *, by_path: bool = False) -> Catalog:
         """Read every role file there is. Blocking.

@@ -139,5 +139,34 @@ def test_a_folder_that_is_a_link_out_of_the_project_is_a_problem_even_with_files
     assert problem.text.startswith(".ava/roles: is no folder, leads through a link, or cannot be read")
 
 
+def test_folders_inside_count_three_deep_where_claude_code_reads_them_and_no_link_leads_on(tmp_path: Path) -> None:
+    project = (tmp_path / "project").resolve()
+    agents, elsewhere = project / ".claude" / "agents", tmp_path / "elsewhere"
+    deepest = agents / "a" / "b" / "c" / "d"
+    for place in (deepest, elsewhere):
+        place.mkdir(parents=True)
+    for number, place in enumerate((agents, *reversed(deepest.parents[:3]), deepest, elsewhere)):
+        (place / f"role-{number}.md").write_text(PIRATE)
+    (agents / "linked").symlink_to(elsewhere)
+    (agents / "a" / "out.md").symlink_to(elsewhere / "role-5.md")
+    flat = Catalog.load([Folder(agents, ".claude/agents", project, {})])
+    assert [untrusted.name for untrusted in flat.untrusted] == ["role-0"]
+    catalog = Catalog.load([Folder(agents, ".claude/agents", project, {}, deep=True)])
+    assert sorted(untrusted.name for untrusted in catalog.untrusted) == ["role-0", "role-1", "role-2", "role-3"]
+    assert [problem.source for problem in catalog.problems] == [".claude/agents/a/out.md"]
+    trusted = {"a/role-1.md": hashlib.sha256(PIRATE.encode()).hexdigest()}
+    assert Catalog.load([Folder(agents, "x", project, trusted, deep=True)]).get("role-1").source == "x/a/role-1.md"
+
+
+def test_a_folder_of_very_many_folders_is_read_in_part_and_that_is_told(tmp_path: Path) -> None:
+    for number in range(300):
+        (tmp_path / "agents" / f"{number}").mkdir(parents=True)
+    (tmp_path / "agents" / "loop").symlink_to(tmp_path / "agents")
+    (tmp_path / "agents" / "pirate.md").write_text(PIRATE)
+    catalog = Catalog.load([Folder(tmp_path / "agents", "agents", deep=True)])
+    assert "pirate" in catalog.by_name
+    assert any("has more than 50 folders inside" in problem.text for problem in catalog.problems)
+
+
 def test_a_project_without_role_files_is_empty(tmp_path: Path) -> None:
     assert load(tmp_path).problems == () == load(tmp_path / "gone").problems

@@ -215,7 +215,7 @@ def _given(files: list[str]) -> tuple[list[Remark], int]:
 
     for given in files:
         path = Path(given).expanduser()
-        folder = [*read_folder(Folder(path, given.rstrip("/")))] if path.is_dir() else [None]
+        folder = [*read_folder(Folder(path, given.rstrip("/"), deep=True))] if path.is_dir() else [None]
         for found in folder:
             count += 1
             try:
