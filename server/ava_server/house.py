@@ -26,6 +26,7 @@ from ava_roles.catalog import Catalog
 from ava_roles.memory import Memory
 from ava_roles.tools.base import Tool
 from ava_roles.tools.registry import builtin_tools
+from ava_server import role_folders
 from ava_server.access import Access
 from ava_server.budget import DayCaps
 from ava_server.claims import Slots
@@ -39,7 +40,6 @@ from ava_server.os_user import os_user
 from ava_server.outfitting import Outfitting
 from ava_server.pin import policy_in_force
 from ava_server.proposing import SpawnLimits
-from ava_server.role_folders import places_of
 from ava_server.searching import without_search
 from ava_server.settings_record import record_settings
 from ava_server.spawning import Surroundings
@@ -50,8 +50,6 @@ if TYPE_CHECKING:
     from ava_server.settings import Policy, Settings
 
 log = logging.getLogger("ava.house")
-ROLES_S = 10.0
-"""For all role files, also those of a project on a disk that does not answer."""
 
 
 @dataclass
@@ -141,17 +139,17 @@ class House:
         """
 
         def read() -> Catalog:
-            return places_of(
+            return role_folders.places_of(
                 self.settings, asked=workspace, client_roots=client_roots, cwd=Path.cwd(), home=Path.home()
             ).load()
 
         try:
-            with anyio.fail_after(ROLES_S):
+            with anyio.fail_after(role_folders.ROLES_S):
                 return await read_apart(read)
         except TimeoutError:
             raise Refused(
-                f"the role files were not read within {ROLES_S:.0f} s: the data root, the workspace or the server's"
-                " working folder lies on a disk that does not answer; name another workspace, or mend that"
+                f"the role files were not read within {role_folders.ROLES_S:.0f} s: the data root, the workspace or the"
+                " server's working folder lies on a disk that does not answer; name another workspace, or mend that"
             ) from None
 
     async def surroundings(

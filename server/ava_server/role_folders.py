@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 OURS: Final = ".ava/roles"
 CLAUDE: Final = ".claude/agents"
+ROLES_S = 10.0
+"""For reading all role files, also those of a project on a disk that does not answer."""
 
 
 @dataclass(frozen=True)
@@ -29,13 +31,13 @@ class Places:
         root: The data root; None is none.
         project: The project's folder, links resolved; None is none.
         claude_agents: Claude Code's agent files count.
-        home: The home folder of the user.
+        home: The home folder of the user; None where there is none.
     """
 
     root: DataRoot | None
     project: Path | None
     claude_agents: bool
-    home: Path
+    home: Path | None
 
     @property
     def of_project(self) -> tuple[Folder, ...]:
@@ -48,7 +50,9 @@ class Places:
     @property
     def of_user(self) -> tuple[Folder, ...]:
         """The user's agents of Claude Code."""
-        return (Folder(self.home / CLAUDE, f"~/{CLAUDE}", deep=True),) if self.claude_agents else ()
+        if self.home is None or not self.claude_agents:
+            return ()
+        return (Folder(self.home / CLAUDE, f"~/{CLAUDE}", deep=True),)
 
     def load(self, *, by_path: bool = False) -> Catalog:
         """Read every role file there is. Blocking.
@@ -121,7 +125,10 @@ def places_here(root: DataRoot | None, settings: Settings | None) -> Places:
 
     Blocking.
     """
-    home = Path.home()
-    if settings is None:
+    try:
+        home = Path.home()
+    except RuntimeError:  # a user whom this system does not know
+        home = None
+    if settings is None or home is None:
         return Places(root, None, False, home)
     return replace(places_of(settings, cwd=Path.cwd(), home=home), root=root)

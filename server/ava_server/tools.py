@@ -42,9 +42,16 @@ async def list_tools(
     ctx: ServerRequestContext[App, Any], params: types.PaginatedRequestParams | None
 ) -> types.ListToolsResult:
     """List the six tools; the roles stand in the description of `spawn_subagent`."""
+    from ava_roles.catalog import Catalog
+    from ava_server import role_folders
     from ava_server.eliciting import can_ask
+    from ava_server.waiting import read_apart
 
-    listed = await anyio.to_thread.run_sync(tools_now)
+    listed: list[types.Tool] | None = None
+    with anyio.move_on_after(role_folders.ROLES_S):
+        listed = await read_apart(tools_now)
+    if listed is None:  # a folder of role files does not answer; who spawns is told so
+        listed = await anyio.to_thread.run_sync(lambda: tools_now(Catalog.load()))
     if can_ask(ctx):
         listed = [
             tool.model_copy(update={"meta": _LOADED}) if tool.name == "confirm_spawn" else tool for tool in listed
@@ -183,9 +190,13 @@ def _fixed_tools() -> tuple[types.Tool, ...]:
     )
 
 
-def tools_now() -> list[types.Tool]:
-    """Return the tools, with the roles that there are at this moment. Reads the role files: call it in a thread."""
-    catalog = _catalog()
+def tools_now(catalog: Catalog | None = None) -> list[types.Tool]:
+    """Return the tools, with the roles that there are at this moment. Reads the role files: call it in a thread.
+
+    Args:
+        catalog: The roles, where they are not to be read.
+    """
+    catalog = _catalog() if catalog is None else catalog
     spawn, *others = _fixed_tools()
     text = f"{spawn.description}\nRoles:\n{catalog.describe(ROLES_CHARS)}{_limits_of(catalog)}"
     return [spawn.model_copy(update={"description": text}), *others]

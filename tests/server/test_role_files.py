@@ -16,7 +16,7 @@ from mcp import Client
 from support.house import PRICED, connect, hand_over, open_lab, settings_of, text
 
 from ava_audit.events import RunStarted
-from ava_server import house as house_module
+from ava_server import role_folders
 from ava_server.errors import ConfigError
 from ava_server.role_folders import Places, places_of
 from ava_server.trusted_roles import change_trusted, read_trusted
@@ -177,6 +177,19 @@ def test_without_a_workspace_the_working_folder_is_the_project_only_inside_a_rep
     assert project_of(tmp_path, cwd, config=config) == cwd.resolve()
 
 
+def test_where_a_user_has_no_home_the_data_roots_roles_count_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = settings_of(tmp_path / "data", None, CLAUDE)
+    put(settings.paths.roles, pirate=role("arr"))
+    monkeypatch.delenv("HOME")
+    known = {entry.pw_uid for entry in __import__("pwd").getpwall()}
+    monkeypatch.setattr(os, "getuid", lambda: next(number for number in range(50_000, 60_000) if number not in known))
+    with pytest.raises(RuntimeError):
+        Path.home()
+    assert role_folders.places_here(settings.paths, settings).load().get("pirate").body == "Say arr."
+
+
 def test_a_home_folder_is_no_project(tmp_path: Path) -> None:
     home = tmp_path / "home"
     put(home / ".claude" / "agents")
@@ -230,7 +243,9 @@ async def test_a_project_on_a_disk_that_does_not_answer_holds_up_one_answer_and_
             answers.wait(20)
         return plain(path)
 
-    monkeypatch.setattr(house_module, "ROLES_S", 0.3)
+    monkeypatch.setattr(role_folders, "ROLES_S", 0.3)
+    monkeypatch.setenv("AVA_DATA_ROOT", str(tmp_path / "data"))
+    monkeypatch.setenv("AVA_WORKSPACE", str(workspace))
     async with connect(tmp_path) as (client, _server):
         assert "awaiting_approval" in await spawned(client, "researcher", workspace=str(workspace))
         monkeypatch.setattr(os, "scandir", scandir)
@@ -239,6 +254,7 @@ async def test_a_project_on_a_disk_that_does_not_answer_holds_up_one_answer_and_
             with anyio.fail_after(10):
                 answer = await spawned(client, "researcher", workspace=str(workspace))
                 assert "were not read within" in answer
+                assert "web_crawler: " in str((await client.list_tools()).tools)
                 assert "awaiting_approval" in await spawned(client, "researcher", workspace=str(other))
         finally:
             answers.set()

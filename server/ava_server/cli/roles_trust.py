@@ -45,7 +45,10 @@ def trust_command(
     has_log(root)
     heading(root)
     settings = load_settings(root.path)
-    home = Path.home()
+    try:
+        home = Path.home()
+    except RuntimeError:
+        raise BadInput("This user has no home folder, so it cannot be told what is a project. Set HOME.") from None
     project = project_named(str(Path(folder or ".").expanduser().absolute()), root.path, home)
     say(f"Project: {project}")
     places = Places(root, project, settings.roles.claude_agents, home)
