@@ -50,12 +50,12 @@ async def test_an_agent_runs_as_a_role_with_its_words_its_tier_and_the_tools_tha
 ) -> None:
     tier, tools, turns = MEANT[name]
     async with open_lab(tmp_path, lambda _request: hand_over(), config=CONFIG) as lab:
-        around = await lab.house.surroundings((), name, str(project))
+        around = await lab.house.surroundings((), name, lab.house.user, str(project))
         role = around.catalog.get(name)
         assert (role.model, set(role.tools), role.max_iterations) == (tier, tools | set(COMMON_TOOLS), turns)
         assert list(role.ignored_keys) == PASSED_OVER[name]
         proposal = await lab.propose(role=name)
-        assert set(proposal.tools) == {tool for tool in role.tools if tool in lab.house.tools} | {
+        assert set(proposal.tools) == {tool for tool in role.tools if tool in lab.house.tools and tool != "recall"} | {
             "scratchpad",
             "read_tool_result",
         }

@@ -97,7 +97,7 @@ def test_the_list_has_every_role_with_its_source_in_80_columns_and_what_is_wrong
         "mine  balanced (offline/extractive)",
         "  Reviews strictly.",
         "  $0.50, 10 min, 20 turns, 25 calls, 100,000 tokens\n  source: roles of the data root/mine.md",
-        "  not here: run_bash, recall",
+        "  not here: run_bash",
         "Cannot be used:\n  roles of the data root/broken.md, line 3, timeout: ",
         "Means nothing here:\n  roles of the data root/mine.md: ",
         "Not trusted:\n  strict-reviewer: .ava/roles/strict.md came with the project",
@@ -128,7 +128,7 @@ def test_a_role_is_shown_with_its_file_and_the_prompt_that_a_subagent_gets(root:
     for expected in (
         "mine  (roles of the data root/mine.md)",
         "tools: read_file, search_codebase, ",
-        "not here: run_bash, recall",
+        "not here: run_bash",
         "max_cost_cents of role mine is $9.00, and lowered to the hard cap of $5.00",
         "may use the secrets: TOKEN",
         "means nothing here, and is passed over: hooks, tools: TodoWrite",
@@ -139,7 +139,7 @@ def test_a_role_is_shown_with_its_file_and_the_prompt_that_a_subagent_gets(root:
         "## Output format",
     ):
         assert expected in screen, screen
-    assert "`run_bash`:" not in screen
+    assert "`run_bash`:" not in screen and "`recall`:" not in screen  # no note is there
 
 
 def test_an_unknown_name_is_answered_with_the_closest_one(root: Path) -> None:

@@ -205,10 +205,13 @@ def _clamps(role: Role, meant: Meant | None, settings: Settings) -> tuple[str, .
 
 
 def _prompt(role: Role, meant: Meant | None, settings: Settings) -> str:
+    from ava_roles.memory import Memory
     from ava_roles.prompt import system_prompt
+    from ava_roles.tools.memory import NAME as RECALL
     from ava_server.earlier import NAME as READ_RESULT
 
     known = _specs()
+    not_offered = {READ_RESULT, *((RECALL,) if Memory(settings.paths.memory).is_empty() else ())}
     hard = settings.limits
     free = meant is not None and meant.choice is not None and meant.choice.price.free
     most = hard.max_tokens_deep if role.model == "deep" else hard.max_tokens
@@ -220,7 +223,7 @@ def _prompt(role: Role, meant: Meant | None, settings: Settings) -> str:
         "turns": str(min(role.max_iterations, hard.max_iterations)),
         "tool calls": str(min(role.max_tool_calls, hard.max_tool_calls)),
     }
-    tools = [known[name] for name in role.tools if name in known and name != READ_RESULT]
+    tools = [known[name] for name in role.tools if name in known and name not in not_offered]
     return system_prompt(role, system_prompt=None, context=None, tools=tools, limits=limits, output_schema=None)
 
 
