@@ -187,6 +187,7 @@ def test_check_takes_files_and_folders_and_refuses_a_built_in_name(root: Path, t
     (agents / "README.md").write_text("# Agents\n")
     screen = run(root, "check", ".claude/agents/strict.md", cwd=tmp_path)
     assert ".claude/agents/strict.md:6: color: means nothing here" in screen
+    assert "No role file but the built-in ones is read here." in run(root, "check", cwd=tmp_path)
     screen = run(root, "check", ".claude/agents", "gone.md", cwd=tmp_path, code=1)
     assert ".claude/agents/coder.md: the name coder is taken (built in); rename this role" in screen
     assert ".claude/agents/README.md:1: a role file begins with a line `---`" in screen
@@ -310,10 +311,23 @@ def test_agents_of_claude_code_are_trusted_where_the_setting_is_and_named_where_
     (agents / "strict.md").write_text(REVIEWER)
     assert "set claude_agents = true under [roles] in config.toml" in run(root, "trust", cwd=project)
     (root / "config.toml").write_text("[roles]\nclaude_agents = true\n")
+    (agents / "twin.md").write_text(REVIEWER)
+    told = "it will not count all the same: the name is taken (.claude/agents/strict.md)"
+    assert told in " ".join(run(root, "trust", cwd=project, code=10).split())
     assert typed(root, root.parent, str(project), answers=[(QUESTION, "y")])[0] == 0
     assert "strict-reviewer" in names(root, project)
 
 
+def test_a_run_of_a_role_that_is_not_trusted_is_refused_with_the_command_that_trusts_it(
+    root: Path, project: Path
+) -> None:
+    done = ava(root, "run", "strict-reviewer", "Look at it", "--yes", "--max-cost", "0.10", cwd=project)
+    assert done.returncode == 2
+    assert "is not trusted; a person has to look at it in a terminal. " in done.stderr
+    assert f"trust it if you do: ava roles trust '{project}'" in done.stderr
+
+
 def test_a_folder_that_can_be_no_project_is_refused(root: Path) -> None:
+    assert "does not exist" in run(root, "trust", "~nobody/there", code=2)
     assert "the whole file system" in run(root, "trust", "/", code=2)
     assert "Ava's own folder" in run(root, "trust", str(root), code=2)

@@ -111,8 +111,11 @@ def check_command(
     for remark in remarks:
         say(str(remark))
     faults = sum(remark.fault for remark in remarks)
-    told = f"{count} role {'file' if count == 1 else 'files'}"
-    say(f"{told} checked: {f'{faults} cannot be used' if faults else 'all can be used'}." if count else "No role file.")
+    if count:
+        told = f"{faults} cannot be used" if faults else "all can be used"
+        say(f"{count} role {'file' if count == 1 else 'files'} checked: {told}.")
+    else:
+        say("No role file but the built-in ones is read here. Others are checked when you name them, or their folder.")
     if faults:
         raise typer.Exit(FAULT_FOUND)
 
@@ -214,7 +217,7 @@ def _given(files: list[str]) -> tuple[list[Remark], int]:
             raise RoleFileError(source, f"the name {role.name} is taken (built in); rename this role")
 
     for given in files:
-        path = Path(given).expanduser()
+        path = Path(given)
         folder = [*read_folder(Folder(path, given.rstrip("/"), deep=True))] if path.is_dir() else [None]
         for found in folder:
             count += 1

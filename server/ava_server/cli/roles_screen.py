@@ -101,7 +101,7 @@ def trust_lines(untrusted: Untrusted, taken: str | None) -> list[str]:
     lines += _indented(first_sentence(role.description))
     lines += _indented(f"model: {role.model}; limits: {_limits(role)}")
     lines += _tool_lines(role)
-    lines += _indented(f"can reach: {reach(role)}")
+    lines += _indented(f"it {reach(role)}")
     lines += [line for said in _further(role) for line in _indented(said)]
     if taken:
         lines += _indented(f"it will not count all the same: the name is taken ({taken})")
@@ -109,7 +109,7 @@ def trust_lines(untrusted: Untrusted, taken: str | None) -> list[str]:
 
 
 def reach(role: Role) -> str:
-    """Return what a role's tools could reach if all of them were there."""
+    """Return what a role's tools do if all of them are there."""
     servers = sorted({tool.split("__")[1] for tool in role.tools if tool.startswith("mcp__")})
     parts = [
         *(["reads files of the workspace"] if any(tool in role.tools for tool in _READS_FILES) else []),
@@ -118,7 +118,7 @@ def reach(role: Role) -> str:
         *(["runs commands"] if any(tool in role.tools for tool in _RUNS) else []),
         *([f"calls tools of the MCP servers {', '.join(servers)}"] if servers else []),
     ]
-    return ", ".join(parts) or "neither files nor the web"
+    return ", ".join(parts) or "reaches neither files nor the web"
 
 
 def _facts(role: Role, meant: Meant | None) -> dict[str, Any]:

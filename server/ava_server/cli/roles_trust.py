@@ -49,7 +49,7 @@ def trust_command(
         home = Path.home()
     except RuntimeError:
         raise BadInput("This user has no home folder, so it cannot be told what is a project. Set HOME.") from None
-    project = project_named(str(Path(folder or ".").expanduser().absolute()), root.path, home)
+    project = project_named(str(Path(folder or ".").absolute()), root.path, home)
     say(f"Project: {project}")
     places = Places(root, project, settings.roles.claude_agents, home)
     anyio.run(_withdraw if withdraw else _trust, places, settings)
@@ -65,10 +65,11 @@ async def _trust(places: Places, settings: Settings) -> None:
     for problem in catalog.problems:
         say(f"Cannot be used: {problem.text}")
     usable = [each for each in catalog.untrusted if each.role is not None]
+    taken = {name: role.source for name, role in catalog.by_name.items()}
     for each in catalog.untrusted:
         say()
-        taken = catalog.by_name.get(each.name)
-        say("\n".join(trust_lines(each, taken.source if taken else None)))
+        say("\n".join(trust_lines(each, taken.get(each.name))))
+        taken.setdefault(each.name, each.file.source)
     if not usable:
         say(_nothing(places, catalog))
         return
