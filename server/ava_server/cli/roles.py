@@ -52,7 +52,7 @@ def list_command(as_json: Json = False) -> None:
 
     The project is the folder in which the command is called; of a project those count that somebody has trusted.
     """
-    from ava_server.cli.roles_screen import as_facts, screen
+    from ava_server.cli.roles_screen import as_facts, screen, tools_here
     from ava_server.role_folders import places_here
     from ava_server.settings import load_settings
 
@@ -63,10 +63,10 @@ def list_command(as_json: Json = False) -> None:
     catalog = places.load()
     means = meanings_of(catalog.roles, settings)
     if as_json:
-        say_json({"data_root": str(root.path), **as_facts(places, catalog, means)})
+        say_json({"data_root": str(root.path), **as_facts(places, catalog, means, tools_here(settings))})
         return
     heading(root)
-    say("\n".join(screen(places, catalog, means)))
+    say("\n".join(screen(places, catalog, means, tools_here(settings))))
 
 
 def show_command(name: Annotated[str, typer.Argument(metavar="NAME", help="The role's name.")]) -> None:
@@ -75,7 +75,7 @@ def show_command(name: Annotated[str, typer.Argument(metavar="NAME", help="The r
     Also one of a project that is not trusted, for somebody has to read it before that.
     """
     from ava_roles.errors import UnknownRole
-    from ava_server.cli.roles_screen import role_screen
+    from ava_server.cli.roles_screen import role_screen, tools_here
     from ava_server.role_folders import places_here
     from ava_server.settings import load_settings
 
@@ -92,7 +92,7 @@ def show_command(name: Annotated[str, typer.Argument(metavar="NAME", help="The r
         role, why = waiting[0].role, f"It does not count: {waiting[0].why}. {waiting[0].step}"
     heading(root)
     meant = next(iter(meanings_of((role,), settings)), None)
-    say("\n".join(role_screen(role, meant, settings, why)))
+    say("\n".join(role_screen(role, meant, settings, why, tools_here(settings))))
 
 
 def check_command(

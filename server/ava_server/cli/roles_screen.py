@@ -26,7 +26,10 @@ _CHANGES = ("edit_file", "write_file")
 _RUNS = ("run_bash", "python_exec")
 
 
-def screen(places: Places, catalog: Catalog, means: Sequence[Meant]) -> list[str]:
+Specs = Mapping[str, "ToolSpec"]
+
+
+def screen(places: Places, catalog: Catalog, means: Sequence[Meant], known: Specs) -> list[str]:
     """Return the whole list but its first line."""
     about = dict(zip((role.name for role in catalog.roles), means, strict=False))
     lines = [f"Project: {places.project}" if places.project else "No project here: this folder is in no repository."]
@@ -35,7 +38,7 @@ def screen(places: Places, catalog: Catalog, means: Sequence[Meant]) -> list[str
         lines += _indented(first_sentence(role.description))
         lines += _indented(_limits(role))
         lines += _indented(f"source: {role.source}")
-        lines += _tool_lines(role)
+        lines += _tool_lines(role, known)
     for head, said in (
         ("Cannot be used:", [problem.text for problem in catalog.problems]),
         ("Means nothing here:", [note.text for note in catalog.notes]),
@@ -47,12 +50,12 @@ def screen(places: Places, catalog: Catalog, means: Sequence[Meant]) -> list[str
     return lines
 
 
-def as_facts(places: Places, catalog: Catalog, means: Sequence[Meant]) -> dict[str, Any]:
+def as_facts(places: Places, catalog: Catalog, means: Sequence[Meant], known: Specs) -> dict[str, Any]:
     """Return the same as plain JSON."""
     about = dict(zip((role.name for role in catalog.roles), means, strict=False))
     return {
         "project": str(places.project) if places.project else None,
-        "roles": [_facts(role, about.get(role.name)) for role in catalog.roles],
+        "roles": [_facts(role, about.get(role.name), known) for role in catalog.roles],
         "problems": [
             {"file": each.source, "line": each.line, "key": each.key, "reason": each.reason}
             for each in catalog.problems
@@ -66,7 +69,7 @@ def as_facts(places: Places, catalog: Catalog, means: Sequence[Meant]) -> dict[s
     }  # fmt: skip
 
 
-def role_screen(role: Role, meant: Meant | None, settings: Settings, why: str) -> list[str]:
+def role_screen(role: Role, meant: Meant | None, settings: Settings, why: str, known: Specs) -> list[str]:
     """Return one role: what it resolves to, its file, and the system prompt of a subagent."""
     lines = [f"{role.name}  ({role.source})"]
     lines += _indented(why) if why else []
@@ -76,18 +79,18 @@ def role_screen(role: Role, meant: Meant | None, settings: Settings, why: str) -
         lines += _indented(f"  {meant.error}")
     lines += _indented(f"limits: {_limits(role)}")
     lines += [line for note in _clamps(role, meant, settings) for line in _indented(f"  {note}")]
-    lines += _tool_lines(role)
+    lines += _tool_lines(role, known)
     lines += [line for said in _further(role) for line in _indented(said)]
     if role.ignored_keys:
         lines += _indented(f"means nothing here, and is passed over: {', '.join(role.ignored_keys)}")
     text, unseen = clean(role.text)
     hidden = f" ({unseen} characters that are not seen are left out here)" if unseen else ""
-    prompt = _prompt(role, meant, settings)
+    prompt = _prompt(role, meant, settings, known)
     head = "The system prompt, where a folder is named and the spawn adds no words:"
     return [*lines, "", f"The file{hidden}:", "", text.rstrip(), "", head, "", prompt]
 
 
-def trust_lines(untrusted: Untrusted, taken: str | None) -> list[str]:
+def trust_lines(untrusted: Untrusted, taken: str | None, known: Specs) -> list[str]:
     """Return what a person has to know before a file of a project counts."""
     role = untrusted.role
     state = "changed since it was trusted" if untrusted.changed else "new"
@@ -100,7 +103,7 @@ def trust_lines(untrusted: Untrusted, taken: str | None) -> list[str]:
     lines = [f"{role.name}  ({untrusted.file.source}, {state}, sha256 {untrusted.file.sha256[:12]})"]
     lines += _indented(first_sentence(role.description))
     lines += _indented(f"model: {role.model}; limits: {_limits(role)}")
-    lines += _tool_lines(role)
+    lines += _tool_lines(role, known)
     lines += _indented(f"it {reach(role)}")
     lines += [line for said in _further(role) for line in _indented(said)]
     if taken:
@@ -121,8 +124,8 @@ def reach(role: Role) -> str:
     return ", ".join(parts) or "reaches neither files nor the web"
 
 
-def _facts(role: Role, meant: Meant | None) -> dict[str, Any]:
-    here, not_here = _tools(role)
+def _facts(role: Role, meant: Meant | None, known: Specs) -> dict[str, Any]:
+    here, not_here = _tools(role, known)
     return {
         "name": role.name,
         "description": role.description,
@@ -155,26 +158,34 @@ def _limits(role: Role) -> str:
     )
 
 
-def _tools(role: Role) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _tools(role: Role, known: Specs) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the role's tools that are here, and those that are not."""
-    known = _specs()
     return tuple(tool for tool in role.tools if tool in known), tuple(tool for tool in role.tools if tool not in known)
 
 
-def _tool_lines(role: Role) -> list[str]:
-    here, not_here = _tools(role)
+def _tool_lines(role: Role, known: Specs) -> list[str]:
+    here, not_here = _tools(role, known)
     missing = _indented(f"not here: {', '.join(not_here)}") if not_here else []
     return [*_indented(f"tools: {', '.join(here) or 'none'}"), *missing]
 
 
-def _specs() -> Mapping[str, ToolSpec]:
-    """Return what is said of each tool that is here."""
+def tools_here(settings: Settings) -> Specs:
+    """Return what is said of each tool that is here.
+
+    Raises:
+        AvaError: The keys cannot be read.
+    """
     from ava_roles.tools.registry import builtin_tools
     from ava_server.earlier import ReadSubagentResult
+    from ava_server.keys import read_keys
     from ava_server.run_tools import ReadToolResult, Scratchpad
+    from ava_server.searching import engine_of, without_search
 
     own = (Scratchpad.spec, ReadToolResult.spec, ReadSubagentResult.spec)
-    return {**{name: tool.spec for name, tool in builtin_tools().items()}, **{spec.name: spec for spec in own}}
+    tools = builtin_tools()
+    if engine_of(settings.search, read_keys(settings.paths.keys)) is None:
+        tools = without_search(tools)
+    return {**{name: tool.spec for name, tool in tools.items()}, **{spec.name: spec for spec in own}}
 
 
 def _further(role: Role) -> list[str]:
@@ -204,13 +215,12 @@ def _clamps(role: Role, meant: Meant | None, settings: Settings) -> tuple[str, .
     return caps_of(SpawnArgs(role=role.name, task="-"), role, meant.choice, settings.limits)[1]
 
 
-def _prompt(role: Role, meant: Meant | None, settings: Settings) -> str:
+def _prompt(role: Role, meant: Meant | None, settings: Settings, known: Specs) -> str:
     from ava_roles.memory import Memory
     from ava_roles.prompt import system_prompt
     from ava_roles.tools.memory import NAME as RECALL
     from ava_server.earlier import NAME as READ_RESULT
 
-    known = _specs()
     not_offered = {READ_RESULT, *((RECALL,) if Memory(settings.paths.memory).is_empty() else ())}
     hard = settings.limits
     free = meant is not None and meant.choice is not None and meant.choice.price.free

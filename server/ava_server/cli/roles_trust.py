@@ -56,7 +56,7 @@ def trust_command(
 
 
 async def _trust(places: Places, settings: Settings) -> None:
-    from ava_server.cli.roles_screen import trust_lines
+    from ava_server.cli.roles_screen import tools_here, trust_lines
     from ava_server.cli.unseen import check_pin
     from ava_server.pin import PinFile, policy_in_force
 
@@ -66,9 +66,10 @@ async def _trust(places: Places, settings: Settings) -> None:
         say(f"Cannot be used: {problem.text}")
     usable = [each for each in catalog.untrusted if each.role is not None]
     taken = {name: role.source for name, role in catalog.by_name.items()}
+    known = tools_here(settings)
     for each in catalog.untrusted:
         say()
-        say("\n".join(trust_lines(each, taken.get(each.name))))
+        say("\n".join(trust_lines(each, taken.get(each.name), known)))
         taken.setdefault(each.name, each.file.source)
     if not usable:
         say(_nothing(places, catalog))
