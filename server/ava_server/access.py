@@ -6,6 +6,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -78,6 +79,14 @@ class _Followed(Generic[T]):
             self._seen = seen  # last: whoever finds it so has nothing to wait for
 
 
+@dataclass(frozen=True)
+class _Keyed:
+    """What one reading of `keys.toml` brought: the keys in it, and what the settings and they say about models."""
+
+    stored: Mapping[str, Key]
+    models: ModelSettings
+
+
 class Access:
     """What a process may ask models with, what its calls may send, and what it must hide: read again when it changes.
 
@@ -94,8 +103,7 @@ class Access:
         for name, value in _given(settings, os.environ):
             self.redactor.learn({name: value})
         self._settings = settings
-        self._keys = _Followed(settings.paths.keys, self._read_keys)
-        self._models = _Followed(settings.paths.keys, self._read_models)
+        self._keyed = _Followed(settings.paths.keys, self._read_keys)
         self._secrets = _Followed(settings.paths.secrets_file, self._read_secrets)
 
     @property
@@ -105,7 +113,7 @@ class Access:
         Raises:
             AvaError: `keys.toml` cannot be read or holds what is no key, or a provider's variable or name is wrong.
         """
-        return self._models.current()
+        return self._keyed.current().models
 
     def search(self, name: str | None = None) -> Engine | None:
         """Return the search engine that is set up, or the one of this name where it is; else None. Blocking.
@@ -113,7 +121,7 @@ class Access:
         Raises:
             AvaError: `keys.toml` cannot be read or holds what is no key, or the key's variable is wrong.
         """
-        return engine_of(self._settings.search, self._keys.current(), name)
+        return engine_of(self._settings.search, self._keyed.current().stored, name)
 
     @property
     def secrets(self) -> Mapping[str, Secret]:
@@ -126,17 +134,14 @@ class Access:
 
     async def refresh(self) -> None:
         """Learn what is to be hidden, where a file has changed; one that cannot be read changes nothing."""
-        for followed in (self._keys, self._models, self._secrets):
+        for followed in (self._keyed, self._secrets):
             if followed.is_another:
                 await anyio.to_thread.run_sync(followed.learn)
 
-    def _read_keys(self) -> Mapping[str, Key]:
+    def _read_keys(self) -> _Keyed:
         keys = read_keys(self._settings.paths.keys)
         self.redactor.learn({name: key.value for name, key in keys.items()})
-        return keys
-
-    def _read_models(self) -> ModelSettings:
-        return model_settings(self._settings, self._read_keys())
+        return _Keyed(keys, model_settings(self._settings, keys))
 
     def _read_secrets(self) -> Mapping[str, Secret]:
         secrets = read_secrets(self._settings.paths.secrets_file)

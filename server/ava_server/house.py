@@ -30,7 +30,7 @@ from ava_server import role_folders
 from ava_server.access import Access
 from ava_server.budget import DayCaps
 from ava_server.claims import Slots
-from ava_server.errors import Refused
+from ava_server.errors import AvaError, Refused
 from ava_server.hiring import Hiring
 from ava_server.ids import AGENT
 from ava_server.manager import GRACE_S, Manager
@@ -169,7 +169,10 @@ class House:
         durations: tuple[tuple[str, int], ...],
         memory: Memory | None,
     ) -> Surroundings:
-        search = self.access.search()
+        try:
+            search = self.access.search()
+        except AvaError:  # the doctor tells; whoever does not search has nothing to do with it
+            search = None
         return Surroundings(
             settings=self.settings,
             models=self.access.models,
