@@ -1,0 +1,140 @@
+"""Where child commands run: one seam, and what is chosen behind it.
+
+A sandbox runs a command under a supervisor: a process of its own that ends every descendant when the command ends, when
+it takes too long or too much, and when the server is gone, however that came about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Literal, Protocol
+
+from anyio.abc import ByteReceiveStream, ByteSendStream
+
+Kind = Literal["bubblewrap", "landlock", "none"]
+STRENGTH: Mapping[Kind, int] = {"none": 0, "landlock": 1, "bubblewrap": 2}
+
+
+@dataclass(frozen=True)
+class Bind:
+    """A folder or file of this machine inside of the sandbox.
+
+    Attributes:
+        source: Where it is here.
+        target: Where the command sees it; absolute. A toolchain keeps its own path.
+        writable: The command may change what is in it.
+    """
+
+    source: Path
+    target: PurePosixPath
+    writable: bool = False
+
+
+@dataclass(frozen=True)
+class Command:
+    """What to run, and what it may have.
+
+    Attributes:
+        argv: Program and arguments.
+        folder: The working folder as the command sees it, within one of the binds.
+        binds: What it sees beside the system's own programs.
+        environment: The whole environment; nothing is inherited.
+        timeout_s: After so many seconds it is ended with all that it started.
+        max_output: How many bytes of output are kept, its beginning and its end.
+        network: It may use the host's network.
+        stdin: It reads what its caller writes; see `Sandbox.start`.
+    """
+
+    argv: tuple[str, ...]
+    folder: PurePosixPath
+    binds: tuple[Bind, ...]
+    environment: Mapping[str, str]
+    timeout_s: float
+    max_output: int = 1_000_000
+    network: bool = False
+    stdin: bool = False
+
+
+@dataclass(frozen=True)
+class Finished:
+    """How a command ended.
+
+    Attributes:
+        code: Its exit code; None where it was ended.
+        output: What it wrote, stdout and stderr as they came, cut in the middle.
+        dropped: How many bytes were left out.
+        ended: `exited` by itself, by a `signal`, or ended because of `timeout`, `memory` or `disk`.
+        took_s: Seconds from its start until nothing of it was left.
+    """
+
+    code: int | None
+    output: str
+    dropped: int
+    ended: Literal["exited", "timeout", "memory", "disk", "signal"]
+    took_s: float
+
+
+@dataclass(frozen=True)
+class Pipes:
+    """The two ends of a command that goes on while somebody talks to it.
+
+    Attributes:
+        stdin: What it reads.
+        stdout: What it writes; ends with `EndOfStream` when it does.
+        errors: The end of what it wrote on stderr so far.
+    """
+
+    stdin: ByteSendStream
+    stdout: ByteReceiveStream
+    errors: Callable[[], str]
+
+
+class Sandbox(Protocol):
+    """Runs commands."""
+
+    @property
+    def kind(self) -> Kind:
+        """What confines them."""
+        ...
+
+    async def run(self, command: Command) -> Finished:
+        """Run a command to its end; a cancellation ends all of it at once and waits for that.
+
+        Raises:
+            ToolFailed: It could not be started; says why.
+        """
+        ...
+
+    def start(self, command: Command) -> AbstractAsyncContextManager[Pipes]:
+        """Hold a command that is talked to over its stdin and stdout; leaving ends all of it and waits for that.
+
+        Raises:
+            ToolFailed: On entering: it could not be started; says why.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Unavailable:
+    """Why no command can be confined here.
+
+    Attributes:
+        why: A sentence.
+        what_to_do: What would change it.
+    """
+
+    why: str
+    what_to_do: str
+
+
+def find_sandbox(mode: Literal["auto", "none"], state: Path) -> Sandbox | Unavailable:
+    """Return the strongest sandbox that holds here; decided by attacking it, once in a process. Blocks up to seconds.
+
+    Args:
+        mode: The setting `sandbox.mode`; `none` confines nothing.
+        state: A folder of ours, where what a sandbox needs on the disk may stand.
+    """
+    return Unavailable(f"no sandbox is built yet (asked for {mode}, {state})", "wait for the next version")
