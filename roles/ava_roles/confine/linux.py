@@ -15,11 +15,12 @@ from typing import Any
 
 _OPENAT2 = 437
 _RESOLVE = 0x08 | 0x04 | 0x02 | 0x01  # BENEATH | NO_SYMLINKS | NO_MAGICLINKS | NO_XDEV
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 1, 4, 36
 _LANDLOCK_CREATE_RULESET = 444
 _ASK_VERSION = 1
 _SETTINGS = Path("/proc/sys/")
 _TRIES = 64
+STOP, KILL = getattr(signal, "SIGSTOP", 0), getattr(signal, "SIGKILL", 0)
 
 
 class NotOnThisSystem(OSError):
@@ -59,6 +60,53 @@ def end_with_parent() -> None:
     libc, get_errno = _libc("prctl")
     if libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
         raise NotOnThisSystem("prctl", get_errno())
+
+
+def hide_from_others() -> None:
+    """Keep this process's memory and environment from other processes of the same user; it leaves no core dump.
+
+    Raises:
+        NotOnThisSystem: This is not Linux, or a sandbox forbids it.
+    """
+    libc, get_errno = _libc("prctl")
+    if libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0) != 0:
+        raise NotOnThisSystem("prctl", get_errno())
+
+
+def is_root() -> bool:
+    """Tell whether this process may do everything."""
+    ask = getattr(os, "geteuid", None)
+    return ask is not None and ask() == 0
+
+
+def adopt_orphans(adopt: bool) -> None:
+    """Have descendants whose parent ends become children of this process, or not any more.
+
+    Raises:
+        NotOnThisSystem: This is not Linux, or a sandbox forbids it.
+    """
+    libc, get_errno = _libc("prctl")
+    if libc.prctl(_PR_SET_CHILD_SUBREAPER, int(adopt), 0, 0, 0) != 0:
+        raise NotOnThisSystem("prctl", get_errno())
+
+
+def in_memory(data: bytes) -> int:
+    """Return a descriptor from which some bytes can be read; they are on no disk.
+
+    Raises:
+        NotOnThisSystem: There is nothing of the kind.
+    """
+    make = getattr(os, "memfd_create", None)
+    if make is None:
+        raise NotOnThisSystem("memfd_create")
+    descriptor: int = make("ava")
+    try:
+        os.write(descriptor, data)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def end_within(seconds: int) -> None:

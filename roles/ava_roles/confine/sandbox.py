@@ -22,6 +22,11 @@ STRENGTH: Mapping[Kind, int] = {"none": 0, "landlock": 1, "bubblewrap": 2}
 class Bind:
     """A folder or file of this machine inside of the sandbox.
 
+    Where a sandbox cannot mount (Landlock as an ordinary user, and none), a command sees sources where they are: a
+    folder, an argument or a part of a variable that is a target or begins with one is translated, and a bind within
+    another one is not there. Where the server is root, what root owns of a writable source is given to the user that
+    commands run as, and what others may not read cannot be read.
+
     Attributes:
         source: Where it is here.
         target: Where the command sees it; absolute. A toolchain keeps its own path.
@@ -100,6 +105,11 @@ class Sandbox(Protocol):
         """What confines them."""
         ...
 
+    @property
+    def mounts(self) -> bool:
+        """Whether a command sees its binds at their targets; elsewhere names in its words are translated."""
+        ...
+
     async def run(self, command: Command) -> Finished:
         """Run a command to its end; a cancellation ends all of it at once and waits for that.
 
@@ -137,4 +147,6 @@ def find_sandbox(mode: Literal["auto", "none"], state: Path) -> Sandbox | Unavai
         mode: The setting `sandbox.mode`; `none` confines nothing.
         state: A folder of ours, where what a sandbox needs on the disk may stand.
     """
-    return Unavailable(f"no sandbox is built yet (asked for {mode}, {state})", "wait for the next version")
+    from ava_roles.confine.choosing import found
+
+    return found(mode, state)

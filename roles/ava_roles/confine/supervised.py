@@ -1,0 +1,225 @@
+"""Commands under their supervisor as the server sees them: a process to start, a pipe to hold, a word to read."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+from typing import Literal, cast
+
+import anyio
+from anyio.abc import ByteReceiveStream, Process
+
+from ava_roles.confine import linux
+from ava_roles.confine.launcher.order import Limits, Order
+from ava_roles.confine.orphans import adopted, end_orphans
+from ava_roles.confine.output import Output
+from ava_roles.confine.sandbox import Bind, Command, Finished, Kind, Pipes
+from ava_roles.errors import ToolFailed
+from ava_roles.tools.threads import run_sync
+
+END_S = 15.0
+"""A supervisor that has not ended its command by then is ended itself."""
+PATH, TEMPORARY = "/usr/bin:/bin", PurePosixPath("/tmp")  # noqa: S108 - as a command sees it
+_START = "import sys; sys.path.insert(0, sys.argv[1]); from ava_roles.confine.launcher.supervise import main; main()"
+_SOURCES = str(Path(__file__).parents[2])
+
+
+@dataclass(frozen=True)
+class How:
+    """What a sandbox needs to know of this machine.
+
+    Attributes:
+        uid: Who commands run as where the server is root; 0 for the server's own user.
+        bwrap: Where bubblewrap is.
+        abi: The version of Landlock.
+    """
+
+    uid: int = 0
+    bwrap: str = ""
+    abi: int = 0
+
+
+class Supervised:
+    """A sandbox of one kind.
+
+    Args:
+        kind: What confines the commands.
+        how: What that needs to know.
+        state: A folder for temporary files, where a command has no mounts of its own.
+        limits: What a command may take.
+    """
+
+    def __init__(self, kind: Kind, how: How, state: Path, limits: Limits | None = None) -> None:
+        self._kind: Kind = kind
+        self._how = how
+        self._state = state
+        self._limits = limits or Limits()
+
+    @property
+    def kind(self) -> Kind:
+        """What confines them."""
+        return self._kind
+
+    @property
+    def mounts(self) -> bool:
+        """Whether a command sees its binds at their targets."""
+        return self._kind == "bubblewrap" or (self._kind == "landlock" and self._how.uid != 0)
+
+    async def run(self, command: Command) -> Finished:
+        """Run a command to its end; a cancellation ends all of it at once and waits for that.
+
+        Raises:
+            ToolFailed: It could not be started; says why.
+        """
+        began = time.monotonic()
+        output = Output(command.max_output)
+        async with self._supervisor(command, errors=subprocess.STDOUT) as (process, ended):
+            assert process.stdout is not None
+            await _drain(process.stdout, output)
+            await process.wait()
+        how, _, rest = ended().partition(" ")
+        text, dropped = output.text()
+        if how in ("exited", "signal"):
+            return Finished(int(rest), text, dropped, cast("Literal['exited', 'signal']", how), _since(began))
+        if how in ("timeout", "memory", "disk"):
+            why = cast("Literal['timeout', 'memory', 'disk']", how)
+            return Finished(None, text, dropped, why, _since(began))
+        said = f" ({text.strip()[:300]})" if text.strip() else ""
+        raise ToolFailed(f"the command could not be run: {rest or 'its supervisor was ended from outside'}{said}")
+
+    @asynccontextmanager
+    async def start(self, command: Command) -> AsyncGenerator[Pipes]:
+        """Hold a command that is talked to over its stdin and stdout; leaving ends all of it and waits for that.
+
+        Raises:
+            ToolFailed: On entering: it could not be started; says why.
+        """
+        errors = Output(command.max_output)
+        async with (
+            self._supervisor(replace(command, stdin=True), errors=subprocess.PIPE) as (process, _ended),
+            anyio.create_task_group() as tasks,
+        ):
+            assert process.stdin is not None
+            assert process.stdout is not None
+            assert process.stderr is not None
+            tasks.start_soon(_drain, process.stderr, errors)
+            try:
+                yield Pipes(process.stdin, process.stdout, lambda: errors.text()[0])
+            finally:
+                tasks.cancel_scope.cancel()
+
+    @asynccontextmanager
+    async def _supervisor(self, command: Command, *, errors: int) -> AsyncGenerator[tuple[Process, _Answer]]:
+        """Hold the supervisor of a command; it has ended, and all of the command, when this is left."""
+        with self._temporary(command) as given, adopted() if self._kind != "bubblewrap" else nullcontext():
+            order_at = linux.in_memory(self._order(given).packed())
+            theirs, ours = os.pipe()
+            answer, answer_at = os.pipe()
+            try:
+                try:
+                    process = await self._open(command, (order_at, theirs, answer_at), errors)
+                finally:
+                    for descriptor in (order_at, theirs, answer_at):
+                        os.close(descriptor)
+                said = _Answer()
+                try:
+                    yield process, said
+                finally:
+                    os.close(ours)
+                    ours = -1
+                    await self._gone(process)
+                    said.read(answer)
+            finally:
+                os.close(answer)
+                if ours >= 0:
+                    os.close(ours)
+
+    async def _open(self, command: Command, descriptors: tuple[int, int, int], errors: int) -> Process:
+        words = [sys.executable, "-I", "-S", "-c", _START, _SOURCES, *map(str, descriptors)]
+        try:
+            return await anyio.open_process(
+                words,
+                stdin=subprocess.PIPE if command.stdin else subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                cwd="/",
+                env={},
+                pass_fds=descriptors,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise ToolFailed(f"no process could be started for the command: {error.strerror}") from error
+
+    async def _gone(self, process: Process) -> None:
+        """Wait for the end of a supervisor that was told to end."""
+        with anyio.CancelScope(shield=True):
+            with anyio.move_on_after(END_S):
+                await process.wait()
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+            if process.returncode != 0 and self._kind != "bubblewrap":
+                await run_sync(end_orphans, self._limits, abandon_on_cancel=False)
+            await process.aclose()
+
+    def _order(self, command: Command) -> Order:
+        environment = {"PATH": PATH, "HOME": str(command.folder), **command.environment}
+        if self._kind == "landlock":
+            environment.setdefault("TMPDIR", str(TEMPORARY))
+        return Order(
+            kind=self._kind,
+            argv=list(command.argv),
+            folder=str(command.folder),
+            binds=[(str(bind.source), str(bind.target), bind.writable) for bind in command.binds],
+            environment=environment,
+            timeout_s=command.timeout_s,
+            network=command.network,
+            uid=self._how.uid if self._kind != "none" else 0,
+            bwrap=self._how.bwrap,
+            abi=self._how.abi,
+            limits=self._limits.fields(),
+        )
+
+    @contextmanager
+    def _temporary(self, command: Command) -> Generator[Command]:
+        """Give a command a folder for its temporary files, where none can be mounted for it."""
+        if self._kind != "landlock" or self.mounts or any(bind.target == TEMPORARY for bind in command.binds):
+            yield command
+            return
+        folder = Path(tempfile.mkdtemp(prefix="command-", dir=self._state))
+        try:
+            yield replace(command, binds=(*command.binds, Bind(folder, TEMPORARY, writable=True)))
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+class _Answer:
+    """What a supervisor said, once it has ended."""
+
+    def __init__(self) -> None:
+        self._said = ""
+
+    def __call__(self) -> str:
+        return self._said
+
+    def read(self, descriptor: int) -> None:
+        """Take what it said; it has ended, so nobody waits."""
+        self._said = os.read(descriptor, 65_536).decode("utf-8", "replace")
+
+
+async def _drain(stream: ByteReceiveStream, output: Output) -> None:
+    with suppress(anyio.EndOfStream, anyio.ClosedResourceError, anyio.BrokenResourceError):
+        while True:
+            output.add(await stream.receive(65_536))
+
+
+def _since(began: float) -> float:
+    return time.monotonic() - began
