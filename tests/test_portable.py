@@ -35,6 +35,9 @@ METHODS = {"add_signal_handler", "connect_read_pipe", "connect_write_pipe", "ope
 KEYWORDS = {"dir_fd", "src_dir_fd", "dst_dir_fd", "pass_fds", "preexec_fn", "start_new_session", "process_group"}
 PLACES = ("/proc/", "/sys/")
 
+CONFINE = "roles/ava_roles/confine/"
+PROGRAMS = (f"{CONFINE}launcher/", f"{CONFINE}attacker.py")
+"""Programs of their own for Linux; they are started, and parts of them imported, only where `choosing.py` has asked."""
 BENEATH, STDIO = "roles/ava_roles/confine/beneath.py", "server/ava_server/stdio.py"
 LINUX = "roles/ava_roles/confine/linux.py"
 BEHIND: dict[tuple[str, str], str] = {
@@ -46,6 +49,18 @@ BEHIND: dict[tuple[str, str], str] = {
     **dict.fromkeys(
         ((BENEATH, name) for name in ("os.O_DIRECTORY", "os.fchmod", "dir_fd", "src_dir_fd", "dst_dir_fd")),
         "used only where has_folder_descriptors() says so; plain.py does it elsewhere",
+    ),
+    **dict.fromkeys(
+        (
+            (f"{CONFINE}{file}", name)
+            for file, name in (
+                ("supervised.py", "pass_fds"),
+                ("supervised.py", "start_new_session"),
+                ("orphans.py", "/proc/"),
+                ("probe.py", "/proc/"),
+            )
+        ),
+        "imported only where choosing.py has found Linux",
     ),
     ("roles/ava_roles/tools/search.py", "pass_fds"): "empty where there is no folder descriptor to hand on",
     **dict.fromkeys(
@@ -96,7 +111,8 @@ def uses() -> Iterator[tuple[str, int, str]]:
     for top in ("audit", "roles", "server"):
         for path in sorted((REPOSITORY / top).rglob("*.py")):
             name = path.relative_to(REPOSITORY).as_posix()
-            yield from ((name, line, use) for line, use in uses_in(ast.parse(path.read_text("utf-8"))))
+            if not name.startswith(PROGRAMS):
+                yield from ((name, line, use) for line, use in uses_in(ast.parse(path.read_text("utf-8"))))
 
 
 def test_nothing_else_uses_what_only_some_systems_have() -> None:
@@ -133,6 +149,8 @@ def test_each_kind_of_use_is_found() -> None:
 SPECIAL: dict[str, tuple[Callable[[], object], tuple[str, ...]]] = {
     "openat2": (lambda: linux.openat2(0, "x", 0), ("win32", "darwin", "freebsd14")),
     "prctl": (linux.end_with_parent, ("win32", "darwin", "freebsd14")),
+    "hiding": (linux.hide_from_others, ("win32", "darwin", "freebsd14")),
+    "orphans": (lambda: linux.adopt_orphans(True), ("win32", "darwin", "freebsd14")),
     "alarm": (lambda: linux.end_within(600), ("win32",)),
     "Landlock": (linux.landlock_abi, ("win32", "darwin", "freebsd14")),
     "the kernel's settings": (lambda: linux.kernel_setting("user/max_user_namespaces"), ("win32", "darwin")),

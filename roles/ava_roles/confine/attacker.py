@@ -23,7 +23,7 @@ def main() -> None:
     here = _is_ours(aims["namespace"])
     tries: dict[str, Callable[[], object]] = {
         "reads a file of the server's user": lambda: _read(aims["secret"]),
-        "lists ~/.ssh": lambda: os.listdir(aims["keys"]),
+        "lists ~/.ssh": lambda: os.listdir(str(aims["keys"])),
         "writes outside": lambda: _write(os.path.join(aims["outside"], "written")),
         "writes where it may only read": lambda: _write(os.path.join(aims["readable"], "written")),
         "removes what it may only read": lambda: os.unlink(os.path.join(aims["readable"], "file")),

@@ -46,23 +46,31 @@ def _looked_for(mode: str, state: Path) -> Sandbox | Unavailable:
             f"no user number is free for commands ({_UIDS[0]} to {_UIDS[-1]} all have an account)",
             "run Ava as an ordinary user",
         )
-    bwrap, why = shutil.which("bwrap", path=_PROGRAMS), []
-    if bwrap is None:
-        why.append("bubblewrap is not installed")
-    elif not os.access(PRLIMIT, os.X_OK):
-        why.append(f"bubblewrap: {PRLIMIT} is missing (util-linux)")
-    elif (sandbox := Supervised("bubblewrap", How(uid, bwrap, abi), state)) and not (fault := _fault(sandbox, state)):
-        return sandbox
-    else:
-        why.append(f"bubblewrap: {fault}")
-    least = _LEAST_ABI if uid else _ABI_FOR_SIGNALS
-    if abi < least:
-        why.append(f"Landlock: the kernel has version {abi} of it, and {least} is needed" if abi else "no Landlock")
-    elif (sandbox := Supervised("landlock", How(uid, "", abi), state)) and not (fault := _fault(sandbox, state)):
-        return sandbox
-    else:
-        why.append(f"Landlock: {fault}")
+    bwrap = shutil.which("bwrap", path=_PROGRAMS)
+    why: list[str] = []
+    for name, missing, sandbox in (
+        ("bubblewrap", _missing_for_bubblewrap(bwrap), Supervised("bubblewrap", How(uid, bwrap or "", abi), state)),
+        ("Landlock", _missing_for_landlock(abi, uid), Supervised("landlock", How(uid, "", abi), state)),
+    ):
+        fault = missing or _fault(sandbox, state)
+        if fault is None:
+            return sandbox
+        why.append(f"{name}: {fault}")
     return Unavailable("; ".join(why), _advice(bwrap is not None, why[0]))
+
+
+def _missing_for_bubblewrap(bwrap: str | None) -> str | None:
+    if bwrap is None:
+        return "it is not installed"
+    return None if os.access(PRLIMIT, os.X_OK) else f"{PRLIMIT} is missing (util-linux)"
+
+
+def _missing_for_landlock(abi: int, uid: int) -> str | None:
+    """Return what the kernel lacks; a command of the server's own user could signal it without the last version."""
+    least = _LEAST_ABI if uid else _ABI_FOR_SIGNALS
+    if abi >= least:
+        return None
+    return f"the kernel has version {abi} of it, and {least} is needed" if abi else "the kernel has none"
 
 
 def _fault(sandbox: Sandbox, state: Path) -> str | None:

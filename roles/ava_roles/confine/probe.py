@@ -43,7 +43,7 @@ def fault_of(sandbox: Sandbox, state: Path) -> str | None:
         (decoys / "secret").write_text("x")
         aims = {
             "secret": str(decoys / "secret"),
-            "keys": str(Path.home() / ".ssh"),
+            "keys": str(_home() / ".ssh"),
             "outside": str(outside),
             "readable": str(_READABLE),
             "namespace": _namespace(),
@@ -84,6 +84,13 @@ def toolchain(program: Path) -> tuple[Bind, ...]:
 
 def _python() -> Path:
     return Path(sys.executable).resolve()
+
+
+def _home() -> Path:
+    try:
+        return Path.home()
+    except RuntimeError:  # a user without a name has none
+        return Path("/nonexistent")
 
 
 def _namespace() -> str:

@@ -15,6 +15,7 @@ from typing import Literal, Protocol
 from anyio.abc import ByteReceiveStream, ByteSendStream
 
 Kind = Literal["bubblewrap", "landlock", "none"]
+Ended = Literal["exited", "timeout", "memory", "disk", "signal"]
 STRENGTH: Mapping[Kind, int] = {"none": 0, "landlock": 1, "bubblewrap": 2}
 
 
@@ -68,7 +69,7 @@ class Finished:
     """How a command ended.
 
     Attributes:
-        code: Its exit code; None where it was ended.
+        code: Its exit code, 128 and more for a signal as shells have it; None where it was ended.
         output: What it wrote, stdout and stderr as they came, cut in the middle.
         dropped: How many bytes were left out.
         ended: `exited` by itself, by a `signal`, or ended because of `timeout`, `memory` or `disk`.
@@ -78,7 +79,7 @@ class Finished:
     code: int | None
     output: str
     dropped: int
-    ended: Literal["exited", "timeout", "memory", "disk", "signal"]
+    ended: Ended
     took_s: float
 
 

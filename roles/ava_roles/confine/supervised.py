@@ -8,11 +8,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Generator
-from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import Literal, cast
+from typing import TypeVar
 
 import anyio
 from anyio.abc import ByteReceiveStream, Process
@@ -21,13 +21,21 @@ from ava_roles.confine import linux
 from ava_roles.confine.launcher.order import Limits, Order
 from ava_roles.confine.orphans import adopted, end_orphans
 from ava_roles.confine.output import Output
-from ava_roles.confine.sandbox import Bind, Command, Finished, Kind, Pipes
+from ava_roles.confine.sandbox import Bind, Command, Ended, Finished, Kind, Pipes
 from ava_roles.errors import ToolFailed
 from ava_roles.tools.threads import run_sync
 
+_T = TypeVar("_T")
 END_S = 15.0
 """A supervisor that has not ended its command by then is ended itself."""
 PATH, TEMPORARY = "/usr/bin:/bin", PurePosixPath("/tmp")  # noqa: S108 - as a command sees it
+_ENDINGS: Mapping[str, Ended] = {
+    "exited": "exited",
+    "signal": "signal",
+    "timeout": "timeout",
+    "memory": "memory",
+    "disk": "disk",
+}
 _START = "import sys; sys.path.insert(0, sys.argv[1]); from ava_roles.confine.launcher.supervise import main; main()"
 _SOURCES = str(Path(__file__).parents[2])
 
@@ -81,17 +89,14 @@ class Supervised:
         """
         began = time.monotonic()
         output = Output(command.max_output)
-        async with self._supervisor(command, errors=subprocess.STDOUT) as (process, ended):
+        async with self._supervisor(replace(command, stdin=False), errors=subprocess.STDOUT) as (process, ended):
             assert process.stdout is not None
             await _drain(process.stdout, output)
             await process.wait()
         how, _, rest = ended().partition(" ")
         text, dropped = output.text()
-        if how in ("exited", "signal"):
-            return Finished(int(rest), text, dropped, cast("Literal['exited', 'signal']", how), _since(began))
-        if how in ("timeout", "memory", "disk"):
-            why = cast("Literal['timeout', 'memory', 'disk']", how)
-            return Finished(None, text, dropped, why, _since(began))
+        if how in _ENDINGS:
+            return Finished(int(rest) if rest else None, text, dropped, _ENDINGS[how], time.monotonic() - began)
         said = f" ({text.strip()[:300]})" if text.strip() else ""
         raise ToolFailed(f"the command could not be run: {rest or 'its supervisor was ended from outside'}{said}")
 
@@ -119,28 +124,34 @@ class Supervised:
     @asynccontextmanager
     async def _supervisor(self, command: Command, *, errors: int) -> AsyncGenerator[tuple[Process, _Answer]]:
         """Hold the supervisor of a command; it has ended, and all of the command, when this is left."""
-        with self._temporary(command) as given, adopted() if self._kind != "bubblewrap" else nullcontext():
-            order_at = linux.in_memory(self._order(given).packed())
-            theirs, ours = os.pipe()
-            answer, answer_at = os.pipe()
+        with adopted() if self._kind != "bubblewrap" else nullcontext():
+            async with self._temporary(command) as given, self._started(given, errors) as running:
+                yield running
+
+    @asynccontextmanager
+    async def _started(self, command: Command, errors: int) -> AsyncGenerator[tuple[Process, _Answer]]:
+        order_at = linux.in_memory(self._order(command).packed())
+        theirs, ours = os.pipe()
+        answer_at, their_answer = os.pipe()
+        said = _Answer()
+        try:
             try:
-                try:
-                    process = await self._open(command, (order_at, theirs, answer_at), errors)
-                finally:
-                    for descriptor in (order_at, theirs, answer_at):
-                        os.close(descriptor)
-                said = _Answer()
-                try:
-                    yield process, said
-                finally:
-                    os.close(ours)
-                    ours = -1
-                    await self._gone(process)
-                    said.read(answer)
+                # Given up in the middle, it would be killed, and sweep nothing.
+                process = await _undisturbed(self._open, command, (order_at, theirs, their_answer), errors)
             finally:
-                os.close(answer)
-                if ours >= 0:
-                    os.close(ours)
+                for descriptor in (order_at, theirs, their_answer):
+                    os.close(descriptor)
+            try:
+                yield process, said
+            finally:
+                os.close(ours)
+                ours = -1
+                await self._gone(process)
+                said.read(answer_at)
+        finally:
+            os.close(answer_at)
+            if ours >= 0:
+                os.close(ours)
 
     async def _open(self, command: Command, descriptors: tuple[int, int, int], errors: int) -> Process:
         words = [sys.executable, "-I", "-S", "-c", _START, _SOURCES, *map(str, descriptors)]
@@ -188,17 +199,17 @@ class Supervised:
             limits=self._limits.fields(),
         )
 
-    @contextmanager
-    def _temporary(self, command: Command) -> Generator[Command]:
+    @asynccontextmanager
+    async def _temporary(self, command: Command) -> AsyncGenerator[Command]:
         """Give a command a folder for its temporary files, where none can be mounted for it."""
         if self._kind != "landlock" or self.mounts or any(bind.target == TEMPORARY for bind in command.binds):
             yield command
             return
-        folder = Path(tempfile.mkdtemp(prefix="command-", dir=self._state))
+        folder = await _undisturbed(run_sync, _new_folder, self._state)
         try:
             yield replace(command, binds=(*command.binds, Bind(folder, TEMPORARY, writable=True)))
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            await _undisturbed(run_sync, _remove, folder)
 
 
 class _Answer:
@@ -215,11 +226,25 @@ class _Answer:
         self._said = os.read(descriptor, 65_536).decode("utf-8", "replace")
 
 
+async def _undisturbed(work: Callable[..., Awaitable[_T]], *args: object) -> _T:
+    """Do something to its end, also when it is cancelled meanwhile."""
+    brought: list[_T] = []
+    with anyio.CancelScope(shield=True):
+        brought.append(await work(*args))
+    return brought[0]
+
+
 async def _drain(stream: ByteReceiveStream, output: Output) -> None:
     with suppress(anyio.EndOfStream, anyio.ClosedResourceError, anyio.BrokenResourceError):
         while True:
             output.add(await stream.receive(65_536))
 
 
-def _since(began: float) -> float:
-    return time.monotonic() - began
+def _new_folder(state: Path) -> Path:
+    return Path(tempfile.mkdtemp(prefix="command-", dir=state))
+
+
+def _remove(folder: Path) -> None:
+    """Remove what a command has left; folders that it nested too deep stay."""
+    with suppress(RecursionError):
+        shutil.rmtree(folder, ignore_errors=True)

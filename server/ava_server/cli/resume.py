@@ -37,10 +37,12 @@ def resume_command(
 
     What it was answered before is not asked again. Its old owner can neither write nor spend any more.
     """
+    from ava_server.hiding import hide
     from ava_server.house import refuse_recursion
     from ava_server.pin import policy_in_force
     from ava_server.settings import load_settings
 
+    hide()
     if why := refuse_recursion():
         raise BadInput(f"ava resume: {why}.")
     settings = load_settings()

@@ -105,10 +105,12 @@ def run_command(
 ) -> None:
     """Propose a subagent, ask whether to start it, and wait for its result."""
     from ava_server.cli.asked import cents_of, listed, schema_in, seconds_of
+    from ava_server.hiding import hide
     from ava_server.house import refuse_recursion
     from ava_server.pin import policy_in_force
     from ava_server.settings import load_settings
 
+    hide()
     if why := refuse_recursion():
         raise BadInput(f"ava run: {why}.")
     if yes and max_cost is None:

@@ -21,8 +21,11 @@ def serve_command() -> None:
         from ava_server.house import refuse_recursion
 
         raise BadInput(f"ava serve: {refuse_recursion()}.")
+    from ava_server.hiding import hide
     from ava_server.settings import load_settings
     from ava_server.stdio import serve
+
+    hide()
 
     if sys.stdin.isatty():
         from ava_server.cli.terminal import tell

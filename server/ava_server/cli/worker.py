@@ -29,8 +29,11 @@ def worker_command() -> None:
 
     Under `background = true` servers start it by themselves, so that subagents outlive their host.
     """
+    from ava_server.hiding import hide
     from ava_server.house import refuse_recursion
     from ava_server.settings import load_settings
+
+    hide()
 
     if why := refuse_recursion():
         raise BadInput(f"ava worker: {why}.")

@@ -66,7 +66,7 @@ def refusing(families: tuple[int, ...], *, attributes: bool = False, by_path: bo
     if name not in _MACHINES:
         raise OSError(errno.ENOSYS, f"the calls of this kind of machine are not known ({name})", "seccomp")
     column, audit = _MACHINES[name]
-    refused = _numbers(_REFUSED, column) | (_numbers(_ATTRIBUTES, column) if attributes else set())
+    refused = _numbers(_REFUSED, column) | (_numbers(_ATTRIBUTES, column) if attributes else set[int]())
     if by_path:
         refused |= _numbers(_BY_PATH, column) - ({88} if column else set())  # 88 sets the times of open files too
     steps = [(_LOAD, 0, 0, _MACHINE), (_EQUAL, 1, 0, audit), (_RETURN, 0, 0, _KILL), (_LOAD, 0, 0, _NUMBER)]
