@@ -56,6 +56,7 @@ BEHIND: dict[tuple[str, str], str] = {
             for file, name in (
                 ("supervised.py", "pass_fds"),
                 ("supervised.py", "start_new_session"),
+                ("supervised.py", "wait_readable"),
                 ("orphans.py", "/proc/"),
                 ("probe.py", "/proc/"),
             )

@@ -40,7 +40,7 @@ def _looked_for(mode: str, state: Path) -> Sandbox | Unavailable:
 
     if mode == "none":
         return Supervised("none", How(), state)
-    uid = _free_uid() if linux.is_root() else 0
+    uid = free_uid() if linux.is_root() else 0
     if uid is None:
         return Unavailable(
             f"no user number is free for commands ({_UIDS[0]} to {_UIDS[-1]} all have an account)",
@@ -114,7 +114,7 @@ def _advice(installed: bool, why: str) -> str:
     )
 
 
-def _free_uid() -> int | None:
+def free_uid() -> int | None:
     """Return a user number that nobody has."""
     taken = _numbers_in("/etc/passwd") | _numbers_in("/etc/group")
     return next((uid for uid in _UIDS if uid not in taken), None)

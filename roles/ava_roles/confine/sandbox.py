@@ -29,7 +29,7 @@ class Bind:
     commands run as, and what others may not read cannot be read.
 
     Attributes:
-        source: Where it is here.
+        source: Where it is here; its whole path, which no command may have written to: links in it are followed.
         target: Where the command sees it; absolute. A toolchain keeps its own path.
         writable: The command may change what is in it.
     """
@@ -89,7 +89,7 @@ class Pipes:
 
     Attributes:
         stdin: What it reads.
-        stdout: What it writes; ends with `EndOfStream` when it does.
+        stdout: What it writes; ends with `EndOfStream` when it does, under bubblewrap when the whole command does.
         errors: The end of what it wrote on stderr so far.
     """
 

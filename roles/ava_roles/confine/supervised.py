@@ -28,6 +28,8 @@ from ava_roles.tools.threads import run_sync
 _T = TypeVar("_T")
 END_S = 15.0
 """A supervisor that has not ended its command by then is ended itself."""
+REST_S = 2.0
+"""What a command has written can be read when it has ended; nobody is left who would write more."""
 PATH, TEMPORARY = "/usr/bin:/bin", PurePosixPath("/tmp")  # noqa: S108 - as a command sees it
 _ENDINGS: Mapping[str, Ended] = {
     "exited": "exited",
@@ -89,11 +91,16 @@ class Supervised:
         """
         began = time.monotonic()
         output = Output(command.max_output)
-        async with self._supervisor(replace(command, stdin=False), errors=subprocess.STDOUT) as (process, ended):
+        async with (
+            self._supervisor(replace(command, stdin=False), errors=subprocess.STDOUT) as (process, answer),
+            anyio.create_task_group() as tasks,
+        ):
             assert process.stdout is not None
-            await _drain(process.stdout, output)
-            await process.wait()
-        how, _, rest = ended().partition(" ")
+            tasks.start_soon(_drain, process.stdout, output)
+            await answer.wait()
+            await self._sweep(answer)
+            tasks.cancel_scope.deadline = anyio.current_time() + REST_S
+        how, _, rest = answer.said.partition(" ")
         text, dropped = output.text()
         if how in _ENDINGS:
             return Finished(int(rest) if rest else None, text, dropped, _ENDINGS[how], time.monotonic() - began)
@@ -109,7 +116,7 @@ class Supervised:
         """
         errors = Output(command.max_output)
         async with (
-            self._supervisor(replace(command, stdin=True), errors=subprocess.PIPE) as (process, _ended),
+            self._supervisor(replace(command, stdin=True), errors=subprocess.PIPE) as (process, _answer),
             anyio.create_task_group() as tasks,
         ):
             assert process.stdin is not None
@@ -133,7 +140,7 @@ class Supervised:
         order_at = linux.in_memory(self._order(command).packed())
         theirs, ours = os.pipe()
         answer_at, their_answer = os.pipe()
-        said = _Answer()
+        answer = _Answer(answer_at)
         try:
             try:
                 # Given up in the middle, it would be killed, and sweep nothing.
@@ -142,12 +149,11 @@ class Supervised:
                 for descriptor in (order_at, theirs, their_answer):
                     os.close(descriptor)
             try:
-                yield process, said
+                yield process, answer
             finally:
                 os.close(ours)
                 ours = -1
-                await self._gone(process)
-                said.read(answer_at)
+                await self._gone(process, answer)
         finally:
             os.close(answer_at)
             if ours >= 0:
@@ -169,19 +175,33 @@ class Supervised:
         except OSError as error:
             raise ToolFailed(f"no process could be started for the command: {error.strerror}") from error
 
-    async def _gone(self, process: Process) -> None:
+    async def _gone(self, process: Process, answer: _Answer) -> None:
         """Wait for the end of a supervisor that was told to end."""
         with anyio.CancelScope(shield=True):
-            with anyio.move_on_after(END_S):
-                await process.wait()
-            if process.returncode is None:
+            with anyio.move_on_after(END_S) as scope:
+                await answer.wait()
+            if scope.cancelled_caught:
                 process.kill()
-                await process.wait()
-            if process.returncode != 0 and self._kind != "bubblewrap":
-                await run_sync(end_orphans, self._limits, abandon_on_cancel=False)
+            await self._sweep(answer)
+            with anyio.move_on_after(REST_S):  # what nobody has read holds up the end of a process for asyncio
+                for stream in (process.stdout, process.stderr):
+                    if stream is not None:
+                        await _drain(stream, Output(0))
+            await process.wait()
             await process.aclose()
 
+    async def _sweep(self, answer: _Answer) -> None:
+        """End what a supervisor has left that was ended before it could; bubblewrap ends with it."""
+        if not answer.said and self._kind != "bubblewrap":
+            await run_sync(end_orphans, self._limits, abandon_on_cancel=False)
+
     def _order(self, command: Command) -> Order:
+        words = (*command.argv, str(command.folder), *command.environment, *command.environment.values())
+        if not command.argv or any("\0" in word for word in words):
+            raise ToolFailed("a command needs a program, and none of its words may hold a NUL character")
+        for bind in command.binds:
+            if not bind.target.is_absolute() or ".." in bind.target.parts:
+                raise ValueError(f"{bind.target}: the target of a bind is a whole path")
         environment = {"PATH": PATH, "HOME": str(command.folder), **command.environment}
         if self._kind == "landlock":
             environment.setdefault("TMPDIR", str(TEMPORARY))
@@ -213,17 +233,23 @@ class Supervised:
 
 
 class _Answer:
-    """What a supervisor said, once it has ended."""
+    """What a supervisor says in the end.
 
-    def __init__(self) -> None:
-        self._said = ""
+    Attributes:
+        said: The words; empty where it was ended itself.
+    """
 
-    def __call__(self) -> str:
-        return self._said
+    def __init__(self, descriptor: int) -> None:
+        self.said = ""
+        self._descriptor = descriptor
+        self._ended = False
 
-    def read(self, descriptor: int) -> None:
-        """Take what it said; it has ended, so nobody waits."""
-        self._said = os.read(descriptor, 65_536).decode("utf-8", "replace")
+    async def wait(self) -> None:
+        """Wait for it, or for the end of the supervisor, which alone could say it."""
+        if not self._ended:
+            await anyio.wait_readable(self._descriptor)
+            self.said = os.read(self._descriptor, 65_536).decode("utf-8", "replace")
+            self._ended = True
 
 
 async def _undisturbed(work: Callable[..., Awaitable[_T]], *args: object) -> _T:

@@ -7,7 +7,6 @@ import resource
 import signal
 
 from ava_roles.confine.launcher.order import PRLIMIT
-from ava_roles.confine.launcher.tree import read
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -57,21 +56,13 @@ def hear_signals() -> None:
 
 
 def _tasks_of(uid: int) -> int:
-    """Return how many processes and threads a user has; those that hide themselves seem to be root's."""
+    """Return how many processes and threads a user has."""
     count = 0
     for name in os.listdir("/proc"):
         if name.isdecimal():
             try:
-                shown = os.stat(f"/proc/{name}").st_uid
-                if shown == uid or (shown == 0 and _user_of(name) == uid):
+                if os.stat(f"/proc/{name}").st_uid == uid:
                     count += len(os.listdir(f"/proc/{name}/task"))
             except OSError:  # it went away
                 continue
     return count
-
-
-def _user_of(name: str) -> int:
-    for line in read(f"/proc/{name}/status").splitlines():
-        if line.startswith("Uid:"):
-            return int(line.split()[1])
-    return -1

@@ -6,6 +6,7 @@ its own makes it reachable for this one process and what it starts.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from ava_roles.confine.launcher.order import Order
 
 PLACE = "/tmp"  # noqa: S108 - it is everywhere; covered by a mount that nobody else sees
+_WAY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FOLDERS = 1024 * 1024
 _PLAIN = kernel.NO_SUID | kernel.NO_DEVICES
 
@@ -102,13 +104,38 @@ def within_system(path: str) -> bool:
 
 
 def _bound(place: int, target: str, *, writable: bool) -> str:
-    """Mount what a descriptor stands for."""
-    os.makedirs(os.path.dirname(target), mode=0o755, exist_ok=True)
-    if stat.S_ISDIR(os.fstat(place).st_mode):
-        os.makedirs(target, mode=0o755, exist_ok=True)
-    else:
-        os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
-    kernel.mount(f"/proc/self/fd/{place}", target, None, kernel.BIND | kernel.RECURSIVE)
+    """Mount what a descriptor stands for; through no link, for what is mounted already may be a command's own work.
+
+    Raises:
+        OSError: There is one in the way, or something else.
+    """
+    here = os.open(PLACE, _WAY)
+    *folders, last = target.removeprefix(f"{PLACE}/").split("/")
+    for name in folders:
+        below = _made(here, name, folder=True)
+        os.close(here)
+        here = below
+    at = _made(here, last, folder=stat.S_ISDIR(os.fstat(place).st_mode))
+    kernel.mount(f"/proc/self/fd/{place}", f"/proc/self/fd/{at}", None, kernel.BIND | kernel.RECURSIVE)
+    os.close(at)
     if not writable:
-        kernel.mount(None, target, None, kernel.BIND | kernel.AGAIN | kernel.READ_ONLY)
+        at = os.open(last, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=here)  # what is mounted, not what is below
+        kernel.mount(None, f"/proc/self/fd/{at}", None, kernel.BIND | kernel.AGAIN | kernel.READ_ONLY)
+        os.close(at)
+    os.close(here)
     return target
+
+
+def _made(above: int, name: str, *, folder: bool) -> int:
+    """Return a descriptor of a folder or file, which is made where there is none."""
+    try:
+        if folder:
+            os.mkdir(name, 0o755, dir_fd=above)
+        else:
+            os.close(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644, dir_fd=above))
+    except FileExistsError:
+        pass
+    descriptor = os.open(name, _WAY if folder else os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
+    if stat.S_ISLNK(os.fstat(descriptor).st_mode):
+        raise OSError(errno.ELOOP, "a link is in the way", name)
+    return descriptor

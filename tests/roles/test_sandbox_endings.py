@@ -1,0 +1,183 @@
+"""However a command, its server or its supervisor ends: nothing of it goes on."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import anyio
+import pytest
+from support.attacks import EVERY, command, needs, python, sandbox
+from support.processes import children_of, lives, marked
+from support.sandbox_server import NASTY
+
+from ava_roles.confine.sandbox import Kind
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="commands are confined on Linux alone")
+
+SERVER = Path(__file__).parents[1] / "support" / "sandbox_server.py"
+SOON_S = 2.0
+
+
+@pytest.fixture(params=EVERY)
+def kind(request: pytest.FixtureRequest) -> Kind:
+    kind: Kind = request.param
+    needs(kind)
+    return kind
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    (tmp_path / "here").mkdir()
+    return tmp_path / "here"
+
+
+@pytest.fixture
+def mark() -> str:
+    return f"S-{secrets.token_hex(8)}"
+
+
+def until(what: Callable[[], object], within_s: float = 10.0) -> float:
+    """Wait for something, and return how long that took."""
+    began = time.monotonic()
+    while not what():
+        assert time.monotonic() - began < within_s, "it did not come about"
+        time.sleep(0.005)
+    return time.monotonic() - began
+
+
+async def going(here: Path) -> None:
+    with anyio.fail_after(10):
+        while not await anyio.Path(here / "going").exists():  # noqa: ASYNC110 - another process makes it
+            await anyio.sleep(0.01)
+
+
+async def test_by_itself(kind: Kind, here: Path, mark: str) -> None:
+    done = await sandbox(kind, here.parent).run(python(here, NASTY, "0", AVA_RUN_ID=mark))
+    assert marked(mark) == []
+    assert (done.ended, done.code) == ("exited", 0), done
+    assert (here / "going").exists()
+
+
+async def test_by_its_timeout(kind: Kind, here: Path, mark: str) -> None:
+    done = await sandbox(kind, here.parent).run(python(here, NASTY, "60", timeout_s=0.6, AVA_RUN_ID=mark))
+    assert marked(mark) == []
+    assert (done.ended, done.code) == ("timeout", None), done
+    assert (here / "going").exists()
+    assert done.took_s < 0.6 + SOON_S
+
+
+async def test_by_a_cancel(kind: Kind, here: Path, mark: str) -> None:
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(sandbox(kind, here.parent).run, python(here, NASTY, "60", AVA_RUN_ID=mark))
+        await going(here)
+        assert marked(mark) != []
+        began = time.monotonic()
+        tasks.cancel_scope.cancel()
+    assert marked(mark) == []
+    assert time.monotonic() - began < SOON_S
+
+
+async def test_by_a_cancel_before_it_began(kind: Kind, here: Path, mark: str) -> None:
+    for delay_ms in (0, 2, 5, 15, 40):
+        with anyio.move_on_after(delay_ms / 1000):
+            await sandbox(kind, here.parent).run(python(here, NASTY, "60", AVA_RUN_ID=mark))
+        assert marked(mark) == []
+
+
+async def test_by_leaving_what_is_talked_to(kind: Kind, here: Path, mark: str) -> None:
+    async with sandbox(kind, here.parent).start(python(here, NASTY, "60", AVA_RUN_ID=mark)):
+        await going(here)
+        assert marked(mark) != []
+    assert marked(mark) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_by_a_signal_to_its_server(kind: Kind, here: Path, mark: str, number: signal.Signals) -> None:
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(SERVER.parents[1]), *sys.path))}
+    with subprocess.Popen(
+        [sys.executable, str(SERVER), kind, str(here.parent), mark], env=env, stderr=subprocess.DEVNULL
+    ) as server:
+        until((here / "going").exists)
+        assert marked(mark) != []
+        server.send_signal(number)
+        server.wait(10)
+        assert until(lambda: marked(mark) == []) < SOON_S
+
+
+def test_by_a_signal_to_its_supervisor(kind: Kind, here: Path, mark: str) -> None:
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(SERVER.parents[1]), *sys.path))}
+    with subprocess.Popen(
+        [sys.executable, str(SERVER), kind, str(here.parent), mark],
+        env=env, stderr=subprocess.PIPE, text=True,
+    ) as server:  # fmt: skip
+        until((here / "going").exists)
+        [supervisor] = children_of(server.pid)
+        os.kill(supervisor, signal.SIGKILL)
+        assert until(lambda: marked(mark) == []) < SOON_S
+        _out, errors = server.communicate(timeout=10)
+    assert "its supervisor was ended from outside" in errors
+
+
+async def test_a_supervisor_that_was_killed_takes_no_other_child_with_it(here: Path, mark: str) -> None:
+    box = sandbox("none", here.parent)
+    other = await anyio.open_process(["/bin/sleep", "60"])
+    try:
+        async with box.start(command(here, "/bin/sh", "-c", "echo on; sleep 60")) as second:
+            assert await second.stdout.receive() == b"on\n"
+            before = set(children_of(os.getpid()))
+            async with anyio.create_task_group() as tasks:
+
+                async def doomed() -> None:
+                    with pytest.raises(Exception, match="ended from outside"):
+                        await box.run(python(here, NASTY, "60", AVA_RUN_ID=mark))
+
+                tasks.start_soon(doomed)
+                await going(here)
+                [supervisor] = set(children_of(os.getpid())) - before
+                os.kill(supervisor, signal.SIGKILL)
+            assert marked(mark) == []
+            assert set(children_of(os.getpid())) == before
+            assert other.returncode is None
+    finally:
+        other.kill()
+        await other.aclose()
+
+
+async def test_orphans_are_fetched_while_it_goes_on(kind: Kind, here: Path) -> None:
+    code = (
+        "import os, time\n"
+        "for _ in range(200):\n"
+        "    pid = os.fork()\n"
+        "    if pid == 0:\n"
+        "        if os.fork() == 0: os._exit(0)\n"
+        "        os._exit(0)\n"
+        "    os.waitpid(pid, 0)\n"
+        "    time.sleep(0.001)\n"
+        "print('all')\n"
+    )
+    done = await sandbox(kind, here.parent).run(python(here, code))
+    assert done.output == "all\n", done
+
+
+async def test_many_at_once_end_together(kind: Kind, here: Path, mark: str) -> None:
+    ended: list[str] = []
+
+    async def one(number: int) -> None:
+        done = await sandbox(kind, here.parent).run(
+            command(here, "/bin/sh", "-c", f"sleep 0.2; echo {number}", AVA_RUN_ID=mark)
+        )
+        ended.append(done.output.strip())
+
+    async with anyio.create_task_group() as tasks:
+        for number in range(8):
+            tasks.start_soon(one, number)
+    assert sorted(ended) == [str(number) for number in range(8)]
+    assert marked(mark) == []
+    assert not [pid for pid in children_of(os.getpid()) if not lives(pid)]

@@ -1,0 +1,149 @@
+"""What a command may take: memory, processes, disk, time and output."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.attacks import EVERY, command, needs, python, sandbox
+
+from ava_roles.confine import linux
+from ava_roles.confine.sandbox import Kind
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="commands are confined on Linux alone")
+
+MIB = 1024 * 1024
+
+
+@pytest.fixture(params=EVERY)
+def kind(request: pytest.FixtureRequest) -> Kind:
+    kind: Kind = request.param
+    needs(kind)
+    return kind
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    (tmp_path / "here").mkdir()
+    return tmp_path / "here"
+
+
+async def test_a_fork_bomb_is_stopped(kind: Kind, here: Path) -> None:
+    if kind == "none" and linux.is_root():
+        pytest.skip("the kernel counts no processes of root's")
+    code = (
+        "import os, time\n"
+        "for number in range(300):\n"
+        "    try: pid = os.fork()\n"
+        "    except BlockingIOError: break\n"
+        "    if pid == 0: time.sleep(60)\n"
+        "print(number)\n"
+    )
+    done = await sandbox(kind, here.parent).run(python(here, code))
+    assert done.ended == "exited"
+    assert 10 < int(done.output) <= 64
+
+
+async def test_too_much_memory_in_one_process_is_refused(kind: Kind, here: Path) -> None:
+    done = await sandbox(kind, here.parent).run(python(here, "bytearray(3 << 30)"))
+    assert (done.ended, done.code) == ("exited", 1)
+    assert "MemoryError" in done.output
+
+
+async def test_too_much_memory_in_five_processes_ends_them(kind: Kind, here: Path) -> None:
+    code = (
+        "import os, time\n"
+        "for _ in range(4):\n"
+        "    if os.fork() == 0: break\n"
+        "held = bytearray(b'x') * (60 << 20)\n"
+        "time.sleep(60)\n"
+    )
+    done = await sandbox(kind, here.parent, memory=200 * MIB).run(python(here, code))
+    assert (done.ended, done.code) == ("memory", None), done
+    assert done.took_s < 5
+
+
+async def test_memory_that_processes_share_counts_once(kind: Kind, here: Path) -> None:
+    code = (
+        "import os, time\n"
+        "held = bytearray(b'x') * (60 << 20)\n"
+        "children = [os.fork() for _ in range(3)]\n"
+        "time.sleep(0.5)\n"
+    )
+    done = await sandbox(kind, here.parent, memory=160 * MIB).run(python(here, code))
+    assert (done.ended, done.code) == ("exited", 0), done
+
+
+async def test_a_file_that_is_too_large_is_refused(kind: Kind, here: Path) -> None:
+    done = await sandbox(kind, here.parent).run(
+        python(here, "import signal; signal.signal(25, signal.SIG_IGN); open('large', 'wb').truncate(300 << 20)")
+    )
+    assert (done.ended, done.code) == ("exited", 1)
+    assert "File too large" in done.output
+
+
+FILES = "import os, time\nfor n in range(12):\n    f = os.open(f'f{n}', os.O_RDWR | os.O_CREAT)\n    "
+
+
+@pytest.mark.parametrize(
+    "writes",
+    [
+        FILES + "os.posix_fallocate(f, 0, 50 << 20)\ntime.sleep(60)",
+        FILES + "os.unlink(f'f{n}'); os.posix_fallocate(f, 0, 50 << 20)\ntime.sleep(60)",
+        "import os, time\nfor n in range(400): os.mkdir('d'); os.chdir('d')\ntime.sleep(60)",
+    ],
+    ids=["files", "files without a name", "folders within folders"],
+)
+async def test_a_disk_that_fills_ends_it(kind: Kind, here: Path, writes: str) -> None:
+    done = await sandbox(kind, here.parent, disk=200 * MIB).run(python(here, writes))
+    assert (done.ended, done.code) == ("disk", None), done
+    assert done.took_s < 5
+
+
+async def test_what_was_there_before_does_not_count(kind: Kind, here: Path) -> None:
+    with (here / "before").open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, 50 * MIB)
+    done = await sandbox(kind, here.parent, disk=20 * MIB).run(command(here, "/bin/sleep", "0.4"))
+    assert (done.ended, done.code) == ("exited", 0)
+
+
+@pytest.mark.parametrize("place", ["/tmp", "/dev/shm", "/", "/dev"])
+async def test_memory_cannot_be_filled_through_a_file_system(place: str, here: Path) -> None:
+    needs("bubblewrap")
+    code = f"import os; f = os.open('{place}/f', os.O_RDWR | os.O_CREAT); os.posix_fallocate(f, 0, 100 << 20)"
+    done = await sandbox("bubblewrap", here.parent).run(python(here, code))
+    assert done.code == 1
+    assert "No space left" in done.output or "Read-only" in done.output
+
+
+async def test_processor_time_is_limited(kind: Kind, here: Path) -> None:
+    done = await sandbox(kind, here.parent, cpu_s=1).run(command(here, "/bin/sh", "-c", "while :; do :; done"))
+    assert (done.ended, done.code) in [("signal", 128 + 9), ("signal", 128 + 24)]
+
+
+async def test_a_hundred_megabytes_of_output_take_little_memory(kind: Kind, here: Path) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    code = "import os\nfor n in range(1600): os.write(1, b'%7d\\n' % n + b'x' * 65527 + b'\\n')"
+    order = replace(python(here, code), max_output=10_000)
+    done = await sandbox(kind, here.parent).run(order)
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert done.code == 0
+    assert done.output.startswith("      0\nxxx")
+    assert done.output.endswith("x\n")
+    assert f"{done.dropped:,} bytes left out" in done.output
+    assert done.dropped == 1600 * 65_536 - 10_000
+    assert len(done.output) < 10_100
+    assert grown < 30 * 1024
+
+
+async def test_output_that_is_no_text_and_streams_that_are_closed_do_no_harm(kind: Kind, here: Path) -> None:
+    box = sandbox(kind, here.parent)
+    odd = await box.run(command(here, "/bin/sh", "-c", r"printf 'a\377\376b\0c'; echo err >&2"))
+    closed = await box.run(command(here, "/bin/sh", "-c", "exec >&- 2>&-; sleep 0.3; exit 4"))
+    assert odd.output == "a\ufffd\ufffdb\0cerr\n"
+    assert (closed.code, closed.output) == (4, "")
+    assert closed.took_s >= 0.3
