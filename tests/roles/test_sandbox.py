@@ -196,3 +196,19 @@ async def test_a_server_hides_its_memory_and_environment_from_its_own_user(for_a
         await process.aclose()
     assert look.stdout == b""
     assert b"Permission denied" in look.stderr
+
+
+@pytest.mark.skipif(not linux.is_root(), reason="needs root")
+def test_root_that_may_not_mount_finds_nothing(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from ava_roles.confine.sandbox import find_sandbox\n"
+        "found = find_sandbox('auto', Path(sys.argv[1])); print(found.why); print(found.what_to_do)"
+    )
+    done = subprocess.run(
+        ["setpriv", "--bounding-set=-sys_admin", sys.executable, "-c", code, str(tmp_path)],
+        capture_output=True, text=True, timeout=30, check=True,
+    )  # fmt: skip
+    why, what_to_do = done.stdout.splitlines()
+    assert "bubblewrap: " in why
+    assert "Landlock: the command could not be run: unshare: Operation not permitted" in why
+    assert "ordinary user" in what_to_do or "install bubblewrap" in what_to_do

@@ -108,10 +108,11 @@ def _advice(installed: bool, why: str) -> str:
         return "allow user namespaces: sudo sysctl -w user.max_user_namespaces=10000 kernel.unprivileged_userns_clone=1"
     if "--size" in why:
         return "install bubblewrap 0.7 or newer"
+    root = "--cap-add SYS_ADMIN " if linux.is_root() else ""
     return (
-        "in a container, let it make namespaces and mounts (Docker: --security-opt seccomp=unconfined "
-        "--security-opt apparmor=unconfined --security-opt systempaths=unconfined), or run Ava as an ordinary user"
-    )
+        f"in a container, let it make namespaces and mounts (Docker: {root}--security-opt seccomp=unconfined "
+        "--security-opt apparmor=unconfined --security-opt systempaths=unconfined)"
+    ) + (", or run Ava as an ordinary user" if root else "")
 
 
 def free_uid() -> int | None:
