@@ -124,7 +124,10 @@ async def test_unknown_resources_and_prompts_are_errors_that_say_what_there_is(r
         assert (await wire.request("ping"))["result"] == {}
 
 
-@pytest.mark.skipif(not Path("/proc").is_dir(), reason="the files of a process are shown in /proc")
+@pytest.mark.skipif(
+    not Path("/proc").is_dir() or os.geteuid() != 0,
+    reason="the files of a process are shown in /proc, and those of a server, which hides itself, to root alone",
+)
 async def test_nothing_but_messages_is_ever_on_stdout_and_a_child_reads_an_empty_stdin(root: Path) -> None:
     async with serving(root) as wire:
         await wire.tool("check_subagent")
