@@ -121,7 +121,9 @@ def test_by_a_signal_to_its_supervisor(kind: Kind, here: Path, mark: str) -> Non
         [supervisor] = children_of(server.pid)
         os.kill(supervisor, signal.SIGKILL)
         assert until(lambda: marked(mark) == []) < SOON_S
+        began = time.monotonic()
         _out, errors = server.communicate(timeout=10)
+        assert time.monotonic() - began < SOON_S
     assert "its supervisor was ended from outside" in errors
 
 

@@ -38,7 +38,7 @@ def adopted() -> Generator[None]:
                 linux.adopt_orphans(False)
 
 
-def end_orphans(limits: Limits, supervisors: frozenset[int] = frozenset()) -> None:
+def end_orphans(limits: Limits, supervisor: int) -> None:
     """End the children of this process that a supervisor started, and wait for them. Blocks.
 
     They are told apart by a limit that no program of a command can raise again: nothing else that this process starts
@@ -46,12 +46,13 @@ def end_orphans(limits: Limits, supervisors: frozenset[int] = frozenset()) -> No
 
     Args:
         limits: What the command was held to.
-        supervisors: Children that are left alone.
+        supervisor: Whose they were; its end has begun, and until it is over they are not ours.
     """
     until = time.monotonic() + _GIVE_UP_S
     while time.monotonic() < until:
-        left = [pid for pid in tree.children(os.getpid()) if pid not in supervisors and _held(pid, limits.file)]
-        if not left:
+        over = not _goes_on(supervisor)
+        left = [pid for pid in tree.children(os.getpid()) if _held(pid, limits.file)]
+        if over and not left:
             return
         for number in (linux.STOP, linux.KILL):
             for pid in (*left, *(below for one in left for below in tree.descendants(one))):
@@ -73,3 +74,11 @@ def _held(pid: int, file_size: int) -> bool:
     except OSError:  # it went away
         pass
     return False
+
+
+def _goes_on(pid: int) -> bool:
+    """Tell whether a process has not ended yet; one that has gave its children away, fetched or not."""
+    try:
+        return tree.read(f"/proc/{pid}/stat").rpartition(")")[2].split()[0] not in ("Z", "X")
+    except (OSError, IndexError):
+        return False

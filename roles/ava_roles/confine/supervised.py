@@ -98,7 +98,7 @@ class Supervised:
             assert process.stdout is not None
             tasks.start_soon(_drain, process.stdout, output)
             await answer.wait()
-            await self._sweep(answer)
+            await self._sweep(process, answer)
             tasks.cancel_scope.deadline = anyio.current_time() + REST_S
         how, _, rest = answer.said.partition(" ")
         text, dropped = output.text()
@@ -182,7 +182,7 @@ class Supervised:
                 await answer.wait()
             if scope.cancelled_caught:
                 process.kill()
-            await self._sweep(answer)
+            await self._sweep(process, answer)
             with anyio.move_on_after(REST_S):  # what nobody has read holds up the end of a process for asyncio
                 for stream in (process.stdout, process.stderr):
                     if stream is not None:
@@ -190,10 +190,10 @@ class Supervised:
             await process.wait()
             await process.aclose()
 
-    async def _sweep(self, answer: _Answer) -> None:
+    async def _sweep(self, process: Process, answer: _Answer) -> None:
         """End what a supervisor has left that was ended before it could; bubblewrap ends with it."""
         if not answer.said and self._kind != "bubblewrap":
-            await run_sync(end_orphans, self._limits, abandon_on_cancel=False)
+            await run_sync(end_orphans, self._limits, process.pid, abandon_on_cancel=False)
 
     def _order(self, command: Command) -> Order:
         words = (*command.argv, str(command.folder), *command.environment, *command.environment.values())
