@@ -51,6 +51,10 @@ BEHIND: dict[tuple[str, str], str] = {
         "used only where has_folder_descriptors() says so; plain.py does it elsewhere",
     ),
     **dict.fromkeys(
+        (("roles/ava_roles/confine/removal.py", name) for name in ("dir_fd", "src_dir_fd", "dst_dir_fd")),
+        "used only where has_folder_descriptors() says so; shutil does it elsewhere",
+    ),
+    **dict.fromkeys(
         (
             (f"{CONFINE}{file}", name)
             for file, name in (

@@ -119,6 +119,11 @@ def project_at(given: str, *, holding: Sequence[str], data_root: Path, home: Pat
     return folder
 
 
+def repository_of(folder: Path, home: Path) -> Path | None:
+    """Return the git repository that a folder lies in, or is; one that is a home folder does not count. Blocking."""
+    return _repository(_Places(home.resolve(), home.resolve(), ()), folder)
+
+
 @dataclass(frozen=True)
 class _Places:
     """The places that the rule turns on, symlinks resolved."""

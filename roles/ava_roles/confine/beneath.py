@@ -79,18 +79,33 @@ class Beneath:
             if root >= 0:
                 os.close(root)
 
-    def read(self, parts: Sequence[str], cap: int) -> tuple[bytes, bool]:
-        """Return at most `cap` bytes of a regular file, and whether there is more."""
+    @contextmanager
+    def opened(self, parts: Sequence[str]) -> Generator[int]:
+        """Hold a regular file open for reading."""
         descriptor = self._open(parts, os.O_RDONLY | _SAFE)
         try:
-            found = os.fstat(descriptor)
-            self._refuse_odd(found, parts)
+            self._refuse_odd(os.fstat(descriptor), parts)
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    def read(self, parts: Sequence[str], cap: int) -> tuple[bytes, bool]:
+        """Return at most `cap` bytes of a regular file, and whether there is more."""
+        with self.opened(parts) as descriptor:
             out = bytearray()
             while len(out) <= cap and (piece := os.read(descriptor, min(1 << 20, cap + 1 - len(out)))):
                 out += piece
             return bytes(out[:cap]), len(out) > cap
-        finally:
-            os.close(descriptor)
+
+    def link(self, parts: Sequence[str]) -> str:
+        """Return what a link says; nothing follows it."""
+        with self._folder(parts[:-1], False) as folder:
+            return os.readlink(parts[-1], dir_fd=folder)
+
+    def make_link(self, parts: Sequence[str], says: str) -> None:
+        """Make a link in a folder that is there; through no other link."""
+        with self._folder(parts[:-1], False) as folder:
+            os.symlink(says, parts[-1], dir_fd=folder)
 
     def entries(self, parts: Sequence[str]) -> list[Entry]:
         """Return what is in a folder, unsorted; what vanishes meanwhile is left out."""

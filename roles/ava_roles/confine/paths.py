@@ -12,7 +12,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path, PurePath
 from typing import Literal, NamedTuple, Protocol
 
@@ -40,6 +40,18 @@ class Ways(Protocol):
 
     def read(self, parts: Sequence[str], cap: int) -> tuple[bytes, bool]:
         """Return at most `cap` bytes of a regular file, and whether there is more."""
+        ...
+
+    def opened(self, parts: Sequence[str]) -> AbstractContextManager[int]:
+        """Hold a regular file open for reading."""
+        ...
+
+    def link(self, parts: Sequence[str]) -> str:
+        """Return what a link says; nothing follows it."""
+        ...
+
+    def make_link(self, parts: Sequence[str], says: str) -> None:
+        """Make a link in a folder that is there; through no other link."""
         ...
 
     def entries(self, parts: Sequence[str]) -> list[Entry]:
@@ -118,6 +130,42 @@ class Root:
         except OSError as error:
             raise _told(error, parts) from None
 
+    @contextmanager
+    def opened(self, rel: str) -> Generator[int]:
+        """Hold a regular file open for reading: a descriptor.
+
+        Raises:
+            AccessRefused: It leads outside, through a link, or is no regular file.
+            ToolFailed: It does not exist or cannot be read.
+        """
+        parts = self.parts(rel)
+        with ExitStack() as held:
+            try:
+                descriptor = held.enter_context(self._ways.opened(parts))
+            except OSError as error:
+                raise _told(error, parts) from None
+            yield descriptor
+
+    def link(self, rel: str) -> str | None:
+        """Return what a link says, None where there is no link; nothing follows it."""
+        try:
+            return self._ways.link(self.parts(rel))
+        except OSError:
+            return None
+
+    def make_link(self, rel: str, says: str) -> None:
+        """Make a link, in a folder that is there.
+
+        Raises:
+            AccessRefused: The way to it leads outside, or through another link.
+            ToolFailed: It cannot be made.
+        """
+        parts = self.parts(rel)
+        try:
+            self._ways.make_link(parts, says)
+        except OSError as error:
+            raise _told(error, parts) from None
+
     def replace(self, rel: str, data: bytes, mode: int = 0o644, *, create_dirs: bool = False) -> None:
         """Write a file in one step: a reader sees the old content or the new, never a part.
 
@@ -163,9 +211,14 @@ class Root:
         return self._start(parts).kind if parts else "folder"
 
     def walk(
-        self, rel: str = "", *, limit: int = 100_000, keep: Callable[[Entry], bool] | None = None
+        self,
+        rel: str = "",
+        *,
+        limit: int = 100_000,
+        keep: Callable[[Entry], bool] | None = None,
+        links: bool = False,
     ) -> Generator[Entry]:
-        """Yield the regular files beneath a folder, sorted by path. Links are neither yielded nor followed.
+        """Yield the regular files beneath a folder, sorted by path. Links are never followed.
 
         Folders that vanish or cannot be opened on the way are passed over.
 
@@ -174,6 +227,7 @@ class Root:
             limit: Most entries (folders included) to look at.
             keep: Asked for each file and folder, with its path relative to the root; False leaves it out,
                 a folder with everything in it.
+            links: Yield links too.
 
         Raises:
             AccessRefused: `rel` leads outside or through a link.
@@ -185,7 +239,7 @@ class Root:
         while pending and seen < limit:
             entry = pending.pop()
             seen += 1
-            if entry.kind == "file":
+            if entry.kind == "file" or (links and entry.kind == "link"):
                 yield entry
             elif entry.kind == "folder":
                 above = f"{entry.name}/" if entry.name else ""

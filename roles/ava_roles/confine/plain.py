@@ -9,8 +9,8 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Generator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from ava_roles.confine.beneath import kind_of
@@ -46,6 +46,22 @@ class Plain:
         with path.open("rb") as file:
             data = file.read(cap + 1)
         return data[:cap], len(data) > cap
+
+    @contextmanager
+    def opened(self, parts: Sequence[str]) -> Generator[int]:
+        """Hold a regular file open for reading."""
+        path = self._checked(parts)
+        _refuse_odd(path)
+        with path.open("rb") as file:
+            yield file.fileno()
+
+    def link(self, parts: Sequence[str]) -> str:
+        """Return what a link says; nothing follows it."""
+        return str((self._checked(parts[:-1]) / parts[-1]).readlink())
+
+    def make_link(self, parts: Sequence[str], says: str) -> None:
+        """Make a link in a folder that is there; through no other link."""
+        (self._checked(parts[:-1]) / parts[-1]).symlink_to(says)
 
     def entries(self, parts: Sequence[str]) -> list[Entry]:
         """Return what is in a folder, unsorted; what vanishes meanwhile is left out."""

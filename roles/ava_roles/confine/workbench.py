@@ -1,0 +1,241 @@
+"""Where the commands of one run work: a copy of its workspace, made at the first of them and gone with the run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from threading import Lock
+
+import anyio
+from anyio.from_thread import check_cancelled
+
+from ava_roles.confine.copies import FOLDER_BYTES, FOLDER_FILES, Copied, copy_workspace, odd_in
+from ava_roles.confine.environment import child_environment
+from ava_roles.confine.paths import Root, shown
+from ava_roles.confine.removal import remove_tree
+from ava_roles.confine.sandbox import Bind
+from ava_roles.confine.toolchains import SYSTEM_PATH, Toolchains, find_toolchains
+from ava_roles.errors import ToolFailed
+from ava_roles.tools.threads import run_sync
+from ava_roles.workspace import repository_of
+
+MAKE_S = 60.0
+"""How long making the copy may take."""
+SCRATCH = PurePosixPath("/scratch")
+CODE = PurePosixPath("/code")
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What commands are given.
+
+    Attributes:
+        folder: The working folder as they see it.
+        binds: What they see.
+        environment: Their whole environment.
+        code: Where a program's text is put here, and how commands call that folder.
+        notes: What there is to know about the working folder, for the model.
+    """
+
+    folder: PurePosixPath
+    binds: tuple[Bind, ...]
+    environment: Mapping[str, str]
+    code: tuple[Path, PurePosixPath]
+    notes: str
+
+
+@dataclass
+class Workbench:
+    """Makes what commands are given, once, and takes it away.
+
+    Attributes:
+        mounts: Commands can be shown a folder under another path than its own.
+        here: The folder for it, which is not there yet.
+        files: The workspace, open; None is none, and commands then work in an empty folder.
+        run_id: Whose commands they are.
+        read_only: Folders of toolchains that the settings name.
+        carry: Folders of the workspace that the role wants shown as they are.
+        home: The user's home folder.
+        closed: Folders that are shown in no case.
+        network: Commands reach the host's network.
+    """
+
+    mounts: bool
+    here: Path
+    files: Root | None
+    run_id: str
+    read_only: Sequence[Path] = ()
+    carry: Sequence[str] = ()
+    home: Path = field(default_factory=Path.home)
+    closed: Sequence[Path] = ()
+    network: bool = False
+    _made: Bench | None = field(default=None, init=False)
+    _turn: anyio.Lock = field(default_factory=anyio.Lock, init=False)
+    _closing: bool = field(default=False, init=False)
+    _busy: Lock = field(default_factory=Lock, init=False)
+
+    async def ready(self) -> tuple[Bench, bool]:
+        """Return what commands are given, and whether it was made just now.
+
+        Raises:
+            ToolFailed: It cannot be made; says what would help.
+        """
+        async with self._turn:
+            if self._made is not None:
+                return self._made, False
+            self._made = await run_sync(self._make, abandon_on_cancel=False)
+            return self._made, True
+
+    def close(self) -> None:
+        """Remove it, also while it is being made. Blocking.
+
+        Raises:
+            OSError: Something of it cannot be removed.
+        """
+        self._closing = True
+        with self._busy:
+            remove_tree(self.here)
+
+    def _make(self) -> Bench:
+        with self._busy:
+            until = time.monotonic() + MAKE_S
+
+            def check() -> None:
+                check_cancelled()
+                if self._closing or time.monotonic() > until:
+                    raise ToolFailed(
+                        f"the workspace could not be made ready for commands within {MAKE_S:g} s; go on by reading"
+                    )
+
+            remove_tree(self.here)
+            try:
+                return self._laid_out(check)
+            except BaseException as error:
+                with suppress(OSError):
+                    remove_tree(self.here)
+                if isinstance(error, OSError):
+                    raise ToolFailed(f"the workspace could not be made ready for commands: {error.strerror}") from error
+                raise
+
+    def _laid_out(self, check: Callable[[], None]) -> Bench:
+        for name in ("copy", "home/tmp", "code"):
+            (self.here / name).mkdir(mode=0o755, parents=True)
+        workspace = self.files.path.resolve() if self.files is not None else None
+        copied = Copied()
+        if self.files is not None:
+            repository = repository_of(self.files.path.resolve(), self.home)
+            copied = copy_workspace(
+                self.files, self.here / "copy", repository=repository, home=self.home, carry=self.carry, check=check
+            )
+        dependencies = self._without_odd(workspace, copied, check)
+        tools = find_toolchains(workspace, dependencies, read_only=self.read_only, home=self.home, closed=self.closed)
+        scratch = self._seen_as(self.here / "home", SCRATCH)
+        binds = [
+            *(Bind(source, PurePosixPath(name)) for name, source in tools.shown.items()),
+            Bind(self.here / "home", scratch, writable=True),
+            Bind(self.here / "code", self._seen_as(self.here / "code", CODE)),
+        ]
+        folder = scratch
+        if workspace is not None:
+            folder = self._workspace(workspace, copied, dependencies, binds)
+        return Bench(
+            folder=folder,
+            binds=tuple(binds),
+            environment=self._environment(tools, scratch),
+            code=(self.here / "code", self._seen_as(self.here / "code", CODE)),
+            notes=self._notes(workspace, copied, dependencies, tools),
+        )
+
+    def _seen_as(self, source: Path, target: PurePosixPath) -> PurePosixPath:
+        return target if self.mounts else PurePosixPath(source)
+
+    def _workspace(
+        self, workspace: Path, copied: Copied, dependencies: Sequence[str], binds: list[Bind]
+    ) -> PurePosixPath:
+        """Show the copy under the workspace's own path, which installed packages and programs know it by."""
+        if not copied.whole:
+            if copied.hidden and not self.mounts:
+                raise ToolFailed(
+                    f"{workspace} is too large to be copied, and {shown(copied.hidden[0])} in it must not be seen by"
+                    " commands; have the subagent started with a smaller folder as workspace, or go on by reading"
+                )
+            binds.append(Bind(workspace, PurePosixPath(workspace)))
+            binds += (self._mask(workspace, name) for name in copied.hidden)
+            return PurePosixPath(workspace)
+        folder = self._seen_as(self.here / "copy", PurePosixPath(workspace))
+        binds.append(Bind(self.here / "copy", folder, writable=True))
+        for name in dependencies:
+            place = self.here / "copy" / name
+            place.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+            if self.mounts:
+                place.mkdir(mode=0o755, exist_ok=True)
+                binds.append(Bind(workspace / name, folder / name))
+            else:
+                place.symlink_to(workspace / name)
+                binds.append(Bind(workspace / name, PurePosixPath(workspace / name)))
+        return folder
+
+    def _mask(self, workspace: Path, name: str) -> Bind:
+        """Lay something empty over what must not be seen."""
+        empty = self.here / "empty"
+        empty.mkdir(mode=0o755, exist_ok=True)
+        if not (workspace / name).is_dir():
+            empty = empty / "file"
+            empty.touch(mode=0o644)
+        else:
+            empty = empty / "folder"
+            empty.mkdir(mode=0o755, exist_ok=True)
+        return Bind(empty, PurePosixPath(workspace / name))
+
+    def _without_odd(self, workspace: Path | None, copied: Copied, check: Callable[[], None]) -> tuple[str, ...]:
+        """Return the folders of dependencies that can be shown: those without a way out of the sandbox in them."""
+        kept: list[str] = []
+        for name in copied.dependencies:
+            assert workspace is not None
+            if (odd := odd_in(workspace / name, check)) is not None:
+                copied.left_out[f"{shown(name)}, because of the pipe, socket or device {shown(odd)}"] += 1
+            else:
+                kept.append(name)
+        return tuple(kept)
+
+    def _environment(self, tools: Toolchains, scratch: PurePosixPath) -> dict[str, str]:
+        return child_environment(
+            self.run_id,
+            {
+                "LANG": "C.UTF-8",
+                "TERM": "dumb",
+                "NO_COLOR": "1",
+                "HOME": str(scratch),
+                "TMPDIR": str(scratch / "tmp"),
+                "GIT_CONFIG_NOSYSTEM": "1",
+                **tools.variables,
+                "PATH": ":".join(dict.fromkeys((*tools.path, *SYSTEM_PATH))),
+            },
+        )
+
+    def _notes(self, workspace: Path | None, copied: Copied, dependencies: Sequence[str], tools: Toolchains) -> str:
+        if workspace is None:
+            return "[it works in an empty folder, which is gone with this run]"
+        place = shown(str(workspace))
+        if not copied.whole:
+            what = f"more than {FOLDER_FILES:,} files or {FOLDER_BYTES // 1_000_000} MB"
+            notes = [f"it works in {place} itself, which is too large to be copied ({what}): nothing can be written"]
+            notes.append(f"write to {self._seen_as(self.here / 'home', SCRATCH)} instead")
+        else:
+            of = "of the checkout, without what git ignores and without .git" if copied.git else "of the folder"
+            notes = [
+                f"it works in a fresh copy of {place}: {copied.files:,} files {of}",
+                "what it changes is thrown away",
+            ]
+        if dependencies:
+            notes.append(
+                f"read-only: {', '.join(map(shown, dependencies[:8]))}{', …' if len(dependencies) > 8 else ''}"
+            )
+        notes += [f"left out: {count:,} {why}" for why, count in copied.left_out.items()]
+        if self.network:
+            notes.append("commands reach the network")
+        notes += tools.refused
+        return f"[{'; '.join(notes)}]"

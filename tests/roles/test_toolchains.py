@@ -1,0 +1,144 @@
+"""The toolchains that a project's commands get: found where people have them, and never more than that."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from support.projects import write
+
+from ava_roles.confine.toolchains import Toolchains, find_toolchains
+
+PROGRAM = "#!/bin/sh\n"
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    folder = tmp_path / "home"
+    write(folder, {".ssh/id_rsa": "x", ".cargo/credentials.toml": "x", "project/a.py": "x"})
+    return folder
+
+
+def found(home: Path, *dependencies: str, path: str = "/nowhere", read_only: tuple[Path, ...] = ()) -> Toolchains:
+    return find_toolchains(
+        home / "project", dependencies, read_only=read_only, home=home, closed=(home / "ava",), env={"PATH": path}
+    )
+
+
+def python(prefix: Path) -> Path:
+    """A folder with a Python, as an installer leaves it."""
+    write(prefix, {"bin/python3.12": PROGRAM, "lib/python3.12/os.py": ""})
+    (prefix / "bin" / "python3").symlink_to("python3.12")
+    return prefix / "bin" / "python3.12"
+
+
+def environment(project: Path, python: Path) -> None:
+    write(project, {".venv/pyvenv.cfg": f"home = {python.parent}\n"})
+    (project / ".venv" / "bin").mkdir()
+    (project / ".venv" / "bin" / "python").symlink_to(python)
+
+
+def test_the_interpreter_of_an_environment_is_shown_alone_under_each_of_its_names(home: Path) -> None:
+    real = home / ".local/share/uv/python/cpython-3.12.3"
+    python(real)
+    minor = real.with_name("cpython-3.12")
+    minor.symlink_to(real)
+    environment(home / "project", minor / "bin" / "python3.12")
+    tools = found(home, ".venv")
+    assert tools.shown == {minor: real, real: real} or tools.shown == {minor: real}
+    assert tools.path[0] == str(home / "project/.venv/bin")
+    assert tools.variables["VIRTUAL_ENV"] == str(home / "project/.venv")
+
+
+@pytest.mark.parametrize("prefix", ["", ".local", ".cargo", ".", "project", "project/tools"])
+def test_an_interpreter_shows_no_home_no_folder_of_settings_and_nothing_around_the_workspace(
+    home: Path, prefix: str
+) -> None:
+    environment(home / "project", python(home / prefix))
+    assert found(home, ".venv").shown == {}
+
+
+def test_what_is_no_interpreter_shows_nothing(home: Path) -> None:
+    write(home, {"secrets/bin/python": "x", "keys/id": "x"})
+    for target in ("secrets/bin/python", "keys/id", ".ssh/id_rsa"):
+        link = home / "project/.venv/bin/python"
+        link.unlink(missing_ok=True)
+        write(home / "project", {".venv/pyvenv.cfg": f"home = {home}/secrets/bin\n"})
+        link.parent.mkdir(exist_ok=True)
+        link.symlink_to(home / target)
+        assert found(home, ".venv").shown == {}, target
+
+
+def test_pyenvs_choice_of_the_project_is_followed(home: Path) -> None:
+    for version in ("3.11.7", "3.12.3"):
+        python(home / ".pyenv/versions" / version)
+    write(home, {".pyenv/shims/python3": PROGRAM, ".pyenv/version": "3.11.7\n"})
+    shims = str(home / ".pyenv/shims")
+    assert found(home, path=shims).path == [str(home / ".pyenv/versions/3.11.7/bin")]
+    write(home, {"project/.python-version": "3.12.3\n"})
+    tools = found(home, path=shims)
+    assert tools.path == [str(home / ".pyenv/versions/3.12.3/bin")]
+    assert set(tools.shown) == {home / ".pyenv/versions/3.12.3"}
+    write(home, {"project/.python-version": "../../..\n"})
+    assert found(home, path=shims).path == [str(home / ".pyenv/versions/3.11.7/bin")]
+
+
+def test_the_newest_node_of_nvm_is_taken_where_the_path_has_none(home: Path) -> None:
+    for version in ("v9.0.0", "v18.1.0", "v20.2.0"):
+        write(home / ".nvm/versions/node" / version, {"bin/node": PROGRAM, "include/node/node.h": ""})
+    write(home, {"project/package.json": "{}"})
+    assert found(home).path == [str(home / ".nvm/versions/node/v20.2.0/bin")]
+    assert found(home, path=str(home / ".nvm/versions/node/v18.1.0/bin")).path == [
+        str(home / ".nvm/versions/node/v18.1.0/bin")
+    ]
+
+
+def test_of_cargo_only_the_packages_are_shown_and_of_rustup_only_the_toolchain(home: Path) -> None:
+    write(
+        home,
+        {
+            "project/Cargo.toml": "",
+            ".rustup/settings.toml": 'default_toolchain = "stable-x"\n',
+            ".rustup/toolchains/nightly-x/bin/cargo": PROGRAM,
+            ".rustup/toolchains/stable-x/bin/cargo": PROGRAM,
+            ".cargo/registry/src/a": "",
+        },
+    )
+    tools = found(home)
+    assert set(tools.shown) == {home / ".rustup/toolchains/stable-x", home / ".cargo/registry"}
+    assert tools.variables["CARGO_NET_OFFLINE"] == "true"
+    write(home, {"project/rust-toolchain.toml": '[toolchain]\nchannel = "nightly"\n'})
+    assert home / ".rustup/toolchains/nightly-x" in found(home).shown
+
+
+def test_go_comes_with_its_modules(home: Path) -> None:
+    write(home, {"project/go.mod": "", "sdk/go1.22/bin/go": PROGRAM, "sdk/go1.22/pkg/x": "", "go/pkg/mod/a/b.go": ""})
+    tools = found(home, path=str(home / "sdk/go1.22/bin"))
+    assert set(tools.shown) == {home / "sdk/go1.22", home / "go/pkg/mod"}
+    assert tools.path == [str(home / "sdk/go1.22/bin")]
+
+
+def test_what_the_settings_name_is_shown_but_never_a_home_or_avas_own(home: Path, tmp_path: Path) -> None:
+    write(tmp_path, {"opt/tool/bin/tool": PROGRAM, "opt/data/x": ""})
+    write(home, {"ava/ava.db": ""})
+    good = (tmp_path / "opt/tool", tmp_path / "opt/data")
+    bad = (home, tmp_path, Path("/"), home / "ava", home / "nowhere", Path("/proc"))
+    tools = found(home, read_only=(*good, *bad))
+    assert set(tools.shown) == set(good)
+    assert tools.path == [str(tmp_path / "opt/tool/bin"), str(tmp_path / "opt/data")]
+    assert len(tools.refused) == len(bad)
+
+
+def test_what_is_in_the_systems_own_folders_is_there_anyway(home: Path) -> None:
+    tools = found(home, path=os.defpath)
+    assert tools.shown == {} and tools.path == []
+
+
+def test_a_home_is_never_shown_wherever_the_workspace_is(home: Path, tmp_path: Path) -> None:
+    project = tmp_path / "elsewhere"
+    environment(project, python(home))
+    for dependencies, read_only in (((".venv",), ()), ((), (home, tmp_path))):
+        tools = find_toolchains(project, dependencies, read_only=read_only, home=home, env={"PATH": ""})
+        assert tools.shown == {}
+        assert len(tools.refused) == len(read_only) and all("home folder" in why for why in tools.refused)
