@@ -22,7 +22,7 @@ from ava_audit.pieces import hide_pieces
 from ava_audit.redact import Redactor
 from ava_roles.errors import ToolFailed
 from ava_roles.placeholders import Lent, means_one
-from ava_roles.tools.base import Place, Source, Tool, ToolArgs, ToolOutput
+from ava_roles.tools.base import Place, Source, Tool, ToolArgs, ToolOutput, ToolSpec
 from ava_roles.tools.saying import sentence
 from ava_roles.wrap import clean, wrap_tool_output
 from ava_server.apart import run_apart
@@ -269,14 +269,14 @@ class Acting:
         """Return the result as the model is shown it, and keep the original where it was cut."""
         text = hide(output.text)
         sha = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
-        scratch, whole = None, len(text)
+        scratch, whole, shown = None, len(text), len(text)
         if whole > tool.spec.max_chars:
             scratch = f"{sha[:32]}.txt"
             await anyio.to_thread.run_sync(_keep, self.scratch, scratch, text)
-            text = text[: tool.spec.max_chars]
+            text, shown = _cut(text, tool.spec)
         body = wrap_tool_output(text, tool=call.name, nonce=self.nonce, removed=sum(hide.counts))
         if scratch is not None:
-            goes_on = f"read_tool_result R-{sha[:8]} with offset {tool.spec.max_chars} goes on"
+            goes_on = f"read_tool_result R-{sha[:8]} with offset {shown} goes on"
             body += f"\n[cut at {tool.spec.max_chars} of {whole} characters; {goes_on}]"
         if not output.success:
             body = f"Failed.\n{body}"
@@ -320,6 +320,15 @@ class Acting:
             turn=self.history.turn,
             unusable=unusable or None,
         )
+
+
+def _cut(text: str, spec: ToolSpec) -> tuple[str, int]:
+    """Return what is shown of an output that is too long, and how many characters of its beginning that has."""
+    if not spec.both_ends:
+        return text[: spec.max_chars], spec.max_chars
+    head = spec.max_chars // 4
+    tail = spec.max_chars - head - 60
+    return f"{text[:head]}\n[… {len(text) - head - tail} characters left out here …]\n{text[-tail:]}", head
 
 
 def _keep(folder: Path, name: str, text: str) -> None:

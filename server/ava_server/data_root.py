@@ -60,6 +60,16 @@ class DataRoot:
         return self.path / "roles"
 
     @property
+    def sandbox(self) -> Path:
+        """What a sandbox needs on the disk."""
+        return self.path / "sandbox"
+
+    @property
+    def scratch(self) -> Path:
+        """What runs have only while they last, a folder each."""
+        return self.path / "scratch"
+
+    @property
     def worker_lock(self) -> Path:
         """The lock of the one worker."""
         return self.path / "worker.lock"

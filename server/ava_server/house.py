@@ -30,6 +30,7 @@ from ava_server import role_folders
 from ava_server.access import Access
 from ava_server.budget import DayCaps
 from ava_server.claims import Slots
+from ava_server.commands import remove_benches
 from ava_server.errors import AvaError, Refused
 from ava_server.hiring import Hiring
 from ava_server.ids import AGENT
@@ -47,6 +48,7 @@ from ava_server.waiting import read_apart
 
 if TYPE_CHECKING:
     from ava_roles.confine.fetch import Fetcher
+    from ava_roles.confine.sandbox import Sandbox, Unavailable
     from ava_server.settings import Policy, Settings
 
 log = logging.getLogger("ava.house")
@@ -88,6 +90,12 @@ class House:
         from ava_roles.confine.fetch import Fetcher
 
         return Fetcher(proxy=self.settings.fetch.proxy or None)
+
+    def sandbox(self) -> Sandbox | Unavailable:
+        """Return what confines commands here, or why nothing does. Found at the first call, which may take a second."""
+        from ava_roles.confine.sandbox import find_sandbox
+
+        return find_sandbox(self.settings.sandbox.mode, self.settings.paths.sandbox)
 
     @cached_property
     def outfitting(self) -> Outfitting:
@@ -183,25 +191,29 @@ class House:
             cwd=Path.cwd(),
             home=Path.home(),
             secrets=lambda: self.access.secrets,
+            sandbox=self.sandbox,
             durations=durations,
             notes=memory is not None and not memory.is_empty(),
         )
 
     async def sweep(self) -> None:
-        """Remove what dead processes left: scratch folders of ended runs, lock files of instances that own nothing."""
+        """Remove what dead processes left: scratch folders of ended runs, copies of workspaces, locks of nobody."""
         try:
             rows = await self.store.read(lambda view: view.runs(states=UNENDED))
-            unended = {row.id for row in rows}
-            owners = frozenset(row.instance for row in rows if row.instance)
-            await anyio.to_thread.run_sync(self._sweep, unended, owners)
+            await anyio.to_thread.run_sync(self._sweep, rows)
         except (AuditError, OSError) as error:  # the next start sweeps; nothing depends on it
             log.warning("what dead processes left was not all removed: %s", error)
 
-    def _sweep(self, unended: set[str], owners: frozenset[str]) -> None:
-        for folder in (self.settings.data_root / "scratch").glob("S-*"):
+    def _sweep(self, rows: Sequence[RunRow]) -> None:
+        scratch = self.settings.paths.scratch
+        for row in rows:  # what waits to be resumed keeps its outputs, and no copy of a workspace
+            if row.instance and not self.instances.alive(row.instance):
+                remove_benches(scratch / row.id, row.generation)
+        unended = {row.id for row in rows}
+        for folder in scratch.glob("S-*"):
             if folder.name not in unended:
                 self.outfitting.tidy(folder.name)
-        self.instances.sweep(owners)
+        self.instances.sweep(frozenset(row.instance for row in rows if row.instance))
 
 
 @asynccontextmanager
@@ -269,7 +281,7 @@ async def open_house(
 
 async def keep(store: Store, settings: Settings) -> None:
     """Be the keeper of the data root whenever no other process is, until cancelled."""
-    own = (settings.paths.artifacts, settings.data_root / "scratch")  # where a run has a folder of its own
+    own = (settings.paths.artifacts, settings.paths.scratch)  # where a run has a folder of its own
     retention = Retention(settings.retention_days, own)
     await run_keeper(store, settings.data_root, mirror=settings.mirror, retention=retention)
 

@@ -46,6 +46,8 @@ GRACE_S = 1.0
 """The instance that approved a run has this long to claim it before others do."""
 TRY_AGAIN_S = (1.0, 60.0)
 """How long a run that cannot be run here waits before it is looked at again: the first time, and at most."""
+CLOSE_S = 3.0
+"""How long removing what was a run's own is waited for; a copy of a workspace has many files."""
 FAULTS = 2
 """A run that was dropped so often by a fault of ours is not taken up again by this process."""
 
@@ -371,10 +373,11 @@ class Manager:
                 await self._fault(run.id)
         finally:
             del self._owned[run.id]
-            try:
-                prepared.close(owned.done)
-            except OSError as error:
-                log.warning("%s left something behind: %s", run.id, error)
+            with anyio.CancelScope(shield=True), anyio.move_on_after(CLOSE_S):
+                try:
+                    await anyio.to_thread.run_sync(prepared.close, owned.done, abandon_on_cancel=True)
+                except OSError as error:
+                    log.warning("%s left something behind: %s", run.id, error)
             self.poke()
 
     async def _group_time(self, run: RunRow) -> float | None:

@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import logging
 import secrets
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache
@@ -20,9 +19,12 @@ from ava_audit.events import RunStarted
 from ava_audit.money import format_usd
 from ava_audit.rows import RunRow
 from ava_roles.confine.paths import Root
+from ava_roles.confine.removal import remove_tree
+from ava_roles.confine.sandbox import Sandbox, Unavailable
 from ava_roles.prompt import system_prompt
 from ava_roles.role import parse_role
 from ava_roles.tools.base import Place, Tool
+from ava_server.commands import bench_of, remove_benches, strength
 from ava_server.earlier import NAME as READ_RESULT
 from ava_server.earlier import ReadSubagentResult, listed
 from ava_server.errors import AvaError, ConfigError
@@ -34,7 +36,7 @@ from ava_server.models.wiring import model_of, parameters
 from ava_server.prepared import Prepared
 from ava_server.proposal_words import minutes
 from ava_server.proposing import texts_of
-from ava_server.run_config import RunConfig, Texts, config_of
+from ava_server.run_config import NO_COMMANDS, RunConfig, Texts, config_of
 from ava_server.run_tools import RUN_TOOL_NAMES, run_tools
 from ava_server.searching import ApprovedSearch
 from ava_server.submit import schema as submit_schema
@@ -74,6 +76,7 @@ class Outfitting:
         await self._search(config)
         if await self._house.store.read(lambda view: texts_of(view, run)) is None:
             raise CannotHonour("its task was erased")
+        await self._confined(config.confinement)
         await self._as_it_began(run)
         workspace = config.workspace
         if workspace:
@@ -90,22 +93,30 @@ class Outfitting:
         if texts is None:
             raise CannotHonour("its task was erased")
         choice = replace(await self._choice(config), price=config.to_price())  # the price that was approved
-        scratch = self._house.settings.data_root / "scratch" / run.id
+        scratch = self._house.settings.paths.scratch / run.id
         results = ReadSubagentResult(self._house.store, run.user_id, config.context_from)
         tools: dict[str, Tool] = {**self._house.tools, **run_tools(history, scratch, results)}
         own = {name: tools[name] for name in config.tools}
+        await self._opened(lambda: remove_benches(scratch))
+        sandbox = await self._confined(config.confinement)
         files, artifacts = await self._opened(lambda: self._open_folders(config, run.id))
         search = await self._search(config)
         networked = any(tool.spec.network for tool in own.values())
+        settings = self._house.settings
+        bench = bench_of(run, config, files, scratch, sandbox, settings) if sandbox is not None else None
 
         def close(ended: bool) -> None:
+            if bench is not None:
+                with contextlib.suppress(OSError):  # a command that is still being ended; it goes with the run
+                    bench.close()
             for root in (files, artifacts):
                 if root is not None:
                     root.close()
             if ended:
                 self.tidy(run.id)
 
-        started = history.prefix or _started(config, texts, own, parameters(choice))
+        confinement = sandbox.kind if sandbox is not None else NO_COMMANDS
+        started = history.prefix or _started(config, texts, own, parameters(choice), confinement)
         return Prepared(
             model=model_of(started.model, started.parameters, choice.api_key, self._house.clients),
             started=started,
@@ -116,6 +127,8 @@ class Outfitting:
                 search=search,
                 artifacts=artifacts,
                 memory=self._house.memory(run.user_id),
+                sandbox=sandbox,
+                bench=bench,
             ),
             redactor=self._house.access.redactor,
             lending=Lending(config.role, config.secrets, self._house.access),
@@ -139,6 +152,22 @@ class Outfitting:
             model_of(entry.fact.model, entry.fact.parameters, None, self._house.clients)
         except ConfigError as error:
             raise CannotHonour(str(error)) from error
+        await self._confined(entry.fact.confinement)
+
+    async def _confined(self, approved: str) -> Sandbox | None:
+        """Return what confines the commands of a run, at least as well as it was approved; None where it has none.
+
+        Raises:
+            CannotHonour: Nothing here does.
+        """
+        if approved == NO_COMMANDS:
+            return None
+        found = await anyio.to_thread.run_sync(self._house.sandbox, limiter=self._opening)
+        if isinstance(found, Unavailable):
+            raise CannotHonour(f"its commands cannot be confined here: {found.why}")
+        if strength(found.kind) < strength(approved):
+            raise CannotHonour(f"its commands are to be confined by {approved}, and here it is {found.kind}")
+        return found
 
     async def _choice(self, config: RunConfig) -> Choice:
         """Return the model that was approved, with this process's key.
@@ -199,7 +228,10 @@ class Outfitting:
 
     def tidy(self, run_id: str) -> None:
         """Remove what was only an ended run's own: its scratch folder, and a folder of artifacts that stayed empty."""
-        shutil.rmtree(self._house.settings.data_root / "scratch" / run_id, ignore_errors=True)
+        try:
+            remove_tree(self._house.settings.paths.scratch / run_id)
+        except OSError as error:  # the next start sweeps; what a command still writes is ended with its owner
+            log.warning("the scratch folder of %s was not all removed: %s", run_id, error)
         with contextlib.suppress(OSError):  # not empty, or never made
             (self._house.settings.paths.artifacts / run_id).rmdir()
 
@@ -241,7 +273,9 @@ def _shared(text: str) -> str:
     return text
 
 
-def _started(config: RunConfig, texts: Texts, tools: Mapping[str, Tool], wire: Mapping[str, Any]) -> RunStarted:
+def _started(
+    config: RunConfig, texts: Texts, tools: Mapping[str, Tool], wire: Mapping[str, Any], confinement: str
+) -> RunStarted:
     """Return the run's rendered prefix."""
     role = parse_role(config.role_text, config.role_source, config.role)
     free = bool(config.price.get("free"))
@@ -279,4 +313,5 @@ def _started(config: RunConfig, texts: Texts, tools: Mapping[str, Tool], wire: M
         max_output=config.max_output,
         nonce=secrets.token_hex(8),
         workspace=config.workspace,
+        confinement=confinement,
     )

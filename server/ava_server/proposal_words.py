@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from ava_audit.money import format_usd
 from ava_roles.tools.base import Tool
 from ava_roles.tools.memory import NAME as RECALL
+from ava_server.commands import commands_reach
 from ava_server.earlier import listed
 from ava_server.planning import TURNS as PLAN_TURNS
-from ava_server.run_config import RunConfig, Texts
+from ava_server.run_config import NO_COMMANDS, RunConfig, Texts
 from ava_server.searching import TITLES, search_cost
 
 TASK_CHARS = 120
@@ -36,7 +37,14 @@ def approval_line(config: RunConfig, texts: Texts) -> str:
     return _line(f"{config.role}, {and_time}, {config.reach}: {beginning(texts.task)}")
 
 
-def reach(tools: Sequence[str], known: Mapping[str, Tool], workspace: str | None, earlier: int) -> str:
+def reach(
+    tools: Sequence[str],
+    known: Mapping[str, Tool],
+    workspace: str | None,
+    earlier: int,
+    confinement: str,
+    network: bool,
+) -> str:
     """Return what a run may read, reach and change, in a few words, from what its tools say of themselves."""
     specs = [known[name].spec for name in tools if name in known]
     web = any(spec.network for spec in specs)
@@ -45,6 +53,9 @@ def reach(tools: Sequence[str], known: Mapping[str, Tool], workspace: str | None
         parts.append(f"can read {workspace}" + (" and reach the web" if web else ""))
     elif web:
         parts.append("can search and read the web" if "web_search" in tools else "can read the web")
+    if confinement != NO_COMMANDS:
+        runs = commands_reach(specs, confinement, copy=workspace is not None, network=network)
+        parts.append(runs if parts else f"can {runs}")
     words = ["the notes in memory"] if RECALL in tools else []
     if earlier:
         results = "the result of 1 earlier subagent" if earlier == 1 else f"the results of {earlier} earlier subagents"
@@ -105,7 +116,8 @@ def proposal_message(config: RunConfig, texts: Texts) -> str:
     label = f"{config.role} ({config.name.translate(_QUOTES | _BRACKETS)})" if config.name else config.role
     lines = [f"Ava wants to start a {label}: {_quoted(texts.task, SHOWN_CHARS)}."]
     can = config.reach
-    lines.append(f"It {can}." if config.workspace else f"It {can}; it cannot read your files.")
+    sees_all = config.workspace or config.confinement == "none"
+    lines.append(f"It {can}." if sees_all else f"It {can}; it cannot read your files.")
     cost = "costs nothing" if free else f"costs at most {format_usd(config.max_cost_micros, exact=True)}"
     about = f"{low} to {high} minutes" if low < high else minutes(high * 60)
     lines.append(f"It takes about {about}, at most {minutes(config.timeout_s)}, and {cost}.")
@@ -113,6 +125,11 @@ def proposal_message(config: RunConfig, texts: Texts) -> str:
     if config.search:
         cost = search_cost(config.search_micros)
         lines.append(f"Its web searches go to {TITLES.get(config.search, config.search)}, {cost}.")
+    if config.confinement == "none":
+        lines.append(
+            'Nothing confines its commands (sandbox.mode = "none" in config.toml): they can read, change and send'
+            " whatever you can."
+        )
     if config.context_from:
         lines.append(f"Results that it may read: {listed(config.context_from)}.")
     if config.files_note:
@@ -137,6 +154,8 @@ def proposal_message(config: RunConfig, texts: Texts) -> str:
     lines.extend(_secret_lines(config))
     if config.unavailable_tools:
         lines.append(f"Not available here: {', '.join(config.unavailable_tools)}.")
+    if config.commands_note:
+        lines.append(f"No commands because: {config.commands_note}.")
     lines.extend(f"{note[0].upper()}{note[1:]}." for note in config.clamped)
     if texts.rationale:
         lines.append(f"Why: {_quoted(texts.rationale.rstrip('. '), SHOWN_CHARS)}.")

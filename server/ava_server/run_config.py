@@ -11,6 +11,9 @@ from pydantic import BaseModel, ConfigDict
 
 from ava_server.prices import Price
 
+NO_COMMANDS = "none needed"
+"""The confinement of a run that runs no commands."""
+
 
 class Texts(BaseModel):
     """The words of a proposal. They stand in the run's first `UserMessage`, so that they can be erased."""
@@ -42,6 +45,9 @@ class RunConfig(BaseModel):
         price: The price per token, as a mapping of `prices.Price`.
         workspace_given: The call itself gave the workspace, so that a networked role may read it.
         workspace_named: Somebody beside the call has named a folder that holds it.
+        confinement: What confines its commands (`bubblewrap`, `landlock`, `none`); `none needed` where it has none.
+        network: Its commands reach the host's network.
+        commands_note: Why a role that has tools for commands goes without, and how it would not; empty where it does.
         files_note: Why a role that has tools for files sees none, and how it would; empty where it does.
         secrets: The secrets that the role lists and a tool of the run may send, each with the hosts that it was for;
             None for one that was not stored.
@@ -80,6 +86,9 @@ class RunConfig(BaseModel):
     workspace: str | None = None
     workspace_given: bool = False
     workspace_named: bool = True
+    confinement: str = NO_COMMANDS
+    network: bool = False
+    commands_note: str = ""
     files_note: str = ""
     secrets: dict[str, tuple[str, ...] | None] = {}
     plan: bool = False

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ava_roles.catalog import Catalog
+from ava_roles.confine.sandbox import Sandbox, Unavailable
 from ava_roles.errors import RolesError
 from ava_roles.role import Role
 from ava_roles.tools.base import Tool
 from ava_roles.tools.memory import NAME as RECALL
 from ava_roles.workspace import Workspace, resolve_workspace
 from ava_server.arguments import SpawnArgs
+from ava_server.commands import confinement_of, not_looked_for, runs_commands, sandbox_for
 from ava_server.earlier import NAME as READ_RESULT
 from ava_server.errors import BadInput, Refused
 from ava_server.models.choose import ModelSettings, choose, is_configured
@@ -22,7 +24,7 @@ from ava_server.models.wiring import how_it_thinks
 from ava_server.output_schema import check_schema
 from ava_server.planning import TURNS as PLAN_TURNS
 from ava_server.proposal_words import reach
-from ava_server.run_config import EarlierRun, RunConfig, Texts
+from ava_server.run_config import NO_COMMANDS, EarlierRun, RunConfig, Texts
 from ava_server.run_tools import RUN_TOOL_NAMES
 from ava_server.secrets_store import Secret
 from ava_server.spawn_limits import (
@@ -56,6 +58,7 @@ class Surroundings:
         cwd: The server's working folder.
         home: The home folder of the user whom the server runs as.
         secrets: Reads what secrets are stored; asked only where a role lists some.
+        sandbox: Finds what confines commands; asked only where a role runs some. Blocks.
         durations: Model and active time (microseconds) of the last runs of the role that ended well.
         notes: There are notes in memory: a tool that would find nothing is not offered.
     """
@@ -69,6 +72,7 @@ class Surroundings:
     cwd: Path
     home: Path
     secrets: Callable[[], Mapping[str, Secret]] = dict
+    sandbox: Callable[[], Sandbox | Unavailable] = not_looked_for
     durations: Sequence[tuple[str, int]] = ()
     notes: bool = False
 
@@ -95,10 +99,15 @@ def resolve(args: SpawnArgs, around: Surroundings, earlier: tuple[EarlierRun, ..
     except RolesError as error:
         raise BadInput(f"role: {error}") from error
     workspace = _workspace(args, around)
-    tools, unavailable = _scope(args, role, workspace, around)
+    wanted = _wanted(args, role, around)
+    files_open = _files_open(role, wanted, workspace, around.tools)
+    sandbox = sandbox_for(runs_commands(wanted, around.tools), around.sandbox, files_open=files_open)
+    commands = not isinstance(sandbox, Unavailable)
+    tools = _usable(wanted, around, files_open=files_open, commands=commands)
+    unavailable = tuple(name for name in wanted if name not in tools)
     if earlier and READ_RESULT not in tools:
         raise BadInput(f"context_from: {role.name} cannot read results without {READ_RESULT}; leave it among its tools")
-    _needs(args, role, tools, workspace, around.tools)
+    _needs(args, role, tools, workspace, around.tools, sandbox)
     _not_yet(args)
     texts = _texts(args, role)
     if args.output_schema is not None and (fault := check_schema(args.output_schema)):
@@ -106,7 +115,9 @@ def resolve(args: SpawnArgs, around: Surroundings, earlier: tuple[EarlierRun, ..
     choice = choose(args.model, role.model, around.models)
     if choice.wire == "offline":  # it recalls nothing
         tools = tuple(name for name in tools if name != RECALL)
-    reading = str(workspace.path) if workspace.path and _sees_files(tools, around.tools) else None
+    reading = str(workspace.path) if workspace.path and files_open and _sees_files(tools, around.tools) else None
+    confinement = confinement_of(sandbox, runs_commands(tools, around.tools))
+    network = role.network and confinement != NO_COMMANDS
     if choice.wire == "offline" and earlier:
         raise BadInput("context_from: the offline reader reads no results of other runs; set a model, or leave it out")
     if choice.wire == "offline" and reading is None and not _names_pages(args):
@@ -148,9 +159,12 @@ def resolve(args: SpawnArgs, around: Surroundings, earlier: tuple[EarlierRun, ..
         search=search.name if search else "",
         search_micros=search.cost_micros if search else 0,
         context_from=earlier,
-        reach=reach(tools, around.tools, reading, len(earlier)),
+        reach=reach(tools, around.tools, reading, len(earlier), confinement, network),
         workspace_given=workspace.given,
         workspace_named=workspace.named,
+        confinement=confinement,
+        network=network,
+        commands_note=f"{sandbox.why}; {sandbox.what_to_do}" if isinstance(sandbox, Unavailable) else "",
         files_note="" if reading or not _wants_files(role, around.tools) else _no_files(workspace),
         estimated_minutes=estimate(role, choice, float(caps["timeout_s"]), around.durations),
         name=args.name,
@@ -208,36 +222,43 @@ def _workspace(args: SpawnArgs, around: Surroundings) -> Workspace:
         raise BadInput(str(error)) from error
 
 
-def _scope(
-    args: SpawnArgs, role: Role, workspace: Workspace, around: Surroundings
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the tools of the run, and those of the role that it goes without.
+def _wanted(args: SpawnArgs, role: Role, around: Surroundings) -> tuple[str, ...]:
+    """Return the tools that are asked for: the role's, then the allow-list, then the block-list.
 
-    The role's tools, then the allow-list, then the block-list. Results of earlier runs are read only where the call
-    named some, and memory where there is a note. A role that reaches the network sees files only when the call itself
-    gave the folder.
+    Results of earlier runs are read only where the call named some, and memory where there is a note.
     """
-    tools = around.tools
     for field, names in (("tools", args.tools or ()), ("blocked_tools", args.blocked_tools or ())):
         unknown = [name for name in names if name not in role.tools]
         if unknown:
             raise BadInput(f"{field}: {role.name} has no tool {unknown[0]!r}; it has {', '.join(role.tools)}")
-    wanted = [
+    return tuple(
         name
         for name in role.tools
         if (args.tools is None or name in args.tools) and name not in (args.blocked_tools or ())
         if name != READ_RESULT or args.context_from
         if name != RECALL or around.notes or name in (args.tools or ())
-    ]
+    )
+
+
+def _files_open(role: Role, wanted: Sequence[str], workspace: Workspace, tools: Mapping[str, Tool]) -> bool:
+    """Tell whether the run sees files: with a way to the network only when the call itself gave the folder."""
     networked = any(name in tools and tools[name].spec.network for name in wanted)
-    files_open = workspace.path is not None and (workspace.given or not networked)
-    usable = tuple(
+    networked = networked or (role.network and runs_commands(wanted, tools))
+    return workspace.path is not None and (workspace.given or not networked)
+
+
+def _usable(wanted: Sequence[str], around: Surroundings, *, files_open: bool, commands: bool) -> tuple[str, ...]:
+    """Return the tools that are there for this run: files only where it sees some, commands only where confined."""
+    tools = around.tools
+    return tuple(
         name
         for name in wanted
-        if name in RUN_TOOL_NAMES or (name in tools and (files_open or not tools[name].spec.files))
+        if name in RUN_TOOL_NAMES
+        or (
+            name in tools and (files_open or not tools[name].spec.files) and (commands or not tools[name].spec.commands)
+        )
         if name != RECALL or around.notes
     )
-    return usable, tuple(name for name in wanted if name not in usable)
 
 
 def _secrets(role: Role, tools: Sequence[str], around: Surroundings) -> dict[str, tuple[str, ...] | None]:
@@ -253,7 +274,7 @@ def _secrets(role: Role, tools: Sequence[str], around: Surroundings) -> dict[str
 
 
 def _sees_files(tools: Sequence[str], known: Mapping[str, Tool]) -> bool:
-    return any(name in known and known[name].spec.files for name in tools)
+    return any(name in known and (known[name].spec.files or known[name].spec.commands) for name in tools)
 
 
 def _wants_files(role: Role, known: Mapping[str, Tool]) -> bool:
@@ -271,7 +292,14 @@ def _names_pages(args: SpawnArgs) -> bool:
     return _URL.search(" ".join(part for part in (args.task, args.context) if part)) is not None
 
 
-def _needs(args: SpawnArgs, role: Role, tools: Sequence[str], workspace: Workspace, known: Mapping[str, Tool]) -> None:
+def _needs(
+    args: SpawnArgs,
+    role: Role,
+    tools: Sequence[str],
+    workspace: Workspace,
+    known: Mapping[str, Tool],
+    sandbox: Sandbox | Unavailable | None,
+) -> None:
     """Refuse a role that would go without a tool that it needs, or with nothing at all to read.
 
     Raises:
@@ -295,14 +323,13 @@ def _needs(args: SpawnArgs, role: Role, tools: Sequence[str], workspace: Workspa
             raise Refused(f"{role.name} needs memory, and there is no note in it; write one with `ava memory add NAME`")
         if need not in known:
             raise Refused(f"{role.name} needs {need}, which this version of Ava does not have yet; use another role")
+        if known[need].spec.commands and isinstance(sandbox, Unavailable):
+            raise Refused(
+                f"{role.name} needs {need}, and commands cannot be confined here: {sandbox.why}; {sandbox.what_to_do}"
+            )
         if known[need].spec.files and need in role.tools and need not in (args.blocked_tools or ()):
             raise Refused(f"{role.name} needs files, and sees none: {_no_files(workspace)}")
         raise Refused(f"{role.name} needs {need}, which was taken away; leave it in tools")
-    reads = [name for name in role.tools if name in known and known[name].spec.reads]
-    asked = (RECALL,) if RECALL in (args.tools or ()) else ()  # every role has it: to work with, it has to be asked for
-    if args.tools == [RECALL] and RECALL not in tools:
-        raise Refused("no note is in memory to work with; write one with `ava memory add NAME`, or give more tools")
-    if not any(name in (*reads, READ_RESULT, *asked) for name in tools) and (reads or args.tools):
         raise Refused(
             f"{role.name} would have nothing to work with: none of the tools asked for is there."
             f" Files: {_no_files(workspace)}"

@@ -13,9 +13,11 @@ def test_the_built_in_tools_are_known_by_name() -> None:
     tools = builtin_tools()
     assert sorted(tools) == [
         "http_get",
+        "python_exec",
         "read_file",
         "read_webpages",
         "recall",
+        "run_bash",
         "save_artifact",
         "search_and_read",
         "search_codebase",
@@ -39,12 +41,14 @@ def test_the_built_in_tools_are_known_by_name() -> None:
         ("search_and_read", False, True, True),
         ("save_artifact", False, False, False),
         ("recall", False, False, True),
+        ("run_bash", False, True, False),
+        ("python_exec", False, False, False),
     ],
 )
 def test_a_tool_says_what_it_reaches(name: str, network: bool, files: bool, read_only: bool) -> None:
     spec = builtin_tools()[name].spec
     assert (spec.network, spec.files, spec.read_only) == (network, files, read_only)
-    assert spec.writes is (not read_only)
+    assert (spec.writes or spec.commands) is (not read_only)
 
 
 def test_making_the_tools_imports_nothing_heavy() -> None:

@@ -40,8 +40,9 @@ def auto(each: int = 50, day: int = 120, prices: str = PRICED) -> str:
 
 async def reviewer(lab: Lab, **more: Any) -> Any:
     """Propose one that reads the files, and nothing else."""
-    given = {
+    given: dict[str, Any] = {
         "role": "code_reviewer",
+        "blocked_tools": ["run_bash", "python_exec"],
         "task": "Look at it",
         "workspace": str(lab.workspace),
         "max_cost_cents": 40,
@@ -254,7 +255,8 @@ async def test_a_folder_that_only_the_call_names_never_starts_by_itself(
 
         async def spawn(session: Session) -> Any:
             given = {"role": "code_reviewer", "task": "Look", "workspace": str(tmp_path / "workspace")}
-            return await Desk(house, session).call("spawn_subagent", given, quiet)
+            reads = {**given, "blocked_tools": ["run_bash", "python_exec"]}
+            return await Desk(house, session).call("spawn_subagent", reads, quiet)
 
         answer = await spawn(Session(user=house.user, transport="memory"))
         assert f"nobody but the call says that it may read {tmp_path / 'workspace'}" in waits(answer)
@@ -299,7 +301,7 @@ async def test_saving_an_artifact_alone_is_no_reason_to_ask(tmp_path: Path) -> N
 
 
 class Painter:
-    """A tool that changes something; no built-in one does yet, but for save_artifact."""
+    """A tool that changes something."""
 
     spec = ToolSpec(name="paint", description="Paints the wall.", args=ToolArgs, read_only=False, writes=True)
 
@@ -321,6 +323,11 @@ def test_a_tool_that_may_change_something_never_starts_by_itself() -> None:
     assert not_by_itself(config.model_copy(update={"tools": ("read_file", "paint")}), tools) == (
         "paint may change something"
     )
+    for command in ("run_bash", "python_exec"):
+        why = not_by_itself(config.model_copy(update={"tools": ("read_file", command)}), tools)
+        assert why == f"it may run commands; with blocked_tools ['{command}'] it goes without"
+    unconfined = not_by_itself(config.model_copy(update={"confinement": "none"}), tools)
+    assert unconfined is not None and "sandbox.mode" in unconfined
 
 
 # -- who sets it ------------------------------------------------------------------------------------------------------

@@ -63,6 +63,8 @@ GOOD: Mapping[str, Any] = {
     "search_and_read": {"query": "twelve cents"},
     "read_webpages": {"urls": [PAGE_URL]},
     "http_get": {"url": PAGE_URL},
+    "run_bash": {"command": "cat a.md"},
+    "python_exec": {"code": "print(12)"},
     "save_artifact": {"name": "prices.csv", "content": "otter,12"},
     "recall": {"query": "twelve"},
     "scratchpad": {"note": "twelve"},

@@ -14,6 +14,8 @@ from ava_roles.placeholders import Lent
 if TYPE_CHECKING:
     from ava_roles.confine.fetch import Fetcher
     from ava_roles.confine.paths import Root
+    from ava_roles.confine.sandbox import Sandbox
+    from ava_roles.confine.workbench import Workbench
     from ava_roles.memory import Memory
     from ava_roles.tools.searches import Search
 
@@ -39,6 +41,8 @@ class ToolSpec:
         network: It reaches the network.
         files: It reads the workspace.
         writes: It changes something that outlives the run (a file, an artifact).
+        commands: It runs commands of a model's making, so that it needs a sandbox.
+        both_ends: Of an output that is too long the model is shown the beginning and the end, not the beginning alone.
         secrets: The arguments in which `{{secret:NAME}}` may stand: the tool puts the value in itself, at the last
             moment and only where the secret is meant for.
     """
@@ -52,6 +56,8 @@ class ToolSpec:
     network: bool = False
     files: bool = False
     writes: bool = False
+    commands: bool = False
+    both_ends: bool = False
     secrets: tuple[str, ...] = ()
 
     @property
@@ -108,6 +114,8 @@ class Place:
         search: The web search that was approved; None when there is none.
         artifacts: The run's own folder for files to hand over.
         memory: The notes of the user whose run it is, to be read; None when there are none for that user.
+        sandbox: What runs commands; None when the run may run none.
+        bench: Where commands work, made at the first of them; None when the run may run none.
         say: Takes a sentence of at most 80 characters about what is being done this second.
         run_id: Whose call it is; the mark of every child process that it starts.
         secrets: The secrets that this one call names, and may send.
@@ -119,6 +127,8 @@ class Place:
     search: Search | None = None
     artifacts: Root | None = None
     memory: Memory | None = None
+    sandbox: Sandbox | None = None
+    bench: Workbench | None = None
     say: Callable[[str], None] = field(default=_silent)
     run_id: str = ""
     secrets: tuple[Lent, ...] = ()

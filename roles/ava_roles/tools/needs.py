@@ -9,6 +9,8 @@ from ava_roles.errors import ToolFailed
 if TYPE_CHECKING:
     from ava_roles.confine.fetch import Fetcher
     from ava_roles.confine.paths import Root
+    from ava_roles.confine.sandbox import Sandbox
+    from ava_roles.confine.workbench import Workbench
     from ava_roles.memory import Memory
     from ava_roles.tools.base import Place
     from ava_roles.tools.searches import Search
@@ -67,3 +69,14 @@ def need_memory(at: Place) -> Memory:
     if at.memory is None:
         raise ToolFailed("this run has no memory to recall; work with what the task contains")
     return at.memory
+
+
+def need_sandbox(at: Place) -> tuple[Sandbox, Workbench]:
+    """Return what runs commands, and where they work.
+
+    Raises:
+        ToolFailed: The run may run none.
+    """
+    if at.sandbox is None or at.bench is None:
+        raise ToolFailed("this run may not run commands; go on by reading")
+    return at.sandbox, at.bench

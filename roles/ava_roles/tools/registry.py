@@ -9,6 +9,7 @@ from ava_roles.tools.base import Tool
 from ava_roles.tools.files import ReadFile
 from ava_roles.tools.memory import Recall
 from ava_roles.tools.search import SearchAndRead, SearchCodebase
+from ava_roles.tools.shell import PythonExec, RunBash
 from ava_roles.tools.web import HttpGet, ReadWebpages
 from ava_roles.tools.web_search import WebSearch
 
@@ -22,6 +23,8 @@ def builtin_tools() -> Mapping[str, Tool]:
         WebSearch(),
         ReadWebpages(),
         HttpGet(),
+        RunBash(),
+        PythonExec(),
         SaveArtifact(),
         Recall(),
     )

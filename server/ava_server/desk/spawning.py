@@ -212,7 +212,11 @@ def not_by_itself(config: RunConfig, tools: Mapping[str, Tool]) -> str | None:
     unknown = [name for name in config.tools if name not in tools and name not in RUN_TOOL_NAMES]
     if unknown:
         return f"what {', '.join(unknown)} may do is not known here"
+    if config.confinement == "none":
+        return 'nothing confines its commands (sandbox.mode = "none")'
     specs = [tools[name].spec for name in config.tools if name in tools]
+    if running := [spec.name for spec in specs if spec.commands]:
+        return f"it may run commands; with blocked_tools {running} it goes without"
     changing = [spec.name for spec in specs if not spec.read_only and spec.name != HANDS_OVER]
     if changing:
         return f"{', '.join(changing)} may change something"

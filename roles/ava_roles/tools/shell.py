@@ -1,0 +1,179 @@
+"""`run_bash` and `python_exec`: commands of a model's making, in the sandbox.
+
+Neither is read-only by our declaration, although they work on a copy: the copy lasts as long as the run, so that a
+second call does not meet what the first one met. After a crash a call that had begun is answered "outcome unknown", and
+the next one finds a fresh copy and says so.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+
+from pydantic import Field
+
+from ava_roles.confine.sandbox import Command, Finished
+from ava_roles.confine.workbench import MAKE_S, Bench
+from ava_roles.errors import ToolFailed
+from ava_roles.tools.base import Place, ToolArgs, ToolOutput, ToolSpec
+from ava_roles.tools.needs import need_sandbox
+from ava_roles.tools.threads import run_sync
+
+COMMAND_S = 120
+_CALL_S = COMMAND_S + MAKE_S + 10.0  # making the copy and ending the command have times of their own
+_KEPT = 400_000
+_PROGRAM = "python_exec.py"
+_SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
+
+
+class RunBashArgs(ToolArgs):
+    """Arguments of `run_bash`."""
+
+    command: str = Field(min_length=1, max_length=20_000, description="What bash runs (bash -c), in the workspace.")
+    timeout: int = Field(default=COMMAND_S, ge=1, le=COMMAND_S, description="Seconds until it is ended.")
+
+
+class RunBash:
+    """Runs a line for the shell."""
+
+    spec = ToolSpec(
+        name="run_bash",
+        description=(
+            "Run a bash command in a sandbox: no network, 2 GiB of memory, 120 s. It works in a copy of the workspace "
+            "that is thrown away with this run, without .git and without what git ignores; installed packages (.venv, "
+            "node_modules) are there to be read. Changes last from call to call, the user's files stay untouched. "
+            "Returns the exit code, and stdout and stderr together."
+        ),
+        args=RunBashArgs,
+        read_only=False,
+        timeout_s=_CALL_S,
+        files=True,
+        commands=True,
+        both_ends=True,
+    )
+
+    def activity(self, args: RunBashArgs) -> str:
+        """Return `Running COMMAND`, its first line."""
+        return f"Running {_first_line(args.command)}"
+
+    async def __call__(self, args: RunBashArgs, at: Place) -> ToolOutput:
+        """Run it."""
+        _encoded(args.command)
+        return await _run(at, lambda _bench: ("/bin/bash", "-c", args.command), args.timeout)
+
+
+class PythonExecArgs(ToolArgs):
+    """Arguments of `python_exec`."""
+
+    code: str = Field(min_length=1, max_length=100_000, description="A Python program; print what you want to see.")
+    timeout: int = Field(default=COMMAND_S, ge=1, le=COMMAND_S, description="Seconds until it is ended.")
+
+
+class PythonExec:
+    """Runs a Python program."""
+
+    spec = ToolSpec(
+        name="python_exec",
+        description=(
+            "Run a Python program with the system's Python (standard library) in a sandbox: no network, 2 GiB of "
+            "memory, 120 s. It works where run_bash does; in a run that sees no folder, in an empty one. Nothing is "
+            "kept of its variables. Returns the exit code and what it printed."
+        ),
+        args=PythonExecArgs,
+        read_only=False,
+        timeout_s=_CALL_S,
+        commands=True,
+        both_ends=True,
+    )
+
+    def activity(self, args: PythonExecArgs) -> str:
+        """Return `Running Python: CODE`, its first line."""
+        return f"Running Python: {_first_line(args.code)}"
+
+    async def __call__(self, args: PythonExecArgs, at: Place) -> ToolOutput:
+        """Run it."""
+        program = _encoded(args.code)
+
+        def argv(bench: Bench) -> tuple[str, ...]:
+            here, seen = bench.code
+            (here / _PROGRAM).write_bytes(program)
+            return (_python(), str(seen / _PROGRAM))
+
+        return await _run(at, argv, args.timeout, importable=True)
+
+
+async def _run(
+    at: Place, argv: Callable[[Bench], tuple[str, ...]], timeout_s: int, *, importable: bool = False
+) -> ToolOutput:
+    """Run a command where the commands of this run work.
+
+    Args:
+        at: The place of the call.
+        argv: Makes the program and its arguments; may write files.
+        timeout_s: When it is ended.
+        importable: What is in the working folder can be imported, though the program stands elsewhere.
+
+    Raises:
+        ToolFailed: It could not be started.
+    """
+    sandbox, workbench = need_sandbox(at)
+    bench, fresh = await workbench.ready()
+    command = Command(
+        argv=await run_sync(argv, bench),
+        folder=bench.folder,
+        binds=bench.binds,
+        environment={**bench.environment, "PYTHONPATH": str(bench.folder)} if importable else bench.environment,
+        timeout_s=float(timeout_s),
+        max_output=_KEPT,
+        network=workbench.network,
+    )
+    finished = await sandbox.run(command)
+    parts = [_how(finished, timeout_s), finished.output.rstrip("\n") or "(no output)"]
+    if fresh:
+        parts.insert(0, bench.notes)
+    if finished.dropped:
+        parts.append(f"[{finished.dropped:,} bytes of output were not kept; write to a file and look at parts of it]")
+    return ToolOutput("\n".join(parts), success=finished.ended == "exited" and finished.code == 0)
+
+
+def _how(finished: Finished, timeout_s: int) -> str:
+    """Say how a command ended, and what can be done about it."""
+    took = f"{finished.took_s:.1f} s"
+    match finished.ended:
+        case "timeout":
+            return f"[ended after {timeout_s} s, with all that it had started; run less at once]"
+        case "memory":
+            return f"[ended after {took}: it took more than 2 GiB of memory; run less at once]"
+        case "disk":
+            return f"[ended after {took}: it wrote more than 1 GiB; write less, or remove what is not needed]"
+        case "signal":
+            return f"[ended by a signal after {took}: it crashed, or met a limit of the sandbox; run less at once]"
+        case "exited":
+            return f"[exit code {finished.code}, {took}]"
+
+
+def _python() -> str:
+    """Return the system's Python.
+
+    Raises:
+        ToolFailed: There is none where commands could see it.
+    """
+    program = shutil.which("python3", path=_SYSTEM_PATH)
+    if program is None:
+        raise ToolFailed("this system has no Python of its own (/usr/bin/python3); use run_bash if you have it")
+    return program
+
+
+def _encoded(text: str) -> bytes:
+    """Return a text as programs take it.
+
+    Raises:
+        ToolFailed: None takes it.
+    """
+    if "\0" in text:
+        raise ToolFailed("it contains a zero byte; write it as an escape of the program that reads it")
+    return text.encode()
+
+
+def _first_line(text: str) -> str:
+    return next((line.strip() for line in text.splitlines() if line.strip()), "")

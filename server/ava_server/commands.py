@@ -1,0 +1,105 @@
+"""Commands of a run: whether it may run some, what confines them, what a person is told of it, and where they work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ava_audit.rows import RunRow
+from ava_roles.confine.paths import Root
+from ava_roles.confine.removal import remove_tree
+from ava_roles.confine.sandbox import STRENGTH, Sandbox, Unavailable
+from ava_roles.confine.workbench import Workbench
+from ava_roles.role import parse_role
+from ava_roles.tools.base import Tool, ToolSpec
+from ava_server.run_config import NO_COMMANDS, RunConfig
+
+if TYPE_CHECKING:
+    from ava_server.settings import Settings
+
+_BENCH = "bench-"
+"""How the folder is called in which the commands of a run work, with the generation of its owner behind it."""
+
+
+def runs_commands(names: Sequence[str], tools: Mapping[str, Tool]) -> bool:
+    """Tell whether one of these tools runs commands."""
+    return any(name in tools and tools[name].spec.commands for name in names)
+
+
+def sandbox_for(
+    wanted: bool, find: Callable[[], Sandbox | Unavailable], *, files_open: bool
+) -> Sandbox | Unavailable | None:
+    """Return what would confine the commands of a run, or why it can have none; None where it asks for none.
+
+    Args:
+        wanted: It has tools that run commands.
+        find: Finds what confines commands here.
+        files_open: The run sees files. A run that does not would see them all the same by commands that nothing
+            confines.
+    """
+    if not wanted:
+        return None
+    sandbox = find()
+    if not isinstance(sandbox, Unavailable) and sandbox.kind == "none" and not files_open:
+        return Unavailable(
+            'nothing confines commands here (sandbox.mode = "none"), and this run is to see no files',
+            "name the folder in workspace",
+        )
+    return sandbox
+
+
+def confinement_of(sandbox: Sandbox | Unavailable | None, commands: bool) -> str:
+    """Return what confines the commands of a run, as its configuration has it."""
+    return NO_COMMANDS if sandbox is None or isinstance(sandbox, Unavailable) or not commands else sandbox.kind
+
+
+def commands_reach(specs: Sequence[ToolSpec], confinement: str, *, copy: bool, network: bool) -> str:
+    """Return what commands of the run may do, in a few words."""
+    what = "run commands" if any(spec.commands and spec.files for spec in specs) else "run Python"
+    where = "on a copy of it" if copy else "on an empty folder"
+    if confinement == "none":
+        return f"{what} WITHOUT A SANDBOX, with all that you may do yourself"
+    return f"{what} in a sandbox that reaches the network, {where}" if network else f"{what} in a sandbox {where}"
+
+
+def not_looked_for() -> Unavailable:
+    """Say that nobody looked for a sandbox: what there is where nothing is to run."""
+    return Unavailable("no sandbox was looked for here", "use a role that runs no commands")
+
+
+def strength(kind: str) -> int:
+    """Return how well something confines; what a newer program calls it by is more than what is known here."""
+    return next((strength for known, strength in STRENGTH.items() if known == kind), len(STRENGTH))
+
+
+def bench_of(
+    run: RunRow, config: RunConfig, files: Root | None, scratch: Path, sandbox: Sandbox, settings: Settings
+) -> Workbench:
+    """Return where the commands of a claimed run work; nothing of it is there before the first of them."""
+    return Workbench(
+        mounts=sandbox.mounts,
+        here=scratch / f"{_BENCH}{run.generation}",
+        files=files,
+        run_id=run.id,
+        read_only=settings.sandbox.read_only,
+        carry=parse_role(config.role_text, config.role_source, config.role).carry,
+        home=Path.home(),
+        closed=(settings.data_root,),
+        network=config.network,
+    )
+
+
+def remove_benches(scratch: Path, up_to: int | None = None) -> None:
+    """Remove where the commands of earlier owners of a run worked, who were killed or have lost it. Blocking.
+
+    Args:
+        scratch: The run's folder.
+        up_to: The generation of the last of them; None is all.
+    """
+    for bench in scratch.glob(f"{_BENCH}*"):
+        generation = bench.name.removeprefix(_BENCH)
+        if up_to is None or (generation.isdecimal() and int(generation) <= up_to):
+            with suppress(OSError):  # its commands are still being ended; it goes with the run
+                remove_tree(bench)

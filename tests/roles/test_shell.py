@@ -1,0 +1,126 @@
+"""`run_bash` and `python_exec` themselves: what they are given, and what they say of how a command ended."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import anyio
+import pytest
+from support.projects import checkout
+
+from ava_roles.confine.paths import Root
+from ava_roles.confine.sandbox import Command, Finished, Unavailable, find_sandbox
+from ava_roles.confine.workbench import Workbench
+from ava_roles.errors import ToolFailed
+from ava_roles.tools.base import Place, ToolOutput
+from ava_roles.tools.shell import PythonExec, PythonExecArgs, RunBash, RunBashArgs
+
+
+@pytest.fixture
+async def at(tmp_path: Path) -> AsyncGenerator[Place]:
+    """A checkout, and a sandbox to run commands in."""
+    sandbox = await anyio.to_thread.run_sync(find_sandbox, "auto", tmp_path / "state")
+    if isinstance(sandbox, Unavailable):
+        pytest.skip(f"{sandbox.why}; {sandbox.what_to_do}")
+    files = Root.open(checkout(tmp_path / "project", {"a.txt": "a\n"}))
+    bench = Workbench(
+        mounts=sandbox.mounts, here=tmp_path / "scratch" / "bench-1", files=files, run_id="S-1", home=tmp_path / "home"
+    )
+    yield Place(files=files, sandbox=sandbox, bench=bench, run_id="S-1")
+    bench.close()
+    files.close()
+
+
+async def bash(at: Place, command: str, timeout: int = 20) -> ToolOutput:
+    with anyio.fail_after(30):
+        return await RunBash()(RunBashArgs(command=command, timeout=timeout), at)
+
+
+async def python(at: Place, code: str) -> ToolOutput:
+    with anyio.fail_after(30):
+        return await PythonExec()(PythonExecArgs(code=code, timeout=20), at)
+
+
+async def test_the_first_command_is_told_where_it_works_and_the_next_is_not(at: Place) -> None:
+    first, second = await bash(at, "cat a.txt"), await bash(at, "cat a.txt")
+    assert "fresh copy of" in first.text and "1 files of the checkout" in first.text
+    assert "fresh copy" not in second.text and second.text.endswith("\na")
+
+
+async def test_a_failing_command_is_an_answer_with_its_code_and_both_outputs(at: Place) -> None:
+    failed = await bash(at, "echo out; echo err >&2; exit 7")
+    assert not failed.success
+    assert "[exit code 7, " in failed.text and "out\nerr" in failed.text
+    quiet = await bash(at, "true")
+    assert quiet.success and quiet.text.endswith("(no output)")
+    assert not (await bash(at, "no-such-program")).success
+
+
+async def test_what_no_program_takes_is_refused_in_words(at: Place) -> None:
+    for runs in (bash, python):
+        with pytest.raises(ToolFailed, match="zero byte"):
+            await runs(at, "echo \0")
+        with pytest.raises(ValueError, match="unicode"):
+            await runs(at, "echo \ud800")
+
+
+async def test_odd_text_arrives_as_it_is(at: Place) -> None:
+    assert (await bash(at, "printf '%s' 'ü \"$x\" 日本'")).text.endswith('ü "$x" 日本')
+    assert (await python(at, "print('ü', chr(0x1F600))\n")).text.endswith("ü \U0001f600")
+    garbled = await bash(at, "printf '\\xff\\xfe'")
+    assert garbled.success and "\ufffd" in garbled.text
+
+
+async def test_a_programs_fault_names_its_line(at: Place) -> None:
+    failed = await python(at, "x = 1\nx / 0\n")
+    assert "line 2" in failed.text and "ZeroDivisionError" in failed.text
+
+
+async def test_a_run_that_may_run_none_is_told_so(tmp_path: Path) -> None:
+    with pytest.raises(ToolFailed, match="may not run commands"):
+        await bash(Place(), "true")
+    with pytest.raises(ToolFailed, match="may not run commands"):
+        await python(Place(), "1")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"command": ""}, {"command": "x", "timeout": 121}, {"command": "x", "timeout": 0}, {"command": "x", "a": 1}],
+)
+def test_arguments_that_do_not_fit_are_refused(given: Mapping[str, Any]) -> None:
+    with pytest.raises(ValueError):
+        RunBashArgs.model_validate(given)
+
+
+class Ends:
+    """A sandbox whose commands end in a way that is hard to bring about."""
+
+    kind: Literal["bubblewrap"] = "bubblewrap"
+    mounts = True
+
+    def __init__(self, ended: Any) -> None:
+        self.ended = ended
+
+    async def run(self, command: Command) -> Finished:
+        return Finished(None, "the output so far", 12_345, self.ended, 3.21)
+
+    def start(self, command: Command) -> Any:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    ("ended", "says"),
+    [
+        ("timeout", "ended after 20 s, with all that it had started; run less at once"),
+        ("memory", "ended after 3.2 s: it took more than 2 GiB of memory"),
+        ("disk", "ended after 3.2 s: it wrote more than 1 GiB"),
+        ("signal", "ended by a signal after 3.2 s"),
+    ],
+)
+async def test_what_ended_a_command_is_said_with_what_can_be_done(tmp_path: Path, ended: str, says: str) -> None:
+    bench = Workbench(mounts=True, here=tmp_path / "bench-1", files=None, run_id="S-1", home=tmp_path)
+    output = await bash(Place(sandbox=Ends(ended), bench=bench), "true")
+    assert not output.success and says in output.text
+    assert "the output so far" in output.text and "12,345 bytes of output were not kept" in output.text
