@@ -153,8 +153,27 @@ def test_without_git_and_ripgrep_and_bubblewrap_nothing_is_at_fault(root: Path) 
     findings = doctor(root, PATH=str(root))
     assert findings["git"]["state"] == "note" and "not found" in findings["git"]["text"]
     assert findings["ripgrep"]["state"] == "ok"
-    assert "runs no commands" in findings["confinement"]["text"]
+    assert "bubblewrap is not installed" in findings["confinement"]["text"]
     assert not faults(findings)
+
+
+def test_what_confines_commands_is_told_and_that_nothing_does_is_a_warning(root: Path) -> None:
+    found = doctor(root)["confinement"]
+    if found["state"] != "warning":
+        assert found["text"].startswith(("commands run in bubblewrap", "commands run in Landlock"))
+    else:
+        assert "run_bash and python_exec are off" in found["text"] and found["what_to_do"]
+    (root / "config.toml").write_text('[sandbox]\nmode = "none"\n')
+    found = doctor(root)["confinement"]
+    assert found["state"] == "warning" and "not confined" in found["text"] and "auto" in found["what_to_do"]
+
+
+def test_a_home_folder_is_never_shown_to_commands_and_the_setting_is_told(root: Path) -> None:
+    (root / "config.toml").write_text(f'[sandbox]\nread_only = ["{Path.home()}"]\n')
+    if doctor(root, AVA_SANDBOX__READ_ONLY="[]")["confinement"]["state"] == "warning":
+        pytest.skip("nothing confines commands here")
+    found = doctor(root)["confinement"]
+    assert found["state"] == "warning" and "home folder" in found["text"] and "read_only" in found["what_to_do"]
 
 
 def test_an_environment_in_a_cache_is_a_warning_and_its_missing_command_too(root: Path, tmp_path: Path) -> None:

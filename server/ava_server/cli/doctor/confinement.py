@@ -1,4 +1,4 @@
-"""What Linux offers to confine a command with: asked cheaply, and changing nothing in this process."""
+"""What confines commands here, and what Linux offers for it: tried, and changing nothing in this process."""
 
 from __future__ import annotations
 
@@ -6,8 +6,13 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Literal
 
 from ava_roles.confine.linux import NotOnThisSystem, kernel_setting, landlock_abi
+from ava_roles.confine.sandbox import Sandbox, Unavailable, find_sandbox
 from ava_server.files import is_root
 
 PROBE_S = 5.0
@@ -18,6 +23,13 @@ _USER_NAMESPACES = (
     "kernel/unprivileged_userns_clone",
     "kernel/apparmor_restrict_unprivileged_userns",
 )
+
+
+@cache
+def sandbox(mode: Literal["auto", "none"]) -> Sandbox | Unavailable:
+    """Return what confines commands under a setting, or why nothing does; tried once, in a folder that is gone then."""
+    with tempfile.TemporaryDirectory(prefix="ava-doctor-") as state:
+        return find_sandbox(mode, Path(state))
 
 
 def bubblewrap() -> str:

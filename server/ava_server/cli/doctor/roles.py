@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from ava_roles.catalog import Catalog
+from ava_roles.confine.sandbox import Unavailable
 from ava_roles.role import Role
 from ava_roles.tools.registry import builtin_tools
+from ava_server.cli.doctor import confinement as probes
 from ava_server.cli.doctor.check import Finding, Setup, from_error, log_path
 from ava_server.cli.doctor.models import models_of
 from ava_server.cli.doctor.search import search_engine
@@ -25,8 +27,8 @@ def roles(setup: Setup) -> list[Finding]:
     found = [from_error("role file", problem.text, MEND_FILE) for problem in catalog.problems]
     found += [Finding("role file", "note", problem.text) for problem in catalog.notes]
     found += [Finding("role file", "note", untrusted.why, untrusted.step) for untrusted in catalog.untrusted]
-    tools = builtin_tools() if search_engine(setup) else without_search(builtin_tools())
-    held = {role.name: _held_back(role, {*tools, *RUN_TOOL_NAMES}) for role in catalog.roles}
+    tools = {*_tools(setup), *RUN_TOOL_NAMES}
+    held = {role.name: _held_back(role, tools) for role in catalog.roles}
     if unreachable := _without_model(catalog, setup):
         found.append(Finding("roles", "note", f"cannot run until their model can: {', '.join(unreachable)}"))
     able = [name for name, why in held.items() if why is None and name not in unreachable]
@@ -43,7 +45,18 @@ def _held_back(role: Role, tools: Collection[str]) -> tuple[str, str] | None:
         return None
     if missing == ["web_search"] and "read_webpages" in role.tools:
         return "runs only where its task names the pages: there is no web search", "Name the pages (https://…) in task."
+    if {"run_bash", "python_exec"}.issuperset(missing):
+        why = f"cannot run: {', '.join(missing)} cannot be confined here"
+        return why, "Use another role, or do what is said of confinement."
     return f"cannot run: this version has no {', '.join(missing)}", "Use another role."
+
+
+def _tools(setup: Setup) -> list[str]:
+    """Return the built-in tools that are there: a search with an engine, commands where something confines them."""
+    sandbox = probes.sandbox(setup.settings.sandbox.mode if setup.settings is not None else "auto")
+    confined = not isinstance(sandbox, Unavailable)
+    tools = builtin_tools() if search_engine(setup) else without_search(builtin_tools())
+    return [name for name, tool in tools.items() if confined or not tool.spec.commands]
 
 
 def _without_model(catalog: Catalog, setup: Setup) -> list[str]:

@@ -14,9 +14,12 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from ava_audit.migrations import scratch
+from ava_roles.confine.sandbox import Unavailable
+from ava_roles.confine.toolchains import find_toolchains
 from ava_server.cli.doctor import confinement as probes
 from ava_server.cli.doctor.check import Finding, Setup
 from ava_server.hosts.launching import passing
+from ava_server.settings import SandboxSettings
 
 PROBE_S = 5.0
 """A program that does not say its version within this long is as good as none."""
@@ -70,11 +73,12 @@ def sqlite(_setup: Setup) -> list[Finding]:
 
 
 def git(_setup: Setup) -> list[Finding]:
-    """Tell git's version; nothing of this version runs it."""
-    needed = "nothing of this version runs it; the role coder of a later one will"
+    """Tell git's version; without it no command can run on a checkout."""
+    needed = "it says what of a checkout commands may see"
     if says := _says("git", "--version"):
         return [Finding("git", "ok", f"{_number(says)}; {needed}")]
-    return [Finding("git", "note", f"not found; {needed}", "Nothing yet; install git when the role coder is there.")]
+    without = "without it no command can run in the workspace where that is a checkout"
+    return [Finding("git", "note", f"not found; {without}", "Install git if subagents are to run commands.")]
 
 
 def ripgrep(_setup: Setup) -> list[Finding]:
@@ -84,13 +88,31 @@ def ripgrep(_setup: Setup) -> list[Finding]:
     return [Finding("ripgrep", "ok", f"{here}; not needed: Ava searches files by itself, with the same results")]
 
 
-def confinement(_setup: Setup) -> list[Finding]:
-    """Tell what this system has to confine commands with; this version runs none."""
-    yet = "This version runs no commands, so nothing needs it yet."
-    if sys.platform != "linux":
-        return [Finding("confinement", "note", f"bubblewrap and Landlock are not on this system. {yet}")]
+def confinement(setup: Setup) -> list[Finding]:
+    """Tell what confines commands here, or why nothing does and how that is mended."""
+    settings = setup.settings.sandbox if setup.settings is not None else SandboxSettings()
+    found = probes.sandbox(settings.mode)
     has = "; ".join((probes.bubblewrap(), probes.landlock(), probes.user_namespaces()))
-    return [Finding("confinement", "note", f"{has}. {yet}")]
+    if isinstance(found, Unavailable):
+        text = f"commands cannot be confined here, so run_bash and python_exec are off: {found.why}"
+        step = f"{found.what_to_do[0].upper()}{found.what_to_do[1:]}, then run `ava doctor` again."
+        return [Finding("confinement", "warning" if sys.platform == "linux" else "note", text, step)]
+    if found.kind == "none":
+        text = 'commands are not confined (sandbox.mode = "none"): they can read, change and send whatever you can'
+        return [Finding("confinement", "warning", text, 'Set sandbox.mode to "auto", or take it out.')]
+    if found.kind == "landlock":
+        text = f"commands run in Landlock, which hides less than bubblewrap would ({has})"
+        confined = Finding("confinement", "note", text, "Install bubblewrap, or let it make user namespaces.")
+    else:
+        confined = Finding("confinement", "ok", f"commands run in bubblewrap ({has})")
+    home = Path.home()
+    refused = find_toolchains(None, (), read_only=settings.read_only, home=home, closed=_closed(setup)).refused
+    step = "Correct sandbox.read_only in config.toml."
+    return [confined, *(Finding("confinement", "warning", why, step) for why in refused)]
+
+
+def _closed(setup: Setup) -> tuple[Path, ...]:
+    return (setup.root.path,) if setup.root is not None else ()
 
 
 def _says(*args: str) -> str:
