@@ -28,6 +28,7 @@ SAYS: list[tuple[str, dict[str, Any], str]] = [
     ("search_codebase", {"query": "def  main\n("}, "Searching for def main ("),
     ("search_codebase", {"query": "x" * 500}, "Searching for " + "x" * 65 + "…"),
     ("search_and_read", {"query": "What does it cost?"}, "Looking for What does it cost?"),
+    ("web_search", {"query": "what  does\nit cost?"}, "Searching the web for what does it cost?"),
     ("read_webpages", {"urls": ["https://example.org/pricing?plan=1#top"]}, "Reading example.org/pricing"),
     ("read_webpages", {"urls": ["https://example.org:8443/"]}, "Reading example.org"),
     ("read_webpages", {"urls": ["https://a.org/x", "b.org/y", "c"]}, "Reading a.org/x and 2 more"),

@@ -46,7 +46,7 @@ TOKEN = "token-of-a-secret-0123456789abcdef"
 ROLE = """---
 name: tester
 description: Reads whatever it is told to.
-tools: [web_search, read_webpages, http_get, read_file, search_codebase, search_and_read, save_artifact]
+tools: [web_search, read_webpages, http_get, read_file, search_codebase, search_and_read, run_bash, python_exec]
 max_tool_calls: 150
 max_tokens: 200000
 secrets: [TOKEN]
@@ -209,6 +209,10 @@ WAYS: Mapping[str, Way] = {
     "recall, passages": Way("recall", lambda at, n: {"query": mark(n), "_": at.note(n)}),
     "search_codebase": Way("search_codebase", lambda at, n: {"query": mark(n), "path": _text(at, n)}),
     "search_and_read": Way("search_and_read", lambda at, n: {"query": mark(n), "max_files": 1, "_": _text(at, n)}),
+    "run_bash": Way("run_bash", lambda at, n: {"command": f"cat {_text(at, n)}"}),
+    "python_exec": Way(
+        "python_exec", lambda at, n: {"code": f"print(open({_text(at, n)!r}, encoding='utf-8').read())"}
+    ),
 }
 IN_ONE_PIECE = ("read_tool_result", "read_subagent_result")
 """Tools that are shown all attacks in one result, by tests of their own."""
@@ -226,6 +230,7 @@ async def ground(tmp_path: Path, script: Any) -> AsyncGenerator[tuple[Ground, La
     async with site({}) as web:
         with running_model_server(hits) as engine:
             config = f'[search]\nengine = "searxng"\nsearxng = "http://127.0.0.1:{engine.port}"\n'
+            config += '[sandbox]\nmode = "none"\n'  # what is tried is what commands print, on any machine
             async with open_lab(tmp_path, script, config=config) as lab:
                 lab.house.fetcher = web.fetcher
                 yield Ground(lab.workspace, web, hits), lab

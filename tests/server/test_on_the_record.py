@@ -63,6 +63,7 @@ GOOD: Mapping[str, Any] = {
     "search_and_read": {"query": "twelve cents"},
     "read_webpages": {"urls": [PAGE_URL]},
     "http_get": {"url": PAGE_URL},
+    "web_search": {"query": "what otters charge"},
     "run_bash": {"command": "cat a.md"},
     "python_exec": {"code": "print(12)"},
     "save_artifact": {"name": "prices.csv", "content": "otter,12"},
@@ -161,7 +162,11 @@ async def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp / "data"
 
 
-CONFIG = "[limits]\nrunning_per_user = 60\nrunning = 60\nspawns_per_hour = 200\n" + PRICED
+CONFIG = (
+    "[limits]\nrunning_per_user = 60\nrunning = 60\nspawns_per_hour = 200\n"
+    '[sandbox]\nmode = "none"\n'  # every tool is there on any machine
+) + PRICED
+HIT = {"url": "https://otter.example/prices", "title": "Prices", "content": "twelve cents"}
 
 
 def plays() -> dict[str, Sequence[Step]]:
@@ -189,19 +194,31 @@ async def happen(tmp: Path, server: ModelServer) -> None:
     (tmp / "data" / "roles" / "jack.md").write_text(ROLE)
     (tmp / "data" / "memory").mkdir()
     (tmp / "data" / "memory" / "prices.md").write_text("Otter charges twelve cents.\n")
-    async with site(PAGES) as web, open_lab(tmp, server=server, config=CONFIG, check=False) as lab:
-        lab.house.fetcher = web.fetcher
-        async with anyio.create_task_group() as tasks:
-            for kind in ERRORS:
-                tasks.start_soon(partial(lab.outcome, task=play(f"error_{kind}")))
-            for status in ENDED.keys() - {"cancelled", "rejected", "expired"}:
-                tasks.start_soon(partial(ended, lab, status))
-            for other in (cancelled, rejected, superseded, agreed, grouped, everything, steered, misused, erased):
-                tasks.start_soon(other, lab)
-            tasks.start_soon(partial(lab.outcome, task=play("whole")))
-            tasks.start_soon(partial(lab.outcome, task=play("planned"), plan=True))
-            tasks.start_soon(partial(lab.outcome, task=play("told"), max_iterations=10))
-            tasks.start_soon(partial(lab.outcome, task=play("paused"), timeout=4))
+    with running_model_server([Fail(200, {"results": [HIT], "unresponsive_engines": []})]) as engine:
+        searched = f'[search]\nengine = "searxng"\nsearxng = "http://127.0.0.1:{engine.port}"\n' + CONFIG
+        async with site(PAGES) as web, open_lab(tmp, server=server, config=searched, check=False) as lab:
+            lab.house.fetcher = web.fetcher
+            await everything_at_once(lab)
+    await and_other_ways(tmp, server)
+
+
+async def everything_at_once(lab: Lab) -> None:
+    """Runs to each ending, by each error, with each decision."""
+    async with anyio.create_task_group() as tasks:
+        for kind in ERRORS:
+            tasks.start_soon(partial(lab.outcome, task=play(f"error_{kind}")))
+        for status in ENDED.keys() - {"cancelled", "rejected", "expired"}:
+            tasks.start_soon(partial(ended, lab, status))
+        for other in (cancelled, rejected, superseded, agreed, grouped, everything, steered, misused, erased):
+            tasks.start_soon(other, lab)
+        tasks.start_soon(partial(lab.outcome, task=play("whole")))
+        tasks.start_soon(partial(lab.outcome, task=play("planned"), plan=True))
+        tasks.start_soon(partial(lab.outcome, task=play("told"), max_iterations=10))
+        tasks.start_soon(partial(lab.outcome, task=play("paused"), timeout=4))
+
+
+async def and_other_ways(tmp: Path, server: ModelServer) -> None:
+    """What comes over a host's connection, by the policy auto, and what a server that ends leaves."""
     async with connect(tmp, server=server, config=CONFIG) as (client, _server):
         await client.call_tool("check_subagent", {})
     auto = "approval = 'auto'\nauto_approve_cents = 500\nauto_approve_daily_cents = 500\n"
@@ -311,7 +328,8 @@ async def everything(lab: Lab) -> None:
     """Every tool of a run; and its result, fetched."""
     earlier = await lab.start(task=play("group"))
     await lab.ended(earlier)
-    asked = {"role": "jack", "task": play("tools"), "system_prompt": "Be brief.", "max_iterations": 40}
+    limits = {"max_iterations": 40, "max_tool_calls": 60, "max_tokens": 200_000}
+    asked = {"role": "jack", "task": play("tools"), "system_prompt": "Be brief.", **limits}
     proposal = await lab.propose(**asked, context_from=[earlier])
     assert set(proposal.tools) == {*builtin_tools(), *RUN_TOOL_NAMES}, proposal.tools
     await lab.approve(proposal)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from support.terminal import CONTROLLED, ava, on_terminal
+from support.terminal import CONTROLLED, ava, environment, on_terminal
 
 from ava_audit.entries import Entry
 from ava_audit.events import SettingsChanged
@@ -16,12 +17,13 @@ from ava_audit.store import Store
 from ava_server.pin import PinFile
 from ava_server.trusted_roles import read_trusted
 
+OTHER_SYSTEM = Path(__file__).parents[1] / "support" / "other_system.py"
 PIN = "73-otter-91"
 QUESTION = "count, as now? [y/N]"
 REVIEWER = """---
 name: strict-reviewer
 description: Reviews strictly. And more.
-tools: Read, Grep, Bash, TodoWrite
+tools: Read, Grep, Bash, WebSearch, TodoWrite
 model: sonnet
 color: red
 hooks:
@@ -97,7 +99,7 @@ def test_the_list_has_every_role_with_its_source_in_80_columns_and_what_is_wrong
         "mine  balanced (offline/extractive)",
         "  Reviews strictly.",
         "  $0.50, 10 min, 20 turns, 25 calls, 100,000 tokens\n  source: roles of the data root/mine.md",
-        "  not here: run_bash",
+        "  not here: web_search",
         "Cannot be used:\n  roles of the data root/broken.md, line 3, timeout: ",
         "Means nothing here:\n  roles of the data root/mine.md: ",
         "Not trusted:\n  strict-reviewer: .ava/roles/strict.md came with the project",
@@ -127,8 +129,8 @@ def test_a_role_is_shown_with_its_file_and_the_prompt_that_a_subagent_gets(root:
     screen = run(root, "show", "mine")
     for expected in (
         "mine  (roles of the data root/mine.md)",
-        "tools: read_file, search_codebase, ",
-        "not here: run_bash",
+        "tools: read_file, search_codebase, run_bash, ",
+        "not here: web_search",
         "max_cost_cents of role mine is $9.00, and lowered to the hard cap of $5.00",
         "may use the secrets: TOKEN",
         "means nothing here, and is passed over: hooks, tools: TodoWrite",
@@ -139,7 +141,18 @@ def test_a_role_is_shown_with_its_file_and_the_prompt_that_a_subagent_gets(root:
         "## Output format",
     ):
         assert expected in screen, screen
-    assert "`run_bash`:" not in screen and "`recall`:" not in screen  # no note is there
+    assert "`web_search`:" not in screen and "`recall`:" not in screen  # no note is there
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="plays another system on this one")
+def test_commands_are_not_here_where_nothing_confines_them(root: Path) -> None:
+    (root / "roles" / "mine.md").write_text(REVIEWER.replace("strict-reviewer", "mine"))
+    done = subprocess.run(
+        [sys.executable, str(OTHER_SYSTEM), "darwin", "ava", "1", sys.executable, "roles", "show", "mine"],
+        env=environment(root), capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert "  not here: run_bash, web_search\n" in done.stdout, done.stdout + done.stderr
+    assert "`run_bash`:" not in done.stdout and "- `read_file`: " in done.stdout
 
 
 def test_an_unknown_name_is_answered_with_the_closest_one(root: Path) -> None:
@@ -234,7 +247,7 @@ async def test_a_person_who_says_yes_lets_a_projects_role_count_as_it_was_shown(
     assert code == 0
     for shown in (
         "strict-reviewer  (.ava/roles/strict.md, new, sha256 ",
-        "reads files of the workspace, runs commands",
+        "reads files of the workspace, reads the web, runs commands",
     ):
         assert shown in screen
     assert "strict-reviewer" in names(root, project)

@@ -47,8 +47,8 @@ class WebSearch:
     )
 
     def activity(self, args: WebSearchArgs) -> str:
-        """Return `Searching for WORDS`."""
-        return f"Searching for {args.query}"
+        """Return `Searching the web for WORDS`."""
+        return f"Searching the web for {args.query}"
 
     async def __call__(self, args: WebSearchArgs, at: Place) -> ToolOutput:
         """Search."""

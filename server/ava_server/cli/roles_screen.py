@@ -170,12 +170,14 @@ def _tool_lines(role: Role, known: Specs) -> list[str]:
 
 
 def tools_here(settings: Settings) -> Specs:
-    """Return what is said of each tool that is here.
+    """Return what is said of each tool that is here: a search with an engine, commands where something confines them.
 
     Raises:
         AvaError: The keys cannot be read.
     """
+    from ava_roles.confine.sandbox import Unavailable
     from ava_roles.tools.registry import builtin_tools
+    from ava_server.cli.doctor.confinement import sandbox
     from ava_server.earlier import ReadSubagentResult
     from ava_server.keys import read_keys
     from ava_server.run_tools import ReadToolResult, Scratchpad
@@ -185,7 +187,9 @@ def tools_here(settings: Settings) -> Specs:
     tools = builtin_tools()
     if engine_of(settings.search, read_keys(settings.paths.keys)) is None:
         tools = without_search(tools)
-    return {**{name: tool.spec for name, tool in tools.items()}, **{spec.name: spec for spec in own}}
+    confined = not isinstance(sandbox(settings.sandbox.mode), Unavailable)
+    specs = [*(tool.spec for tool in tools.values()), *own]
+    return {spec.name: spec for spec in specs if confined or not spec.commands}
 
 
 def _further(role: Role) -> list[str]:
