@@ -7,6 +7,7 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 
 from ava_audit.money import format_usd
+from ava_roles.catalog import BUILT_IN_SOURCE
 from ava_roles.tools.base import Tool
 from ava_roles.tools.memory import NAME as RECALL
 from ava_server.commands import commands_reach
@@ -130,6 +131,8 @@ def proposal_message(config: RunConfig, texts: Texts) -> str:
             'Nothing confines its commands (sandbox.mode = "none" in config.toml): they can read, change and send'
             " whatever you can."
         )
+    if config.role_source != BUILT_IN_SOURCE:
+        lines.append(f"Its role is no built-in one, but the file {_quoted(config.role_source, BESIDES_CHARS)}.")
     if config.context_from:
         lines.append(f"Results that it may read: {listed(config.context_from)}.")
     if config.files_note:

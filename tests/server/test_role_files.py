@@ -113,6 +113,16 @@ async def test_the_project_is_the_folder_that_the_call_names(tmp_path: Path) -> 
         assert "does not exist" in await spawned(client, "researcher", workspace=str(tmp_path / "workspace" / "gone"))
 
 
+async def test_a_proposal_names_the_file_that_its_role_comes_from_and_says_nothing_of_a_built_in_one(
+    tmp_path: Path,
+) -> None:
+    put(tmp_path / "data" / "roles", pirate=role("arr"))
+    async with open_lab(tmp_path) as lab:
+        made = await lab.propose(role="pirate")
+        assert 'no built-in one, but the file "roles of the data root/pirate.md".' in made.message
+        assert "built-in" not in (await lab.propose()).message
+
+
 async def test_what_changes_in_a_role_file_after_its_proposal_changes_nothing_that_runs(tmp_path: Path) -> None:
     folder = put(tmp_path / "data" / "roles", pirate=role("arr"))
     async with open_lab(tmp_path, lambda _request: hand_over()) as lab:
