@@ -330,6 +330,11 @@ def _needs(
         if known[need].spec.files and need in role.tools and need not in (args.blocked_tools or ()):
             raise Refused(f"{role.name} needs files, and sees none: {_no_files(workspace)}")
         raise Refused(f"{role.name} needs {need}, which was taken away; leave it in tools")
+    works = [name for name in role.tools if name in known and (known[name].spec.reads or known[name].spec.commands)]
+    asked = (RECALL,) if RECALL in (args.tools or ()) else ()  # every role has it: to work with, it has to be asked for
+    if args.tools == [RECALL] and RECALL not in tools:
+        raise Refused("no note is in memory to work with; write one with `ava memory add NAME`, or give more tools")
+    if not any(name in (*works, READ_RESULT, *asked) for name in tools) and (works or args.tools):
         raise Refused(
             f"{role.name} would have nothing to work with: none of the tools asked for is there."
             f" Files: {_no_files(workspace)}"

@@ -62,6 +62,16 @@ async def test_what_cannot_be_run_is_refused_at_the_proposal(
         assert await lab.store.read(lambda view: view.runs()) == []
 
 
+async def test_a_spawn_that_would_have_nothing_to_work_with_is_refused(tmp_path: Path) -> None:
+    async with open_lab(tmp_path) as lab:
+        no_folder = await lab.call("spawn_subagent", role="researcher", task="x", tools=["scratchpad"])
+        no_note = await lab.call("spawn_subagent", role="researcher", task="x", tools=["recall"])
+        runs_only = await lab.propose(role="data_extractor", tools=["python_exec"])
+    assert no_folder.status == "failed" and "would have nothing to work with" in no_folder.message
+    assert no_note.status == "failed" and "no note is in memory to work with" in no_note.message
+    assert runs_only.tools == ["python_exec"], runs_only.message
+
+
 async def test_a_role_that_needs_search_does_without_where_the_pages_are_named(tmp_path: Path) -> None:
     async with open_lab(tmp_path) as lab:
         answer = await lab.call("spawn_subagent", role="web_crawler", task="Read https://example.org/prices")
