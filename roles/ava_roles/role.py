@@ -83,6 +83,7 @@ class Role:
         carry: Folders, relative to the workspace, that a coder's worktree gets as they are.
         source: `built in`, or the file.
         text: The whole file, for the approval's digest.
+        denied: Names of foreign tools, and words for several, that it does not have, whatever else it names.
         ignored_keys: What the file says and nothing here reads, e.g. `color` or `tools: TodoWrite`.
     """
 
@@ -108,6 +109,7 @@ class Role:
     source: str
     text: str
     ignored_keys: tuple[str, ...]
+    denied: tuple[str, ...] = ()
 
 
 def _names(value: Any) -> tuple[str, ...]:
@@ -230,6 +232,7 @@ def parse_role(text: str, source: str, default_name: str) -> Role:
         source=source,
         text=text,
         ignored_keys=(*sorted(file.lines.keys() - _Keys.model_fields.keys()), *ignored),
+        denied=tuple(name.split("(")[0] for name in keys.disallowedTools if name.startswith("mcp__")),
     )
 
 

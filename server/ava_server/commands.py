@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ava_audit.rows import RunRow
 from ava_roles.confine.paths import Root
 from ava_roles.confine.removal import remove_tree
-from ava_roles.confine.sandbox import STRENGTH, Sandbox, Unavailable
+from ava_roles.confine.sandbox import STRENGTH, Sandbox, Unavailable, find_sandbox
 from ava_roles.confine.workbench import Workbench
 from ava_roles.role import parse_role
 from ava_roles.tools.base import Tool, ToolSpec
@@ -23,9 +23,19 @@ _BENCH = "bench-"
 """How the folder is called in which the commands of a run work, with the generation of its owner behind it."""
 
 
+def sandbox_here(settings: Settings) -> Sandbox | Unavailable:
+    """Return what confines commands and the programs of MCP servers here. Blocks up to seconds, once in a process."""
+    return find_sandbox(settings.sandbox.mode, settings.paths.sandbox)
+
+
 def runs_commands(names: Sequence[str], tools: Mapping[str, Tool]) -> bool:
     """Tell whether one of these tools runs commands."""
     return any(name in tools and tools[name].spec.commands for name in names)
+
+
+def needs_sandbox(names: Sequence[str], tools: Mapping[str, Tool]) -> bool:
+    """Tell whether one of these tools runs commands, or is asked of a program that is started here."""
+    return any(name in tools and (tools[name].spec.commands or tools[name].spec.program) for name in names)
 
 
 def sandbox_for(
@@ -50,9 +60,9 @@ def sandbox_for(
     return sandbox
 
 
-def confinement_of(sandbox: Sandbox | Unavailable | None, commands: bool) -> str:
-    """Return what confines the commands of a run, as its configuration has it."""
-    return NO_COMMANDS if sandbox is None or isinstance(sandbox, Unavailable) or not commands else sandbox.kind
+def confinement_of(sandbox: Sandbox | Unavailable | None) -> str:
+    """Return what confines what a run runs here, as its configuration has it; None where it runs nothing."""
+    return NO_COMMANDS if sandbox is None or isinstance(sandbox, Unavailable) else sandbox.kind
 
 
 def commands_reach(specs: Sequence[ToolSpec], confinement: str, *, copy: bool, network: bool) -> str:

@@ -23,6 +23,7 @@ from ava_audit.retention import Retention
 from ava_audit.rows import UNENDED, RunRow
 from ava_audit.store import Store
 from ava_roles.catalog import Catalog
+from ava_roles.foreign.names import server_of
 from ava_roles.memory import Memory
 from ava_roles.tools.base import Tool
 from ava_roles.tools.registry import builtin_tools
@@ -30,8 +31,9 @@ from ava_server import role_folders
 from ava_server.access import Access
 from ava_server.budget import DayCaps
 from ava_server.claims import Slots
-from ava_server.commands import remove_benches
+from ava_server.commands import remove_benches, sandbox_here
 from ava_server.errors import AvaError, Refused
+from ava_server.foreign import Foreign
 from ava_server.hiring import Hiring
 from ava_server.ids import AGENT
 from ava_server.manager import GRACE_S, Manager
@@ -93,9 +95,12 @@ class House:
 
     def sandbox(self) -> Sandbox | Unavailable:
         """Return what confines commands here, or why nothing does. Found at the first call, which may take a second."""
-        from ava_roles.confine.sandbox import find_sandbox
+        return sandbox_here(self.settings)
 
-        return find_sandbox(self.settings.sandbox.mode, self.settings.paths.sandbox)
+    @cached_property
+    def foreign(self) -> Foreign:
+        """The other MCP servers that are configured."""
+        return Foreign(self.settings, lambda: self.access.secrets, self.sandbox)
 
     @cached_property
     def outfitting(self) -> Outfitting:
@@ -166,9 +171,13 @@ class House:
         """Return what a user's proposal of a role is resolved against; role files are read anew, and only here."""
         durations = await self.store.read(lambda view: view.durations(role))
         catalog = await self.catalog(client_roots, workspace)
-        return await anyio.to_thread.run_sync(
+        around = await anyio.to_thread.run_sync(
             self._surroundings, catalog, tuple(client_roots), tuple(durations), self.memory(user)
         )
+        named = next((own for own in catalog.roles if own.name == role), None)
+        if named is None or not any(server_of(tool) for tool in named.tools):
+            return around
+        return replace(around, servers=self.foreign.entries, listings=await self.foreign.listings(named))
 
     def _surroundings(
         self,
@@ -213,6 +222,7 @@ class House:
         for folder in scratch.glob("S-*"):
             if folder.name not in unended:
                 self.outfitting.tidy(folder.name)
+        self.foreign.sweep()
         self.instances.sweep(frozenset(row.instance for row in rows if row.instance))
 
 

@@ -72,6 +72,7 @@ class AgentRun:
         self._reserving = Reserving(
             self._log, self._config, prepared.model, prepared.caps, prepared.window, self._began, self._planning
         )
+        self._tasks = tasks
         self._acting = Acting(
             tools=prepared.tools,
             place=replace(prepared.place, say=self.say, run_id=run.id),
@@ -155,7 +156,11 @@ class AgentRun:
         work_s = max(left - min(WRAP_S, timeout / 5), 0.0)  # what is left of it after the work is the wrap-up's
         with self.scope:
             try:
-                return await self._within(work_s, left, cap)
+                before = time.monotonic()
+                if (refused := await self._start_servers(work_s)) is not None:
+                    return refused
+                took = time.monotonic() - before
+                return await self._within(max(work_s - took, 0.0), left - took, cap)
             except (StaleOwner, OutcomeUnknown, SchemaNewer):
                 raise
             except Exception as error:  # a bug of ours ends this run, on the record, and no other
@@ -164,7 +169,27 @@ class AgentRun:
                 turn = self._history.turn
                 await self._log.record(ErrorOccurred(error=text, kind="internal", what_to_do=_REPORT, turn=turn))
                 return Ended("error", _FAULT, error_kind="internal", error_message=text, what_to_do=_REPORT)
+            finally:
+                await self._prepared.servers.end()
         return Ended("cancelled", ON_REQUEST, reason=self._cancel_reason)
+
+    async def _start_servers(self, within_s: float) -> Ended | None:
+        """Start the run's other MCP servers; a run that has not begun does not begin without what was approved.
+
+        One that had begun goes on: its calls are told what is missing, and it can hand over what it has.
+        """
+        if not self._prepared.servers:
+            return None
+        self.say("Starting MCP servers")
+        why: str | None = "its MCP servers did not start in time"
+        with anyio.move_on_after(within_s):
+            why = await self._prepared.servers.start(self._tasks)
+        if why is None or self._history.prefix is not None:
+            return None
+        return Ended(
+            "error", "an MCP server is not as it was approved", error_kind="mcp_server", error_message=why,
+            what_to_do="Nothing was spent. Propose it anew; `ava doctor` tells how each MCP server is.",
+        )  # fmt: skip
 
     async def _within(self, work_s: float, left_s: float, cap: LastTurn) -> Ended | Paused:
         """Work for `work_s` seconds; when they are over, wrap up in what is left of `left_s`."""

@@ -24,10 +24,11 @@ from ava_roles.confine.sandbox import Sandbox, Unavailable
 from ava_roles.prompt import system_prompt
 from ava_roles.role import parse_role
 from ava_roles.tools.base import Place, Tool
-from ava_server.commands import bench_of, remove_benches, strength
+from ava_server.commands import bench_of, remove_benches, runs_commands, strength
 from ava_server.earlier import NAME as READ_RESULT
 from ava_server.earlier import ReadSubagentResult, listed
 from ava_server.errors import AvaError, ConfigError
+from ava_server.foreign import foreign_tools
 from ava_server.history import History
 from ava_server.lending import Lending
 from ava_server.manager import CannotHonour
@@ -70,10 +71,13 @@ class Outfitting:
         """
         config = config_of(run.config)
         await self._choice(config)
-        missing = [name for name in config.tools if name not in self._house.tools and name not in RUN_TOOL_NAMES]
+        here = {*self._house.tools, *RUN_TOOL_NAMES, *(name for use in config.foreign.values() for name in use.tools)}
+        missing = [name for name in config.tools if name not in here]
         if missing:
             raise CannotHonour(f"the tool {missing[0]} is not available in this version")
         await self._search(config)
+        if (why := self._house.foreign.cannot(config)) is not None:
+            raise CannotHonour(why)
         if await self._house.store.read(lambda view: texts_of(view, run)) is None:
             raise CannotHonour("its task was erased")
         await self._confined(config.confinement)
@@ -95,15 +99,20 @@ class Outfitting:
         choice = replace(await self._choice(config), price=config.to_price())  # the price that was approved
         scratch = self._house.settings.paths.scratch / run.id
         results = ReadSubagentResult(self._house.store, run.user_id, config.context_from)
-        tools: dict[str, Tool] = {**self._house.tools, **run_tools(history, scratch, results)}
+        sandbox = await self._confined(config.confinement)
+        servers = self._house.foreign.of_run(config, run.id, scratch, sandbox)
+        tools: dict[str, Tool] = {
+            **self._house.tools,
+            **run_tools(history, scratch, results),
+            **foreign_tools(config, servers),
+        }
         own = {name: tools[name] for name in config.tools}
         await self._opened(lambda: remove_benches(scratch))
-        sandbox = await self._confined(config.confinement)
         files, artifacts = await self._opened(lambda: self._open_folders(config, run.id))
         search = await self._search(config)
-        networked = any(tool.spec.network for tool in own.values())
-        settings = self._house.settings
-        bench = bench_of(run, config, files, scratch, sandbox, settings) if sandbox is not None else None
+        networked = any(tool.spec.network and tool.spec.foreign is None for tool in own.values())
+        settings, running = self._house.settings, sandbox if runs_commands(config.tools, own) else None
+        bench = bench_of(run, config, files, scratch, running, settings) if running is not None else None
 
         def close(ended: bool) -> None:
             if bench is not None:
@@ -127,12 +136,13 @@ class Outfitting:
                 search=search,
                 artifacts=artifacts,
                 memory=self._house.memory(run.user_id),
-                sandbox=sandbox,
+                sandbox=running,
                 bench=bench,
             ),
             redactor=self._house.access.redactor,
             lending=Lending(config.role, config.secrets, self._house.access),
             scratch=scratch,
+            servers=servers,
             caps=self._house.day_caps,
             window=choice.price.window or WINDOW,
             artifacts=lambda: self.artifacts(run.id),
@@ -155,7 +165,7 @@ class Outfitting:
         await self._confined(entry.fact.confinement)
 
     async def _confined(self, approved: str) -> Sandbox | None:
-        """Return what confines the commands of a run, at least as well as it was approved; None where it has none.
+        """Return what confines what a run runs here, at least as well as it was approved; None where it runs nothing.
 
         Raises:
             CannotHonour: Nothing here does.
@@ -164,9 +174,9 @@ class Outfitting:
             return None
         found = await anyio.to_thread.run_sync(self._house.sandbox, limiter=self._opening)
         if isinstance(found, Unavailable):
-            raise CannotHonour(f"its commands cannot be confined here: {found.why}")
+            raise CannotHonour(f"what it runs cannot be confined here: {found.why}")
         if strength(found.kind) < strength(approved):
-            raise CannotHonour(f"its commands are to be confined by {approved}, and here it is {found.kind}")
+            raise CannotHonour(f"what it runs is to be confined by {approved}, and here it would be by {found.kind}")
         return found
 
     async def _choice(self, config: RunConfig) -> Choice:

@@ -9,6 +9,7 @@ from typing import Any
 
 from ava_audit.events import RunStarted
 from ava_audit.redact import Redactor
+from ava_roles.foreign.running import RunServers
 from ava_roles.tools.base import Place, Tool
 from ava_server.budget import DayCaps
 from ava_server.lending import Lending
@@ -25,6 +26,7 @@ class Prepared:
 
     Attributes:
         started: The prefix for a new run; a resumed one keeps the one that its log has.
+        servers: The run's other MCP servers, not yet started.
         window: Tokens that the model's context holds.
         artifacts: Lists the files that the run has handed over.
         close: Lets go of folders; of an ended run it also removes what was only the run's own.
@@ -39,5 +41,6 @@ class Prepared:
     scratch: Path
     caps: DayCaps
     window: int
+    servers: RunServers = field(default_factory=RunServers)
     artifacts: Callable[[], list[dict[str, Any]]] = field(default=list)
     close: Callable[[bool], None] = field(default=_nothing)

@@ -8,12 +8,13 @@ from collections.abc import Mapping, Sequence
 
 from ava_audit.money import format_usd
 from ava_roles.catalog import BUILT_IN_SOURCE
-from ava_roles.tools.base import Tool
+from ava_roles.foreign.names import server_of
+from ava_roles.tools.base import Tool, ToolSpec
 from ava_roles.tools.memory import NAME as RECALL
 from ava_server.commands import commands_reach
 from ava_server.earlier import listed
 from ava_server.planning import TURNS as PLAN_TURNS
-from ava_server.run_config import NO_COMMANDS, RunConfig, Texts
+from ava_server.run_config import ForeignUse, RunConfig, Texts
 from ava_server.searching import TITLES, search_cost
 
 TASK_CHARS = 120
@@ -48,15 +49,18 @@ def reach(
 ) -> str:
     """Return what a run may read, reach and change, in a few words, from what its tools say of themselves."""
     specs = [known[name].spec for name in tools if name in known]
-    web = any(spec.network for spec in specs)
+    web = any(spec.network and spec.foreign is None for spec in specs)
     parts: list[str] = []
     if workspace is not None:
         parts.append(f"can read {workspace}" + (" and reach the web" if web else ""))
     elif web:
         parts.append("can search and read the web" if "web_search" in tools else "can read the web")
-    if confinement != NO_COMMANDS:
+    if any(spec.commands for spec in specs):
         runs = commands_reach(specs, confinement, copy=workspace is not None, network=network)
         parts.append(runs if parts else f"can {runs}")
+    if foreign := [spec for spec in specs if spec.foreign is not None]:
+        uses = _reach_of_servers(foreign, confinement)
+        parts.append(uses if parts else f"can {uses}")
     words = ["the notes in memory"] if RECALL in tools else []
     if earlier:
         results = "the result of 1 earlier subagent" if earlier == 1 else f"the results of {earlier} earlier subagents"
@@ -66,6 +70,17 @@ def reach(
     if not parts:
         return f"can read {' and '.join(words)}, and reach neither files nor the web"
     return f"{', '.join(parts)}, and read {' and '.join(words)}"
+
+
+def _reach_of_servers(specs: Sequence[ToolSpec], confinement: str) -> str:
+    """Return which MCP servers a run may use, and what the worst of their tools may do."""
+    names = sorted({server_of(spec.name) or "" for spec in specs})
+    loose = confinement == "none" and any(spec.program for spec in specs)
+    may = ["WITHOUT A SANDBOX, with all that you may do yourself"] if loose else []
+    may += ["reaches the network"] if any(spec.network for spec in specs) else []
+    may += ["can change things"] if any(spec.writes for spec in specs) else []
+    which = f"the MCP server {names[0]}" if len(names) == 1 else f"the MCP servers {' and '.join(names)}"
+    return f"use {which}" + (f" ({', '.join(may)})" if may else "")
 
 
 def group_line(count: int, cap_micros: int | None, timeout_s: float | None) -> str:
@@ -117,8 +132,8 @@ def proposal_message(config: RunConfig, texts: Texts) -> str:
     label = f"{config.role} ({config.name.translate(_QUOTES | _BRACKETS)})" if config.name else config.role
     lines = [f"Ava wants to start a {label}: {_quoted(texts.task, SHOWN_CHARS)}."]
     can = config.reach
-    sees_all = config.workspace or config.confinement == "none"
-    lines.append(f"It {can}." if sees_all else f"It {can}; it cannot read your files.")
+    sees = config.workspace or config.confinement == "none" or any(use.read_write for use in config.foreign.values())
+    lines.append(f"It {can}." if sees else f"It {can}; it cannot read your files.")
     cost = "costs nothing" if free else f"costs at most {format_usd(config.max_cost_micros, exact=True)}"
     about = f"{low} to {high} minutes" if low < high else minutes(high * 60)
     lines.append(f"It takes about {about}, at most {minutes(config.timeout_s)}, and {cost}.")
@@ -128,13 +143,15 @@ def proposal_message(config: RunConfig, texts: Texts) -> str:
         lines.append(f"Its web searches go to {TITLES.get(config.search, config.search)}, {cost}.")
     if config.confinement == "none":
         lines.append(
-            'Nothing confines its commands (sandbox.mode = "none" in config.toml): they can read, change and send'
+            'Nothing confines what it runs here (sandbox.mode = "none" in config.toml): that can read, change and send'
             " whatever you can."
         )
     if config.role_source != BUILT_IN_SOURCE:
         lines.append(f"Its role is no built-in one, but the file {_quoted(config.role_source, BESIDES_CHARS)}.")
     if config.context_from:
         lines.append(f"Results that it may read: {listed(config.context_from)}.")
+    lines.extend(_server_line(name, use, config) for name, use in config.foreign.items())
+    lines.extend(f"{note}." for note in config.foreign_notes)
     if config.files_note:
         lines.append(f"No files because: {config.files_note}.")
     for what, given in (("Its instructions", texts.system_prompt), ("It is told besides", texts.context)):
@@ -169,6 +186,22 @@ def _plan_line(config: RunConfig) -> str:
     if not config.plans:
         return "It does not plan first, because there is no language model to do it."
     return f"It plans first and then works: planning takes {PLAN_TURNS} of its {config.max_iterations} turns."
+
+
+def _server_line(name: str, use: ForeignUse, config: RunConfig) -> str:
+    """Return what the person must know of an MCP server: where it is, what it may, which of its tools change things."""
+    may = []
+    if not use.remote and config.confinement == "none":
+        may.append("not confined at all")
+    elif not use.remote:
+        may.append("with this machine's network" if use.network else "without a network")
+        may.append(f"may write to {', '.join(use.read_write)}" if use.read_write else "sees none of your folders")
+        may.append(f"confined by {config.confinement}")
+    reads = [tool.tool for full, tool in use.tools.items() if full in config.tools and not tool.changes]
+    changes = [tool.tool for full, tool in use.tools.items() if full in config.tools and tool.changes]
+    has = [f"it says that these only read: {', '.join(reads)}"] if reads else []
+    has += [f"can change things: {', '.join(changes)}"] if changes else []
+    return f"MCP server {name} ({'; '.join([use.where, *may])}): {'; '.join(has)}."
 
 
 def _secret_lines(config: RunConfig) -> list[str]:

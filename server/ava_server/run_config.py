@@ -9,10 +9,11 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from ava_roles.foreign.offered import Offered
 from ava_server.prices import Price
 
 NO_COMMANDS = "none needed"
-"""The confinement of a run that runs no commands."""
+"""The confinement of a run that runs neither commands nor programs of MCP servers."""
 
 
 class Texts(BaseModel):
@@ -36,6 +37,47 @@ class EarlierRun(BaseModel):
     ending: str
 
 
+class ForeignDefinition(BaseModel):
+    """A tool of another MCP server as it was approved: what the model is told of it, and whether it can change things.
+
+    Attributes:
+        tool: As its server spells it.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    tool: str
+    description: str
+    parameters: dict[str, Any]
+    changes: bool
+
+    def offered(self, name: str) -> Offered:
+        """Return it as a run's servers are compared with it."""
+        return Offered(name, self.tool, self.description, self.parameters, self.changes)
+
+
+class ForeignUse(BaseModel):
+    """What a run has of one MCP server, as it was approved.
+
+    Attributes:
+        digest: The server's configuration.
+        where: Its program, or its address.
+        network: Its program gets this machine's network.
+        remote: It is reached by its address, and runs elsewhere.
+        read_write: Folders that its program may write to.
+        tools: Those of its tools that the run has, by full name.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    digest: str
+    where: str
+    network: bool = False
+    remote: bool = False
+    read_write: tuple[str, ...] = ()
+    tools: dict[str, ForeignDefinition] = {}
+
+
 class RunConfig(BaseModel):
     """Everything that was resolved at the proposal, but for the texts. Caps are the run's own.
 
@@ -45,7 +87,8 @@ class RunConfig(BaseModel):
         price: The price per token, as a mapping of `prices.Price`.
         workspace_given: The call itself gave the workspace, so that a networked role may read it.
         workspace_named: Somebody beside the call has named a folder that holds it.
-        confinement: What confines its commands (`bubblewrap`, `landlock`, `none`); `none needed` where it has none.
+        confinement: What confines its commands, and the programs of its MCP servers (`bubblewrap`, `landlock`,
+            `none`); `none needed` where it has neither.
         network: Its commands reach the host's network.
         commands_note: Why a role that has tools for commands goes without, and how it would not; empty where it does.
         files_note: Why a role that has tools for files sees none, and how it would; empty where it does.
@@ -58,6 +101,8 @@ class RunConfig(BaseModel):
         search: The engine by which it searches the web; empty where it does not.
         search_micros: What a search costs there, as far as is known; no cap counts it.
         context_from: The ended runs whose results it may read.
+        foreign: The other MCP servers whose tools it has, by name.
+        foreign_notes: Why tools of such servers that its role names are not there, a sentence each.
         reach: What the run may read, reach and change, in a few words of ours.
         clamped: What was asked above a hard cap, in words.
         asked: The call's own arguments but for the texts: the defaults of a retry, or of a fresh proposal.
@@ -97,6 +142,8 @@ class RunConfig(BaseModel):
     search: str = ""
     search_micros: int = 0
     context_from: tuple[EarlierRun, ...] = ()
+    foreign: dict[str, ForeignUse] = {}
+    foreign_notes: tuple[str, ...] = ()
     reach: str
     estimated_minutes: tuple[int, int]
     name: str | None = None

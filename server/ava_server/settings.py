@@ -25,6 +25,8 @@ from pydantic import (
 )
 
 from ava_roles.confine.proxies import proxy_url
+from ava_roles.foreign.names import SERVER_NAME
+from ava_roles.placeholders import means_one
 from ava_server import settings_checks as checks
 from ava_server.data_root import DataRoot, absolute_folder, find_data_root
 from ava_server.errors import ConfigError
@@ -185,6 +187,12 @@ class McpServerSettings(Table):
     def _one_way(self) -> Self:
         if (self.command is None) == (self.url is None):
             raise ValueError("either command (with args and env) or url (with headers)")
+        if self.command is None and (self.args or self.env or self.network or self.read_write):
+            raise ValueError("args, env, network and read_write only beside command")
+        if self.url is None and self.headers:
+            raise ValueError("headers only beside url")
+        if means_one([self.command, *self.args, self.url]):
+            raise ValueError("{{secret:NAME}} in env or headers only: others see what a program is started with")
         return self
 
 
@@ -227,6 +235,11 @@ class Configured(Table):
         for name, provider in self.providers.items():
             if provider.base_url is None and name not in SELF_KNOWN_PROVIDERS:
                 raise ValueError(f"a table with base_url for the provider {name}, whose address is not known")
+        for name in self.mcp_servers:
+            if not SERVER_NAME.fullmatch(name):
+                raise ValueError(
+                    "names of MCP servers with letters, digits, - and single _ in between, at most 32 characters"
+                )
         return self
 
 

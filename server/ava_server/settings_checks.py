@@ -131,8 +131,7 @@ def refuse_secrets(data: Mapping[str, Any], origin: str) -> None:
             if _SECRET_NAME.search(last) or _is_key(value):
                 raise ConfigError(
                     f"{origin}: {name} holds a secret, and settings are no place for one. "
-                    "Store it with `ava secret set NAME` and write {{secret:NAME}} in its place; this version starts "
-                    "no such servers yet."
+                    "Store it with `ava secret set NAME` and write {{secret:NAME}} in its place."
                 )
         elif _SECRET_NAME.search(last) and path[0] != "prices":
             provider = path[1] if path[0] == "providers" and len(path) > 2 else _provider_in(last)

@@ -4,27 +4,31 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from dataclasses import field as member
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ava_roles.catalog import Catalog
 from ava_roles.confine.sandbox import Sandbox, Unavailable
 from ava_roles.errors import RolesError
+from ava_roles.foreign.entry import ServerEntry
+from ava_roles.foreign.known import Listing
 from ava_roles.role import Role
 from ava_roles.tools.base import Tool
 from ava_roles.tools.memory import NAME as RECALL
 from ava_roles.workspace import Workspace, resolve_workspace
 from ava_server.arguments import SpawnArgs
-from ava_server.commands import confinement_of, not_looked_for, runs_commands, sandbox_for
+from ava_server.commands import confinement_of, needs_sandbox, not_looked_for, runs_commands, sandbox_for
 from ava_server.earlier import NAME as READ_RESULT
 from ava_server.errors import BadInput, Refused
+from ava_server.foreign_scope import foreign_scope
 from ava_server.models.choose import ModelSettings, choose, is_configured
 from ava_server.models.wiring import how_it_thinks
 from ava_server.output_schema import check_schema
 from ava_server.planning import TURNS as PLAN_TURNS
 from ava_server.proposal_words import reach
-from ava_server.run_config import NO_COMMANDS, EarlierRun, RunConfig, Texts
+from ava_server.run_config import EarlierRun, RunConfig, Texts
 from ava_server.run_tools import RUN_TOOL_NAMES
 from ava_server.secrets_store import Secret
 from ava_server.spawn_limits import (
@@ -58,9 +62,11 @@ class Surroundings:
         cwd: The server's working folder.
         home: The home folder of the user whom the server runs as.
         secrets: Reads what secrets are stored; asked only where a role lists some.
-        sandbox: Finds what confines commands; asked only where a role runs some. Blocks.
+        sandbox: Finds what confines commands and MCP servers; asked only where a role has tools of either. Blocks.
         durations: Model and active time (microseconds) of the last runs of the role that ended well.
         notes: There are notes in memory: a tool that would find nothing is not offered.
+        servers: The other MCP servers that are configured.
+        listings: What those of them offer that the role names.
     """
 
     settings: Settings
@@ -75,6 +81,8 @@ class Surroundings:
     sandbox: Callable[[], Sandbox | Unavailable] = not_looked_for
     durations: Sequence[tuple[str, int]] = ()
     notes: bool = False
+    servers: Mapping[str, ServerEntry] = member(default_factory=dict[str, ServerEntry])
+    listings: Mapping[str, Listing] = member(default_factory=dict[str, Listing])
 
 
 def resolve(args: SpawnArgs, around: Surroundings, earlier: tuple[EarlierRun, ...] = ()) -> tuple[RunConfig, Texts]:
@@ -98,8 +106,11 @@ def resolve(args: SpawnArgs, around: Surroundings, earlier: tuple[EarlierRun, ..
         role = around.catalog.get(args.role)
     except RolesError as error:
         raise BadInput(f"role: {error}") from error
+    foreign, foreign_needs = foreign_scope(role, around.servers, around.listings)
+    role, around = foreign.role, replace(around, tools={**around.tools, **foreign.tools()})
     workspace = _workspace(args, around)
-    wanted = _wanted(args, role, around)
+    narrowed = foreign.narrowed(args)
+    wanted = _wanted(narrowed, role, around)
     files_open = _files_open(role, wanted, workspace, around.tools)
     sandbox = sandbox_for(runs_commands(wanted, around.tools), around.sandbox, files_open=files_open)
     commands = not isinstance(sandbox, Unavailable)
@@ -107,7 +118,8 @@ def resolve(args: SpawnArgs, around: Surroundings, earlier: tuple[EarlierRun, ..
     unavailable = tuple(name for name in wanted if name not in tools)
     if earlier and READ_RESULT not in tools:
         raise BadInput(f"context_from: {role.name} cannot read results without {READ_RESULT}; leave it among its tools")
-    _needs(args, role, tools, workspace, around.tools, sandbox)
+    foreign.check_needs(foreign_needs, tools)
+    _needs(narrowed, role, tools, workspace, around.tools, sandbox)
     _not_yet(args)
     texts = _texts(args, role)
     if args.output_schema is not None and (fault := check_schema(args.output_schema)):
@@ -116,8 +128,8 @@ def resolve(args: SpawnArgs, around: Surroundings, earlier: tuple[EarlierRun, ..
     if choice.wire == "offline":  # it recalls nothing
         tools = tuple(name for name in tools if name != RECALL)
     reading = str(workspace.path) if workspace.path and files_open and _sees_files(tools, around.tools) else None
-    confinement = confinement_of(sandbox, runs_commands(tools, around.tools))
-    network = role.network and confinement != NO_COMMANDS
+    confinement = confinement_of(around.sandbox() if needs_sandbox(tools, around.tools) else None)
+    network = role.network and runs_commands(tools, around.tools)
     if choice.wire == "offline" and earlier:
         raise BadInput("context_from: the offline reader reads no results of other runs; set a model, or leave it out")
     if choice.wire == "offline" and reading is None and not _names_pages(args):
@@ -159,6 +171,8 @@ def resolve(args: SpawnArgs, around: Surroundings, earlier: tuple[EarlierRun, ..
         search=search.name if search else "",
         search_micros=search.cost_micros if search else 0,
         context_from=earlier,
+        foreign=foreign.uses(tools),
+        foreign_notes=foreign.notes(unavailable),
         reach=reach(tools, around.tools, reading, len(earlier), confinement, network),
         workspace_given=workspace.given,
         workspace_named=workspace.named,

@@ -512,7 +512,7 @@ async def test_without_a_sandbox_every_proposal_says_so_and_nothing_starts_by_it
         proposal = await lab.call("spawn_subagent", **given)
         assert proposal.status == "awaiting_approval" and "nothing confines its commands" in proposal.message
         assert "run commands WITHOUT A SANDBOX" in proposal.approval_line
-        assert "Nothing confines its commands" in proposal.message
+        assert "Nothing confines what it runs here" in proposal.message
         await lab.approve(proposal)
         await lab.ended(proposal.subagent_id)
         (started,) = await lab.facts(proposal.subagent_id, RunStarted)

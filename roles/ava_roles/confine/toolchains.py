@@ -7,12 +7,13 @@ alone, to be read only: never a home folder, nor a folder of settings in one, wh
 from __future__ import annotations
 
 import os
-import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from ava_roles.confine.versions import channel_of, default_toolchain, first_word, version_of
 
 _SYSTEM = tuple(Path(folder) for folder in ("/usr", "/bin", "/sbin", "/lib", "/lib64"))
 SYSTEM_PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
@@ -22,7 +23,6 @@ _ROOT_HOMES = (Path("/root"), Path("/var/root"))
 _KERNEL = tuple(Path(folder) for folder in ("/proc", "/sys", "/dev"))
 _CLOSED = tuple(Path(folder) for folder in ("/etc", "/run", "/var/run"))
 _HOPS = 10
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,80}")
 
 
 @dataclass
@@ -71,6 +71,26 @@ def find_toolchains(
     return finding.found
 
 
+def find_installation(
+    program: Path, files: Iterable[Path], *, read_only: Sequence[Path], home: Path, closed: Sequence[Path] = ()
+) -> Toolchains:
+    """Return what one program needs beside the system's own. Blocking: looks at the file system, and starts nothing.
+
+    Args:
+        program: Its whole path.
+        files: Files that somebody has named for it.
+        read_only: Folders that the settings name.
+        home: The user's home folder.
+        closed: Folders that are shown in no case.
+    """
+    finding = _Finding(home.resolve(), tuple(folder.resolve() for folder in closed), os.defpath)
+    finding.installation(program)
+    for file in files:
+        finding.file(file)
+    finding.configured(read_only)
+    return finding.found
+
+
 @dataclass
 class _Finding:
     """One search."""
@@ -99,6 +119,22 @@ class _Finding:
             self._rust(workspace)
         if (workspace / "go.mod").is_file():
             self._go()
+
+    def installation(self, program: Path) -> None:
+        """Show what a program was installed into, under every name that it is called by, or else the program alone."""
+        for step in (program, *_hops(program)):
+            root = step.parent.parent
+            if step.parent.name != "bin" or not self._holds_one(root) or not self._show(root, root.resolve()):
+                self.file(step)
+            elif (root / "pyvenv.cfg").is_file():
+                self._environment(root)
+
+    def file(self, file: Path) -> None:
+        """Show one file, unless it lies where nothing is shown."""
+        real = file.resolve()
+        refused = self._refusal(file, asked=True) or self._refusal(real, asked=True)
+        if real.is_file() and refused is None and not _in_system(file):
+            self.found.shown[file] = real
 
     def configured(self, folders: Iterable[Path]) -> None:
         """Show what the settings name."""
@@ -133,7 +169,7 @@ class _Finding:
             return
         path = Path(program)
         if path.parent.name == "shims" and (path.parent.parent / "versions").is_dir():
-            version = _first_word(workspace / ".python-version") or _first_word(path.parent.parent / "version")
+            version = first_word(workspace / ".python-version") or first_word(path.parent.parent / "version")
             path = path.parent.parent / "versions" / version / "bin" / "python3"
         real = path.resolve()
         if _is_python(real):
@@ -143,7 +179,7 @@ class _Finding:
         """Show the Node that the user has: on the path, or the newest of nvm's."""
         program = shutil.which("node", path=self.programs)
         candidates = [Path(program).resolve()] if program is not None else []
-        candidates += sorted((self.home / ".nvm/versions/node").glob("v*/bin/node"), key=_version, reverse=True)
+        candidates += sorted((self.home / ".nvm/versions/node").glob("v*/bin/node"), key=version_of, reverse=True)
         for real in candidates:
             prefix = real.parent.parent
             if _in_system(real):
@@ -155,7 +191,7 @@ class _Finding:
     def _rust(self, workspace: Path) -> None:
         """Show a toolchain of rustup's, and the packages that cargo has; nothing else of its folder, where keys lie."""
         toolchains = self.home / ".rustup" / "toolchains"
-        names = [_channel(workspace), _default_toolchain(self.home / ".rustup" / "settings.toml"), ""]
+        names = [channel_of(workspace), default_toolchain(self.home / ".rustup" / "settings.toml"), ""]
         for name in names:
             for folder in sorted(toolchains.glob(f"{name}*" if name else "*")):
                 if (folder / "bin" / "cargo").is_file():
@@ -192,17 +228,22 @@ class _Finding:
         self.found.shown[name] = prefix
         return True
 
+    def _holds_one(self, root: Path) -> bool:
+        """Tell whether a folder holds one installation alone: what is beside it is nobody's to see."""
+        above = self.home if root.is_relative_to(self.home) else Path(root.root)
+        return len(root.relative_to(above).parts) > 1 or (root / "pyvenv.cfg").is_file()
+
     def _refusal(self, folder: Path, *, asked: bool = False) -> str | None:
         """Return why a folder is not shown, or None."""
         if folder == Path(folder.root) or self.home.is_relative_to(folder) or folder in _HOMES:
             return "is or contains a home folder; name the toolchain in it alone"
         if folder.parent in _HOMES or folder in _ROOT_HOMES:
             return "is a home folder; name the toolchain in it alone"
-        if any(_overlap(folder, each) for each in self.closed):
+        if any(overlap(folder, each) for each in self.closed):
             return "is, contains or lies in Ava's own folder"
         if folder in _CLOSED or any(folder.is_relative_to(kernel) for kernel in _KERNEL):
             return "belongs to the system"
-        if not asked and self.workspace is not None and _overlap(folder, self.workspace):
+        if not asked and self.workspace is not None and overlap(folder, self.workspace):
             return "contains the workspace, or lies in it"
         if not asked and folder.parent == self.home and folder.name.startswith("."):
             return "is a folder of settings; name the toolchain in it alone"
@@ -213,7 +254,8 @@ def _in_system(path: Path) -> bool:
     return any(path.is_relative_to(folder) for folder in _SYSTEM)
 
 
-def _overlap(one: Path, other: Path) -> bool:
+def overlap(one: Path, other: Path) -> bool:
+    """Tell whether a folder is another one, or holds it, or lies in it."""
     return one.is_relative_to(other) or other.is_relative_to(one)
 
 
@@ -242,33 +284,3 @@ def _home_of(environment: Path) -> Path | None:
             if key.strip() == "home" and value.strip().startswith("/"):
                 return Path(value.strip())
     return None
-
-
-def _first_word(file: Path) -> str:
-    """Return the first word of a small file, if it can be a version's name."""
-    with suppress(OSError, UnicodeDecodeError, IndexError):
-        word = file.read_bytes()[:200].decode().split()[0]
-        return word if _NAME.fullmatch(word) else ""
-    return ""
-
-
-def _version(program: Path) -> tuple[int, ...]:
-    return tuple(map(int, re.findall(r"\d+", program.parent.parent.name)))
-
-
-def _channel(workspace: Path) -> str:
-    """Return which toolchain a project asks for."""
-    for name in ("rust-toolchain.toml", "rust-toolchain"):
-        with suppress(OSError, UnicodeDecodeError):
-            text = (workspace / name).read_bytes()[:10_000].decode()
-            if found := re.search(r'channel\s*=\s*"([^"]+)"', text) or re.match(r"\s*(\S+)\s*$", text):
-                return found[1] if _NAME.fullmatch(found[1]) else "none"
-    return "none"
-
-
-def _default_toolchain(settings: Path) -> str:
-    with suppress(OSError, UnicodeDecodeError):
-        found = re.search(r'default_toolchain\s*=\s*"([^"]+)"', settings.read_text("utf-8"))
-        if found and _NAME.fullmatch(found[1]):
-            return found[1]
-    return "none"

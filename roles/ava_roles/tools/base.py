@@ -45,6 +45,8 @@ class ToolSpec:
         both_ends: Of an output that is too long the model is shown the beginning and the end, not the beginning alone.
         secrets: The arguments in which `{{secret:NAME}}` may stand: the tool puts the value in itself, at the last
             moment and only where the secret is meant for.
+        program: It is asked of a program that is started for the run, so that it needs a sandbox.
+        foreign: The schema of the arguments of another MCP server's tool, which that server checks; None for our own.
     """
 
     name: str
@@ -59,15 +61,17 @@ class ToolSpec:
     commands: bool = False
     both_ends: bool = False
     secrets: tuple[str, ...] = ()
+    program: bool = False
+    foreign: Mapping[str, Any] | None = None
 
     @property
     def reads(self) -> bool:
         """Whether it brings something from outside of the run: pages or files."""
-        return self.network or self.files
+        return self.network or self.files or self.foreign is not None
 
     def schema(self) -> Mapping[str, Any]:
         """Return the JSON schema of the arguments, without pydantic's titles: one for all, to be read only."""
-        return _schema(self.args)
+        return _schema(self.args) if self.foreign is None else self.foreign
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from ava_audit.money import cents, micros_from_cents
 from ava_audit.rows import WAITING, RunRow
 from ava_audit.times import iso_utc
 from ava_roles.errors import RolesError
+from ava_roles.foreign.names import server_of
 from ava_roles.tools.base import Tool
 from ava_roles.tools.memory import NAME as RECALL
 from ava_server.answers import Answer, Minutes, OneDecision, SpawnAnswer
@@ -209,6 +210,8 @@ def not_by_itself(config: RunConfig, tools: Mapping[str, Tool]) -> str | None:
 
     What it does has to stay without effect on anything but its own result, and what it reads here must have no way out.
     """
+    if foreign := sorted({server_of(name) or "" for name in config.tools if server_of(name)}):
+        return f"only the MCP server {foreign[0]} itself says what its tools do"
     unknown = [name for name in config.tools if name not in tools and name not in RUN_TOOL_NAMES]
     if unknown:
         return f"what {', '.join(unknown)} may do is not known here"
