@@ -124,19 +124,19 @@ async def connected(entry: ServerEntry, means: Means) -> AsyncGenerator[Link]:
     watch = Watch()
     for chatty in ("client", "mcp.client"):  # the SDK's, which write down what a server sent
         logging.getLogger(chatty).setLevel(logging.CRITICAL)
-    async with _streams(entry, means, watch) as streams, only_answers(streams, watch) as (received, sent):
-        session = ClientSession(received, sent, client_info=Implementation(name="ava-subagent", version="1"))
-        try:
+    try:
+        async with _streams(entry, means, watch) as streams, only_answers(streams, watch) as (received, sent):
+            session = ClientSession(received, sent, client_info=Implementation(name="ava-subagent", version="1"))
             async with session:
                 await _greet(session)
                 info = session.server_info
                 if info is not None and info.name.strip().casefold() in OWN_NAMES:
                     raise ToolFailed(OURS)
                 yield Link(entry, session, watch)
-        except Exception as error:
-            if watch.fault:
-                raise ToolFailed(watch.fault) from error
-            raise
+    except Exception as error:
+        if watch.fault:
+            raise ToolFailed(watch.fault) from error
+        raise
 
 
 @asynccontextmanager

@@ -1,0 +1,185 @@
+"""What a proposal says of other MCP servers, which of their tools a role gets, and what is refused."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from support.foreign import SCRIPT, stdio_server, write_role
+from support.house import Lab, open_lab
+from support.stdio import until
+
+from ava_roles.foreign.entry import ServerEntry
+
+GOOD = stdio_server("good")
+
+
+async def proposed(lab: Lab, **more: Any) -> Any:
+    """Propose the role `guest`, without a folder."""
+    answer = await lab.call("spawn_subagent", role="guest", task="What is 1 + 1?", **more)
+    assert answer.status == "awaiting_approval", answer.message
+    return answer
+
+
+def foreign(answer: Any) -> set[str]:
+    return {name.removeprefix("mcp__lab__") for name in answer.tools if name.startswith("mcp__")}
+
+
+@pytest.mark.parametrize("word", ["mcp__lab", "mcp__lab__*"])
+async def test_a_word_for_a_whole_server_brings_only_what_says_that_it_reads(tmp_path: Path, word: str) -> None:
+    write_role(tmp_path / "data", word)
+    async with open_lab(tmp_path, config=GOOD, runs=False) as lab:
+        answer = await proposed(lab)
+        assert {"add", "look", "environment"} <= foreign(answer)
+        assert not {"write", "burn"} & foreign(answer), "not annotated as read-only, or annotated as destructive too"
+        assert "can change things" not in answer.approval_line and "can use the MCP server lab" in answer.approval_line
+
+
+async def test_a_tool_that_can_change_things_is_had_by_its_exact_name_and_shown_so(tmp_path: Path) -> None:
+    write_role(tmp_path / "data", "mcp__lab__write, mcp__lab__burn, mcp__lab__add")
+    async with open_lab(tmp_path, config=GOOD, runs=False) as lab:
+        answer = await proposed(lab)
+        assert foreign(answer) == {"write", "burn", "add"}
+        assert "can use the MCP server lab (can change things)" in answer.approval_line
+        line = next(line for line in answer.message.splitlines() if line.startswith("MCP server lab"))
+        assert "can change things: write, burn" in line and "only read: add" in line
+        assert "without a network" in line and "sees none of your folders" in line and "confined by" in line
+
+
+async def test_the_proposal_shows_the_network_and_the_folders_of_a_server(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    write_role(tmp_path / "data", "mcp__lab__add")
+    config = stdio_server("good", more=f'network = true\nread_write = ["{shared}"]')
+    async with open_lab(tmp_path, config=config, runs=False) as lab:
+        answer = await proposed(lab)
+        assert "can use the MCP server lab (reaches the network)" in answer.approval_line
+        assert f"with this machine's network; may write to {shared}" in answer.message
+        assert "cannot read your files" not in answer.message
+
+
+async def test_a_spawn_narrows_them_by_name_and_by_server(tmp_path: Path) -> None:
+    write_role(tmp_path / "data", "mcp__lab, read_webpages")
+    async with open_lab(tmp_path, config=GOOD, runs=False) as lab:
+        assert foreign(await proposed(lab, tools=["mcp__lab__add", "mcp__lab__look"])) == {"add", "look"}
+        assert foreign(await proposed(lab, blocked_tools=["mcp__lab__*"])) == set()
+        assert "add" not in foreign(await proposed(lab, blocked_tools=["mcp__lab__add"]))
+        refused = await lab.call("spawn_subagent", role="guest", task="x", tools=["mcp__lab__write"])
+        assert refused.status == "failed" and "has no tool" in refused.message
+
+
+async def test_what_a_role_denies_is_denied_within_a_server_too(tmp_path: Path) -> None:
+    write_role(tmp_path / "data", "mcp__lab", "disallowedTools: mcp__lab__look\n")
+    async with open_lab(tmp_path, config=GOOD, runs=False) as lab:
+        assert "look" not in foreign(await proposed(lab)) and "add" in foreign(await proposed(lab))
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        ("", "no MCP server lab is configured here"),
+        (stdio_server("exits"), "ended before it answered"),
+        (stdio_server("floods"), "lines that nobody asked for"),
+        ('[mcp_servers.lab]\ncommand = "no-such-program-anywhere"\n', "its program is not found"),
+        ('[mcp_servers.lab]\nurl = "http://127.0.0.1:9/mcp"\n', "cannot be reached"),
+        (stdio_server("good", env={"A": "{{secret:NOBODY_STORED}}"}), "NOBODY_STORED is not stored here"),
+    ],
+)
+async def test_a_server_that_is_not_there_leaves_its_tools_out_and_the_reason_is_told(
+    tmp_path: Path, config: str, why: str
+) -> None:
+    write_role(tmp_path / "data", "mcp__lab__add, read_webpages")
+    write_role(tmp_path / "data", "mcp__lab__add", "needs: [mcp__lab__add]\n", name="needy")
+    async with open_lab(tmp_path, config=config, runs=False) as lab:
+        answer = await proposed(lab)
+        assert foreign(answer) == set() and "mcp__lab__add" in answer.unavailable_tools
+        assert why in answer.message
+        refused = await lab.call("spawn_subagent", role="needy", task="x")
+        assert refused.status == "failed" and why in refused.message
+
+
+async def test_a_role_may_need_any_tool_of_a_server(tmp_path: Path) -> None:
+    write_role(tmp_path / "data", "mcp__lab", "needs: [mcp__lab]\n")
+    async with open_lab(tmp_path, config=GOOD, runs=False) as lab:
+        assert "add" in foreign(await proposed(lab))
+        refused = await lab.call("spawn_subagent", role="guest", task="x", blocked_tools=["mcp__lab"])
+        assert refused.status == "failed" and "taken away" in refused.message
+
+
+async def test_no_run_with_foreign_tools_starts_by_itself(tmp_path: Path) -> None:
+    write_role(tmp_path / "data", "mcp__lab__add")
+    config = f'approval = "auto"\nauto_approve_cents = 100\nauto_approve_daily_cents = 100\n{GOOD}'
+    async with open_lab(tmp_path, config=config, runs=False) as lab:
+        assert "only the MCP server lab itself says what its tools do" in (await proposed(lab)).message
+
+
+async def test_ava_is_refused_by_what_it_calls_itself(tmp_path: Path) -> None:
+    write_role(tmp_path / "data", "mcp__lab, read_webpages")
+    async with open_lab(tmp_path, config=stdio_server("ava"), runs=False) as lab:
+        answer = await proposed(lab)
+        assert "is Ava itself, and a subagent starts no subagents" in answer.message and foreign(answer) == set()
+
+
+@pytest.mark.parametrize(
+    ("command", "args"),
+    [
+        ("ava", ("serve",)),
+        ("/opt/x/bin/ava", ()),
+        ("C:\\tools\\ava.exe", ("serve",)),
+        ("uvx", ("ava-subagents", "serve")),
+        ("uvx", ("--from", "ava-subagents==0.1", "ava", "serve")),
+        ("python3", ("-m", "ava_server", "serve")),
+        ("sh", ("-c", "cd /tmp && exec ava serve")),
+        ("env", ("-u", "AVA_RUN_ID", "ava", "serve")),
+    ],
+)
+def test_ava_is_refused_by_its_command(command: str, args: tuple[str, ...]) -> None:
+    assert ServerEntry("other", command, args).is_ours
+
+
+@pytest.mark.parametrize(
+    ("command", "args"),
+    [
+        ("npx", ("-y", "@modelcontextprotocol/server-filesystem", "/home/me/ava-subagents")),
+        ("java", ("-jar", "server.jar")),
+        ("lava", ("serve",)),
+    ],
+)
+def test_others_are_not_taken_for_ava(command: str, args: tuple[str, ...]) -> None:
+    assert not ServerEntry("other", command, args).is_ours
+
+
+async def test_ava_is_refused_by_the_mark_in_its_environment(tmp_path: Path) -> None:
+    """A wrapper with another name starts the real program, which finds AVA_RUN_ID and does not serve."""
+    wrapper = tmp_path / "wrapper.py"
+    wrapper.write_text(
+        "import os, sys\nfrom importlib import import_module\n"
+        "sys.argv = ['x', 'ser' + 've']\nimport_module('ava_' + 'server.__main__').main()\n"
+    )
+    repository = SCRIPT.parents[2]
+    config = (
+        f'[mcp_servers.lab]\ncommand = "{sys.executable}"\nargs = ["{wrapper}"]\n'
+        f'env = {{ AVA_RUN_ID = "", PYTHONPATH = "{repository}/server:{repository}/roles:{repository}/audit" }}\n'
+        f'[sandbox]\nread_only = ["{repository}"]\n'
+    )
+    write_role(tmp_path / "data", "mcp__lab, read_webpages")
+    async with open_lab(tmp_path, config=config, runs=False) as lab:
+        answer = await proposed(lab)
+        assert "the MCP server lab ended before it answered" in answer.message, answer.message
+    said = await anyio.run_process([sys.executable, str(wrapper)], env={"AVA_RUN_ID": "S-1"}, check=False)
+    assert b"a subagent starts no subagents" in said.stderr, "this is why"
+
+
+async def test_what_an_approval_covers_of_a_server_is_in_its_digest_and_kept_to(tmp_path: Path) -> None:
+    write_role(tmp_path / "data", "mcp__lab__add")
+    async with open_lab(tmp_path, config=GOOD, runs=False) as lab:
+        answer = await proposed(lab)
+        assert (await lab.approve(answer)).status == "approved"
+    async with open_lab(tmp_path, config=stdio_server("good", more="network = true")) as lab:
+        lab.house.manager.adopt_run(answer.subagent_id)
+        lab.house.manager.poke()
+        waits_for = await until(lambda: lab.house.manager.waiting_for.get(answer.subagent_id))
+        assert waits_for == "the MCP server lab is configured otherwise than it was when this was approved"
