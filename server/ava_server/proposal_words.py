@@ -197,10 +197,13 @@ def _server_line(name: str, use: ForeignUse, config: RunConfig) -> str:
         may.append("with this machine's network" if use.network else "without a network")
         may.append(f"may write to {', '.join(use.read_write)}" if use.read_write else "sees none of your folders")
         may.append(f"confined by {config.confinement}")
-    reads = [tool.tool for full, tool in use.tools.items() if full in config.tools and not tool.changes]
-    changes = [tool.tool for full, tool in use.tools.items() if full in config.tools and tool.changes]
+    had = {full.removeprefix(f"mcp__{name}__"): tool for full, tool in use.tools.items() if full in config.tools}
+    reads = [own for own, tool in had.items() if not tool.changes]
+    changes = [own for own, tool in had.items() if tool.changes]
     has = [f"it says that these only read: {', '.join(reads)}"] if reads else []
     has += [f"can change things: {', '.join(changes)}"] if changes else []
+    if not had:
+        return f"MCP server {name}: none of its tools is left."
     return f"MCP server {name} ({'; '.join([use.where, *may])}): {'; '.join(has)}."
 
 

@@ -217,11 +217,15 @@ def _catalog() -> Catalog:
 
 def _limits_of(catalog: Catalog) -> str:
     """Return a line on the roles that cannot run here, or only in part, for want of a tool that they need."""
+    from ava_roles.foreign.names import server_of
     from ava_roles.tools.registry import builtin_tools
     from ava_server.searching import without_search
 
     known = builtin_tools() if _searches() else without_search(builtin_tools())
-    lacking = {role.name: [need for need in role.needs if need not in known] for role in catalog.roles}
+    lacking = {
+        role.name: [need for need in role.needs if need not in known and server_of(need) is None]
+        for role in catalog.roles
+    }  # a foreign server's tools are looked for at the proposal
     pages = [name for name, needs in lacking.items() if needs == ["web_search"]]
     never = [name for name, needs in lacking.items() if needs and name not in pages]
     lines = ""

@@ -10,6 +10,7 @@ import anyio
 import pytest
 from support.foreign import SCRIPT, stdio_server, write_role
 from support.house import Lab, open_lab
+from support.model_server import running_model_server
 from support.stdio import until
 
 from ava_roles.foreign.entry import ServerEntry
@@ -173,13 +174,15 @@ async def test_ava_is_refused_by_the_mark_in_its_environment(tmp_path: Path) -> 
     assert b"a subagent starts no subagents" in said.stderr, "this is why"
 
 
-async def test_what_an_approval_covers_of_a_server_is_in_its_digest_and_kept_to(tmp_path: Path) -> None:
+async def test_a_run_waits_where_its_server_is_configured_otherwise_than_was_approved(tmp_path: Path) -> None:
     write_role(tmp_path / "data", "mcp__lab__add")
-    async with open_lab(tmp_path, config=GOOD, runs=False) as lab:
-        answer = await proposed(lab)
-        assert (await lab.approve(answer)).status == "approved"
-    async with open_lab(tmp_path, config=stdio_server("good", more="network = true")) as lab:
-        lab.house.manager.adopt_run(answer.subagent_id)
-        lab.house.manager.poke()
-        waits_for = await until(lambda: lab.house.manager.waiting_for.get(answer.subagent_id))
-        assert waits_for == "the MCP server lab is configured otherwise than it was when this was approved"
+    with running_model_server([]) as server:
+        async with open_lab(tmp_path, config=GOOD, runs=False, server=server) as lab:
+            answer = await proposed(lab)
+            assert (await lab.approve(answer)).status == "approved"
+        more = stdio_server("good", more="network = true")
+        async with open_lab(tmp_path, config=more, server=server) as lab:
+            lab.house.manager.adopt_run(answer.subagent_id)
+            lab.house.manager.poke()
+            waits_for = await until(lambda: lab.house.manager.waiting_for.get(answer.subagent_id))
+            assert waits_for == "the MCP server lab is configured otherwise than it was when this was approved"

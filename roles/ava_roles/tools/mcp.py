@@ -50,7 +50,7 @@ class ForeignTool:
 
     def activity(self, args: Any) -> str:
         """Return what is shown while it runs; its arguments are not ours to make a sentence of."""
-        return f"Asking {self._server}: {self._offered.tool}"
+        return f"Asking {self._server}: {self.spec.name.removeprefix(f'mcp__{self._server}__')}"
 
     async def __call__(self, args: Any, at: Place) -> ToolOutput:
         """Call it.

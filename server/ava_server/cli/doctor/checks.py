@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from ava_audit.redact import Redactor
-from ava_server.cli.doctor import data, hosts, log, models, roles, search, secrets, system
+from ava_server.cli.doctor import data, foreign, hosts, log, models, roles, search, secrets, system
 from ava_server.cli.doctor.check import REPORT, Check, Finding, Setup
 from ava_server.errors import AvaError
 from ava_server.keys import list_keys
@@ -31,6 +31,7 @@ CHECKS: tuple[tuple[str, Check], ...] = (
     ("models", models.tiers),
     ("search", search.search),
     ("network", models.network),
+    ("MCP servers", foreign.servers),
     ("roles", roles.roles),
     ("hosts", hosts.hosts),
 )

@@ -32,7 +32,8 @@ def doctor_command(
             "--online",
             help=(
                 "Ask each provider for one word too: at most 5 cents each, from today's budgets and in the log. Search"
-                " the web once, where a search is set up: its price is in no budget."
+                " the web once, where a search is set up: its price is in no budget. And ask MCP servers that"
+                " have an address."
             ),
         ),
     ] = False,
@@ -40,7 +41,7 @@ def doctor_command(
 ) -> None:
     """Look at everything that Ava needs, and say for each line what to do; exit code 1 when something is at fault.
 
-    Without --online nothing is written and nobody is asked.
+    Without --online nothing is written and nobody is asked; the programs of MCP servers are started for a moment.
     """
     from ava_server.cli.doctor.check import set_up
     from ava_server.cli.doctor.checks import look
@@ -59,10 +60,13 @@ def doctor_command(
         found(finding)
     if online:
         from ava_server.cli.doctor.checks import redactor_of, without_keys
+        from ava_server.cli.doctor.foreign import remote_servers
         from ava_server.cli.doctor.online import ask_all
         from ava_server.cli.doctor.search import announced, try_search
 
         redactor = redactor_of(setup)
+        for finding in without_keys(remote_servers(setup), redactor):
+            found(finding)
 
         def found_online(finding: Finding) -> None:
             found(*without_keys([finding], redactor))

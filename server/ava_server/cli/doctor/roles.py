@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from ava_roles.catalog import Catalog
 from ava_roles.confine.sandbox import Unavailable
+from ava_roles.foreign.names import server_of
 from ava_roles.role import Role
 from ava_roles.tools.registry import builtin_tools
 from ava_server.cli.doctor import confinement as probes
@@ -27,8 +28,8 @@ def roles(setup: Setup) -> list[Finding]:
     found = [from_error("role file", problem.text, MEND_FILE) for problem in catalog.problems]
     found += [Finding("role file", "note", problem.text) for problem in catalog.notes]
     found += [Finding("role file", "note", untrusted.why, untrusted.step) for untrusted in catalog.untrusted]
-    tools = {*_tools(setup), *RUN_TOOL_NAMES}
-    held = {role.name: _held_back(role, tools) for role in catalog.roles}
+    tools, servers = {*_tools(setup), *RUN_TOOL_NAMES}, _servers(setup)
+    held = {role.name: _held_back(role, tools, servers) for role in catalog.roles}
     if unreachable := _without_model(catalog, setup):
         found.append(Finding("roles", "note", f"cannot run until their model can: {', '.join(unreachable)}"))
     able = [name for name, why in held.items() if why is None and name not in unreachable]
@@ -38,11 +39,17 @@ def roles(setup: Setup) -> list[Finding]:
     return found
 
 
-def _held_back(role: Role, tools: Collection[str]) -> tuple[str, str] | None:
+def _held_back(role: Role, tools: Collection[str], servers: Mapping[str, bool]) -> tuple[str, str] | None:
     """Return what a role cannot do for want of a tool that it needs, and what to do; None when it can run."""
-    missing = [need for need in role.needs if need not in tools]
+    missing = [need for need in role.needs if need not in tools and not servers.get(server_of(need) or "")]
     if not missing:
         return None
+    if foreign := [server for need in missing if (server := server_of(need)) is not None]:
+        if foreign[0] in servers:
+            why = f"cannot run: the program of the MCP server {foreign[0]} cannot be confined here"
+            return why, "Use another role, or do what is said of confinement."
+        what = "Configure it: [mcp_servers.NAME] in config.toml."
+        return f"cannot run: no MCP server {foreign[0]} is configured", what
     if missing == ["web_search"] and "read_webpages" in role.tools:
         return "runs only where its task names the pages: there is no web search", "Name the pages (https://…) in task."
     if {"run_bash", "python_exec"}.issuperset(missing):
@@ -53,10 +60,20 @@ def _held_back(role: Role, tools: Collection[str]) -> tuple[str, str] | None:
 
 def _tools(setup: Setup) -> list[str]:
     """Return the built-in tools that are there: a search with an engine, commands where something confines them."""
-    sandbox = probes.sandbox(setup.settings.sandbox.mode if setup.settings is not None else "auto")
-    confined = not isinstance(sandbox, Unavailable)
+    confined = _confined(setup)
     tools = builtin_tools() if search_engine(setup) else without_search(builtin_tools())
     return [name for name, tool in tools.items() if confined or not tool.spec.commands]
+
+
+def _servers(setup: Setup) -> dict[str, bool]:
+    """Return the MCP servers that are configured, and whether each may be started, or is reached by its address."""
+    configured = setup.settings.mcp_servers if setup.settings is not None else {}
+    return {name: server.url is not None or _confined(setup) for name, server in configured.items()}
+
+
+def _confined(setup: Setup) -> bool:
+    sandbox = probes.sandbox(setup.settings.sandbox.mode if setup.settings is not None else "auto")
+    return not isinstance(sandbox, Unavailable)
 
 
 def _without_model(catalog: Catalog, setup: Setup) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ava_roles.placeholders import names_in
 from ava_server.cli.doctor.check import Finding, Setup, from_error, log_path
 from ava_server.errors import ConfigError
 from ava_server.role_folders import places_here
@@ -21,8 +22,10 @@ def secrets(setup: Setup) -> list[Finding]:
         return [from_error(NAME, str(error), mend)]
     bound = [f"{name} for {' and '.join(secret.hosts)}" for name, secret in stored.items() if secret.hosts]
     found = [Finding(NAME, "ok", f"stored: {', '.join(bound)}")] if bound else []
+    servers = setup.settings.mcp_servers.values() if setup.settings is not None else ()
+    handed = names_in([text for server in servers for text in (*server.env.values(), *server.headers.values())])
     for name, secret in stored.items():
-        if not secret.hosts:
+        if not secret.hosts and name not in handed:
             text = f"{name} is stored for no host, so no tool can send it"
             found.append(Finding(NAME, "warning", text, f"Name its host: ava secret set {name} --for HOST"))
     for role in places_here(setup.root, setup.settings).load().roles:

@@ -94,7 +94,8 @@ def confinement(setup: Setup) -> list[Finding]:
     found = probes.sandbox(settings.mode)
     has = "; ".join((probes.bubblewrap(), probes.landlock(), probes.user_namespaces()))
     if isinstance(found, Unavailable):
-        text = f"commands cannot be confined here, so run_bash and python_exec are off: {found.why}"
+        off = "run_bash, python_exec and programs of MCP servers are off"
+        text = f"commands cannot be confined here, so {off}: {found.why}"
         step = f"{found.what_to_do[0].upper()}{found.what_to_do[1:]}, then run `ava doctor` again."
         return [Finding("confinement", "warning" if sys.platform == "linux" else "note", text, step)]
     if found.kind == "none":
