@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 from support.foreign import stdio_server, write_role
 from support.house import Lab, hand_over, open_lab
 from support.model_server import Say
+from support.processes import marked
 
 from ava_audit.events import RunStarted, ToolResult
 
@@ -114,18 +114,6 @@ async def test_nothing_of_a_server_outlives_its_run(tmp_path: Path, ending: str)
         assert row.state == {"success": "success", "cancel": "cancelled", "timeout": "timeout"}[ending]
         assert marked(run_id) == [], "its end is on the record only when nothing of them is left"
         assert list((lab.root / "scratch").glob(f"{run_id}/mcp-*")) == []
-
-
-def marked(run_id: str) -> list[int]:
-    """Processes that carry the mark of a run."""
-    found: list[int] = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if f"AVA_RUN_ID={run_id}".encode() in (folder / "environ").read_bytes().split(b"\0"):
-                found.append(int(folder.name))
-        except OSError:
-            continue
-    return [each for each in found if each != os.getpid()]
 
 
 async def test_a_tool_that_was_changed_since_the_approval_keeps_the_run_from_starting(tmp_path: Path) -> None:

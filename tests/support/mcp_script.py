@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any, cast
 
+import anyio
 from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
 from mcp_types import ImageContent, TextContent, ToolAnnotations
@@ -42,6 +43,10 @@ def _before() -> None:
                 if os.fork():
                     os._exit(0)
                 os.execvp("sleep", ["sleep", "987"])
+
+
+def _note(path: str, text: str) -> None:
+    Path(path).write_text(text)
 
 
 def main() -> None:
@@ -81,6 +86,17 @@ def main() -> None:
         """Wait."""
         time.sleep(seconds)
         return "waited"
+
+    @server.tool(annotations=reads)
+    async def hold(path: str) -> str:
+        """Wait, and write down when told that nobody waits for it any more."""
+        try:
+            _note(path, "begun")
+            await anyio.sleep(50)
+        except anyio.get_cancelled_exc_class():
+            _note(path, "cancelled")
+            raise
+        return "held"
 
     @server.tool(annotations=reads)
     def crash() -> str:

@@ -45,6 +45,7 @@ def doctor_command(
     """
     from ava_server.cli.doctor.check import set_up
     from ava_server.cli.doctor.checks import look
+    from ava_server.cli.doctor.foreign import not_asked, remote_servers
 
     setup = set_up()
     if not as_json:
@@ -58,9 +59,10 @@ def doctor_command(
 
     for finding in look(setup):
         found(finding)
+    for finding in () if online else not_asked(setup):
+        found(finding)
     if online:
         from ava_server.cli.doctor.checks import redactor_of, without_keys
-        from ava_server.cli.doctor.foreign import remote_servers
         from ava_server.cli.doctor.online import ask_all
         from ava_server.cli.doctor.search import announced, try_search
 

@@ -28,6 +28,13 @@ def remote_servers(setup: Setup) -> list[Finding]:
     return _found(setup, remote=True)
 
 
+def not_asked(setup: Setup) -> list[Finding]:
+    """Name the MCP servers that are reached by their address, and that nobody has asked."""
+    configured = setup.settings.mcp_servers if setup.settings is not None else {}
+    names = [name for name, server in configured.items() if server.url is not None]
+    return [Finding(f"MCP server {name}", "note", "not asked; see `ava doctor --online`") for name in names]
+
+
 def _found(setup: Setup, *, remote: bool) -> list[Finding]:
     if setup.settings is None or not setup.settings.mcp_servers or setup.root is None or log_path(setup) is None:
         return []
@@ -39,11 +46,7 @@ def _found(setup: Setup, *, remote: bool) -> list[Finding]:
     names = [name for name, entry in foreign.entries.items() if (entry.url is not None) == remote]
     listings = anyio.run(foreign.look, names) if names else {}
     loose = settings.sandbox.mode == "none"
-    found = [_finding(foreign.entries[name], listings[name], _may(foreign.entries[name], loose)) for name in names]
-    if not remote:
-        asked = [name for name, entry in foreign.entries.items() if entry.url is not None]
-        found += [Finding(f"MCP server {name}", "note", "not asked; see `ava doctor --online`") for name in asked]
-    return found
+    return [_finding(foreign.entries[name], listings[name], _may(foreign.entries[name], loose)) for name in names]
 
 
 def _finding(entry: ServerEntry, listing: Listing, may: str) -> Finding:

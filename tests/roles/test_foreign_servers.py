@@ -1,0 +1,159 @@
+"""Foreign servers as a run holds them: both protocol eras, slow ones, mute ones, calls that are given up."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+import pytest
+from support.foreign import SCRIPT
+
+from ava_roles.confine.sandbox import find_sandbox
+from ava_roles.errors import ToolFailed
+from ava_roles.foreign import known, running
+from ava_roles.foreign.entry import ServerEntry
+from ava_roles.foreign.known import Known, look
+from ava_roles.foreign.link import MOST_PAGES, Means
+from ava_roles.foreign.offered import Offered
+from ava_roles.foreign.program import command_of
+from ava_roles.foreign.running import RunServers
+
+RAW = SCRIPT.with_name("mcp_raw.py")
+
+
+def entry(*ways: str, script: Path = SCRIPT, read_write: tuple[Path, ...] = ()) -> ServerEntry:
+    return ServerEntry("lab", sys.executable, (str(script), *ways), read_write=read_write)
+
+
+async def means(tmp: Path) -> Means:
+    sandbox = await anyio.to_thread.run_sync(find_sandbox, "auto", tmp / "sandbox")
+    return Means(
+        "S-000001", sandbox, (), (), lambda _name: Path(tempfile.mkdtemp(dir=tmp)), lambda values, _url: values
+    )
+
+
+@asynccontextmanager
+async def held(tmp: Path, own: ServerEntry, *tools: str) -> AsyncGenerator[tuple[RunServers, dict[str, Offered]]]:
+    """A run's servers, started, with the tools that they offered before."""
+    offers = {tool.tool: tool for tool in (await look(own, await means(tmp))).tools}
+    servers = RunServers({"lab": own}, {"lab": [offers[name] for name in tools]}, await means(tmp))
+    async with anyio.create_task_group() as tasks:
+        assert await servers.start(tasks) is None
+        try:
+            yield servers, offers
+        finally:
+            await servers.end()
+
+
+@pytest.mark.parametrize("ways", [(), ("mute",)])
+async def test_a_server_of_the_handshake_era_is_used_and_everything_it_asks_for_is_refused(
+    tmp_path: Path, ways: tuple[str, ...]
+) -> None:
+    async with held(tmp_path, entry(*ways, script=RAW), "ask") as (servers, offers):
+        said = (await servers.call("lab", offers["ask"], {})).text
+        assert said == ("sampling/createMessage: -32601; elicitation/create: -32601; roots/list: -32601; ping: {}")
+        assert (await servers.call("lab", offers["ask"], {"what": "noise"})).text == "noisy"
+
+
+async def test_an_answer_that_is_none_is_a_failed_call_and_the_server_is_started_again(tmp_path: Path) -> None:
+    async with held(tmp_path, entry(script=RAW), "ask") as (servers, offers):
+        with pytest.raises(ToolFailed, match="does not speak MCP as it should"):
+            await servers.call("lab", offers["ask"], {"what": "nonsense"})
+        assert (await servers.call("lab", offers["ask"], {"what": "noise"})).success
+
+
+async def test_a_list_without_end_is_read_so_far_and_no_further(tmp_path: Path) -> None:
+    listing = await look(entry("pages", script=RAW), await means(tmp_path))
+    assert not listing.fault and len(listing.tools) == MOST_PAGES
+
+
+async def test_a_call_that_is_given_up_is_told_to_the_server_which_goes_on(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    seen = shared / "seen"
+    async with held(tmp_path, entry("good", read_write=(shared,)), "hold", "add", "pid") as (servers, offers):
+        pid = (await servers.call("lab", offers["pid"], {})).text
+        with anyio.move_on_after(1.5) as given_up:
+            await servers.call("lab", offers["hold"], {"path": str(seen)})
+        assert given_up.cancelled_caught
+        assert (await servers.call("lab", offers["add"], {"a": 1, "b": 1})).text.startswith("2")
+        assert seen.read_text() == "cancelled"
+        assert (await servers.call("lab", offers["pid"], {})).text == pid, "it is the same one"
+
+
+async def test_calls_to_one_server_are_in_flight_together(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    async with (
+        held(tmp_path, entry("good", read_write=(shared,)), "hold", "add") as (servers, offers),
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(servers.call, "lab", offers["hold"], {"path": str(shared / "seen")})
+        with anyio.fail_after(10):
+            assert (await servers.call("lab", offers["add"], {"a": 2, "b": 2})).text.startswith("4")
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_server_that_is_slow_to_start_is_waited_for(tmp_path: Path) -> None:
+    listing = await look(entry("slow"), await means(tmp_path))
+    assert not listing.fault and "add" in {tool.tool for tool in listing.tools}
+
+
+async def test_a_server_that_never_answers_keeps_a_run_for_its_deadline_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "START_S", 1.0)
+    servers = RunServers({"lab": entry("silent")}, {}, await means(tmp_path))
+    async with anyio.create_task_group() as tasks:
+        with anyio.fail_after(5):
+            assert await servers.start(tasks) == "the MCP server lab did not answer within 1 s"
+            await servers.end()
+
+
+async def test_what_a_server_offers_is_asked_once_for_a_while_and_not_twice_at_the_same_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[str] = []
+
+    async def counted(_entry: ServerEntry) -> Means:
+        started.append("once")
+        return await means(tmp_path)
+
+    seen = Known(counted)
+    async with anyio.create_task_group() as tasks:
+        for _each in range(3):
+            tasks.start_soon(seen.offers, [entry("good")])
+    assert started == ["once"]
+    seen.forget()
+    assert not (await seen.offers([entry("good")]))["lab"].fault and len(started) == 2
+    monkeypatch.setattr(known, "FAULT_REMEMBERED_S", 0.0)
+    assert (await seen.offers([entry("exits")]))["lab"].fault == "ended before it answered"
+    assert (await seen.offers([entry("exits")]))["lab"].fault and len(started) == 4, "a fault may pass"
+
+
+def test_a_program_brings_its_own_installation_and_never_a_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    programs = (home / ".local" / "bin", home / "tools" / "lab" / "bin")
+    for folder in programs:
+        folder.mkdir(parents=True)
+        (folder / "serve-it").write_text("#!/bin/sh\n")
+        (folder / "serve-it").chmod(0o755)
+    script = home / "script.py"
+    script.write_text("")
+    monkeypatch.setenv("HOME", str(home))
+    private = tmp_path / "private"
+    private.mkdir()
+
+    def seen(program: Path, *args: str) -> set[Path]:
+        own = ServerEntry("lab", str(program), args)
+        return {bind.source for bind in command_of(own, {}, "S-000001", private, read_only=(), closed=()).binds}
+
+    assert seen(programs[0] / "serve-it", str(script)) == {programs[0] / "serve-it", script, private}
+    assert seen(programs[1] / "serve-it", str(home)) == {programs[1].parent, private}
