@@ -22,6 +22,8 @@ SHOWN_CHARS = 600
 """Characters of a task, and of a reason, that the proposal shows; the digest covers all of them."""
 BESIDES_CHARS = 200
 """Characters of what a subagent is told beside its task that the proposal shows."""
+READS_SHOWN = 20
+"""Tools of one MCP server that only read, as it says, and that the proposal names; those that change are all named."""
 _QUOTES = dict.fromkeys(map(ord, '"“”„‟«»＂″‴‶〝〞〟❝❞ʺ˝״⹂🙶🙷🙸'), "'")
 """Marks that a reader may take for the end of a quotation."""
 _BRACKETS = dict.fromkeys(map(ord, "()（）﹙﹚⁽⁾₍₎❨❩⸨⸩"), "'")
@@ -200,7 +202,8 @@ def _server_line(name: str, use: ForeignUse, config: RunConfig) -> str:
     had = {full.removeprefix(f"mcp__{name}__"): tool for full, tool in use.tools.items() if full in config.tools}
     reads = [own for own, tool in had.items() if not tool.changes]
     changes = [own for own, tool in had.items() if tool.changes]
-    has = [f"it says that these only read: {', '.join(reads)}"] if reads else []
+    more = f" and {len(reads) - READS_SHOWN} more" if len(reads) > READS_SHOWN else ""
+    has = [f"it says that these only read: {', '.join(reads[:READS_SHOWN])}{more}"] if reads else []
     has += [f"can change things: {', '.join(changes)}"] if changes else []
     if not had:
         return f"MCP server {name}: none of its tools is left."

@@ -55,7 +55,8 @@ async def test_a_server_of_the_handshake_era_is_used_and_everything_it_asks_for_
     tmp_path: Path, ways: tuple[str, ...]
 ) -> None:
     async with held(tmp_path, entry(*ways, script=RAW), "ask") as (servers, offers):
-        said = (await servers.call("lab", offers["ask"], {})).text
+        with anyio.fail_after(10):
+            said = (await servers.call("lab", offers["ask"], {})).text
         assert said == ("sampling/createMessage: -32601; elicitation/create: -32601; roots/list: -32601; ping: {}")
         assert (await servers.call("lab", offers["ask"], {"what": "noise"})).text == "noisy"
 

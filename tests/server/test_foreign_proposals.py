@@ -84,6 +84,7 @@ async def test_what_a_role_denies_is_denied_within_a_server_too(tmp_path: Path) 
         ("", "no MCP server lab is configured here"),
         (stdio_server("exits"), "ended before it answered"),
         (stdio_server("floods"), "lines that nobody asked for"),
+        (stdio_server("endless"), "wrote a line of more than 4,000,000 bytes"),
         ('[mcp_servers.lab]\ncommand = "no-such-program-anywhere"\n', "its program is not found"),
         ('[mcp_servers.lab]\nurl = "http://127.0.0.1:9/mcp"\n', "cannot be reached"),
         (stdio_server("good", env={"A": "{{secret:NOBODY_STORED}}"}), "NOBODY_STORED is not stored here"),

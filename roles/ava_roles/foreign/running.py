@@ -22,7 +22,7 @@ STARTS = 3
 """How often a server that ends by itself is started in one run."""
 FAREWELL_S = 1.0
 """How long a server may take over the end of its session, before it is ended."""
-END_S = 5.0
+END_S = 3.0
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import anyio
@@ -44,7 +45,7 @@ def _found(setup: Setup, *, remote: bool) -> list[Finding]:
     root, settings = setup.root, setup.settings
     foreign = Foreign(settings, lambda: read_secrets(root.secrets_file), lambda: sandbox_here(settings))
     names = [name for name, entry in foreign.entries.items() if (entry.url is not None) == remote]
-    listings = anyio.run(foreign.look, names) if names else {}
+    listings: Mapping[str, Listing] = anyio.run(foreign.look, names) if names else {}
     loose = settings.sandbox.mode == "none"
     return [_finding(foreign.entries[name], listings[name], _may(foreign.entries[name], loose)) for name in names]
 
