@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ava_audit.money import format_usd, micros_from_cents
+from ava_roles.foreign.names import server_of
 from ava_roles.role import first_sentence
 from ava_roles.wrap import clean
 from ava_server.cli.terminal import wrapped
@@ -164,9 +165,13 @@ def _tools(role: Role, known: Specs) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def _tool_lines(role: Role, known: Specs) -> list[str]:
-    here, not_here = _tools(role, known)
-    missing = _indented(f"not here: {', '.join(not_here)}") if not_here else []
-    return [*_indented(f"tools: {', '.join(here) or 'none'}"), *missing]
+    here, others = _tools(role, known)
+    foreign = [tool for tool in others if server_of(tool) is not None]
+    not_here = [tool for tool in others if tool not in foreign]
+    lines = _indented(f"tools: {', '.join(here) or 'none'}")
+    if foreign:
+        lines += _indented(f"of other MCP servers, looked for at each proposal: {', '.join(foreign)}")
+    return lines + (_indented(f"not here: {', '.join(not_here)}") if not_here else [])
 
 
 def tools_here(settings: Settings) -> Specs:

@@ -32,8 +32,8 @@ def doctor_command(
             "--online",
             help=(
                 "Ask each provider for one word too: at most 5 cents each, from today's budgets and in the log. Search"
-                " the web once, where a search is set up: its price is in no budget. And ask MCP servers that"
-                " have an address."
+                " the web once, where a search is set up: its price is in no budget. And ask MCP servers that have"
+                " an address."
             ),
         ),
     ] = False,
