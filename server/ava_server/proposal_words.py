@@ -192,7 +192,7 @@ def _plan_line(config: RunConfig) -> str:
 
 def _server_line(name: str, use: ForeignUse, config: RunConfig) -> str:
     """Return what the person must know of an MCP server: where it is, what it may, which of its tools change things."""
-    may = []
+    may: list[str] = []
     if not use.remote and config.confinement == "none":
         may.append("not confined at all")
     elif not use.remote:

@@ -11,9 +11,12 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 import pytest
+from support.attacks import EVERY, needs
+from support.attacks import sandbox as sandbox_of
 from support.foreign import SCRIPT
+from support.processes import marked
 
-from ava_roles.confine.sandbox import find_sandbox
+from ava_roles.confine.sandbox import Kind, Sandbox, Unavailable, find_sandbox
 from ava_roles.errors import ToolFailed
 from ava_roles.foreign import known, running
 from ava_roles.foreign.entry import ServerEntry
@@ -30,24 +33,49 @@ def entry(*ways: str, script: Path = SCRIPT, read_write: tuple[Path, ...] = ()) 
     return ServerEntry("lab", sys.executable, (str(script), *ways), read_write=read_write)
 
 
-async def means(tmp: Path) -> Means:
-    sandbox = await anyio.to_thread.run_sync(find_sandbox, "auto", tmp / "sandbox")
+async def means(tmp: Path, kind: Kind | None = None) -> Means:
+    """Return what servers are started with: in the sandbox that is found here, or in one of a kind."""
+    if kind is not None:
+        sandbox: Sandbox | Unavailable = sandbox_of(kind, tmp)
+    else:
+        sandbox = await anyio.to_thread.run_sync(find_sandbox, "auto", tmp / "sandbox")
     return Means(
         "S-000001", sandbox, (), (), lambda _name: Path(tempfile.mkdtemp(dir=tmp)), lambda values, _url: values
     )
 
 
+def left_in(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir()]
+
+
 @asynccontextmanager
-async def held(tmp: Path, own: ServerEntry, *tools: str) -> AsyncGenerator[tuple[RunServers, dict[str, Offered]]]:
+async def held(
+    tmp: Path, own: ServerEntry, *tools: str, kind: Kind | None = None
+) -> AsyncGenerator[tuple[RunServers, dict[str, Offered]]]:
     """A run's servers, started, with the tools that they offered before."""
-    offers = {tool.tool: tool for tool in (await look(own, await means(tmp))).tools}
-    servers = RunServers({"lab": own}, {"lab": [offers[name] for name in tools]}, await means(tmp))
+    offers = {tool.tool: tool for tool in (await look(own, await means(tmp, kind))).tools}
+    servers = RunServers({"lab": own}, {"lab": [offers[name] for name in tools]}, await means(tmp, kind))
     async with anyio.create_task_group() as tasks:
         assert await servers.start(tasks) is None
         try:
             yield servers, offers
         finally:
             await servers.end()
+
+
+@pytest.mark.parametrize("kind", EVERY)
+async def test_in_each_sandbox_a_server_is_used_and_nothing_of_it_is_left(tmp_path: Path, kind: Kind) -> None:
+    needs(kind)
+    (tmp_path / "shared").mkdir()
+    own = entry("forks", read_write=(tmp_path / "shared",))
+    async with held(tmp_path, own, "add", "write", kind=kind) as (servers, offers):
+        assert "42" in (await servers.call("lab", offers["add"], {"a": 2, "b": 40})).text
+        kept = {"path": str(tmp_path / "shared" / "kept"), "text": "kept"}
+        assert (await servers.call("lab", offers["write"], kept)).success
+        assert marked("S-000001"), "it lives while it is held"
+    assert marked("S-000001") == []
+    assert (tmp_path / "shared" / "kept").read_text() == "kept"
+    assert left_in(tmp_path) == ["shared"], "its home went with it"
 
 
 @pytest.mark.parametrize("ways", [(), ("mute",)])

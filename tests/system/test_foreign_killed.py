@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import anyio
+import pytest
 from support import owner
 from support.foreign import stdio_server, write_role
 from support.house import PRICED, hand_over, open_lab
@@ -19,6 +20,7 @@ from support.stdio import environment, logged, until
 from ava_audit.events import RunStarted, ToolResult
 
 CONFIG = PRICED + stdio_server("forks")
+UNCONFINED = '[sandbox]\nmode = "none"\n'
 CALLS = [
     Say(calls=[("mcp__lab__wait", {"seconds": 50})]),
     Say(calls=[("mcp__lab__add", {"a": 1, "b": 1})]),
@@ -26,12 +28,13 @@ CALLS = [
 ]
 
 
-async def test_a_kill_leaves_no_server_and_the_call_in_flight_is_never_made_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sandbox", ["", UNCONFINED], ids=["confined", "unconfined"])
+async def test_a_kill_leaves_no_server_and_the_call_in_flight_is_never_made_again(tmp_path: Path, sandbox: str) -> None:
     """The server says that its tool only reads; that is its word, not ours, so the outcome is told as unknown."""
     root = tmp_path / "data"
     write_role(root, "mcp__lab__wait, mcp__lab__add")
     with running_model_server(CALLS) as server:
-        async with open_lab(tmp_path, server=server, config=CONFIG, runs=False, check=False) as lab:
+        async with open_lab(tmp_path, server=server, config=CONFIG + sandbox, runs=False, check=False) as lab:
             run_id = await lab.start(role="guest", workspace=None)
         command = [sys.executable, owner.__file__, str(root), server.base_url]
         with subprocess.Popen(  # noqa: ASYNC220 - it is only started here
@@ -43,7 +46,7 @@ async def test_a_kill_leaves_no_server_and_the_call_in_flight_is_never_made_agai
             finally:
                 os.killpg(process.pid, signal.SIGKILL)
         await until(lambda: not marked(run_id), within_s=5)
-        async with open_lab(tmp_path, server=server, config=CONFIG, check=False) as lab:
+        async with open_lab(tmp_path, server=server, config=CONFIG + sandbox, check=False) as lab:
             with anyio.fail_after(30):
                 assert (await lab.ended(run_id, 30)).state == "success"
             unknown, added, _submitted = await lab.facts(run_id, ToolResult)
