@@ -71,6 +71,8 @@ class _Supervisor:
             self._before = disk.used(self._writable, self._order.uid)
         except disk.TooDeep:
             return "failed its folders are nested too deep to be measured"
+        except OSError as error:  # a container whose user namespace has no number for the user of commands
+            return f"failed its folders cannot be given to the user of commands, or measured: {error.strerror}"
         told, failed_at = os.pipe()
         status, status_at = os.pipe()
         self._main = os.fork()
