@@ -63,7 +63,7 @@ async def test_every_role_has_it_where_there_is_a_note_and_without_one_nothing_i
     asked = {"role": role, "task": "Read https://example.org/", "system_prompt": "Be brief."}
     async with open_lab(tmp_path, runs=False) as lab:
         without = await lab.propose(**asked)
-        assert "recall" not in without.tools and "recall" not in without.unavailable_tools
+        assert "recall" not in without.tools and "recall" not in (without.unavailable_tools or ())
         assert "memory" not in without.approval_line
         keep(tmp_path, NOTES)
         assert "recall" in (await lab.propose(**asked)).tools

@@ -133,7 +133,7 @@ async def test_under_auto_a_search_that_costs_money_is_asked_about_and_a_free_on
     own = f'engine = "{engine}"\nsearxng = "http://127.0.0.1:{kagi.port}"\n'
     auto = 'approval = "auto"\nauto_approve_cents = 500\nauto_approve_daily_cents = 500\n'
     async with open_lab(tmp_path, [hand_over()], config=f"{auto}{config(kagi)}{own}") as lab:
-        made = await lab.call("spawn_subagent", role="web_crawler", task=TASK)
+        made = await lab.call("spawn_subagent", role="web_crawler", task=TASK, blocked_tools=["python_exec"])
         assert made.status == ("approved" if starts else "awaiting_approval"), made.message
         if starts:
             assert "Its web searches go to SearXNG, free." in made.message

@@ -81,9 +81,9 @@ async def test_servers_that_start_small_runs_by_themselves_share_the_days_ceilin
             wires = [
                 await stack.enter_async_context(serving(root, env=using(models.base_url))) for _ in range(PROCESSES)
             ]
+            reviewer = {"role": "code_reviewer", "blocked_tools": ["run_bash", "python_exec"]}  # what only reads
             calls = [
-                {"role": "code_reviewer", "task": f"Look at number {number}", "workspace": str(workspace)}
-                for number in range(40)
+                {**reviewer, "task": f"Look at number {number}", "workspace": str(workspace)} for number in range(40)
             ]
             answers = await all_at_once(wires, "spawn_subagent", calls)
             assert Counter(answer["status"] for answer in answers) == {"approved": 7, "awaiting_approval": 33}
