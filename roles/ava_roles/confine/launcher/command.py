@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 
-from ava_roles.confine.launcher import calls, kernel, landlock, limits, stage
+from ava_roles.confine.launcher import calls, kernel, landlock, limits, stage, ways
 from ava_roles.confine.launcher.bubblewrap import arguments
 from ava_roles.confine.launcher.order import TEMPORARY
 
@@ -32,6 +32,8 @@ def become_command(order: Order, status_at: int) -> NoReturn:
     limits.hear_signals()
     if order.kind != "none" and os.getuid() == 0 and order.uid == 0:
         raise PermissionError(errno.EPERM, "nothing is confined that runs as root", "setresuid")
+    if order.kind == "bubblewrap" or (order.kind == "landlock" and order.uid):
+        ways.make_ways(order)
     if order.kind == "bubblewrap":
         _wrapped(order, status_at)
     if order.kind == "landlock":
