@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import stat
+import subprocess
+import sys
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -155,6 +157,32 @@ def test_nothing_that_a_repository_names_is_run(project: Path, tmp_path: Path, w
     assert (into / "src" / "main.py").is_file()
 
 
+@pytest.mark.parametrize("name", ["config", "commondir", "index"])
+@pytest.mark.parametrize("what", ["a pipe", "a device", "a sparse gigabyte"])
+def test_what_stands_in_a_repository_holds_nobody_up(project: Path, tmp_path: Path, name: str, what: str) -> None:
+    at = project / ".git" / name
+    at.unlink(missing_ok=True)
+    if what == "a pipe":
+        os.mkfifo(at)
+    elif what == "a device":
+        at.symlink_to("/dev/zero")
+    else:
+        at.touch()
+        os.truncate(at, 1 << 30)
+    code = (
+        "import resource, sys; from pathlib import Path; from ava_roles.confine.checkout import look_at\n"
+        "from ava_roles.errors import ToolFailed\n"
+        "resource.setrlimit(resource.RLIMIT_DATA, (3 << 29, 3 << 29)); project, aside = map(Path, sys.argv[1:])\n"
+        "try: look_at(project, project, aside, aside)\n"
+        "except ToolFailed: pass\n"
+        "print('ended')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, project, tmp_path], capture_output=True, text=True, timeout=20, check=False
+    )
+    assert done.stdout == "ended\n", done.stderr
+
+
 def test_links_are_made_again_and_nothing_is_read_or_written_through_them(project: Path, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
@@ -278,6 +306,13 @@ def test_a_broken_repository_is_told(project: Path, tmp_path: Path) -> None:
     (project / ".git" / "index").write_bytes(b"DIRC nonsense")
     with pytest.raises(ToolFailed, match="git cannot tell"):
         look_at(project, project, tmp_path, tmp_path)
+
+
+@pytest.mark.parametrize("said", ["gitdir: a\0b\n", "gitdir: a\nb", "gitdir: ../other\n"])
+def test_a_repository_that_is_named_oddly_is_told(project: Path, tmp_path: Path, said: str) -> None:
+    write(project, {"inner/.git": said})
+    with pytest.raises(ToolFailed):
+        look_at(project / "inner", project / "inner", tmp_path, tmp_path)
 
 
 def test_what_forbids_its_removal_and_what_is_nested_too_deep_is_removed(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -142,3 +144,43 @@ def test_a_home_is_never_shown_wherever_the_workspace_is(home: Path, tmp_path: P
         tools = find_toolchains(project, dependencies, read_only=read_only, home=home, env={"PATH": ""})
         assert tools.shown == {}
         assert len(tools.refused) == len(read_only) and all("home folder" in why for why in tools.refused)
+
+
+@pytest.mark.parametrize("name", ["rust-toolchain", "rust-toolchain.toml", ".python-version"])
+@pytest.mark.parametrize("what", ["a pipe", "a device", "what the server reads", "a sparse gigabyte"])
+def test_what_stands_where_a_version_should_holds_nobody_up_and_is_not_read_beyond_it(
+    home: Path, name: str, what: str
+) -> None:
+    python(home / ".pyenv/versions/3.12.1")
+    write(home, {"project/Cargo.toml": "", ".pyenv/shims/python3": PROGRAM, ".pyenv/version": "3.12.1\n"})
+    at = home / "project" / name
+    if what == "a pipe":
+        os.mkfifo(at)
+    elif what == "a sparse gigabyte":
+        at.touch()
+        os.truncate(at, 1 << 30)
+    else:
+        at.symlink_to("/dev/zero" if what == "a device" else "/dev/stdin")
+    code = (
+        "import resource, sys; from pathlib import Path; from ava_roles.confine.toolchains import find_toolchains\n"
+        "resource.setrlimit(resource.RLIMIT_DATA, (1 << 29, 1 << 29))\n"
+        "home = Path(sys.argv[1]); env = {'PATH': str(home / '.pyenv/shims')}\n"
+        "find_toolchains(home / 'project', (), read_only=(), home=home, env=env)\n"
+        "print(sys.stdin.read())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, home], input="a request", capture_output=True, text=True, timeout=20, check=False
+    )
+    assert done.stdout == "a request\n", done.stderr
+
+
+def test_an_environment_that_leads_nowhere_shows_nothing(home: Path) -> None:
+    environment(home / "project", home / "nowhere")
+    link = home / "project/.venv/bin/python"
+    link.unlink()
+    link.symlink_to(link)
+    assert found(home, ".venv").shown == {}, "in a circle"
+    link.unlink()
+    link.symlink_to(python(home / "opt/python"))
+    write(home, {"project/.venv/pyvenv.cfg": "home = /a\0b\n"})
+    assert set(found(home, ".venv").shown) == {home / "opt/python"}

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ava_roles.confine.paths import Root
+from ava_roles.confine.small_files import read_small
 from ava_roles.errors import ToolFailed
 
 GIT_S = 30.0
@@ -168,13 +169,24 @@ def _theirs(repository: Path) -> tuple[Path, Path]:
     """Return where a checkout's index is, and where what all its checkouts share is: not the same in a worktree."""
     git = repository / ".git"
     if git.is_file():
-        said = git.read_bytes()[:5_000].decode("utf-8", "surrogateescape").strip()
+        said = _path_in(git)
         if not said.startswith("gitdir: "):
             raise ToolFailed(f"{git} names no repository")
         git = repository / said.removeprefix("gitdir: ")
     named = git / "commondir"
-    common = git / named.read_text("utf-8", "surrogateescape").strip() if named.is_file() else git
-    return git, common
+    return git, git / _path_in(named) if named.is_file() else git
+
+
+def _path_in(file: Path) -> str:
+    """Return the path in a file of a repository's.
+
+    Raises:
+        ToolFailed: No path is like that.
+    """
+    said = read_small(file, 5_000).decode("utf-8", "surrogateescape").strip()
+    if "\0" in said or "\n" in said:
+        raise ToolFailed(f"{file} names no repository")
+    return said
 
 
 def _take(folder: Path, name: str, target: Path) -> None:
@@ -193,7 +205,7 @@ def _format(common: Path) -> str:
     """Return a configuration that says nothing but how the index has to be read."""
     said = b""
     with suppress(OSError):
-        said = (common / "config").read_bytes()[:100_000]
+        said = read_small(common / "config", 100_000)
     if b"sha256" not in said.lower():
         return "[core]\n\trepositoryformatversion = 0\n\tbare = false\n"
     return "[core]\n\trepositoryformatversion = 1\n\tbare = false\n[extensions]\n\tobjectformat = sha256\n"

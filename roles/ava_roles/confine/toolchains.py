@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ava_roles.confine.small_files import read_small
 from ava_roles.confine.versions import channel_of, default_toolchain, first_word, version_of
 
 _SYSTEM = tuple(Path(folder) for folder in ("/usr", "/bin", "/sbin", "/lib", "/lib64"))
@@ -152,14 +153,14 @@ class _Finding:
     def _environment(self, environment: Path) -> None:
         """Show the interpreter that a virtual environment was made with, under every name that it is called by."""
         program = environment / "bin" / "python"
-        real = program.resolve()
+        real = Path(os.path.realpath(program))  # which says nothing of links that lead around in a circle
         if not _is_python(real):
             return
         for hop in _hops(program):
             if not hop.is_relative_to(environment):
                 self._show(hop.parent.parent, real.parent.parent)
         home = _home_of(environment)
-        if home is not None and home.resolve() == real.parent:
+        if home is not None and Path(os.path.realpath(home)) == real.parent:
             self._show(home.parent, real.parent.parent)
 
     def _python(self, workspace: Path) -> None:
@@ -279,8 +280,8 @@ def _hops(program: Path) -> Iterator[Path]:
 def _home_of(environment: Path) -> Path | None:
     """Return the folder of the interpreter that an environment was made with, as its own file says."""
     with suppress(OSError, UnicodeDecodeError):
-        for line in (environment / "pyvenv.cfg").read_text("utf-8")[:10_000].splitlines():
+        for line in read_small(environment / "pyvenv.cfg", 10_000).decode().splitlines():
             key, _, value = line.partition("=")
-            if key.strip() == "home" and value.strip().startswith("/"):
+            if key.strip() == "home" and value.strip().startswith("/") and "\0" not in value:
                 return Path(value.strip())
     return None
