@@ -157,6 +157,20 @@ def test_nothing_that_a_repository_names_is_run(project: Path, tmp_path: Path, w
     assert (into / "src" / "main.py").is_file()
 
 
+@pytest.mark.parametrize("first", ["node_modules/.bin", ".", "link"])
+def test_a_git_that_the_project_brings_is_not_run(
+    project: Path, tmp_path: Path, first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = "" if first != "node_modules/.bin" else f"{first}/"
+    write(project, {f"{folder}git": f'#!/bin/sh\ntouch {tmp_path}/ran\nexec /usr/bin/git "$@"\n'})
+    (tmp_path / "link").symlink_to(project)
+    named = {"node_modules/.bin": project / first, ".": Path(), "link": tmp_path / "link"}[first]
+    monkeypatch.chdir(project)
+    monkeypatch.setenv("PATH", f"{named}{os.pathsep}{os.environ['PATH']}")
+    assert (copied(project, tmp_path)[0] / "src" / "main.py").exists()
+    assert not (tmp_path / "ran").exists()
+
+
 @pytest.mark.parametrize("name", ["config", "commondir", "index"])
 @pytest.mark.parametrize("what", ["a pipe", "a device", "a sparse gigabyte"])
 def test_what_stands_in_a_repository_holds_nobody_up(project: Path, tmp_path: Path, name: str, what: str) -> None:

@@ -146,6 +146,21 @@ def test_a_home_is_never_shown_wherever_the_workspace_is(home: Path, tmp_path: P
         assert len(tools.refused) == len(read_only) and all("home folder" in why for why in tools.refused)
 
 
+def test_an_interpreter_never_takes_the_place_of_the_systems_own_programs(home: Path) -> None:
+    """Else a link from `/usr/bin`, or one that only seems to be there, would replace `prlimit`, which sets limits."""
+    real = python(home / "root/usr")
+    ups = len(home.parts)
+    deep = home.joinpath("root", *map(str, range(ups)))
+    deep.mkdir(parents=True)
+    (home / "deep").symlink_to(deep)
+    seems = f"{home}/deep{'/..' * ups}/usr/bin/python3.12"
+    environment(home / "project", real)
+    (home / "project/.venv/bin/python").unlink()
+    (home / "project/.venv/bin/python").symlink_to(seems)
+    assert os.path.normpath(seems) == "/usr/bin/python3.12" and Path(seems).resolve() == real
+    assert found(home, ".venv").shown == {home / "root/usr": home / "root/usr"}
+
+
 @pytest.mark.parametrize("name", ["rust-toolchain", "rust-toolchain.toml", ".python-version"])
 @pytest.mark.parametrize("what", ["a pipe", "a device", "what the server reads", "a sparse gigabyte"])
 def test_what_stands_where_a_version_should_holds_nobody_up_and_is_not_read_beyond_it(
@@ -172,6 +187,14 @@ def test_what_stands_where_a_version_should_holds_nobody_up_and_is_not_read_beyo
         [sys.executable, "-c", code, home], input="a request", capture_output=True, text=True, timeout=20, check=False
     )
     assert done.stdout == "a request\n", done.stderr
+
+
+def test_a_project_brings_no_program_that_chooses_what_is_shown(home: Path) -> None:
+    write(home, {"secret/bin/node": PROGRAM, "secret/include/node/x": "", "project/package.json": "{}"})
+    (home / "project/bin").mkdir()
+    (home / "project/bin/node").symlink_to(home / "secret/bin/node")
+    assert found(home, path=str(home / "project/bin")).shown == {}
+    assert found(home, path=str(home / "secret/bin")).shown == {home / "secret": home / "secret"}
 
 
 def test_an_environment_that_leads_nowhere_shows_nothing(home: Path) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ava_roles.confine.paths import Root
+from ava_roles.confine.programs import path_apart_from
 from ava_roles.confine.small_files import read_small
 from ava_roles.errors import ToolFailed
 
@@ -56,7 +57,7 @@ def look_at(
     Raises:
         ToolFailed: git is not there, or cannot tell.
     """
-    git = shutil.which("git")
+    git = shutil.which("git", path=path_apart_from(os.environ.get("PATH", os.defpath), repository))
     if git is None:
         raise ToolFailed("git is not installed here, and what belongs to this checkout cannot be told without it")
     within = folder.relative_to(repository).as_posix()

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ava_roles.confine.programs import path_apart_from
 from ava_roles.confine.small_files import read_small
 from ava_roles.confine.versions import channel_of, default_toolchain, first_word, version_of
 
@@ -63,8 +64,8 @@ def find_toolchains(
         env: The server's environment, for its PATH.
     """
     env = os.environ if env is None else env
-    programs = env.get("PATH", os.defpath)
     workspace = workspace.resolve() if workspace is not None else None
+    programs = path_apart_from(env.get("PATH", os.defpath), workspace)
     finding = _Finding(home.resolve(), tuple(folder.resolve() for folder in closed), programs, workspace)
     if workspace is not None:
         finding.project(workspace, dependencies)
@@ -224,6 +225,8 @@ class _Finding:
         """Show a folder under a name; tells whether it may be."""
         if _in_system(prefix):
             return True
+        if _in_system(name):  # it would cover the system's own programs; the link that leads on from there is shown
+            return False
         if not prefix.is_dir() or self._refusal(prefix) is not None or self._refusal(name) is not None:
             return False
         self.found.shown[name] = prefix
