@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import resource
+import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,6 +32,20 @@ def kind(request: pytest.FixtureRequest) -> Kind:
 def here(tmp_path: Path) -> Path:
     (tmp_path / "here").mkdir()
     return tmp_path / "here"
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A folder on a disk of its own with room for 100 MB."""
+    place = tmp_path / "small"
+    place.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=100m,mode=0755", "none", place], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip("no small disk can be mounted here")
+    yield place
+    subprocess.run(["umount", "-l", place], check=True)
 
 
 async def test_a_fork_bomb_is_stopped(kind: Kind, here: Path) -> None:
@@ -109,6 +125,39 @@ async def test_what_was_there_before_does_not_count(kind: Kind, here: Path) -> N
         os.posix_fallocate(file.fileno(), 0, 50 * MIB)
     done = await sandbox(kind, here.parent, disk=20 * MIB).run(command(here, "/bin/sleep", "0.4"))
     assert (done.ended, done.code) == ("exited", 0)
+
+
+async def test_growth_counts_from_where_the_caller_says(kind: Kind, here: Path) -> None:
+    """Commands that share a folder would else each have the whole of it."""
+    with (here / "before").open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, 50 * MIB)
+    sleeps = command(here, "/bin/sleep", "5")
+    done = await sandbox(kind, here.parent, disk=20 * MIB).run(replace(sleeps, disk_from=0))
+    assert done.ended == "disk" and done.took_s < 4
+
+
+HIDDEN = "f = os.open('f', os.O_RDWR | os.O_CREAT); os.posix_fallocate(f, 0, 10 << 20); os.unlink('f')\n    "
+
+
+@pytest.mark.parametrize(
+    "hides",
+    [
+        "socket.send_fds(a, [b'x'], [f])",
+        "mapped = libc.mmap(None, ctypes.c_size_t(4096), 1, 1, f, ctypes.c_size_t(0))",
+    ],
+    ids=["under way", "mapped"],
+)
+async def test_a_disk_is_never_filled_up_by_files_that_no_measure_sees(
+    kind: Kind, small_disk: Path, tmp_path: Path, hides: str
+) -> None:
+    if kind == "landlock" and not linux.is_root() and "socket" in hides:
+        pytest.skip("no sockets there")
+    (small_disk / "here").mkdir()
+    code = "import ctypes, os, socket, time\nlibc = ctypes.CDLL(None); a, b = socket.socketpair()\n"
+    code += f"for n in range(20):\n    {HIDDEN}{hides}; os.close(f); time.sleep(0.05)\ntime.sleep(60)"
+    done = await sandbox(kind, tmp_path).run(python(small_disk / "here", code))
+    assert (done.ended, done.code) == ("disk", None), done
+    assert os.statvfs(small_disk).f_bavail == os.statvfs(small_disk).f_blocks, "it went with the command"
 
 
 @pytest.mark.parametrize("place", ["/tmp", "/dev/shm", "/", "/dev"])

@@ -115,7 +115,7 @@ class Ends:
     [
         ("timeout", "ended after 20 s, with all that it had started; run less at once"),
         ("memory", "ended after 3.2 s: it took more than 2 GiB of memory"),
-        ("disk", "ended after 3.2 s: it wrote more than 1 GiB"),
+        ("disk", "ended after 3.2 s: all commands together wrote more than 1 GiB"),
         ("signal", "ended by a signal after 3.2 s"),
     ],
 )
@@ -124,3 +124,19 @@ async def test_what_ended_a_command_is_said_with_what_can_be_done(tmp_path: Path
     output = await bash(Place(sandbox=Ends(ended), bench=bench), "true")
     assert not output.success and says in output.text
     assert "the output so far" in output.text and "12,345 bytes of output were not kept" in output.text
+
+
+async def test_all_commands_of_a_run_together_can_write_no_more_than_one(at: Place) -> None:
+    for number in range(2):
+        written = await bash(at, f"for n in 1 2 3; do fallocate -l 200M {number}-$n; done")
+        assert written.success, written.text
+    ended = await bash(at, "sleep 10")
+    assert "all commands together wrote more than 1 GiB" in ended.text
+    again = await bash(at, "ls; cat a.txt")
+    assert again.success and "fresh copy" in again.text and again.text.endswith("a.txt\na")
+
+
+async def test_folders_that_are_nested_too_deep_do_not_end_the_commands_of_a_run(at: Place) -> None:
+    assert (await bash(at, "mkdir -p $(printf 'd/%.0s' $(seq 500))")).success
+    assert "nested too deep" in (await bash(at, "true")).text
+    assert (await bash(at, "cat a.txt")).text.endswith("\na")

@@ -52,6 +52,8 @@ class Command:
         max_output: How many bytes of output are kept, its beginning and its end.
         network: It may use the host's network.
         stdin: It reads what its caller writes; see `Sandbox.start`.
+        disk_from: Bytes that its writable folders took when their growth began to count, where several commands share
+            them; None is what they take at its start.
     """
 
     argv: tuple[str, ...]
@@ -62,6 +64,7 @@ class Command:
     max_output: int = 1_000_000
     network: bool = False
     stdin: bool = False
+    disk_from: int | None = None
 
 
 @dataclass(frozen=True)

@@ -217,6 +217,7 @@ class Supervised:
             bwrap=self._how.bwrap,
             abi=self._how.abi,
             limits=self._limits.fields(),
+            disk_from=command.disk_from,
         )
 
     @asynccontextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -38,6 +39,7 @@ class Bench:
         environment: Their whole environment.
         code: Where a program's text is put here, and how commands call that folder.
         notes: What there is to know about the working folder, for the model.
+        size: Bytes on the disk that its writable folders took when it was made; None where no command can run.
     """
 
     folder: PurePosixPath
@@ -45,6 +47,7 @@ class Bench:
     environment: Mapping[str, str]
     code: tuple[Path, PurePosixPath]
     notes: str
+    size: int | None = None
 
 
 @dataclass
@@ -89,6 +92,13 @@ class Workbench:
             self._made = await run_sync(self._make, abandon_on_cancel=False)
             return self._made, True
 
+    async def renew(self) -> None:
+        """Throw it away, so that the next command finds it as the first did."""
+        async with self._turn:
+            self._made = None
+            with suppress(OSError):  # it is tried again when it is made
+                await run_sync(self._remove, abandon_on_cancel=False)
+
     def close(self) -> None:
         """Remove it, also while it is being made. Blocking.
 
@@ -96,6 +106,9 @@ class Workbench:
             OSError: Something of it cannot be removed.
         """
         self._closing = True
+        self._remove()
+
+    def _remove(self) -> None:
         with self._busy:
             remove_tree(self.here)
 
@@ -147,6 +160,7 @@ class Workbench:
             environment=self._environment(tools, scratch),
             code=(self.here / "code", self._seen_as(self.here / "code", CODE)),
             notes=self._notes(workspace, copied, dependencies, tools),
+            size=_size([bind.source for bind in binds if bind.writable]),
         )
 
     def _seen_as(self, source: Path, target: PurePosixPath) -> PurePosixPath:
@@ -239,3 +253,14 @@ class Workbench:
             notes.append("commands reach the network")
         notes += tools.refused
         return f"[{'; '.join(notes)}]"
+
+
+def _size(folders: Sequence[Path]) -> int | None:
+    """Return what folders take on the disk, measured as the supervisor of a command does."""
+    if sys.platform != "linux":
+        return None
+    from ava_roles.confine.launcher import disk
+
+    with suppress(disk.TooDeep):
+        return disk.used([str(folder) for folder in folders])
+    return None

@@ -126,8 +126,11 @@ async def _run(
         timeout_s=float(timeout_s),
         max_output=_KEPT,
         network=workbench.network,
+        disk_from=bench.size,
     )
     finished = await sandbox.run(command)
+    if finished.ended == "disk":  # else each further command could write as much again
+        await workbench.renew()
     parts = [_how(finished, timeout_s), finished.output.rstrip("\n") or "(no output)"]
     if fresh:
         parts.insert(0, bench.notes)
@@ -145,7 +148,10 @@ def _how(finished: Finished, timeout_s: int) -> str:
         case "memory":
             return f"[ended after {took}: it took more than 2 GiB of memory; run less at once]"
         case "disk":
-            return f"[ended after {took}: it wrote more than 1 GiB; write less, or remove what is not needed]"
+            return (
+                f"[ended after {took}: all commands together wrote more than 1 GiB, the disk is nearly full, or folders"
+                " are nested too deep; the next command finds a fresh copy; write less]"
+            )
         case "signal":
             return f"[ended by a signal after {took}: it crashed, or met a limit of the sandbox; run less at once]"
         case "exited":

@@ -100,6 +100,18 @@ def _give(above: int | None, name: str, found: os.stat_result, owner: int, *, fo
         os.chown(name, owner, owner, dir_fd=above, follow_symlinks=follow)
 
 
+def room(folders: list[str]) -> int:
+    """Return how many bytes are left where folders are; the least of them."""
+    least = 1 << 62
+    for folder in folders:
+        try:
+            found = os.statvfs(folder)
+        except OSError:
+            continue
+        least = min(least, found.f_bavail * found.f_frsize)
+    return least
+
+
 def unlinked(pids: list[int]) -> int:
     """Return what files take that processes hold open and that have no name any more."""
     seen: set[tuple[int, int]] = set()

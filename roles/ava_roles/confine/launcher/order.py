@@ -58,6 +58,7 @@ class Order:
         bwrap: Where bubblewrap is; empty where it is not used.
         abi: Which version of Landlock the kernel has.
         limits: What it may take.
+        disk_from: What its writable folders took when its growth began to count; None is what they take at its start.
     """
 
     def __init__(
@@ -73,16 +74,18 @@ class Order:
         bwrap: str,
         abi: int,
         limits: tuple[int, int, int, int, int, int],
+        disk_from: int | None = None,
     ) -> None:
         self.kind, self.argv, self.folder, self.binds = kind, argv, folder, binds
         self.environment, self.timeout_s, self.network = environment, timeout_s, network
         self.uid, self.bwrap, self.abi, self.limits = uid, bwrap, abi, Limits(*limits)
+        self.disk_from = disk_from
 
     def packed(self) -> bytes:
         """Return it as bytes."""
         fields = (
             self.kind, self.argv, self.folder, self.binds, self.environment, self.timeout_s, self.network,
-            self.uid, self.bwrap, self.abi, self.limits.fields(),
+            self.uid, self.bwrap, self.abi, self.limits.fields(), self.disk_from,
         )  # fmt: skip
         return marshal.dumps(fields)
 

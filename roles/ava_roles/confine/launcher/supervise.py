@@ -26,6 +26,9 @@ LOOK_S = 0.1
 MEASURE_S = 0.25
 SHARE = 10
 """Measuring the disk takes at most one part of so many of the time."""
+ROOM = 1 << 30
+"""So much is left on a disk, or half of what was: what no measure sees (a file that is mapped, or under way from one
+process to another, and has no name) goes with the command, but a full disk stops everybody meanwhile."""
 _SIGNALLED = 128
 
 
@@ -59,6 +62,7 @@ class _Supervisor:
         self._main = 0
         self._status: int | None = None
         self._before = 0
+        self._room = 0
         self._measure_at = 0.0
 
     def supervise(self) -> str:
@@ -68,11 +72,13 @@ class _Supervisor:
         signal.set_wakeup_fd(self._woken, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, _woken)
         try:
-            self._before = disk.used(self._writable, self._order.uid)
+            now = disk.used(self._writable, self._order.uid)
         except disk.TooDeep:
-            return "failed its folders are nested too deep to be measured"
+            return "disk"
         except OSError as error:  # a container whose user namespace has no number for the user of commands
             return f"failed its folders cannot be given to the user of commands, or measured: {error.strerror}"
+        self._before = now if self._order.disk_from is None else self._order.disk_from
+        self._room = min(ROOM, disk.room(self._writable) // 2)
         told, failed_at = os.pipe()
         status, status_at = os.pipe()
         self._main = os.fork()
@@ -129,6 +135,8 @@ class _Supervisor:
         pids = tree.descendants(os.getpid())
         if tree.take_more_than(pids, limits.memory):
             return "memory"
+        if disk.room(self._writable) < self._room:
+            return "disk"
         began = time.monotonic()
         if began < self._measure_at:
             return ""
