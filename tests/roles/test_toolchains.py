@@ -207,3 +207,22 @@ def test_an_environment_that_leads_nowhere_shows_nothing(home: Path) -> None:
     link.symlink_to(python(home / "opt/python"))
     write(home, {"project/.venv/pyvenv.cfg": "home = /a\0b\n"})
     assert set(found(home, ".venv").shown) == {home / "opt/python"}
+
+
+def test_an_interpreter_of_another_user_keeps_no_command_from_running(home: Path) -> None:
+    """A container's `.venv` is often root's, and leads below a home that is closed to everybody else."""
+    environment(home / "project", python(home / "closed/python"))
+    write(home / "project", {"go.mod": ""})
+    code = (
+        "import os, sys; from pathlib import Path; from ava_roles.confine.toolchains import find_toolchains\n"
+        "home = Path(sys.argv[1]); (home / 'closed').chmod(0)\n"
+        "os.getuid() or os.setresuid(58500, 58500, 58500)\n"
+        "found = find_toolchains(home / 'project', ('.venv',), read_only=(), home=home, env={'PATH': ''})\n"
+        "print(*found.refused, len(found.shown))"
+    )
+    for folder in (home, *list(home.parents)[:-2]):
+        if os.access(folder, os.W_OK):
+            folder.chmod(folder.stat().st_mode | 0o011)
+    done = subprocess.run([sys.executable, "-c", code, home], capture_output=True, text=True, timeout=20, check=False)
+    (home / "closed").chmod(0o755)
+    assert done.stdout.rstrip().endswith("python3.12: Permission denied) 0"), done

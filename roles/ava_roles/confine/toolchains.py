@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ava_roles.confine.paths import shown
 from ava_roles.confine.programs import path_apart_from
 from ava_roles.confine.small_files import read_small
 from ava_roles.confine.versions import channel_of, default_toolchain, first_word, version_of
@@ -68,7 +69,11 @@ def find_toolchains(
     programs = path_apart_from(env.get("PATH", os.defpath), workspace)
     finding = _Finding(home.resolve(), tuple(folder.resolve() for folder in closed), programs, workspace)
     if workspace is not None:
-        finding.project(workspace, dependencies)
+        try:
+            finding.project(workspace, dependencies)
+        except OSError as error:  # what it leads to is closed to us, as another user's interpreter is
+            what = f"{shown(str(error.filename))}: {error.strerror}"
+            finding.found.refused.append(f"not all toolchains that the project leads to are there ({what})")
     finding.configured(read_only)
     return finding.found
 
