@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import anyio
 import pytest
-from support.projects import checkout
+from support.projects import checkout, write
 
 from ava_roles.confine.paths import Root
 from ava_roles.confine.sandbox import Command, Finished, Unavailable, find_sandbox
@@ -140,3 +140,18 @@ async def test_folders_that_are_nested_too_deep_do_not_end_the_commands_of_a_run
     assert (await bash(at, "mkdir -p $(printf 'd/%.0s' $(seq 500))")).success
     assert "nested too deep" in (await bash(at, "true")).text
     assert (await bash(at, "cat a.txt")).text.endswith("\na")
+
+
+async def test_packages_that_somebody_swaps_for_a_link_to_keys_between_two_commands_are_not_there(
+    at: Place, tmp_path: Path
+) -> None:
+    write(tmp_path, {"keys/id": "a key", "project/.gitignore": "node_modules\n", "project/node_modules/one": "one"})
+    assert (await bash(at, "cat node_modules/one")).text.endswith("\none")
+    packages = tmp_path / "project" / "node_modules"
+    packages.rename(tmp_path / "away")
+    packages.symlink_to(tmp_path / "keys")
+    swapped = await bash(at, "cat node_modules/id")
+    assert not swapped.success and "a key" not in swapped.text
+    packages.unlink()
+    (tmp_path / "away").rename(packages)
+    assert (await bash(at, "cat node_modules/one")).text.endswith("\none")

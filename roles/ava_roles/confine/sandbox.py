@@ -32,11 +32,13 @@ class Bind:
         source: Where it is here; its whole path, which no command may have written to: links in it are followed.
         target: Where the command sees it; absolute. A toolchain keeps its own path.
         writable: The command may change what is in it.
+        direct: It is left out when a link has come to stand in the source's path: others may write there.
     """
 
     source: Path
     target: PurePosixPath
     writable: bool = False
+    direct: bool = False
 
 
 @dataclass(frozen=True)

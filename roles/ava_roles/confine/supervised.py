@@ -218,6 +218,7 @@ class Supervised:
             abi=self._how.abi,
             limits=self._limits.fields(),
             disk_from=command.disk_from,
+            direct=[str(bind.source) for bind in command.binds if bind.direct],
         )
 
     @asynccontextmanager

@@ -176,7 +176,7 @@ class Workbench:
                     f"{workspace} is too large to be copied, and {shown(copied.hidden[0])} in it must not be seen by"
                     " commands; have the subagent started with a smaller folder as workspace, or go on by reading"
                 )
-            binds.append(Bind(workspace, PurePosixPath(workspace)))
+            binds.append(Bind(workspace, PurePosixPath(workspace), direct=True))
             binds += (self._mask(workspace, name) for name in copied.hidden)
             return PurePosixPath(workspace)
         folder = self._seen_as(self.here / "copy", PurePosixPath(workspace))
@@ -186,10 +186,10 @@ class Workbench:
             place.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
             if self.mounts:
                 place.mkdir(mode=0o755, exist_ok=True)
-                binds.append(Bind(workspace / name, folder / name))
+                binds.append(Bind(workspace / name, folder / name, direct=True))
             else:
                 place.symlink_to(workspace / name)
-                binds.append(Bind(workspace / name, PurePosixPath(workspace / name)))
+                binds.append(Bind(workspace / name, PurePosixPath(workspace / name), direct=True))
         return folder
 
     def _mask(self, workspace: Path, name: str) -> Bind:

@@ -32,6 +32,7 @@ def become_command(order: Order, status_at: int) -> NoReturn:
     limits.hear_signals()
     if order.kind != "none" and os.getuid() == 0 and order.uid == 0:
         raise PermissionError(errno.EPERM, "nothing is confined that runs as root", "setresuid")
+    ways.drop_indirect(order)
     if order.kind == "bubblewrap" or (order.kind == "landlock" and order.uid):
         ways.make_ways(order)
     if order.kind == "bubblewrap":

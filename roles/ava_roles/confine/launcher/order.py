@@ -59,6 +59,7 @@ class Order:
         abi: Which version of Landlock the kernel has.
         limits: What it may take.
         disk_from: What its writable folders took when its growth began to count; None is what they take at its start.
+        direct: Sources of binds that are left out where a link is in their path.
     """
 
     def __init__(
@@ -75,17 +76,18 @@ class Order:
         abi: int,
         limits: tuple[int, int, int, int, int, int],
         disk_from: int | None = None,
+        direct: list[str] | None = None,
     ) -> None:
         self.kind, self.argv, self.folder, self.binds = kind, argv, folder, binds
         self.environment, self.timeout_s, self.network = environment, timeout_s, network
         self.uid, self.bwrap, self.abi, self.limits = uid, bwrap, abi, Limits(*limits)
-        self.disk_from = disk_from
+        self.disk_from, self.direct = disk_from, direct or []
 
     def packed(self) -> bytes:
         """Return it as bytes."""
         fields = (
             self.kind, self.argv, self.folder, self.binds, self.environment, self.timeout_s, self.network,
-            self.uid, self.bwrap, self.abi, self.limits.fields(), self.disk_from,
+            self.uid, self.bwrap, self.abi, self.limits.fields(), self.disk_from, self.direct,
         )  # fmt: skip
         return marshal.dumps(fields)
 

@@ -18,6 +18,12 @@ _WAY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _IN_THE_WAY = (errno.ENOTDIR, errno.ELOOP, errno.ENOENT)
 
 
+def drop_indirect(order: Order) -> None:
+    """Leave out what is shown of a folder that others may write to, when a link has come to stand in its path."""
+    gone = {source for source in order.direct if os.path.realpath(source) != source}
+    order.binds = [bind for bind in order.binds if bind[0] not in gone]
+
+
 def make_ways(order: Order) -> None:
     """Make the folders that binds within other binds need, through no link.
 
