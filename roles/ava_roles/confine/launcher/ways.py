@@ -72,7 +72,8 @@ def _make_way(above: str, names: list[str], what: os.stat_result, owner: int | N
             below = os.open(name, _WAY if folder else os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=here)
             os.close(here)
             here = below
-        if not stat.S_ISDIR(what.st_mode) and not stat.S_ISREG(os.fstat(here).st_mode):
+        there = os.fstat(here).st_mode  # a pipe or a socket is covered by a file too
+        if not stat.S_ISDIR(what.st_mode) and (stat.S_ISDIR(there) or stat.S_ISLNK(there)):
             raise OSError(errno.ENOTDIR, "something else is in the way", names[-1])
     finally:
         os.close(here)
