@@ -4,6 +4,9 @@ RolesError
 ├── RoleFileError      a role file cannot be read as a role; names file, line and key
 ├── UnknownRole        no role of that name; names the known ones
 ├── WorkspaceRefused   a folder may not be a workspace; says why and what may be given
+├── BadNamespace       what a run may change cannot be meant so; says what is wrong
+├── WorkshopFailed     a worktree cannot be made, checked or kept; says what to do
+│   └── NoRepository   a folder has no commit that work could begin at; says what to do
 └── ToolFailed         a tool could not do what it was asked: data for the model, never a crash
     └── AccessRefused  a path or an address that the confinement does not let through
 """
@@ -43,3 +46,15 @@ class ToolFailed(RolesError):
 
 class AccessRefused(ToolFailed):
     """Raised when a path or an address is outside of what the run may reach."""
+
+
+class BadNamespace(RolesError):
+    """Raised when the paths that a run may change cannot be meant so."""
+
+
+class WorkshopFailed(RolesError):
+    """Raised when a worktree cannot be made, checked or kept; nothing is half kept."""
+
+
+class NoRepository(WorkshopFailed):
+    """Raised when a folder has no commit that work could begin at."""

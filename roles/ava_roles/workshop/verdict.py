@@ -1,0 +1,30 @@
+"""What a run of the verify command said."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ava_roles.confine.sandbox import Ended
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How one run of a command in the check tree ended.
+
+    Attributes:
+        passed: It ended by itself, with exit code 0.
+        code: Its exit code; None where it was ended.
+        ended: As `sandbox.Finished.ended`.
+        output: What it wrote, as it came; at most 400,000 bytes.
+        took_s: Seconds.
+    """
+
+    passed: bool
+    code: int | None
+    ended: Ended
+    output: str
+    took_s: float
+
+    def failing(self, limit: int = 6_000) -> str:
+        """Return the part of the output that says what failed, at most so many characters."""
+        raise NotImplementedError
