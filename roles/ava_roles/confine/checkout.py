@@ -9,20 +9,18 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from ava_roles.confine.git import OFF, NoGitFolder, environment, folders_of, git_program, run_git
 from ava_roles.confine.paths import Root
-from ava_roles.confine.programs import path_apart_from
 from ava_roles.confine.small_files import read_small
 from ava_roles.errors import ToolFailed
 
 GIT_S = 30.0
 _INDEX_MAX = 500_000_000
-_LOOK_S = 0.02
 
 
 @dataclass(frozen=True)
@@ -57,12 +55,12 @@ def look_at(
     Raises:
         ToolFailed: git is not there, or cannot tell.
     """
-    git = shutil.which("git", path=path_apart_from(os.environ.get("PATH", os.defpath), repository))
+    git = git_program(repository)
     if git is None:
         raise ToolFailed("git is not installed here, and what belongs to this checkout cannot be told without it")
     within = folder.relative_to(repository).as_posix()
     with _folder_of_our_own(repository, aside) as own:
-        asking = _Git(git, own, repository, _ignored_everywhere(git, own, home), check)
+        asking = _Git(git, own, repository, ignored_everywhere(git, own, home), check)
         marked = asking("-t", "--cached", "--others", "--exclude-standard", "--", within)
         ignored = asking("--others", "--ignored", "--exclude-standard", "--directory", "--", within)
     above = "" if within == "." else f"{within}/"
@@ -94,50 +92,22 @@ class _Git:
         Raises:
             ToolFailed: It fails, or takes too long.
         """
-        fixed = ("core.fsmonitor=false", "core.untrackedCache=false", "core.hooksPath=/dev/null")
-        options = [part for each in (*fixed, f"core.excludesFile={self.ignores}") for part in ("-c", each)]
+        options = [part for each in (*OFF, f"core.excludesFile={self.ignores}") for part in ("-c", each)]
         command = [self.git, f"--git-dir={self.own}", f"--work-tree={self.work_tree}", *options, "ls-files", "-z"]
-        said, failed = self.own / "said", self.own / "failed"
-        with said.open("wb") as out, failed.open("wb") as errors:
-            process = subprocess.Popen(  # noqa: S603 - fixed arguments, and names after `--`
-                [*command, *args],
-                cwd=self.work_tree,
-                env=_environment(self.own),
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=errors,
-            )
-            try:
-                code = self._ended(process)
-            finally:
-                process.kill()
-                process.wait()
-        if code != 0:
-            why = failed.read_bytes()[:300].decode("utf-8", "replace").strip()
-            raise ToolFailed(f"git cannot tell what belongs to this checkout: {why or f'exit code {code}'}")
-        return [os.fsdecode(name) for name in said.read_bytes().split(b"\0") if name]
-
-    def _ended(self, process: subprocess.Popen[bytes]) -> int:
-        until = time.monotonic() + GIT_S
-        while True:
-            with suppress(subprocess.TimeoutExpired):
-                return process.wait(_LOOK_S)
-            self.check()
-            if time.monotonic() > until:
-                raise ToolFailed(f"git did not tell within {GIT_S:g} s what belongs to this checkout")
-
-
-def _environment(own: Path) -> dict[str, str]:
-    return {
-        "PATH": os.defpath,
-        "HOME": str(own),
-        "LC_ALL": "C",
-        "GIT_CONFIG_NOSYSTEM": "1",
-        "GIT_CONFIG_GLOBAL": os.devnull,
-        "GIT_ATTR_NOSYSTEM": "1",
-        "GIT_OPTIONAL_LOCKS": "0",
-        "GIT_TERMINAL_PROMPT": "0",
-    }
+        said = run_git(
+            [*command, *args],
+            folder=self.work_tree,
+            env=environment(self.own),
+            aside=self.own,
+            within_s=GIT_S,
+            check=self.check,
+        )
+        if said.code is None:
+            raise ToolFailed(f"git did not tell within {GIT_S:g} s what belongs to this checkout")
+        if said.code != 0:
+            why = said.errors[:300] or f"exit code {said.code}"
+            raise ToolFailed(f"git cannot tell what belongs to this checkout: {why}")
+        return said.names()
 
 
 @contextmanager
@@ -152,45 +122,23 @@ def _folder_of_our_own(repository: Path, aside: Path) -> Generator[Path]:
     (own / "refs").mkdir()
     (own / "info").mkdir()
     try:
-        theirs, common = _theirs(repository)
+        theirs, common = folders_of(repository)
         (own / "HEAD").write_text("ref: refs/heads/none\n")
-        (own / "config").write_text(_format(common))
+        (own / "config").write_text(format_of(common))
         (own / "objects" / "info" / "alternates").write_bytes(os.fsencode(common / "objects") + b"\n")
         shared = (path.name for path in theirs.glob("sharedindex.*"))
         for source, name in ((theirs, "index"), (common, "info/exclude"), *((theirs, name) for name in shared)):
-            _take(source, name, own / name)
+            take(source, name, own / name)
         yield own
+    except NoGitFolder as error:
+        raise ToolFailed(str(error)) from None
     except OSError as error:
         raise ToolFailed(f"the repository {repository} cannot be read: {error.strerror}") from None
     finally:
         shutil.rmtree(own, ignore_errors=True)
 
 
-def _theirs(repository: Path) -> tuple[Path, Path]:
-    """Return where a checkout's index is, and where what all its checkouts share is: not the same in a worktree."""
-    git = repository / ".git"
-    if git.is_file():
-        said = _path_in(git)
-        if not said.startswith("gitdir: "):
-            raise ToolFailed(f"{git} names no repository")
-        git = repository / said.removeprefix("gitdir: ")
-    named = git / "commondir"
-    return git, git / _path_in(named) if named.is_file() else git
-
-
-def _path_in(file: Path) -> str:
-    """Return the path in a file of a repository's.
-
-    Raises:
-        ToolFailed: No path is like that.
-    """
-    said = read_small(file, 5_000).decode("utf-8", "surrogateescape").strip()
-    if "\0" in said or "\n" in said:
-        raise ToolFailed(f"{file} names no repository")
-    return said
-
-
-def _take(folder: Path, name: str, target: Path) -> None:
+def take(folder: Path, name: str, target: Path) -> None:
     """Copy a regular file of a folder, if it is there."""
     root = Root.open(folder)
     try:
@@ -202,7 +150,7 @@ def _take(folder: Path, name: str, target: Path) -> None:
         root.close()
 
 
-def _format(common: Path) -> str:
+def format_of(common: Path) -> str:
     """Return a configuration that says nothing but how the index has to be read."""
     said = b""
     with suppress(OSError):
@@ -212,9 +160,9 @@ def _format(common: Path) -> str:
     return "[core]\n\trepositoryformatversion = 1\n\tbare = false\n[extensions]\n\tobjectformat = sha256\n"
 
 
-def _ignored_everywhere(git: str, own: Path, home: Path) -> str:
+def ignored_everywhere(git: str, own: Path, home: Path) -> str:
     """Return the file of names that the user has git ignore everywhere, as their own configuration says."""
-    env = {**_environment(own), "HOME": str(home), "GIT_DIR": str(own)}
+    env = {**environment(own), "HOME": str(home), "GIT_DIR": str(own)}
     del env["GIT_CONFIG_GLOBAL"]
     with suppress(OSError, subprocess.SubprocessError):
         asked = subprocess.run(  # noqa: S603 - fixed arguments

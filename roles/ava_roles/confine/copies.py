@@ -86,6 +86,22 @@ def copy_workspace(
     return copying.folder(carried) if checkout.foreign else copying.checkout(checkout, carried)
 
 
+def dependencies_of(
+    root: Root,
+    aside: Path,
+    *,
+    repository: Path,
+    home: Path,
+    carry: Iterable[str] = (),
+    check: Callable[[], None] = lambda: None,
+) -> Copied:
+    """Return which folders of a checkout are to be shown as they are; nothing is copied. As `copy_workspace`."""
+    checkout = look_at(repository, root.path.resolve(), aside, home, check)
+    copying = _Copying(root, aside, check)
+    copying.dependencies(checkout, [name for name in carry if _is_folder(root, name)])
+    return copying.done
+
+
 @dataclass
 class _Copying:
     """One copy in the making."""
@@ -114,6 +130,14 @@ class _Copying:
 
     def checkout(self, checkout: Checkout, carried: list[str]) -> Copied:
         """Copy what of a checkout is the project."""
+        names = self.dependencies(checkout, carried)
+        beneath = tuple(f"{name}/" for name in self.done.dependencies)
+        wanted = (name for name in names if not name.startswith(beneath)) if beneath else iter(names)
+        self._copy(wanted, CHECKOUT_FILES, CHECKOUT_BYTES, FILE_BYTES)
+        return self.done
+
+    def dependencies(self, checkout: Checkout, carried: list[str]) -> list[str]:
+        """Note which folders of a checkout are to be shown as they are; return the other names."""
         self.done.git = True
         dependencies = dict.fromkeys(carried)
         dependencies |= dict.fromkeys(name for name in checkout.ignored if self._is_dependency(name))
@@ -126,10 +150,7 @@ class _Copying:
             else:
                 names.append(name)
         self.done.dependencies = tuple(name for name in dependencies if _is_folder(self.root, name))
-        beneath = tuple(f"{name}/" for name in self.done.dependencies)
-        wanted = (name for name in names if not name.startswith(beneath)) if beneath else iter(names)
-        self._copy(wanted, CHECKOUT_FILES, CHECKOUT_BYTES, FILE_BYTES)
-        return self.done
+        return names
 
     def _is_dependency(self, name: str) -> bool:
         return name.rpartition("/")[2] in DEPENDENCIES or self._is_environment(name)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -13,41 +12,18 @@ from threading import Lock
 import anyio
 from anyio.from_thread import check_cancelled
 
-from ava_roles.confine.copies import FOLDER_BYTES, FOLDER_FILES, Copied, copy_workspace, odd_in
-from ava_roles.confine.environment import child_environment
+from ava_roles.confine.copies import FOLDER_BYTES, FOLDER_FILES, Copied, copy_workspace
+from ava_roles.confine.laying import Bench, Laying, read_only_note, without_odd
 from ava_roles.confine.paths import Root, shown
 from ava_roles.confine.removal import remove_tree
 from ava_roles.confine.sandbox import Bind
-from ava_roles.confine.toolchains import SYSTEM_PATH, Toolchains, find_toolchains
+from ava_roles.confine.toolchains import Toolchains, find_toolchains
 from ava_roles.errors import ToolFailed
 from ava_roles.tools.threads import run_sync
 from ava_roles.workspace import repository_of
 
 MAKE_S = 60.0
 """How long making the copy may take."""
-SCRATCH = PurePosixPath("/scratch")
-CODE = PurePosixPath("/code")
-
-
-@dataclass(frozen=True)
-class Bench:
-    """What commands are given.
-
-    Attributes:
-        folder: The working folder as they see it.
-        binds: What they see.
-        environment: Their whole environment.
-        code: Where a program's text is put here, and how commands call that folder.
-        notes: What there is to know about the working folder, for the model.
-        size: Bytes on the disk that its writable folders took when it was made; None where no command can run.
-    """
-
-    folder: PurePosixPath
-    binds: tuple[Bind, ...]
-    environment: Mapping[str, str]
-    code: tuple[Path, PurePosixPath]
-    notes: str
-    size: int | None = None
 
 
 @dataclass
@@ -99,6 +75,10 @@ class Workbench:
             with suppress(OSError):  # it is tried again when it is made
                 await run_sync(self._remove, abandon_on_cancel=False)
 
+    async def after_command(self) -> str:
+        """Return nothing: what a command does to a copy concerns nobody else."""
+        return ""
+
     def close(self) -> None:
         """Remove it, also while it is being made. Blocking.
 
@@ -143,54 +123,29 @@ class Workbench:
             copied = copy_workspace(
                 self.files, self.here / "copy", repository=repository, home=self.home, carry=self.carry, check=check
             )
-        dependencies = self._without_odd(workspace, copied, check)
+        dependencies = without_odd(workspace, copied, check)
         tools = find_toolchains(workspace, dependencies, read_only=self.read_only, home=self.home, closed=self.closed)
-        scratch = self._seen_as(self.here / "home", SCRATCH)
-        binds = [
-            *(Bind(source, PurePosixPath(name)) for name, source in tools.shown.items()),
-            Bind(self.here / "home", scratch, writable=True),
-            Bind(self.here / "code", self._seen_as(self.here / "code", CODE)),
+        laying = Laying(self.mounts, self.run_id, self.here / "home", self.here / "code")
+        folder, binds = laying.scratch, laying.beside(tools)
+        if workspace is not None and copied.whole:
+            folder, more = laying.folder(self.here / "copy", workspace, dependencies)
+            binds += more
+        elif workspace is not None:
+            folder = PurePosixPath(workspace)
+            binds += self._as_it_is(workspace, copied)
+        return laying.bench(folder, binds, tools, self._notes(workspace, copied, dependencies, tools, laying))
+
+    def _as_it_is(self, workspace: Path, copied: Copied) -> list[Bind]:
+        """Show a workspace that is too large to be copied."""
+        if copied.hidden and not self.mounts:
+            raise ToolFailed(
+                f"{workspace} is too large to be copied, and {shown(copied.hidden[0])} in it must not be seen by"
+                " commands; have the subagent started with a smaller folder as workspace, or go on by reading"
+            )
+        return [
+            Bind(workspace, PurePosixPath(workspace), direct=True),
+            *(self._mask(workspace, name) for name in copied.hidden),
         ]
-        folder = scratch
-        if workspace is not None:
-            folder = self._workspace(workspace, copied, dependencies, binds)
-        return Bench(
-            folder=folder,
-            binds=tuple(binds),
-            environment=self._environment(tools, scratch),
-            code=(self.here / "code", self._seen_as(self.here / "code", CODE)),
-            notes=self._notes(workspace, copied, dependencies, tools),
-            size=_size([bind.source for bind in binds if bind.writable]),
-        )
-
-    def _seen_as(self, source: Path, target: PurePosixPath) -> PurePosixPath:
-        return target if self.mounts else PurePosixPath(source)
-
-    def _workspace(
-        self, workspace: Path, copied: Copied, dependencies: Sequence[str], binds: list[Bind]
-    ) -> PurePosixPath:
-        """Show the copy under the workspace's own path, which installed packages and programs know it by."""
-        if not copied.whole:
-            if copied.hidden and not self.mounts:
-                raise ToolFailed(
-                    f"{workspace} is too large to be copied, and {shown(copied.hidden[0])} in it must not be seen by"
-                    " commands; have the subagent started with a smaller folder as workspace, or go on by reading"
-                )
-            binds.append(Bind(workspace, PurePosixPath(workspace), direct=True))
-            binds += (self._mask(workspace, name) for name in copied.hidden)
-            return PurePosixPath(workspace)
-        folder = self._seen_as(self.here / "copy", PurePosixPath(workspace))
-        binds.append(Bind(self.here / "copy", folder, writable=True))
-        for name in dependencies:
-            place = self.here / "copy" / name
-            place.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-            if self.mounts:
-                place.mkdir(mode=0o755, exist_ok=True)
-                binds.append(Bind(workspace / name, folder / name, direct=True))
-            else:
-                place.symlink_to(workspace / name)
-                binds.append(Bind(workspace / name, PurePosixPath(workspace / name), direct=True))
-        return folder
 
     def _mask(self, workspace: Path, name: str) -> Bind:
         """Lay something empty over what must not be seen."""
@@ -204,63 +159,30 @@ class Workbench:
             empty.mkdir(mode=0o755, exist_ok=True)
         return Bind(empty, PurePosixPath(workspace / name))
 
-    def _without_odd(self, workspace: Path | None, copied: Copied, check: Callable[[], None]) -> tuple[str, ...]:
-        """Return the folders of dependencies that can be shown: those without a way out of the sandbox in them."""
-        kept: list[str] = []
-        for name in copied.dependencies:
-            assert workspace is not None
-            if (odd := odd_in(workspace / name, check)) is not None:
-                copied.left_out[f"{shown(name)}, because of the pipe, socket or device {shown(odd)}"] += 1
-            else:
-                kept.append(name)
-        return tuple(kept)
-
-    def _environment(self, tools: Toolchains, scratch: PurePosixPath) -> dict[str, str]:
-        return child_environment(
-            self.run_id,
-            {
-                "LANG": "C.UTF-8",
-                "TERM": "dumb",
-                "NO_COLOR": "1",
-                "HOME": str(scratch),
-                "TMPDIR": str(scratch / "tmp"),
-                "GIT_CONFIG_NOSYSTEM": "1",
-                **tools.variables,
-                "PATH": ":".join(dict.fromkeys((*tools.path, *SYSTEM_PATH))),
-            },
-        )
-
-    def _notes(self, workspace: Path | None, copied: Copied, dependencies: Sequence[str], tools: Toolchains) -> str:
+    def _notes(
+        self,
+        workspace: Path | None,
+        copied: Copied,
+        dependencies: Sequence[str],
+        tools: Toolchains,
+        laying: Laying,
+    ) -> str:
         if workspace is None:
             return "[it works in an empty folder, which is gone with this run]"
         place = shown(str(workspace))
         if not copied.whole:
             what = f"more than {FOLDER_FILES:,} files or {FOLDER_BYTES // 1_000_000} MB"
             notes = [f"it works in {place} itself, which is too large to be copied ({what}): nothing can be written"]
-            notes.append(f"write to {self._seen_as(self.here / 'home', SCRATCH)} instead")
+            notes.append(f"write to {laying.scratch} instead")
         else:
             of = "of the checkout, without what git ignores and without .git" if copied.git else "of the folder"
             notes = [
                 f"it works in a fresh copy of {place}: {copied.files:,} files {of}",
                 "what it changes is thrown away",
             ]
-        if dependencies:
-            notes.append(
-                f"read-only: {', '.join(map(shown, dependencies[:8]))}{', …' if len(dependencies) > 8 else ''}"
-            )
+        notes += read_only_note(dependencies)
         notes += [f"left out: {count:,} {why}" for why, count in copied.left_out.items()]
         if self.network:
             notes.append("commands reach the network")
         notes += tools.refused
         return f"[{'; '.join(notes)}]"
-
-
-def _size(folders: Sequence[Path]) -> int | None:
-    """Return what folders take on the disk, measured as the supervisor of a command does."""
-    if sys.platform != "linux":
-        return None
-    from ava_roles.confine.launcher import disk
-
-    with suppress(disk.TooDeep):
-        return disk.used([str(folder) for folder in folders])
-    return None

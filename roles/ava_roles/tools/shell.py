@@ -12,8 +12,9 @@ from collections.abc import Callable
 
 from pydantic import Field
 
+from ava_roles.confine.laying import Bench
 from ava_roles.confine.sandbox import Command, Finished
-from ava_roles.confine.workbench import MAKE_S, Bench
+from ava_roles.confine.workbench import MAKE_S
 from ava_roles.errors import ToolFailed
 from ava_roles.tools.base import Place, ToolArgs, ToolOutput, ToolSpec
 from ava_roles.tools.needs import need_sandbox
