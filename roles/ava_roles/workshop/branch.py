@@ -36,6 +36,7 @@ class Branch:
         base: The commit that it began at.
         head: The commit that it is.
         changed: What differs between the two.
+        tree: What the head consists of; the `tree` of the verdict that it was checked with.
         notes: What there is to know about it, in sentences.
     """
 
@@ -43,6 +44,7 @@ class Branch:
     base: str
     head: str
     changed: tuple[Changed, ...]
+    tree: str
     notes: tuple[str, ...] = ()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ava_roles.confine.sandbox import Ended
+from ava_roles.workshop.failing import failing_part
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,7 @@ class Verdict:
         ended: As `sandbox.Finished.ended`.
         output: What it wrote, as it came; at most 400,000 bytes.
         took_s: Seconds.
+        tree: What was checked, as git calls it: the candidate.
     """
 
     passed: bool
@@ -24,7 +26,8 @@ class Verdict:
     ended: Ended
     output: str
     took_s: float
+    tree: str = ""
 
     def failing(self, limit: int = 6_000) -> str:
         """Return the part of the output that says what failed, at most so many characters."""
-        raise NotImplementedError
+        return failing_part(self.output, limit)

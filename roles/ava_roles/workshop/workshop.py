@@ -3,42 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import anyio
+from anyio.from_thread import check_cancelled
+
+from ava_roles.confine.laying import Bench
 from ava_roles.confine.paths import Root
-from ava_roles.confine.sandbox import Sandbox
+from ava_roles.confine.sandbox import Command, Sandbox
+from ava_roles.errors import WorkshopFailed
+from ava_roles.tools.threads import run_sync
+from ava_roles.workshop import keeping
+from ava_roles.workshop.benches import Benches
 from ava_roles.workshop.branch import Baseline, Branch
+from ava_roles.workshop.changes import diff_of
+from ava_roles.workshop.kept import Place
 from ava_roles.workshop.order import WorkOrder
+from ava_roles.workshop.repository import Theirs, told
+from ava_roles.workshop.trees import Trees, remove_workshop
 from ava_roles.workshop.verdict import Verdict
 
 if TYPE_CHECKING:
-    from ava_roles.confine.workbench import Bench
     from ava_roles.workshop.edits import Edits
 
-
-class WorktreeBench:
-    """Where the commands of a run with a workshop work: its worktree. Stands where a Workbench stands.
-
-    Attributes:
-        network: Commands reach the host's network.
-    """
-
-    network: bool
-
-    async def ready(self) -> tuple[Bench, bool]:
-        """Return what commands are given, and whether it was made just now."""
-        raise NotImplementedError
-
-    async def after_command(self) -> str:
-        """Take back what a command changed outside of the namespace; a sentence for the model, or nothing.
-
-        Also removes what has no business in a worktree: `.git`, pipes, devices; and setuid bits.
-        """
-        raise NotImplementedError
-
-    def close(self) -> None:
-        """Do nothing: the worktree outlives its commands."""
+_KEPT_OUTPUT = 400_000
 
 
 class Workshop:
@@ -65,7 +55,12 @@ class Workshop:
         closed: Sequence[Path] = (),
         network: bool = False,
     ) -> None:
-        raise NotImplementedError
+        self._order, self._here, self._sandbox = order, here, sandbox
+        self._home, self._read_only, self._closed, self._network = home, tuple(read_only), tuple(closed), network
+        self._place: Place | None = None
+        self._made: tuple[Trees, Benches, Root] | None = None
+        self._bench = WorktreeBench(self, network)
+        self._closing = False
 
     async def prepare(self, *, baseline: bool = True) -> Baseline:
         """Make both trees, or take up those that are there; run the setup and the verify command once.
@@ -79,35 +74,60 @@ class Workshop:
             WorkshopFailed: The trees cannot be made; says what to do.
             ToolFailed: No command can be started.
         """
-        raise NotImplementedError
+        await run_sync(self._prepare, abandon_on_cancel=False)
+        trees, benches, _files = self.made
+        base = trees.place.known().base
+        if not baseline:
+            return Baseline(base, benches.notes())
+        tree = await run_sync(trees.base_tree, check_cancelled)
+        await run_sync(trees.bring, tree, check_cancelled, abandon_on_cancel=False)
+        setup = await self._set_up(tree)
+        return Baseline(base, benches.notes(), setup, await self._ran(self._order.verify, tree))
 
     @property
     def files(self) -> Root:
         """The worktree, open."""
-        raise NotImplementedError
+        return self.made[2]
 
     @property
     def edits(self) -> Edits:
         """What edit_file and write_file use."""
-        raise NotImplementedError
+        from ava_roles.workshop.edits import Edits
+
+        return Edits(self.files, self._order.namespace)
 
     @property
     def bench(self) -> WorktreeBench:
         """Where commands work."""
-        raise NotImplementedError
+        return self._bench
+
+    @property
+    def made(self) -> tuple[Trees, Benches, Root]:
+        """What there is once `prepare` has been awaited."""
+        if self._made is None:
+            raise WorkshopFailed("the worktree is not there; it has to be prepared first")
+        return self._made
 
     async def after_command(self) -> str:
         """As `WorktreeBench.after_command`."""
-        return await self.bench.after_command()
+        return await self._bench.after_command()
 
     async def check(self) -> Verdict:
         """Bring the check tree to what would be committed, and run the verify command there.
+
+        Where a setup command is given, it runs before, if it has not passed since what the project depends on changed.
 
         Raises:
             WorkshopFailed: The trees cannot be read or written.
             ToolFailed: The command cannot be started.
         """
-        raise NotImplementedError
+        trees = self.made[0]
+        tree = await run_sync(trees.candidate, check_cancelled, abandon_on_cancel=False)
+        await run_sync(trees.bring, tree, check_cancelled, abandon_on_cancel=False)
+        setup = await self._set_up(tree)
+        if setup is not None and not setup.passed:
+            return replace(setup, output=f"[the setup command failed: {self._order.setup}]\n{setup.output}")
+        return await self._ran(self._order.verify, tree)
 
     def keep(self, message: str) -> Branch | None:
         """Commit what differs, and make the branch; None when nothing differs. Blocking.
@@ -115,10 +135,98 @@ class Workshop:
         Raises:
             WorkshopFailed: It cannot be kept; the worktree is as it was.
         """
-        raise NotImplementedError
+        return keeping.keep(self.made[0], message)
 
     def close(self) -> None:
         """Close what is open; nothing is removed."""
+        self._closing = True
+        made, self._made = self._made, None
+        if made is not None:
+            made[2].close()
+        place, self._place = self._place, None
+        if place is not None:
+            place.close()
+
+    def _prepare(self) -> None:
+        if self._made is not None:
+            return
+        theirs = Theirs.at(self._order.repository, self._home)
+        self._place = place = self._place or Place(self._here)
+        trees = Trees(self._order, place, theirs)
+        if trees.take_up() is None:
+            trees.make(check_cancelled)
+        benches = Benches(trees, self._sandbox.mounts, self._home, self._read_only, self._closed, check_cancelled)
+        with told("opening the worktree"):
+            self._made = trees, benches, Root.open(place.tree)
+
+    async def _set_up(self, tree: str) -> Verdict | None:
+        """Run the setup command where it has to be; None where not."""
+        line = self._order.setup
+        if line is None:
+            return None
+        trees = self.made[0]
+        mark = await run_sync(trees.manifests, tree)
+        known = await run_sync(trees.place.known)
+        if known.setup == mark:
+            return None
+        verdict = await self._ran(line, tree)
+        if verdict.passed:
+            beside = known.beside if known.setup is not None else await run_sync(trees.beside)
+            await run_sync(lambda: trees.place.note(setup=mark, beside=beside))
+        await run_sync(trees.bring, tree, check_cancelled, abandon_on_cancel=False)
+        return verdict
+
+    async def _ran(self, line: str, tree: str) -> Verdict:
+        """Run a command line in the tree for checks."""
+        bench = await run_sync(self.made[1].for_check, abandon_on_cancel=False)
+        finished = await self._sandbox.run(
+            Command(
+                argv=("/bin/bash", "-c", line),
+                folder=bench.folder,
+                binds=bench.binds,
+                environment=bench.environment,
+                timeout_s=self._order.verify_timeout_s,
+                max_output=_KEPT_OUTPUT,
+                network=self._network,
+            )
+        )
+        passed = finished.ended == "exited" and finished.code == 0
+        return Verdict(passed, finished.code, finished.ended, finished.output, finished.took_s, tree)
+
+
+class WorktreeBench:
+    """Where the commands of a run with a workshop work: its worktree. Stands where a Workbench stands.
+
+    Args:
+        workshop: The workshop.
+        network: Commands reach the host's network.
+    """
+
+    def __init__(self, workshop: Workshop, network: bool) -> None:
+        self.network = network
+        self._workshop = workshop
+        self._told = False
+        self._turn = anyio.Lock()
+
+    async def ready(self) -> tuple[Bench, bool]:
+        """Return what commands are given, and whether the model has not been told of it yet."""
+        bench = await run_sync(self._workshop.made[1].for_model, abandon_on_cancel=False)
+        fresh, self._told = not self._told, True
+        return bench, fresh
+
+    async def after_command(self) -> str:
+        """Take back what a command changed outside of the namespace; a sentence for the model, or nothing.
+
+        Also removes what has no business in a worktree: `.git`, pipes, devices; and setuid bits.
+
+        Raises:
+            WorkshopFailed: The worktree cannot be read or written.
+        """
+        async with self._turn:
+            return await run_sync(self._workshop.made[0].tidy, check_cancelled, abandon_on_cancel=False)
+
+    def close(self) -> None:
+        """Do nothing: the worktree outlives its commands."""
 
 
 def keep_left(order: WorkOrder, here: Path, home: Path, message: str) -> Branch | None:
@@ -127,16 +235,30 @@ def keep_left(order: WorkOrder, here: Path, home: Path, message: str) -> Branch 
     Raises:
         WorkshopFailed: It cannot be kept; the worktree is as it was.
     """
-    raise NotImplementedError
+    if not (here / "kept.json").is_file():
+        return None
+    theirs = Theirs.at(order.repository, home)
+    place = Place(here)
+    try:
+        trees = Trees(order, place, theirs)
+        return keeping.keep(trees, message) if trees.take_up() is not None else None
+    finally:
+        place.close()
 
 
 def remove(here: Path) -> None:
     """Remove a workshop's folder, with what commands have left in it. Blocking; what is gone already is no fault.
 
     Raises:
-        WorkshopFailed: Something of it cannot be removed.
+        WorkshopFailed: Something of it cannot be removed, or is still worked with.
     """
-    raise NotImplementedError
+    if not here.exists():
+        return
+    place = Place(here)
+    try:
+        remove_workshop(here)
+    finally:
+        place.close()
 
 
 def diff(repository: Path, base: str, head: str, home: Path) -> str:
@@ -146,4 +268,8 @@ def diff(repository: Path, base: str, head: str, home: Path) -> str:
         NoRepository: There is no repository any more.
         WorkshopFailed: One of the commits is not there any more, or git cannot tell.
     """
-    raise NotImplementedError
+    for commit in (base, head):
+        if not commit or not all(char in "0123456789abcdef" for char in commit):
+            raise WorkshopFailed(f"{commit!r:.80} is no commit's id")
+    with Theirs.at(repository, home).joined() as git:
+        return diff_of(git, base, head)
