@@ -1,7 +1,7 @@
 """What commands are given of a project: a folder to work in, shown under the project's own path, and its packages.
 
-Installed packages and programs know the project by that path. Where a sandbox cannot mount, everything is shown where it
-is, and packages are linked into the folder.
+Installed packages and programs know the project by that path. Where a sandbox cannot mount, everything is shown where
+it is, and packages are linked into the folder.
 """
 
 from __future__ import annotations

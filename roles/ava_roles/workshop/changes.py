@@ -13,7 +13,8 @@ _KINDS: dict[str, Literal["added", "changed", "removed"]] = {"A": "added", "D": 
 _DECIDES = frozenset(
     {
         "conftest.py", "pytest.ini", ".pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg", "setup.py", "noxfile.py",
-        "sitecustomize.py", "usercustomize.py", ".coveragerc", "package.json", ".npmrc", ".mocharc.json", ".mocharc.js", ".mocharc.cjs",
+        "sitecustomize.py", "usercustomize.py", ".coveragerc", "package.json", ".npmrc", ".mocharc.json", ".mocharc.js",
+        ".mocharc.cjs",
         ".mocharc.yml", ".mocharc.yaml", "makefile", "gnumakefile", "justfile", "cargo.toml", "build.rs",
         "go.mod", "go.work", "cmakelists.txt", "tsconfig.json", ".gitattributes", ".gitignore",
     }

@@ -38,7 +38,7 @@ def keep(trees: Trees, message: str) -> Branch | None:
         return None
     notes: list[str] = []
     head = kept.head
-    if head is None or _commit_of(git, head) != (tree, _clean(message)):
+    if head is None or _tree_of(git, head) != tree:
         head = _committed(trees.theirs, git, tree, kept.base, message, notes)
     with trees.theirs.joined() as joined:
         there = _branches(joined)
@@ -75,13 +75,10 @@ def _clean(message: str) -> str:
     return message.replace("\0", "").strip() + "\n"
 
 
-def _commit_of(git: Git, commit: str) -> tuple[str, str] | None:
-    """Return the tree and the message of a commit of ours."""
-    said = git.said("cat-file", "commit", commit)
-    if said.code != 0:
-        return None
-    head, _blank, message = said.out.decode("utf-8", "replace").partition("\n\n")
-    return head.split("\n", 1)[0].removeprefix("tree "), message
+def _tree_of(git: Git, commit: str) -> str:
+    """Return the tree of a commit; empty where it is not there."""
+    said = git.said("rev-parse", "--verify", "--quiet", f"{commit}^{{tree}}")
+    return os.fsdecode(said.out).strip() if said.code == 0 else ""
 
 
 def _named(trees: Trees, kept: Kept, head: str, there: Mapping[str, str]) -> Kept:

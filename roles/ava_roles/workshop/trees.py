@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,8 @@ from ava_roles.workshop.repository import Git, Theirs, told
 from ava_roles.workshop.sweeping import is_gits, remove_names, sweep
 
 _SHOWN = 8
+_COARSE_S = 0.05
+"""By so much the times of files are behind the clock, or less."""
 _RULES = (".gitignore", ".gitattributes")
 _MANIFESTS = frozenset(
     {
@@ -245,12 +248,24 @@ class Trees:
             sweep(tree, trash, check)
             git = replace(self.git, check=check).on(tree, self._check_index)
             git.said("update-index", "-q", "--really-refresh")
+            if git.line("write-tree") != candidate:
+                self._let_a_second_pass(check)
             git("read-tree", "--reset", "-u", candidate)
             remove_names(tree, self._rules(git), trash)
             beside = set(self.place.known().beside)
             remove_names(tree, (name for name in self._others(git) if name not in beside), trash)
             if wrong := self._touched(git):
                 raise WorkshopFailed(f"the tree for the check cannot be written: {_some(list(map(shown, wrong)))}")
+
+    def _let_a_second_pass(self, check: Callable[[], None]) -> None:
+        """Wait until files that are written now have another time than those of the check before.
+
+        What was compiled of a file stays, and Python takes it for that of the new one where size and second are equal.
+        """
+        before = int(self._check_index.stat().st_mtime)
+        while before <= time.time() < before + 1 + _COARSE_S:
+            check()
+            time.sleep(0.02)
 
     def beside(self) -> tuple[str, ...]:
         """Return what is in the tree for checks besides, and is not ignored: what the setup command has made."""
