@@ -23,6 +23,7 @@ class WorkOrder:
         repository: The root of the user's checkout: the folder that has `.git`.
         namespace: What may be changed, as `namespace_of` returns it.
         verify: One command line, run by bash, that decides.
+        base: The commit that the work begins at; None is the one that is checked out when the worktree is made.
         setup: One command line that makes a tree ready for it.
         carry: Further folders of the checkout that are shown as they are.
         verify_timeout_s: How long the one or the other may take.
@@ -32,6 +33,7 @@ class WorkOrder:
     repository: Path
     namespace: tuple[str, ...]
     verify: str
+    base: str | None = None
     setup: str | None = None
     carry: tuple[str, ...] = ()
     verify_timeout_s: float = 600

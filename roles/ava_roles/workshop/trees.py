@@ -18,7 +18,7 @@ from threading import RLock
 
 from ava_roles.confine.paths import Root, shown
 from ava_roles.confine.removal import remove_tree
-from ava_roles.errors import BadNamespace, WorkshopFailed
+from ava_roles.errors import BadNamespace, NoRepository, WorkshopFailed
 from ava_roles.workshop.kept import Kept, Place
 from ava_roles.workshop.order import WorkOrder, within
 from ava_roles.workshop.protected import Protected, protected, same_as_written
@@ -103,7 +103,7 @@ class Trees:
         return kept
 
     def make(self, check: Callable[[], None] = lambda: None) -> Kept:
-        """Make both trees from what the user has checked out.
+        """Make both trees from the commit that was approved, else from what the user has checked out.
 
         Raises:
             NoRepository: There is no commit.
@@ -111,7 +111,11 @@ class Trees:
             WorkshopFailed: They cannot be made; nothing of them is left.
         """
         with self.theirs.joined() as joined:
-            base, _branch = self.theirs.head(joined)
+            base = self.order.base or self.theirs.head(joined)[0]
+            if joined.said("cat-file", "-e", f"{base}^{{commit}}").code != 0:
+                raise NoRepository(
+                    f"the commit {base} that was approved is not in {self.theirs.root} any more; have it proposed anew"
+                )
         try:
             with told("making the worktree"):
                 self.place.clear()

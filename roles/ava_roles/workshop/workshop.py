@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,6 +42,9 @@ class Workshop:
         read_only: Folders of toolchains that the settings name.
         closed: Folders that are shown in no case.
         network: Commands reach the host's network.
+
+    Attributes:
+        say: Takes a sentence about what is being done this second.
     """
 
     def __init__(
@@ -55,6 +58,7 @@ class Workshop:
         closed: Sequence[Path] = (),
         network: bool = False,
     ) -> None:
+        self.say: Callable[[str], None] = lambda _doing: None
         self._order, self._here, self._sandbox = order, here, sandbox
         self._home, self._read_only, self._closed, self._network = home, tuple(read_only), tuple(closed), network
         self._place: Place | None = None
@@ -74,6 +78,7 @@ class Workshop:
             WorkshopFailed: The trees cannot be made; says what to do.
             ToolFailed: No command can be started.
         """
+        self.say("Making the worktree")
         await run_sync(self._prepare, abandon_on_cancel=False)
         trees, benches, _files = self.made
         base = trees.place.known().base
@@ -178,6 +183,7 @@ class Workshop:
 
     async def _ran(self, line: str, tree: str) -> Verdict:
         """Run a command line in the tree for checks."""
+        self.say(f"Running {line}")
         bench = await run_sync(self.made[1].for_check, abandon_on_cancel=False)
         finished = await self._sandbox.run(
             Command(
