@@ -8,7 +8,8 @@ RolesError
 ├── WorkshopFailed     a worktree cannot be made, checked or kept; says what to do
 │   └── NoRepository   a folder has no commit that work could begin at; says what to do
 └── ToolFailed         a tool could not do what it was asked: data for the model, never a crash
-    └── AccessRefused  a path or an address that the confinement does not let through
+    ├── AccessRefused  a path or an address that the confinement does not let through
+    └── NotThere       a file or folder that does not exist
 """
 
 
@@ -46,6 +47,10 @@ class ToolFailed(RolesError):
 
 class AccessRefused(ToolFailed):
     """Raised when a path or an address is outside of what the run may reach."""
+
+
+class NotThere(ToolFailed):
+    """Raised when a file or folder does not exist."""
 
 
 class BadNamespace(RolesError):

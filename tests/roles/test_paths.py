@@ -1,15 +1,13 @@
 """The workspace: what lies beneath it can be reached, and no name, link or race leads out."""
 
-import ctypes
 import os
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from support.swapping import swapping
 
 from ava_roles.confine import beneath
 from ava_roles.confine.beneath import Beneath
@@ -235,25 +233,6 @@ def test_a_file_cannot_be_a_root(tmp_path: Path) -> None:
             way(tmp_path / "file")
 
 
-@contextmanager
-def _swapping(one: Path, other: Path) -> Iterator[None]:
-    """Exchange two names as fast as the kernel can."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    stop = threading.Event()
-
-    def swap() -> None:
-        while not stop.is_set():
-            libc.renameat2(-100, os.fsencode(one), -100, os.fsencode(other), 2)
-
-    thread = threading.Thread(target=swap)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
-
-
 @pytest.mark.parametrize("way", [kernel, stepwise])
 def test_a_folder_swapped_with_a_link_leaks_and_overwrites_nothing(tmp_path: Path, way: Callable[[Path], Root]) -> None:
     inside, outside = tmp_path / "inside", tmp_path / "outside"
@@ -264,7 +243,7 @@ def test_a_folder_swapped_with_a_link_leaks_and_overwrites_nothing(tmp_path: Pat
     (inside / "swap").symlink_to(outside)
     root = way(inside)
     served = refused = 0
-    with _swapping(inside / "src", inside / "swap"):
+    with swapping(inside / "src", inside / "swap"):
         until = time.monotonic() + 0.5
         while time.monotonic() < until:
             try:

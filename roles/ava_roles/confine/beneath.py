@@ -123,17 +123,17 @@ class Beneath:
         finally:
             os.close(descriptor)
 
-    def replace(self, parts: Sequence[str], data: bytes, mode: int, create_dirs: bool) -> None:
-        """Write a temporary beside the target and rename it within the same descriptor."""
+    def replace(self, parts: Sequence[str], data: bytes, mode: int, create_dirs: bool, aside: Path | None) -> None:
+        """Write a temporary beside the target, or aside, and rename it from descriptor to descriptor."""
         last = parts[-1]
-        with self._folder(parts[:-1], create_dirs) as folder:
+        with self._folder(parts[:-1], create_dirs) as folder, _held(aside, folder) as place:
             with suppress(FileNotFoundError):
                 there = os.stat(last, dir_fd=folder, follow_symlinks=False)
                 self._refuse_odd(there, parts)
                 mode = stat.S_IMODE(there.st_mode) & 0o777
             temporary = f".{last[:40]}.{os.getpid()}.{os.urandom(6).hex()}"
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFE
-            descriptor = os.open(temporary, flags, mode, dir_fd=folder)
+            descriptor = os.open(temporary, flags, mode, dir_fd=place)
             try:
                 try:
                     rest = memoryview(data)
@@ -143,10 +143,10 @@ class Beneath:
                     os.fsync(descriptor)
                 finally:
                     os.close(descriptor)
-                os.replace(temporary, last, src_dir_fd=folder, dst_dir_fd=folder)
+                os.replace(temporary, last, src_dir_fd=place, dst_dir_fd=folder)
             except BaseException:
                 with suppress(OSError):
-                    os.unlink(temporary, dir_fd=folder)
+                    os.unlink(temporary, dir_fd=place)
                 raise
 
     @contextmanager
@@ -197,6 +197,19 @@ class Beneath:
             raise OSError(errno.EMLINK, "hard link", name)
         if found.st_dev != self._device:
             raise OSError(errno.EXDEV, "another file system", name)
+
+
+@contextmanager
+def _held(path: Path | None, folder: int) -> Generator[int]:
+    """Hold a folder of ours open; the one that is given where there is none."""
+    if path is None:
+        yield folder
+        return
+    descriptor = os.open(path, _FOLDER)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def kind_of(mode: int) -> Kind:

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path, PurePath
 from typing import Literal, NamedTuple, Protocol
 
-from ava_roles.errors import AccessRefused, ToolFailed
+from ava_roles.errors import AccessRefused, NotThere, ToolFailed
 
 Kind = Literal["file", "folder", "link", "other"]
 
@@ -58,7 +58,7 @@ class Ways(Protocol):
         """Return what is in a folder, unsorted."""
         ...
 
-    def replace(self, parts: Sequence[str], data: bytes, mode: int, create_dirs: bool) -> None:
+    def replace(self, parts: Sequence[str], data: bytes, mode: int, create_dirs: bool, aside: Path | None) -> None:
         """Put a regular file in place of what is there, in one step."""
         ...
 
@@ -166,7 +166,9 @@ class Root:
         except OSError as error:
             raise _told(error, parts) from None
 
-    def replace(self, rel: str, data: bytes, mode: int = 0o644, *, create_dirs: bool = False) -> None:
+    def replace(
+        self, rel: str, data: bytes, mode: int = 0o644, *, create_dirs: bool = False, aside: Path | None = None
+    ) -> None:
         """Write a file in one step: a reader sees the old content or the new, never a part.
 
         Args:
@@ -174,6 +176,8 @@ class Root:
             data: The whole new content.
             mode: Permissions of a new file; an existing one keeps its own.
             create_dirs: Make missing folders on the way.
+            aside: A folder of ours on the same file system, in which the content stands until it is complete; without
+                it that is beside the file, where a process that is killed leaves it.
 
         Raises:
             AccessRefused: It leads outside, through a link, or what is there is no regular file.
@@ -183,7 +187,7 @@ class Root:
         if not parts:
             raise ToolFailed("this is the folder itself; name a file in it")
         try:
-            self._ways.replace(parts, data, mode, create_dirs)
+            self._ways.replace(parts, data, mode, create_dirs, aside)
         except OSError as error:
             raise _told(error, parts) from None
 
@@ -307,7 +311,7 @@ def _told(error: OSError, parts: Sequence[str], *, folder: bool = False) -> Tool
     match error.errno:
         case errno.ENOENT:
             above = shown("/".join(parts[:-1])) or "."
-            return ToolFailed(f"{name} does not exist; list its folder with read_file on {above!r}")
+            return NotThere(f"{name} does not exist; list its folder with read_file on {above!r}")
         case errno.ELOOP:
             return AccessRefused(f"{name} is a link or leads through one; give the path of the file itself")
         case errno.EXDEV:

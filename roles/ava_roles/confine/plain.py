@@ -73,8 +73,8 @@ class Plain:
                 found.append(Entry(each.name, kind, status.st_size))
         return found
 
-    def replace(self, parts: Sequence[str], data: bytes, mode: int, create_dirs: bool) -> None:
-        """Write a temporary beside the target and rename it."""
+    def replace(self, parts: Sequence[str], data: bytes, mode: int, create_dirs: bool, aside: Path | None) -> None:
+        """Write a temporary beside the target, or aside, and rename it."""
         folder = self._checked(parts[:-1], missing_ok=create_dirs)
         if create_dirs:
             folder.mkdir(parents=True, exist_ok=True)
@@ -82,7 +82,7 @@ class Plain:
         with suppress(FileNotFoundError):
             _refuse_odd(target)
             mode = stat.S_IMODE(target.lstat().st_mode) & 0o777
-        temporary = folder / f".{parts[-1][:40]}.{os.getpid()}.{os.urandom(6).hex()}"
+        temporary = (aside or folder) / f".{parts[-1][:40]}.{os.getpid()}.{os.urandom(6).hex()}"
         try:
             with temporary.open("xb") as file:
                 file.write(data)
