@@ -32,6 +32,7 @@ from ava_server.access import Access
 from ava_server.budget import DayCaps
 from ava_server.claims import Slots
 from ava_server.commands import remove_benches, sandbox_here
+from ava_server.editing import without_edits
 from ava_server.errors import AvaError, Refused
 from ava_server.foreign import Foreign
 from ava_server.hiring import Hiring
@@ -194,7 +195,7 @@ class House:
             settings=self.settings,
             models=self.access.models,
             catalog=catalog,
-            tools=without_search(self.tools) if search is None else self.tools,
+            tools=without_edits(without_search(self.tools) if search is None else self.tools),
             search=search,
             client_roots=client_roots,
             cwd=Path.cwd(),

@@ -12,6 +12,7 @@ from ava_roles.tools.registry import builtin_tools
 def test_the_built_in_tools_are_known_by_name() -> None:
     tools = builtin_tools()
     assert sorted(tools) == [
+        "edit_file",
         "http_get",
         "python_exec",
         "read_file",
@@ -22,6 +23,7 @@ def test_the_built_in_tools_are_known_by_name() -> None:
         "search_and_read",
         "search_codebase",
         "web_search",
+        "write_file",
     ]
     for name, tool in tools.items():
         assert tool.spec.name == name
@@ -43,12 +45,15 @@ def test_the_built_in_tools_are_known_by_name() -> None:
         ("recall", False, False, True),
         ("run_bash", False, True, False),
         ("python_exec", False, False, False),
+        ("edit_file", False, True, False),
+        ("write_file", False, True, False),
     ],
 )
 def test_a_tool_says_what_it_reaches(name: str, network: bool, files: bool, read_only: bool) -> None:
     spec = builtin_tools()[name].spec
     assert (spec.network, spec.files, spec.read_only) == (network, files, read_only)
     assert (spec.writes or spec.commands) is (not read_only)
+    assert spec.edits is (name in ("edit_file", "write_file"))
 
 
 def test_making_the_tools_imports_nothing_heavy() -> None:

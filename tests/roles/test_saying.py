@@ -50,6 +50,8 @@ def test_a_short_sentence_stays_as_it_is_and_a_long_one_says_that_it_goes_on() -
         ("http_get", {"url": WORST}),
         ("save_artifact", {"name": WORST, "content": ""}),
         ("recall", {"name": WORST[:200], "query": ""}),
+        ("edit_file", {"path": WORST, "old": WORST, "new": WORST}),
+        ("write_file", {"path": WORST, "content": WORST}),
     ],
 )
 def test_every_tool_says_what_it_does_in_such_a_line(name: str, args: dict[str, Any]) -> None:

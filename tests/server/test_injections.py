@@ -25,6 +25,7 @@ import openpyxl
 import pytest
 from openpyxl.cell.cell import ILLEGAL_CHARACTERS_RE
 from support.documents import unicode_pdf
+from support.edited_folder import edited_folder
 from support.house import Lab, hand_over, open_lab, submits
 from support.model_server import Fail, Say, Step, running_model_server
 from support.repository import REPOSITORY
@@ -46,7 +47,8 @@ TOKEN = "token-of-a-secret-0123456789abcdef"
 ROLE = """---
 name: tester
 description: Reads whatever it is told to.
-tools: [web_search, read_webpages, http_get, read_file, search_codebase, search_and_read, run_bash, python_exec]
+tools: [web_search, read_webpages, http_get, read_file, search_codebase, search_and_read, edit_file,
+  run_bash, python_exec]
 max_tool_calls: 150
 max_tokens: 200000
 secrets: [TOKEN]
@@ -172,6 +174,11 @@ def _text(at: Ground, number: int) -> str:
     return at.file(f"a{number:02}.txt", marked(number).encode())
 
 
+def _misquoted(at: Ground, number: int) -> dict[str, Any]:
+    old = f"{marked(number)} and more".replace("\0", "").replace("{{", "((")
+    return {"path": _text(at, number), "old": old, "new": "x"}
+
+
 def _listing(at: Ground, number: int) -> dict[str, Any]:
     folder = at.workspace / f"folder{number:02}"
     folder.mkdir()
@@ -209,6 +216,7 @@ WAYS: Mapping[str, Way] = {
     "recall, passages": Way("recall", lambda at, n: {"query": mark(n), "_": at.note(n)}),
     "search_codebase": Way("search_codebase", lambda at, n: {"query": mark(n), "path": _text(at, n)}),
     "search_and_read": Way("search_and_read", lambda at, n: {"query": mark(n), "max_files": 1, "_": _text(at, n)}),
+    "edit_file, the nearest place": Way("edit_file", _misquoted, counted="not"),
     "run_bash": Way("run_bash", lambda at, n: {"command": f"cat {_text(at, n)}"}),
     "python_exec": Way(
         "python_exec", lambda at, n: {"code": f"print(open({_text(at, n)!r}, encoding='utf-8').read())"}
@@ -228,7 +236,7 @@ async def ground(tmp_path: Path, script: Any) -> AsyncGenerator[tuple[Ground, La
     set_key("openrouter", "key-of-a-provider-0123456789", root / "keys.toml")
     hits: list[Step] = []
     async with site({}) as web:
-        with running_model_server(hits) as engine:
+        with running_model_server(hits) as engine, edited_folder():
             config = f'[search]\nengine = "searxng"\nsearxng = "http://127.0.0.1:{engine.port}"\n'
             config += '[sandbox]\nmode = "none"\n'  # what is tried is what commands print, on any machine
             async with open_lab(tmp_path, script, config=config) as lab:
@@ -279,8 +287,8 @@ def assert_inert(body: str) -> None:
 
 def test_there_are_forty_attacks_and_every_tool_that_returns_foreign_text_is_tried() -> None:
     assert len(ATTACKS) == len(set(ATTACKS)) >= 40
-    brings = {name for name, tool in builtin_tools().items() if not tool.spec.writes}
-    foreign = (brings | {*RUN_TOOL_NAMES}) - {"scratchpad"}
+    brings = {name for name, tool in builtin_tools().items() if tool.spec.reads or not tool.spec.writes}
+    foreign = (brings | {*RUN_TOOL_NAMES}) - {"scratchpad", "write_file"}
     assert foreign == {way.tool for way in WAYS.values()} | {*IN_ONE_PIECE}, "give a new tool a way to be tried by"
     assert sum(unseen(attack) > 0 for attack in ATTACKS) >= 9
 

@@ -19,6 +19,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import anyio
 import pytest
+from support.edited_folder import edited_folder
 from support.house import PRICED, Lab, arrived, connect, hand_over, open_lab, submits
 from support.model_server import Fail, Gate, HangUp, ModelServer, Raw, Say, Step, events, running_model_server
 from support.web_site import Page, site
@@ -64,6 +65,8 @@ GOOD: Mapping[str, Any] = {
     "read_webpages": {"urls": [PAGE_URL]},
     "http_get": {"url": PAGE_URL},
     "web_search": {"query": "what otters charge"},
+    "edit_file": {"path": "b.md", "old": "twelve", "new": "thirteen"},
+    "write_file": {"path": "c.md", "content": "thirteen"},
     "run_bash": {"command": "cat a.md"},
     "python_exec": {"code": "print(12)"},
     "save_artifact": {"name": "prices.csv", "content": "otter,12"},
@@ -156,7 +159,7 @@ async def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch, anyio.fail_after(90):
         impatient = partial(http_model.HttpModel, deadlines=Deadlines(first_byte_s=3))  # not three minutes
         patch.setattr(http_model, "HttpModel", impatient)
-        with running_model_server(Plays(plays())) as server:
+        with running_model_server(Plays(plays())) as server, edited_folder():
             await happen(tmp, server)
             await taken_over(tmp, server)
     return tmp / "data"
@@ -190,6 +193,7 @@ async def happen(tmp: Path, server: ModelServer) -> None:
     """Everything that one process can bring about."""
     (tmp / "workspace").mkdir()
     (tmp / "workspace" / "a.md").write_text("Otter charges twelve cents.\n")
+    (tmp / "workspace" / "b.md").write_text("Beaver charges twelve cents.\n")
     (tmp / "data" / "roles").mkdir(parents=True)
     (tmp / "data" / "roles" / "jack.md").write_text(ROLE)
     (tmp / "data" / "memory").mkdir()

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from threading import Lock
+from typing import Protocol
 
 import anyio
 from anyio.from_thread import check_cancelled
@@ -24,6 +25,27 @@ from ava_roles.workspace import repository_of
 
 MAKE_S = 60.0
 """How long making the copy may take."""
+
+
+class BenchMaker(Protocol):
+    """Where the commands of one run work."""
+
+    @property
+    def network(self) -> bool:
+        """Whether they reach the host's network."""
+        ...
+
+    async def ready(self) -> tuple[Bench, bool]:
+        """Return what commands are given, and whether it was made just now.
+
+        Raises:
+            ToolFailed: It cannot be made; says what would help.
+        """
+        ...
+
+    async def after_command(self) -> str:
+        """Take back what a command should not have changed; return a sentence on it for the model, or nothing."""
+        ...
 
 
 @dataclass
@@ -76,7 +98,7 @@ class Workbench:
                 await run_sync(self._remove, abandon_on_cancel=False)
 
     async def after_command(self) -> str:
-        """Return nothing: what a command does to a copy concerns nobody else."""
+        """Take nothing back: a copy that is thrown away may be changed everywhere."""
         return ""
 
     def close(self) -> None:

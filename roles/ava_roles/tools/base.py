@@ -15,9 +15,10 @@ if TYPE_CHECKING:
     from ava_roles.confine.fetch import Fetcher
     from ava_roles.confine.paths import Root
     from ava_roles.confine.sandbox import Sandbox
-    from ava_roles.confine.workbench import Workbench
+    from ava_roles.confine.workbench import BenchMaker
     from ava_roles.memory import Memory
     from ava_roles.tools.searches import Search
+    from ava_roles.workshop.edits import Edits
 
 
 class ToolArgs(BaseModel):
@@ -42,6 +43,7 @@ class ToolSpec:
         files: It reads the workspace.
         writes: It changes something that outlives the run (a file, an artifact).
         commands: It runs commands of a model's making, so that it needs a sandbox.
+        edits: It changes files of the run's worktree, so that it needs one.
         both_ends: Of an output that is too long the model is shown the beginning and the end, not the beginning alone.
         secrets: The arguments in which `{{secret:NAME}}` may stand: the tool puts the value in itself, at the last
             moment and only where the secret is meant for.
@@ -59,6 +61,7 @@ class ToolSpec:
     files: bool = False
     writes: bool = False
     commands: bool = False
+    edits: bool = False
     both_ends: bool = False
     secrets: tuple[str, ...] = ()
     program: bool = False
@@ -120,6 +123,7 @@ class Place:
         memory: The notes of the user whose run it is, to be read; None when there are none for that user.
         sandbox: What runs commands; None when the run may run none.
         bench: Where commands work, made at the first of them; None when the run may run none.
+        edits: The files that the run may change, in its worktree; None when it has none.
         say: Takes a sentence of at most 80 characters about what is being done this second.
         run_id: Whose call it is; the mark of every child process that it starts.
         secrets: The secrets that this one call names, and may send.
@@ -132,7 +136,8 @@ class Place:
     artifacts: Root | None = None
     memory: Memory | None = None
     sandbox: Sandbox | None = None
-    bench: Workbench | None = None
+    bench: BenchMaker | None = None
+    edits: Edits | None = None
     say: Callable[[str], None] = field(default=_silent)
     run_id: str = ""
     secrets: tuple[Lent, ...] = ()

@@ -10,10 +10,11 @@ if TYPE_CHECKING:
     from ava_roles.confine.fetch import Fetcher
     from ava_roles.confine.paths import Root
     from ava_roles.confine.sandbox import Sandbox
-    from ava_roles.confine.workbench import Workbench
+    from ava_roles.confine.workbench import BenchMaker
     from ava_roles.memory import Memory
     from ava_roles.tools.base import Place
     from ava_roles.tools.searches import Search
+    from ava_roles.workshop.edits import Edits
 
 
 def need_files(at: Place) -> Root:
@@ -71,7 +72,18 @@ def need_memory(at: Place) -> Memory:
     return at.memory
 
 
-def need_sandbox(at: Place) -> tuple[Sandbox, Workbench]:
+def need_edits(at: Place) -> Edits:
+    """Return the files that may be changed.
+
+    Raises:
+        ToolFailed: The run has none.
+    """
+    if at.edits is None:
+        raise ToolFailed("this run has no worktree, so no file can be changed; say in the result what should be")
+    return at.edits
+
+
+def need_sandbox(at: Place) -> tuple[Sandbox, BenchMaker]:
     """Return what runs commands, and where they work.
 
     Raises:

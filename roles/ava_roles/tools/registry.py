@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from ava_roles.tools.artifacts import SaveArtifact
 from ava_roles.tools.base import Tool
+from ava_roles.tools.edits import EditFile, WriteFile
 from ava_roles.tools.files import ReadFile
 from ava_roles.tools.memory import Recall
 from ava_roles.tools.search import SearchAndRead, SearchCodebase
@@ -23,6 +24,8 @@ def builtin_tools() -> Mapping[str, Tool]:
         WebSearch(),
         ReadWebpages(),
         HttpGet(),
+        EditFile(),
+        WriteFile(),
         RunBash(),
         PythonExec(),
         SaveArtifact(),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 
 from pydantic import Field
 
@@ -27,6 +28,16 @@ _PROGRAM = "python_exec.py"
 _SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
 
 
+_BASH = (
+    "Run a bash command in a sandbox: no network, 2 GiB of memory, 120 s. It works in {where}; installed packages "
+    "(.venv, node_modules) are there to be read. {changes} Returns the exit code, and stdout and stderr together."
+)
+_BASH_IN_WORKTREE = _BASH.format(
+    where="your worktree, without .git and what git ignores",
+    changes="What it changes outside of what you may change is taken back, and you are told.",
+)
+
+
 class RunBashArgs(ToolArgs):
     """Arguments of `run_bash`."""
 
@@ -35,15 +46,17 @@ class RunBashArgs(ToolArgs):
 
 
 class RunBash:
-    """Runs a line for the shell."""
+    """Runs a line for the shell.
 
-    spec = ToolSpec(
+    Args:
+        in_worktree: For runs whose commands work where their edits are.
+    """
+
+    _on_a_copy = ToolSpec(
         name="run_bash",
-        description=(
-            "Run a bash command in a sandbox: no network, 2 GiB of memory, 120 s. It works in a copy of the workspace "
-            "that is thrown away with this run, without .git and without what git ignores; installed packages (.venv, "
-            "node_modules) are there to be read. Changes last from call to call, the user's files stay untouched. "
-            "Returns the exit code, and stdout and stderr together."
+        description=_BASH.format(
+            where="a copy of the workspace that is thrown away with this run, without .git and what git ignores",
+            changes="Changes last from call to call, the user's files stay untouched.",
         ),
         args=RunBashArgs,
         read_only=False,
@@ -52,6 +65,9 @@ class RunBash:
         commands=True,
         both_ends=True,
     )
+
+    def __init__(self, *, in_worktree: bool = False) -> None:
+        self.spec = replace(self._on_a_copy, description=_BASH_IN_WORKTREE) if in_worktree else self._on_a_copy
 
     def activity(self, args: RunBashArgs) -> str:
         """Return `Running COMMAND`, its first line."""
@@ -135,6 +151,8 @@ async def _run(
     parts = [_how(finished, timeout_s), finished.output.rstrip("\n") or "(no output)"]
     if fresh:
         parts.insert(0, bench.notes)
+    if taken_back := await workbench.after_command():
+        parts.append(f"[{taken_back}]")
     if finished.dropped:
         parts.append(f"[{finished.dropped:,} bytes of output were not kept; write to a file and look at parts of it]")
     return ToolOutput("\n".join(parts), success=finished.ended == "exited" and finished.code == 0)

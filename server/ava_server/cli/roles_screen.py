@@ -184,12 +184,13 @@ def tools_here(settings: Settings) -> Specs:
     from ava_roles.tools.registry import builtin_tools
     from ava_server.cli.doctor.confinement import sandbox
     from ava_server.earlier import ReadSubagentResult
+    from ava_server.editing import without_edits
     from ava_server.keys import read_keys
     from ava_server.run_tools import ReadToolResult, Scratchpad
     from ava_server.searching import engine_of, without_search
 
     own = (Scratchpad.spec, ReadToolResult.spec, ReadSubagentResult.spec)
-    tools = builtin_tools()
+    tools = without_edits(builtin_tools())
     if engine_of(settings.search, read_keys(settings.paths.keys)) is None:
         tools = without_search(tools)
     confined = not isinstance(sandbox(settings.sandbox.mode), Unavailable)

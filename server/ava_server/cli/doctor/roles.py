@@ -13,6 +13,7 @@ from ava_server.cli.doctor import confinement as probes
 from ava_server.cli.doctor.check import Finding, Setup, from_error, log_path
 from ava_server.cli.doctor.models import models_of
 from ava_server.cli.doctor.search import search_engine
+from ava_server.editing import without_edits
 from ava_server.models.listing import meanings
 from ava_server.role_folders import places_here
 from ava_server.run_tools import RUN_TOOL_NAMES
@@ -61,7 +62,8 @@ def _held_back(role: Role, tools: Collection[str], servers: Mapping[str, bool]) 
 def _tools(setup: Setup) -> list[str]:
     """Return the built-in tools that are there: a search with an engine, commands where something confines them."""
     confined = _confined(setup)
-    tools = builtin_tools() if search_engine(setup) else without_search(builtin_tools())
+    known = without_edits(builtin_tools())
+    tools = known if search_engine(setup) else without_search(known)
     return [name for name, tool in tools.items() if confined or not tool.spec.commands]
 
 

@@ -1,0 +1,149 @@
+r"""A text file as it is edited: its lines joined by `\n`, and what each of them really ends in."""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import ClassVar
+
+from ava_roles.tools.changes import Region
+
+_LINE_END = re.compile(r"\r\n|\r|\n")
+_WIDE = (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+
+
+class NoDocument(Exception):
+    """Raised for bytes that cannot be edited as text; says what they are."""
+
+
+@dataclass(frozen=True)
+class Document:
+    r"""A text.
+
+    Attributes:
+        text: All of it, with `\n` alone.
+        ends: What ends each line in the file: `\n`, `\r\n` or `\r`.
+        mark: It begins with a byte order mark.
+    """
+
+    MOST_PLACES: ClassVar[int] = 1_000
+    MOST_REPLACED: ClassVar[int] = 20_000
+
+    text: str
+    ends: tuple[str, ...]
+    mark: bool = False
+
+    @classmethod
+    def of(cls, data: bytes) -> Document:
+        """Return the text that bytes hold.
+
+        Raises:
+            NoDocument: They are not UTF-8.
+        """
+        if data.startswith(_WIDE):
+            raise NoDocument("it is UTF-16 or UTF-32, and only UTF-8 is edited")
+        if b"\0" in data:
+            raise NoDocument("it is binary")
+        mark = data.startswith(codecs.BOM_UTF8)
+        try:
+            text = data.removeprefix(codecs.BOM_UTF8).decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise NoDocument(f"it is not UTF-8 (byte {data[error.start + 3 * mark]:#04x})") from None
+        if "\r" not in text:
+            return cls(text, ("\n",) * text.count("\n"), mark)
+        return cls(_LINE_END.sub("\n", text), tuple(_LINE_END.findall(text)), mark)
+
+    def data(self) -> bytes:
+        """Return the bytes of the file."""
+        lines = self.text.split("\n")
+        whole = "".join(part for pair in zip(lines, (*self.ends, ""), strict=True) for part in pair)
+        return (codecs.BOM_UTF8 if self.mark else b"") + whole.encode("utf-8")
+
+    @cached_property
+    def lines(self) -> list[str]:
+        """The lines, without their ends."""
+        lines = self.text.split("\n")
+        return lines if lines[-1] else lines[:-1]
+
+    @property
+    def ends_in_line_break(self) -> bool:
+        """Whether the last line has an end."""
+        return self.text.endswith("\n")
+
+    def like(self, other: Document) -> Document:
+        """Return this text with the line ends of another, where they are all the same, and with its mark."""
+        kinds = Counter(other.ends)
+        if len(kinds) != 1 or set(self.ends) != {"\n"}:
+            return replace(self, mark=self.mark or other.mark)
+        return replace(self, ends=tuple(kinds) * len(self.ends), mark=self.mark or other.mark)
+
+    def places(self, old: str) -> list[int]:
+        """Return where a text begins in this one, also where two places overlap; no more than `MOST_PLACES`."""
+        found: list[int] = []
+        at = self.text.find(old)
+        while at >= 0 and len(found) < self.MOST_PLACES:
+            found.append(at)
+            at = self.text.find(old, at + 1)
+        return found
+
+    def apart(self, old: str) -> list[int]:
+        """Return where a text begins in this one, none within another; no more than one above `MOST_REPLACED`."""
+        found: list[int] = []
+        at = self.text.find(old)
+        while at >= 0 and len(found) <= self.MOST_REPLACED:
+            found.append(at)
+            at = self.text.find(old, at + len(old))
+        return found
+
+    def line_numbers(self, starts: Sequence[int]) -> list[int]:
+        """Return the lines, from 1 on, in which these places lie, each once."""
+        numbers: list[int] = []
+        line, before = 1, 0
+        for start in starts:
+            line += self.text.count("\n", before, start)
+            before = start
+            if not numbers or numbers[-1] != line:
+                numbers.append(line)
+        return numbers
+
+    def replaced(self, starts: Sequence[int], old: str, new: str) -> tuple[Document, list[Region]]:
+        """Return the text with another in these places, and the lines that this changes.
+
+        A new line ends as the first of those that it replaces does, or else as the line does in which it stands.
+        """
+        removed, added = old.count("\n"), new.count("\n")
+        parts: list[str] = []
+        ends: list[str] = []
+        regions: list[Region] = []
+        at = line = kept = shift = 0
+        for start in starts:
+            line += self.text.count("\n", at, start)
+            parts += (self.text[at:start], new)
+            ends += self.ends[kept:line]
+            ends += (self._end_of(line),) * added
+            first, last = line, line + removed
+            if regions and regions[-1].old_to > first:  # they touch: both are one change
+                before = regions.pop()
+                regions.append(Region(before.old_from, last + 1, before.new_from, last + 1 + shift + added - removed))
+            else:
+                regions.append(Region(first, last + 1, first + shift, last + 1 + shift + added - removed))
+            shift += added - removed
+            line = kept = last
+            at = start + len(old)
+        parts.append(self.text[at:])
+        ends += self.ends[kept:]
+        return Document("".join(parts), tuple(ends), self.mark), regions
+
+    def _end_of(self, line: int) -> str:
+        if line < len(self.ends):
+            return self.ends[line]
+        return self.ends[-1] if self.ends else "\n"
+
+
+def with_plain_ends(text: str) -> str:
+    r"""Return a text whose lines all end in `\n`."""
+    return _LINE_END.sub("\n", text) if "\r" in text else text

@@ -1,0 +1,343 @@
+"""`edit_file` and `write_file`: what they change to the byte, and what they say when they do not."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import anyio
+import pytest
+
+from ava_roles.confine.paths import Root
+from ava_roles.errors import AccessRefused, ToolFailed
+from ava_roles.tools.base import Place, ToolOutput
+from ava_roles.tools.edits import EditFile, EditFileArgs, WriteFile, WriteFileArgs
+from ava_roles.workshop.edits import Edits
+
+
+class Tree:
+    """A worktree whose folder `src` may be changed."""
+
+    def __init__(self, here: Path) -> None:
+        self.path = here / "tree"
+        (self.path / "src").mkdir(parents=True)
+        self.root = Root.open(self.path)
+        self.at = Place(edits=Edits(self.root, ["src"], here / "edits"))
+
+    def put(self, data: bytes, name: str = "src/a.py") -> None:
+        (self.path / name).write_bytes(data)
+
+    def data(self, name: str = "src/a.py") -> bytes:
+        return (self.path / name).read_bytes()
+
+    async def edit(self, old: str, new: str, name: str = "src/a.py", *, replace_all: bool = False) -> ToolOutput:
+        with anyio.fail_after(10):
+            args = EditFileArgs.model_construct(path=name, old=old, new=new, replace_all=replace_all)
+            return await EditFile()(args, self.at)
+
+    async def write(self, content: str, name: str = "src/a.py") -> ToolOutput:
+        with anyio.fail_after(10):
+            return await WriteFile()(WriteFileArgs.model_construct(path=name, content=content), self.at)
+
+    async def not_edited(self, old: str, new: str, name: str = "src/a.py", *, replace_all: bool = False) -> str:
+        """Return why an edit failed; nothing was changed."""
+        before = self.data(name)
+        with pytest.raises(ToolFailed) as failed:
+            await self.edit(old, new, name, replace_all=replace_all)
+        assert self.data(name) == before
+        return str(failed.value)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Iterator[Tree]:
+    tree = Tree(tmp_path)
+    yield tree
+    tree.root.close()
+
+
+async def test_the_one_place_is_replaced_and_shown_with_its_lines(tree: Tree) -> None:
+    tree.put(b"import os\n\n\ndef f():\n    x = 1\n    return x\n")
+    got = await tree.edit("    x = 1\n", "    x = 2\n    y = 3\n")
+    assert tree.data() == b"import os\n\n\ndef f():\n    x = 2\n    y = 3\n    return x\n"
+    assert got.text.split("\n") == [
+        "edited src/a.py: 1 place, 1 line removed, 2 added",
+        "     3",
+        "     4  def f():",
+        "-    5      x = 1",
+        "+    5      x = 2",
+        "+    6      y = 3",
+        "     7      return x",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("before", "old", "new", "after"),
+    [
+        (b"a\nb\nc", "c", "d", b"a\nb\nd"),
+        (b"a\nb\nc\n", "b\nc\n", "", b"a\n"),
+        (b"abc", "b", "", b"ac"),
+        (b"a", "a", "", b""),
+        (b"one two one-two", "one two ", "x\ny\n", b"x\ny\none-two"),
+        (b"a\r\nb\r\nc\r\n", "a\nb", "x\ny\nz", b"x\r\ny\r\nz\r\nc\r\n"),
+        (b"a\r\nb\r\nc\r\n", "a\r\nb", "x\r\ny", b"x\r\ny\r\nc\r\n"),
+        (b"a\nb\n", "a\r\nb", "x\r\ny", b"x\ny\n"),
+        (b"a\r\nb\nc\r\n", "b", "x\ny", b"a\r\nx\ny\nc\r\n"),
+        (b"a\r\nb\nc\r\nd", "d", "x\ny", b"a\r\nb\nc\r\nx\r\ny"),
+        (b"a\r\nb\nc\r\n", "a\nb\n", "", b"c\r\n"),
+        (b"a\rb\r", "a\nb", "x\ny\nz", b"x\ry\rz\r"),
+        (b"a\r\r\nb", "b", "c", b"a\r\r\nc"),
+        (b"\xef\xbb\xbfa\nb\n", "a\n", "x\n", b"\xef\xbb\xbfx\nb\n"),
+        (b"\xef\xbb\xbf\xef\xbb\xbfa", "a", "b", b"\xef\xbb\xbf\xef\xbb\xbfb"),
+        ("ä\u2028b\x0cc\n".encode(), "\u2028b\x0c", "\x85", "ä\x85c\n".encode()),
+        ("\U0001f600 x\n".encode(), "x", "\U0001f600", "\U0001f600 \U0001f600\n".encode()),
+        (b"\n\n\n", "\n\n\n", "\n", b"\n"),
+    ],
+)
+async def test_an_edit_changes_these_bytes_and_no_others(
+    tree: Tree, before: bytes, old: str, new: str, after: bytes
+) -> None:
+    tree.put(before)
+    await tree.edit(old, new)
+    assert tree.data() == after
+
+
+async def test_an_executable_stays_one(tree: Tree) -> None:
+    tree.put(b"#!/bin/sh\nexit 1\n")
+    (tree.path / "src/a.py").chmod(0o755)
+    await tree.edit("exit 1", "exit 0")
+    await tree.write("#!/bin/sh\nexit 2\n")
+    assert (tree.path / "src/a.py").stat().st_mode & 0o777 == 0o755
+
+
+async def test_several_places_are_named_with_their_lines_also_where_they_overlap(tree: Tree) -> None:
+    tree.put(b"x = 1\ny = 2\nx = 1\n\nx = 1\n")
+    said = await tree.not_edited("x = 1\n", "x = 2\n")
+    assert "in 3 places, beginning in lines 1, 3, 5;" in said and "replace_all" in said
+    tree.put(b"aaa\n")
+    assert "in 2 places, beginning in lines 1;" in await tree.not_edited("aa", "b")
+    tree.put(b"x\n" * 5_000)
+    said = await tree.not_edited("x", "y")
+    assert "1,000 places or more" in said and len(said) < 400
+
+
+async def test_all_places_are_replaced_from_the_beginning_on_and_where_is_told(tree: Tree) -> None:
+    tree.put(b"aaa b\r\n" + b"b\r\n" * 9)
+    got = await tree.edit("aa", "c\nd", replace_all=True)
+    assert tree.data().startswith(b"c\r\nda b\r\nb\r\n") and "1 place," in got.text
+    got = await tree.edit("b", "x", replace_all=True)
+    assert tree.data() == b"c\r\nda x\r\n" + b"x\r\n" * 9
+    assert "10 places, 10 lines removed, 10 added" in got.text and "and in lines 5, 6, 7, 8, 9, 10, 11" in got.text
+    tree.put(b"a\nb\na\nb\na\nb\n")
+    await tree.edit("a\nb\n", "c\n", replace_all=True)
+    assert tree.data() == b"c\nc\nc\n"
+    tree.put(b"f(a, a)\n")
+    assert "2 places, 1 line removed, 1 added" in (await tree.edit("a", "b", replace_all=True)).text
+
+
+async def test_an_edit_that_would_change_nothing_or_begins_at_nothing_is_refused(tree: Tree) -> None:
+    tree.put(b"a\r\nb\r\n")
+    assert "the same" in await tree.not_edited("a", "a")
+    assert "the same" in await tree.not_edited("a\r\nb", "a\nb")
+    assert "old is empty" in await tree.not_edited("", "x")
+    assert "old is empty" in await tree.not_edited("", "x", replace_all=True)
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"\x89PNG\0\x1a", "binary"),
+        ("Grüße".encode("cp1252"), r"not UTF-8 \(byte 0xfc\)"),
+        (b"\xef\xbb\xbfa\xff", r"not UTF-8 \(byte 0xff\)"),
+        ("hello".encode("utf-16"), "UTF-16"),
+        ("hello".encode("utf-32"), "UTF-16 or UTF-32"),
+        (b"abc\xed\xa0\x80", "not UTF-8"),
+    ],
+)
+async def test_what_is_no_text_of_ours_is_left_alone(tree: Tree, data: bytes, why: str) -> None:
+    tree.put(data)
+    with pytest.raises(ToolFailed, match=why):
+        await tree.edit("a", "b")
+    assert tree.data() == data
+
+
+@pytest.mark.parametrize(("text", "why"), [("a\0b", "zero byte"), ("a\ud800b", "half characters")])
+async def test_what_no_text_file_holds_is_not_written(tree: Tree, text: str, why: str) -> None:
+    tree.put(b"abc\n")
+    assert why in await tree.not_edited("abc", text)
+    assert "does not stand" in await tree.not_edited(text, "x")
+    with pytest.raises(ToolFailed, match=why):
+        await tree.write(text, "src/new.py")
+    assert not (tree.path / "src/new.py").exists()
+
+
+async def test_what_stands_for_a_hidden_value_never_takes_its_place(tree: Tree) -> None:
+    tree.put(b'KEY = "sk-something"\nNAME = "x"\n')
+    said = await tree.not_edited('NAME = "x"\n', 'KEY = "[redacted:openai]"\n')
+    assert "[redacted:openai] is no text of src/a.py" in said
+    with pytest.raises(ToolFailed, match="hidden from you"):
+        await tree.write('KEY = "[redacted:openai]"\n')
+    tree.put(b'assert said == "[redacted:X]"\n')
+    await tree.edit('assert said == "[redacted:X]"', 'assert "[redacted:X]" in said')
+    assert tree.data() == b'assert "[redacted:X]" in said\n', "what the file has already is its own"
+
+
+async def test_outside_of_the_namespace_nothing_is_changed_and_nothing_shown(tree: Tree) -> None:
+    tree.put(b"a\n", "README.md")
+    for act in (tree.edit("a", "b", "README.md"), tree.write("b", "README.md"), tree.write("b", "../new")):
+        with pytest.raises(AccessRefused, match="outside of"):
+            await act
+    with pytest.raises(AccessRefused) as refused:
+        await tree.edit("zzz", "b", "README.md")
+    assert "Nearest" not in str(refused.value)
+    assert tree.data("README.md") == b"a\n"
+
+
+# -- the nearest places ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("data", "old", "says"),
+    [
+        (
+            b"def f():\n\tx = 1\n",
+            "def f():\n    x = 1\n",
+            "only white space differs: line 2 begins with 1 tab, in old",
+        ),
+        (b"a\nreturn 2  \nb\n", "return 2\nb", "only white space differs: line 2 ends in 2 blanks, in old in no white"),
+        (b"f(a,  b)\n", "f(a, b)", "only white space differs: white space within line 1"),
+        ("f(a,\u00a0b)\n".encode(), "f(a, b)", "only white space differs: white space within line 1"),
+        (b"x = 1\n\ny = 2\n", "x = 1\ny = 2", "only white space differs: blank lines, or where lines end"),
+        (
+            b"x = 1\n \t z\ny = 2\n",
+            "x = 1\n  z\ny = 2",
+            "line 2 begins with 1 blank and 1 tab and 1 blank, in old",
+        ),
+        (b"Value = One\n", "value = one", "upper and lower case in line 1"),
+        ("say(\u2018hi\u2019)\n".encode(), "say('hi')", "line 1 has U+2018 where old has U+0027, which looks alike"),
+        ("a\u200bb = c + d\n".encode(), "ab = c + d", r"not shown to you (U+200B)"),
+        (b"one = two + three\nfour = five\n", "one = two + three\nfour = six", "line 2 differs"),
+    ],
+)
+async def test_the_nearest_place_says_how_it_differs(tree: Tree, data: bytes, old: str, says: str) -> None:
+    tree.put(data)
+    said = await tree.not_edited(old, "z")
+    assert says in said, said
+    assert "Quote it exactly" in said
+
+
+async def test_three_places_at_most_are_shown_the_likest_first_with_their_lines(tree: Tree) -> None:
+    like = [f"total = price * amount + fee{number}" for number in range(6)]
+    tree.put("\n".join(line for each in like for line in (each, *["pass"] * 20)).encode())
+    said = await tree.not_edited("total  = price * amount + fee3", "z")
+    assert said.count("\nline ") == 3 and said.index("\nline 64 (only white space") < said.index("\nline 1 ")
+    assert "    64  total = price * amount + fee3" in said
+    assert "nor anything like it" in await tree.not_edited("nothing of this kind is here", "z")
+    assert "nor anything like it" in await tree.not_edited("   \n\t\n ", "z")
+
+
+async def test_a_part_of_a_long_line_is_found(tree: Tree) -> None:
+    tree.put(b"a\nresult = call(first_name, second_name, third = compute(x, y), fourth = other_thing(z)) # why not\n")
+    assert "\nline 2 " in await tree.not_edited("third = compute(x,y)", "z")
+
+
+def grown(lines: int, seed: int = 1) -> list[str]:
+    """A file such as people write: few words, many times."""
+    dice = random.Random(seed)
+    words = ("self", "return", "if", "else", "for", "in", "range", "value", "result", "data", "config", "path", "name")
+    return [
+        "    " * dice.randint(0, 4) + " ".join(dice.choices(words, k=dice.randint(3, 10))) + f" {dice.randint(0, 999)}"
+        for _ in range(lines)
+    ]
+
+
+async def test_the_nearest_places_of_a_long_file_are_found_fast(tree: Tree) -> None:
+    lines = grown(20_000)
+    tree.put("\n".join(lines).encode())
+    wanted = "\n".join(lines[12_345:12_357]).replace("return", "retrun").replace("    ", "\t")
+    ab = ("ab ba " * 60 + "\n") * 4_000
+    began = time.monotonic()
+    said = await tree.not_edited(wanted, "z")
+    assert "lines 12,346 to 12,357" in said
+    tree.put(ab.encode())
+    await tree.not_edited("\n".join(["ba ab cc " * 40] * 200), "z")
+    tree.put(b"x\n" * 900_000)
+    await tree.not_edited("x\nz", "y")
+    tree.put(b"(" * 1_999_999)
+    await tree.not_edited("(" * 1_000 + ")", "y")
+    assert time.monotonic() - began < 6, "2 s where nothing else runs"
+
+
+async def test_what_is_shown_stays_short_however_long_the_lines_are(tree: Tree) -> None:
+    tree.put(("word " * 2_000 + "\n").encode() * 100)
+    assert len(await tree.not_edited("word " * 1_000 + "wort\n" * 50, "z")) < 8_000
+    got = await tree.edit("word " * 2_000 + "\n", "new " * 4_000 + "\n", replace_all=True)
+    assert len(got.text) < 16_000
+
+
+async def test_a_result_above_two_megabytes_or_too_many_places_are_refused(tree: Tree) -> None:
+    tree.put(b"x, " * 1_000)
+    assert "more than 2,000,000" in await tree.not_edited("x", "y" * 3_000, replace_all=True)
+    tree.put(b"x" * 1_000_000)
+    assert "more than 20,000 places" in await tree.not_edited("x", "y", replace_all=True)
+
+
+# -- write_file ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_new_file_is_written_with_its_folders(tree: Tree) -> None:
+    got = await tree.write("one\ntwo", "src/new/deep/b.txt")
+    assert tree.data("src/new/deep/b.txt") == b"one\ntwo"
+    assert got.text == "wrote src/new/deep/b.txt: a new file, 2 lines, 7 bytes"
+    assert (await tree.write("", "src/__init__.py")).text.endswith("a new file, 0 lines, 0 bytes")
+
+
+async def test_what_was_replaced_is_told_and_the_same_content_is_not_written_again(tree: Tree) -> None:
+    tree.put(b"one\ntwo\nthree\n")
+    got = await tree.write("one\n2\nthree\n")
+    assert got.text.split("\n") == [
+        "wrote src/a.py: 3 lines in the place of 3 lines; 1 line removed, 1 added",
+        "     1  one",
+        "-    2  two",
+        "+    2  2",
+        "     3  three",
+    ]
+    before = (tree.path / "src/a.py").stat().st_ino
+    assert "nothing was written" in (await tree.write("one\n2\nthree\n")).text
+    assert (tree.path / "src/a.py").stat().st_ino == before
+    assert "[the file now ends without a line break]" in (await tree.write("one")).text
+
+
+async def test_line_endings_and_mark_of_the_file_that_was_there_stay(tree: Tree) -> None:
+    tree.put(b"\xef\xbb\xbfa\r\nb\r\n")
+    got = await tree.write("a\nc\n")
+    assert tree.data() == b"\xef\xbb\xbfa\r\nc\r\n" and "are kept" in got.text
+    tree.put(b"a\r\nb\n")
+    await tree.write("x\ny\n")
+    assert tree.data() == b"x\ny\n", "of a mixture nothing is to be kept"
+    tree.put(b"a\nb\n")
+    await tree.write("x\r\ny\r\n")
+    assert tree.data() == b"x\r\ny\r\n", "who writes it wants it"
+
+
+async def test_in_the_place_of_what_is_no_text_its_size_is_told(tree: Tree) -> None:
+    tree.put(b"\x89PNG\0\x1a")
+    assert "in the place of 6 bytes (it is binary)" in (await tree.write("text\n")).text
+    assert tree.data() == b"text\n"
+
+
+async def test_too_much_is_not_written_and_what_is_too_large_not_replaced(tree: Tree) -> None:
+    tree.put(b"x" * 2_000_001)
+    with pytest.raises(ToolFailed, match="too large"):
+        await tree.write("x")
+    with pytest.raises(ToolFailed, match="more than 2,000,000"):
+        await tree.write("ä" * 1_000_001, "src/b.py")
+    assert not (tree.path / "src/b.py").exists()
+
+
+async def test_without_a_worktree_both_say_so() -> None:
+    with pytest.raises(ToolFailed, match="no worktree"):
+        await EditFile()(EditFileArgs(path="a", old="b", new="c"), Place())
+    with pytest.raises(ToolFailed, match="no worktree"):
+        await WriteFile()(WriteFileArgs(path="a", content="c"), Place())
