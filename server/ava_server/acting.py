@@ -27,7 +27,7 @@ from ava_roles.tools.saying import sentence
 from ava_roles.wrap import clean, wrap_tool_output
 from ava_server.apart import run_apart
 from ava_server.faults import cut_call
-from ava_server.history import History, call_key
+from ava_server.history import History, call_key, edited_path
 from ava_server.lending import Lending, NotLent
 from ava_server.models.base import ToolUse
 from ava_server.models.wire_json import object_fault
@@ -36,6 +36,15 @@ MOST_CALLS = 16
 """Tool calls of one answer that are run; the wrap-up's bound has room for as many lines."""
 TOLD_AT, REFUSED_FROM, ENDED_AT = 3, 5, 20
 """The same call with the same result: told at the 3rd, refused from the 5th, the run ended at the 20th."""
+
+EDITS_TOLD_AT, EDITS_ENDED_AT = 3, 5
+"""Failed edits of one file in a row: told at the 3rd, the run ended at the 5th."""
+
+ENDED_BECAUSE: Mapping[str, str] = {
+    "same_call": f"the same tool call with the same result, {ENDED_AT} times",
+    "failed_edits": f"{EDITS_ENDED_AT} failed edits of one file in a row",
+}
+"""Why a run ends, by the guardrail that ends it."""
 
 Record = Callable[..., Awaitable[None]]
 """Appends facts to the log under the run's claim, and folds them into its history."""
@@ -123,7 +132,10 @@ class Acting:
             await self._together(admitted)
         else:
             for number, call in enumerate(admitted):
-                await self._call(call, number == 0)
+                if self.history.tripped is not None and call.call_id not in begun:
+                    refused.append((call, "a guardrail has ended this run"))
+                else:
+                    await self._call(call, number == 0)
         for call, why in refused:
             await self.refuse(call, why)
 
@@ -224,6 +236,9 @@ class Acting:
         output = await self._work(tool, found.args, lent, hide)
         took_ms = round((time.monotonic() - began) * 1000)
         result = await self._shown(call, tool, output, hide)
+        if not output.success and self._failed_edits(call) >= EDITS_ENDED_AT:
+            await self.record(self._ends_edits(call), result, duration_ms=took_ms)
+            return
         if tool.spec.read_only and len(self.history.open_calls()) == 1:  # the next request follows at once
             self.keep(result, took_ms)
         else:
@@ -284,6 +299,13 @@ class Acting:
         if repeat is not None and repeat.output_sha == sha and repeat.count + 1 == TOLD_AT:
             await self.record(GuardrailTripped(guardrail="same_call", action="told", tool=call.name, count=TOLD_AT))
             body += f"\n[this is the {TOLD_AT}rd time that this very call brought this very result; do something else]"
+        if not output.success and self._failed_edits(call) == EDITS_TOLD_AT:
+            told = GuardrailTripped(guardrail="failed_edits", action="told", tool=call.name, count=EDITS_TOLD_AT)
+            await self.record(told)
+            body += (
+                f"\n[the {EDITS_TOLD_AT}rd edit of this file in a row that failed; at the {EDITS_ENDED_AT}th this run"
+                " ends: read the file again, then quote it exactly]"
+            )
         return ToolResult(
             tool=call.name,
             success=output.success,
@@ -300,10 +322,20 @@ class Acting:
             ),
         )
 
+    def _failed_edits(self, call: ToolUse) -> int:
+        """Return how many edits of a call's file have failed in a row, this one too; 0 for a call that edits none."""
+        path = edited_path(call)
+        return 0 if path is None else self.history.failed_edits.get(path, 0) + 1
+
+    def _ends_edits(self, call: ToolUse) -> GuardrailTripped:
+        count = self._failed_edits(call)
+        return GuardrailTripped(guardrail="failed_edits", action="ended", tool=call.name, count=count)
+
     async def _again(self, call: ToolUse, count: int) -> None:
         action = "ended" if count >= ENDED_AT else "refused"
+        tripped = GuardrailTripped(guardrail="same_call", action=action, tool=call.name, count=count)
         await self.record(
-            GuardrailTripped(guardrail="same_call", action=action, tool=call.name, count=count),
+            self._ends_edits(call) if self._failed_edits(call) >= EDITS_ENDED_AT else tripped,
             self._result(
                 call,
                 f"Refused: this very call brought the same result {count - 1} times. Use what you have.",

@@ -28,6 +28,7 @@ from ava_audit.events import (
     Usage,
     UserMessage,
 )
+from ava_roles.tools.edits import EDIT_FILE, WRITE_FILE
 from ava_server.budget import Purpose, paid_for
 from ava_server.faults import Fault, FaultKind, fault_in_calls, fault_of
 from ava_server.models.base import AssistantTurn, Known, Request, ToolSchema, ToolTurn, ToolUse, Turn, UserTurn
@@ -99,7 +100,8 @@ class History:
     said_tokens: int = 0
     fault: Fault | None = None
     faults: tuple[FaultKind, ...] = ()
-    looping: bool = False
+    tripped: GuardrailTripped | None = None
+    failed_edits: dict[str, int] = field(default_factory=dict[str, int])
     drafts: list[Any] = field(default_factory=list[Any])
     planning: PlanState = field(default_factory=PlanState)
     cost_by: dict[str, int] = field(default_factory=dict[str, int])
@@ -147,7 +149,7 @@ class History:
             case ErrorOccurred(kind="thinking") if fenced:
                 self._forget()
             case GuardrailTripped(action="ended"):
-                self.looping = True
+                self.tripped = fact
             case _:
                 pass
 
@@ -360,6 +362,8 @@ class History:
             before = self.repeats.get(key)
             sha = fact.output_sha or (before.output_sha if before else "")
             self.repeats[key] = Repeat(sha, before.count + 1 if before and before.output_sha == sha else 1)
+        if call is not None and fact.output_sha and (path := edited_path(call)) is not None:
+            self.failed_edits[path] = 0 if fact.success else self.failed_edits.get(path, 0) + 1
         if call is not None and self.answer is not None and not self.open_calls():
             results = [self.results[each.call_id] for each in self.calls]
             draft = any(each.name == SUBMIT for each in self.calls)
@@ -379,6 +383,12 @@ def call_key(call: ToolUse) -> str:
     """Return what makes two calls the same: tool and arguments."""
     args: Any = call.args if call.args is not None else call.raw_args
     return f"{call.name} {json.dumps(args, sort_keys=True, ensure_ascii=False)}"
+
+
+def edited_path(call: ToolUse) -> str | None:
+    """Return which file a call is to change, in one form for all ways to write it; None where it changes none."""
+    path = (call.args or {}).get("path") if call.name in (EDIT_FILE, WRITE_FILE) else None
+    return "/".join(part for part in path.split("/") if part not in ("", ".")) if isinstance(path, str) else None
 
 
 def _shown(item: _Item, elided: set[int], edited: bool) -> Turn:

@@ -16,7 +16,7 @@ from ava_audit.rows import RunRow
 from ava_audit.store import Command, Outcome, Store
 from ava_audit.view import View
 from ava_roles.tools.saying import sentence
-from ava_server.acting import Acting
+from ava_server.acting import ENDED_BECAUSE, Acting
 from ava_server.asking import Asking, Paused
 from ava_server.budget import unsettled
 from ava_server.faults import REPAIRS, cut_call, cut_caveat, ending
@@ -259,8 +259,8 @@ class AgentRun:
             await self._refuse_open("the limits are reached, only submit_result was accepted")
             return Ended(last.status, last.reason)
         await self._acting.run(completion.calls)
-        if self._history.looping:
-            return Ended("guardrail", "the same tool call with the same result, 20 times")
+        if self._history.tripped is not None:
+            return Ended("guardrail", ENDED_BECAUSE.get(self._history.tripped.guardrail, "a guardrail"))
         return self._worn_out()
 
     def _handed_over(self, submitted: SubmitArgs, call_id: str | None = None) -> Ended:

@@ -1,0 +1,141 @@
+"""A subagent that misquotes a file again and again is told so, then ended; a restart does not forget the count."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.edited_folder import edited_folder
+from support.house import Lab, arrived, hand_over, open_lab
+from support.model_server import Gate, Say, Step, running_model_server
+
+from ava_audit.events import GuardrailTripped, RunEnded, ToolResult
+
+ROLE = "---\nname: editor\ndescription: Edits.\ntools: [read_file, edit_file, write_file]\n---\nEdit.\n"
+
+
+@pytest.fixture(autouse=True)
+def edited(tmp_path: Path) -> Iterator[None]:
+    """A role that edits, and a file to edit."""
+    (tmp_path / "data" / "roles").mkdir(parents=True, mode=0o700)
+    (tmp_path / "data" / "roles" / "editor.md").write_text(ROLE)
+    (tmp_path / "workspace").mkdir()
+    (tmp_path / "workspace" / "a.py").write_text("x = 1\ny = 2\n")
+    (tmp_path / "workspace" / "b.py").write_text("x = 1\n")
+    with edited_folder():
+        yield
+
+
+def misquotes(number: int, path: str = "a.py") -> tuple[str, dict[str, str]]:
+    return "edit_file", {"path": path, "old": f"x = {number + 2}", "new": "x = 0"}
+
+
+def fails(number: int, path: str = "a.py") -> Say:
+    return Say(calls=[misquotes(number, path)])
+
+
+async def run(lab: Lab, **more: object) -> str:
+    run_id = await lab.start(role="editor", task="Set x to 0.", max_iterations=30, **more)
+    await lab.ended(run_id)
+    return run_id
+
+
+async def tripped(lab: Lab, run_id: str) -> list[tuple[str, str, str | None, int | None]]:
+    facts = await lab.facts(run_id, GuardrailTripped)
+    return [(fact.guardrail, fact.action, fact.tool, fact.count) for fact in facts]
+
+
+async def test_the_third_failed_edit_of_a_file_is_told_and_the_fifth_ends_the_run(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, [*map(fails, range(9)), hand_over()]) as lab:
+        run_id = await run(lab)
+        results = await lab.facts(run_id, ToolResult)
+        assert await tripped(lab, run_id) == [
+            ("failed_edits", "told", "edit_file", 3),
+            ("failed_edits", "ended", "edit_file", 5),
+        ]
+        assert (await lab.result(run_id))["status"] == "guardrail"
+        [ended] = await lab.facts(run_id, RunEnded)
+    assert ended.stop_reason == "5 failed edits of one file in a row"
+    assert len(results) == 5 and not any(result.success for result in results)
+    assert ["[the 3rd edit of this file in a row that failed" in result.output for result in results] == [
+        *(False, False, True, False, False)
+    ]
+    assert "Nearest" in results[0].output and "     1  x = 1" in results[0].output
+
+
+async def test_an_edit_that_succeeds_begins_the_count_anew_and_reading_does_not(tmp_path: Path) -> None:
+    read = Say(calls=[("read_file", {"path": "a.py"})])
+    good = Say(calls=[("edit_file", {"path": "./a.py", "old": "y = 2", "new": "y = 3"})])
+    script = [*map(fails, range(4)), good, *map(fails, range(4, 7)), read, fails(7), fails(8), hand_over()]
+    async with open_lab(tmp_path, script) as lab:
+        run_id = await run(lab)
+        assert [(action, count) for _name, action, _tool, count in await tripped(lab, run_id)] == [
+            *(("told", 3), ("told", 3), ("ended", 5)),
+        ]
+        assert len(await lab.facts(run_id, ToolResult)) == 11
+    assert (tmp_path / "workspace/a.py").read_text() == "x = 1\ny = 3\n"
+
+
+async def test_each_file_is_counted_for_itself_under_whatever_name(tmp_path: Path) -> None:
+    script = [
+        *(fails(number, path) for number in range(4) for path in ("a.py", "b.py")),
+        Say(calls=[("write_file", {"path": "b.py", "content": "x = 0\n"})]),
+        fails(5, "b.py"),
+        fails(6, "././a.py"),
+        hand_over(),
+    ]
+    async with open_lab(tmp_path, script) as lab:
+        run_id = await run(lab)
+        assert (await tripped(lab, run_id))[-1] == ("failed_edits", "ended", "edit_file", 5)
+        assert len(await lab.facts(run_id, ToolResult)) == 11
+
+
+async def test_the_very_same_edit_ends_the_run_at_the_fifth_too(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, [fails(0)] * 9) as lab:
+        run_id = await run(lab)
+        found = await tripped(lab, run_id)
+        assert found[-1] == ("failed_edits", "ended", "edit_file", 5)
+        assert (await lab.result(run_id))["status"] == "guardrail"
+        assert len(await lab.facts(run_id, ToolResult)) == 5
+
+
+async def test_what_is_asked_for_behind_the_fifth_in_one_answer_is_not_done(tmp_path: Path) -> None:
+    more = ("write_file", {"path": "c.py", "content": "x"})
+    async with open_lab(tmp_path, [Say(calls=[*map(misquotes, range(5)), more])]) as lab:
+        run_id = await run(lab)
+        results = await lab.facts(run_id, ToolResult)
+    assert "Refused: a guardrail has ended this run" in results[-1].output
+    assert not (tmp_path / "workspace/c.py").exists()
+
+
+async def test_refused_edits_outside_of_the_namespace_count_and_those_that_cannot_be_made_do_not(
+    tmp_path: Path,
+) -> None:
+    unusable = Say(calls=[("edit_file", {"path": "a.py", "old": "x"}), ("read_file", {"path": "a.py"})])
+    secret = Say(calls=[("edit_file", {"path": "a.py", "old": "x = 1", "new": "x = {{secret:KEY}}"})])
+    outside = [Say(calls=[("write_file", {"path": ".git/x", "content": str(number)})]) for number in range(6)]
+    async with open_lab(tmp_path, [unusable, secret, *map(fails, range(4)), *outside, hand_over()]) as lab:
+        run_id = await run(lab)
+        results = await lab.facts(run_id, ToolResult)
+    refused = [result.output for result in results if "{{secret:" in result.output]
+    assert refused and "writes no {{secret:" in refused[0]
+    assert len(results) == 3 + 4 + 5
+    assert not (tmp_path / "workspace/.git").exists()
+
+
+async def test_a_run_that_another_server_goes_on_with_is_ended_at_the_fifth_of_both(tmp_path: Path) -> None:
+    gate = Gate()
+    script: list[Step] = [*map(fails, range(3)), Say("lost", gate=gate), *map(fails, range(3, 9))]
+    with running_model_server(script) as server:
+        async with open_lab(tmp_path, server=server, check=False) as lab:
+            run_id = await lab.start(role="editor", task="Set x to 0.", max_iterations=30)
+            await arrived(gate.arrived)
+        async with open_lab(tmp_path, server=server, check=False) as lab:
+            await lab.ended(run_id)
+            assert (await lab.run(run_id)).generation == 2
+            assert await tripped(lab, run_id) == [
+                ("failed_edits", "told", "edit_file", 3),
+                ("failed_edits", "ended", "edit_file", 5),
+            ]
+            assert len(await lab.facts(run_id, ToolResult)) == 5
