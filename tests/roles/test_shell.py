@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -155,3 +156,34 @@ async def test_packages_that_somebody_swaps_for_a_link_to_keys_between_two_comma
     packages.unlink()
     (tmp_path / "away").rename(packages)
     assert (await bash(at, "cat node_modules/one")).text.endswith("\none")
+
+
+class Watched(Workbench):
+    """Commands work in a copy, and one thing that they change is taken back."""
+
+    async def after_command(self) -> str:
+        taken = self.here / "copy" / "outside.txt"
+        if not taken.exists():
+            return ""
+        taken.unlink()
+        return "outside.txt was taken back: it is not yours to change"
+
+
+async def test_what_a_command_should_not_have_changed_is_taken_back_and_told_behind_its_output(at: Place) -> None:
+    assert isinstance(at.bench, Workbench)
+    watched = replace(
+        at, bench=Watched(mounts=at.bench.mounts, here=at.bench.here, files=at.files, run_id="S-1", home=at.bench.home)
+    )
+    got = await bash(watched, "echo changed; echo x > outside.txt")
+    assert got.success and got.text.endswith("\nchanged\n[outside.txt was taken back: it is not yours to change]")
+    got = await python(watched, "import sys, pathlib; pathlib.Path('outside.txt').write_text('x'); sys.exit(3)")
+    assert not got.success and got.text.endswith("(no output)\n[outside.txt was taken back: it is not yours to change]")
+    assert "taken back" not in (await bash(watched, "cat outside.txt")).text
+    assert "taken back" not in (await bash(at, "echo x > outside.txt")).text
+
+
+def test_where_commands_work_is_in_the_description() -> None:
+    copy, worktree = RunBash().spec, RunBash(in_worktree=True).spec
+    assert "thrown away" in copy.description and "your worktree" not in copy.description
+    assert "your worktree" in worktree.description and "thrown away" not in worktree.description
+    assert replace(worktree, description=copy.description) == copy
