@@ -1,18 +1,25 @@
-"""The worktree of a run: the user's checkout stays as it was, and one branch is new."""
+"""The worktree of a run: what is checked is what is kept, and what commands do elsewhere is taken back."""
 
 from __future__ import annotations
 
 import os
+import shutil
+import stat
+import time
 from pathlib import Path
 
 import anyio
 import pytest
 from support.attacks import CONFINED, needs
-from support.projects import git
-from support.workshops import FIXED, RUN, VERIFY, order, project, run, sealed, working
+from support.processes import eventually, running
+from support.projects import git, write
+from support.workshops import FIXED, PROJECT, RUN, order, project, run, sealed, working
 
 from ava_roles.confine.sandbox import Kind
+from ava_roles.errors import BadNamespace, ToolFailed, WorkshopFailed
 from ava_roles.workshop.workshop import keep_left, remove
+
+SUM = "python3 -c 'import calc; assert calc.add(1, 2) == 3'"
 
 
 @pytest.fixture(params=CONFINED)
@@ -27,7 +34,7 @@ async def test_what_was_checked_is_what_is_on_the_branch_and_nothing_else_is_new
     before, status = sealed(repository), git(repository, "status", "--porcelain")
     async with working(kind, tmp_path, order(repository)) as shop:
         assert not (await shop.check()).passed
-        shop.files.replace("calc.py", FIXED.encode())
+        shop.edits.write("calc.py", FIXED.encode())
         verdict = await shop.check()
         assert verdict.passed, verdict.output
         branch = shop.keep("Mend add\n\nIt subtracted.\n\nAva-Run: S-1")
@@ -45,4 +52,321 @@ async def test_what_was_checked_is_what_is_on_the_branch_and_nothing_else_is_new
     assert "missing" not in git(repository, "fsck", "--full")
     remove(tmp_path / "worktrees" / RUN)
     assert not (tmp_path / "worktrees" / RUN).exists()
-    assert git(repository, "show", f"{branch.name}:calc.py") == FIXED
+
+
+async def test_the_baseline_says_what_failed_before_and_has_nothing_that_is_not_committed(
+    kind: Kind, tmp_path: Path
+) -> None:
+    repository = project(tmp_path / "project")
+    async with working(kind, tmp_path, order(repository), baseline=False) as shop:
+        baseline = await shop.prepare()
+        assert baseline.base == git(repository, "rev-parse", "HEAD").strip()
+        assert baseline.verify is not None and not baseline.verify.passed
+        assert "AssertionError: -1 != 3" in baseline.verify.failing()
+        assert "only calc.py may be changed" in baseline.notes
+        assert {entry.name for entry in shop.files.entries()} == {"calc.py", "test_calc.py", "docs", ".gitignore"}
+
+
+async def test_what_a_command_changes_outside_of_the_namespace_is_taken_back_and_named(
+    kind: Kind, tmp_path: Path
+) -> None:
+    repository = project(tmp_path / "project")
+    async with working(kind, tmp_path, order(repository), baseline=False) as shop:
+        _done, nothing = await run(kind, tmp_path, shop, "cat calc.py; echo more >> calc.py")
+        assert nothing == ""
+        tree = shop.files.path
+        done, said = await run(
+            kind,
+            tmp_path,
+            shop,
+            "echo x >> test_calc.py; rm -r docs; echo new > new.txt; mkdir -p a/b; echo x > a/b/c; mkfifo pipe;"
+            " ln -s /etc etc; mv .gitignore other; chmod u+s calc.py; echo '*' > .gitignore; chmod 755 test_calc.py",
+        )
+        assert done.code == 0, done.output
+        for name in ("test_calc.py (as it was)", "docs/guide.md (as it was)", "new.txt (removed)", "a/b/c (removed)",
+                     "etc (removed)", "other (removed)", ".gitignore (as it was)", "no worktree has it: pipe"):  # fmt: skip
+            assert name in said, said
+        found = {path.relative_to(tree).as_posix() for path in tree.rglob("*")}
+        assert found == {"calc.py", "test_calc.py", "docs", "docs/guide.md", ".gitignore"}
+        for name, text in PROJECT.items():
+            assert (tree / name).read_text() == (text if name != "calc.py" else f"{text}more\n"), name
+        assert not os.access(tree / "test_calc.py", os.X_OK)
+        assert not (tree / "calc.py").stat().st_mode & stat.S_ISUID
+        branch = shop.keep("More")
+    assert branch is not None and [each.path for each in branch.changed] == ["calc.py"]
+
+
+async def test_a_folder_that_became_a_link_is_put_back_and_nothing_is_written_through_it(
+    kind: Kind, tmp_path: Path
+) -> None:
+    repository = project(tmp_path / "project", {**PROJECT, "src/one.py": "1\n", "src/two.py": "2\n"})
+    outside = tmp_path / "outside"
+    write(outside, {"one.py": "outside\n", "docs/guide.md": "outside\n"})
+    inside = tmp_path / "worktrees" / RUN
+    async with working(kind, tmp_path, order(repository, namespace=("calc.py", "src")), baseline=False) as shop:
+        line = f"rm -r docs src; ln -s {outside}/docs docs; ln -s {outside} src; mkdir calc.py; rm calc.py; ln -s / calc.py"
+        await run(kind, tmp_path, shop, line)
+        verdict = await shop.check()
+        branch = shop.keep("Links")
+        assert not (inside / "tree/docs").is_symlink() and (inside / "tree/docs/guide.md").read_text() == "guide\n"
+        assert (inside / "check/src").is_symlink() and (inside / "check/calc.py").readlink() == Path("/")
+        write(inside / "new", {"two.py": "2\n"})
+        shop.files.path.joinpath("src").unlink()
+        (inside / "new").rename(shop.files.path / "src")
+        await shop.check()
+        assert not (inside / "check/src").is_symlink() and (inside / "check/src/two.py").read_text() == "2\n"
+    assert branch is not None and branch.tree == verdict.tree
+    assert {each.path: each.kind for each in branch.changed} == {
+        "calc.py": "changed", "src": "added", "src/one.py": "removed", "src/two.py": "removed"
+    }  # fmt: skip
+    assert (outside / "one.py").read_text() == "outside\n" and (outside / "docs/guide.md").read_text() == "outside\n"
+    assert sorted(path.name for path in outside.iterdir()) == ["docs", "one.py"]
+
+
+PLANTED = """
+plant() {
+  mkdir -p "$1/hooks" "$1/objects" "$1/refs" "$1/info"
+  echo 'ref: refs/heads/x' > "$1/HEAD"
+  printf '[core]\\n\\trepositoryformatversion = 0\\n\\tfsmonitor = touch %s; false\\n\\thooksPath = %s/hooks\\n' MARK "$1" > "$1/config"
+  printf '[filter "m"]\\n\\tclean = touch %s; cat\\n\\tsmudge = touch %s; cat\\n\\trequired = true\\n' MARK MARK >> "$1/config"
+  printf '#!/bin/sh\\ntouch %s\\n' MARK > "$1/hooks/post-checkout"; cp "$1/hooks/post-checkout" "$1/hooks/post-index-change"
+  chmod +x "$1"/hooks/*
+}
+plant .git; plant docs/.git; plant src/deep/.git; plant src/.GIT; plant src/elsewhere; plant src/'git~1'
+mkdir -p src/filed; echo "gitdir: ../elsewhere" > src/filed/.git; echo x > src/filed/x
+mkdir -p sub; echo "gitdir: ../src/elsewhere" > sub/.git
+echo '* filter=m diff=m working-tree-encoding=UTF-99 ident' > .gitattributes
+echo '* filter=m diff=m' > src/.gitattributes
+printf '[submodule "x"]\\n\\tpath = src/deep\\n\\turl = ./x\\n\\tupdate = !touch MARK\\n' > .gitmodules
+ln -s /etc/passwd src/.gitmodules
+echo kept > src/kept.txt; echo '*' > src/deep/.gitignore; echo 'ignored.txt' > src/.gitignore; echo x > src/ignored.txt
+"""
+
+
+async def test_a_planted_git_runs_nothing_and_is_not_committed(kind: Kind, tmp_path: Path) -> None:
+    repository = project(tmp_path / "project")
+    before, mark = sealed(repository), tmp_path / "mark"
+    everyone = tmp_path / "everyone"
+    everyone.mkdir()
+    async with working(kind, tmp_path, order(repository, namespace=("calc.py", "src")), baseline=False) as shop:
+        done, said = await run(kind, tmp_path, shop, PLANTED.replace("MARK", str(mark)))
+        assert done.code == 0, done.output
+        assert "no worktree has it" in said and ".git" in said and ".gitattributes (removed)" in said
+        shop.edits.write("calc.py", FIXED.encode())
+        verdict = await shop.check()
+        assert verdict.passed, verdict.output
+        branch = shop.keep("Planted")
+        names = {path.name.lower() for path in (*shop.files.path.rglob("*"), *(shop.files.path.parent / "check").rglob("*"))}
+        assert names.isdisjoint({".git", "git~1", ".gitmodules"})
+    assert branch is not None and branch.tree == verdict.tree
+    kept = {each.path for each in branch.changed if not each.path.startswith("src/elsewhere/")}
+    assert kept == {"calc.py", "src/.gitattributes", "src/.gitignore", "src/filed/x", "src/kept.txt"}
+    assert "src/kept.txt" in branch.notes[-1] and "no git filter was run" in branch.notes[-1]
+    assert not mark.exists() and sealed(repository) == before
+    git(repository, "fsck", "--full", "--strict")
+
+
+async def test_what_commands_left_takes_no_part_in_the_verification(kind: Kind, tmp_path: Path) -> None:
+    files = {**PROJECT, "calc.py": "import config\n\n\ndef add(a, b):\n    return a + b\n", "config.py": "import secret\n"}
+    repository = project(tmp_path / "project", {**files, ".gitignore": PROJECT[".gitignore"] + "secret.py\nsitecustomize.py\n"})
+    async with working(kind, tmp_path, order(repository, namespace=(".",)), baseline=False) as shop:
+        line = (
+            "echo > secret.py; echo 'import sys, types; sys.modules[\"secret\"] = types.ModuleType(\"secret\")'"
+            " > sitecustomize.py; mkdir -p ~/.local/lib/python3.11/site-packages;"
+            " for v in 9 10 11 12 13 14; do mkdir -p ~/.local/lib/python3.$v/site-packages; cp secret.py"
+            " ~/.local/lib/python3.$v/site-packages; done; python3 -m unittest -q"
+        )
+        done, _said = await run(kind, tmp_path, shop, line)
+        assert done.code == 0, "in the worktree it passes"
+        verdict = await shop.check()
+        assert not verdict.passed and "No module named 'secret'" in verdict.failing()
+        assert shop.keep("Nothing") is None
+
+
+async def test_what_a_check_leaves_takes_no_part_in_the_next(kind: Kind, tmp_path: Path) -> None:
+    line = (
+        "test ! -e left.txt && test ! -e .git && grep -q guide docs/guide.md && cat calc.py;"
+        " echo x > left.txt; echo x > docs/guide.md; mkdir .git; ln -s / link; echo '*' > docs/.gitignore; exit $(test -e made.local; echo $?)"
+    )
+    repository = project(tmp_path / "project")
+    async with working(kind, tmp_path, order(repository, verify=f"({line}); touch made.local; test -e made.local")) as shop:
+        for _ in range(3):
+            verdict = await shop.check()
+            assert verdict.passed and verdict.output == PROJECT["calc.py"]
+        assert shop.keep("Nothing") is None
+
+
+async def test_a_verification_without_end_is_ended_with_all_that_it_started(kind: Kind, tmp_path: Path) -> None:
+    repository = project(tmp_path / "project")
+    mark = f"{time.time():.6f}"
+    line = f"(setsid sleep 1{mark} &) ; sleep 2{mark} & echo begun; wait"
+    async with working(
+        kind, tmp_path, order(repository, verify=line, verify_timeout_s=1.0), baseline=False
+    ) as shop:
+        verdict = await shop.check()
+        assert not verdict.passed and verdict.ended == "timeout" and verdict.code is None
+        assert verdict.output == "begun\n"
+        assert not running(mark)
+        shop.edits.write("calc.py", FIXED.encode())
+        with anyio.move_on_after(0.7) as scope:
+            await shop.check()
+        assert scope.cancelled_caught
+        assert not running(mark)
+        branch = shop.keep("Not verified")
+    assert branch is not None
+
+
+async def test_the_setup_command_runs_once_and_again_when_dependencies_change(kind: Kind, tmp_path: Path) -> None:
+    repository = project(tmp_path / "project", {**PROJECT, "requirements.txt": "one\n"})
+    line = "cat requirements.txt >> made.local; echo x >> docs/guide.md; echo built > built.txt"
+    what = order(repository, namespace=(".",), setup=line, verify="cat made.local built.txt; grep -c x docs/guide.md")
+    async with working(kind, tmp_path, what, baseline=False) as shop:
+        baseline = await shop.prepare()
+        assert baseline.setup is not None and baseline.setup.passed
+        assert baseline.verify is not None and baseline.verify.output == "one\nbuilt\n0\n"
+        assert (await shop.check()).output == "one\nbuilt\n0\n"
+        shop.edits.write("requirements.txt", b"two\n")
+        assert (await shop.check()).output == "one\ntwo\nbuilt\n0\n"
+        assert (await shop.check()).output == "one\ntwo\nbuilt\n0\n"
+        branch = shop.keep("Two")
+    assert branch is not None and [each.path for each in branch.changed] == ["requirements.txt"]
+
+
+async def test_a_setup_that_fails_fails_the_check_and_is_tried_again(kind: Kind, tmp_path: Path) -> None:
+    repository = project(tmp_path / "project")
+    what = order(repository, setup="echo no; exit 3", verify="true")
+    async with working(kind, tmp_path, what, baseline=False) as shop:
+        for _ in range(2):
+            verdict = await shop.check()
+            assert not verdict.passed and verdict.code == 3
+            assert "[the setup command failed: echo no; exit 3]\nno" in verdict.output
+
+
+async def test_packages_of_the_checkout_are_there_to_be_read_and_are_never_committed(kind: Kind, tmp_path: Path) -> None:
+    repository = project(tmp_path / "project", {**PROJECT, ".gitignore": "node_modules/\n"})
+    write(repository, {"node_modules/left/index.js": "left\n", "data/big.csv": "1\n"})
+    before = sealed(repository)
+    what = order(repository, namespace=(".",), carry=("data",), verify="cat node_modules/left/index.js data/big.csv")
+    async with working(kind, tmp_path, what) as shop:
+        assert (await shop.check()).output == "left\n1\n"
+        done, said = await run(kind, tmp_path, shop, "cat node_modules/left/index.js && echo x > node_modules/left/new")
+        assert done.output.startswith("left\n") and done.code != 0 and said == ""
+        await run(kind, tmp_path, shop, "rm -rf node_modules data 2>/dev/null; true")
+        assert (await shop.check()).passed
+        assert shop.keep("Nothing") is None
+    assert keep_left(what, tmp_path / "worktrees" / RUN, tmp_path / "home", "left") is None
+    remove(tmp_path / "worktrees" / RUN)
+    assert sealed(repository) == before
+
+
+async def test_a_link_on_the_way_to_the_packages_is_not_followed(tmp_path: Path, kind: Kind) -> None:
+    repository = project(tmp_path / "project", {**PROJECT, ".gitignore": "node_modules/\n"})
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (repository / "web").symlink_to(outside)
+    git(repository, "add", "web")
+    git(repository, "commit", "-qm", "a link")
+    (repository / "web").unlink()
+    write(repository, {"web/node_modules/left/index.js": "left\n"})
+    async with working(kind, tmp_path, order(repository, verify="true")) as shop:
+        await run(kind, tmp_path, shop, "true")
+        assert (await shop.check()).passed
+    assert list(outside.iterdir()) == []
+
+
+async def test_a_path_in_a_submodule_is_refused(tmp_path: Path) -> None:
+    needs("bubblewrap")
+    inner, repository = project(tmp_path / "inner"), project(tmp_path / "project")
+    git(repository, "submodule", "add", "-q", str(inner), "sub")
+    git(repository, "commit", "-qm", "submodule")
+    with pytest.raises(BadNamespace, match="lies in the submodule sub"):
+        async with working("bubblewrap", tmp_path, order(repository, namespace=("sub/calc.py",))):
+            pass
+
+
+async def test_submodules_and_lfs_pointers_stay_as_they_are(kind: Kind, tmp_path: Path) -> None:
+    inner = project(tmp_path / "inner")
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:" + "a" * 64 + "\nsize 12345\n"
+    files = {**PROJECT, "big.bin": pointer, ".gitattributes": "*.bin filter=lfs -text\n"}
+    repository = project(tmp_path / "project", files)
+    git(repository, "submodule", "add", "-q", str(inner), "sub")
+    git(repository, "commit", "-qm", "submodule")
+    async with working(kind, tmp_path, order(repository, namespace=(".",)), baseline=False) as shop:
+        line = "rmdir sub; echo x > sub; echo real > big.bin; echo new > new.txt"
+        _done, said = await run(kind, tmp_path, shop, line)
+        assert "big.bin (as it was)" in said and "sub" in said
+        with pytest.raises(ToolFailed):
+            shop.edits.write("sub/x", b"x")
+        await run(kind, tmp_path, shop, "echo x > sub/inside; rm big.bin")
+        branch = shop.keep("New")
+    assert branch is not None and [each.path for each in branch.changed] == ["new.txt"]
+
+
+async def test_a_name_that_git_refuses_or_that_is_nested_too_deep_is_taken_away(kind: Kind, tmp_path: Path) -> None:
+    repository = project(tmp_path / "project")
+    async with working(kind, tmp_path, order(repository, namespace=(".",)), baseline=False) as shop:
+        line = (
+            "mkdir -p '.git ' '.Git.' 'git~1'; touch '.git /x'; i=0; mkdir deep; cd deep; while [ $i -lt 190 ]; do"
+            " mkdir d 2>/dev/null && cd d; i=$((i+1)); done; for j in 1 2 3 4 5 6 7 8 9 10 11 12 13; do mkdir d && cd d; done;"
+            " touch bottom; cd /; true"
+        )
+        _done, said = await run(kind, tmp_path, shop, line)
+        assert "no worktree has it" in said
+        await run(kind, tmp_path, shop, "mkdir closed; echo x > closed/x; chmod 000 closed/x closed")
+        branch = shop.keep("Closed")
+    assert branch is not None and [each.path for each in branch.changed] == ["closed/x"]
+    remove(tmp_path / "worktrees" / RUN)
+    assert not (tmp_path / "worktrees" / RUN).exists()
+
+
+async def test_more_work_after_keeping_goes_on_the_same_branch(kind: Kind, tmp_path: Path) -> None:
+    repository = project(tmp_path / "project")
+    before = sealed(repository)
+    async with working(kind, tmp_path, order(repository), baseline=False) as shop:
+        shop.edits.write("calc.py", b"unfinished\n")
+        first, same = shop.keep("First"), shop.keep("Another message")
+        shop.edits.write("calc.py", FIXED.encode())
+        second = shop.keep("Second")
+        git(repository, "branch", "-f", f"ava/{RUN}", "master")
+        third = shop.keep("Third")
+    assert first is not None and second is not None and third is not None
+    assert first == same and second.name == first.name and second.head != first.head
+    assert second.base == first.base and git(repository, "rev-parse", f"{second.head}^").strip() == second.base
+    assert third.name == f"ava-{RUN}", "a branch that somebody has moved is theirs"
+    assert sealed(repository) == before
+
+
+async def test_without_git_it_is_said(kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    repository = project(tmp_path / "project")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(os, "defpath", str(tmp_path))
+    with pytest.raises(WorkshopFailed, match="git is not installed"):
+        async with working(kind, tmp_path, order(repository)):
+            pass
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs Node")
+async def test_a_project_of_node_is_verified_by_its_own_test_runner(kind: Kind, tmp_path: Path) -> None:
+    files = {
+        "add.js": "exports.add = (a, b) => a - b;\n",
+        "test/add.test.js": (
+            "const test = require('node:test');\nconst assert = require('node:assert');\n"
+            "const { add } = require('../add.js');\ntest('adds', () => assert.strictEqual(add(1, 2), 3));\n"
+        ),
+        "package.json": '{"name": "x", "scripts": {"test": "node --test"}}\n',
+    }
+    repository = project(tmp_path / "project", files)
+    async with working(kind, tmp_path, order(repository, namespace=("add.js",), verify="node --test"), baseline=False) as shop:
+        before = await shop.check()
+        assert not before.passed and "-1 !== 3" in before.failing(1_000), before.output
+        shop.edits.write("add.js", b"exports.add = (a, b) => a + b;\n")
+        assert (await shop.check()).passed
+
+
+async def test_a_setting_that_would_start_something_is_not_taken_over(tmp_path: Path) -> None:
+    needs("bubblewrap")
+    repository = project(tmp_path / "project")
+    git(repository, "config", "core.fsmonitor", "touch /tmp/never")
+    async with working("bubblewrap", tmp_path, order(repository), baseline=False):
+        said = (tmp_path / "worktrees" / RUN / "git/config").read_text()
+    assert "fsmonitor" not in said and "hook" not in said.lower()

@@ -55,12 +55,8 @@ class Place:
     def __init__(self, here: Path) -> None:
         self.here = here
         self.tree, self.check, self.git = here / "tree", here / "check", here / "git"
-        self.home, self.check_home, self.code, self.trash = (
-            here / "home",
-            here / "check-home",
-            here / "code",
-            here / "trash",
-        )
+        self.home, self.check_home = here / "home", here / "check-home"
+        self.code, self.edits, self.trash = here / "code", here / "edits", here / "trash"
         with told("making the worktree's folder"):
             here.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock = os.open(here / "lock", os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o600)
@@ -109,7 +105,7 @@ class Place:
     def clear(self) -> None:
         """Remove everything but the hold on it."""
         (self.here / "kept.json").unlink(missing_ok=True)
-        for folder in (self.tree, self.check, self.git, self.home, self.check_home, self.code, self.trash):
+        for folder in (self.tree, self.check, self.git, self.home, self.check_home, self.code, self.edits, self.trash):
             remove_tree(folder)
 
     def close(self) -> None:

@@ -82,6 +82,11 @@ class Trees:
         assert self._git is not None, "the trees are there"
         return self._git
 
+    @property
+    def submodules(self) -> frozenset[str]:
+        """The repositories of their own in it."""
+        return self._protected.submodules
+
     # -- making -------------------------------------------------------------------------------------------------------
 
     def take_up(self) -> Kept | None:

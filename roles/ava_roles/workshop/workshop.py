@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import anyio
 from anyio.from_thread import check_cancelled
@@ -19,14 +18,12 @@ from ava_roles.workshop import keeping
 from ava_roles.workshop.benches import Benches
 from ava_roles.workshop.branch import Baseline, Branch
 from ava_roles.workshop.changes import diff_of
+from ava_roles.workshop.edits import Edits
 from ava_roles.workshop.kept import Place
 from ava_roles.workshop.order import WorkOrder
 from ava_roles.workshop.repository import Theirs, told
 from ava_roles.workshop.trees import Trees, remove_workshop
 from ava_roles.workshop.verdict import Verdict
-
-if TYPE_CHECKING:
-    from ava_roles.workshop.edits import Edits
 
 _KEPT_OUTPUT = 400_000
 
@@ -62,7 +59,7 @@ class Workshop:
         self._order, self._here, self._sandbox = order, here, sandbox
         self._home, self._read_only, self._closed, self._network = home, tuple(read_only), tuple(closed), network
         self._place: Place | None = None
-        self._made: tuple[Trees, Benches, Root] | None = None
+        self._made: tuple[Trees, Benches, Root, Edits] | None = None
         self._bench = WorktreeBench(self, network)
         self._closing = False
 
@@ -80,7 +77,7 @@ class Workshop:
         """
         self.say("Making the worktree")
         await run_sync(self._prepare, abandon_on_cancel=False)
-        trees, benches, _files = self.made
+        trees, benches, _files, _edits = self.made
         base = trees.place.known().base
         if not baseline:
             return Baseline(base, benches.notes())
@@ -97,9 +94,7 @@ class Workshop:
     @property
     def edits(self) -> Edits:
         """What edit_file and write_file use."""
-        from ava_roles.workshop.edits import Edits
-
-        return Edits(self.files, self._order.namespace)
+        return self.made[3]
 
     @property
     def bench(self) -> WorktreeBench:
@@ -107,7 +102,7 @@ class Workshop:
         return self._bench
 
     @property
-    def made(self) -> tuple[Trees, Benches, Root]:
+    def made(self) -> tuple[Trees, Benches, Root, Edits]:
         """What there is once `prepare` has been awaited."""
         if self._made is None:
             raise WorkshopFailed("the worktree is not there; it has to be prepared first")
@@ -162,7 +157,9 @@ class Workshop:
             trees.make(check_cancelled)
         benches = Benches(trees, self._sandbox.mounts, self._home, self._read_only, self._closed, check_cancelled)
         with told("opening the worktree"):
-            self._made = trees, benches, Root.open(place.tree)
+            root = Root.open(place.tree)
+            edits = Edits(root, self._order.namespace, place.edits, trees.submodules)
+            self._made = trees, benches, root, edits
 
     async def _set_up(self, tree: str) -> Verdict | None:
         """Run the setup command where it has to be; None where not."""
