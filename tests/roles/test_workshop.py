@@ -6,12 +6,12 @@ import os
 import shutil
 import stat
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import anyio
 import pytest
 from support.attacks import CONFINED, needs
-from support.processes import eventually, running
 from support.projects import git, write
 from support.workshops import FIXED, PROJECT, RUN, order, project, run, sealed, working
 
@@ -27,6 +27,16 @@ def kind(request: pytest.FixtureRequest) -> Kind:
     kind: Kind = request.param
     needs(kind)
     return kind
+
+
+def running(mark: str) -> list[str]:
+    """Return the command lines of all processes that have a word in them."""
+    found: list[str] = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            if mark.encode() in (line := path.read_bytes()):
+                found.append(line.decode())
+    return found
 
 
 async def test_what_was_checked_is_what_is_on_the_branch_and_nothing_else_is_new(kind: Kind, tmp_path: Path) -> None:
@@ -156,7 +166,9 @@ async def test_a_planted_git_runs_nothing_and_is_not_committed(kind: Kind, tmp_p
         verdict = await shop.check()
         assert verdict.passed, verdict.output
         branch = shop.keep("Planted")
-        names = {path.name.lower() for path in (*shop.files.path.rglob("*"), *(shop.files.path.parent / "check").rglob("*"))}
+        names = {
+            path.name.lower() for path in (*shop.files.path.rglob("*"), *(shop.files.path.parent / "check").rglob("*"))
+        }
         assert names.isdisjoint({".git", "git~1", ".gitmodules"})
     assert branch is not None and branch.tree == verdict.tree
     kept = {each.path for each in branch.changed if not each.path.startswith("src/elsewhere/")}
@@ -167,11 +179,17 @@ async def test_a_planted_git_runs_nothing_and_is_not_committed(kind: Kind, tmp_p
 
 
 async def test_what_commands_left_takes_no_part_in_the_verification(kind: Kind, tmp_path: Path) -> None:
-    files = {**PROJECT, "calc.py": "import config\n\n\ndef add(a, b):\n    return a + b\n", "config.py": "import secret\n"}
-    repository = project(tmp_path / "project", {**files, ".gitignore": PROJECT[".gitignore"] + "secret.py\nsitecustomize.py\n"})
+    files = {
+        **PROJECT,
+        "calc.py": "import config\n\n\ndef add(a, b):\n    return a + b\n",
+        "config.py": "import secret\n",
+    }
+    repository = project(
+        tmp_path / "project", {**files, ".gitignore": PROJECT[".gitignore"] + "secret.py\nsitecustomize.py\n"}
+    )
     async with working(kind, tmp_path, order(repository, namespace=(".",)), baseline=False) as shop:
         line = (
-            "echo > secret.py; echo 'import sys, types; sys.modules[\"secret\"] = types.ModuleType(\"secret\")'"
+            'echo > secret.py; echo \'import sys, types; sys.modules["secret"] = types.ModuleType("secret")\''
             " > sitecustomize.py; mkdir -p ~/.local/lib/python3.11/site-packages;"
             " for v in 9 10 11 12 13 14; do mkdir -p ~/.local/lib/python3.$v/site-packages; cp secret.py"
             " ~/.local/lib/python3.$v/site-packages; done; python3 -m unittest -q"
@@ -189,7 +207,9 @@ async def test_what_a_check_leaves_takes_no_part_in_the_next(kind: Kind, tmp_pat
         " echo x > left.txt; echo x > docs/guide.md; mkdir .git; ln -s / link; echo '*' > docs/.gitignore; exit $(test -e made.local; echo $?)"
     )
     repository = project(tmp_path / "project")
-    async with working(kind, tmp_path, order(repository, verify=f"({line}); touch made.local; test -e made.local")) as shop:
+    async with working(
+        kind, tmp_path, order(repository, verify=f"({line}); touch made.local; test -e made.local")
+    ) as shop:
         for _ in range(3):
             verdict = await shop.check()
             assert verdict.passed and verdict.output == PROJECT["calc.py"]
@@ -200,9 +220,7 @@ async def test_a_verification_without_end_is_ended_with_all_that_it_started(kind
     repository = project(tmp_path / "project")
     mark = f"{time.time():.6f}"
     line = f"(setsid sleep 1{mark} &) ; sleep 2{mark} & echo begun; wait"
-    async with working(
-        kind, tmp_path, order(repository, verify=line, verify_timeout_s=1.0), baseline=False
-    ) as shop:
+    async with working(kind, tmp_path, order(repository, verify=line, verify_timeout_s=1.0), baseline=False) as shop:
         verdict = await shop.check()
         assert not verdict.passed and verdict.ended == "timeout" and verdict.code is None
         assert verdict.output == "begun\n"
@@ -242,7 +260,9 @@ async def test_a_setup_that_fails_fails_the_check_and_is_tried_again(kind: Kind,
             assert "[the setup command failed: echo no; exit 3]\nno" in verdict.output
 
 
-async def test_packages_of_the_checkout_are_there_to_be_read_and_are_never_committed(kind: Kind, tmp_path: Path) -> None:
+async def test_packages_of_the_checkout_are_there_to_be_read_and_are_never_committed(
+    kind: Kind, tmp_path: Path
+) -> None:
     repository = project(tmp_path / "project", {**PROJECT, ".gitignore": "node_modules/\n"})
     write(repository, {"node_modules/left/index.js": "left\n", "data/big.csv": "1\n"})
     before = sealed(repository)
@@ -356,7 +376,9 @@ async def test_a_project_of_node_is_verified_by_its_own_test_runner(kind: Kind, 
         "package.json": '{"name": "x", "scripts": {"test": "node --test"}}\n',
     }
     repository = project(tmp_path / "project", files)
-    async with working(kind, tmp_path, order(repository, namespace=("add.js",), verify="node --test"), baseline=False) as shop:
+    async with working(
+        kind, tmp_path, order(repository, namespace=("add.js",), verify="node --test"), baseline=False
+    ) as shop:
         before = await shop.check()
         assert not before.passed and "-1 !== 3" in before.failing(1_000), before.output
         shop.edits.write("add.js", b"exports.add = (a, b) => a + b;\n")
