@@ -95,7 +95,7 @@ async def test_what_a_command_changes_outside_of_the_namespace_is_taken_back_and
         )
         assert done.code == 0, done.output
         for name in ("test_calc.py (as it was)", "docs/guide.md (as it was)", "new.txt (removed)", "a/b/c (removed)",
-                     "etc (removed)", "other (removed)", ".gitignore (as it was)", "worktree has it: pipe"):  # fmt: skip
+                     "etc (removed)", "other (removed)", ".gitignore (as it was)", "has it: pipe"):  # fmt: skip
             assert name in said, said
         found = {path.relative_to(tree).as_posix() for path in tree.rglob("*")}
         assert found == {"calc.py", "test_calc.py", "docs", "docs/guide.md", ".gitignore"}

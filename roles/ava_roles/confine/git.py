@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from ava_roles.confine.programs import path_apart_from
 from ava_roles.confine.small_files import read_small
@@ -103,7 +104,7 @@ def run_git(
     with (
         tempfile.TemporaryFile(dir=aside) as given,
         tempfile.TemporaryFile(dir=aside) as out,
-        tempfile.TemporaryFile(dir=aside) as errors,
+        _in_memory() as errors,
     ):
         given.write(stdin)
         given.seek(0)
@@ -118,6 +119,13 @@ def run_git(
         out.seek(0)
         errors.seek(0)
         return Said(code, out.read(), errors.read(2_000).decode("utf-8", "replace").strip())
+
+
+def _in_memory() -> IO[bytes]:
+    """Return a file for a few words, which holds them also where the disk is full."""
+    if hasattr(os, "memfd_create"):
+        return os.fdopen(os.memfd_create("errors"), "w+b")
+    return tempfile.TemporaryFile()
 
 
 def _ended(process: subprocess.Popen[bytes], within_s: float, check: Callable[[], None]) -> int | None:

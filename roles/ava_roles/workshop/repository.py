@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
@@ -20,6 +21,8 @@ GIT_S = 120.0
 """The most that one call of git may take: writing a tree of 20,000 files takes seconds."""
 _KEPT = ("core.autocrlf", "core.eol", "core.ignorecase", "core.sharedrepository")
 """What of the user's configuration says how files are written; nothing in it can run anything."""
+_ROOM = 200_000
+_TOO_LARGE = getattr(signal, "SIGXFSZ", 0) or 1_000
 _NO_GIT = "git is not installed here; have a person install it, or choose a role that needs no worktree"
 
 
@@ -93,7 +96,8 @@ class Git:
         """
         said = self.said(*words, stdin=stdin)
         if said.code != 0:
-            raise WorkshopFailed(_failed(words[0], said))
+            places = [self.own, *(Path(place) for place in self.variables.values() if place.startswith("/"))]
+            raise WorkshopFailed(_failed(words[0], said, full=any(map(_is_full, places))))
         return said
 
     def line(self, *words: str, stdin: bytes = b"") -> str:
@@ -105,10 +109,19 @@ class Git:
         return replace(self, tree=tree, index=index)
 
 
-def _failed(what: str, said: Said) -> str:
+def _is_full(place: Path) -> bool:
+    """Tell whether hardly anything can be written any more."""
+    with suppress(OSError):
+        return shutil.disk_usage(place).free < _ROOM
+    return False
+
+
+def _failed(what: str, said: Said, *, full: bool) -> str:
     """Say what it means that git failed."""
     why = " ".join(said.errors.split())[:400] or f"exit code {said.code}"
-    if "No space left" in why or "file write error" in why or "File too large" in why:
+    if said.code == -_TOO_LARGE:
+        why = "File too large, for there is a limit on the file size here"
+    if full or "No space left" in why or "File too large" in why:
         return f"git {what} failed: the disk is full; make room there, and start again ({why})"
     if any(sign in why for sign in ("unable to read sha1", "unable to read tree", "missing", "bad object", "not our")):
         return (
@@ -311,9 +324,3 @@ def _quoted(path: bytes) -> bytes:
         return path
     escaped = path.replace(b"\\", b"\\\\").replace(b'"', b'\\"').replace(b"\n", b"\\n")
     return b'"' + escaped + b'"'
-
-
-def remove_quietly(folder: Path) -> None:
-    """Remove a folder of ours that nothing else works in; what cannot be removed stays."""
-    with suppress(OSError):
-        shutil.rmtree(folder)

@@ -7,7 +7,6 @@ within the namespace.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import time
@@ -29,34 +28,6 @@ _SHOWN = 8
 _COARSE_S = 0.05
 """By so much the times of files are behind the clock, or less."""
 _RULES = (".gitignore", ".gitattributes")
-_MANIFESTS = frozenset(
-    {
-        "package.json",
-        "package-lock.json",
-        "npm-shrinkwrap.json",
-        "pnpm-lock.yaml",
-        "yarn.lock",
-        "bun.lock",
-        "pyproject.toml",
-        "setup.py",
-        "setup.cfg",
-        "poetry.lock",
-        "uv.lock",
-        "pdm.lock",
-        "Pipfile",
-        "Pipfile.lock",
-        "environment.yml",
-        "Cargo.toml",
-        "Cargo.lock",
-        "go.mod",
-        "go.sum",
-        "Gemfile",
-        "Gemfile.lock",
-        "composer.json",
-        "composer.lock",
-        "CMakeLists.txt",
-    }
-)
 
 
 class Trees:
@@ -256,25 +227,16 @@ class Trees:
             tree, trash = self.place.check, self.place.trash
             sweep(tree, trash, check)
             git = replace(self.git, check=check).on(tree, self._check_index)
+            before = self._check_index.stat().st_mtime
             git.said("update-index", "-q", "--really-refresh")
             if git.line("write-tree") != candidate:
-                self._let_a_second_pass(check)
+                _let_a_second_pass(int(before), check)
             git("read-tree", "--reset", "-u", candidate)
             remove_names(tree, self._rules(git), trash)
             beside = set(self.place.known().beside)
             remove_names(tree, (name for name in self._others(git) if name not in beside), trash)
             if wrong := self._touched(git):
                 raise WorkshopFailed(f"the tree for the check cannot be written: {_some(list(map(shown, wrong)))}")
-
-    def _let_a_second_pass(self, check: Callable[[], None]) -> None:
-        """Wait until files that are written now have another time than those of the check before.
-
-        What was compiled of a file stays, and Python takes it for that of the new one where size and second are equal.
-        """
-        before = int(self._check_index.stat().st_mtime)
-        while before <= time.time() < before + 1 + _COARSE_S:
-            check()
-            time.sleep(0.02)
 
     def beside(self) -> tuple[str, ...]:
         """Return what is in the tree for checks besides, and is not ignored: what the setup command has made."""
@@ -290,12 +252,6 @@ class Trees:
         said = self.git("ls-tree", "-r", "-z", "--full-tree", self.place.known().base, "--", name).names()
         return any(not entry.startswith("160000 ") for entry in said)
 
-    def manifests(self, candidate: str) -> str:
-        """Return a mark that changes when one of the files changes that say what a project depends on."""
-        listed = self.git("ls-tree", "-r", "-z", "--full-tree", candidate).names()
-        wanted = (entry for entry in listed if _is_manifest(entry.partition("\t")[2]))
-        return hashlib.sha256("\0".join(wanted).encode("utf-8", "surrogateescape")).hexdigest()[:16]
-
 
 def remove_workshop(here: Path) -> None:
     """Remove all of it.
@@ -307,9 +263,14 @@ def remove_workshop(here: Path) -> None:
         remove_tree(here)
 
 
-def _is_manifest(name: str) -> bool:
-    last = name.rpartition("/")[2]
-    return last in _MANIFESTS or (last.startswith("requirements") and last.endswith(".txt"))
+def _let_a_second_pass(before: int, check: Callable[[], None]) -> None:
+    """Wait until files that are written now have another time than those of the check before.
+
+    What was compiled of a file stays, and Python takes it for that of the new one where size and second are equal.
+    """
+    while before <= time.time() < before + 1 + _COARSE_S:
+        check()
+        time.sleep(0.02)
 
 
 def _lines(names: Iterable[str]) -> bytes:

@@ -20,6 +20,7 @@ from ava_roles.workshop.branch import Baseline, Branch
 from ava_roles.workshop.changes import diff_of
 from ava_roles.workshop.edits import Edits
 from ava_roles.workshop.kept import Place
+from ava_roles.workshop.manifests import mark_of
 from ava_roles.workshop.order import WorkOrder
 from ava_roles.workshop.repository import Theirs, told
 from ava_roles.workshop.trees import Trees, remove_workshop
@@ -167,7 +168,7 @@ class Workshop:
         if line is None:
             return None
         trees = self.made[0]
-        mark = await run_sync(trees.manifests, tree)
+        mark = await run_sync(mark_of, trees.git, tree)
         known = await run_sync(trees.place.known)
         if known.setup == mark:
             return None
