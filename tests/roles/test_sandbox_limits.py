@@ -174,6 +174,13 @@ async def test_processor_time_is_limited(kind: Kind, here: Path) -> None:
     assert (done.ended, done.code) in [("signal", 128 + 9), ("signal", 128 + 24)]
 
 
+async def test_a_command_that_was_given_more_processor_time_has_it(kind: Kind, here: Path) -> None:
+    code = "import time; began = time.process_time()\nwhile time.process_time() - began < 1.5: pass\nprint('done')"
+    box = sandbox(kind, here.parent, cpu_s=1)
+    assert (await box.run(replace(python(here, code), cpu_s=10))).output == "done\n"
+    assert (await box.run(python(here, code))).ended == "signal"
+
+
 async def test_a_hundred_megabytes_of_output_take_little_memory(kind: Kind, here: Path) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     code = "import os\nfor n in range(1600): os.write(1, b'%7d\\n' % n + b'x' * 65527 + b'\\n')"

@@ -56,6 +56,7 @@ class Command:
         stdin: It reads what its caller writes; see `Sandbox.start`.
         disk_from: Bytes that its writable folders took when their growth began to count, where several commands share
             them; None is what they take at its start.
+        cpu_s: So many seconds of a processor each of its processes may use, where that is more than the sandbox gives.
     """
 
     argv: tuple[str, ...]
@@ -67,6 +68,7 @@ class Command:
     network: bool = False
     stdin: bool = False
     disk_from: int | None = None
+    cpu_s: int = 0
 
 
 @dataclass(frozen=True)

@@ -216,10 +216,16 @@ class Supervised:
             uid=self._how.uid if self._kind != "none" else 0,
             bwrap=self._how.bwrap,
             abi=self._how.abi,
-            limits=self._limits.fields(),
+            limits=self._limits_for(command).fields(),
             disk_from=command.disk_from,
             direct=[str(bind.source) for bind in command.binds if bind.direct],
         )
+
+    def _limits_for(self, command: Command) -> Limits:
+        """Return what a command may take."""
+        limits = Limits(*self._limits.fields())
+        limits.cpu_s = max(limits.cpu_s, command.cpu_s)
+        return limits
 
     @asynccontextmanager
     async def _temporary(self, command: Command) -> AsyncGenerator[Command]:
