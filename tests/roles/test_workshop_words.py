@@ -125,7 +125,7 @@ async def test_pytest_is_run_by_the_projects_own_interpreter_in_the_sandbox(tmp_
     repository = project(tmp_path / "project", {"tests/test_a.py": "", ".gitignore": ".venv/\n"})
     environment_of(Path("/usr/bin/python3"), repository, {"pytest/__init__.py": "", "pytest/__main__.py": fake})
     found = find_verify(repository, tmp_path / "home")
-    assert found == Found(".venv/bin/python -m pytest", "tests/test_a.py")
+    assert isinstance(found, Found) and found == Found(".venv/bin/python -m pytest", "tests/test_a.py")
     async with working("bubblewrap", tmp_path, order(repository, verify=found.command), baseline=False) as shop:
         verdict = await shop.check()
     assert verdict.passed and verdict.output == f"own pytest {repository}/.venv\n"

@@ -10,7 +10,7 @@ from ava_roles.confine.laying import Bench, Laying, read_only_note, without_odd
 from ava_roles.confine.paths import Root, shown
 from ava_roles.confine.removal import remove_tree
 from ava_roles.confine.toolchains import Toolchains, find_toolchains
-from ava_roles.workshop.repository import told
+from ava_roles.workshop.gits import told
 from ava_roles.workshop.standing import stand
 from ava_roles.workshop.trees import Trees
 

@@ -6,10 +6,11 @@ import re
 from typing import Literal
 
 from ava_roles.workshop.branch import Changed
-from ava_roles.workshop.repository import Git
+from ava_roles.workshop.gits import Git
 
 _PLAIN = ("--no-ext-diff", "--no-textconv", "--no-renames", "--ignore-submodules=all")
-_KINDS: dict[str, Literal["added", "changed", "removed"]] = {"A": "added", "D": "removed"}
+_Kind = Literal["added", "changed", "removed"]
+_KINDS: dict[str, _Kind] = {"A": "added", "D": "removed"}
 _DECIDES = frozenset(
     {
         "conftest.py", "pytest.ini", ".pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg", "setup.py", "noxfile.py",
@@ -39,7 +40,9 @@ def is_test(path: str) -> bool:
 def changes(git: Git, base: str, head: str) -> tuple[Changed, ...]:
     """Return what differs between two commits or trees, file by file; a renamed one is removed and added."""
     status = git("diff-tree", "-r", "-z", "--name-status", *_PLAIN, base, head).names()
-    kinds = {name: _KINDS.get(letter, "changed") for letter, name in zip(status[::2], status[1::2], strict=True)}
+    kinds: dict[str, _Kind] = {}
+    for letter, name in zip(status[::2], status[1::2], strict=True):
+        kinds[name] = _KINDS.get(letter, "changed")
     counted: dict[str, tuple[int, int]] = {}
     for line in git("diff-tree", "-r", "-z", "--numstat", *_PLAIN, base, head).names():
         added, removed, name = line.split("\t", 2)

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from ava_roles.workshop.repository import Git, Theirs
+from ava_roles.workshop.gits import Git
+from ava_roles.workshop.repository import Theirs
 
 _LARGEST = 1_000_000
 _ENVIRONMENTS = (".venv", "venv", "env", ".env")

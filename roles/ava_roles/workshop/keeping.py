@@ -14,9 +14,10 @@ from pathlib import Path
 from ava_roles.errors import WorkshopFailed
 from ava_roles.workshop.branch import Branch
 from ava_roles.workshop.changes import changes
+from ava_roles.workshop.gits import Git, told
 from ava_roles.workshop.kept import Kept
 from ava_roles.workshop.protected import filters
-from ava_roles.workshop.repository import Git, Theirs, told
+from ava_roles.workshop.repository import Theirs
 from ava_roles.workshop.trees import Trees
 
 _NAMES = 50

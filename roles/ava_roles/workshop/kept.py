@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ava_roles.confine.removal import remove_tree
 from ava_roles.errors import WorkshopFailed
-from ava_roles.workshop.repository import told
+from ava_roles.workshop.gits import told
 
 _TAKEN_S = 30.0
 """A git that a killed server has left comes to its end by then."""
@@ -75,7 +75,8 @@ class Place:
         """Return what is known; None where no trees were made to their end."""
         try:
             said = json.loads((self.here / "kept.json").read_text("utf-8", "surrogateescape"))
-            return Kept(**{**said, **{name: tuple(said[name]) for name in ("beside", "dependencies")}})
+            names = {name: tuple(map(str, said.pop(name))) for name in ("beside", "dependencies")}
+            return replace(Kept(**said), **names)  # type: ignore[arg-type]
         except (OSError, ValueError, TypeError, KeyError):
             return None
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from ava_roles.confine.checkout import take
 from ava_roles.confine.paths import shown
+from ava_roles.workshop.gits import Git, told
 from ava_roles.workshop.protected import filters
-from ava_roles.workshop.repository import Git, Theirs, told
+from ava_roles.workshop.repository import Theirs
 
 
 @dataclass(frozen=True)

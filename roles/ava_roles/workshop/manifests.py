@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from ava_roles.workshop.repository import Git
+from ava_roles.workshop.gits import Git
 
 _MANIFESTS = frozenset(
     {

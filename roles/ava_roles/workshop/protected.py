@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ava_roles.confine.paths import Root
 from ava_roles.errors import ToolFailed
-from ava_roles.workshop.repository import Git
+from ava_roles.workshop.gits import Git
 
 _LARGEST = 100_000_000
 

@@ -18,10 +18,11 @@ from threading import RLock
 from ava_roles.confine.paths import Root, shown
 from ava_roles.confine.removal import remove_tree
 from ava_roles.errors import BadNamespace, NoRepository, WorkshopFailed
+from ava_roles.workshop.gits import Git, told
 from ava_roles.workshop.kept import Kept, Place
 from ava_roles.workshop.order import WorkOrder, within
 from ava_roles.workshop.protected import Protected, protected, same_as_written
-from ava_roles.workshop.repository import Git, Theirs, told
+from ava_roles.workshop.repository import Theirs
 from ava_roles.workshop.sweeping import is_gits, remove_names, sweep
 
 _SHOWN = 8

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,10 +20,11 @@ from ava_roles.workshop.benches import Benches
 from ava_roles.workshop.branch import Baseline, Branch
 from ava_roles.workshop.changes import diff_of
 from ava_roles.workshop.edits import Edits
+from ava_roles.workshop.gits import told
 from ava_roles.workshop.kept import Place
 from ava_roles.workshop.manifests import mark_of
 from ava_roles.workshop.order import WorkOrder
-from ava_roles.workshop.repository import Theirs, told
+from ava_roles.workshop.repository import Theirs
 from ava_roles.workshop.trees import Trees, remove_workshop
 from ava_roles.workshop.verdict import Verdict
 
@@ -192,6 +194,7 @@ class Workshop:
                 timeout_s=self._order.verify_timeout_s,
                 max_output=_KEPT_OUTPUT,
                 network=self._network,
+                cpu_s=math.ceil(self._order.verify_timeout_s),
             )
         )
         passed = finished.ended == "exited" and finished.code == 0
