@@ -222,7 +222,12 @@ def _no_logs(folder: Path, _mark: Path) -> Path:
     return repository
 
 
+def _odd_folder(folder: Path, _mark: Path) -> Path:
+    return project(folder.parent / '"odd" #\n: \\folder')
+
+
 REPOSITORIES: Mapping[str, Builder] = {
+    "odd folder": _odd_folder,
     "plain": lambda folder, _mark: project(folder),
     "hooks that fail": _hooks,
     "hooks elsewhere that hang": _hooks_elsewhere,
