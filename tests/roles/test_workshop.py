@@ -239,6 +239,26 @@ async def test_a_verification_without_end_is_ended_with_all_that_it_started(kind
     assert branch is not None
 
 
+async def test_work_that_was_cancelled_at_any_moment_can_be_kept(tmp_path: Path) -> None:
+    needs("bubblewrap")
+    many = {f"data/{number}.txt": f"{number}\n" for number in range(3_000)}
+    repository = project(tmp_path / "project", {**PROJECT, **many})
+    cut = 0
+    async with working("bubblewrap", tmp_path, order(repository, verify="true"), baseline=False) as shop:
+        for number in range(31):
+            shop.edits.write("calc.py", f"{number}\n".encode())
+            with anyio.move_on_after(0.008 * number) as scope:
+                await shop.check()
+            cut += scope.cancelled_caught
+            if number % 10 == 0:
+                branch = shop.keep(f"Number {number}")
+                assert branch is not None and git(repository, "show", f"{branch.name}:calc.py") == f"{number}\n"
+        assert cut > 5
+        verdict = await shop.check()
+        branch = shop.keep("The last")
+        assert verdict.passed and branch is not None and branch.tree == verdict.tree
+
+
 async def test_the_setup_command_runs_once_and_again_when_dependencies_change(kind: Kind, tmp_path: Path) -> None:
     repository = project(tmp_path / "project", {**PROJECT, "requirements.txt": "one\n"})
     line = "cat requirements.txt >> made.local; echo x >> docs/guide.md; echo built > built.txt"
@@ -371,6 +391,17 @@ async def test_without_git_it_is_said(kind: Kind, tmp_path: Path, monkeypatch: p
     with pytest.raises(WorkshopFailed, match="git is not installed"):
         async with working(kind, tmp_path, order(repository)):
             pass
+
+
+async def test_a_lock_on_our_own_branch_that_a_crash_left_does_not_keep_the_work_from_it(tmp_path: Path) -> None:
+    needs("bubblewrap")
+    repository = project(tmp_path / "project")
+    async with working("bubblewrap", tmp_path, order(repository), baseline=False) as shop:
+        shop.edits.write("calc.py", FIXED.encode())
+        write(repository, {f".git/refs/heads/ava/{RUN}.lock": ""})
+        branch = shop.keep("Kept")
+    assert branch is not None and branch.name == f"ava/{RUN}"
+    assert not list((repository / ".git").rglob("*.lock"))
 
 
 async def test_two_who_keep_the_same_work_at_once_make_one_branch(tmp_path: Path) -> None:

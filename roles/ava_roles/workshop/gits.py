@@ -67,17 +67,22 @@ class Git:
         at = [f"--git-dir={self.own}", *([f"--work-tree={self.tree}"] if self.tree is not None else [])]
         settings = [part for each in OFF for part in ("-c", each)]
         index = {"GIT_INDEX_FILE": str(self.index)} if self.index is not None else {}
-        with told(f"git {words[0]}"):
-            said = run_git(
-                [self.program, *at, *settings, *words],
-                folder=self.tree or self.own,
-                env={**environment(self.own), **index, **self.variables},
-                aside=self.own,
-                within_s=GIT_S,
-                check=self.check,
-                stdin=stdin,
-                held=self.held,
-            )
+        said: Said | None = None
+        try:
+            with told(f"git {words[0]}"):
+                said = run_git(
+                    [self.program, *at, *settings, *words],
+                    folder=self.tree or self.own,
+                    env={**environment(self.own), **index, **self.variables},
+                    aside=self.own,
+                    within_s=GIT_S,
+                    check=self.check,
+                    stdin=stdin,
+                    held=self.held,
+                )
+        finally:
+            if self.index is not None and (said is None or said.code is None):  # killed, it leaves its lock
+                self.index.with_name(f"{self.index.name}.lock").unlink(missing_ok=True)
         if said.code is None:
             raise WorkshopFailed(f"git {words[0]} did not end within {GIT_S:g} s; look whether the disk is very slow")
         return said

@@ -132,6 +132,8 @@ def _refer(theirs: Theirs, joined: Git, name: str, head: str, at: str | None) ->
         return
     made = [theirs.common / above / part for above in ("refs/heads", "logs/refs/heads") for part in _ways(name)]
     new = [path for path in made if not path.exists()]
+    with told("making the branch"):  # nobody else makes it, so a lock on it is what a crash has left
+        (theirs.common / "refs/heads" / f"{name}.lock").unlink(missing_ok=True)
     joined("update-ref", "--no-deref", "-m", "ava", f"refs/heads/{name}", head, at or "0" * len(head))
     _hand_over(theirs, new)
 
