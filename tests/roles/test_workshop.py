@@ -221,6 +221,18 @@ async def test_what_a_check_leaves_takes_no_part_in_the_next(kind: Kind, tmp_pat
         assert shop.keep("Nothing") is None
 
 
+async def test_a_check_right_after_another_runs_the_new_file_and_not_what_was_compiled_of_the_old(
+    tmp_path: Path,
+) -> None:
+    needs("bubblewrap")
+    repository = project(tmp_path / "project")
+    assert len(FIXED) == len(PROJECT["calc.py"]), "Python tells them apart by size and second alone"
+    async with working("bubblewrap", tmp_path, order(repository)) as shop:
+        for text in (FIXED, PROJECT["calc.py"]) * 3:
+            shop.edits.write("calc.py", text.encode())
+            assert (await shop.check()).passed == (text == FIXED)
+
+
 async def test_a_verification_without_end_is_ended_with_all_that_it_started(kind: Kind, tmp_path: Path) -> None:
     repository = project(tmp_path / "project")
     mark = f"{time.time():.6f}"
