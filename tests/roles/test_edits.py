@@ -9,10 +9,13 @@ from pathlib import Path
 
 import anyio
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ava_roles.confine.paths import Root
 from ava_roles.errors import AccessRefused, ToolFailed
 from ava_roles.tools.base import Place, ToolOutput
+from ava_roles.tools.document import Document, with_plain_ends
 from ava_roles.tools.edits import EditFile, EditFileArgs, WriteFile, WriteFileArgs
 from ava_roles.workshop.edits import Edits
 
@@ -192,6 +195,37 @@ async def test_outside_of_the_namespace_nothing_is_changed_and_nothing_shown(tre
         await tree.edit("zzz", "b", "README.md")
     assert "Nearest" not in str(refused.value)
     assert tree.data("README.md") == b"a\n"
+
+
+LINES = st.text(st.sampled_from("ab \n\r\t\ufeff\u2028\u00e4\x0c"), max_size=30)
+
+
+@given(LINES, st.booleans())
+def test_a_document_is_the_bytes_that_it_was_made_of(text: str, mark: bool) -> None:
+    data = (b"\xef\xbb\xbf" if mark else b"") + text.encode()
+    assert Document.of(data).data() == data
+
+
+@given(LINES, LINES.filter(bool), LINES)
+def test_replacing_all_is_what_replacing_in_plain_text_is_and_keeps_every_other_end(
+    text: str, old: str, new: str
+) -> None:
+    document, old, new = Document.of(text.encode()), with_plain_ends(old), with_plain_ends(new)
+    edited, regions = document.replaced(document.apart(old), old, new)
+    assert edited.text == document.text.replace(old, new)
+    assert len(edited.ends) == edited.text.count("\n")
+    assert edited.mark == document.mark
+    if "\r" not in text:
+        assert "\r" not in edited.data().decode()
+    untouched = set(range(len(edited.lines)))
+    for region in regions:
+        untouched -= set(range(region.new_from, region.new_to))
+        assert document.lines[region.old_from : region.old_to] or not document.lines
+    shifted = {
+        at - sum(each.new_to - each.new_from - each.old_to + each.old_from for each in regions if each.new_to <= at)
+        for at in untouched
+    }
+    assert [edited.lines[at] for at in sorted(untouched)] == [document.lines[at] for at in sorted(shifted)]
 
 
 # -- the nearest places ---------------------------------------------------------------------------------------------

@@ -130,14 +130,14 @@ def _write(edits: Edits, args: WriteFileArgs) -> ToolOutput:
     if there is None:
         edits.write(name, data)
         lines = len(Document.of(data).lines)
-        return ToolOutput(f"wrote {shown(name)}: a new file, {_lines(lines)}, {len(data):,} bytes", count=1)
+        return ToolOutput(f"wrote {shown(name)}: a new file, {_lines(lines)}, {_bytes(data)}", count=1)
     try:
         before = Document.of(there)
     except NoDocument as why:
         edits.write(name, data)
         lines = len(Document.of(data).lines)
-        replaced = f"in the place of {len(there):,} bytes ({why})"
-        return ToolOutput(f"wrote {shown(name)}: {_lines(lines)}, {len(data):,} bytes, {replaced}", count=1)
+        replaced = f"in the place of {_bytes(there)} ({why})"
+        return ToolOutput(f"wrote {shown(name)}: {_lines(lines)}, {_bytes(data)}, {replaced}", count=1)
     after = Document.of(data).like(before)
     if after.data() == there:
         return ToolOutput(f"{shown(name)} has this very content already; nothing was written", count=0)
@@ -200,6 +200,10 @@ def _several(name: str, document: Document, starts: list[int]) -> str:
 
 def _lines(count: int) -> str:
     return "1 line" if count == 1 else f"{count:,} lines"
+
+
+def _bytes(data: bytes) -> str:
+    return "1 byte" if len(data) == 1 else f"{len(data):,} bytes"
 
 
 def _at_the_end(before: Document, after: Document) -> str:

@@ -1,7 +1,8 @@
 """Where in a file something like a text stands, and how that differs: for a model that misquotes it.
 
-Every line of the file that has a rare word of the text in it votes for where the text would begin then; the places with
-the most votes are compared in full. So the time depends on the length of the file once, and not on that of the text.
+Every line of the file that has a word of the text in it votes for where the text would begin then, the more the rarer
+the word is; the places with the most votes are compared in full. So the time depends on the length of the file once,
+and not on that of the text.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _BEHIND = 0.25
 _LINES = 60
 _TOKENS = 300
 _LINE_CHARS = 400
-_COMMON = 400
+_VOTES = 400
 _SHOWN = 10
 _TOKEN = re.compile(r"[^\W\d_]+|\d+|[^\w\s]")
 _LOOKALIKES = str.maketrans("\u2018\u2019\u201c\u201d\u2010\u2011\u2012\u2013\u2014\u2212", "''\"\"------")
@@ -58,16 +59,12 @@ def _candidates(lines: Sequence[str], wanted: Sequence[Sequence[str]]) -> list[i
     for number, line in enumerate(lines):
         for token in set(_tokens(line)) & stands.keys():
             stands[token].append(number)
-    common = [token for token, where in stands.items() if len(where) > _COMMON]
-    if any(0 < len(where) <= _COMMON for where in stands.values()):
-        for token in common:
-            del stands[token]
     votes: dict[int, float] = defaultdict(float)
     for offset, said in enumerate(wanted):
         for token in set(said) & stands.keys():
-            where = stands[token][:_COMMON]
-            for number in where:
-                votes[max(0, number - offset)] += len(token) / len(where)
+            weight = len(token) / max(1, len(stands[token]))
+            for number in stands[token][:_VOTES]:
+                votes[max(0, number - offset)] += weight
     chosen: list[int] = []
     apart = max(1, len(wanted) // 2)
     for start in heapq.nlargest(_COMPARED * 10, votes, key=lambda start: (votes[start], -start)):
