@@ -272,6 +272,66 @@ class PlanReady(Fact):
         return self.plan
 
 
+class CommandRun(BaseModel):
+    """How a command that is part of a run's approval ended: the one that sets up, or the one that verifies.
+
+    `passed` says that it exited with code 0; `ended` how it ended if not by itself. `output` is its end, or the part of
+    it that says what failed, as it may be shown: bounded, and without secrets.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    passed: bool
+    code: int | None = None
+    ended: str = "exited"
+    took_s: float = 0.0
+    output: str = ""
+
+
+class WorktreeReady(Fact):
+    """A run that changes files has its worktree, and the commands of its approval have run there once.
+
+    `told` is exactly what the model is told of it: what stands after the task in every request. `setup` and `verify`
+    are each `passed`, `code`, `ended` (`exited`, `timeout`, …), `took_s` and the `output` that says what failed.
+    """
+
+    transcript: ClassVar[bool] = True
+
+    base: str
+    told: str
+    setup: CommandRun | None = None
+    verify: CommandRun | None = None
+
+    def words(self) -> str:
+        """Return what the model is told."""
+        return self.told
+
+
+class WorkChecked(Fact):
+    """The verify command has run on what a model handed over, apart from where the model's own commands run.
+
+    `number` counts these runs from 1 on; `verify` is as in `WorktreeReady`; `told` is what the model is answered where
+    it did not pass.
+    """
+
+    transcript: ClassVar[bool] = True
+
+    number: int
+    verify: CommandRun
+    call_id: str | None = None
+    turn: int | None = None
+    told: str = ""
+
+    @property
+    def severity(self) -> Severity:
+        """Work that does not pass is a warning: there may be another attempt."""
+        return "info" if self.verify.passed else "warning"
+
+    def words(self) -> str:
+        """Return how it came out, with the output."""
+        return f"{'passed' if self.verify.passed else 'failed'} {self.verify.output}".rstrip()
+
+
 class CancelRequested(Fact):
     """Someone asked for a run to be cancelled."""
 
@@ -591,6 +651,8 @@ FACTS: dict[str, type[Fact]] = {
         Activity,
         GuardrailTripped,
         PlanReady,
+        WorktreeReady,
+        WorkChecked,
         CancelRequested,
         RunEnded,
         SettingsChanged,

@@ -132,7 +132,12 @@ def _model(value: str) -> str:
     return TIERS.get(value.lower(), value)
 
 
-def _command(value: str) -> str:
+def command_line(value: str) -> str:
+    """Return a command line as bash is given it.
+
+    Raises:
+        ValueError: It is none, or more than one line.
+    """
     if not value or len(value) > 2_000 or "\n" in value or "\0" in value:
         raise ValueError("must be one command line of at most 2,000 characters; put more into a script")
     return value
@@ -162,7 +167,7 @@ _Secret = Annotated[str, AfterValidator(_secret)]
 _Above0 = Annotated[float, Field(gt=0, le=1e9)]
 _Whole = Annotated[int, Field(gt=0, le=10**9)]
 _Minutes = Annotated[tuple[_Whole, _Whole], Field(strict=False), AfterValidator(_minutes)]
-_Command = Annotated[str, AfterValidator(_command)]
+_Command = Annotated[str, AfterValidator(command_line)]
 
 
 class _Keys(BaseModel):

@@ -205,6 +205,10 @@ class Acting:
         """Answer a call with a refusal instead of running it; `unusable` says that it could not be made as it is."""
         await self.record(self._result(call, f"Refused: {why}", success=False, unusable=unusable))
 
+    async def answer(self, call: ToolUse, text: str) -> None:
+        """Answer a call that failed for what it handed over, and not for how it was made."""
+        await self.record(self._result(call, text, success=False))
+
     def _reads_only(self, call: ToolUse) -> bool:
         tool = self.tools.get(call.name)
         return tool is None or tool.spec.read_only

@@ -34,6 +34,7 @@ class Untrusted(BaseModel):
     caveats: list[str] = []
     findings: list[dict[str, Any]] = []
     artifacts: list[dict[str, Any]] = []
+    changed: Any = None
     error_text: str | None = None
 
 
@@ -127,8 +128,9 @@ class RunAnswer(BaseModel):
     uncosted: bool | None = None
     overrun: bool | None = None
     quotes_checked: list[dict[str, Any]] | None = None
+    changes: Any = None
     untrusted_result: Untrusted | None = None
-    cursor: str | None = Field(default=None, description="The result goes on: check_subagent with it.")
+    cursor: str | None = Field(default=None, description="It goes on: check_subagent with it.")
 
 
 class CheckAnswer(Answer):
@@ -155,7 +157,7 @@ class LogAnswer(Answer):
     """Entries of the log, newest last."""
 
     untrusted_entries: list[str] = []
-    cursor: str | None = Field(default=None, description="Older entries: call again with the same arguments and it.")
+    cursor: str | None = Field(default=None, description="Older entries: the same call again, with it.")
 
 
 Failure = Literal["failed"]

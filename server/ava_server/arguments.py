@@ -81,11 +81,15 @@ class SpawnArgs(Arguments):
     plan: bool | None = Field(default=None, description="It plans before it works, in 3 turns. Default: the role's.")
     tools: list[str] | None = Field(default=None, description="Only these of the role's tools.")
     blocked_tools: list[str] | None = Field(default=None, description="Not these of the role's tools.")
-    namespace: list[str] | None = Field(
-        default=None, description="(not in this version) Coder: paths that it may change."
+    namespace: Annotated[list[str] | None, BeforeValidator(_listed)] = Field(
+        default=None,
+        max_length=200,
+        description="Coder needs it: files or folders that it may change, relative to the repository.",
     )
     verify: str | None = Field(
-        default=None, description="(not in this version) Coder: command line that checks the work."
+        default=None,
+        max_length=2_000,
+        description="Coder: command line that its work must pass. Default: the role's, or as found.",
     )
     workspace: str | None = Field(
         default=None,

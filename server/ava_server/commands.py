@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from ava_audit.rows import RunRow
 from ava_roles.confine.paths import Root
@@ -38,6 +39,20 @@ def needs_sandbox(names: Sequence[str], tools: Mapping[str, Tool]) -> bool:
     return any(name in tools and (tools[name].spec.commands or tools[name].spec.program) for name in names)
 
 
+def usable_here(tools: Mapping[str, Tool], sandbox: Sandbox | Unavailable) -> dict[str, Tool]:
+    """Return the tools that this machine can give: commands where a sandbox is, and edits where it confines.
+
+    What a run has changed runs when it is verified, and git keeps it; so edits need more than commands do.
+    """
+    commands = not isinstance(sandbox, Unavailable)
+    edits = not isinstance(sandbox, Unavailable) and sandbox.kind != "none" and shutil.which("git") is not None
+    return {
+        name: tool
+        for name, tool in tools.items()
+        if (commands or not tool.spec.commands) and (edits or not tool.spec.edits)
+    }
+
+
 def sandbox_for(
     wanted: bool, find: Callable[[], Sandbox | Unavailable], *, files_open: bool
 ) -> Sandbox | Unavailable | None:
@@ -65,10 +80,14 @@ def confinement_of(sandbox: Sandbox | Unavailable | None) -> str:
     return NO_COMMANDS if sandbox is None or isinstance(sandbox, Unavailable) else sandbox.kind
 
 
-def commands_reach(specs: Sequence[ToolSpec], confinement: str, *, copy: bool, network: bool) -> str:
-    """Return what commands of the run may do, in a few words."""
-    what = "run commands" if any(spec.commands and spec.files for spec in specs) else "run Python"
-    where = "on a copy of it" if copy else "on an empty folder"
+def commands_reach(
+    specs: Sequence[ToolSpec], confinement: str, *, copy: Literal["copy", "worktree"] | None, network: bool
+) -> str:
+    """Return what commands of the run may do, in a few words; `copy` is what of the workspace they work on."""
+    what = "run Python"
+    if copy == "worktree" or any(spec.commands and spec.files for spec in specs):  # the verify command is one
+        what = "run commands"
+    where = "on an empty folder" if copy is None else f"on a {copy} of it"
     if confinement == "none":
         return f"{what} WITHOUT A SANDBOX, with all that you may do yourself"
     return f"{what} in a sandbox that reaches the network, {where}" if network else f"{what} in a sandbox {where}"

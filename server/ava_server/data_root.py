@@ -70,6 +70,11 @@ class DataRoot:
         return self.path / "scratch"
 
     @property
+    def worktrees(self) -> Path:
+        """Where runs that change files work, a folder each while they last."""
+        return self.path / "worktrees"
+
+    @property
     def worker_lock(self) -> Path:
         """The lock of the one worker."""
         return self.path / "worker.lock"

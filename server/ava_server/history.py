@@ -27,6 +27,8 @@ from ava_audit.events import (
     ToolResult,
     Usage,
     UserMessage,
+    WorkChecked,
+    WorktreeReady,
 )
 from ava_roles.tools.edits import EDIT_FILE, WRITE_FILE
 from ava_server.budget import Purpose, paid_for
@@ -103,6 +105,10 @@ class History:
     tripped: GuardrailTripped | None = None
     failed_edits: dict[str, int] = field(default_factory=dict[str, int])
     drafts: list[Any] = field(default_factory=list[Any])
+    malformed: int = 0
+    worktree: WorktreeReady | None = None
+    check: WorkChecked | None = None
+    last_check: WorkChecked | None = None
     planning: PlanState = field(default_factory=PlanState)
     cost_by: dict[str, int] = field(default_factory=dict[str, int])
     tool_counts: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
@@ -140,6 +146,13 @@ class History:
                 self._said(seq, fact)
             case PlanReady() if fenced:
                 self._ready(fact)
+            case WorktreeReady() if fenced:
+                self.worktree = fact
+                self._items.append(_Item(seq, UserTurn(fact.told)))
+            case WorkChecked() if fenced:
+                self.check = self.last_check = fact
+                if fact.call_id is None and not fact.verify.passed:  # else the result of the call says it
+                    self._items.append(_Item(seq, UserTurn(fact.told)))
             case ToolCall() if fenced:
                 self.tool_calls += 1
                 if fact.call_id:
@@ -286,7 +299,7 @@ class History:
             self.said_tokens = usage.output_tokens
 
     def _said(self, seq: int, fact: AssistantMessage) -> None:
-        self.answer, self.answered = fact, True
+        self.answer, self.answered, self.check = fact, True, None
         self.calls = tuple(tool_use(call["call_id"], call["name"], call["raw_args"]) for call in fact.calls)
         self.fault = None
         if not self.calls:
@@ -357,6 +370,7 @@ class History:
         call = next((call for call in self.calls if call.call_id == fact.call_id), None)
         if call is not None and call.name == SUBMIT and not fact.success:
             self.drafts.append(call.raw_args if call.args is None else dict(call.args))
+            self.malformed += self.check is None  # what was checked had the right form
         if call is not None:
             key = call_key(call)
             before = self.repeats.get(key)

@@ -32,7 +32,6 @@ from ava_server.access import Access
 from ava_server.budget import DayCaps
 from ava_server.claims import Slots
 from ava_server.commands import remove_benches, sandbox_here
-from ava_server.editing import without_edits
 from ava_server.errors import AvaError, Refused
 from ava_server.foreign import Foreign
 from ava_server.hiring import Hiring
@@ -195,7 +194,7 @@ class House:
             settings=self.settings,
             models=self.access.models,
             catalog=catalog,
-            tools=without_edits(without_search(self.tools) if search is None else self.tools),
+            tools=without_search(self.tools) if search is None else self.tools,
             search=search,
             client_roots=client_roots,
             cwd=Path.cwd(),
@@ -207,10 +206,14 @@ class House:
         )
 
     async def sweep(self) -> None:
-        """Remove what dead processes left: scratch folders of ended runs, copies of workspaces, locks of nobody."""
+        """Remove what dead processes left: folders of ended runs, copies of workspaces, locks of nobody."""
         try:
-            rows = await self.store.read(lambda view: view.runs(states=UNENDED))
+            rows = await self.store.read(lambda view: view.runs(states=UNENDED, limit=-1))
             await anyio.to_thread.run_sync(self._sweep, rows)
+            there = await anyio.to_thread.run_sync(self.outfitting.worktrees.there)
+            for run in await self.store.read(lambda view: [view.run(run_id) for run_id in there]):
+                if run is not None and run.ended:  # looked up after they were listed: one that began since is not ended
+                    await anyio.to_thread.run_sync(self.outfitting.tidy, run)
         except (AuditError, OSError) as error:  # the next start sweeps; nothing depends on it
             log.warning("what dead processes left was not all removed: %s", error)
 
@@ -222,7 +225,7 @@ class House:
         unended = {row.id for row in rows}
         for folder in scratch.glob("S-*"):
             if folder.name not in unended:
-                self.outfitting.tidy(folder.name)
+                self.outfitting.tidy_scratch(folder.name)
         self.foreign.sweep()
         self.instances.sweep(frozenset(row.instance for row in rows if row.instance))
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import replace
+from functools import partial
 
 import anyio
 import anyio.abc
 import anyio.to_thread
 
 from ava_audit.errors import OutcomeUnknown, SchemaNewer, StaleOwner
-from ava_audit.events import ErrorOccurred, Event, LastTurn, RunPaused, ToolResult, Who
+from ava_audit.events import ErrorOccurred, Event, LastTurn, RunPaused, ToolResult, Who, WorkChecked
 from ava_audit.rows import RunRow
 from ava_audit.store import Command, Outcome, Store
 from ava_audit.view import View
@@ -30,6 +31,7 @@ from ava_server.run_config import config_of
 from ava_server.run_log import RunLog, cancel_reason, ending_events
 from ava_server.submit import NAME as SUBMIT
 from ava_server.submit import SubmitArgs, accept
+from ava_server.working import Working, unkept
 
 log = logging.getLogger("ava.loop")
 _FAULT = "a fault of Ava itself"
@@ -95,9 +97,24 @@ class AgentRun:
             lambda: self._config.timeout_s - self.active_s,
             self._acting.begun,
         )
+        self._working = self._at_work(prepared)
         self._due: float | None = None  # of the monotonic clock
         self._cap = LastTurn(status="timeout", reason=f"timeout of {self._config.timeout_s:g} s")
         self._cancelled_at: float | None = None
+
+    def _at_work(self, prepared: Prepared) -> Working | None:
+        """Return what sees to the worktree of a run that changes files."""
+        if prepared.workshop is None or self._config.coding is None:
+            return None
+        return Working(
+            prepared.workshop,
+            prepared.worktrees,
+            self._config.coding,
+            self._log,
+            prepared.redactor,
+            self._acting.nonce,
+            self.say,
+        )
 
     # -- the run --------------------------------------------------------------------------------------------------
 
@@ -198,6 +215,8 @@ class AgentRun:
         with anyio.move_on_after(work_s):
             return await self._work()
         last = self._reserving.cap = self._reserving.cap or cap
+        if self._working is not None and self._history.worktree is None:  # nothing was done that could be wrapped up
+            return Ended(last.status, last.reason)
         if (ended := await self._handed_over_in_time()) is not None:
             return ended
         with anyio.move_on_after(max(left_s - work_s, 0.0)):
@@ -215,6 +234,10 @@ class AgentRun:
         return None
 
     async def _work(self) -> Ended | Paused:
+        if self._working is not None:
+            if (ended := await self._working.begin()) is not None:
+                return ended
+            self._acting.place = self._working.place(self._acting.place)
         ended = await self._take_up()
         return ended if ended is not None else await self._turns()
 
@@ -248,12 +271,12 @@ class AgentRun:
         if submit is not None:
             accepted = await anyio.to_thread.run_sync(accept, submit, self._config.output_schema)
             if isinstance(accepted, SubmitArgs):
-                return self._handed_over(accepted, submit.call_id)
+                return await self._checked(completion, accepted, submit.call_id)
             said = self._history.answer
             cut = cut_call(said, completion.calls, submit) if said is not None else None
             return await self._repair(completion, submit.call_id, cut or accepted)
         if not completion.calls:
-            return self._plain(completion.text)
+            return await self._plain(completion)
         last = self._history.last or self._reserving.cap  # as it was asked: calls that have begun count by now
         if last is not None:
             await self._refuse_open("the limits are reached, only submit_result was accepted")
@@ -263,17 +286,37 @@ class AgentRun:
             return Ended("guardrail", ENDED_BECAUSE.get(self._history.tripped.guardrail, "a guardrail"))
         return self._worn_out()
 
+    async def _checked(self, completion: Completion, submitted: SubmitArgs, call_id: str | None = None) -> Ended | None:
+        """Take a result, of a run that changes files once its work passes; None when it has to be mended first."""
+        if self._working is None or self._reserving.last_turn() is not None:
+            return self._handed_over(submitted, call_id)
+        checked = await self._working.check(call_id)
+        if isinstance(checked, WorkChecked) and checked.verify.passed:
+            return self._handed_over(submitted, call_id)
+        told = checked.stop_reason if isinstance(checked, Ended) else checked.told
+        for call in completion.calls:
+            if call.call_id in self._history.results:
+                continue
+            if call.call_id == call_id:
+                await self._acting.answer(call, told)
+            else:
+                await self._acting.refuse(call, "a result was handed over with it")
+        if isinstance(checked, Ended):
+            return replace(checked, submitted=submitted)
+        return self._working.given_up(checked, submitted)
+
     def _handed_over(self, submitted: SubmitArgs, call_id: str | None = None) -> Ended:
         last = self._reserving.last_turn()
         if last is not None:
             return Ended(last.status, last.reason, submitted, call_id=call_id)
         return Ended("success", "the subagent handed over its result", submitted, call_id=call_id)
 
-    def _plain(self, text: str) -> Ended | None:
+    async def _plain(self, completion: Completion) -> Ended | None:
         """Take plain text instead of the call as the output; what is none is asked for again, at most twice.
 
         In the last turn a text that is at fault is taken too, but for the words of a refusal.
         """
+        text = completion.text
         fault, last = self._history.fault, self._reserving.last_turn()
         if fault is not None and last is None:
             return self._worn_out()
@@ -288,7 +331,7 @@ class AgentRun:
         first = next(line for line in text.splitlines() if line.strip())
         cut = fault is not None and fault.kind == "cut"
         caveats = [cut_caveat(self._history.said_tokens)] if cut else []
-        return self._handed_over(SubmitArgs(summary=first, output=text, caveats=caveats))
+        return await self._checked(completion, SubmitArgs(summary=first, output=text, caveats=caveats))
 
     def _worn_out(self) -> Ended | None:
         """Return the ending of a run whose model answers again and again with nothing that can be used."""
@@ -307,7 +350,7 @@ class AgentRun:
         last = self._reserving.last_turn()
         if last is not None:
             return Ended(last.status, last.reason)
-        if len(self._history.drafts) > REPAIRS:
+        if self._history.malformed > REPAIRS:
             return Ended(
                 "error", "the result could not be brought into the form asked for", error_kind="bad_output",
                 error_message=fault, what_to_do="Ask again with a simpler output_schema, or without one.",
@@ -341,8 +384,12 @@ class AgentRun:
             await self._log.append(unsettled(run, self._log.who, self._log.fence, purpose=self._history.purpose))
             run = await self._log.read(lambda view: view.run(self.id)) or run
         artifacts = await anyio.to_thread.run_sync(self._prepared.artifacts)
+        kept = await self._working.keep(ended) if self._working is not None else None
+        if kept is not None and kept.fault and ended.status == "success":
+            ended = unkept(ended, kept)
         result = await anyio.to_thread.run_sync(
-            build_result, run, self._history, ended, artifacts, self.active_s, abandon_on_cancel=True
+            partial(build_result, run, self._history, ended, artifacts, self.active_s, kept=kept),
+            abandon_on_cancel=True,
         )
         events = list(ending_events(run, result, ended, self._log.who, self._log.fence, round(self.active_s * 1e6)))
         if ended.call_id is not None and ended.call_id not in self._history.results:

@@ -24,7 +24,7 @@ from ava_audit.rows import QUEUED, RUNNING, GroupRow, RunRow
 from ava_audit.store import Store
 from ava_audit.view import View
 from ava_server.claims import NotClaimed, Slots, claim, left_to_be_resumed, pause_words, paused
-from ava_server.endings import Endings
+from ava_server.endings import Endings, Tidying
 from ava_server.history import History
 from ava_server.ids import AGENT
 from ava_server.loop import AgentRun
@@ -32,7 +32,7 @@ from ava_server.prepared import Prepared
 from ava_server.result import Ended
 from ava_server.run_log import cancel_reason
 from ava_server.status import WAITS
-from ava_server.unowned import Artifact, group_time, overdue
+from ava_server.unowned import group_time, overdue
 
 log = logging.getLogger("ava.manager")
 
@@ -56,7 +56,7 @@ class CannotHonour(Exception):
     """Raised when this instance cannot run a run as it was approved; says what it waits for."""
 
 
-class Outfitter(Protocol):
+class Outfitter(Tidying, Protocol):
     """What gives a run everything that it works with, and takes it away again."""
 
     async def honour(self, run: RunRow) -> None:
@@ -73,14 +73,6 @@ class Outfitter(Protocol):
         Raises:
             CannotHonour: It cannot be run here, after all.
         """
-        ...
-
-    def artifacts(self, run_id: str) -> list[Artifact]:
-        """Return the files that a run has handed over. Blocking."""
-        ...
-
-    def tidy(self, run_id: str) -> None:
-        """Remove what was only an ended run's own. Blocking."""
         ...
 
 
@@ -118,7 +110,7 @@ class Manager:
     ) -> None:
         self.instance = instance
         self.waiting_for: dict[str, str] = {}
-        self.endings = Endings(store, instances, instance, outfitter.artifacts, outfitter.tidy)
+        self.endings = Endings(store, instances, instance, outfitter)
         self.idle_since: float | None = None
         self.out_of_reach: str | None = None
         self._store = store

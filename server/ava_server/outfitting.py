@@ -24,6 +24,9 @@ from ava_roles.confine.sandbox import Sandbox, Unavailable
 from ava_roles.prompt import system_prompt
 from ava_roles.role import parse_role
 from ava_roles.tools.base import Place, Tool
+from ava_roles.tools.shell import RunBash
+from ava_roles.workshop.workshop import Workshop
+from ava_server.changes import Kept
 from ava_server.commands import bench_of, remove_benches, runs_commands, strength
 from ava_server.earlier import NAME as READ_RESULT
 from ava_server.earlier import ReadSubagentResult, listed
@@ -41,6 +44,8 @@ from ava_server.run_config import NO_COMMANDS, RunConfig, Texts, config_of
 from ava_server.run_tools import RUN_TOOL_NAMES, run_tools
 from ava_server.searching import ApprovedSearch
 from ava_server.submit import schema as submit_schema
+from ava_server.work_orders import order_of
+from ava_server.worktrees import Worktrees
 
 if TYPE_CHECKING:
     from ava_server.house import House
@@ -60,6 +65,7 @@ class Outfitting:
     """Gives runs what they work with, from what a process has open."""
 
     def __init__(self, house: House) -> None:
+        self.worktrees = Worktrees(house.settings.paths.worktrees, Path.home())
         self._house = house
         self._opening = anyio.CapacityLimiter(OPENINGS)
 
@@ -106,15 +112,22 @@ class Outfitting:
             **run_tools(history, scratch, results),
             **foreign_tools(config, servers),
         }
+        if config.coding is not None:
+            tools["run_bash"] = RunBash(in_worktree=True)
         own = {name: tools[name] for name in config.tools}
         await self._opened(lambda: remove_benches(scratch))
         files, artifacts = await self._opened(lambda: self._open_folders(config, run.id))
         search = await self._search(config)
         networked = any(tool.spec.network and tool.spec.foreign is None for tool in own.values())
-        settings, running = self._house.settings, sandbox if runs_commands(config.tools, own) else None
-        bench = bench_of(run, config, files, scratch, running, settings) if running is not None else None
+        settings, workshop, bench = self._house.settings, None, None
+        if config.coding is not None and sandbox is not None:
+            workshop = self._workshop(run, config, sandbox)
+        elif sandbox is not None and runs_commands(config.tools, own):
+            bench = bench_of(run, config, files, scratch, sandbox, settings)
 
         def close(ended: bool) -> None:
+            if workshop is not None:
+                workshop.close()
             if bench is not None:
                 with contextlib.suppress(OSError):  # a command that is still being ended; it goes with the run
                     bench.close()
@@ -122,7 +135,7 @@ class Outfitting:
                 if root is not None:
                     root.close()
             if ended:
-                self.tidy(run.id)
+                self.tidy(run)
 
         confinement = sandbox.kind if sandbox is not None else NO_COMMANDS
         started = history.prefix or _started(config, texts, own, parameters(choice), confinement)
@@ -136,7 +149,7 @@ class Outfitting:
                 search=search,
                 artifacts=artifacts,
                 memory=self._house.memory(run.user_id),
-                sandbox=running,
+                sandbox=sandbox if bench is not None or workshop is not None else None,
                 bench=bench,
             ),
             redactor=self._house.access.redactor,
@@ -145,6 +158,8 @@ class Outfitting:
             servers=servers,
             caps=self._house.day_caps,
             window=choice.price.window or WINDOW,
+            worktrees=self.worktrees,
+            workshop=workshop,
             artifacts=lambda: self.artifacts(run.id),
             close=close,
         )
@@ -223,8 +238,22 @@ class Outfitting:
         except TimeoutError:
             raise CannotHonour(f"its folders do not answer within {OPEN_S:g} s") from None
 
+    def _workshop(self, run: RunRow, config: RunConfig, sandbox: Sandbox) -> Workshop:
+        """Return where a run changes files; nothing of it is there before the run begins."""
+        settings = self._house.settings
+        return Workshop(
+            order_of(run.id, config),
+            self.worktrees.here(run.id),
+            sandbox,
+            home=Path.home(),
+            read_only=settings.sandbox.read_only,
+            closed=(settings.data_root,),
+            network=config.network,
+        )
+
     def _open_folders(self, config: RunConfig, run_id: str) -> tuple[Root | None, Root | None]:
-        files = _open_workspace(config.workspace) if config.workspace else None
+        """Open what a run reads and where it hands over; one that changes files sees its worktree, once it is there."""
+        files = _open_workspace(config.workspace) if config.workspace and config.coding is None else None
         if "save_artifact" not in config.tools:
             return files, None
         folder = self._house.settings.paths.artifacts / run_id
@@ -236,8 +265,18 @@ class Outfitting:
         found = list_artifacts(self._house.settings.paths.artifacts / run_id)
         return [{**file, "name": self._house.access.redactor.redact(file["name"])[0]} for file in found]
 
-    def tidy(self, run_id: str) -> None:
-        """Remove what was only an ended run's own: its scratch folder, and a folder of artifacts that stayed empty."""
+    def left(self, run: RunRow, task: str) -> Kept | None:
+        """Bring onto its branch what a run that nobody works on has changed; None for one that changes no files."""
+        return self.worktrees.left(run, task)
+
+    def tidy(self, run: RunRow) -> None:
+        """Remove what was only an ended run's own: its worktree, its scratch folder, an empty folder of artifacts."""
+        if config_of(run.config).coding is not None:
+            self.worktrees.tidy(run)
+        self.tidy_scratch(run.id)
+
+    def tidy_scratch(self, run_id: str) -> None:
+        """Remove an ended run's scratch folder, and a folder of artifacts that stayed empty."""
         try:
             remove_tree(self._house.settings.paths.scratch / run_id)
         except OSError as error:  # the next start sweeps; what a command still writes is ended with its owner

@@ -11,9 +11,11 @@ from ava_audit.events import RunStarted
 from ava_audit.redact import Redactor
 from ava_roles.foreign.running import RunServers
 from ava_roles.tools.base import Place, Tool
+from ava_roles.workshop.workshop import Workshop
 from ava_server.budget import DayCaps
 from ava_server.lending import Lending
 from ava_server.models.base import Model
+from ava_server.worktrees import Worktrees
 
 
 def _nothing(_ended: bool) -> None:
@@ -28,6 +30,8 @@ class Prepared:
         started: The prefix for a new run; a resumed one keeps the one that its log has.
         servers: The run's other MCP servers, not yet started.
         window: Tokens that the model's context holds.
+        workshop: Where it changes files; None for a run that changes none.
+        worktrees: The folders of all such runs.
         artifacts: Lists the files that the run has handed over.
         close: Lets go of folders; of an ended run it also removes what was only the run's own.
     """
@@ -41,6 +45,8 @@ class Prepared:
     scratch: Path
     caps: DayCaps
     window: int
+    worktrees: Worktrees
     servers: RunServers = field(default_factory=RunServers)
+    workshop: Workshop | None = None
     artifacts: Callable[[], list[dict[str, Any]]] = field(default=list)
     close: Callable[[bool], None] = field(default=_nothing)

@@ -14,7 +14,7 @@ from ava_roles.tools.memory import NAME as RECALL
 from ava_server.commands import commands_reach
 from ava_server.earlier import listed
 from ava_server.planning import TURNS as PLAN_TURNS
-from ava_server.run_config import ForeignUse, RunConfig, Texts
+from ava_server.run_config import Coding, ForeignUse, RunConfig, Texts
 from ava_server.searching import TITLES, search_cost
 
 TASK_CHARS = 120
@@ -24,6 +24,11 @@ BESIDES_CHARS = 200
 """Characters of what a subagent is told beside its task that the proposal shows."""
 READS_SHOWN = 20
 """Tools of one MCP server that only read, as it says, and that the proposal names; those that change are all named."""
+PATHS, MORE_PATHS, PATH_CHARS = 8, 50, 120
+"""Paths that a line and that the message names, and characters of one; the digest covers all of them."""
+COMMAND_CHARS = 2_000
+"""A command line is shown as a whole: role files and calls may give no longer one."""
+_PLAIN = re.compile(r"[\w./@+=-]{1,120}", re.ASCII)
 _QUOTES = dict.fromkeys(map(ord, '"“”„‟«»＂″‴‶〝〞〟❝❞ʺ˝״⹂🙶🙷🙸'), "'")
 """Marks that a reader may take for the end of a quotation."""
 _BRACKETS = dict.fromkeys(map(ord, "()（）﹙﹚⁽⁾₍₎❨❩⸨⸩"), "'")
@@ -48,17 +53,24 @@ def reach(
     earlier: int,
     confinement: str,
     network: bool,
+    namespace: Sequence[str] = (),
 ) -> str:
     """Return what a run may read, reach and change, in a few words, from what its tools say of themselves."""
     specs = [known[name].spec for name in tools if name in known]
     web = any(spec.network and spec.foreign is None for spec in specs)
     parts: list[str] = []
     if workspace is not None:
-        parts.append(f"can read {workspace}" + (" and reach the web" if web else ""))
+        changes = f", change {_paths(namespace)} on a new branch of it" if namespace else ""
+        parts.append(f"can read {workspace}{changes}" + (" and reach the web" if web else ""))
     elif web:
         parts.append("can search and read the web" if "web_search" in tools else "can read the web")
-    if any(spec.commands for spec in specs):
-        runs = commands_reach(specs, confinement, copy=workspace is not None, network=network)
+    if namespace or any(spec.commands for spec in specs):  # what was changed is verified by a command
+        runs = commands_reach(
+            specs,
+            confinement,
+            copy="worktree" if namespace else "copy" if workspace is not None else None,
+            network=network,
+        )
         parts.append(runs if parts else f"can {runs}")
     if foreign := [spec for spec in specs if spec.foreign is not None]:
         uses = _reach_of_servers(foreign, confinement)
@@ -83,6 +95,15 @@ def _reach_of_servers(specs: Sequence[ToolSpec], confinement: str) -> str:
     may += ["can change things"] if any(spec.writes for spec in specs) else []
     which = f"the MCP server {names[0]}" if len(names) == 1 else f"the MCP servers {' and '.join(names)}"
     return f"use {which}" + (f" ({', '.join(may)})" if may else "")
+
+
+def _paths(namespace: Sequence[str]) -> str:
+    """Return the paths that may be changed; one that is no plain path stands in quotes."""
+    if tuple(namespace) == (".",):
+        return "everything"
+    named = [path if _PLAIN.fullmatch(path) else _quoted(path, PATH_CHARS) for path in namespace[:PATHS]]
+    more = len(namespace) - len(named)
+    return ", ".join(named) + (f" and {more} more" if more else "")
 
 
 def group_line(count: int, cap_micros: int | None, timeout_s: float | None) -> str:
@@ -140,6 +161,8 @@ def proposal_message(config: RunConfig, texts: Texts) -> str:
     about = f"{low} to {high} minutes" if low < high else minutes(high * 60)
     lines.append(f"It takes about {about}, at most {minutes(config.timeout_s)}, and {cost}.")
     # Up to here it is what has to be seen first: a host may show three lines, and the others when asked to.
+    if config.coding is not None:
+        lines.extend(_coding_lines(config.coding))
     if config.search:
         cost = search_cost(config.search_micros)
         lines.append(f"Its web searches go to {TITLES.get(config.search, config.search)}, {cost}.")
@@ -182,6 +205,25 @@ def proposal_message(config: RunConfig, texts: Texts) -> str:
     if texts.rationale:
         lines.append(f"Why: {_quoted(texts.rationale.rstrip('. '), SHOWN_CHARS)}.")
     return "\n".join(map(_line, lines))
+
+
+def _coding_lines(coding: Coding) -> list[str]:
+    """Return what a person has to know of work on their repository: where, on what, and what decides."""
+    whole = coding.namespace == (".",)
+    of = f"{coding.repository}, from commit {coding.base[:12]} ({coding.branch or 'detached HEAD'})"
+    lines = [
+        f"It works in a worktree of its own of {of}, and may change {'all of it' if whole else 'only these paths'}"
+        + ("." if whole else f": {', '.join(_quoted(path, PATH_CHARS) for path in coding.namespace[:MORE_PATHS])}."),
+        "What it changes comes on a new branch, ava/S-… after its id; your checkout, its branch and its index stay as"
+        " they are, and merging is left to you.",
+    ]
+    if (more := len(coding.namespace) - MORE_PATHS) > 0:
+        lines.append(f"And {more} more paths.")
+    lines.append(f"Its work must pass `{one_line(coding.verify, COMMAND_CHARS)}` ({coding.verify_from}).")
+    if coding.setup is not None:
+        lines.append(f"Before that runs `{one_line(coding.setup, COMMAND_CHARS)}` (from the role file).")
+    lines.extend(f"{note[0].upper()}{note[1:]}." for note in coding.notes)
+    return lines
 
 
 def _plan_line(config: RunConfig) -> str:

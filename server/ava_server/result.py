@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
+
+from pydantic import ValidationError
 
 from ava_audit.events import Ending
 from ava_audit.money import cents
 from ava_audit.rows import RunRow
+from ava_server.changes import Kept, changes_of
 from ava_server.history import History
 from ava_server.prices import COST_PARTS
 from ava_server.quotes import check_quotes
+from ava_server.run_config import config_of
 from ava_server.submit import NAME as SUBMIT
 from ava_server.submit import Finding, SubmitArgs, accept, cut, findings_in
 
 SOURCES = 20
 """Sources that a result without an answer names."""
 JUST_THEN = "The run ended as this was handed over; its form was not checked."
+UNPASSED = "Handed over before, and not taken: the verify command did not pass."
 LOOKED_AT = "Looked at; nothing was concluded from it before the run ended."
 
 
@@ -47,7 +53,14 @@ class Ended:
 
 
 def build_result(
-    run: RunRow, history: History, ended: Ended, artifacts: list[dict[str, Any]], active_s: float, *, near: bool = True
+    run: RunRow,
+    history: History,
+    ended: Ended,
+    artifacts: list[dict[str, Any]],
+    active_s: float,
+    *,
+    near: bool = True,
+    kept: Kept | None = None,
 ) -> dict[str, Any]:
     """Return the result of a run, complete, as `SubagentComplete` stores it.
 
@@ -72,6 +85,11 @@ def build_result(
         untrusted["error_text"] = ended.error_message
         error = {"kind": ended.error_kind, "message": f"see untrusted_result.error_text ({ended.error_kind})",
                  "what_to_do": ended.what_to_do}  # fmt: skip
+    coding, changes = config_of(run.config).coding, None
+    if coding is not None:
+        verified = ended.status == "success"
+        changes, theirs = changes_of(coding, history.worktree, history.last_check, kept, verified=verified)
+        untrusted["changed"] = theirs
     calls = {name: {"ok": counts[0], "failed": counts[1]} for name, counts in sorted(history.tool_counts.items())}
     return {
         "status": ended.status,
@@ -93,6 +111,7 @@ def build_result(
         "uncosted": run.uncosted_micros > 0,
         "overrun": bool(run.overrun),
         "quotes_checked": quotes,
+        **({"changes": changes} if changes is not None else {}),
         "untrusted_result": untrusted,
     }
 
@@ -113,6 +132,10 @@ def _partial(history: History) -> SubmitArgs:
     handed_over = next((call for call in history.open_calls() if call.name == SUBMIT), None)
     if handed_over is not None and isinstance(given := accept(handed_over, None), SubmitArgs):
         return given.model_copy(update={"caveats": [*given.caveats, JUST_THEN]})
+    if history.drafts and (check := history.last_check) is not None and check.call_id is not None:
+        with suppress(ValidationError):
+            draft = SubmitArgs.model_validate(history.drafts[-1])
+            return draft.model_copy(update={"caveats": [*draft.caveats, UNPASSED]})
     partial = _words(history, [finding.source_url or "" for finding in _looked_at(history)])
     findings = findings_in(history.drafts[-1]) if history.drafts else []
     return partial.model_copy(update={"findings": findings or _looked_at(history)[:SOURCES]})

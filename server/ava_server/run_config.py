@@ -78,6 +78,34 @@ class ForeignUse(BaseModel):
     tools: dict[str, ForeignDefinition] = {}
 
 
+class Coding(BaseModel):
+    """What a run that changes files may change, and what decides whether its work passes.
+
+    Attributes:
+        repository: The root of the user's checkout.
+        branch: The branch that is checked out there; None is a detached HEAD.
+        base: The commit that the work begins at.
+        uncommitted: How many files of the checkout have changes that are no part of the work.
+        namespace: The files and folders that may be changed, relative to the repository's root; `.` is all of it.
+        verify: The command line that decides.
+        verify_from: Where that is from, in words of ours.
+        setup: The command line that makes a tree ready for it.
+        notes: What else there is to know of the repository, in sentences.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    repository: str
+    branch: str | None = None
+    base: str
+    uncommitted: int = 0
+    namespace: tuple[str, ...]
+    verify: str
+    verify_from: str
+    setup: str | None = None
+    notes: tuple[str, ...] = ()
+
+
 class RunConfig(BaseModel):
     """Everything that was resolved at the proposal, but for the texts. Caps are the run's own.
 
@@ -103,6 +131,7 @@ class RunConfig(BaseModel):
         context_from: The ended runs whose results it may read.
         foreign: The other MCP servers whose tools it has, by name.
         foreign_notes: Why tools of such servers that its role names are not there, a sentence each.
+        coding: What it may change in a repository, and how that is checked; None where it changes no files.
         reach: What the run may read, reach and change, in a few words of ours.
         clamped: What was asked above a hard cap, in words.
         asked: The call's own arguments but for the texts: the defaults of a retry, or of a fresh proposal.
@@ -144,6 +173,7 @@ class RunConfig(BaseModel):
     context_from: tuple[EarlierRun, ...] = ()
     foreign: dict[str, ForeignUse] = {}
     foreign_notes: tuple[str, ...] = ()
+    coding: Coding | None = None
     reach: str
     estimated_minutes: tuple[int, int]
     name: str | None = None

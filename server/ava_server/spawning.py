@@ -40,6 +40,7 @@ from ava_server.spawn_limits import (
     estimate,
     extended_thinking,
 )
+from ava_server.work_orders import changes_files, coding_of
 
 if TYPE_CHECKING:
     from ava_roles.tools.searches import Engine
@@ -112,7 +113,10 @@ def resolve(args: SpawnArgs, around: Surroundings, earlier: tuple[EarlierRun, ..
     narrowed = foreign.narrowed(args)
     wanted = _wanted(narrowed, role, around)
     files_open = _files_open(role, wanted, workspace, around.tools)
-    sandbox = sandbox_for(runs_commands(wanted, around.tools), around.sandbox, files_open=files_open)
+    changes = changes_files(wanted)
+    runs = runs_commands(wanted, around.tools) or changes
+    sandbox = sandbox_for(runs, around.sandbox, files_open=files_open)
+    coding = coding_of(args, role, workspace, sandbox, around.home, changes=changes, files_open=files_open)
     commands = not isinstance(sandbox, Unavailable)
     tools = _usable(wanted, around, files_open=files_open, commands=commands)
     unavailable = tuple(name for name in wanted if name not in tools)
@@ -120,16 +124,21 @@ def resolve(args: SpawnArgs, around: Surroundings, earlier: tuple[EarlierRun, ..
         raise BadInput(f"context_from: {role.name} cannot read results without {READ_RESULT}; leave it among its tools")
     foreign.check_needs(foreign_needs, tools)
     _needs(narrowed, role, tools, workspace, around.tools, sandbox)
-    _not_yet(args)
     texts = _texts(args, role)
     if args.output_schema is not None and (fault := check_schema(args.output_schema)):
         raise BadInput(f"output_schema: {fault}")
     choice = choose(args.model, role.model, around.models)
     if choice.wire == "offline":  # it recalls nothing
         tools = tuple(name for name in tools if name != RECALL)
+    if coding is not None and choice.wire == "offline":
+        raise Refused(
+            f"{role.name} changes files, and no language model is used (the offline reader only reads); set a model",
+            needs_key=None if is_configured(around.models) else "openrouter",
+        )
     reading = str(workspace.path) if workspace.path and files_open and _sees_files(tools, around.tools) else None
-    confinement = confinement_of(around.sandbox() if needs_sandbox(tools, around.tools) else None)
-    network = role.network and runs_commands(tools, around.tools)
+    runs = coding is not None or needs_sandbox(tools, around.tools)
+    confinement = confinement_of(around.sandbox() if runs else None)
+    network = role.network and (coding is not None or runs_commands(tools, around.tools))
     if choice.wire == "offline" and earlier:
         raise BadInput("context_from: the offline reader reads no results of other runs; set a model, or leave it out")
     if choice.wire == "offline" and reading is None and not _names_pages(args):
@@ -159,7 +168,7 @@ def resolve(args: SpawnArgs, around: Surroundings, earlier: tuple[EarlierRun, ..
         tier=choice.tier,
         base_url=choice.base_url,
         price=choice.price.as_dict(),
-        max_output=LONG_OUTPUT if thinking or role.name == "coder" else OUTPUT,
+        max_output=LONG_OUTPUT if thinking or coding is not None else OUTPUT,
         wrap_output=WRAP_OUTPUT_THINKING if how.always else WRAP_OUTPUT,
         tools=tools,
         unavailable_tools=unavailable,
@@ -173,7 +182,10 @@ def resolve(args: SpawnArgs, around: Surroundings, earlier: tuple[EarlierRun, ..
         context_from=earlier,
         foreign=foreign.uses(tools),
         foreign_notes=foreign.notes(unavailable),
-        reach=reach(tools, around.tools, reading, len(earlier), confinement, network),
+        coding=coding,
+        reach=reach(
+            tools, around.tools, reading, len(earlier), confinement, network, coding.namespace if coding else ()
+        ),
         workspace_given=workspace.given,
         workspace_named=workspace.named,
         confinement=confinement,
@@ -191,20 +203,6 @@ def resolve(args: SpawnArgs, around: Surroundings, earlier: tuple[EarlierRun, ..
     return config, texts
 
 
-def _not_yet(args: SpawnArgs) -> None:
-    """Refuse arguments whose feature this version does not have, rather than pass them over.
-
-    Raises:
-        BadInput: One was given.
-    """
-    for field, given in (
-        ("verify", args.verify),
-        ("namespace", args.namespace),
-    ):
-        if given:
-            raise BadInput(f"{field}: this version of Ava does not have it yet; leave it out")
-
-
 def _texts(args: SpawnArgs, role: Role) -> Texts:
     """Return the words of the spawn.
 
@@ -215,8 +213,6 @@ def _texts(args: SpawnArgs, role: Role) -> Texts:
         raise BadInput("task: only white space was given; say what the subagent shall find out or do")
     if role.name == "custom" and not (args.system_prompt or "").strip():
         raise BadInput("system_prompt: role custom has no words of its own; say what kind of subagent it shall be")
-    if role.name == "coder" and not (args.context or "").strip():
-        raise BadInput("context: role coder needs it; give related files, decisions and constraints")
     return Texts(**{field: text for field in Texts.model_fields if (text := getattr(args, field)) is not None})
 
 

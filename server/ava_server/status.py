@@ -192,13 +192,14 @@ def _add_result(answer: RunAnswer, result: dict[str, Any], offset: int, room: in
         answer.tool_receipts = result.get("tool_receipts") or None
         answer.cost_by = result.get("cost_by") or None
         answer.quotes_checked = result.get("quotes_checked") or None
+        answer.changes = result.get("changes")
     answer.untrusted_result = untrusted
     if room is None:
         untrusted.output = text[offset:] if offset else untrusted.output
         return
     _shorten(answer, untrusted, room)
     left = room - sum(json_chars(part) for part in (untrusted.summary, untrusted.caveats, untrusted.findings))
-    left -= json_chars(untrusted.error_text) if untrusted.error_text else 0
+    left -= sum(json_chars(part) for part in (untrusted.error_text, untrusted.changed, answer.changes) if part)
     end = offset + fitting(text[offset : offset + room], max(left, LEAST_ROOM // 2))
     if offset or end < len(text):
         untrusted.output = text[offset:end]
@@ -214,6 +215,12 @@ def _shorten(answer: RunAnswer, untrusted: Untrusted, room: int) -> None:
     untrusted.caveats = _first([_cut(caveat, max(room // 8, 60)) for caveat in caveats], room // 6)
     if untrusted.error_text:
         untrusted.error_text = _cut(untrusted.error_text, max(room // 6, 120))
+    if untrusted.changed:
+        untrusted.changed, more = _first_changes(untrusted.changed, room // 3)
+        if more:
+            untrusted.caveats = [*untrusted.caveats, f"{more} more changed files: ava show {answer.subagent_id} --diff"]
+    if answer.changes and answer.changes.get("notes"):
+        answer.changes = {**answer.changes, "notes": _first(answer.changes["notes"], room // 6)}
     if answer.quotes_checked:
         kept = len(untrusted.findings)
         answer.quotes_checked = [quote for quote in answer.quotes_checked if quote.get("finding", 0) <= kept]
@@ -221,6 +228,19 @@ def _shorten(answer: RunAnswer, untrusted: Untrusted, room: int) -> None:
     for what, left in lost.items():
         if left:
             untrusted.caveats = [*untrusted.caveats, f"{left} more {what}: {whole}"]
+
+
+def _first_changes(changed: dict[str, Any], room: int) -> tuple[dict[str, Any], int]:
+    """Return as much of what was changed as there is room for, tests first, and how many files were left out."""
+    failing = {"failing": _end(changed["failing"], room // 2)} if changed.get("failing") else {}
+    tests: dict[str, Any] = {name: _first(changed[name], room // 6) for name in changed if name.startswith("tests_")}
+    files = _first(changed.get("files", []), room - json_chars(failing) - json_chars(tests))
+    return {"files": files, **tests, **failing}, len(changed.get("files", [])) - len(files)
+
+
+def _end(text: str, room: int) -> str:
+    """Return the end of a text, as much as there is room for: of an output it says most."""
+    return _cut(text[::-1], room)[::-1]
 
 
 def _first(items: list[Any], room: int) -> list[Any]:

@@ -219,10 +219,9 @@ def _limits_of(catalog: Catalog) -> str:
     """Return a line on the roles that cannot run here, or only in part, for want of a tool that they need."""
     from ava_roles.foreign.names import server_of
     from ava_roles.tools.registry import builtin_tools
-    from ava_server.editing import without_edits
     from ava_server.searching import without_search
 
-    known = without_edits(builtin_tools())
+    known = builtin_tools()
     known = known if _searches() else without_search(known)
     lacking = {
         role.name: [need for need in role.needs if need not in known and server_of(need) is None]

@@ -13,6 +13,7 @@ from ava_audit.store import Command, Outcome
 from ava_audit.times import HOUR_US
 from ava_audit.view import View, loads
 from ava_server.budget import in_flight_purpose, unsettled
+from ava_server.changes import Kept
 from ava_server.claims import claimed
 from ava_server.history import History
 from ava_server.ids import AGENT, label
@@ -38,7 +39,12 @@ class CancelOutcome:
 
 
 def cancel(
-    run_id: str, who: Who, reason: str | None, by: CancelledBy, artifacts: Sequence[Artifact] = ()
+    run_id: str,
+    who: Who,
+    reason: str | None,
+    by: CancelledBy,
+    artifacts: Sequence[Artifact] = (),
+    kept: Kept | None = None,
 ) -> Command[CancelOutcome]:
     """Ask for a run's end. A waiting or queued one ends here and now; a running one by its owner.
 
@@ -48,6 +54,7 @@ def cancel(
         reason: Why, in the asker's words.
         by: A person, a model, or Ava itself.
         artifacts: The files that a paused run has handed over.
+        kept: What became of its changes.
     """
 
     def command(view: View, now_us: int) -> Outcome[CancelOutcome]:
@@ -67,7 +74,7 @@ def cancel(
             return Outcome(CancelOutcome(run), (asked, *close_proposal(row, run, who, "rejected", status="cancelled")))
         when = "while it was paused" if run.generation > 0 else "before it started"
         ended = Ended("cancelled", f"cancelled {when}", reason=reason)
-        ending = _ended_without_owner(view, run, ended, artifacts=artifacts)
+        ending = _ended_without_owner(view, run, ended, artifacts=artifacts, kept=kept)
         return Outcome(CancelOutcome(run, begun=run.generation > 0), (asked, *ending))
 
     return command
@@ -79,6 +86,7 @@ def end_unanswered(
     ended: Ended,
     artifacts: Sequence[Artifact] = (),
     *,
+    kept: Kept | None = None,
     only_own: bool = False,
     unread: bool = False,
 ) -> Command[bool]:
@@ -89,6 +97,7 @@ def end_unanswered(
         instance: Who ends it.
         ended: How.
         artifacts: The files that it has handed over, looked up before.
+        kept: What became of its changes.
         only_own: Only if it is this instance's, or nobody's yet.
         unread: Leave its entries unread: they are what the fault is in.
     """
@@ -102,7 +111,7 @@ def end_unanswered(
         agent = Who(run.session_id, run.id, run.user_id, parent_agent_id=AGENT)
         taken = claimed(run, instance, agent, "cancel")
         settled = unsettled(run, agent, purpose=None if unread else in_flight_purpose(view, run))
-        ending = _ended_without_owner(view, run, ended, settled, artifacts, unread=unread)
+        ending = _ended_without_owner(view, run, ended, settled, artifacts, kept, unread=unread)
         return Outcome(True, (*settled, taken, *ending))
 
     return command
@@ -114,6 +123,7 @@ def _ended_without_owner(
     ended: Ended,
     settled: tuple[Event, ...] = (),
     artifacts: Sequence[Artifact] = (),
+    kept: Kept | None = None,
     *,
     unread: bool = False,
 ) -> tuple[Event, ...]:
@@ -125,6 +135,7 @@ def _ended_without_owner(
         ended: How it ends.
         settled: Settlements that are written just before the ending: they are part of what it cost.
         artifacts: The files that it has handed over.
+        kept: What became of its changes.
         unread: Leave its entries unread.
     """
     history = History(run.id)
@@ -143,7 +154,7 @@ def _ended_without_owner(
     # What the owner was active ends with its last entry, as a takeover counts it.
     last_us = max(0, (run.last_us or run.claimed_us) - run.claimed_us) if run.claimed_us is not None else 0
     active_us = run.active_us + last_us
-    result = build_result(run, history, ended, list(artifacts), active_us / 1e6, near=False)
+    result = build_result(run, history, ended, list(artifacts), active_us / 1e6, near=False, kept=kept)
     agent = Who(run.session_id, run.id, run.user_id, parent_agent_id=AGENT)
     return ending_events(run, result, ended, agent, None, active_us)
 
@@ -180,7 +191,12 @@ def overdue(run: RunRow, group: GroupRow | None, gone: frozenset[str], now_us: i
 
 
 def end_overdue(
-    run_id: str, gone: frozenset[str], artifacts: Sequence[Artifact] = (), *, unread: bool = False
+    run_id: str,
+    gone: frozenset[str],
+    artifacts: Sequence[Artifact] = (),
+    *,
+    kept: Kept | None = None,
+    unread: bool = False,
 ) -> Command[bool]:
     """End a run that has no owner and whose time is over; False when that is not so (any more).
 
@@ -188,6 +204,7 @@ def end_overdue(
         run_id: The run.
         gone: Instances that own nothing any more.
         artifacts: The files that it has handed over.
+        kept: What became of its changes.
         unread: Leave its entries unread: they are what the fault is in.
     """
 
@@ -199,7 +216,8 @@ def end_overdue(
             return Outcome(False)
         agent = Who(run.session_id, run.id, run.user_id, parent_agent_id=AGENT)
         settled = unsettled(run, agent, purpose=None if unread else in_flight_purpose(view, run))
-        return Outcome(True, (*settled, *_ended_without_owner(view, run, ended, settled, artifacts, unread=unread)))
+        ending = _ended_without_owner(view, run, ended, settled, artifacts, kept, unread=unread)
+        return Outcome(True, (*settled, *ending))
 
     return command
 

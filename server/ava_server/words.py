@@ -17,6 +17,7 @@ from ava_server.answers import (
     SpawnAnswer,
     Untrusted,
 )
+from ava_server.changes import changed_lines, changes_lines
 
 INSTRUCTIONS = """\
 Ava runs subagents in the background: each with its own role, tools, model and hard limits, approved by the person \
@@ -105,6 +106,8 @@ def run_text(run: RunAnswer) -> str:
     if run.error:
         lines.append(f"What to do: {run.error.get('what_to_do', '')}")
     lines.append(_wrapped(run.subagent_id, run.untrusted_result))
+    if run.changes:
+        lines.extend(changes_lines(run.subagent_id, run.changes))
     quotes = run.quotes_checked or []
     if quotes:
         found = sum(quote["verdict"] == "found" for quote in quotes)
@@ -156,6 +159,7 @@ def result_words(result: Untrusted) -> str:
         quote = f'\n   "{finding["quote"]}"' if finding.get("quote") else ""
         parts.append(f"{number}. {finding.get('claim', '')}{quote}" + (f"\n   source: {source}" if source else ""))
     parts.extend(f"Caveat: {caveat}" for caveat in result.caveats)
+    parts.extend(changed_lines(result.changed or {}))
     parts.extend(
         f"File: {artifact['name']} ({artifact['bytes']} bytes, sha256 {artifact['sha256']})"
         for artifact in result.artifacts

@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.edited_folder import edited_folder
+from support.coding import asked, branches
 from support.house import Lab, arrived, hand_over, open_lab
 from support.model_server import Gate, Say, Step, running_model_server
+from support.projects import checkout, git
 
 from ava_audit.events import GuardrailTripped, RunEnded, ToolResult
+from ava_roles.confine.sandbox import Unavailable, find_sandbox
 
+ORDER = {"role": "editor", "task": "Set x to 0.", "namespace": ["."], "verify": "true", "max_iterations": 30}
 ROLE = "---\nname: editor\ndescription: Edits.\ntools: [read_file, edit_file, write_file]\n---\nEdit.\n"
 
 
 @pytest.fixture(autouse=True)
-def edited(tmp_path: Path) -> Iterator[None]:
+def edited(tmp_path: Path) -> None:
     """A role that edits, and a file to edit."""
     (tmp_path / "data" / "roles").mkdir(parents=True, mode=0o700)
     (tmp_path / "data" / "roles" / "editor.md").write_text(ROLE)
-    (tmp_path / "workspace").mkdir()
-    (tmp_path / "workspace" / "a.py").write_text("x = 1\ny = 2\n")
-    (tmp_path / "workspace" / "b.py").write_text("x = 1\n")
-    with edited_folder():
-        yield
+    found = find_sandbox("auto", tmp_path / "state")
+    if isinstance(found, Unavailable):
+        pytest.skip(f"{found.why}; {found.what_to_do}")
+    checkout(tmp_path / "workspace", {"a.py": "x = 1\ny = 2\n", "b.py": "x = 1\n"})
 
 
 def misquotes(number: int, path: str = "a.py") -> tuple[str, dict[str, str]]:
@@ -36,9 +37,14 @@ def fails(number: int, path: str = "a.py") -> Say:
 
 
 async def run(lab: Lab, **more: object) -> str:
-    run_id = await lab.start(role="editor", task="Set x to 0.", max_iterations=30, **more)
+    run_id = await lab.start(**asked(**ORDER, **more))
     await lab.ended(run_id)
     return run_id
+
+
+def kept(tmp_path: Path, run_id: str, path: str) -> str:
+    """What a file is on the branch of a run."""
+    return git(tmp_path / "workspace", "show", f"ava/{run_id}:{path}")
 
 
 async def tripped(lab: Lab, run_id: str) -> list[tuple[str, str, str | None, int | None]]:
@@ -46,6 +52,7 @@ async def tripped(lab: Lab, run_id: str) -> list[tuple[str, str, str | None, int
     return [(fact.guardrail, fact.action, fact.tool, fact.count) for fact in facts]
 
 
+@pytest.mark.requirement("S2-19")
 async def test_the_third_failed_edit_of_a_file_is_told_and_the_fifth_ends_the_run(tmp_path: Path) -> None:
     async with open_lab(tmp_path, [*map(fails, range(9)), hand_over()]) as lab:
         run_id = await run(lab)
@@ -74,7 +81,7 @@ async def test_an_edit_that_succeeds_begins_the_count_anew_and_reading_does_not(
             *(("told", 3), ("told", 3), ("ended", 5)),
         ]
         assert len(await lab.facts(run_id, ToolResult)) == 11
-    assert (tmp_path / "workspace/a.py").read_text() == "x = 1\ny = 3\n"
+    assert kept(tmp_path, run_id, "a.py") == "x = 1\ny = 3\n"
 
 
 async def test_each_file_is_counted_for_itself_under_whatever_name(tmp_path: Path) -> None:
@@ -106,7 +113,7 @@ async def test_what_is_asked_for_behind_the_fifth_in_one_answer_is_not_done(tmp_
         run_id = await run(lab)
         results = await lab.facts(run_id, ToolResult)
     assert "Refused: a guardrail has ended this run" in results[-1].output
-    assert not (tmp_path / "workspace/c.py").exists()
+    assert branches(tmp_path / "workspace") == {}, "nothing was changed"
 
 
 async def test_refused_edits_outside_of_the_namespace_count_and_those_that_cannot_be_made_do_not(
@@ -121,7 +128,7 @@ async def test_refused_edits_outside_of_the_namespace_count_and_those_that_canno
     refused = [result.output for result in results if "{{secret:" in result.output]
     assert refused and "writes no {{secret:" in refused[0]
     assert len(results) == 3 + 4 + 5
-    assert not (tmp_path / "workspace/.git").exists()
+    assert branches(tmp_path / "workspace") == {}, "nothing was changed"
 
 
 async def test_a_run_that_another_server_goes_on_with_is_ended_at_the_fifth_of_both(tmp_path: Path) -> None:
@@ -129,7 +136,7 @@ async def test_a_run_that_another_server_goes_on_with_is_ended_at_the_fifth_of_b
     script: list[Step] = [*map(fails, range(3)), Say("lost", gate=gate), *map(fails, range(3, 9))]
     with running_model_server(script) as server:
         async with open_lab(tmp_path, server=server, check=False) as lab:
-            run_id = await lab.start(role="editor", task="Set x to 0.", max_iterations=30)
+            run_id = await lab.start(**asked(**ORDER))
             await arrived(gate.arrived)
         async with open_lab(tmp_path, server=server, check=False) as lab:
             await lab.ended(run_id)

@@ -24,14 +24,16 @@ import docx
 import openpyxl
 import pytest
 from openpyxl.cell.cell import ILLEGAL_CHARACTERS_RE
+from support.coding import coded
 from support.documents import unicode_pdf
-from support.edited_folder import edited_folder
 from support.house import Lab, hand_over, open_lab, submits
 from support.model_server import Fail, Say, Step, running_model_server
+from support.projects import checkout
 from support.repository import REPOSITORY
 from support.web_site import Answer, Page, Site, site
 
-from ava_audit.events import RunStarted, ToolCall
+from ava_audit.events import RunStarted, ToolCall, WorktreeReady
+from ava_roles.confine.sandbox import Unavailable, find_sandbox
 from ava_roles.tools.registry import builtin_tools
 from ava_server.keys import set_key
 from ava_server.run_tools import RUN_TOOL_NAMES
@@ -47,8 +49,8 @@ TOKEN = "token-of-a-secret-0123456789abcdef"
 ROLE = """---
 name: tester
 description: Reads whatever it is told to.
-tools: [web_search, read_webpages, http_get, read_file, search_codebase, search_and_read, edit_file,
-  run_bash, python_exec]
+tools: [web_search, read_webpages, http_get, read_file, search_codebase, search_and_read, run_bash,
+  python_exec]
 max_tool_calls: 150
 max_tokens: 200000
 secrets: [TOKEN]
@@ -174,11 +176,6 @@ def _text(at: Ground, number: int) -> str:
     return at.file(f"a{number:02}.txt", marked(number).encode())
 
 
-def _misquoted(at: Ground, number: int) -> dict[str, Any]:
-    old = f"{marked(number)} and more".replace("\0", "").replace("{{", "((")
-    return {"path": _text(at, number), "old": old, "new": "x"}
-
-
 def _listing(at: Ground, number: int) -> dict[str, Any]:
     folder = at.workspace / f"folder{number:02}"
     folder.mkdir()
@@ -216,14 +213,13 @@ WAYS: Mapping[str, Way] = {
     "recall, passages": Way("recall", lambda at, n: {"query": mark(n), "_": at.note(n)}),
     "search_codebase": Way("search_codebase", lambda at, n: {"query": mark(n), "path": _text(at, n)}),
     "search_and_read": Way("search_and_read", lambda at, n: {"query": mark(n), "max_files": 1, "_": _text(at, n)}),
-    "edit_file, the nearest place": Way("edit_file", _misquoted, counted="not"),
     "run_bash": Way("run_bash", lambda at, n: {"command": f"cat {_text(at, n)}"}),
     "python_exec": Way(
         "python_exec", lambda at, n: {"code": f"print(open({_text(at, n)!r}, encoding='utf-8').read())"}
     ),
 }
-IN_ONE_PIECE = ("read_tool_result", "read_subagent_result")
-"""Tools that are shown all attacks in one result, by tests of their own."""
+ELSEWHERE = ("read_tool_result", "read_subagent_result", "edit_file")
+"""Tools that are tried by tests of their own."""
 
 
 @asynccontextmanager
@@ -236,7 +232,7 @@ async def ground(tmp_path: Path, script: Any) -> AsyncGenerator[tuple[Ground, La
     set_key("openrouter", "key-of-a-provider-0123456789", root / "keys.toml")
     hits: list[Step] = []
     async with site({}) as web:
-        with running_model_server(hits) as engine, edited_folder():
+        with running_model_server(hits) as engine:
             config = f'[search]\nengine = "searxng"\nsearxng = "http://127.0.0.1:{engine.port}"\n'
             config += '[sandbox]\nmode = "none"\n'  # what is tried is what commands print, on any machine
             async with open_lab(tmp_path, script, config=config) as lab:
@@ -289,7 +285,7 @@ def test_there_are_forty_attacks_and_every_tool_that_returns_foreign_text_is_tri
     assert len(ATTACKS) == len(set(ATTACKS)) >= 40
     brings = {name for name, tool in builtin_tools().items() if tool.spec.reads or not tool.spec.writes}
     foreign = (brings | {*RUN_TOOL_NAMES}) - {"scratchpad", "write_file"}
-    assert foreign == {way.tool for way in WAYS.values()} | {*IN_ONE_PIECE}, "give a new tool a way to be tried by"
+    assert foreign == {way.tool for way in WAYS.values()} | {*ELSEWHERE}, "give a new tool a way to be tried by"
     assert sum(unseen(attack) > 0 for attack in ATTACKS) >= 9
 
 
@@ -353,3 +349,41 @@ async def test_every_attack_that_another_subagent_hands_on_is_data_alone(tmp_pat
     for number in range(len(ATTACKS)):
         assert mark(number) in body and mark(number) not in others
     assert_inert(body)
+
+
+async def test_every_attack_in_what_an_edit_misquotes_and_in_what_verifying_prints_is_data_alone(
+    tmp_path: Path,
+) -> None:
+    found = find_sandbox("auto", tmp_path / "state")
+    if isinstance(found, Unavailable):
+        pytest.skip(f"{found.why}; {found.what_to_do}")
+    files = {f"a{number:02}.txt": f"{marked(number)}\n" for number in range(len(ATTACKS))}
+    checkout(tmp_path / "workspace", files)
+
+    def misquoted(name: str) -> tuple[str, dict[str, Any]]:
+        old = f"{files[name]} and more".replace("\0", "").replace("{{", "((")
+        return "edit_file", {"path": name, "old": old, "new": "x"}
+
+    calls = [misquoted(name) for name in files]
+    script = [Say(calls=calls[start : start + TOGETHER]) for start in range(0, len(calls), TOGETHER)]
+    async with open_lab(tmp_path, [*script, hand_over(), hand_over(), hand_over(), hand_over()]) as lab:
+        result = await coded(lab, namespace=["."], verify="head -c 100000 a*.txt; false", max_tokens=200_000)
+        run_id = result["subagent_id"]
+        (started,) = await lab.facts(run_id, RunStarted)
+        (ready,) = await lab.facts(run_id, WorktreeReady)
+        messages: list[dict[str, Any]] = lab.server.requests[-1].json["messages"]
+    assert result["error"]["kind"] == "verification"
+    shown = [str(each["content"]) for each in messages if each["role"] == "tool"]
+    misses, answers = shown[: len(files)], shown[len(files) :]
+    for number, each in enumerate(misses):
+        body, _removed = inside(each, started.nonce)
+        assert mark(number) in body
+        assert_inert(body)
+    assert len(answers) == 3
+    for told in (ready.told, *answers):
+        _before, tag, rest = told.partition(f'<tool_output_{started.nonce} tool="verify">\n')
+        body, closing, after = rest.partition(f"\n</tool_output_{started.nonce}>")
+        assert tag and closing and not after.strip() and "Marker" in body and told.count(started.nonce) == 2
+        assert_inert(body)
+    others = "\n".join(str(each["content"]) for each in messages if each["role"] in ("system", "assistant"))
+    assert "Marker" not in re.sub(r"Marker\d\dx", "", others)

@@ -61,7 +61,8 @@ class Offering:
     def __init__(self, outfitting: Outfitting, tool: Tool) -> None:
         self._outfitting = outfitting
         self._tool = tool
-        self.honour, self.artifacts, self.tidy = outfitting.honour, outfitting.artifacts, outfitting.tidy
+        self.honour, self.artifacts = outfitting.honour, outfitting.artifacts
+        self.left, self.tidy = outfitting.left, outfitting.tidy
 
     async def prepare(self, run: RunRow, history: History) -> Prepared:
         prepared, spec = await self._outfitting.prepare(run, history), self._tool.spec

@@ -19,14 +19,16 @@ from typing import Any, Literal, get_args, get_origin
 
 import anyio
 import pytest
-from support.edited_folder import edited_folder
+from support.coding import asked
 from support.house import PRICED, Lab, arrived, connect, hand_over, open_lab, submits
 from support.model_server import Fail, Gate, HangUp, ModelServer, Raw, Say, Step, events, running_model_server
+from support.projects import checkout
 from support.web_site import Page, site
 
 from ava_audit.entries import HEADER
 from ava_audit.events import ENDINGS, FACTS, Who
 from ava_audit.retention import erase_run
+from ava_roles.confine.sandbox import Unavailable, find_sandbox
 from ava_roles.tools.registry import builtin_tools
 from ava_server.desk.desk import Desk
 from ava_server.errors import ModelErrorKind
@@ -36,6 +38,7 @@ from ava_server.questions import Question, Reply
 from ava_server.run_tools import RUN_TOOL_NAMES
 from ava_server.session import Session
 from ava_server.submit import NAME as SUBMIT
+from ava_server.work_orders import CHANGING
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "reference" / "events.md"
@@ -55,7 +58,8 @@ UNSAID = {
 }
 """Words of a closed set that no entry of this version has: nothing says them yet. A proposal ends without a result."""
 
-ROLE = f"---\nname: jack\ndescription: Has every tool.\ntools: [{', '.join(builtin_tools())}]\n---\nDo it.\n"
+ROLE = "---\nname: jack\ndescription: Has every tool.\ntools: [{tools}]\n---\nDo it.\n"
+MASON = "---\nname: mason\ndescription: Edits.\ntools: [edit_file, write_file]\nsetup: 'true'\n---\nDo it.\n"
 PAGE_URL, LONG_URL = "http://docs.example.com/prices", "http://docs.example.com/long"
 
 GOOD: Mapping[str, Any] = {
@@ -104,11 +108,18 @@ class Plays:
 
 def every_tool() -> list[Step]:
     """Each tool once as it should be called, and once with an argument that it does not have."""
-    tools = [*builtin_tools(), *RUN_TOOL_NAMES]
+    tools = [name for name in (*builtin_tools(), *RUN_TOOL_NAMES) if name not in CHANGING]
     steps: list[Step] = [Say("I look.", [("http_get", {"url": LONG_URL})], reasoning="where is it?")]
     steps += [Say(calls=[(tool, GOOD[tool]), (tool, {"no_such_argument": 1})]) for tool in tools]
     steps.append(Say('<tool_call>{"name": "scratchpad", "arguments": {"note": "printed"}}</tool_call>'))
     return [*steps, Say(calls=[(SUBMIT, {"no_such_argument": 1})]), submits("all done")]
+
+
+def every_edit() -> list[Step]:
+    """Each tool that changes files, as it should be called and as not; and work that passes when it is mended."""
+    steps: list[Step] = [Say(calls=[(tool, GOOD[tool]), (tool, {"no_such_argument": 1})]) for tool in CHANGING]
+    mended = Say(calls=[("write_file", {"path": "d.md", "content": "there"})])
+    return [*steps, hand_over(), mended, hand_over()]
 
 
 LATER = str(7 * 24 * 3600)
@@ -156,19 +167,19 @@ def play(name: str) -> str:
 async def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data root in which all of it has happened."""
     tmp = tmp_path_factory.mktemp("record")
+    if isinstance(found := find_sandbox("auto", tmp / "state"), Unavailable):
+        pytest.skip(f"{found.why}; {found.what_to_do}")
     with pytest.MonkeyPatch.context() as patch, anyio.fail_after(90):
         impatient = partial(http_model.HttpModel, deadlines=Deadlines(first_byte_s=3))  # not three minutes
         patch.setattr(http_model, "HttpModel", impatient)
-        with running_model_server(Plays(plays())) as server, edited_folder():
+        with running_model_server(Plays(plays())) as server:
             await happen(tmp, server)
             await taken_over(tmp, server)
     return tmp / "data"
 
 
-CONFIG = (
-    "[limits]\nrunning_per_user = 60\nrunning = 60\nspawns_per_hour = 200\n"
-    '[sandbox]\nmode = "none"\n'  # every tool is there on any machine
-) + PRICED
+LIMITS = "[limits]\nrunning_per_user = 60\nrunning = 60\nspawns_per_hour = 200\n"
+CONFIG = f'{LIMITS}[sandbox]\nmode = "none"\n{PRICED}'  # what runs here is quick, and need not be confined
 HIT = {"url": "https://otter.example/prices", "title": "Prices", "content": "twelve cents"}
 
 
@@ -178,6 +189,7 @@ def plays() -> dict[str, Sequence[Step]]:
         **{f"error_{kind}": steps for kind, steps in ERRORS.items()},
         **{f"ended_{status}": steps for status, (_given, steps) in ENDED.items()},
         "tools": every_tool(),
+        "edits": every_edit(),
         "group": [hand_over()],
         "gone": [hand_over()],
         "whole": [Say("Twelve.", stream=False)],
@@ -191,11 +203,11 @@ def plays() -> dict[str, Sequence[Step]]:
 
 async def happen(tmp: Path, server: ModelServer) -> None:
     """Everything that one process can bring about."""
-    (tmp / "workspace").mkdir()
-    (tmp / "workspace" / "a.md").write_text("Otter charges twelve cents.\n")
-    (tmp / "workspace" / "b.md").write_text("Beaver charges twelve cents.\n")
+    checkout(tmp / "workspace", {"a.md": "Otter charges twelve cents.\n", "b.md": "Beaver charges twelve cents.\n"})
     (tmp / "data" / "roles").mkdir(parents=True)
-    (tmp / "data" / "roles" / "jack.md").write_text(ROLE)
+    tools = [name for name in builtin_tools() if name not in CHANGING]
+    (tmp / "data" / "roles" / "jack.md").write_text(ROLE.format(tools=", ".join(tools)))
+    (tmp / "data" / "roles" / "mason.md").write_text(MASON)
     (tmp / "data" / "memory").mkdir()
     (tmp / "data" / "memory" / "prices.md").write_text("Otter charges twelve cents.\n")
     with running_model_server([Fail(200, {"results": [HIT], "unresponsive_engines": []})]) as engine:
@@ -223,6 +235,10 @@ async def everything_at_once(lab: Lab) -> None:
 
 async def and_other_ways(tmp: Path, server: ModelServer) -> None:
     """What comes over a host's connection, by the policy auto, and what a server that ends leaves."""
+    async with open_lab(tmp, server=server, config=LIMITS + PRICED, check=False) as lab:
+        given = {"role": "mason", "task": play("edits"), "namespace": ["."], "verify": "test -e d.md"}
+        result = await lab.outcome(**asked(**given))
+        assert result["status"] == "success", result
     async with connect(tmp, server=server, config=CONFIG) as (client, _server):
         await client.call_tool("check_subagent", {})
     auto = "approval = 'auto'\nauto_approve_cents = 500\nauto_approve_daily_cents = 500\n"
@@ -335,7 +351,7 @@ async def everything(lab: Lab) -> None:
     limits = {"max_iterations": 40, "max_tool_calls": 60, "max_tokens": 200_000}
     asked = {"role": "jack", "task": play("tools"), "system_prompt": "Be brief.", **limits}
     proposal = await lab.propose(**asked, context_from=[earlier])
-    assert set(proposal.tools) == {*builtin_tools(), *RUN_TOOL_NAMES}, proposal.tools
+    assert set(proposal.tools) == {*builtin_tools(), *RUN_TOOL_NAMES} - {*CHANGING}, proposal.tools
     await lab.approve(proposal)
     await lab.ended(proposal.subagent_id)
     await lab.call("check_subagent", subagent_id=proposal.subagent_id)

@@ -180,22 +180,19 @@ def tools_here(settings: Settings) -> Specs:
     Raises:
         AvaError: The keys cannot be read.
     """
-    from ava_roles.confine.sandbox import Unavailable
     from ava_roles.tools.registry import builtin_tools
     from ava_server.cli.doctor.confinement import sandbox
+    from ava_server.commands import usable_here
     from ava_server.earlier import ReadSubagentResult
-    from ava_server.editing import without_edits
     from ava_server.keys import read_keys
     from ava_server.run_tools import ReadToolResult, Scratchpad
     from ava_server.searching import engine_of, without_search
 
     own = (Scratchpad.spec, ReadToolResult.spec, ReadSubagentResult.spec)
-    tools = without_edits(builtin_tools())
+    tools = usable_here(builtin_tools(), sandbox(settings.sandbox.mode))
     if engine_of(settings.search, read_keys(settings.paths.keys)) is None:
         tools = without_search(tools)
-    confined = not isinstance(sandbox(settings.sandbox.mode), Unavailable)
-    specs = [*(tool.spec for tool in tools.values()), *own]
-    return {spec.name: spec for spec in specs if confined or not spec.commands}
+    return {spec.name: spec for spec in (*(tool.spec for tool in tools.values()), *own)}
 
 
 def _further(role: Role) -> list[str]:

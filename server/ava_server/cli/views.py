@@ -24,7 +24,7 @@ ENDING_CODES = {
     "abandoned": 16,
 }
 """Exit codes by ending; of an error the kind decides."""
-_CODES_OF_ERRORS = {"verification": 21, "internal": 70, "store": 70}
+_CODES_OF_ERRORS = {"verification": 21, "workshop": 30, "internal": 70, "store": 70}
 _MODEL = 20
 _VERDICTS = {
     "found": "found, word for word, in what the tools returned",
@@ -47,6 +47,8 @@ def result_text(run: RunAnswer, *, brief: bool = False) -> str:
         run: The run with its result.
         brief: Leave the output out where the findings say it, as those of the offline reader always do.
     """
+    from ava_server.changes import changed_lines, changes_lines
+
     lines = [run.status_line]
     if run.state not in ENDING_CODES and run.state != "error":
         return "\n".join([*lines, *([f"Waits for: {run.waits_for}"] if run.waits_for else [])])
@@ -70,6 +72,8 @@ def result_text(run: RunAnswer, *, brief: bool = False) -> str:
         lines += ["", "Findings, each with its source:", *_findings(run)]
     if result.caveats:
         lines += ["", *(f"Caveat: {caveat}" for caveat in result.caveats)]
+    if run.changes:
+        lines += ["", *changes_lines(run.subagent_id, run.changes), *changed_lines(result.changed or {})]
     lines += ["", *_figures(run)]
     return "\n".join(lines)
 

@@ -217,6 +217,8 @@ def not_by_itself(config: RunConfig, tools: Mapping[str, Tool]) -> str | None:
         return f"what {', '.join(unknown)} may do is not known here"
     if config.confinement == "none":
         return 'nothing confines its commands (sandbox.mode = "none")'
+    if config.coding is not None:
+        return f"it changes files of {config.coding.repository}, on a branch"
     specs = [tools[name].spec for name in config.tools if name in tools]
     if running := [spec.name for spec in specs if spec.commands]:
         return f"it may run commands; with blocked_tools {running} it goes without"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from ava_roles.catalog import Catalog
-from ava_roles.confine.sandbox import Unavailable
+from ava_roles.confine.sandbox import Sandbox, Unavailable
 from ava_roles.foreign.names import server_of
 from ava_roles.role import Role
 from ava_roles.tools.registry import builtin_tools
@@ -13,12 +13,18 @@ from ava_server.cli.doctor import confinement as probes
 from ava_server.cli.doctor.check import Finding, Setup, from_error, log_path
 from ava_server.cli.doctor.models import models_of
 from ava_server.cli.doctor.search import search_engine
-from ava_server.editing import without_edits
+from ava_server.commands import usable_here
+from ava_server.models.choose import Choice
 from ava_server.models.listing import meanings
 from ava_server.role_folders import places_here
 from ava_server.run_tools import RUN_TOOL_NAMES
 from ava_server.searching import without_search
+from ava_server.work_orders import CHANGING, changes_files
 
+NEEDS_MODEL = (
+    "cannot run: no language model is set up, and it takes one to change files",
+    "Set one up, as is said of providers.",
+)
 MEND_FILE = "Correct that, or take the file out of the folder, then run `ava doctor` again."
 
 
@@ -31,7 +37,12 @@ def roles(setup: Setup) -> list[Finding]:
     found += [Finding("role file", "note", untrusted.why, untrusted.step) for untrusted in catalog.untrusted]
     tools, servers = {*_tools(setup), *RUN_TOOL_NAMES}, _servers(setup)
     held = {role.name: _held_back(role, tools, servers) for role in catalog.roles}
-    if unreachable := _without_model(catalog, setup):
+    chosen = _models(catalog, setup)
+    for role in catalog.roles:
+        choice = chosen[role.name]
+        if held[role.name] is None and choice is not None and choice.wire == "offline" and changes_files(role.needs):
+            held[role.name] = NEEDS_MODEL
+    if unreachable := [name for name, choice in chosen.items() if choice is None]:
         found.append(Finding("roles", "note", f"cannot run until their model can: {', '.join(unreachable)}"))
     able = [name for name, why in held.items() if why is None and name not in unreachable]
     if able:
@@ -53,7 +64,10 @@ def _held_back(role: Role, tools: Collection[str], servers: Mapping[str, bool]) 
         return f"cannot run: no MCP server {foreign[0]} is configured", what
     if missing == ["web_search"] and "read_webpages" in role.tools:
         return "runs only where its task names the pages: there is no web search", "Name the pages (https://…) in task."
-    if {"run_bash", "python_exec"}.issuperset(missing):
+    if {*CHANGING}.issuperset(missing):
+        why = f"cannot run: {', '.join(missing)} need git, and a sandbox that what was changed is verified in"
+        return why, "Use another role, install git, or set sandbox.mode to auto."
+    if {"run_bash", "python_exec", *CHANGING}.issuperset(missing):
         why = f"cannot run: {', '.join(missing)} cannot be confined here"
         return why, "Use another role, or do what is said of confinement."
     return f"cannot run: this version has no {', '.join(missing)}", "Use another role."
@@ -61,28 +75,26 @@ def _held_back(role: Role, tools: Collection[str], servers: Mapping[str, bool]) 
 
 def _tools(setup: Setup) -> list[str]:
     """Return the built-in tools that are there: a search with an engine, commands where something confines them."""
-    confined = _confined(setup)
-    known = without_edits(builtin_tools())
-    tools = known if search_engine(setup) else without_search(known)
-    return [name for name, tool in tools.items() if confined or not tool.spec.commands]
+    known = usable_here(builtin_tools(), _sandbox(setup))
+    return list(known if search_engine(setup) else without_search(known))
 
 
 def _servers(setup: Setup) -> dict[str, bool]:
     """Return the MCP servers that are configured, and whether each may be started, or is reached by its address."""
     configured = setup.settings.mcp_servers if setup.settings is not None else {}
-    return {name: server.url is not None or _confined(setup) for name, server in configured.items()}
+    confined = not isinstance(_sandbox(setup), Unavailable)
+    return {name: server.url is not None or confined for name, server in configured.items()}
 
 
-def _confined(setup: Setup) -> bool:
-    sandbox = probes.sandbox(setup.settings.sandbox.mode if setup.settings is not None else "auto")
-    return not isinstance(sandbox, Unavailable)
+def _sandbox(setup: Setup) -> Sandbox | Unavailable:
+    return probes.sandbox(setup.settings.sandbox.mode if setup.settings is not None else "auto")
 
 
-def _without_model(catalog: Catalog, setup: Setup) -> list[str]:
-    """Return the roles whose model cannot be had; why is told of the models themselves."""
+def _models(catalog: Catalog, setup: Setup) -> dict[str, Choice | None]:
+    """Return the model of each role; None where it cannot be had, which is told of the models themselves."""
     models = models_of(setup)
     if models is None:
-        return [role.name for role in catalog.roles]
+        return {role.name: None for role in catalog.roles}
     assert setup.settings is not None
     means = meanings((role.model for role in catalog.roles), models, setup.settings)
-    return [role.name for role, meant in zip(catalog.roles, means, strict=True) if meant.choice is None]
+    return {role.name: meant.choice for role, meant in zip(catalog.roles, means, strict=True)}

@@ -73,11 +73,11 @@ def sqlite(_setup: Setup) -> list[Finding]:
 
 
 def git(_setup: Setup) -> list[Finding]:
-    """Tell git's version; without it no command can run on a checkout."""
-    needed = "it says what of a checkout commands may see"
+    """Tell git's version; without it no command can run on a checkout, and no coder at all."""
+    needed = "it says what of a checkout commands may see, and keeps what a coder changes on a branch"
     if says := _says("git", "--version"):
         return [Finding("git", "ok", f"{_number(says)}; {needed}")]
-    without = "without it no command can run in the workspace where that is a checkout"
+    without = "without it no coder can work, and no command can run in the workspace where that is a checkout"
     return [Finding("git", "note", f"not found; {without}", "Install git if subagents are to run commands.")]
 
 

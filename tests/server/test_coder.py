@@ -1,0 +1,307 @@
+"""A coder: what it changed comes back as a verified branch, and the person's checkout stays as it was."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from support.coding import (
+    RIGHT,
+    RIGHTED,
+    STILL_WRONG,
+    VERIFY,
+    WRONG,
+    Untouched,
+    asked,
+    branches,
+    coded,
+    project,
+    says,
+    worktrees,
+)
+from support.house import Lab, arrived, hand_over, open_lab
+from support.model_server import Gate, Say, Step
+from support.processes import marked
+from support.projects import git, write
+
+from ava_audit.events import ToolResult, WorkChecked, WorktreeReady
+from ava_roles.confine.sandbox import Unavailable, find_sandbox
+from ava_server.words import text_of
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _confined(tmp_path_factory: pytest.TempPathFactory) -> None:
+    found = find_sandbox("auto", tmp_path_factory.mktemp("state"))
+    if isinstance(found, Unavailable):
+        pytest.skip(f"{found.why}; {found.what_to_do}")
+
+
+async def gone(lab: Lab) -> None:
+    """Wait until nothing is left of worktrees: they go right after the ending."""
+    with anyio.fail_after(10):
+        while worktrees(lab.root):  # noqa: ASYNC110 - nothing tells when it goes
+            await anyio.sleep(0.02)
+
+
+@pytest.mark.requirement("S2-17")
+async def test_a_change_comes_back_as_a_verified_branch(tmp_path: Path) -> None:
+    repository = project(tmp_path)
+    untouched = Untouched(repository)
+    async with open_lab(tmp_path, says(RIGHT)) as lab:
+        result = await coded(lab)
+        [ready] = await lab.facts(result["subagent_id"], WorktreeReady)
+        await gone(lab)
+    assert result["status"] == "success", result
+    changes = result["changes"]
+    run_id = result["subagent_id"]
+    assert changes["branch"] == f"ava/{run_id}" and changes["verified"]
+    assert branches(repository) == {f"ava/{run_id}": changes["head"]}
+    assert changes["base"] == git(repository, "rev-parse", "HEAD").strip()
+    assert (changes["files"], changes["added"], changes["removed"]) == (1, 1, 1)
+    assert changes["verify"]["command"] == VERIFY
+    assert not changes["verify"]["before"]["passed"] and changes["verify"]["before"]["code"] == 1
+    assert changes["verify"]["after"]["passed"] and changes["verify"]["after"]["seconds"] > 0
+    assert changes["to_merge"] == f"git -C {repository} merge ava/{run_id}"
+    assert result["untrusted_result"]["changed"]["files"] == [
+        {"path": "adding.py", "kind": "changed", "added": 1, "removed": 1}
+    ]
+    assert "FAILED (failures=1)" in ready.told and ready.verify is not None and not ready.verify.passed
+    untouched.check()
+    assert git(repository, "show", f"ava/{run_id}:adding.py") == "def add(a, b):\n    return a + b\n"
+    message = git(repository, "log", "-1", "--format=%B", f"ava/{run_id}")
+    assert message.startswith("Adding adds.\n\nTask: Make add add.\n\nVerified: ")
+    assert message.rstrip().endswith(f"Ava-Run: {run_id}")
+    git(repository, "merge", "-q", f"ava/{run_id}")
+    assert (repository / "adding.py").read_text() == "def add(a, b):\n    return a + b\n"
+
+
+@pytest.mark.requirement("S2-17")
+async def test_work_that_fails_is_mended_with_what_failed_in_view(tmp_path: Path) -> None:
+    repository = project(tmp_path)
+    script = [Say(calls=[WRONG]), hand_over(), Say(calls=[STILL_WRONG]), hand_over(), *says(RIGHTED)]
+    async with open_lab(tmp_path, script) as lab:
+        result = await coded(lab)
+        checks = await lab.facts(result["subagent_id"], WorkChecked)
+        results = await lab.facts(result["subagent_id"], ToolResult)
+    assert result["status"] == "success", result
+    assert [(check.number, check.verify.passed) for check in checks] == [(1, False), (2, False), (3, True)]
+    first, second, _accepted = [each for each in results if each.tool == "submit_result"]
+    assert "AssertionError: 2 != 3" in first.output and "3 more attempts" in first.output and not first.success
+    assert "0.5 != 3" in second.output and "2 more attempts" in second.output
+    assert git(repository, "show", f"{result['changes']['branch']}:adding.py").endswith("a + b\n")
+
+
+@pytest.mark.requirement("S2-17", "S2-19")
+async def test_work_that_never_passes_ends_as_an_error_and_stays_on_its_branch(tmp_path: Path) -> None:
+    repository = project(tmp_path)
+    untouched = Untouched(repository)
+    async with open_lab(tmp_path, [Say(calls=[WRONG]), *[hand_over()] * 4]) as lab:
+        result = await coded(lab)
+        checks = await lab.facts(result["subagent_id"], WorkChecked)
+        await gone(lab)
+    assert (result["status"], result["error"]["kind"]) == ("error", "verification")
+    assert len(checks) == 4
+    changes = result["changes"]
+    assert not changes["verified"] and not changes["verify"]["after"]["passed"]
+    assert "AssertionError: 2 != 3" in result["untrusted_result"]["changed"]["failing"]
+    assert git(repository, "show", f"{changes['branch']}:adding.py").endswith("a * b\n")
+    assert "Not verified" in git(repository, "log", "-1", "--format=%B", changes["branch"])
+    untouched.check()
+
+
+async def test_changed_and_removed_tests_are_listed_apart_however_the_verification_came_out(tmp_path: Path) -> None:
+    """The model makes the failing test pass by taking it away: it passes, and the result says how."""
+    repository = project(tmp_path, **{"tests/test_more.py": "def test_more():\n    assert True\n"})
+    script = says(
+        ("run_bash", {"command": "rm test_adding.py; echo 'def test_more(): pass' > tests/test_more.py"}),
+        ("write_file", {"path": "setup.cfg", "content": "[tool:pytest]\n"}),
+    )
+    async with open_lab(tmp_path, script) as lab:
+        result = await coded(lab, namespace=["."], verify="! ls test_a* || python3 -m unittest")
+        checked = await lab.call("check_subagent", subagent_id=result["subagent_id"])
+    assert result["status"] == "success" and result["changes"]["verified"]
+    changes = result["changes"]
+    assert (changes["tests_added"], changes["tests_changed"], changes["tests_removed"]) == (1, 1, 1)
+    changed = result["untrusted_result"]["changed"]
+    assert changed["tests_removed"] == ["test_adding.py"] and changed["tests_changed"] == ["tests/test_more.py"]
+    text = text_of(checked)
+    inside = text[text.index("<subagent_result") : text.index("</subagent_result>")]
+    assert changed["tests_added"] == ["setup.cfg"]
+    assert "what decides on them, removed: test_adding.py" in inside
+    assert "what decides on them, changed: tests/test_more.py" in inside
+    outside = text[text.index("</subagent_result>") :]
+    assert "1 test file, or file that decides what is tested, was removed" in outside
+    assert "test_adding.py" not in outside and f"Merge it: git -C {repository} merge ava/" in outside
+    assert checked.runs[0].changes["branch"] == result["changes"]["branch"]
+
+
+@pytest.mark.parametrize(
+    ("call", "says_no"),
+    [
+        (
+            ("edit_file", {"path": "README.md", "old": "Adds.", "new": "Subtracts."}),
+            "outside of what this run may change",
+        ),
+        (("write_file", {"path": "new.py", "content": "x"}), "outside of what this run may change"),
+        (("write_file", {"path": "../outside", "content": "x"}), "outside"),
+        (("write_file", {"path": ".git/hooks/pre-commit", "content": "#!/bin/sh\n"}), "git's own"),
+        (("run_bash", {"command": "echo x > new.py; echo x >> README.md; rm test_adding.py"}), "was taken back"),
+        (
+            ("python_exec", {"code": "open('new.py', 'w').write('x'); open('README.md', 'a').write('x')"}),
+            "was taken back",
+        ),
+    ],
+)
+async def test_what_is_written_outside_of_the_namespace_is_refused_or_taken_back(
+    tmp_path: Path, call: tuple[str, dict[str, Any]], says_no: str
+) -> None:
+    repository = project(tmp_path)
+    untouched = Untouched(repository)
+    async with open_lab(tmp_path, says(call, RIGHT)) as lab:
+        result = await coded(lab)
+        first, *_others = await lab.facts(result["subagent_id"], ToolResult)
+    assert says_no in first.output, first.output
+    assert result["status"] == "success", result
+    assert [each["path"] for each in result["untrusted_result"]["changed"]["files"]] == ["adding.py"]
+    assert not (tmp_path / "outside").exists() and not (lab.root / "outside").exists()
+    untouched.check()
+
+
+async def test_a_planted_git_folder_runs_nothing_and_is_not_on_the_branch(tmp_path: Path) -> None:
+    repository = project(tmp_path)
+    untouched = Untouched(repository)
+    planted = tmp_path / "planted"
+    plant = (
+        f"mkdir -p .git/hooks many/.git; printf '#!/bin/sh\\ntouch {planted}\\n' > .git/evil; chmod +x .git/evil;"
+        "cp .git/evil .git/hooks/post-index-change; printf '[core]\\n\\tfsmonitor = .git/evil\\n' > .git/config;"
+        f"echo '* filter=evil' > .gitattributes; ln -s {repository}/.git link; ls -A"
+    )
+    async with open_lab(tmp_path, says(("run_bash", {"command": plant}), RIGHT)) as lab:
+        result = await coded(lab, namespace=["."])
+    assert result["status"] == "success", result
+    paths = {each["path"] for each in result["untrusted_result"]["changed"]["files"]}
+    assert "adding.py" in paths and not any(".git/" in path for path in paths)
+    assert not planted.exists()
+    untouched.check()
+
+
+async def test_a_dirty_checkout_stays_as_it_is_and_the_work_begins_at_its_last_commit(tmp_path: Path) -> None:
+    repository = project(tmp_path)
+    write(repository, {"adding.py": "def add(a, b):\n    return 3\n", "staged.py": "x = 1\n"})
+    git(repository, "add", "staged.py")
+    git(repository, "stash", "-q", "--keep-index")
+    write(repository, {"adding.py": "broken\n", "new.txt": "new\n"})
+    untouched = Untouched(repository)
+    async with open_lab(tmp_path, says(RIGHT)) as lab:
+        result = await coded(lab)
+    assert result["status"] == "success", result
+    assert any("not committed" in note for note in result["changes"]["notes"])
+    assert git(repository, "show", f"{result['changes']['branch']}:adding.py").endswith("a + b\n")
+    assert "staged.py" not in git(repository, "ls-tree", "-r", "--name-only", result["changes"]["branch"])
+    untouched.check()
+
+
+async def test_the_work_begins_at_the_commit_that_was_approved(tmp_path: Path) -> None:
+    repository = project(tmp_path)
+    async with open_lab(tmp_path, says(RIGHT)) as lab:
+        made = await lab.propose(**asked())
+        base = git(repository, "rev-parse", "HEAD").strip()
+        write(repository, {"adding.py": "def add(a, b):\n    return 3\n"})
+        git(repository, "commit", "-qam", "later")
+        await lab.approve(made)
+        await lab.ended(made.subagent_id, within_s=60)
+        result = await lab.result(made.subagent_id)
+    assert (result["status"], result["changes"]["base"]) == ("success", base)
+
+
+async def test_two_coders_at_once_on_one_repository_make_two_branches(tmp_path: Path) -> None:
+    repository = project(tmp_path)
+    untouched = Untouched(repository)
+    script: list[Step] = [Say(calls=[RIGHT]), hand_over(summary="Adding adds.")]
+
+    def answer(request: dict[str, Any]) -> Step:
+        turn: int = sum(message["role"] == "assistant" for message in request["messages"])
+        return script[turn]
+
+    found: list[dict[str, Any]] = []
+    async with open_lab(tmp_path, answer) as lab, anyio.create_task_group() as tasks:
+
+        async def one() -> None:
+            found.append(await coded(lab))
+
+        tasks.start_soon(one)
+        tasks.start_soon(one)
+    assert [result["status"] for result in found] == ["success", "success"], found
+    assert branches(repository) == {result["changes"]["branch"]: result["changes"]["head"] for result in found}
+    untouched.check()
+
+
+async def test_where_nothing_was_changed_it_is_checked_all_the_same_and_there_is_no_branch(tmp_path: Path) -> None:
+    repository = project(tmp_path)
+    async with open_lab(tmp_path, [hand_over(summary="It adds already.")]) as lab:
+        result = await coded(lab, verify="true")
+        text = text_of(await lab.call("check_subagent", subagent_id=result["subagent_id"]))
+    assert result["status"] == "success" and result["changes"]["verified"]
+    assert result["changes"]["branch"] is None and branches(repository) == {}
+    assert "Nothing was changed; there is no branch." in text
+
+
+async def test_plain_words_in_place_of_the_call_are_checked_too(tmp_path: Path) -> None:
+    project(tmp_path)
+    script = [Say("It is done."), Say(calls=[RIGHT]), Say("Now it is done.")]
+    async with open_lab(tmp_path, script) as lab:
+        result = await coded(lab)
+        checks = await lab.facts(result["subagent_id"], WorkChecked)
+        told = str(lab.server.requests[1].json["messages"][-1]["content"])
+    assert result["status"] == "success", result
+    assert [check.verify.passed for check in checks] == [False, True]
+    assert "AssertionError" in told and "3 more attempts are left" in told
+
+
+async def test_what_a_cap_cuts_off_stays_on_the_branch_unverified(tmp_path: Path) -> None:
+    repository = project(tmp_path)
+    async with open_lab(tmp_path, says(RIGHT)) as lab:
+        result = await coded(lab, max_iterations=2)
+        await gone(lab)
+    assert result["status"] == "iteration_limit" and not result["changes"]["verified"]
+    assert git(repository, "show", f"{result['changes']['branch']}:adding.py").endswith("a + b\n")
+    message = git(repository, "log", "-1", "--format=%B", result["changes"]["branch"])
+    assert "Not verified: the run ended as iteration_limit" in " ".join(message.split())
+
+
+@pytest.mark.parametrize("when", ["baseline", "work", "check"])
+async def test_a_cancel_is_answered_in_time_and_keeps_what_there_is(tmp_path: Path, when: str) -> None:
+    repository = project(tmp_path)
+    untouched = Untouched(repository)
+    gate = Gate()
+    script = {
+        "baseline": [hand_over()],
+        "work": [Say(calls=[RIGHT]), Say("late", gate=gate)],
+        "check": [Say(calls=[RIGHT]), hand_over()],
+    }
+    slow = {"baseline": "sleep 60", "work": "true", "check": "grep -q 'a - b' adding.py || sleep 60"}
+    async with open_lab(tmp_path, script[when]) as lab:
+        run_id = await lab.start(**asked(verify=slow[when]))
+        if when == "work":
+            await arrived(gate.arrived, 20)
+        else:
+            await lab.logged(run_id, "Activity", {"baseline": 1, "check": 3}[when], within_s=20)
+            with anyio.fail_after(20):
+                while not marked(run_id):  # noqa: ASYNC110 - nothing tells
+                    await anyio.sleep(0.02)
+        with anyio.fail_after(5):
+            answer = await lab.call("cancel_subagent", subagent_id=run_id, reason="enough")
+        assert answer.runs[0]["state"] == "cancelled"
+        result = await lab.result(run_id)
+        gate.released.set()
+        await gone(lab)
+    assert not marked(run_id)
+    changes = result["changes"]
+    if when == "baseline":
+        assert changes["branch"] is None and branches(repository) == {}
+    else:
+        assert branches(repository) == {changes["branch"]: changes["head"]} and not changes["verified"]
+        assert git(repository, "show", f"{changes['branch']}:adding.py").endswith("a + b\n")
+    untouched.check()

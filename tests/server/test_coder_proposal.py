@@ -1,0 +1,183 @@
+"""What a run that changes files is proposed with: all that it needs, in words that a person can judge."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.coding import VERIFY, asked, project
+from support.house import PRICED, open_lab
+from support.projects import checkout, git, write
+
+from ava_roles.confine.sandbox import Unavailable, find_sandbox
+from ava_server.desk.desk import Desk
+from ava_server.questions import Question, Reply
+from ava_server.run_config import config_of
+
+EDITOR = (
+    "---\nname: editor\ndescription: Edits.\ntools: [Read, Edit]\nverify: make check\nsetup: make deps\n---\nEdit.\n"
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _confined(tmp_path_factory: pytest.TempPathFactory) -> None:
+    found = find_sandbox("auto", tmp_path_factory.mktemp("state"))
+    if isinstance(found, Unavailable):
+        pytest.skip(f"{found.why}; {found.what_to_do}")
+
+
+async def refused(tmp: Path, *, config: str = "", **more: Any) -> str:
+    """Propose a coder that is refused; return why. Nothing is on the record but the call."""
+    given = {key: value for key, value in asked(workspace=str(tmp / "workspace"), **more).items() if value is not None}
+    async with open_lab(tmp, config=config) as lab:
+        before = await lab.store.read(lambda view: view.runs())
+        answer = await lab.call("spawn_subagent", **given)
+        assert answer.status == "failed", answer
+        assert await lab.store.read(lambda view: view.runs()) == before and lab.server.requests == []
+    return str(answer.message)
+
+
+@pytest.mark.requirement("S2-06")
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"namespace": None}, "namespace: coder changes files and needs it"),
+        ({"namespace": []}, "namespace: coder changes files and needs it"),
+        ({"namespace": ["../elsewhere"]}, "namespace: "),
+        ({"namespace": ["/etc"]}, "is not relative"),
+        ({"namespace": [".git/hooks"]}, "which is git's own"),
+        ({"context": None}, "context: coder changes files and needs it"),
+        ({"context": " \n"}, "context: coder changes files and needs it"),
+        ({"verify": "one\ntwo"}, "verify: it must be one command line"),
+        ({"verify": " "}, "verify: it must be one command line"),
+        ({"tools": ["read_file"]}, "with these tools coder changes no files"),
+    ],
+)
+async def test_what_a_coder_needs_is_asked_for_before_anything_costs(
+    tmp_path: Path, given: dict[str, Any], says: str
+) -> None:
+    project(tmp_path)
+    assert says in await refused(tmp_path, **given)
+
+
+async def test_what_is_no_root_of_a_repository_with_a_commit_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "workspace").mkdir()
+    assert "git init" in await refused(tmp_path)
+    git(tmp_path / "workspace", "init", "-q")
+    assert "commit" in await refused(tmp_path)
+    write(tmp_path / "workspace", {"src/a.py": "x = 1\n"})
+    git(tmp_path / "workspace", "add", "-A")
+    git(tmp_path / "workspace", "commit", "-qm", "first")
+    below = {**asked(), "workspace": str(tmp_path / "workspace" / "src")}
+    async with open_lab(tmp_path) as lab:
+        answer = await lab.call("spawn_subagent", **below)
+        assert answer.status == "failed" and f"{tmp_path}/workspace" in answer.message
+        assert (await lab.call("spawn_subagent", **{**below, "workspace": str(lab.workspace)})).status != "failed"
+
+
+async def test_where_nothing_confines_commands_nothing_is_changed(tmp_path: Path) -> None:
+    project(tmp_path)
+    why = await refused(tmp_path, config='[sandbox]\nmode = "none"\n')
+    assert "nothing confines here" in why and 'set sandbox.mode to "auto"' in why
+
+
+async def test_the_offline_reader_changes_nothing(tmp_path: Path) -> None:
+    project(tmp_path)
+    async with open_lab(tmp_path, env={"AVA_MODEL_BASE_URL": "", "AVA_MODEL": ""}) as lab:
+        answer = await lab.call("spawn_subagent", **asked(workspace=str(lab.workspace)))
+    assert answer.status == "failed" and "no language model is used" in answer.message
+
+
+@pytest.mark.requirement("S2-06")
+async def test_a_person_is_told_what_is_changed_where_and_what_decides(tmp_path: Path) -> None:
+    repository = project(tmp_path)
+    write(repository, {"adding.py": "changed\n", "new.txt": "new\n"})
+    head = git(repository, "rev-parse", "HEAD").strip()
+    branch = git(repository, "branch", "--show-current").strip()
+    async with open_lab(tmp_path, config=PRICED) as lab:
+        made = await lab.propose(**asked(namespace=["adding.py", "odd, and free: yes"]))
+        config = config_of((await lab.run(made.subagent_id)).config)
+        answer: Any = await lab.call(
+            "confirm_spawn", pending_ids=[made.pending_id], approving=[made.approval_line.replace("adding.py", "src")]
+        )
+        assert answer.decisions[0].status != "approved", "the line names what may be changed"
+        question = await asked_of_a_person(lab.desk, made)
+    for words in (
+        f"a worktree of its own of {repository}, from commit {head[:12]} ({branch})",
+        'may change only these paths: "adding.py", "odd, and free: yes".',
+        "a new branch, ava/S-… after its id",
+        "your checkout, its branch and its index stay as they are",
+        "2 files have changes that are not committed",
+        f"Its work must pass `{VERIFY}` (given with the call).",
+    ):
+        assert words in made.message, words
+        assert words in question
+    assert 'change adding.py, "odd, and free: yes" on a new branch of it' in made.approval_line
+    assert "run commands in a sandbox on a worktree of it" in made.approval_line
+    assert config.coding is not None
+    assert (config.coding.base, config.coding.uncommitted, config.coding.branch) == (head, 2, branch)
+
+
+async def asked_of_a_person(desk: Desk, made: Any) -> str:
+    """Have the person asked about a proposal; return what they read."""
+    read: list[str] = []
+
+    class Person:
+        async def ask(self, question: Question) -> Reply:
+            read.append(question.text.replace(" \n", "\n"))
+            return Reply("decline")
+
+    async def quiet(_line: str) -> None: ...
+
+    given = {"pending_ids": [made.pending_id], "approving": [made.approval_line]}
+    await desk.call("confirm_spawn", given, quiet, person=Person())
+    [text] = read
+    return text
+
+
+async def test_the_verify_command_is_the_calls_else_the_roles_else_found(tmp_path: Path) -> None:
+    write(tmp_path / "data", {"roles/editor.md": EDITOR})
+    (tmp_path / "data").chmod(0o700)
+    repository = checkout(tmp_path / "workspace", {"go.mod": "module x\n", "x_test.go": "package x\n"})
+    async with open_lab(tmp_path) as lab:
+        of_role = await lab.propose(**asked(role="editor", verify=None))
+        assert "must pass `make check` (from the role file)" in of_role.message
+        assert "Before that runs `make deps` (from the role file)." in of_role.message
+        given = await lab.propose(**asked(role="editor", verify="go vet"))
+        assert "must pass `go vet` (given with the call)" in given.message
+        found = await lab.propose(**{key: value for key, value in asked().items() if key != "verify"})
+        assert "must pass `go test ./...` (found: " in found.message, found.message
+    write(repository, {"package.json": '{"scripts": {"test": "node --test"}}'})
+    git(repository, "add", "-A")
+    git(repository, "commit", "-qm", "two")
+    why = await refused(tmp_path, verify=None)
+    assert "verify: " in why and "`go test ./...`" in why and "`npm test`" in why and "give the one that decides" in why
+    git(repository, "rm", "-qr", ".")
+    write(repository, {"a.txt": "a\n"})
+    git(repository, "add", "-A")
+    git(repository, "commit", "-qm", "three")
+    why = await refused(tmp_path, verify=None)
+    assert "`true` if there is nothing to check" in why
+
+
+async def test_under_the_policy_auto_it_waits_for_a_person(tmp_path: Path) -> None:
+    project(tmp_path)
+    write(tmp_path / "data", {"roles/editor.md": EDITOR})
+    (tmp_path / "data").chmod(0o700)
+    auto = "approval = 'auto'\nauto_approve_cents = 500\nauto_approve_daily_cents = 5000\n"
+    async with open_lab(tmp_path, config=auto) as lab:
+        for role in ("coder", "editor"):
+            made = await lab.propose(**asked(role=role))
+            assert f"It does not start by itself: it changes files of {lab.workspace}, on a branch." in made.message
+
+
+async def test_another_namespace_or_verify_command_is_another_proposal(tmp_path: Path) -> None:
+    project(tmp_path)
+    async with open_lab(tmp_path) as lab:
+        first = await lab.propose(**asked(task_id="T"))
+        assert (await lab.propose(**asked(task_id="T"))).pending_id == first.pending_id
+        second = await lab.propose(**asked(task_id="T", namespace=["."]))
+        third = await lab.propose(**asked(task_id="T", namespace=["."], verify="true"))
+    assert len({first.pending_id, second.pending_id, third.pending_id}) == 3
+    assert "may change all of it." in second.message and "change everything on a new branch" in second.approval_line
