@@ -62,6 +62,14 @@ def run_command(
     workspace: Annotated[
         str | None, typer.Option(metavar="FOLDER", show_default=False, help="Folder that it may read.")
     ] = None,
+    namespace: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATH", show_default=False, help="What a coder may change; once for each path."),
+    ] = None,
+    verify: Annotated[
+        str | None,
+        typer.Option(metavar="COMMAND", show_default=False, help="What a coder's work must pass, e.g. 'pytest -q'."),
+    ] = None,
     timeout: Annotated[
         str | None, typer.Option(metavar="TIME", show_default=False, help="At most so long: 90, 90s, 10m, 1h.")
     ] = None,
@@ -124,6 +132,8 @@ def run_command(
         "context": context,
         "context_from": listed(context_from),
         "workspace": str(Path(workspace).expanduser().absolute()) if workspace else None,
+        "namespace": namespace or None,
+        "verify": verify,
         "timeout": seconds_of("--timeout", timeout),
         "max_cost_cents": cents_of("--max-cost", max_cost),
         "max_tokens": max_tokens,

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import anyio
+import anyio.to_thread
 import typer
 
 from ava_server.cli.app import heading
-from ava_server.cli.terminal import columns, cut, say, say_json, tell
+from ava_server.cli.terminal import columns, cut, say, say_json, tell, write
 from ava_server.cli.views import block, limits_text, result_text
 from ava_server.data_root import find_data_root
+from ava_server.errors import BadInput
 
 if TYPE_CHECKING:
     from ava_audit.entries import Entry
@@ -38,12 +41,20 @@ def register(app: typer.Typer) -> None:
 def show_command(
     subagent: Annotated[str, typer.Argument(metavar="S-ID", help="The subagent, or its proposal (P-…).")],
     cost: Annotated[bool, typer.Option("--cost", help="Why it cost what it did: turns, tool outputs, caps.")] = False,
+    diff: Annotated[bool, typer.Option("--diff", help="What a coder changed, line by line.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="As one JSON object, with every entry.")] = False,
     utc: Annotated[bool, typer.Option("--utc", help="Times in UTC.")] = False,
 ) -> None:
-    """Show a run: what was asked, who approved it under which caps, what it did, and its result; or what it cost."""
+    """Show a run: what was asked, who approved it under which caps, what it did, and its result.
+
+    With --cost what it cost, and with --diff what it changed.
+    """
     root = find_data_root()
-    if cost:
+    if cost and diff:
+        raise BadInput("--cost and --diff are two screens; give one of them")
+    if diff:
+        anyio.run(_show_diff, root, subagent, as_json)
+    elif cost:
         anyio.run(_show_cost, root, subagent, as_json, utc)
     else:
         anyio.run(_show, root, subagent, as_json, utc)
@@ -65,6 +76,24 @@ async def _show_cost(root: DataRoot, given: str, as_json: bool, utc: bool) -> No
     else:
         heading(root)
         say("\n".join(cost_screen(run, answer, costs, utc)))
+
+
+async def _show_diff(root: DataRoot, given: str, as_json: bool) -> None:
+    from ava_audit.locks import Instances
+    from ava_server.cli.reading import find_run, open_log, whole_answer
+    from ava_server.cli.show_diff import changes_in, diff_of
+
+    async with open_log(root) as store:
+        found = await find_run(store, given)
+        assert store is not None
+        run, answer = await whole_answer(store, found.id, Instances(root.instances).alive)
+    changes = changes_in(run, answer)
+    text = await anyio.to_thread.run_sync(diff_of, changes, Path.home())
+    if as_json:
+        say_json({"data_root": str(root.path), "subagent_id": run.id, "changes": changes, "diff": text})
+    else:
+        heading(root)
+        write(text.rstrip("\n"))
 
 
 async def _show(root: DataRoot, given: str, as_json: bool, utc: bool) -> None:

@@ -1,0 +1,52 @@
+"""`ava show S-… --diff`: what a run has changed, line by line, as its branch has it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ava_roles.errors import RolesError
+from ava_server.errors import Refused
+
+if TYPE_CHECKING:
+    from ava_audit.rows import RunRow
+    from ava_server.answers import RunAnswer
+
+
+def changes_in(run: RunRow, answer: RunAnswer) -> Mapping[str, Any]:
+    """Return what the result of a run tells of its branch.
+
+    Raises:
+        Refused: There is none; says why.
+    """
+    from ava_server.ids import label
+    from ava_server.run_config import config_of
+
+    who = label(run)
+    if config_of(run.config).coding is None:
+        raise Refused(f"{who} changes no files, so there is nothing to compare; `ava show {run.id}` has its result")
+    if not run.ended:
+        raise Refused(f"{who} has not ended: {answer.state}; its branch is made when it does")
+    if answer.changes is None:
+        why = "its words were erased" if answer.untrusted_result is None else "its result says nothing of a branch"
+        raise Refused(f"what {who} has changed is not known any more: {why}; look for the branch ava/{run.id}")
+    if answer.changes["branch"] is None:
+        raise Refused(f"{who} has no branch: {answer.changes['not_kept'] or 'it changed nothing'}")
+    changes: Mapping[str, Any] = answer.changes
+    return changes
+
+
+def diff_of(changes: Mapping[str, Any], home: Path) -> str:
+    """Return a run's changes as a unified diff, without anything that could steer a terminal. Blocking.
+
+    Raises:
+        Refused: They are not there any more.
+    """
+    from ava_roles.workshop.workshop import diff
+    from ava_roles.wrap import clean
+
+    try:
+        return clean(diff(Path(changes["repository"]), changes["base"], changes["head"], home))[0]
+    except RolesError as error:
+        raise Refused(f"branch {changes['branch']} of {changes['repository']} cannot be shown: {error}") from error

@@ -1,0 +1,86 @@
+"""A coder from a terminal: the proposal in its options, the exit code of its ending, and what it changed."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from support.coding import RIGHT, VERIFY, WRONG, branches, project
+from support.house import hand_over
+from support.model_server import Say, running_model_server
+from support.projects import git
+from support.terminal import ava
+
+from ava_roles.confine.sandbox import Unavailable, find_sandbox
+
+ESCAPE = ("write_file", {"path": "odd.txt", "content": "\u001b]0;owned\u0007 red \u001b[31m \u202e\n"})
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _confined(tmp_path_factory: pytest.TempPathFactory) -> None:
+    found = find_sandbox("auto", tmp_path_factory.mktemp("state"))
+    if isinstance(found, Unavailable):
+        pytest.skip(f"{found.why}; {found.what_to_do}")
+
+
+def options(repository: Path, *more: str) -> list[str]:
+    given = ["--workspace", str(repository), "--context", "It subtracts.", "--verify", VERIFY, "--no-plan"]
+    return ["run", "coder", "Make add add.", *given, "--yes", "--max-cost", "1", *more]
+
+
+@pytest.mark.requirement("S2-17")
+def test_what_a_coder_changed_is_shown_line_by_line_and_steers_no_terminal(tmp_path: Path) -> None:
+    repository, root = project(tmp_path), tmp_path / "data"
+    script = [Say(calls=[RIGHT]), Say(calls=[ESCAPE]), hand_over(summary="Adding adds.")]
+    with running_model_server(script) as server:
+        env = {"AVA_MODEL_BASE_URL": server.base_url, "AVA_MODEL": "test"}
+        done = ava(root, *options(repository, "--namespace", "adding.py", "--namespace", "odd.txt"), env=env)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = re.search(r"Branch (ava/(S-[0-9a-f]{6})) of ", done.stdout)
+    assert found is not None, done.stdout
+    branch, run_id = found[1], found[2]
+    assert f"Merge it: git -C {repository} merge {branch}" in done.stdout
+    assert f"Verified: `{VERIFY}` passed" in done.stdout
+    diff = ava(root, "show", run_id, "--diff")
+    assert diff.returncode == 0 and diff.stdout.startswith(f"Data root: {root}\n")
+    assert "-    return a - b\n+    return a + b\n" in diff.stdout
+    assert "owned red [31m" in diff.stdout.replace("]0;", "")
+    assert not set("\u001b\u0007\u202e").intersection(diff.stdout)
+    as_json = json.loads(ava(root, "show", run_id, "--diff", "--json").stdout)
+    assert as_json["changes"]["branch"] == branch and "+    return a + b" in as_json["diff"]
+    shown = ava(root, "show", run_id).stdout
+    assert f"Branch {branch} of {repository}" in shown and "Changed: adding.py +1 −1" in shown
+    git(repository, "branch", "-qD", branch)
+    git(repository, "reflog", "expire", "--expire=now", "--all")
+    git(repository, "gc", "-q", "--prune=now")
+    gone = ava(root, "show", run_id, "--diff")
+    assert gone.returncode != 0 and f"branch {branch} of {repository} cannot be shown" in gone.stderr
+    assert "Traceback" not in gone.stderr
+
+
+@pytest.mark.requirement("S2-17")
+def test_a_failing_verification_exits_with_21_also_for_whoever_waits(tmp_path: Path) -> None:
+    repository, root = project(tmp_path), tmp_path / "data"
+    with running_model_server([Say(calls=[WRONG]), *[hand_over()] * 4]) as server:
+        env = {"AVA_MODEL_BASE_URL": server.base_url, "AVA_MODEL": "test"}
+        done = ava(root, *options(repository, "--namespace", "adding.py"), env=env)
+    assert done.returncode == 21, done.stdout + done.stderr
+    assert "NOT VERIFIED by" in done.stdout and "AssertionError: 2 != 3" in done.stdout
+    [branch] = branches(repository)
+    run_id = branch.removeprefix("ava/")
+    assert ava(root, "wait", run_id).returncode == 21
+    told = ava(root, "show", run_id, "--diff", "--cost")
+    assert told.returncode == 2 and "two screens" in told.stderr
+
+
+def test_a_run_that_changes_no_files_has_no_diff(tmp_path: Path) -> None:
+    (tmp_path / "work").mkdir()
+    with running_model_server([hand_over()]) as server:
+        env = {"AVA_MODEL_BASE_URL": server.base_url, "AVA_MODEL": "test"}
+        given = ["run", "researcher", "Look.", "--workspace", str(tmp_path / "work"), "--yes", "--max-cost", "1"]
+        done = ava(tmp_path / "data", *given, "--json", env=env)
+    run_id = json.loads(done.stdout)["subagent_id"]
+    told = ava(tmp_path / "data", "show", run_id, "--diff")
+    assert told.returncode != 0 and "changes no files" in told.stderr
