@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 from support.coding import (
+    PROJECT,
     RIGHT,
     RIGHTED,
     STILL_WRONG,
@@ -17,6 +20,7 @@ from support.coding import (
     asked,
     branches,
     coded,
+    give_pytest,
     project,
     says,
     worktrees,
@@ -24,7 +28,7 @@ from support.coding import (
 from support.house import Lab, arrived, hand_over, open_lab
 from support.model_server import Gate, Say, Step
 from support.processes import marked
-from support.projects import git, write
+from support.projects import checkout, git, write
 
 from ava_audit.events import ToolResult, WorkChecked, WorktreeReady
 from ava_roles.confine.sandbox import Unavailable, find_sandbox
@@ -305,3 +309,95 @@ async def test_a_cancel_is_answered_in_time_and_keeps_what_there_is(tmp_path: Pa
         assert branches(repository) == {changes["branch"]: changes["head"]} and not changes["verified"]
         assert git(repository, "show", f"{changes['branch']}:adding.py").endswith("a + b\n")
     untouched.check()
+
+
+async def test_a_baseline_that_takes_all_of_the_time_ends_the_run_before_a_model_is_asked(tmp_path: Path) -> None:
+    repository = project(tmp_path)
+    async with open_lab(tmp_path, [hand_over()]) as lab:
+        result = await coded(lab, verify="sleep 60", timeout=3)
+        assert lab.server.requests == []
+        await gone(lab)
+    assert result["status"] == "timeout" and result["changes"]["branch"] is None
+    assert result["changes"]["verify"]["before"] is None and branches(repository) == {}
+
+
+async def test_a_verify_command_that_does_not_end_is_cut_off_by_the_time_of_the_run(tmp_path: Path) -> None:
+    repository = project(tmp_path)
+    hangs = "grep -q 'a - b' adding.py || sleep 60"
+    async with open_lab(tmp_path, says(RIGHT)) as lab:
+        result = await coded(lab, verify=hangs, timeout=6)
+    assert result["status"] == "timeout" and not result["changes"]["verified"], result
+    assert result["untrusted_result"]["summary"] == "Adding adds.", "it was handed over in time"
+    assert git(repository, "show", f"{result['changes']['branch']}:adding.py").endswith("a + b\n")
+
+
+async def test_a_change_of_many_files_and_a_long_failure_fit_an_answer(tmp_path: Path) -> None:
+    project(tmp_path)
+    many = "for i in $(seq 1 400); do echo x > a-rather-long-name-of-a-file-$i.txt; done; seq 1 9 > test_odd.py"
+    fails = "ls a-rather* >/dev/null 2>&1 || exit 0; seq 1 20000; echo the last line; false"
+    async with open_lab(tmp_path, [Say(calls=[("run_bash", {"command": many})]), *[hand_over()] * 4]) as lab:
+        result = await coded(lab, namespace=["."], verify=fails)
+        checked = await lab.call("check_subagent", subagent_id=result["subagent_id"])
+    assert (result["status"], result["changes"]["files"]) == ("error", 401)
+    assert len(json.dumps(checked.structured(), ensure_ascii=False)) < 10_000 and len(text_of(checked)) < 10_000
+    untrusted = checked.runs[0].untrusted_result
+    assert 0 < len(untrusted.changed["files"]) < 401 and untrusted.changed["tests_added"] == ["test_odd.py"]
+    assert any("more changed files: ava show" in caveat for caveat in untrusted.caveats)
+    assert "the last line" in untrusted.changed["failing"]
+
+
+async def test_a_secret_in_what_verifying_prints_reaches_neither_model_nor_log_nor_result(tmp_path: Path) -> None:
+    key = "sk-or-v1-0a1b2c3d4e5f60718293a4b5c6d7e8f9"
+    repository = project(tmp_path, **{"leaked.txt": f"{key}\n"})
+    async with open_lab(tmp_path, [*[hand_over()] * 4], env={"AVA_MODEL_API_KEY": key}) as lab:
+        result = await coded(lab, verify="cat leaked.txt; false")
+        received = b"".join(request.body for request in lab.server.requests)
+        [ready] = await lab.facts(result["subagent_id"], WorktreeReady)
+    assert key.encode() not in received and key not in json.dumps(result) and key not in ready.told
+    assert "failed with exit code 1" in ready.told and branches(repository) == {}
+
+
+async def test_a_project_is_verified_by_its_own_pytest_as_it_is_found(tmp_path: Path) -> None:
+    """The project has a virtual environment of its own, which git ignores; nobody says how it is tested."""
+    files = {
+        "pyproject.toml": "[tool.pytest.ini_options]\naddopts = '-q'\n",
+        "src/adding.py": PROJECT["adding.py"],
+        "tests/test_adding.py": "import sys\nsys.path.insert(0, 'src')\nfrom adding import add\n\n\ndef test_adds():\n"
+        "    assert add(1, 2) == 3\n",
+        ".gitignore": ".venv/\n__pycache__/\n.pytest_cache/\n",
+    }
+    repository = checkout(tmp_path / "workspace", files)
+    give_pytest(repository)
+    untouched = Untouched(repository)
+    edit = ("edit_file", {"path": "src/adding.py", "old": "a - b", "new": "a + b"})
+    script = [Say(calls=[edit]), Say(calls=[("run_bash", {"command": "python -m pytest"})]), hand_over()]
+    async with open_lab(tmp_path, script) as lab:
+        given = {key: value for key, value in asked(namespace=["src"]).items() if key != "verify"}
+        result = await lab.outcome(60, **given)
+        [ready] = await lab.facts(result["subagent_id"], WorktreeReady)
+        ran = [each for each in await lab.facts(result["subagent_id"], ToolResult) if each.tool == "run_bash"]
+    assert result["status"] == "success", result
+    assert "pytest" in result["changes"]["verify"]["command"]
+    assert "assert -1 == 3" in ready.told and "1 passed" in ran[0].output
+    assert [each["path"] for each in result["untrusted_result"]["changed"]["files"]] == ["src/adding.py"]
+    untouched.check()
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="there is no node on this machine")
+async def test_a_project_of_node_is_verified_by_its_own_test_runner(tmp_path: Path) -> None:
+    files = {
+        "package.json": '{"name": "x", "scripts": {"test": "node --test"}}\n',
+        "add.js": "module.exports = (a, b) => a - b\n",
+        "add.test.js": "const test = require('node:test')\nconst assert = require('node:assert')\n"
+        "test('adds', () => assert.strictEqual(require('./add.js')(1, 2), 3))\n",
+    }
+    repository = checkout(tmp_path / "workspace", files)
+    edit = ("edit_file", {"path": "add.js", "old": "a - b", "new": "a + b"})
+    async with open_lab(tmp_path, [hand_over(), Say(calls=[edit]), hand_over()]) as lab:
+        result = await coded(lab, namespace=["add.js"], verify="node --test")
+        first, *_others = [
+            each for each in await lab.facts(result["subagent_id"], ToolResult) if each.tool == "submit_result"
+        ]
+    assert result["status"] == "success", result
+    assert "-1 !== 3" in first.output
+    assert git(repository, "show", f"{result['changes']['branch']}:add.js") == "module.exports = (a, b) => a + b\n"

@@ -15,8 +15,8 @@ import anyio
 import pytest
 from support import owner
 from support.coding import PROJECT, RIGHT, Untouched, asked, branches, project, worktrees
-from support.house import hand_over, open_lab
-from support.model_server import Say, running_model_server
+from support.house import arrived, hand_over, open_lab
+from support.model_server import Gate, ModelServer, Say, running_model_server
 from support.processes import marked
 from support.projects import git
 
@@ -123,3 +123,89 @@ async def test_a_kill_at_any_time_loses_nothing(tmp_path: Path, phase: str) -> N
     begun = {"a command of the model runs": {1}, "the model has edited": {0, 1}}  # that is over, or just not written
     assert len(unsure) in begun.get(phase, {0})
     untouched.check()
+
+
+async def killed_at_work(tmp: Path, server: ModelServer, gate: Gate) -> str:
+    """Have a run's owner killed while its model answers, with an edit made; return the run."""
+    async with open_lab(tmp, server=server, runs=False, check=False) as lab:
+        run_id = await lab.start(**asked())
+    command = [sys.executable, owner.__file__, str(tmp / "data"), server.base_url]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as owning:  # noqa: ASYNC220
+        await arrived(gate.arrived, 30)
+        owning.kill()
+    gate.released.set()
+    return run_id
+
+
+@pytest.mark.parametrize("how", ["cancelled", "abandoned"])
+async def test_a_run_that_ends_without_an_owner_keeps_what_it_had(
+    tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository = project(tmp_path)
+    untouched = Untouched(repository)
+    gate = Gate()
+    with running_model_server([Say(calls=[RIGHT]), Say("late", gate=gate)]) as server:
+        run_id = await killed_at_work(tmp_path, server, gate)
+        async with open_lab(tmp_path, server=server, runs=False) as lab:
+            await lab.house.sweep()
+            assert worktrees(lab.root), "it could go on"
+            if how == "cancelled":
+                with anyio.fail_after(5):
+                    await lab.call("cancel_subagent", subagent_id=run_id, reason="enough")
+            else:
+                monkeypatch.setattr("ava_server.unowned.ABANDONED_US", 0)
+                gone = frozenset({str((await lab.run(run_id)).instance)})
+                assert await lab.house.manager.endings.end_overdue(run_id, gone)
+            assert (await lab.run(run_id)).state == how
+            changes = (await lab.result(run_id))["changes"]
+            assert worktrees(lab.root) == []
+    assert branches(repository) == {changes["branch"]: changes["head"]} and not changes["verified"]
+    assert git(repository, "show", f"ava/{run_id}:adding.py") == PROJECT["adding.py"].replace("-", "+")
+    message = git(repository, "log", "-1", "--format=%B", f"ava/{run_id}")
+    assert message.startswith("Unfinished: Make add add.\n") and "Not verified" in message
+    untouched.check()
+
+
+async def test_what_could_not_be_kept_at_the_end_is_kept_by_the_next_start(tmp_path: Path) -> None:
+    """The repository is not there when the run ends: the result says so, and nothing is lost."""
+    repository = project(tmp_path)
+    gate = Gate()
+    with running_model_server([Say(calls=[RIGHT]), Say("late", gate=gate)]) as server:
+        run_id = await killed_at_work(tmp_path, server, gate)
+        async with open_lab(tmp_path, server=server, runs=False, check=False) as lab:
+            repository.rename(tmp_path / "elsewhere")
+            await lab.call("cancel_subagent", subagent_id=run_id)
+            changes = (await lab.result(run_id))["changes"]
+            assert changes["branch"] is None and str(repository) in changes["not_kept"]
+            assert worktrees(lab.root), "it has what is on no branch"
+            (tmp_path / "elsewhere").rename(repository)
+            await lab.house.sweep()
+            assert worktrees(lab.root) == []
+    assert git(repository, "show", f"ava/{run_id}:adding.py") == PROJECT["adding.py"].replace("-", "+")
+
+
+async def test_a_cancel_of_a_run_whose_owner_is_stopped_is_answered_in_time_and_the_work_is_kept_later(
+    tmp_path: Path,
+) -> None:
+    repository = project(tmp_path)
+    gate = Gate()
+    with running_model_server([Say(calls=[RIGHT]), Say("late", gate=gate)]) as server:
+        async with open_lab(tmp_path, server=server, runs=False, check=False) as lab:
+            run_id = await lab.start(**asked())
+        command = [sys.executable, owner.__file__, str(tmp_path / "data"), server.base_url]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as owning:  # noqa: ASYNC220
+            try:
+                await arrived(gate.arrived, 30)
+                owning.send_signal(signal.SIGSTOP)
+                async with open_lab(tmp_path, server=server, runs=False, check=False) as lab:
+                    with anyio.fail_after(5.5):
+                        answer = await lab.call("cancel_subagent", subagent_id=run_id)
+                    assert answer.runs[0]["state"] == "cancelled"
+                    assert "is made right after" in answer.runs[0]["changes"]["not_kept"]
+            finally:
+                owning.kill()
+                gate.released.set()
+        async with open_lab(tmp_path, server=server, runs=False, check=False) as lab:
+            await lab.house.sweep()
+            assert worktrees(lab.root) == []
+    assert git(repository, "show", f"ava/{run_id}:adding.py") == PROJECT["adding.py"].replace("-", "+")
