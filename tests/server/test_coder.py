@@ -26,11 +26,11 @@ from support.coding import (
     worktrees,
 )
 from support.house import Lab, arrived, hand_over, open_lab
-from support.model_server import Gate, Say, Step
+from support.model_server import Fail, Gate, Say, Step
 from support.processes import marked
 from support.projects import checkout, git, write
 
-from ava_audit.events import ToolResult, WorkChecked, WorktreeReady
+from ava_audit.events import RunPaused, ToolResult, WorkChecked, WorktreeReady
 from ava_roles.confine.sandbox import Unavailable, find_sandbox
 from ava_server.words import text_of
 
@@ -401,3 +401,61 @@ async def test_a_project_of_node_is_verified_by_its_own_test_runner(tmp_path: Pa
     assert result["status"] == "success", result
     assert "-1 !== 3" in first.output
     assert git(repository, "show", f"{result['changes']['branch']}:add.js") == "module.exports = (a, b) => a + b\n"
+
+
+async def test_a_plan_is_made_with_the_baseline_in_view(tmp_path: Path) -> None:
+    project(tmp_path)
+    script = [Say("It subtracts."), Say("1. edit_file adding.py."), Say("KEEP"), *says(RIGHT)]
+    async with open_lab(tmp_path, script) as lab:
+        result = await coded(lab, plan=True)
+        first = lab.server.requests[0].json["messages"]
+    assert result["status"] == "success", result
+    assert "AssertionError: -1 != 3" in json.dumps(first)
+
+
+async def test_a_run_that_was_paused_goes_on_in_its_worktree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ava_server.asking.PAUSE_FROM_S", 0.5)
+    repository = project(tmp_path)
+    script = [Say(calls=[RIGHT]), Fail(429, retry_after="1"), hand_over()]
+    async with open_lab(tmp_path, script) as lab:
+        result = await coded(lab)
+        assert len(await lab.facts(result["subagent_id"], RunPaused)) == 1
+        assert len(await lab.facts(result["subagent_id"], WorktreeReady)) == 1
+        await gone(lab)
+    assert result["status"] == "success", result
+    assert git(repository, "show", f"{result['changes']['branch']}:adding.py").endswith("a + b\n")
+
+
+async def test_when_the_repository_goes_away_the_run_is_no_success_and_its_work_is_kept_when_it_is_back(
+    tmp_path: Path,
+) -> None:
+    repository = project(tmp_path)
+
+    def answer(request: dict[str, Any]) -> Step:
+        if not any(message["role"] == "assistant" for message in request["messages"]):
+            return Say(calls=[RIGHT])
+        repository.rename(tmp_path / "elsewhere")
+        return hand_over()
+
+    async with open_lab(tmp_path, answer) as lab:
+        result = await coded(lab)
+        assert (result["status"], result["error"]["kind"]) == ("error", "workshop"), result
+        assert result["changes"]["branch"] is None and result["changes"]["not_kept"]
+        assert worktrees(lab.root), "it has what is on no branch"
+        (tmp_path / "elsewhere").rename(repository)
+        await lab.house.sweep()
+        assert worktrees(lab.root) == []
+    [branch] = branches(repository)
+    assert git(repository, "show", f"{branch}:adding.py").endswith("a + b\n")
+
+
+async def test_a_malformed_result_is_mended_apart_from_what_does_not_pass(tmp_path: Path) -> None:
+    """Three results that do not pass leave the two repairs of its form as they are."""
+    project(tmp_path)
+    malformed = Say(calls=[("submit_result", {"no_such_argument": 1})])
+    script = [*[hand_over()] * 3, malformed, *says(RIGHT)]
+    async with open_lab(tmp_path, script) as lab:
+        result = await coded(lab)
+        checks = await lab.facts(result["subagent_id"], WorkChecked)
+    assert result["status"] == "success", result
+    assert [check.verify.passed for check in checks] == [False, False, False, True]
