@@ -67,6 +67,21 @@ BEHIND: dict[tuple[str, str], str] = {
         ),
         "imported only where choosing.py has found Linux",
     ),
+    (f"{CONFINE}git.py", "pass_fds"): "empty where no workshop is held, and none is where no command is confined",
+    (f"{CONFINE}git.py", "os.memfd_create"): "asked for before; a file on the disk does it elsewhere",
+    **dict.fromkeys(
+        (
+            (f"roles/ava_roles/workshop/{file}", name)
+            for file, name in (
+                ("keeping.py", "os.geteuid"),
+                ("keeping.py", "os.chown"),
+                ("kept.py", "fcntl"),
+                ("sweeping.py", "dir_fd"),
+                ("sweeping.py", "src_dir_fd"),
+            )
+        ),
+        "a worktree is made only where commands are confined",
+    ),
     ("roles/ava_roles/tools/search.py", "pass_fds"): "empty where there is no folder descriptor to hand on",
     **dict.fromkeys(
         ((STDIO, name) for name in ("connect_read_pipe", "connect_write_pipe")),
