@@ -19,9 +19,11 @@ import anyio.to_thread
 
 from ava_audit.events import Activity, CommandRun, WorkChecked, WorktreeReady
 from ava_audit.redact import Redactor
+from ava_audit.rows import RunRow
 from ava_roles.errors import RolesError
 from ava_roles.tools.base import Place
 from ava_roles.tools.saying import sentence
+from ava_roles.workshop.branch import Branch
 from ava_roles.workshop.verdict import Verdict
 from ava_roles.workshop.workshop import Workshop
 from ava_roles.wrap import clean, wrap_tool_output
@@ -136,6 +138,8 @@ class Working:
 
     async def keep(self, ended: Ended) -> Kept:
         """Bring what the run has changed onto its branch, whatever ended it."""
+        if self._history.worktree is None:  # nobody has worked in it
+            return Kept()
         check = self._history.last_check
         task = self._history.task
         message = commit_message(
@@ -143,12 +147,11 @@ class Working:
             self._coding,
             summary=ended.submitted.summary if ended.submitted is not None else "",
             task=task.text if task is not None else "",
-            before=self._history.worktree.verify if self._history.worktree is not None else None,
+            before=self._history.worktree.verify,
             passed=check.verify if ended.status == "success" and check is not None else None,
             status=ended.status,
         )
-        ready, run = self._ready, self._log.run
-        work = self._workshop.keep if ready else partial(self._worktrees.keep, run)  # it may have been taken up no more
+        work = self._workshop.keep if self._ready else partial(self._as_it_was_left, self._log.run)
         kept = Kept(fault=LATE)
         with anyio.move_on_after(KEEP_CANCELLED_S if ended.status == "cancelled" else KEEP_S):
             try:
@@ -156,6 +159,11 @@ class Working:
             except RolesError as error:
                 kept = Kept(fault=self._hidden(str(error)))
         return kept
+
+    def _as_it_was_left(self, run: RunRow, message: str) -> Branch | None:
+        """Keep what an earlier owner has left, where this one did not come to taking it up. Blocking."""
+        self._workshop.close()  # it may hold what is to be looked at
+        return self._worktrees.keep(run, message)
 
     def _failed(self, what: str, error: RolesError) -> Ended:
         return Ended(

@@ -304,7 +304,7 @@ async def test_a_cancel_is_answered_in_time_and_keeps_what_there_is(tmp_path: Pa
     assert not marked(run_id)
     changes = result["changes"]
     if when == "baseline":
-        assert changes["branch"] is None and branches(repository) == {}
+        assert (changes["branch"], changes["not_kept"]) == (None, None) and branches(repository) == {}
     else:
         assert branches(repository) == {changes["branch"]: changes["head"]} and not changes["verified"]
         assert git(repository, "show", f"{changes['branch']}:adding.py").endswith("a + b\n")
@@ -317,7 +317,8 @@ async def test_a_baseline_that_takes_all_of_the_time_ends_the_run_before_a_model
         result = await coded(lab, verify="sleep 60", timeout=3)
         assert lab.server.requests == []
         await gone(lab)
-    assert result["status"] == "timeout" and result["changes"]["branch"] is None
+    assert result["status"] == "timeout"
+    assert (result["changes"]["branch"], result["changes"]["not_kept"]) == (None, None)
     assert result["changes"]["verify"]["before"] is None and branches(repository) == {}
 
 
@@ -416,7 +417,7 @@ async def test_a_plan_is_made_with_the_baseline_in_view(tmp_path: Path) -> None:
 async def test_a_run_that_was_paused_goes_on_in_its_worktree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ava_server.asking.PAUSE_FROM_S", 0.5)
     repository = project(tmp_path)
-    script = [Say(calls=[RIGHT]), Fail(429, retry_after="1"), hand_over()]
+    script: list[Step] = [Say(calls=[RIGHT]), Fail(429, retry_after="1"), hand_over()]
     async with open_lab(tmp_path, script) as lab:
         result = await coded(lab)
         assert len(await lab.facts(result["subagent_id"], RunPaused)) == 1

@@ -209,3 +209,24 @@ async def test_a_cancel_of_a_run_whose_owner_is_stopped_is_answered_in_time_and_
             await lab.house.sweep()
             assert worktrees(lab.root) == []
     assert git(repository, "show", f"ava/{run_id}:adding.py") == PROJECT["adding.py"].replace("-", "+")
+
+
+async def test_a_run_that_is_taken_up_with_no_time_for_work_keeps_what_it_had(tmp_path: Path) -> None:
+    repository = project(tmp_path)
+    gate, last = Gate(), Gate()
+    script = [Say(calls=[RIGHT]), Say("late", gate=gate), Say("late", gate=last), hand_over()]
+    with running_model_server(script) as server:
+        async with open_lab(tmp_path, server=server, runs=False, check=False) as lab:
+            run_id = await lab.start(**asked(timeout=5))
+        command = [sys.executable, owner.__file__, str(tmp_path / "data"), server.base_url]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as owning:  # noqa: ASYNC220
+            await arrived(last.arrived, 30)  # its work is over, and it is asked for what it has
+            owning.kill()
+        gate.released.set()
+        last.released.set()
+        async with open_lab(tmp_path, server=server, check=False) as lab:
+            row = await lab.ended(run_id, within_s=30)
+            changes = (await lab.result(run_id))["changes"]
+    assert row.state == "error", "two calls of one turn were lost"
+    assert (changes["branch"], changes["not_kept"]) == (f"ava/{run_id}", None), changes
+    assert git(repository, "show", f"ava/{run_id}:adding.py") == PROJECT["adding.py"].replace("-", "+")
