@@ -218,6 +218,7 @@ async def test_the_work_begins_at_the_commit_that_was_approved(tmp_path: Path) -
         await lab.ended(made.subagent_id, within_s=60)
         result = await lab.result(made.subagent_id)
     assert (result["status"], result["changes"]["base"]) == ("success", base)
+    assert git(repository, "rev-parse", f"ava/{made.subagent_id}^").strip() == base
 
 
 async def test_two_coders_at_once_on_one_repository_make_two_branches(tmp_path: Path) -> None:
