@@ -67,7 +67,7 @@ class Git:
         at = [f"--git-dir={self.own}", *([f"--work-tree={self.tree}"] if self.tree is not None else [])]
         settings = [part for each in OFF for part in ("-c", each)]
         index = {"GIT_INDEX_FILE": str(self.index)} if self.index is not None else {}
-        said: Said | None = None
+        ended = False
         try:
             with told(f"git {words[0]}"):
                 said = run_git(
@@ -80,8 +80,9 @@ class Git:
                     stdin=stdin,
                     held=self.held,
                 )
+            ended = said.code is not None
         finally:
-            if self.index is not None and (said is None or said.code is None):  # killed, it leaves its lock
+            if self.index is not None and not ended:  # killed, it leaves its lock
                 self.index.with_name(f"{self.index.name}.lock").unlink(missing_ok=True)
         if said.code is None:
             raise WorkshopFailed(f"git {words[0]} did not end within {GIT_S:g} s; look whether the disk is very slow")
