@@ -461,3 +461,34 @@ async def test_a_malformed_result_is_mended_apart_from_what_does_not_pass(tmp_pa
         checks = await lab.facts(result["subagent_id"], WorkChecked)
     assert result["status"] == "success", result
     assert [check.verify.passed for check in checks] == [False, False, False, True]
+
+
+async def test_a_branch_that_takes_longer_than_a_cancel_may_is_made_right_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ava_server.working.KEEP_CANCELLED_S", 0.01)
+    repository = project(tmp_path)
+    gate = Gate()
+    async with open_lab(tmp_path, [Say(calls=[RIGHT]), Say("late", gate=gate)]) as lab:
+        run_id = await lab.start(**asked())
+        await arrived(gate.arrived, 20)
+        with anyio.fail_after(5):
+            answer = await lab.call("cancel_subagent", subagent_id=run_id)
+        gate.released.set()
+        assert "is made right after" in answer.runs[0]["changes"]["not_kept"]
+        assert "What it changed is NOT on a branch" in text_of(answer)
+        await gone(lab)
+    assert git(repository, "show", f"ava/{run_id}:adding.py").endswith("a + b\n")
+
+
+async def test_a_cancel_of_a_paused_run_keeps_what_it_had(tmp_path: Path) -> None:
+    repository = project(tmp_path)
+    async with open_lab(tmp_path, [Say(calls=[RIGHT]), Fail(429, retry_after="3600")]) as lab:
+        run_id = await lab.start(**asked())
+        await lab.logged(run_id, "RunPaused", within_s=20)
+        await anyio.sleep(0.2)  # its owner lets go of it
+        with anyio.fail_after(5):
+            answer = await lab.call("cancel_subagent", subagent_id=run_id)
+        assert (answer.runs[0]["state"], answer.runs[0]["changes"]["branch"]) == ("cancelled", f"ava/{run_id}")
+        await gone(lab)
+    assert git(repository, "show", f"ava/{run_id}:adding.py").endswith("a + b\n")
