@@ -467,3 +467,20 @@ async def test_a_setting_that_would_start_something_is_not_taken_over(tmp_path: 
     async with working("bubblewrap", tmp_path, order(repository), baseline=False):
         said = (tmp_path / "worktrees" / RUN / "git/config").read_text()
     assert "fsmonitor" not in said and "hook" not in said.lower()
+
+
+async def test_commands_that_wrote_too_much_lose_what_git_ignores_and_never_the_work(tmp_path: Path) -> None:
+    needs("bubblewrap")
+    repository = project(tmp_path / "project")
+    async with working("bubblewrap", tmp_path, order(repository)) as shop:
+        bench, fresh = await shop.bench.ready()
+        again, told = await shop.bench.ready()
+        assert fresh and not told and bench.size is not None and again.size == bench.size
+        write(tmp_path / "worktrees" / RUN / "tree", {"__pycache__/big.pyc": "x" * 100_000, "calc.py": FIXED})
+        await run("bubblewrap", tmp_path, shop, "echo kept > ~/note")
+        assert "emptied to make room" in await shop.bench.renew()
+        assert not (tmp_path / "worktrees" / RUN / "tree" / "__pycache__").exists()
+        assert shop.edits.read("calc.py").decode() == FIXED
+        assert (await run("bubblewrap", tmp_path, shop, "cat ~/note"))[0].code != 0
+        assert (await shop.bench.ready())[0].size == bench.size, "what was written counts on"
+        assert (await shop.check()).passed

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -461,3 +462,44 @@ async def test_a_base_that_the_user_has_thrown_away_meanwhile_is_said(tmp_path: 
     with pytest.raises(WorkshopFailed, match="is not in"):
         _left(order(repository), tmp_path)
     assert sealed(repository) == before
+
+
+@pytest.mark.parametrize("first", ["node_modules/.bin", "."])
+async def test_a_git_that_the_project_brings_is_not_run(
+    tmp_path: Path, first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs("bubblewrap")
+    repository = project(tmp_path / "project")
+    write(repository, {f"{first}/git": f'#!/bin/sh\ntouch {tmp_path}/ran\nexec /usr/bin/git "$@"\n'})
+    monkeypatch.chdir(repository)
+    monkeypatch.setenv("PATH", f"{first if first == '.' else repository / first}{os.pathsep}{os.environ['PATH']}")
+    assert look(repository, tmp_path).head
+    async with working("bubblewrap", tmp_path, order(repository)) as shop:
+        shop.edits.write("calc.py", FIXED.encode())
+        assert (await shop.check()).passed and shop.keep("Mend add") is not None
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("name", ["config", "commondir", "index", "HEAD"])
+@pytest.mark.parametrize("what", ["a pipe", "a device"])
+def test_what_stands_in_a_repository_holds_nobody_up(tmp_path: Path, name: str, what: str) -> None:
+    repository = project(tmp_path / "project")
+    at = repository / ".git" / name
+    at.unlink(missing_ok=True)
+    if what == "a pipe":
+        os.mkfifo(at)
+    else:
+        at.symlink_to("/dev/zero")
+    code = (
+        "import resource, sys; from pathlib import Path; from ava_roles.errors import RolesError\n"
+        "from ava_roles.workshop.looking import look\n"
+        "resource.setrlimit(resource.RLIMIT_DATA, (3 << 29, 3 << 29)); project, home = map(Path, sys.argv[1:])\n"
+        "try: look(project, home)\n"
+        "except RolesError as error: print(error)\n"
+        "print('ended')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(repository), str(tmp_path)],
+        capture_output=True, text=True, timeout=30, check=False,
+    )  # fmt: skip
+    assert done.stdout.endswith("ended\n"), done.stderr

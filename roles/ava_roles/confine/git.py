@@ -53,7 +53,7 @@ class Said:
         return [os.fsdecode(name) for name in self.out.split(b"\0") if name]
 
 
-def git_program(project: Path | None = None) -> str | None:
+def git_program(project: Path) -> str | None:
     """Return where git is: never one that a project brings."""
     return shutil.which("git", path=path_apart_from(os.environ.get("PATH", os.defpath), project))
 

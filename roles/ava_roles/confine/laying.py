@@ -98,8 +98,10 @@ class Laying:
                 binds.append(Bind(project / name, PurePosixPath(project / name), direct=True))
         return folder, binds
 
-    def bench(self, folder: PurePosixPath, binds: Sequence[Bind], tools: Toolchains, notes: str) -> Bench:
-        """Return all of it."""
+    def bench(
+        self, folder: PurePosixPath, binds: Sequence[Bind], tools: Toolchains, notes: str, *, measured: bool = True
+    ) -> Bench:
+        """Return all of it; `measured` with what its writable folders take on the disk."""
         environment = child_environment(
             self.run_id,
             {
@@ -114,7 +116,7 @@ class Laying:
             },
         )
         code = (self.code, self.seen_as(self.code, CODE))
-        size = _size([bind.source for bind in binds if bind.writable])
+        size = _size([bind.source for bind in binds if bind.writable]) if measured else None
         return Bench(folder, tuple(binds), environment, code, notes, size)
 
 

@@ -43,6 +43,10 @@ class BenchMaker(Protocol):
         """
         ...
 
+    async def renew(self) -> str:
+        """Make room where its commands have written too much; return what the next command finds."""
+        ...
+
     async def after_command(self) -> str:
         """Take back what a command should not have changed; return a sentence on it for the model, or nothing."""
         ...
@@ -90,12 +94,13 @@ class Workbench:
             self._made = await run_sync(self._make, abandon_on_cancel=False)
             return self._made, True
 
-    async def renew(self) -> None:
-        """Throw it away, so that the next command finds it as the first did."""
+    async def renew(self) -> str:
+        """Throw it away, so that the next command finds it as the first did; return a sentence of that."""
         async with self._turn:
             self._made = None
             with suppress(OSError):  # it is tried again when it is made
                 await run_sync(self._remove, abandon_on_cancel=False)
+        return "the next command finds a fresh copy"
 
     async def after_command(self) -> str:
         """Take nothing back: a copy that is thrown away may be changed everywhere."""

@@ -146,9 +146,9 @@ async def _run(
         disk_from=bench.size,
     )
     finished = await sandbox.run(command)
-    if finished.ended == "disk":  # else each further command could write as much again
-        await workbench.renew()
-    parts = [_how(finished, timeout_s), finished.output.rstrip("\n") or "(no output)"]
+    # Else each further command could write as much again, or could write nothing.
+    renewed = await workbench.renew() if finished.ended == "disk" else ""
+    parts = [_how(finished, timeout_s, renewed), finished.output.rstrip("\n") or "(no output)"]
     if fresh:
         parts.insert(0, bench.notes)
     if taken_back := await workbench.after_command():
@@ -158,7 +158,7 @@ async def _run(
     return ToolOutput("\n".join(parts), success=finished.ended == "exited" and finished.code == 0)
 
 
-def _how(finished: Finished, timeout_s: int) -> str:
+def _how(finished: Finished, timeout_s: int, renewed: str) -> str:
     """Say how a command ended, and what can be done about it."""
     took = f"{finished.took_s:.1f} s"
     match finished.ended:
@@ -169,7 +169,7 @@ def _how(finished: Finished, timeout_s: int) -> str:
         case "disk":
             return (
                 f"[ended after {took}: all commands together wrote more than 1 GiB, the disk is nearly full, or folders"
-                " are nested too deep; the next command finds a fresh copy; write less]"
+                f" are nested too deep; {renewed}; write less]"
             )
         case "signal":
             return f"[ended by a signal after {took}: it crashed, or met a limit of the sandbox; run less at once]"

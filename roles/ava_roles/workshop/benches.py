@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from ava_roles.confine.copies import dependencies_of
@@ -39,6 +40,7 @@ class Benches:
         self._trees, self._mounts = trees, mounts
         self._project = trees.theirs.root
         self._notes: list[str] = []
+        self._size: int | None = None
         with told("looking for the project's packages"):
             trees.dependencies = self._dependencies(home, check)
             trees.place.note(dependencies=trees.dependencies)
@@ -47,14 +49,16 @@ class Benches:
             )
 
     def for_model(self) -> Bench:
-        """Return what the model's commands are given."""
+        """Return what the model's commands are given; what they write counts from the first of them on."""
         place = self._trees.place
-        return self._bench(place.tree, place.home, self.notes())
+        bench = self._bench(place.tree, place.home, self.notes(), measured=self._size is None)
+        self._size = bench.size if self._size is None else self._size
+        return replace(bench, size=self._size)
 
     def for_check(self) -> Bench:
         """Return what the setup and the verify command are given."""
         place = self._trees.place
-        return self._bench(place.check, place.check_home, "")
+        return self._bench(place.check, place.check_home, "", measured=False)
 
     def notes(self) -> str:
         """Return what there is to know about the worktree, for the model."""
@@ -71,7 +75,7 @@ class Benches:
         notes += read_only_note(self._trees.dependencies)
         return f"[{'; '.join([*notes, *self._notes, *self._tools.refused])}]"
 
-    def _bench(self, work: Path, home: Path, notes: str) -> Bench:
+    def _bench(self, work: Path, home: Path, notes: str, *, measured: bool) -> Bench:
         place = self._trees.place
         with told("laying out the worktree"):
             for folder in (home / "tmp", place.code):
@@ -79,7 +83,7 @@ class Benches:
             standing = stand(work, self._project, self._trees.dependencies, place.trash, mounts=self._mounts)
             laying = Laying(self._mounts, self._trees.order.run_id, home, place.code)
             seen, binds = laying.folder(work, self._project, standing)
-        return laying.bench(seen, [*laying.beside(self._tools), *binds], self._tools, notes)
+        return laying.bench(seen, [*laying.beside(self._tools), *binds], self._tools, notes, measured=measured)
 
     def _dependencies(self, home: Path, check: Callable[[], None]) -> tuple[str, ...]:
         """Return the folders of packages of the user's checkout; none that the commit itself has files in."""

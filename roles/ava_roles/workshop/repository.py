@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ava_roles.confine.checkout import take
 from ava_roles.confine.git import NoGitFolder, environment, folders_of, git_program, run_git
+from ava_roles.confine.small_files import read_small
 from ava_roles.errors import NoRepository, WorkshopFailed
 from ava_roles.workshop.gits import Git, told
 
@@ -51,7 +52,7 @@ class Theirs:
         git = root / ".git"
         if not git.exists():
             _refuse(root)
-        program = git_program()
+        program = git_program(root)
         if program is None:
             raise WorkshopFailed(_NO_GIT)
         try:
@@ -162,7 +163,7 @@ class Theirs:
         head = self.folder / "HEAD"
         if head.is_symlink():
             return b"ref: " + os.fsencode(head.readlink()) + b"\n"
-        return head.read_bytes()[:5_000]
+        return read_small(head, 5_000)
 
     def _configuration(self, joined: bool) -> str:
         """Return a configuration that says how objects and files are written, and nothing that runs."""

@@ -147,6 +147,14 @@ class Trees:
             remove_names(self.place.tree, others, self.place.trash)
         return self._told_back(removed, back, [*rules, *others])
 
+    def clear(self) -> None:
+        """Remove what git ignores of the worktree, and the home of its commands: none of it is part of the work."""
+        with self._turn, told("making room in the worktree"):
+            git = self.git.on(self.place.tree, self._base_index)
+            ignored = git("ls-files", "-z", "--others", "--ignored", "--exclude-standard", "--directory").names()
+            remove_names(self.place.tree, self._ours(name.rstrip("/") for name in ignored), self.place.trash)
+            remove_tree(self.place.home)
+
     def may_change(self, name: str) -> bool:
         """Tell whether a path may be changed."""
         return (
@@ -215,7 +223,7 @@ class Trees:
             parts.append(f"only {where} may be changed, and this was taken back: {_some(outside)}")
         if removed:
             parts.append(f"removed, because no worktree has it: {_some([shown(name) for name in removed])}")
-        return f"[{'; '.join(parts)}]" if parts else ""
+        return "; ".join(parts)
 
     # -- the tree for checks ------------------------------------------------------------------------------------------
 

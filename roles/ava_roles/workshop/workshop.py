@@ -221,6 +221,16 @@ class WorktreeBench:
         fresh, self._told = not self._told, True
         return bench, fresh
 
+    async def renew(self) -> str:
+        """Make room: remove what git ignores, and what commands keep in their home. The work itself stays.
+
+        Raises:
+            WorkshopFailed: It cannot be removed.
+        """
+        async with self._turn:
+            await run_sync(self._workshop.made[0].clear, abandon_on_cancel=False)
+        return "what git ignores, and your home folder, were emptied to make room"
+
     async def after_command(self) -> str:
         """Take back what a command changed outside of the namespace; a sentence for the model, or nothing.
 
