@@ -11,7 +11,7 @@ from support.coding import RIGHT, VERIFY, WRONG, branches, project
 from support.house import hand_over
 from support.model_server import Say, running_model_server
 from support.projects import git
-from support.terminal import ava
+from support.terminal import ava, on_terminal
 
 from ava_roles.confine.sandbox import Unavailable, find_sandbox
 
@@ -73,6 +73,20 @@ def test_a_failing_verification_exits_with_21_also_for_whoever_waits(tmp_path: P
     assert ava(root, "wait", run_id).returncode == 21
     told = ava(root, "show", run_id, "--diff", "--cost")
     assert told.returncode == 2 and "two screens" in told.stderr
+
+
+def test_a_coder_that_was_not_approved_has_changed_nothing(tmp_path: Path) -> None:
+    repository, root = project(tmp_path), tmp_path / "data"
+    with running_model_server([]) as server:
+        env = {"AVA_MODEL_BASE_URL": server.base_url, "AVA_MODEL": "test"}
+        given = [each for each in options(repository, "--namespace", "adding.py") if each != "--yes"]
+        with on_terminal(root, *given, env=env) as screen:
+            screen.until("Start it? [y/N]")
+            screen.type("n\n")
+            assert screen.ended() == 10
+    run = json.loads(ava(root, "logs", "--type", "SpawnProposed", "--json").stdout.splitlines()[-1])
+    told = ava(root, "show", run["content"]["subagent_id"], "--diff")
+    assert told.returncode != 0 and "never ran" in told.stderr, told
 
 
 def test_a_run_that_changes_no_files_has_no_diff(tmp_path: Path) -> None:

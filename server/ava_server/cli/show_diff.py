@@ -28,6 +28,8 @@ def changes_in(run: RunRow, answer: RunAnswer) -> Mapping[str, Any]:
         raise Refused(f"{who} changes no files, so there is nothing to compare; `ava show {run.id}` has its result")
     if not run.ended:
         raise Refused(f"{who} has not ended: {answer.state}; its branch is made when it does")
+    if run.result_seq is None:
+        raise Refused(f"{who} never ran ({answer.state}), so it has changed nothing")
     if answer.changes is None:
         why = "its words were erased" if answer.untrusted_result is None else "its result says nothing of a branch"
         raise Refused(f"what {who} has changed is not known any more: {why}; look for the branch ava/{run.id}")
