@@ -38,6 +38,7 @@ SHAPES = (
     _shape("openrouter-key", "sk-or-", r"[A-Za-z0-9_-]{20,}+"),
     _shape("openai-key", "sk-proj- sk-svcacct- sk-admin- sk-None-", r"[A-Za-z0-9_-]{20,}+"),
     _shape("openai-key", "sk-", r"(?=[A-Za-z]{0,31}[0-9])[A-Za-z0-9]{32,}+"),
+    _shape("ava-token", "avatok_", r"[A-Za-z0-9_-]{43}(?![A-Za-z0-9_-])"),
     _shape("groq-key", "gsk_", r"[A-Za-z0-9]{40,}+"),
     _shape("github-token", "ghp_ gho_ ghu_ ghs_ ghr_", r"[A-Za-z0-9]{36,}+"),
     _shape("github-token", "github_pat_", r"[A-Za-z0-9_]{50,}+"),

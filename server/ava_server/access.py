@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING
 
 import anyio.to_thread
 
 from ava_audit.redact import Redactor
 from ava_roles.confine.proxies import PROXY_VARIABLES, proxy_password
-from ava_server.errors import AvaError
+from ava_server.followed import Followed
 from ava_server.keys import Key, key_among, key_variables, read_keys
 from ava_server.models.choose import KNOWN_URLS, ModelSettings, Provider
 from ava_server.prices import UserPrice
@@ -24,59 +21,6 @@ from ava_server.secrets_store import Secret, read_secrets
 if TYPE_CHECKING:
     from ava_roles.tools.searches import Engine
     from ava_server.settings import Settings
-
-
-T = TypeVar("T")
-
-
-class _Followed(Generic[T]):
-    """What is made of a file, made anew when the file is another.
-
-    Args:
-        path: The file.
-        read: Reads it, once, for everybody; raises AvaError where it cannot.
-    """
-
-    def __init__(self, path: Path, read: Callable[[], T]) -> None:
-        self._path = path
-        self._make = read
-        self._reading = threading.Lock()
-        self._seen: tuple[int, ...] | None = None
-        self._made: T | None = None
-
-    @property
-    def is_another(self) -> bool:
-        """Whether it looks otherwise than when it was read."""
-        return _look(self._path) != self._seen
-
-    def current(self) -> T:
-        """Return what it is now. Blocking.
-
-        Raises:
-            AvaError: It cannot be read, or holds what cannot be.
-        """
-        with self._reading:
-            seen = _look(self._path)
-            if self._made is None or seen != self._seen:
-                self._read(seen)
-            assert self._made is not None
-            return self._made
-
-    def learn(self) -> None:
-        """Read it where it has changed; one that cannot be read changes nothing. Blocking."""
-        with self._reading:
-            seen = _look(self._path)
-            if seen != self._seen:
-                with contextlib.suppress(AvaError):  # told by `current`, to whoever needs what is in it
-                    self._read(seen)
-
-    def _read(self, seen: tuple[int, ...]) -> None:
-        """Read it; `seen` is how it looked before, so that no change is missed."""
-        self._made = None
-        try:
-            self._made = self._make()
-        finally:
-            self._seen = seen  # last: whoever finds it so has nothing to wait for
 
 
 @dataclass(frozen=True)
@@ -103,8 +47,8 @@ class Access:
         for name, value in _given(settings, os.environ):
             self.redactor.learn({name: value})
         self._settings = settings
-        self._keyed = _Followed(settings.paths.keys, self._read_keys)
-        self._secrets = _Followed(settings.paths.secrets_file, self._read_secrets)
+        self._keyed = Followed(settings.paths.keys, self._read_keys)
+        self._secrets = Followed(settings.paths.secrets_file, self._read_secrets)
 
     @property
     def models(self) -> ModelSettings:
@@ -192,20 +136,3 @@ def _given(settings: Settings, env: Mapping[str, str]) -> Iterator[tuple[str, st
         yield name, proxy_password(env.get(name, ""))
         yield name, proxy_password(env.get(name.lower(), ""))
     yield "fetch.proxy", proxy_password(settings.fetch.proxy)
-
-
-def _look(path: Path) -> tuple[int, ...]:
-    """Return what tells a file from another one in its place, and from itself under other permissions."""
-    try:
-        status = path.lstat()
-    except OSError as failed:
-        return (failed.errno or 0,)
-    return (
-        status.st_dev,
-        status.st_ino,
-        status.st_mode,
-        status.st_uid,
-        status.st_size,
-        status.st_mtime_ns,
-        status.st_ctime_ns,
-    )

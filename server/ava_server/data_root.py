@@ -105,6 +105,11 @@ class DataRoot:
         return self.secrets / "trusted_roles.toml"
 
     @property
+    def tokens_file(self) -> Path:
+        """The hashes of the tokens of the HTTP server."""
+        return self.secrets / "tokens.toml"
+
+    @property
     def question_key(self) -> Path:
         """The key that seals what a client keeps of a question until its person answers."""
         return self.secrets / "questions.toml"

@@ -18,7 +18,7 @@ from ava_server.unfilled import placeholder_in
 
 PREFIX = "AVA_"
 OWN_NAMES = frozenset(
-    {"DATA_ROOT", "MODEL_BASE_URL", "MODEL_API_KEY", "MODEL", "WORKSPACE", "DAILY_USD", "HOST", "RUN_ID"}
+    {"DATA_ROOT", "MODEL_BASE_URL", "MODEL_API_KEY", "MODEL", "WORKSPACE", "DAILY_USD", "HOST", "RUN_ID", "TOKEN"}
 )
 """Variables beside the settings: of one process, never of `config.toml`."""
 

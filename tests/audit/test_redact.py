@@ -23,6 +23,7 @@ KEYS = [
     ("openrouter-key", "sk-or-v1-" + HEX + HEX[:24]),
     ("openai-key", "sk-proj-" + LETTERS + "_" + LETTERS),
     ("openai-key", "sk-" + LETTERS + LETTERS[:9]),
+    ("ava-token", "avatok_" + LETTERS[:38] + "-_Ab9"),
     ("groq-key", "gsk_" + LETTERS + LETTERS[:12]),
     ("github-token", "ghp_" + LETTERS[:36]),
     ("github-token", "github_pat_11ABCDEFG0" + LETTERS[:12] + "_" + LETTERS + LETTERS[:20]),

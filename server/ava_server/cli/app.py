@@ -39,6 +39,7 @@ COMMANDS: Mapping[str, str] = {
     "key": "ava_server.cli.key",
     "secret": "ava_server.cli.secret",
     "memory": "ava_server.cli.memory",
+    "token": "ava_server.cli.token",
     "demo": "ava_server.cli.demo",
     "init": "ava_server.cli.init",
     "doctor": "ava_server.cli.doctor.command",

@@ -1,0 +1,210 @@
+"""The tokens of the HTTP server: shown once, stored hashed, gone at the next request, and never half written."""
+
+import hmac
+import json
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from support.stdio import logged
+from support.terminal import ava, environment, on_terminal
+
+from ava_server.errors import BadInput, ConfigError, Refused
+from ava_server.tokens import BEGINS, Tokens, create_token, expiry, read_tokens, revoke_token, scopes_in
+
+TEXT = re.compile(rf"^{BEGINS}[A-Za-z0-9_-]{{43}}$", re.MULTILINE)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "secrets" / "tokens.toml"
+
+
+def test_a_token_is_found_by_its_text_which_stands_in_no_file_and_no_repr(file: Path) -> None:
+    token, text = create_token(file, "laptop", "ana", ["read", "spawn"], None)
+    assert TEXT.fullmatch(text)
+    assert (token.user, token.scopes) == ("ana", ("spawn", "read"))
+    assert Tokens(file).find(text) == token
+    stored = file.read_text()
+    assert text not in stored and text.removeprefix(BEGINS) not in stored
+    assert text not in repr(token) and token.hash not in repr(token)
+    assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+
+
+@pytest.mark.parametrize("change", [
+    lambda text: text[:-1], lambda text: text + "A", lambda text: text.upper(), lambda text: " " + text,
+    lambda text: text.removeprefix(BEGINS), lambda _text: "", lambda text: text + "\x00", lambda text: text * 9,
+    lambda _text: "ünïcode", lambda _text: BEGINS + "A" * 43,
+])  # fmt: skip
+def test_what_is_not_the_token_to_the_letter_is_none(file: Path, change: object) -> None:
+    _token, text = create_token(file, "laptop", "ana", ["read"], None)
+    assert callable(change)
+    assert Tokens(file).find(change(text)) is None
+
+
+def test_a_revoked_and_an_expired_one_are_worth_nothing_to_a_reader_that_has_read_them_before(file: Path) -> None:
+    now_us = time.time_ns() // 1000
+    _one, revoked = create_token(file, "one", "ana", ["read"], None)
+    _two, expires = create_token(file, "two", "ana", ["read"], now_us + 300_000)
+    tokens = Tokens(file)
+    assert tokens.find(revoked) is not None and tokens.find(expires) is not None and tokens.any()
+    assert (gone := revoke_token(file, "one")) is not None and gone.name == "one"
+    assert tokens.find(revoked) is None
+    time.sleep(0.35)
+    assert tokens.find(expires) is None
+    assert not tokens.any()
+    assert revoke_token(file, "one") is None
+
+
+def test_every_stored_hash_is_compared_in_constant_time(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The comparison is watched, not replaced: each one given has to be compared with each one stored."""
+    _token, first = create_token(file, "a", "ana", ["read"], None)
+    for name in ("b", "c", "d"):
+        create_token(file, name, "ana", ["read"], None)
+    compared: list[str] = []
+    right = hmac.compare_digest
+
+    def watched(stored: str, given: str) -> bool:
+        compared.append(stored)
+        return right(stored, given)
+
+    monkeypatch.setattr(hmac, "compare_digest", watched)
+    tokens = Tokens(file)
+    hashes = [token.hash for token in read_tokens(file).values()]
+    for given in (first, BEGINS + "x" * 43):
+        compared.clear()
+        tokens.find(given)
+        assert compared == hashes
+
+
+@pytest.mark.parametrize(("name", "user", "scope"), [
+    ("", "ana", "read"), ("1st", "ana", "read"), ("a b", "ana", "read"), ("x" * 65, "ana", "read"),
+    (BEGINS + "A" * 43, "ana", "read"), ("laptop", "", "read"), ("laptop", "a:2026-01-01", "read"),
+    ("laptop", "../ana", "read"), ("laptop", "ana\n", ""), ("laptop", "-ana", "read"), ("laptop", "ana", ""),
+    ("laptop", "ana", "read,write"),
+])  # fmt: skip
+def test_what_can_be_no_name_user_or_scope_is_refused(file: Path, name: str, user: str, scope: str) -> None:
+    with pytest.raises(BadInput) as refused:
+        create_token(file, name, user, scopes_in([scope]), None)
+    assert "A" * 43 not in str(refused.value)
+    assert not file.exists()
+
+
+def test_a_name_that_is_taken_is_not_given_to_another(file: Path) -> None:
+    _token, text = create_token(file, "laptop", "ana", ["read"], None)
+    with pytest.raises(Refused, match="ava token revoke laptop"):
+        create_token(file, "laptop", "ben", ["audit"], None)
+    found = Tokens(file).find(text)
+    assert found is not None and found.user == "ana"
+
+
+def test_lengths_of_time_are_read_and_others_refused() -> None:
+    assert expiry(None, 5) is None
+    assert expiry("90d", 5) == 5 + 90 * 86_400_000_000
+    assert expiry("12H", 5) == 5 + 12 * 3_600_000_000
+    for wrong in ("", "0d", "-1d", "90", "1.5d", "1y", "9" * 9 + "d"):
+        with pytest.raises(BadInput):
+            expiry(wrong, 5)
+
+
+@pytest.mark.parametrize("damage", ["loose", "folder", "link", "text", "scope", "hash"])
+def test_a_file_that_cannot_be_trusted_lets_nobody_in(file: Path, damage: str) -> None:
+    _token, text = create_token(file, "laptop", "ana", ["read"], None)
+    tokens = Tokens(file)
+    assert tokens.find(text) is not None
+    if damage == "loose":
+        file.chmod(0o644)
+    elif damage == "folder":
+        file.parent.chmod(0o755)
+        file.touch()
+    elif damage == "link":
+        file.rename(file.with_name("other"))
+        file.symlink_to("other")
+    else:
+        wrong = {"text": "x = [", "scope": file.read_text().replace('"read"', '"all"'), "hash": "[a]\nuser = 'b'\n"}
+        file.write_text(wrong[damage])
+    for reader in (tokens, tokens, Tokens(file)):
+        with pytest.raises(ConfigError):
+            reader.find(text)
+
+
+def test_processes_that_make_tokens_at_once_lose_none(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "ava_server", "token", "create"]
+    env = environment(tmp_path / "data")
+    given = ("--user", "ana", "--scope", "read")
+    running = [
+        subprocess.Popen([*command, name, *given], env=env, stdout=subprocess.PIPE, text=True) for name in "abcd"
+    ]
+    texts = [TEXT.search(process.communicate(timeout=60)[0]) for process in running]
+    tokens = Tokens(tmp_path / "data" / "secrets" / "tokens.toml")
+    assert [token.name for text in texts if text and (token := tokens.find(text[0]))] == list("abcd")
+
+
+def test_the_command_shows_a_token_once_and_the_log_and_the_list_never_have_it(tmp_path: Path) -> None:
+    root = tmp_path / "data"
+    made = ava(root, "token", "create", "laptop", "--user", "ana", "--scope", "spawn,read", "--expires", "90d")
+    assert made.returncode == 0, made.stderr
+    assert made.stdout.startswith(f"Data root: {root}\n")
+    match = TEXT.search(made.stdout)
+    assert match is not None
+    text = match[0]
+    listed, as_json = ava(root, "token", "list"), ava(root, "token", "list", "--json")
+    assert "laptop  ana; spawn, read; until 20" in listed.stdout
+    (entry,) = json.loads(as_json.stdout)["tokens"]
+    assert (entry["name"], entry["user"], entry["scopes"], entry["expired"]) == (
+        "laptop", "ana", ["spawn", "read"], False,
+    )  # fmt: skip
+    revoked = ava(root, "token", "revoke", "laptop")
+    again = ava(root, "token", "revoke", "laptop")
+    assert (revoked.returncode, again.returncode) == (0, 2)
+    facts = [entry.content for entry in logged(root, "SettingsChanged")]
+    assert [(fact["setting"], "before" in fact, "after" in fact) for fact in facts] == [
+        ("tokens.laptop", False, True), ("tokens.laptop", True, False),
+    ]  # fmt: skip
+    assert facts[0]["after"]["scopes"] == ["spawn", "read"]
+    for path in root.rglob("*"):
+        if path.is_file():
+            assert text.encode() not in path.read_bytes(), path.name
+    for done in (listed, as_json, revoked, again):
+        assert text not in done.stdout + done.stderr
+
+
+def test_a_token_in_the_place_of_its_name_is_not_repeated(tmp_path: Path) -> None:
+    text = BEGINS + "Ab3" * 14 + "x"
+    for args in (("revoke", text), ("create", text, "--user", "ana", "--scope", "read")):
+        done = ava(tmp_path / "data", "token", *args)
+        assert done.returncode == 2
+        assert text not in done.stdout + done.stderr
+
+
+def test_under_a_pin_a_token_that_approves_takes_the_pin(tmp_path: Path) -> None:
+    with on_terminal(tmp_path, "pin", "set") as screen:
+        screen.until("New approval PIN (not shown): ")
+        screen.type("739154\n")
+        screen.until("once more (not shown): ")
+        screen.type("739154\n")
+        assert screen.ended() == 0
+    words = ("token", "create", "phone", "--user", "ana", "--scope", "approve")
+    piped = ava(tmp_path, *words)
+    assert piped.returncode == 10 and "no" in piped.stderr
+    with on_terminal(tmp_path, *words) as screen:
+        screen.until("Approval PIN (not shown): ")
+        screen.type("000111\n")
+        assert screen.ended() == 10
+    assert not (tmp_path / "secrets" / "tokens.toml").exists()
+    with on_terminal(tmp_path, *words, columns=200) as screen:
+        screen.until("Approval PIN (not shown): ")
+        screen.type("739154\n")
+        assert screen.ended() == 0
+    assert TEXT.search(screen.text)
+    other = ava(tmp_path, "token", "create", "laptop", "--user", "ana", "--scope", "read")
+    assert other.returncode == 0
+
+
+def test_a_subagents_process_makes_no_token(tmp_path: Path) -> None:
+    done = ava(tmp_path, "token", "create", "x", "--user", "ana", "--scope", "audit", env={"AVA_RUN_ID": "S-7f3a2b"})
+    assert done.returncode == 2
+    assert not list(tmp_path.iterdir())
