@@ -378,10 +378,12 @@ class SessionStart(Fact):
     protocol: str | None = None
     transport: str
     folder: str | None = None
+    token: str | None = None
 
     def words(self) -> str:
-        """Return client, version and folder."""
-        return " ".join(part for part in (self.client, self.client_version, self.transport, self.folder) if part)
+        """Return client, version, folder, and over HTTP the token's name."""
+        said = (self.client, self.client_version, self.transport, self.folder, self.token)
+        return " ".join(part for part in said if part)
 
 
 class SessionEnd(Fact):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -16,13 +17,22 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import INTERNAL_ERROR
 
 if TYPE_CHECKING:
+    from ava_audit.rows import RunRow
+    from ava_roles.catalog import Catalog
     from ava_server.desk import Desk
     from ava_server.house import House
     from ava_server.session import Session
     from ava_server.settings import Settings
+    from ava_server.tokens import Token
 
 log = logging.getLogger("ava.app")
 CLOSE_WITHIN_S = 4.0
+HTTP = "http"
+OF_REQUEST = "ava.token"
+"""Under this name the token stands in the scope of a request."""
+CLIENT_CHARS = 100
+MOST_DESKS = 2_000
+"""Pairs of a token and a client's name that are remembered at once."""
 OPEN_WITHIN_S = 20.0
 """How long a call waits for the data root to be opened: migrations of a large log take seconds."""
 
@@ -47,8 +57,7 @@ class App:
         self._greeting = anyio.Lock()
         self._keeping = anyio.CancelScope(shield=True)
         self._house: House | None = None
-        self._desk: Desk | None = None
-        self.session: Session | None = None
+        self._desks: dict[tuple[str, str], Desk] = {}
 
     async def keep_open(self) -> None:
         """Open the data root when it is wanted first, and keep it open until the server ends.
@@ -68,7 +77,8 @@ class App:
                         self._house = house = await self._enter(stack)
                         opening.done.set()
                         await self._closing.wait()
-                        self._farewell(house)
+                        for desk in self._desks.values():
+                            self._farewell(house, desk)
             except Exception as error:  # told to whoever calls: the server itself goes on and says what is wrong
                 if self._house is not None:
                     raise
@@ -79,7 +89,9 @@ class App:
     async def _enter(self, stack: AsyncExitStack) -> House:
         modules = await anyio.to_thread.run_sync(_import_house)
         settings = self._load()
-        house: House = await stack.enter_async_context(modules(settings))
+        # Over HTTP the runs of every user are this server's to look after.
+        serves = None if self.transport != HTTP else _everybodys
+        house: House = await stack.enter_async_context(modules(settings, serves=serves))
         return house
 
     def start(self) -> None:
@@ -107,6 +119,18 @@ class App:
         Raises:
             AvaError: It could not be opened; says why.
         """
+        house = await self.opened()
+        desk = self._desk_of(ctx, house)
+        async with self._greeting:  # a second call that comes meanwhile waits for what the first one asks the client
+            await self._greet(ctx, desk.session, house)
+        return desk
+
+    async def opened(self) -> House:
+        """Return the house, waiting for the data root to be open.
+
+        Raises:
+            AvaError: It could not be opened; says why.
+        """
         from ava_server.errors import ConfigError
 
         opening = self._opening
@@ -118,30 +142,55 @@ class App:
             raise ConfigError(str(opening.error)) from opening.error
         if self._house is None:
             raise ConfigError(f"the data root is not open after {OPEN_WITHIN_S:.0f} s; try again in a moment")
-        if self._desk is None:
-            from ava_server.desk import Desk
-            from ava_server.session import Session
+        return self._house
 
-            self.session = Session(user=self._house.user, transport=self.transport)
-            self._house.manager.adopt_session(self.session.id)
-            self._desk = Desk(self._house, self.session)
-        async with self._greeting:  # a second call that comes meanwhile waits for what the first one asks the client
-            await self._greet(ctx)
-        return self._desk
+    def _desk_of(self, ctx: ServerRequestContext[App, Any], house: House) -> Desk:
+        """Return the session's desk: the one that there is, or over HTTP that of the token and the client's name."""
+        from ava_server.session import Session
+
+        if self.transport != HTTP:
+            return self.desk_for(("", ""), lambda: Session(user=house.user, transport=self.transport))
+        token = token_of(ctx)
+        client = ctx.session.client_params
+        name = client.client_info.name[:CLIENT_CHARS] if client is not None else ""
+        return self.desk_for((token.id, name), lambda: session_over_http(token, name))
+
+    def desk_for(self, key: tuple[str, str], session: Callable[[], Session]) -> Desk:
+        """Return the desk of a session, which is made where there is none yet; only where the data root is open."""
+        from ava_server.desk import Desk
+
+        desk = self._desks.get(key)
+        if desk is None:
+            if len(self._desks) >= MOST_DESKS:  # whoever makes up names loses what was noted of the oldest one's polls
+                self._farewell(self.house, self._desks.pop(next(iter(self._desks))))
+            desk = self._desks[key] = Desk(self.house, session())
+            self.house.manager.adopt_session(desk.session.id)
+        return desk
+
+    async def remote_roles(self, ctx: ServerRequestContext[App, Any]) -> Catalog | None:
+        """Return the roles of the user over HTTP; None for who is at this machine."""
+        if self.transport != HTTP:
+            return None
+        desk = await self.desk(ctx)
+        return await self.house.catalog((), remote=desk.session.user)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the data root is open, and not about to be closed."""
+        return self._house is not None and not self._closing.is_set()
 
     @property
     def house(self) -> House:
-        """The open house; only after `desk`."""
+        """The open house; only after `opened`."""
         assert self._house is not None
         return self._house
 
-    async def _greet(self, ctx: ServerRequestContext[App, Any]) -> None:
+    async def _greet(self, ctx: ServerRequestContext[App, Any], session: Session, house: House) -> None:
         """Write the session's first entry, with what the client has said of itself."""
         from ava_audit.events import Event, SessionStart
         from ava_audit.store import append
 
-        session = self.session
-        if session is None or session.started or self._house is None:
+        if session.started:
             return
         session.started = True
         client = ctx.session.client_params
@@ -154,25 +203,55 @@ class App:
             client_version=session.client_version,
             protocol=session.protocol,
             transport=session.transport,
-            folder=str(Path.cwd()),
+            folder=None if session.remote else str(Path.cwd()),
+            token=session.token.name if session.token is not None else None,
         )
-        self._house.store.post(append(Event(session.who, fact)))
-        session.roots = await _roots(ctx)
+        house.store.post(append(Event(session.who, fact)))
+        if not session.remote:  # folders of another machine mean nothing here
+            session.roots = await _roots(ctx)
 
-    def _farewell(self, house: House) -> None:
+    def _farewell(self, house: House, desk: Desk) -> None:
         from ava_audit.events import Event, SessionEnd
         from ava_audit.store import append
 
-        if self.session is not None and self.session.started:
-            house.store.post(append(Event(self.session.who, SessionEnd(reason="the connection ended"))))
+        if desk.session.started:
+            house.store.post(append(Event(desk.session.who, SessionEnd(reason="the connection ended"))))
 
 
-def build_server(load: Callable[[], Settings], *, transport: str = "stdio") -> Server[App]:
+def session_over_http(token: Token, client: str) -> Session:
+    """Return the session of a token and a client's name: a label for the log, the same after a new start."""
+    from ava_server.session import Session
+
+    label = hashlib.sha256(f"{token.id}\0{client}".encode("utf-8", "replace")).hexdigest()[:12]
+    return Session(user=token.user, transport=HTTP, id=f"sess-{label}", client=client or None, token=token)
+
+
+def token_of(ctx: ServerRequestContext[App, Any]) -> Token:
+    """Return the token that a call over HTTP came with.
+
+    Raises:
+        Refused: There is none: nothing is done for nobody.
+    """
+    from ava_server.errors import Refused
+    from ava_server.tokens import Token
+
+    token = ctx.request.scope.get(OF_REQUEST) if ctx.request is not None else None
+    if not isinstance(token, Token):
+        raise Refused("this call came without a token, and nothing is done for nobody")
+    return token
+
+
+def _everybodys(_run: RunRow) -> bool:
+    return True
+
+
+def build_server(load: Callable[[], Settings], *, transport: str = "stdio", app: App | None = None) -> Server[App]:
     """Return the MCP server.
 
     Args:
         load: Reads the settings; called after `initialize` was answered.
         transport: What the log calls the connection.
+        app: What serves; made of the others where it is not given.
     """
     from ava_server import resources, tools
     from ava_server.eliciting import Sealing
@@ -180,13 +259,13 @@ def build_server(load: Callable[[], Settings], *, transport: str = "stdio") -> S
 
     @asynccontextmanager
     async def lifespan(_server: Server[App]) -> AsyncGenerator[App]:
-        app = App(load, transport)
+        serving = app or App(load, transport)
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(app.keep_open)
+            tasks.start_soon(serving.keep_open)
             try:
-                yield app
+                yield serving
             finally:
-                app.close()
+                serving.close()
 
     async def open_after_answer(ctx: ServerRequestContext[App, Any], call_next: CallNext) -> HandlerResult:
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ava_audit.events import ClaimReason, Event, RunClaimed, Who
 from ava_audit.rows import QUEUED, RUNNING, RunRow
@@ -19,17 +19,19 @@ TAKEOVER_WITHIN_US = 30 * 60 * 1_000_000
 
 @dataclass(frozen=True)
 class Slots:
-    """How many runs may be running: of one user, and in all."""
+    """How many runs may be running: of each user, in all, and of users who have fewer of their own."""
 
     per_user: int
     total: int
+    own: Mapping[str, int] = field(default_factory=dict[str, int])
 
     def full(self, running: Mapping[str, int], user: str) -> str | None:
         """Return why one more run of a user cannot run beside these (how many, by user), or None."""
         if sum(running.values()) >= self.total:
             return f"all {self.total} slots are taken"
-        if running.get(user, 0) >= self.per_user:
-            return f"all {self.per_user} slots of {user} are taken"
+        each = self.own.get(user, self.per_user)
+        if running.get(user, 0) >= each:
+            return f"all {each} slots of {user} are taken"
         return None
 
 

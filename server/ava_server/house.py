@@ -18,7 +18,6 @@ from ava_audit.errors import AuditError
 from ava_audit.events import Who
 from ava_audit.keeper import run_keeper
 from ava_audit.locks import Instances
-from ava_audit.money import micros_from_cents
 from ava_audit.retention import Retention
 from ava_audit.rows import UNENDED, RunRow
 from ava_audit.store import Store
@@ -27,10 +26,10 @@ from ava_roles.foreign.names import server_of
 from ava_roles.memory import Memory
 from ava_roles.tools.base import Tool
 from ava_roles.tools.registry import builtin_tools
-from ava_server import role_folders
+from ava_server import role_folders, users
 from ava_server.access import Access
 from ava_server.budget import DayCaps
-from ava_server.claims import Slots
+from ava_server.closing import Closing
 from ava_server.commands import remove_benches, sandbox_here
 from ava_server.errors import AvaError, Refused
 from ava_server.foreign import Foreign
@@ -76,6 +75,7 @@ class House:
     instances: Instances
     manager: Manager = field(init=False)
     access: Access = field(init=False)
+    closing: Closing = field(default_factory=Closing)
 
     def __post_init__(self) -> None:
         """Make what there is one of: two threads that want it first would make two."""
@@ -107,51 +107,59 @@ class House:
         """What gives runs what they work with."""
         return Outfitting(self)
 
-    @property
-    def day_caps(self) -> DayCaps:
-        """What may be spent in a day."""
-        limits = self.settings.limits
-        return DayCaps(micros_from_cents(limits.user_daily_cents), micros_from_cents(limits.installation_daily_cents))
+    def day_caps(self, user: str) -> DayCaps:
+        """Return what may be spent in a day, by this user and in all."""
+        return users.day_caps(self.settings, user)
 
     @property
     def spawn_limits(self) -> SpawnLimits:
-        """What limits approvals."""
+        """What limits approvals of the user of the operating system."""
+        return self.spawn_limits_of(self.user)
+
+    def spawn_limits_of(self, user: str) -> SpawnLimits:
+        """Return what limits approvals of a user."""
         settings = self.settings
         return SpawnLimits(
             spawns_per_hour=settings.limits.spawns_per_hour,
-            days=self.day_caps,
-            day_settings=(settings.user_day_setting, settings.installation_day_setting),
+            days=self.day_caps(user),
+            day_settings=(users.day_setting(settings, user), settings.installation_day_setting),
             ttl_us=int(settings.proposal_lifetime_s * 1_000_000),
         )
 
-    def limits_under(self, policy: Policy) -> SpawnLimits:
-        """Return what limits approvals, with the time for which a proposal waits under a policy."""
-        return replace(self.spawn_limits, ttl_us=int(self.settings.lifetime_under(policy) * 1_000_000))
+    def limits_under(self, policy: Policy, user: str) -> SpawnLimits:
+        """Return what limits approvals of a user, with the time for which a proposal waits under a policy."""
+        return replace(self.spawn_limits_of(user), ttl_us=int(self.settings.lifetime_under(policy) * 1_000_000))
 
-    async def policy(self) -> Policy:
-        """Return who may approve, at this moment.
+    async def policy(self, user: str | None = None) -> Policy:
+        """Return who may approve what a user proposes, at this moment; None is the user of the operating system.
 
         Raises:
             ConfigError: Whether there is a PIN cannot be told, so nothing can be approved.
         """
-        return await anyio.to_thread.run_sync(policy_in_force, self.settings)
+        in_force = await anyio.to_thread.run_sync(policy_in_force, self.settings)
+        return users.stricter(self.settings, user or self.user, in_force)
 
     def memory(self, user: str) -> Memory | None:
         """Return the notes of a user; only whom the data root belongs to has any yet."""
         return Memory(self.settings.paths.memory) if user == self.user else None
 
-    async def catalog(self, client_roots: Sequence[str], workspace: str | None = None) -> Catalog:
+    async def catalog(
+        self, client_roots: Sequence[str], workspace: str | None = None, *, remote: str | None = None
+    ) -> Catalog:
         """Return the roles that there are at this moment.
 
         Args:
             client_roots: Folders that the client named.
             workspace: The folder that a call names, whose role files then count as the project's.
+            remote: The user over HTTP whose roles they are.
 
         Raises:
             Refused: A folder of theirs does not answer.
         """
 
         def read() -> Catalog:
+            if remote is not None:
+                return users.roles_over_http(self.settings, remote, owner=remote == self.user)
             return role_folders.places_of(
                 self.settings, asked=workspace, client_roots=client_roots, cwd=Path.cwd(), home=Path.home()
             ).load()
@@ -166,14 +174,24 @@ class House:
             ) from None
 
     async def surroundings(
-        self, client_roots: Sequence[str], role: str, user: str, workspace: str | None = None
+        self, client_roots: Sequence[str], role: str, user: str, workspace: str | None = None, *, remote: bool = False
     ) -> Surroundings:
-        """Return what a user's proposal of a role is resolved against; role files are read anew, and only here."""
+        """Return what a user's proposal of a role is resolved against; role files are read anew, and only here.
+
+        One that comes over HTTP (`remote`) has nothing of what is at hand on this machine.
+        """
         durations = await self.store.read(lambda view: view.durations(role))
-        catalog = await self.catalog(client_roots, workspace)
+        catalog = await self.catalog(client_roots, workspace, remote=user if remote else None)
         around = await anyio.to_thread.run_sync(
             self._surroundings, catalog, tuple(client_roots), tuple(durations), self.memory(user)
         )
+        if remote:
+            around = replace(
+                around,
+                client_roots=(),
+                remote_roots=users.own_settings(self.settings, user).workspaces,
+                sandbox=lambda: users.sandbox_over_http(self.sandbox(), self.settings),
+            )
         named = next((own for own in catalog.roles if own.name == role), None)
         if named is None or not any(server_of(tool) for tool in named.tools):
             return around
@@ -251,8 +269,6 @@ async def open_house(
         instances = Instances(settings.paths.instances)
         name, lock = await anyio.to_thread.run_sync(instances.join)
         clients = ClientPool()
-        limits = settings.limits
-        slots = Slots(limits.running_per_user, limits.running)
         user = os_user()
         house = House(settings, store, user, clients, instances)
         house.manager = manager = Manager(
@@ -260,7 +276,7 @@ async def open_house(
             instances,
             name,
             serves or (lambda row: row.user_id == user),
-            slots,
+            users.slots(settings),
             house.outfitting,
             hire=Hiring(settings.paths) if settings.background and not worker else None,
             grace_s=0.0 if worker else GRACE_S,

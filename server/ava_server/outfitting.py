@@ -156,7 +156,7 @@ class Outfitting:
             lending=Lending(config.role, config.secrets, self._house.access),
             scratch=scratch,
             servers=servers,
-            caps=self._house.day_caps,
+            caps=self._house.day_caps(run.user_id),
             window=choice.price.window or WINDOW,
             worktrees=self.worktrees,
             workshop=workshop,

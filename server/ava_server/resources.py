@@ -19,6 +19,7 @@ from ava_server.words import DELEGATE
 if TYPE_CHECKING:
     from ava_roles.catalog import Catalog
     from ava_server.app import App
+    from ava_server.desk.own import Own
     from ava_server.house import House
     from ava_server.session import Session
 
@@ -30,13 +31,14 @@ _RUN = re.compile(r"ava://runs/(?P<id>[^/]+)(?:/(?P<part>transcript|artifacts/(?
 
 async def list_resources(ctx: Ctx, params: types.PaginatedRequestParams | None) -> types.ListResourcesResult:
     """List the roles, and the runs of this user that go on or ended in the last hour."""
-    session = await _desk(ctx)
+    own = await _own(ctx)
     house = ctx.lifespan_context.house
     since_us = time.time_ns() // 1000 - 3_600_000_000
+    user = None if own.session.audits else own.session.user
     rows = await house.store.read(
         lambda view: (
-            view.runs(user=session.user, states=("awaiting_approval", "queued", "running"))
-            + view.runs(user=session.user, ended_since_us=since_us)
+            view.runs(user=user, states=("awaiting_approval", "queued", "running"))
+            + view.runs(user=user, ended_since_us=since_us)
         )
     )
     resources = [
@@ -73,8 +75,8 @@ async def read_resource(ctx: Ctx, params: types.ReadResourceRequestParams) -> ty
     """Read a resource; what a subagent wrote is in it, and marked as untrusted."""
     uri = str(params.uri)
     try:
-        session = await _desk(ctx)
-        mime, text = await _content(ctx.lifespan_context.house, session, uri)
+        own = await _own(ctx)
+        mime, text = await _content(ctx.lifespan_context.house, own, uri)
     except AvaError as error:
         raise MCPError(code=types.INVALID_PARAMS, message=str(error), data={"uri": uri}) from error
     return types.ReadResourceResult(contents=[types.TextResourceContents(uri=uri, text=text, mime_type=mime)])
@@ -105,15 +107,21 @@ async def get_prompt(ctx: Ctx, params: types.GetPromptRequestParams) -> types.Ge
     )
 
 
-async def _desk(ctx: Ctx) -> Session:
-    """Open the data root and return the session."""
-    await ctx.lifespan_context.desk(ctx)
-    session = ctx.lifespan_context.session
-    assert session is not None
-    return session
+async def _own(ctx: Ctx) -> Own:
+    """Open the data root and return what is the session's.
+
+    Raises:
+        Refused: Its token does not allow to read.
+    """
+    from ava_server.desk.own import Own
+
+    desk = await ctx.lifespan_context.desk(ctx)
+    own = Own(ctx.lifespan_context.house, desk.session)
+    own.refuse_without("read")
+    return own
 
 
-async def _content(house: House, session: Session, uri: str) -> tuple[str, str]:
+async def _content(house: House, own: Own, uri: str) -> tuple[str, str]:
     """Return a resource's type and text.
 
     Raises:
@@ -124,8 +132,9 @@ async def _content(house: House, session: Session, uri: str) -> tuple[str, str]:
     from ava_server.log_lines import entry_line, names_of
     from ava_server.status import run_answer
 
+    session = own.session
     if uri == "ava://roles":
-        catalog = await house.catalog(session.roots)
+        catalog = await house.catalog(session.roots, remote=session.user if session.remote else None)
         said = await anyio.to_thread.run_sync(_roles, house, session, catalog)
         return "application/json", json.dumps(said, ensure_ascii=False, indent=1)
     match = _RUN.fullmatch(uri)
@@ -135,7 +144,7 @@ async def _content(house: House, session: Session, uri: str) -> tuple[str, str]:
         )
     run_id = parse_id("subagent_id", match["id"])
     run = await house.store.read(lambda view: view.run(run_id))
-    if run is None or run.user_id != session.user:
+    if run is None or not own.owns(run, reading=True):
         raise BadInput(f"there is no run {run_id} of yours; check_subagent without an id lists them")
     if match["part"] is None:
         now_us = time.time_ns() // 1000

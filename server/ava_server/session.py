@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from ava_audit.events import CancelledBy, Channel, Who
 from ava_server.ids import AGENT
+
+if TYPE_CHECKING:
+    from ava_server.tokens import Scope, Token
 
 
 @dataclass
@@ -19,7 +23,9 @@ class Session:
         transport: `stdio`, `memory`, `http` or `terminal`.
         channel: Over which channel a decision of this session comes; only a person's own counts as a person's.
         by: Whose word it is when this session ends a run.
-        pin_given: The approval PIN was given to this session, so that it decides also under the policy `human`.
+        pin_given: The approval PIN was given to this session, or its token stands for one (scope approve), so that it
+            decides also under the policy `human`.
+        token: With which it came, over HTTP.
         client: The client's name and version, once it has said them.
         roots: Folders that the client named.
         seen: What each run looked like when this session last polled it: a poll that saw nothing new is not logged.
@@ -35,8 +41,23 @@ class Session:
     channel: Channel = "host_call"
     by: CancelledBy = "model"
     pin_given: bool = False
+    token: Token | None = None
     started: bool = False
     seen: dict[str, tuple[object, ...]] = field(default_factory=dict[str, tuple[object, ...]])
+
+    @property
+    def remote(self) -> bool:
+        """Whether it comes from another machine: then what is at hand here is not its user's."""
+        return self.transport == "http"
+
+    @property
+    def audits(self) -> bool:
+        """Whether it may read what belongs to others."""
+        return self.token is not None and "audit" in self.token.scopes
+
+    def may(self, scope: Scope) -> bool:
+        """Tell whether it may do what takes a scope; on this machine everything is allowed."""
+        return not self.remote or (self.token is not None and scope in self.token.scopes)
 
     @property
     def who(self) -> Who:

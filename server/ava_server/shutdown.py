@@ -27,11 +27,17 @@ class Ending:
         self.serving = anyio.CancelScope()
         self.code: int | None = None
 
-    def begin(self, code: int) -> None:
-        """Set the exit code and the last moment; what was acknowledged is on the disk by then. Twice is harmless."""
+    def begin(self, code: int, *, after_s: float = 0.0) -> None:
+        """Set the exit code and the last moment; what was acknowledged is on the disk by then. Twice is harmless.
+
+        Args:
+            code: The exit code.
+            after_s: How much later than else the last moment is.
+        """
         if self.code is None:
             self.code = code
-            last = threading.Timer(EXIT_WITHIN_S, os._exit, (code,))  # a thread: the event loop itself may hang
+            # A thread: the event loop itself may hang.
+            last = threading.Timer(EXIT_WITHIN_S + after_s, os._exit, (code,))
             last.daemon = True
             last.start()
 

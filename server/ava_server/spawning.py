@@ -40,6 +40,7 @@ from ava_server.spawn_limits import (
     estimate,
     extended_thinking,
 )
+from ava_server.users import workspace_over_http
 from ava_server.work_orders import changes_files, coding_of
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ class Surroundings:
         notes: There are notes in memory: a tool that would find nothing is not offered.
         servers: The other MCP servers that are configured.
         listings: What those of them offer that the role names.
+        remote_roots: Folders of a user over HTTP, who gets no others; None for who is at this machine.
     """
 
     settings: Settings
@@ -84,6 +86,7 @@ class Surroundings:
     notes: bool = False
     servers: Mapping[str, ServerEntry] = member(default_factory=dict[str, ServerEntry])
     listings: Mapping[str, Listing] = member(default_factory=dict[str, Listing])
+    remote_roots: tuple[Path, ...] | None = None
 
 
 def resolve(args: SpawnArgs, around: Surroundings, earlier: tuple[EarlierRun, ...] = ()) -> tuple[RunConfig, Texts]:
@@ -218,6 +221,8 @@ def _texts(args: SpawnArgs, role: Role) -> Texts:
 
 def _workspace(args: SpawnArgs, around: Surroundings) -> Workspace:
     settings = around.settings
+    if around.remote_roots is not None:
+        return workspace_over_http(args.workspace, around.remote_roots, settings.data_root, around.home)
     try:
         return resolve_workspace(
             asked=args.workspace,

@@ -137,7 +137,7 @@ def create_token(
     if not scopes:
         raise BadInput(f"scope: a token that may do nothing is of no use; give some of {', '.join(SCOPES)}")
     text = BEGINS + secrets.token_urlsafe(_BYTES)
-    ordered = tuple(scope for scope in SCOPES if scope in scopes)
+    ordered: tuple[Scope, ...] = tuple(scope for scope in SCOPES if scope in scopes)
     token = Token(name, user, ordered, _hash(text), time.time_ns() // 1000, expires_us)
     _file(path).make_folder()
 

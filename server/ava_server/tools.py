@@ -47,9 +47,10 @@ async def list_tools(
     from ava_server.eliciting import can_ask
     from ava_server.waiting import read_apart
 
+    catalog = await ctx.lifespan_context.remote_roles(ctx)
     listed: list[types.Tool] | None = None
     with anyio.move_on_after(role_folders.ROLES_S):
-        listed = await read_apart(tools_now)
+        listed = await read_apart(lambda: tools_now(catalog))
     if listed is None:  # a folder of role files does not answer; who spawns is told so
         listed = await anyio.to_thread.run_sync(lambda: tools_now(Catalog.load()))
     if can_ask(ctx):

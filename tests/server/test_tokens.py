@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.stdio import logged
-from support.terminal import ava, environment, on_terminal
+from support.terminal import CONTROLLED, ava, environment, on_terminal
 
 from ava_server.errors import BadInput, ConfigError, Refused
 from ava_server.tokens import BEGINS, Tokens, create_token, expiry, read_tokens, revoke_token, scopes_in
@@ -181,7 +181,7 @@ def test_a_token_in_the_place_of_its_name_is_not_repeated(tmp_path: Path) -> Non
 
 
 def test_under_a_pin_a_token_that_approves_takes_the_pin(tmp_path: Path) -> None:
-    with on_terminal(tmp_path, "pin", "set") as screen:
+    with on_terminal(tmp_path, "pin", "set", command=CONTROLLED) as screen:
         screen.until("New approval PIN (not shown): ")
         screen.type("739154\n")
         screen.until("once more (not shown): ")
@@ -190,12 +190,12 @@ def test_under_a_pin_a_token_that_approves_takes_the_pin(tmp_path: Path) -> None
     words = ("token", "create", "phone", "--user", "ana", "--scope", "approve")
     piped = ava(tmp_path, *words)
     assert piped.returncode == 10 and "no" in piped.stderr
-    with on_terminal(tmp_path, *words) as screen:
+    with on_terminal(tmp_path, *words, command=CONTROLLED) as screen:
         screen.until("Approval PIN (not shown): ")
         screen.type("000111\n")
         assert screen.ended() == 10
     assert not (tmp_path / "secrets" / "tokens.toml").exists()
-    with on_terminal(tmp_path, *words, columns=200) as screen:
+    with on_terminal(tmp_path, *words, columns=200, command=CONTROLLED) as screen:
         screen.until("Approval PIN (not shown): ")
         screen.type("739154\n")
         assert screen.ended() == 0

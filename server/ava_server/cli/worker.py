@@ -13,6 +13,7 @@ import typer
 from ava_server.errors import BadInput
 
 if TYPE_CHECKING:
+    from ava_audit.rows import RunRow
     from ava_server.house import House
     from ava_server.settings import Settings
 
@@ -61,12 +62,17 @@ async def _work(settings: Settings) -> int:
         async with anyio.create_task_group() as tasks:
             await tasks.start(ending.watch)
             with ending.serving:
-                async with open_house(settings, worker=True) as house:
+                async with open_house(settings, worker=True, serves=_everybodys) as house:
                     await _until_idle(house)
             ending.begin(0)
             tasks.cancel_scope.cancel()
         deaf_to_signals()
     return ending.code or 0
+
+
+def _everybodys(_run: RunRow) -> bool:
+    """Every run of the data root is the worker's: users over HTTP have none of their own."""
+    return True
 
 
 async def _until_idle(house: House) -> None:

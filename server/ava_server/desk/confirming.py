@@ -54,11 +54,14 @@ class Confirming:
         began = time.monotonic()
         args = parse(ConfirmArgs, "confirm_spawn", given)
         if (run := await self._resuming.interrupted(args)) is not None:
+            self._house.closing.refuse_new()
             answer = await self._resuming.resume(args, run, caller.person)
             if answer.status == "resumed":
                 await self._wait_for(answer, [run.id], _left(args, began), caller.progress)
             return answer
         ids = tuple(dict.fromkeys([await self._own.pending_id(given) for given in args.pending_ids]))
+        if args.decision == "approve":
+            self._house.closing.refuse_new()
         if args.decision == "reject":
             decided = await self._store.do(reject(ids, self._session.who, self._session.channel))
         else:
@@ -89,11 +92,11 @@ class Confirming:
         if person is not None:
             return await self._ask(asked, person)
         who, channel = self._session.who, self._session.channel
-        return await self._store.do(approve(asked, who, channel, self._house.spawn_limits))
+        return await self._store.do(approve(asked, who, channel, self._house.spawn_limits_of(who.user_id)))
 
     async def _ask(self, asked: Approval, person: Person) -> Decided:
         """Ask the person, and approve what was agreed to; what cannot start is refused without a question."""
-        who, limits = self._session.who, self._house.spawn_limits
+        who, limits = self._session.who, self._house.spawn_limits_of(self._session.user)
         now_us = time.time_ns() // 1000
         weighed = await self._store.read(lambda view: weigh(view, asked, who, limits, now_us))
         if isinstance(weighed, Outcome):
@@ -122,7 +125,8 @@ class Confirming:
             if row := rows.get(made.subagent_id or ""):
                 decision.name, decision.task_id = row.name, row.task_id
             if made.expired and made.subagent_id and args.decision == "approve":
-                if self._session.transport == "terminal":  # its folders are not those of whoever proposed it
+                at_desk = self._session.transport == "terminal" or self._session.channel == "http"
+                if at_desk:  # its folders are not those of whoever proposed it
                     decision.refused_because = "it expired before it was approved; have it proposed anew"
                 else:
                     await self._spawning.renew(decision, made.subagent_id)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any, cast
 
 import anyio.to_thread
@@ -43,24 +43,38 @@ from ava_server.ids import label, parse_id
 from ava_server.questions import AnsweredLater, Person
 from ava_server.session import Session
 from ava_server.status import carried, since_words
+from ava_server.tokens import Scope
 from ava_server.words import text_of
 
 log = logging.getLogger("ava.desk")
 NOTICES = 5
 CANCEL = "cancel_subagent"
 READING = ("check_subagent", "read_ava_logs")
+TAKES: Mapping[str, Scope] = {
+    "spawn_subagent": "spawn",
+    "confirm_spawn": "spawn",
+    "check_subagent": "read",
+    "message_subagent": "spawn",
+    CANCEL: "spawn",
+    "read_ava_logs": "read",
+}
+"""What a token must allow for each tool."""
 
 Handler = Callable[[dict[str, Any], Caller], Awaitable[Answer]]
 
 
 class Desk:
-    """The six tools for one session."""
+    """The six tools for one session.
+
+    Attributes:
+        session: Whom it serves.
+    """
 
     def __init__(self, house: House, session: Session) -> None:
         self._house = house
         self._store = house.store
         self._redactor = house.access.redactor
-        self._session = session
+        self.session = self._session = session
         self._own = own = Own(house, session)
         looking = Looking(own)
         spawning, steering, reading = Spawning(own), Steering(own, looking), Reading(own)
@@ -110,6 +124,7 @@ class Desk:
                 self._store.post(called)
             elif not reading:  # it acts: what it was called for is on the disk before it does
                 await self._store.do(called)
+            self._own.refuse_without(TAKES[tool])
             self._refuse_keys(given)
             answer = await handler(cast("dict[str, Any]", self._redacted(given)), Caller(progress, person))
         except (AvaError, RolesError, AuditError) as error:
@@ -177,7 +192,9 @@ class Desk:
         result = self._answered(tool, text, began, success=not failed)
         if reading:
             self._store.post(called)
-        fetched = tuple(carried(self._session.who, tool, str(run["subagent_id"])) for run in results)
+        # What an auditor reads is no news less for its user.
+        own = await self._own.rows([str(run["subagent_id"]) for run in results])
+        fetched = tuple(carried(self._session.who, tool, row.id) for row in own if self._own.owns(row))
         if waits and (results or not reading):
             await self._store.do(append(result, *fetched))
         else:

@@ -51,10 +51,10 @@ class Looking:
                 message = "No subagents: none waits, runs, or ended in the last 60 minutes."
             return CheckAnswer(status="list", message=message, runs=runs)
         if args.group_id is not None:
-            members = await self._own.group(args.group_id)
+            members = await self._own.group(args.group_id, reading=True)
             rows = await self.wait([row.id for row in members], args.wait_seconds, caller.progress)
         else:
-            run = await self._own.run(args.subagent_id or "", "subagent_id")
+            run = await self._own.run(args.subagent_id or "", "subagent_id", reading=True)
             rows = await self.wait([run.id], args.wait_seconds, caller.progress)
         runs = await self.answers(rows, offset=offset)
         status = runs[0].state if len(runs) == 1 else "group"
@@ -65,12 +65,14 @@ class Looking:
         """Return everything that waits, is queued, runs, ended in the last 60 minutes or was never fetched."""
         now_us = time.time_ns() // 1000
         user, alive = self._own.session.user, self._house.instances.alive
+        whose = None if self._own.session.audits else user
 
         def query(view: View) -> list[RunAnswer]:
-            rows = view.runs(user=user, states=UNENDED)[::-1]  # the newest first: an answer may not carry them all
-            rows += view.runs(user=user, ended_since_us=now_us - HOUR_US)[::-1]
+            rows = view.runs(user=whose, states=UNENDED)[::-1]  # the newest first: an answer may not carry them all
+            rows += view.runs(user=whose, ended_since_us=now_us - HOUR_US)[::-1]
             rows += [row for row in view.unfetched(user) if row.ended_us and row.ended_us < now_us - HOUR_US]
             answers = [run_answer(view, row, alive, now_us, result=False) for row in rows]
+            self._name_others(answers, rows)
             return [
                 run
                 for run, row in zip(answers, rows, strict=True)
@@ -90,6 +92,7 @@ class Looking:
             return [run_answer(view, view.run(row.id) or row, alive, now_us, offset=offset, room=room) for row in rows]
 
         answers = await self._store.read(query)
+        self._name_others(answers, rows)
         for answer in answers:
             if answer.state in (QUEUED, INTERRUPTED) and not answer.waits_for:  # what is in the log is a moment behind
                 answer.waits_for = self._house.manager.waiting_for.get(answer.subagent_id)
@@ -98,6 +101,12 @@ class Looking:
                 answer.error["what_to_do"] = self._own.key_advice(answer.model.partition(":")[0])
         return answers
 
+    def _name_others(self, answers: list[RunAnswer], rows: list[RunRow]) -> None:
+        """Say whose runs they are that an auditor reads."""
+        for answer, row in zip(answers, rows, strict=True):
+            if not self._own.owns(row):
+                answer.status_line = f"[{row.user_id}] {answer.status_line}"
+
     async def wait(self, run_ids: list[str], wait_s: float, progress: Progress) -> list[RunRow]:
         """Wait until all of these have ended or are paused, or the time is over; a host that cancels ends the wait."""
         deadline = anyio.current_time() + wait_s
@@ -105,9 +114,9 @@ class Looking:
             seen = self._store.head
             rows = await self._own.rows(run_ids)
             left = deadline - anyio.current_time()
-            if left <= 0 or _nothing_to_wait_for(rows):
+            if left <= 0 or self._house.closing.begun or _nothing_to_wait_for(rows):
                 return rows
-            with anyio.move_on_after(min(left, PROGRESS_EVERY_S)):
+            with anyio.move_on_after(min(left, PROGRESS_EVERY_S)) as waiting, self._house.closing.wait(waiting):
                 await self._news_of(run_ids, seen)
                 continue
             going_on = next((row for row in rows if not row.ended), None)

@@ -8,6 +8,7 @@ from ava_server.errors import AvaError, BadInput, Refused
 from ava_server.house import House
 from ava_server.ids import AGENT, parse_id
 from ava_server.session import Session
+from ava_server.tokens import Scope
 
 
 class Own:
@@ -30,11 +31,24 @@ class Own:
             Refused: It does; says `why`.
             ConfigError: Whether it does cannot be told.
         """
-        if await self.house.policy() == "human" and not self.session.pin_given:
+        if await self.house.policy(self.session.user) == "human" and not self.session.pin_given:
             raise Refused(why)
 
-    async def run(self, given: str, field: str) -> RunRow:
-        """Return a run of this user.
+    def refuse_without(self, scope: Scope) -> None:
+        """Refuse what the session's token does not allow; an auditor may read.
+
+        Raises:
+            Refused: Says which scope it takes.
+        """
+        if not (self.session.may(scope) or (scope == "read" and self.session.audits)):
+            have = ", ".join(self.session.token.scopes) if self.session.token is not None else "none"
+            raise Refused(
+                f"this takes a token of the scope {scope}, and the one in use has {have}; whoever runs the server makes"
+                f" another one: ava token create NAME --user {self.session.user} --scope {scope}"
+            )
+
+    async def run(self, given: str, field: str, *, reading: bool = False) -> RunRow:
+        """Return a run of this user; one of another's too where an auditor is `reading`.
 
         Raises:
             BadInput: There is none; another user's does not exist for this one.
@@ -42,13 +56,17 @@ class Own:
         if given.strip().lower().startswith("p-"):  # a proposal's id names its run as well
             pending_id = parse_id("pending_id", given, field)
             row = await self.store.read(lambda view: view.proposal(pending_id))
-            run_id = row.run_id if row is not None else given
+            asked, run_id = pending_id, row.run_id if row is not None else None
         else:
-            run_id = parse_id("subagent_id", given, field)
-        run = await self.store.read(lambda view: view.run(run_id))
-        if run is None or run.user_id != self.session.user:
-            raise BadInput(f"{field}: no subagent {run_id} of yours is known; check_subagent without an id lists them")
+            asked = run_id = parse_id("subagent_id", given, field)
+        run = await self.store.read(lambda view: view.run(run_id)) if run_id is not None else None
+        if run is None or not self.owns(run, reading=reading):
+            raise BadInput(f"{field}: no subagent {asked} of yours is known; check_subagent without an id lists them")
         return run
+
+    def owns(self, run: RunRow, *, reading: bool = False) -> bool:
+        """Tell whether a run exists for this session; an auditor's `reading` sees all."""
+        return run.user_id == self.session.user or (reading and self.session.audits)
 
     async def pending_id(self, given: str) -> str:
         """Return the id of a proposal, given that or the id of its run.
@@ -65,15 +83,15 @@ class Own:
         rows = await self.store.read(lambda view: [view.run(run_id) for run_id in run_ids])
         return [row for row in rows if row is not None]
 
-    async def group(self, given: str) -> list[RunRow]:
-        """Return the runs of a group of this user.
+    async def group(self, given: str, *, reading: bool = False) -> list[RunRow]:
+        """Return the runs of a group of this user; of another's too where an auditor is `reading`.
 
         Raises:
             BadInput: There is none.
         """
         group_id = parse_id("group_id", given)
         rows = await self.store.read(lambda view: view.group_runs(group_id))
-        own = [row for row in rows if row.user_id == self.session.user]
+        own = [row for row in rows if self.owns(row, reading=reading)]
         if not own:
             raise BadInput(f"group_id: no group {group_id} of yours is known; confirm_spawn of two or more makes one")
         return own
@@ -81,7 +99,9 @@ class Own:
     def explained(self, error: Exception) -> str:
         """Return an error's text, and where a key would mend it how this host takes one."""
         provider = error.needs_key if isinstance(error, AvaError) else None
-        return f"{error} {self.key_advice(provider)}" if provider else str(error)
+        text = f"{error} {self.key_advice(provider)}" if provider else str(error)
+        # Where the server keeps its things is no business of who sits elsewhere.
+        return text.replace(str(self.house.settings.data_root), "the data root") if self.session.remote else text
 
     def key_advice(self, provider: str) -> str:
         """Return how a person gives this server a provider's key, in the words of this session's host."""

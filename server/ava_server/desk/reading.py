@@ -42,7 +42,7 @@ class Reading:
         now_us = time.time_ns() // 1000
         agents: tuple[str, ...] = ()
         if args.subagent_id is not None:
-            agents = ((await self._own.run(args.subagent_id, "subagent_id")).id,)
+            agents = ((await self._own.run(args.subagent_id, "subagent_id", reading=True)).id,)
         elif args.search is None and args.types is None:
             agents = (AGENT,)
         # The times of the first page hold for all of them: "1h" would mean another hour on each.
@@ -53,7 +53,7 @@ class Reading:
             place = _place(args.cursor, asked)
         query = LogQuery(
             agents=agents,
-            users=(self._own.session.user,),
+            users=() if self._own.session.audits else (self._own.session.user,),
             sessions=(args.session,) if args.session else (),
             types=tuple(args.types or ()),
             since_us=place.since_us,
@@ -72,6 +72,8 @@ class Reading:
         size, older = 0, page.next
         for entry in page.entries:
             line = entry_line(entry, names=names, utc=True, width=LINE_CHARS)
+            if entry.who.user_id != self._own.session.user:  # an auditor reads what is another's
+                line = f"[{entry.who.user_id}] {line}"
             size += max(json_chars(line) + 2, len(escape_result(line)) + 1)
             if lines and size > LOG_CHARS:
                 break

@@ -81,7 +81,7 @@ class Resuming:
             channel = "elicitation"
             await self._own.refuse_without_pin(only_there)  # a PIN may have been set while the question stood there
         found = await self._house.manager.endings.resume(
-            run.id, self._session.who, channel, self._house.spawn_limits, line=approving
+            run.id, self._session.who, channel, self._house.spawn_limits_of(run.user_id), line=approving
         )
         if isinstance(found, NotResumed):
             decision.status, decision.refused_because = "refused", found.why

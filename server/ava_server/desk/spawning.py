@@ -76,12 +76,15 @@ class Spawning:
             asks: The client asks its person, who then decides in that question.
             may_start: The policy auto may start it.
         """
-        policy = await self._house.policy()
-        around = await self._house.surroundings(self._session.roots, args.role, self._session.user, args.workspace)
+        self._house.closing.refuse_new()
+        policy = await self._house.policy(self._session.user)
+        around = await self._house.surroundings(
+            self._session.roots, args.role, self._session.user, args.workspace, remote=self._session.remote
+        )
         earlier = await self._earlier(args.context_from or ())
         config, texts = await anyio.to_thread.run_sync(resolve, args, around, earlier)
         candidates = tuple((new_id("pending_id"), new_id("subagent_id")) for _ in range(CANDIDATES))
-        limits = self._house.limits_under(policy)
+        limits = self._house.limits_under(policy, self._session.user)
         command = propose(config, texts, self._session.who, candidates, limits, retry_of=retry_of)
         made = await self._store.do(command)
         if isinstance(made, Declined):
@@ -103,10 +106,12 @@ class Spawning:
             micros_from_cents(settings.auto_approve_cents), micros_from_cents(settings.auto_approve_daily_cents)
         )
         why = not_by_itself(made.config, self._house.tools)
-        if why is None and await self._house.policy() != "auto":  # a PIN may have been set since
+        if why is None and await self._house.policy(self._session.user) != "auto":  # a PIN may have been set since
             why = "the policy is another one by now"
         if why is None:
-            command = approve_by_itself(made.pending_id, self._session.who, self._house.spawn_limits, ceilings)
+            command = approve_by_itself(
+                made.pending_id, self._session.who, self._house.spawn_limits_of(self._session.user), ceilings
+            )
             (decision,) = (await self._store.do(command)).decisions
             started = decision.status == "approved" or decision.running  # by a call with the same task_id, just now
             why = None if started else decision.refused_because

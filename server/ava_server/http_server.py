@@ -1,0 +1,229 @@
+"""The HTTP transport: `ava serve --http`. One house for all users, each of whom sees only what is theirs.
+
+uvicorn parses HTTP, and nothing else of it is used: no signal handlers, no log, no reloading. The first signal stops
+new spawns and lets calls in hand finish; then all ends as it does over stdio, and runs are left to the next start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import sys
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any, cast
+
+import anyio
+import anyio.abc
+import uvicorn
+from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+from starlette.responses import JSONResponse
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from ava_server.app import HTTP, OF_REQUEST, App, build_server
+from ava_server.http_guard import ABORT, Guard, Hands, forbidden
+from ava_server.http_settings import Reach, listen, refuse_open
+from ava_server.shutdown import Ending, deaf_to_signals, ending_signals
+from ava_server.tokens import Tokens
+from ava_server.waiting import received
+
+if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
+
+    from ava_server.settings import Settings
+    from ava_server.tokens import Token
+
+log = logging.getLogger("ava.http")
+HEADERS_WITHIN_S = 10.0
+"""How long a client may take to send a request's headers."""
+HEADER_BYTES = 32 * 1024
+KEEP_ALIVE_S = 75.0
+"""Longer than proxies keep an idle connection: it is theirs to close, so that no request meets a closed one."""
+CONNECTIONS = 2_000
+SESSIONS = 2_000
+"""Sessions of clients of the handshake era that may be open at once."""
+BODY_BYTES = 4 * 1024 * 1024
+LAST_WORDS_S = 1.0
+MCP_PATH, APPROVALS_PATH = "/mcp", "/approvals"
+
+
+def serve(load: Callable[[], Settings], reach: Reach, say: Callable[[str], None]) -> int:
+    """Serve MCP clients over HTTP until a signal comes; returns the exit code.
+
+    Args:
+        load: Reads the settings.
+        reach: How the server may be reached.
+        say: Tells a person where it is.
+
+    Raises:
+        BadInput: It would be open to others without what keeps them out.
+        ConfigError: Settings are wrong, the address cannot be had, or the data root cannot be opened.
+    """
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="ava: %(message)s")
+    logging.getLogger("ava.access").setLevel(logging.INFO)
+    logging.getLogger("mcp").setLevel(logging.ERROR)  # its warnings name sessions, which are half a credential
+    settings = load()
+    tokens = Tokens(settings.paths.tokens_file)
+    has_tokens = tokens.any()
+    refuse_open(reach, tokens=has_tokens)
+    if not has_tokens:
+        say("There is no token yet, and every request needs one: ava token create NAME --user USER --scope spawn,read")
+    return anyio.run(_serve, lambda: settings, reach, tokens, say)
+
+
+async def _serve(load: Callable[[], Settings], reach: Reach, tokens: Tokens, say: Callable[[str], None]) -> int:
+    found = listen(reach)
+    hands, ending = Hands(), Draining(reach.drain_s)
+    with contextlib.closing(found):
+        app = App(load, HTTP)
+        server = build_server(load, transport=HTTP, app=app)
+        manager = StreamableHTTPSessionManager(server, max_request_body_size=BODY_BYTES, max_sessions=SESSIONS)
+        http = _Server(_Paths(app, manager, ending), reach, tokens, hands)
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(ending.watch)
+            with ending.serving:
+                async with manager.run(), anyio.create_task_group() as serving:
+                    app.start()
+                    await app.opened()
+                    serving.start_soon(http.serve, [found])
+                    shown = Reach(reach.host, found.getsockname()[1], reach.public_url)
+                    say(f"Serving MCP clients at {shown.url}; Ctrl-C ends it.")
+                    await ending.asked.wait()
+                    app.house.closing.begin()
+                    hands.end_listening()
+                    with anyio.move_on_after(reach.drain_s):
+                        await hands.empty()
+                    http.should_exit = True
+                    serving.cancel_scope.deadline = anyio.current_time() + LAST_WORDS_S
+                    app.close()
+            ending.begin(0)
+            tasks.cancel_scope.cancel()
+    deaf_to_signals()
+    return ending.code or 0
+
+
+class Draining(Ending):
+    """An end in two steps: the first signal lets calls in hand finish, the second waits for nothing."""
+
+    def __init__(self, drain_s: float) -> None:
+        super().__init__()
+        self.asked = anyio.Event()
+        self._drain_s = drain_s
+
+    async def watch(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
+        """Begin the end at the first signal, and end at once at the next."""
+        with received(*ending_signals()) as signals:
+            task_status.started()
+            async for number in signals:
+                if self.asked.is_set():
+                    self.serving.cancel()
+                    continue
+                self.begin(128 + number if number == signal.SIGINT else 0, after_s=self._drain_s)
+                self.asked.set()
+
+
+class _Paths:
+    """What answers a request that was let in, by its path."""
+
+    def __init__(self, app: App, manager: StreamableHTTPSessionManager, ending: Draining) -> None:
+        self._app = app
+        self._manager = manager
+        self._ending = ending
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        token: Token = scope[OF_REQUEST]
+        if not self._app.is_open:
+            await JSONResponse({"error": "not ready", "error_description": "Try again in a moment."}, 503)(
+                scope, receive, send
+            )
+        elif scope["path"] == MCP_PATH:
+            if {"spawn", "read", "audit"} & set(token.scopes):
+                await self._manager.handle_request(scope, receive, send)
+            else:
+                await forbidden(token, "spawn or read")(scope, receive, send)
+        else:
+            there = f"There are {MCP_PATH} for MCP clients and {APPROVALS_PATH} for `ava --url URL approve`."
+            await JSONResponse({"error": "not found", "error_description": there}, 404)(scope, receive, send)
+
+    def why_not_ready(self) -> str | None:
+        """Return why nothing can be done now, in words that say nothing of what is done here; None when all is well."""
+        if self._ending.asked.is_set():
+            return "it is being stopped"
+        if not self._app.is_open:
+            return "it is starting"
+        return "the log is out of reach" if self._app.house.manager.out_of_reach is not None else None
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handlers: what ends this server is decided here."""
+
+    def __init__(self, paths: _Paths, reach: Reach, tokens: Tokens, hands: Hands) -> None:
+        guard = Guard(paths, reach, tokens, hands, paths.why_not_ready)
+        config = uvicorn.Config(
+            cast("Any", guard),
+            loop="none",
+            http=_Connection,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            limit_concurrency=CONNECTIONS,
+            timeout_keep_alive=cast("int", KEEP_ALIVE_S),
+            timeout_graceful_shutdown=1,
+            h11_max_incomplete_event_size=HEADER_BYTES,
+        )
+        super().__init__(config)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None]:
+        """Leave signals to `Draining`."""
+        yield
+
+
+class _Connection(H11Protocol):
+    """A connection that is broken off when a request's headers do not come in time; uvicorn would wait for ever."""
+
+    def __init__(self, config: Any, server_state: Any, app_state: dict[str, Any], _loop: Any = None) -> None:
+        super().__init__(config, server_state, {**app_state, ABORT: self.abort}, _loop)
+        self._patience: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin to wait for the first request."""
+        super().connection_made(transport)
+        self._wait()
+
+    def data_received(self, data: bytes) -> None:
+        """Take data; while no request is being answered it is headers, and they have to come to an end."""
+        super().data_received(data)
+        if self.cycle_over:
+            self._wait()
+        else:
+            self._stop_waiting()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Wait no more."""
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    @property
+    def cycle_over(self) -> bool:
+        """Whether no request is being answered."""
+        cycle = cast("Any", self.cycle)  # None before the first request
+        return cycle is None or cycle.response_complete
+
+    def abort(self) -> None:
+        """Break it off."""
+        self.transport.abort()
+
+    def _wait(self) -> None:
+        if self._patience is None:
+            self._patience = self.loop.call_later(HEADERS_WITHIN_S, self.abort)
+
+    def _stop_waiting(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None

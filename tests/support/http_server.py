@@ -1,0 +1,139 @@
+"""The server as several people reach it: a child process over HTTP, spoken to by the SDK's own client or by hand.
+
+async with serving_http(root, env=using(model.base_url)) as server:
+    async with server.client(token(root, "ana"), mode="legacy") as client: ...
+    answer = await server.get("/healthz")
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.abc
+import httpx2
+from anyio.streams.buffered import BufferedByteReceiveStream
+from mcp import Client
+from mcp.client.session import ElicitationFnT
+from mcp.client.streamable_http import streamable_http_client
+from mcp_types import Implementation
+
+from ava_server.tokens import Scope, create_token
+from support.stdio import AVA, EXIT_S, Stderr, environment
+
+COMMAND = "serve", "--http", "--port", "0"
+EVERYTHING: tuple[Scope, ...] = ("spawn", "read")
+
+
+def token(root: Path, user: str, *scopes: Scope, name: str | None = None, expires_us: int | None = None) -> str:
+    """Make a token, as `ava token create` does, and return its text."""
+    root.mkdir(mode=0o700, exist_ok=True)
+    path = root / "secrets" / "tokens.toml"
+    return create_token(path, name or f"of-{user}", user, scopes or EVERYTHING, expires_us)[1]
+
+
+def bearer(text: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {text}"}
+
+
+class HttpServer:
+    """A server that listens."""
+
+    def __init__(self, process: anyio.abc.Process, stderr: Stderr, url: str) -> None:
+        self.process = process
+        self.pid = process.pid
+        self.base = url
+        self._stderr = stderr
+
+    @property
+    def stderr(self) -> str:
+        return self._stderr.text
+
+    @property
+    def url(self) -> str:
+        return f"{self.base}/mcp"
+
+    @property
+    def port(self) -> int:
+        return int(self.base.rpartition(":")[2])
+
+    @asynccontextmanager
+    async def client(
+        self,
+        text: str,
+        *,
+        mode: str = "auto",
+        name: str = "test-host",
+        ask: ElicitationFnT | None = None,
+        url: str | None = None,
+        timeout_s: float = 60,
+    ) -> AsyncGenerator[Client]:
+        """The SDK's own client, with a token."""
+        async with httpx2.AsyncClient(headers=bearer(text), timeout=timeout_s) as http:
+            transport = streamable_http_client(url or self.url, http_client=http)
+            info = Implementation(name=name, version="1.0")
+            async with Client(
+                transport, mode=mode, client_info=info, read_timeout_seconds=60, cache=None, elicitation_callback=ask
+            ) as client:
+                yield client
+
+    async def request(self, method: str, path: str, text: str | None = None, **more: Any) -> httpx2.Response:
+        """One request by hand."""
+        headers = {**(bearer(text) if text is not None else {}), **more.pop("headers", {})}
+        async with httpx2.AsyncClient(timeout=20) as http:
+            return await http.request(method, f"{self.base}{path}", headers=headers, **more)
+
+    async def get(self, path: str, text: str | None = None, **more: Any) -> httpx2.Response:
+        return await self.request("GET", path, text, **more)
+
+    async def post(self, path: str, text: str | None = None, **more: Any) -> httpx2.Response:
+        return await self.request("POST", path, text, **more)
+
+    def signal(self, number: signal.Signals = signal.SIGTERM) -> None:
+        self.process.send_signal(number)
+
+    async def exited(self, within_s: float = EXIT_S) -> int:
+        with anyio.fail_after(within_s):
+            return await self.process.wait()
+
+
+@asynccontextmanager
+async def serving_http(
+    root: Path,
+    *args: str,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    command: Sequence[str] = COMMAND,
+) -> AsyncGenerator[HttpServer]:
+    """A server of one's own, which listens when the block begins; killed if the test has not ended it.
+
+    No traceback may be on its stderr, and no token, whatever the test does.
+    """
+    ava = environment(root, PYTHONUNBUFFERED="1", **(env or {}))
+    with Stderr().checked() as stderr:
+        child = await anyio.open_process([AVA[0], *command, *args], env=ava, cwd=cwd or root.parent, stderr=stderr.file)
+        try:
+            assert child.stdout is not None
+            out = BufferedByteReceiveStream(child.stdout)
+            with anyio.fail_after(30):
+                said = ""
+                while not (match := re.search(r"Serving MCP clients at (\S+)/mcp", said)):
+                    try:
+                        said += (await out.receive_until(b"\n", 10_000)).decode()
+                    except anyio.IncompleteRead:
+                        raise AssertionError(f"it did not come up: {said}{stderr.text}") from None
+            listens = re.search(r"on port (\d+)", said)
+            base = f"http://127.0.0.1:{listens[1]}" if listens else match[1]
+            yield HttpServer(child, stderr, base)
+            assert "avatok_" not in stderr.text
+        finally:
+            with anyio.CancelScope(shield=True):
+                if child.returncode is None:
+                    child.kill()
+                await child.wait()
+                await child.aclose()
