@@ -99,6 +99,10 @@ class View:
         found = [self._ask("SELECT max(seq) FROM events WHERE type = ?", (name,)).fetchone()[0] for name in types]
         return max((int(seq) for seq in found if seq is not None), default=0)
 
+    def users(self) -> set[str]:
+        """Return everybody who has ever proposed a run."""
+        return {str(row[0]) for row in self._ask("SELECT DISTINCT user_id FROM runs")}
+
     def unfetched(self, user: str, limit: int = 50) -> list[RunRow]:
         """Return this user's runs that ended with a result that nobody has fetched and nothing erased, newest first."""
         rows = self._ask(

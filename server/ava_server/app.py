@@ -122,7 +122,7 @@ class App:
         house = await self.opened()
         desk = self._desk_of(ctx, house)
         async with self._greeting:  # a second call that comes meanwhile waits for what the first one asks the client
-            await self._greet(ctx, desk.session, house)
+            await self._greet(ctx, desk.session)
         return desk
 
     async def opened(self) -> House:
@@ -185,19 +185,27 @@ class App:
         assert self._house is not None
         return self._house
 
-    async def _greet(self, ctx: ServerRequestContext[App, Any], session: Session, house: House) -> None:
+    async def _greet(self, ctx: ServerRequestContext[App, Any], session: Session) -> None:
         """Write the session's first entry, with what the client has said of itself."""
+        if session.started:
+            return
+        client = ctx.session.client_params
+        if client is not None:
+            session.client = client.client_info.name[:CLIENT_CHARS]
+            session.client_version = client.client_info.version
+        session.protocol = ctx.protocol_version
+        self.begin(session)
+        if not session.remote:  # folders of another machine mean nothing here
+            session.roots = await _roots(ctx)
+
+    def begin(self, session: Session) -> None:
+        """Write a session's first entry; twice is harmless."""
         from ava_audit.events import Event, SessionStart
         from ava_audit.store import append
 
         if session.started:
             return
         session.started = True
-        client = ctx.session.client_params
-        if client is not None:
-            session.client = client.client_info.name
-            session.client_version = client.client_info.version
-        session.protocol = ctx.protocol_version
         fact = SessionStart(
             client=session.client,
             client_version=session.client_version,
@@ -206,9 +214,7 @@ class App:
             folder=None if session.remote else str(Path.cwd()),
             token=session.token.name if session.token is not None else None,
         )
-        house.store.post(append(Event(session.who, fact)))
-        if not session.remote:  # folders of another machine mean nothing here
-            session.roots = await _roots(ctx)
+        self.house.store.post(append(Event(session.who, fact)))
 
     def _farewell(self, house: House, desk: Desk) -> None:
         from ava_audit.events import Event, SessionEnd

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("ava.http")
 access = logging.getLogger("ava.access")
+HEADER_BYTES = 32 * 1024
 BODY_WITHIN_S = 30.0
 """How long a client may take to send a request's body."""
 SEND_WITHIN_S = 60.0
@@ -129,6 +130,8 @@ class Guard:
 
     def _refused_by_name(self, scope: Scope, headers: Headers) -> Response | None:
         """Refuse a request that calls another server, or comes from a page of another one."""
+        if sum(len(name) + len(value) for name, value in scope["headers"]) > HEADER_BYTES:
+            return _says(431, f"The headers are longer than {HEADER_BYTES:,} bytes.", {"Connection": "close"})
         hosts = headers.getlist("host")
         proxied = self._reach.trusts(_peer(scope))
         if proxied and (forwarded := _last(headers, "x-forwarded-host")) is not None:
@@ -202,9 +205,9 @@ class _Request:
             if not self._listens:
                 self._hands.give_back()
         if self._too_slow and not self.status:
-            await _says(408, f"The request did not come within {BODY_WITHIN_S:.0f} s.")(
-                self._scope, self._receive, self.send
-            )
+            late = _says(408, f"The request did not come within {BODY_WITHIN_S:.0f} s.", {"Connection": "close"})
+            self._too_slow = False
+            await late(self._scope, self._receive, self.send)
         elif self.status and not self._ended:  # a stream that was told to end
             await self.send({"type": "http.response.body", "body": b"", "more_body": False})
 
@@ -239,6 +242,8 @@ class _Request:
         Raises:
             TimeoutError: Nobody reads it.
         """
+        if self._too_slow:  # it is told why in our words
+            return
         if message["type"] == "http.response.start":
             self.status = message["status"]
         elif message["type"] == "http.response.body":

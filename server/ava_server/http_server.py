@@ -12,6 +12,7 @@ import logging
 import signal
 import sys
 from collections.abc import Callable, Generator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import anyio
@@ -22,7 +23,8 @@ from starlette.responses import JSONResponse
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ava_server.app import HTTP, OF_REQUEST, App, build_server
-from ava_server.http_guard import ABORT, Guard, Hands, forbidden
+from ava_server.http_approvals import approvals
+from ava_server.http_guard import ABORT, HEADER_BYTES, Guard, Hands, forbidden
 from ava_server.http_settings import Reach, listen, refuse_open
 from ava_server.shutdown import Ending, deaf_to_signals, ending_signals
 from ava_server.tokens import Tokens
@@ -37,7 +39,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("ava.http")
 HEADERS_WITHIN_S = 10.0
 """How long a client may take to send a request's headers."""
-HEADER_BYTES = 32 * 1024
 KEEP_ALIVE_S = 75.0
 """Longer than proxies keep an idle connection: it is theirs to close, so that no request meets a closed one."""
 CONNECTIONS = 2_000
@@ -87,8 +88,9 @@ async def _serve(load: Callable[[], Settings], reach: Reach, tokens: Tokens, say
                     app.start()
                     await app.opened()
                     serving.start_soon(http.serve, [found])
-                    shown = Reach(reach.host, found.getsockname()[1], reach.public_url)
-                    say(f"Serving MCP clients at {shown.url}; Ctrl-C ends it.")
+                    port: int = found.getsockname()[1]
+                    shown = replace(reach, port=port)
+                    say(f"Serving MCP clients at {shown.url}, on {reach.host} port {port}; Ctrl-C ends it.")
                     await ending.asked.wait()
                     app.house.closing.begin()
                     hands.end_listening()
@@ -134,7 +136,7 @@ class _Paths:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         token: Token = scope[OF_REQUEST]
-        if not self._app.is_open:
+        if not self._app.is_open or self._ending.serving.cancel_called:
             await JSONResponse({"error": "not ready", "error_description": "Try again in a moment."}, 503)(
                 scope, receive, send
             )
@@ -143,6 +145,8 @@ class _Paths:
                 await self._manager.handle_request(scope, receive, send)
             else:
                 await forbidden(token, "spawn or read")(scope, receive, send)
+        elif scope["path"] == APPROVALS_PATH:
+            await approvals(self._app, scope, receive, send)
         else:
             there = f"There are {MCP_PATH} for MCP clients and {APPROVALS_PATH} for `ava --url URL approve`."
             await JSONResponse({"error": "not found", "error_description": there}, 404)(scope, receive, send)
@@ -151,7 +155,7 @@ class _Paths:
         """Return why nothing can be done now, in words that say nothing of what is done here; None when all is well."""
         if self._ending.asked.is_set():
             return "it is being stopped"
-        if not self._app.is_open:
+        if not self._app.is_open or self._ending.serving.cancel_called:
             return "it is starting"
         return "the log is out of reach" if self._app.house.manager.out_of_reach is not None else None
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import signal
+import sys
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -109,27 +110,32 @@ async def serving_http(
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
     command: Sequence[str] = COMMAND,
+    program: Sequence[str] = (),
 ) -> AsyncGenerator[HttpServer]:
     """A server of one's own, which listens when the block begins; killed if the test has not ended it.
 
-    No traceback may be on its stderr, and no token, whatever the test does.
+    `program` is started by Python in place of the command. No traceback may be on its stderr, and no token, whatever
+    the test does.
     """
     ava = environment(root, PYTHONUNBUFFERED="1", **(env or {}))
     with Stderr().checked() as stderr:
-        child = await anyio.open_process([AVA[0], *command, *args], env=ava, cwd=cwd or root.parent, stderr=stderr.file)
+        child = await anyio.open_process(
+            [*((sys.executable, *program) if program else (AVA[0], *command)), *args],
+            env=ava,
+            cwd=cwd or root.parent,
+            stderr=stderr.file,
+        )
         try:
             assert child.stdout is not None
             out = BufferedByteReceiveStream(child.stdout)
             with anyio.fail_after(30):
                 said = ""
-                while not (match := re.search(r"Serving MCP clients at (\S+)/mcp", said)):
+                while not (match := re.search(r"Serving MCP clients at \S+/mcp, on \S+ port (\d+);", said)):
                     try:
                         said += (await out.receive_until(b"\n", 10_000)).decode()
                     except anyio.IncompleteRead:
                         raise AssertionError(f"it did not come up: {said}{stderr.text}") from None
-            listens = re.search(r"on port (\d+)", said)
-            base = f"http://127.0.0.1:{listens[1]}" if listens else match[1]
-            yield HttpServer(child, stderr, base)
+            yield HttpServer(child, stderr, f"http://127.0.0.1:{match[1]}")
             assert "avatok_" not in stderr.text
         finally:
             with anyio.CancelScope(shield=True):

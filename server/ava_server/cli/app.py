@@ -9,6 +9,7 @@ import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated, cast
 
 import typer
@@ -40,12 +41,16 @@ COMMANDS: Mapping[str, str] = {
     "secret": "ava_server.cli.secret",
     "memory": "ava_server.cli.memory",
     "token": "ava_server.cli.token",
+    "user": "ava_server.cli.user",
     "demo": "ava_server.cli.demo",
     "init": "ava_server.cli.init",
     "doctor": "ava_server.cli.doctor.command",
 }
 """Each first word, and the module that registers it: `register(app)` adds its commands to the app."""
 
+ELSEWHERE = ("approve", "reject")
+"""What `--url` is for."""
+_WITH_VALUE = ("--url", "--token-file")
 TWO_WORDS = ("logs export",)
 """Commands below a word that is a command itself."""
 
@@ -109,10 +114,21 @@ def build(args: Sequence[str] = ()) -> typer.Typer:
         pretty_exceptions_enable=False,
     )
     app.callback()(_options)
-    first = next((arg for arg in args if not arg.startswith("-")), "")
+    first = _first_word(args)
     for module in dict.fromkeys([COMMANDS[first]] if first in COMMANDS else COMMANDS.values()):
         import_module(module).register(app)
     return app
+
+
+def _first_word(args: Sequence[str]) -> str:
+    """Return the command that is meant: the first word that belongs to no option before it."""
+    left = iter(args)
+    for arg in left:
+        if arg in _WITH_VALUE:
+            next(left, None)
+        elif not arg.startswith("-"):
+            return arg
+    return ""
 
 
 def _one_word(args: Sequence[str]) -> list[str]:
@@ -135,12 +151,32 @@ def _show_version(wanted: bool) -> None:
 
 
 def _options(
+    context: typer.Context,
+    url: Annotated[
+        str | None,
+        typer.Option(
+            "--url", metavar="URL", show_default=False, help="Decide at a server elsewhere (approve, reject)."
+        ),
+    ] = None,
+    token_file: Annotated[
+        Path | None,
+        typer.Option("--token-file", metavar="FILE", show_default=False, help="With --url: the token, else AVA_TOKEN."),
+    ] = None,
     version: Annotated[
         bool,
         typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True),
     ] = False,
 ) -> None:
-    """Hold what stands before the command; the help text is the app's."""
+    """Take what stands before the command; the help text is the app's."""
+    if url is None and token_file is None:
+        return
+    if url is None:
+        raise BadInput("--token-file: it is for a server elsewhere; name it with --url.")
+    if context.invoked_subcommand not in ELSEWHERE:
+        raise BadInput(f"--url: only {' and '.join(ELSEWHERE)} work at a server elsewhere.")
+    from ava_server.cli.door_there import Elsewhere
+
+    context.obj = Elsewhere(url, token_file)
 
 
 def _report(error: BaseException) -> int:

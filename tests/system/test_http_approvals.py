@@ -1,0 +1,213 @@
+"""Deciding from elsewhere: `/approvals`, and `ava --url URL approve` with a token and no shell on the server."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anyio.to_thread
+import pytest
+from mcp import Client
+from support.certificates import issue
+from support.http_server import HttpServer, serving_http, token
+from support.model_server import Say, running_model_server
+from support.stdio import logged, made, state_of, told, using
+from support.terminal import CONTROLLED, ava, on_terminal
+from support.web_site import make_certificate
+
+DONE = Say(calls=[("submit_result", {"summary": "done", "output": "done"})])
+HUMAN = '[users.ana]\napproval = "human"\n'
+
+
+@dataclass
+class Away:
+    """A server, a host of Ana's, and her own token to decide with."""
+
+    server: HttpServer
+    root: Path
+    client: Client
+    text: str
+
+    async def propose(self, task: str = "What does it cost?") -> dict[str, Any]:
+        return told(await self.client.call_tool("spawn_subagent", {"role": "researcher", "task": task}))[0]
+
+    async def shown(self) -> list[dict[str, Any]]:
+        answer = await self.server.get("/approvals", self.text)
+        assert answer.status_code == 200 and answer.headers["cache-control"] == "no-store"
+        found: list[dict[str, Any]] = answer.json()["proposals"]
+        return found
+
+    async def decide(self, text: str | None = None, **given: Any) -> tuple[int, dict[str, Any]]:
+        answer = await self.server.post("/approvals", text or self.text, json=given)
+        return answer.status_code, answer.json()
+
+    async def typed(self, *args: str, answers: list[tuple[str, str]] | None = None, **env: str) -> tuple[int, str]:
+        """`ava --url …` on a terminal, on a machine that has no data root."""
+
+        def run() -> tuple[int, str]:
+            words = ("--url", self.server.base, *args)
+            own = {"AVA_TOKEN": self.text, **env}
+            elsewhere = self.root.parent / "elsewhere"
+            with on_terminal(elsewhere, *words, env=own, columns=200, command=CONTROLLED) as screen:
+                for question, reply in answers or []:
+                    screen.until(question)
+                    screen.type(f"{reply}\n")
+                code = screen.ended()
+            assert self.text not in screen.text and "Traceback" not in screen.text
+            assert not elsewhere.exists()
+            return code, screen.text
+
+        return await anyio.to_thread.run_sync(run)
+
+
+@asynccontextmanager
+async def away(root: Path, settings: str = HUMAN, *scopes: Any) -> AsyncGenerator[Away]:
+    made(root, config_toml=settings)
+    hosts, own = token(root, "ana"), token(root, "ana", *(scopes or ("approve",)), name="phone")
+    with running_model_server([DONE] * 5) as model:
+        async with serving_http(root, env=using(model.base_url)) as server, server.client(hosts) as client:
+            yield Away(server, root, client, own)
+
+
+async def test_under_human_no_call_approves_and_a_token_for_it_does_in_the_channel_http(tmp_path: Path) -> None:
+    async with away(tmp_path / "data") as there:
+        proposed = await there.propose()
+        asked = {"pending_ids": [proposed["pending_id"]], "approving": [proposed["approval_line"]]}
+        refused = await there.client.call_tool("confirm_spawn", asked)
+        assert refused.is_error and state_of(there.root, proposed["subagent_id"]) == "awaiting_approval"
+        (shown,) = await there.shown()
+        assert shown["approval_line"] == proposed["approval_line"] and shown["message"]
+        digests = {shown["pending_id"]: shown["digest"]}
+        status, answer = await there.decide(decision="approve", **asked, digests=digests)
+        assert (status, answer["status"]) == (200, "approved")
+        found = told(await there.client.call_tool(
+            "check_subagent", {"subagent_id": proposed["subagent_id"], "wait_seconds": 20}
+        ))[0]  # fmt: skip
+        assert found["status"] == "success"
+        again, _answer = await there.decide(decision="approve", **asked, digests=digests)
+        assert again == 409
+    (decided,) = logged(there.root, "SpawnDecided")
+    assert decided.content["channel"] == "http" and decided.content["digest"] == shown["digest"]
+    (said,) = [entry for entry in logged(there.root, "UserMessage") if entry.content["kind"] == "decision"]
+    assert proposed["approval_line"] in said.content["text"]
+
+
+async def test_another_line_another_digest_and_another_user_approve_nothing(tmp_path: Path) -> None:
+    async with away(tmp_path / "data") as there:
+        proposed = await there.propose()
+        (shown,) = await there.shown()
+        pending, right = shown["pending_id"], {"approving": [shown["approval_line"]]}
+        digests = {pending: shown["digest"]}
+        bens = token(there.root, "ben", "approve")
+        whole = {"decision": "approve", "pending_ids": [pending]}
+        tries: list[tuple[str | None, dict[str, Any], int]] = [
+            (None, {**whole, **right}, 400),
+            (None, {**whole, **right, "digests": {pending: "0" * 64}}, 409),
+            (None, {**whole, "approving": ["yes"], "digests": digests}, 409),
+            (None, {**whole, "digests": digests}, 409),
+            (None, {**whole, **right, "digests": digests, "wait_seconds": 45}, 400),
+            (None, {**whole, **right, "digests": digests, "changes": {}}, 400),
+            (None, {**whole, **right, "digests": digests, "pending_ids": [proposed["subagent_id"]]}, 400),
+            (bens, {**whole, **right, "digests": digests}, 409),
+            (bens, {"decision": "reject", "pending_ids": [pending]}, 409),
+        ]
+        for text, given, status in tries:
+            found, answer = await there.decide(text, **given)
+            assert found == status, (given, answer)
+            assert "marmalade" not in json.dumps(answer)
+        never = "P-0dd0dd0d"
+        answers = [
+            json.dumps(await there.decide(bens, decision="reject", pending_ids=[each])).replace(each, "ID")
+            for each in (pending, never)
+        ]
+        assert answers[0] == answers[1]
+        assert (await there.server.get("/approvals", bens)).json()["proposals"] == []
+        assert state_of(there.root, proposed["subagent_id"]) == "awaiting_approval"
+        assert (await there.server.request("DELETE", "/approvals", there.text)).status_code == 405
+
+
+async def test_a_person_elsewhere_sees_the_same_screen_and_starts_several_as_a_group(tmp_path: Path) -> None:
+    async with away(tmp_path / "data") as there:
+        one, other = await there.propose("What does it cost?"), await there.propose("And the other?")
+        ids = [one["pending_id"], other["subagent_id"]]
+        code, text = await there.typed("approve", *ids, "--group-max", "0.5", answers=[("Start them?", "y")])
+        assert code == 0, text
+        assert f"Server: {there.server.base}" in text and one["approval_line"][:60] in text
+        assert "2 subagents together" in text and "Approved, as the group G-" in text
+        assert await there.shown() == []
+        assert (await there.typed("approve"))[1].count("Nothing waits") == 1
+        gone = await there.typed("approve", one["pending_id"])
+        assert gone[0] == 10 and "does not wait" in gone[1]
+    assert {entry.content["channel"] for entry in logged(there.root, "SpawnDecided")} == {"http"}
+
+
+async def test_one_by_one_what_waits_is_started_rejected_or_left(tmp_path: Path) -> None:
+    async with away(tmp_path / "data") as there:
+        runs = [await there.propose(f"Question {number}?") for number in range(3)]
+        asked = [(f"Question {number}?\nStart it?", reply) for number, reply in enumerate(("y", "", "r"))]
+        code, text = await there.typed("approve", answers=asked)
+        assert code == 0, text
+        states = [state_of(there.root, run["subagent_id"]) for run in runs]
+        assert states[0] != "awaiting_approval" and states[1:] == ["awaiting_approval", "rejected"]
+        left = runs[1]["pending_id"]
+        code, text = await there.typed("reject", left)
+        assert code == 0 and f"{left} is rejected" in text
+
+
+async def test_the_token_comes_from_a_file_or_the_environment_and_never_from_an_argument(tmp_path: Path) -> None:
+    async with away(tmp_path / "data") as there:
+        await there.propose()
+        file = tmp_path / "token"
+        file.write_text(f"{there.text}\n")
+        file.chmod(0o600)
+        words = ("--url", there.server.base, "--token-file", str(file), "approve")
+
+        def run(*args: str, **env: str) -> Any:
+            return ava(tmp_path / "elsewhere", *args, env=env)
+
+        listed = await anyio.to_thread.run_sync(run, *words)
+        assert listed.returncode == 0 and "1 of 1, P-" in listed.stdout, listed.stderr
+        file.chmod(0o644)
+        readable = await anyio.to_thread.run_sync(run, *words)
+        assert readable.returncode == 2 and "chmod 600" in readable.stderr
+        none = await anyio.to_thread.run_sync(run, "--url", there.server.base, "approve")
+        assert none.returncode == 2 and "AVA_TOKEN" in none.stderr
+        wrong = await anyio.to_thread.run_sync(lambda: run("--url", there.server.base, "approve", AVA_TOKEN="x" * 40))
+        assert wrong.returncode == 10 and "ava token create" in wrong.stderr
+        scope = await anyio.to_thread.run_sync(
+            lambda: run("--url", there.server.base, "approve", AVA_TOKEN=token(there.root, "ana", name="host"))
+        )
+        assert scope.returncode == 10 and "scope approve" in scope.stderr
+        for args in (("--url", there.server.base, "logs"), ("--token-file", str(file), "approve"),
+                     ("--url", "http://ava.example.org", "approve"), ("--url", "no address", "approve")):  # fmt: skip
+            refused = await anyio.to_thread.run_sync(lambda args=args: run(*args, AVA_TOKEN=there.text))
+            assert refused.returncode == 2 and there.text not in refused.stderr, args
+        assert not (tmp_path / "elsewhere").exists()
+
+
+@pytest.mark.parametrize("fault", ["its own authority", "another name", "no server", "no TLS"])
+def test_what_is_wrong_with_a_certificate_is_explained_before_the_token_is_sent(tmp_path: Path, fault: str) -> None:
+    text = "avatok_" + "Ab3" * 14 + "x"
+    if fault == "another name":
+        issued = issue(tmp_path, "other.example.org")
+        certificate: Path | None = issued.server
+        env = {"SSL_CERT_FILE": str(issued.authority)}
+    else:
+        certificate = make_certificate(tmp_path, "localhost") if fault == "its own authority" else None
+        env = {}
+    with running_model_server([DONE], certificate=certificate) as server:
+        port = server.base_url.rpartition(":")[2].split("/")[0] if fault != "no server" else "1"
+        done = ava(
+            tmp_path / "elsewhere", "--url", f"https://localhost:{port}", "approve", env={"AVA_TOKEN": text, **env}
+        )
+        assert server.requests == []
+    assert done.returncode == 30, done.stderr
+    assert text not in done.stderr and "Traceback" not in done.stderr
+    says = {"no server": "ava serve --http", "no TLS": "oken was"}.get(fault, "SSL_CERT_FILE")
+    assert says in done.stderr.replace("\n", " ")
+    assert os.environ.get("AVA_TOKEN") is None

@@ -1,0 +1,281 @@
+"""The end of a server over HTTP, and what is in between: signals, kills, and proxies that buffer or cut."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sqlite3
+import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.abc
+import anyio.to_thread
+import pytest
+from mcp import Client
+from support.http_server import HttpServer, bearer, serving_http, token
+from support.model_server import Gate, Say, running_model_server
+from support.stdio import MODES, assert_intact, instance_locks, logged, made, state_of, told, until, using
+
+DONE = Say(calls=[("submit_result", {"summary": "done", "output": "done"})])
+SPAWN = {"role": "custom", "system_prompt": "Look.", "task": "Look it up"}
+
+
+async def start(client: Client) -> str:
+    proposed, _text = told(await client.call_tool("spawn_subagent", SPAWN))
+    asked = {"pending_ids": [proposed["pending_id"]], "approving": [proposed["approval_line"]]}
+    assert told(await client.call_tool("confirm_spawn", asked))[0]["status"] == "approved"
+    run_id: str = proposed["subagent_id"]
+    return run_id
+
+
+async def arrived(gate: Gate) -> None:
+    assert await anyio.to_thread.run_sync(gate.arrived.wait, 20)
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_sigterm_answers_waits_refuses_new_ones_and_the_next_start_goes_on_within_a_second(
+    tmp_path: Path, mode: str
+) -> None:
+    root = made(tmp_path / "data")
+    text = token(root, "ana")
+    gate, second = Gate(), Gate()
+    with running_model_server([Say("x", gate=gate), Say("x", gate=second), DONE, DONE]) as model:
+        async with serving_http(root, "--drain", "5s", env=using(model.base_url)) as server:
+            async with server.client(text, mode=mode) as client:
+                run_id = await start(client)
+                await arrived(gate)
+                answers: list[dict[str, Any]] = []
+
+                async def wait() -> None:
+                    asked = {"subagent_id": run_id, "wait_seconds": 40}
+                    answers.append(told(await client.call_tool("check_subagent", asked))[0])
+
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(wait)
+                    await until(lambda: logged(root, "SpawnDecided"))
+                    await anyio.sleep(0.5)
+                    began = time.monotonic()
+                    server.signal()
+                assert answers[0]["runs"][0]["state"] == "running"
+                assert time.monotonic() - began < 3, "a wait ends with what there is"
+            assert await server.exited() == 0
+            assert state_of(root, run_id) == "running" and instance_locks(root) == []
+        began_us = time.time_ns() // 1000
+        async with serving_http(root, env=using(model.base_url)):
+            listening_us = time.time_ns() // 1000
+            await until(lambda: len(logged(root, "RunClaimed", run=run_id)) == 2)
+            with sqlite3.connect(root / "ava.db") as db:
+                (claimed_us,) = db.execute("SELECT max(ts_us) FROM events WHERE type = 'RunClaimed'").fetchone()
+            assert began_us < claimed_us < listening_us + 1_000_000
+            second.released.set()
+            await until(lambda: state_of(root, run_id) == "success", 20)
+    assert_intact(root)
+
+
+async def test_while_a_call_is_in_hand_new_spawns_are_refused_with_the_reason_and_health_says_so(
+    tmp_path: Path,
+) -> None:
+    """The call in hand is a person who takes their time: a question in the handshake era."""
+    from mcp_types import ElicitResult
+
+    root = made(tmp_path / "data")
+    text = token(root, "ana")
+    asked, answered = anyio.Event(), anyio.Event()
+
+    async def person(_context: Any, _params: Any) -> ElicitResult:
+        asked.set()
+        await answered.wait()
+        return ElicitResult(action="decline")
+
+    async with serving_http(root, "--drain", "20s") as server:
+        async with server.client(text, mode="legacy", ask=person) as client, server.client(text, name="two") as other:
+            proposed, _text = told(await client.call_tool("spawn_subagent", {**SPAWN, "task": "https://example.org"}))
+            results: list[Any] = []
+
+            async def confirm() -> None:
+                given = {"pending_ids": [proposed["pending_id"]], "approving": [proposed["approval_line"]]}
+                results.append(await client.call_tool("confirm_spawn", given))
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(confirm)
+                await asked.wait()
+                server.signal()
+                await until_status(server, 503)
+                health = await server.get("/healthz")
+                assert health.json() == {"status": "not ready", "why": "it is being stopped"}
+                for tool, given in (
+                    ("spawn_subagent", SPAWN),
+                    ("confirm_spawn", {"pending_ids": [proposed["pending_id"]], "approving": ["x"]}),
+                ):
+                    refused = await other.call_tool(tool, given)
+                    assert refused.is_error and "being stopped" in json.dumps(refused.structured_content)
+                assert not (await other.call_tool("check_subagent", {})).is_error
+                answered.set()
+            assert results and not results[0].is_error
+        assert await server.exited() == 0
+
+
+async def until_status(server: HttpServer, status: int) -> None:
+    with anyio.fail_after(10):
+        while (await server.get("/healthz")).status_code != status:  # noqa: ASYNC110 - another process
+            await anyio.sleep(0.02)
+
+
+async def test_the_drain_has_an_end_and_a_second_signal_waits_for_nothing(tmp_path: Path) -> None:
+    root = made(tmp_path / "data")
+    text = token(root, "ana")
+
+    async def person(_context: Any, _params: Any) -> Any:
+        await anyio.sleep(60)
+
+    for drain, signals in (("1s", 1), ("40s", 2)):
+        async with serving_http(root, "--drain", drain) as server:
+            with pytest.raises(BaseException):  # noqa: B017 - its server is gone in the middle of a call
+                async with server.client(text, mode="legacy", ask=person) as client:
+                    proposed, _text = told(
+                        await client.call_tool("spawn_subagent", {**SPAWN, "task": "https://example.org"})
+                    )
+                    given = {"pending_ids": [proposed["pending_id"]], "approving": [proposed["approval_line"]]}
+
+                    async def end(signals: int = signals, server: HttpServer = server) -> None:
+                        await anyio.sleep(1)
+                        for _each in range(signals):
+                            server.signal()
+                            await anyio.sleep(0.2)
+                        began = time.monotonic()
+                        assert await server.exited() == 0
+                        assert time.monotonic() - began < 5
+                        raise InterruptedError
+
+                    async with anyio.create_task_group() as tasks:
+                        tasks.start_soon(end)
+                        await client.call_tool("confirm_spawn", given)
+        assert instance_locks(root) == []
+
+
+async def test_open_streams_end_cleanly(tmp_path: Path) -> None:
+    """A GET stream of the handshake era: its end is the end of the chunked body, not a broken connection."""
+    import httpx2
+
+    root = made(tmp_path / "data")
+    text = token(root, "ana")
+    hello = {
+        "jsonrpc": "2.0", "id": 1, "method": "initialize",
+        "params": {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}},
+    }  # fmt: skip
+    accept = {"Accept": "application/json, text/event-stream", **bearer(text)}
+    async with serving_http(root) as server, httpx2.AsyncClient(timeout=20) as http:
+        opened = await http.post(server.url, json=hello, headers=accept)
+        headers = {**bearer(text), "Accept": "text/event-stream", "Mcp-Session-Id": opened.headers["mcp-session-id"]}
+        async with http.stream("GET", server.url, headers=headers) as stream:
+            assert stream.status_code == 200
+            server.signal()
+            pieces = [piece async for piece in stream.aiter_bytes()]  # raises where it is not ended as it should be
+            assert b"error" not in b"".join(pieces)
+        assert await server.exited() == 0
+
+
+async def test_kill_nine_leaves_a_run_that_the_next_start_takes_up(tmp_path: Path) -> None:
+    root = made(tmp_path / "data")
+    text = token(root, "ana")
+    gate = Gate()
+    with running_model_server([Say("x", gate=gate), DONE, DONE]) as model:
+        async with serving_http(root, env=using(model.base_url)) as server, server.client(text) as client:
+            run_id = await start(client)
+            await arrived(gate)
+            server.signal(signal.SIGKILL)
+            await server.exited()
+        async with serving_http(root, env=using(model.base_url)) as server, server.client(text) as client:
+            asked = {"subagent_id": run_id, "wait_seconds": 30}
+            ended, _text = told(await client.call_tool("check_subagent", asked))
+            assert ended["status"] == "success"
+    assert_intact(root)
+
+
+# -- proxies ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Line:
+    scope: anyio.CancelScope
+    last: float
+
+
+@asynccontextmanager
+async def proxy(
+    port: int, cut: list[float], *, idle_s: float | None = None, buffers: bool = False
+) -> AsyncGenerator[str]:
+    """A proxy that cuts a connection which is silent for so long, or that holds an answer back until it is whole."""
+
+    async def pump(source: Any, sink: Any, *, held: bool, line: Line) -> None:
+        kept = b""
+        try:
+            while True:
+                data = await source.receive()
+                if not held:
+                    line.last = anyio.current_time()
+                    await sink.send(data)
+                    continue
+                kept += data
+                head, _, body = kept.partition(b"\r\n\r\n")
+                if b"transfer-encoding: chunked" not in head.lower() or body.endswith(b"0\r\n\r\n"):
+                    await sink.send(kept)
+                    kept = b""
+        except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
+            line.scope.cancel()
+
+    async def handle(client: anyio.abc.SocketStream) -> None:
+        async with client, await anyio.connect_tcp("127.0.0.1", port) as upstream, anyio.create_task_group() as tasks:
+            line = Line(tasks.cancel_scope, anyio.current_time())
+            tasks.start_soon(partial(pump, client, upstream, held=False, line=line))
+            tasks.start_soon(partial(pump, upstream, client, held=buffers, line=line))
+            while idle_s is not None:
+                await anyio.sleep(0.1)
+                if anyio.current_time() - line.last > idle_s:
+                    cut.append(anyio.current_time())
+                    tasks.cancel_scope.cancel()
+
+    listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
+    async with listener, anyio.create_task_group() as tasks:
+        tasks.start_soon(listener.serve, handle)
+        yield f"http://127.0.0.1:{listener.extra(anyio.abc.SocketAttribute.local_port)}/mcp"
+        tasks.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", ["cuts", "buffers"])
+async def test_a_wait_gets_through_a_proxy_that_buffers_and_one_that_cuts_what_is_idle(
+    tmp_path: Path, mode: str, kind: str
+) -> None:
+    """A cut after 60 s of silence, played as one after 8: a wait that is longer than that gets through."""
+    root = made(tmp_path / "data")
+    text = token(root, "ana")
+    gate, cut = Gate(), list[float]()
+    how: dict[str, Any] = {"idle_s": 8.0} if kind == "cuts" else {"buffers": True}
+    with running_model_server([Say("x", gate=gate), DONE, DONE]) as model:
+        async with (
+            serving_http(root, env=using(model.base_url)) as server,
+            proxy(server.port, cut, **how) as url,
+            server.client(text, mode=mode, url=url) as client,
+        ):
+            run_id = await start(client)
+            told_s: list[float] = []
+            began = time.monotonic()
+
+            async def progress(_done: float, _total: float | None, message: str | None) -> None:
+                told_s.append(time.monotonic() - began)
+
+            asked = {"subagent_id": run_id, "wait_seconds": 17 if kind == "cuts" else 7}
+            found = await client.call_tool("check_subagent", asked, progress_callback=progress)
+            assert told(found)[0]["status"] == "running"
+            if kind == "cuts":
+                assert len(told_s) >= 3 and told_s[0] < 7, "a line every few seconds keeps it open"
+            gate.released.set()
+            ended, _text = told(await client.call_tool("check_subagent", {**asked, "wait_seconds": 10}))
+            assert ended["status"] == "success"
