@@ -20,12 +20,21 @@ class Closing:
 
     def __init__(self) -> None:
         self.begun = False
+        self._over = False
         self._waits: set[anyio.CancelScope] = set()
+        self._questions: set[anyio.CancelScope] = set()
 
     def begin(self) -> None:
         """Begin: every wait is over. Twice is harmless."""
         self.begun = True
         for scope in self._waits:
+            scope.cancel()
+
+    def finish(self) -> None:
+        """End the questions to persons that are open still: they were given their time. Twice is harmless."""
+        self.begin()
+        self._over = True
+        for scope in self._questions:
             scope.cancel()
 
     def refuse_new(self) -> None:
@@ -40,10 +49,22 @@ class Closing:
     @contextmanager
     def wait(self, scope: anyio.CancelScope) -> Generator[None]:
         """Have a wait end when the end begins; `scope` surrounds it."""
-        self._waits.add(scope)
-        if self.begun:
-            scope.cancel()
-        try:
+        with _among(self._waits, scope, over=self.begun):
             yield
-        finally:
-            self._waits.discard(scope)
+
+    @contextmanager
+    def question(self, scope: anyio.CancelScope) -> Generator[None]:
+        """Have a question end when calls in hand have had their time; `scope` surrounds it."""
+        with _among(self._questions, scope, over=self._over):
+            yield
+
+
+@contextmanager
+def _among(scopes: set[anyio.CancelScope], scope: anyio.CancelScope, *, over: bool) -> Generator[None]:
+    scopes.add(scope)
+    if over:
+        scope.cancel()
+    try:
+        yield
+    finally:
+        scopes.discard(scope)

@@ -71,7 +71,8 @@ class Asking:
         from ava_server.questions import AnsweredLater, Reply
 
         if self._ctx.session.can_send_request:
-            with anyio.move_on_after(ASK_S):
+            closing = self._ctx.lifespan_context.house.closing
+            with anyio.move_on_after(ASK_S) as asking, closing.question(asking):
                 return _reply(await self._send(question))
             return Reply("silent")
         answer = (self._params.input_responses or {}).get(_ANSWER)

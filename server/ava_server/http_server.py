@@ -94,7 +94,11 @@ async def _serve(load: Callable[[], Settings], reach: Reach, tokens: Tokens, say
                     await ending.asked.wait()
                     app.house.closing.begin()
                     hands.end_listening()
-                    with anyio.move_on_after(reach.drain_s):
+                    with ending.draining:
+                        ending.draining.deadline = anyio.current_time() + reach.drain_s
+                        await hands.empty()
+                    app.house.closing.finish()
+                    with anyio.move_on_after(LAST_WORDS_S):
                         await hands.empty()
                     http.should_exit = True
                     serving.cancel_scope.deadline = anyio.current_time() + LAST_WORDS_S
@@ -106,11 +110,17 @@ async def _serve(load: Callable[[], Settings], reach: Reach, tokens: Tokens, say
 
 
 class Draining(Ending):
-    """An end in two steps: the first signal lets calls in hand finish, the second waits for nothing."""
+    """An end in two steps: the first signal lets calls in hand finish, the second waits for nothing.
+
+    Attributes:
+        asked: The first signal has come.
+        draining: Surrounds the wait for calls in hand.
+    """
 
     def __init__(self, drain_s: float) -> None:
         super().__init__()
         self.asked = anyio.Event()
+        self.draining = anyio.CancelScope()
         self._drain_s = drain_s
 
     async def watch(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
@@ -119,7 +129,7 @@ class Draining(Ending):
             task_status.started()
             async for number in signals:
                 if self.asked.is_set():
-                    self.serving.cancel()
+                    self.draining.cancel()
                     continue
                 self.begin(128 + number if number == signal.SIGINT else 0, after_s=self._drain_s)
                 self.asked.set()
