@@ -343,7 +343,12 @@ def commands_page() -> str:
         " abandoned; 20 model or provider; 21 verification failed; 30 configuration; 70 a fault of Ava's own; 130"
         " interrupted: something goes on that was no longer waited for.",
     ]
-    for path, function, text in _commands(build(()), "ava"):
+    app = build(())
+    before = app.registered_callback.callback if app.registered_callback is not None else None
+    assert before is not None
+    parts.append("Before the command:")
+    parts.append(_table(("", "meaning"), [(f"`{shown}`", note) for shown, note, _is_option in _parameters(before)]))
+    for path, function, text in _commands(app, "ava"):
         parameters = list(_parameters(function))
         arguments = " ".join(shown for shown, _note, is_option in parameters if not is_option)
         options = "[OPTIONS]" if any(is_option for _shown, _note, is_option in parameters) else ""
@@ -372,6 +377,8 @@ def _parameters(function: Callable[..., Any]) -> Iterator[tuple[str, str, bool]]
     """Yield every parameter as it is written, what it means, and whether it is an option."""
     hints = get_type_hints(function, include_extras=True)
     for name, parameter in inspect.signature(function).parameters.items():
+        if hints[name] is typer.Context:  # what typer knows of the call, and nobody writes
+            continue
         kind, info = get_args(hints[name])[:2]
         default = parameter.default
         if info.hidden:

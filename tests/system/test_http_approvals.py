@@ -74,6 +74,7 @@ async def away(root: Path, settings: str = HUMAN, *scopes: Any) -> AsyncGenerato
             yield Away(server, root, client, own)
 
 
+@pytest.mark.requirement("S2-29")
 async def test_under_human_no_call_approves_and_a_token_for_it_does_in_the_channel_http(tmp_path: Path) -> None:
     async with away(tmp_path / "data") as there:
         proposed = await there.propose()

@@ -172,6 +172,7 @@ TRIES: dict[str, Try] = {
 }
 
 
+@pytest.mark.requirement("S4-21")
 @pytest.mark.parametrize("mode", MODES)
 async def test_no_tool_tells_another_users_things_from_what_never_was(tmp_path: Path, mode: str) -> None:
     async with two(tmp_path / "data", mode) as both:
@@ -182,6 +183,7 @@ async def test_no_tool_tells_another_users_things_from_what_never_was(tmp_path: 
             await attempt(both)
 
 
+@pytest.mark.requirement("S4-21")
 @pytest.mark.parametrize("mode", MODES)
 async def test_no_resource_of_another_user_is_there_or_listed(tmp_path: Path, mode: str) -> None:
     async with two(tmp_path / "data", mode) as both:
@@ -213,6 +215,7 @@ async def test_every_method_that_the_server_answers_is_one_whose_owner_was_thoug
     assert names - of_the_protocol == tried | the_same_for_all, "is what is new the same for everybody?"
 
 
+@pytest.mark.requirement("S4-21")
 @pytest.mark.parametrize("mode", MODES)
 async def test_an_auditor_reads_everything_and_does_nothing_and_takes_no_news_away(tmp_path: Path, mode: str) -> None:
     root = tmp_path / "data"

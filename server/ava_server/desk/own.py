@@ -100,8 +100,10 @@ class Own:
         """Return an error's text, and where a key would mend it how this host takes one."""
         provider = error.needs_key if isinstance(error, AvaError) else None
         text = f"{error} {self.key_advice(provider)}" if provider else str(error)
+        if not self.session.remote or isinstance(error, BadInput):  # that repeats what was given, right or wrong
+            return text
         # Where the server keeps its things is no business of who sits elsewhere.
-        return text.replace(str(self.house.settings.data_root), "the data root") if self.session.remote else text
+        return text.replace(str(self.house.settings.data_root), "the data root")
 
     def key_advice(self, provider: str) -> str:
         """Return how a person gives this server a provider's key, in the words of this session's host."""

@@ -1,0 +1,185 @@
+"""What a user over HTTP may do: `[users.NAME]` only takes away, and nothing of the server's own machine is theirs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mcp_types import TextResourceContents
+from support.http_server import serving_http, token
+from support.model_server import Gate, Say, running_model_server
+from support.stdio import MODES, made, told, until, using
+from support.terminal import ava
+
+from ava_server import users
+from ava_server.os_user import os_user
+from ava_server.settings import load_settings
+
+DONE = Say(calls=[("submit_result", {"summary": "done", "output": "done"})])
+ROLE = "---\nname: {name}\ndescription: Does it.\ntools: http_get, read_file\n{more}---\nDo it.\n"
+PRICES = '[prices."custom:scripted"]\ninput = 3.0\noutput = 15.0\n'
+
+
+def test_what_is_looser_than_what_holds_for_everybody_does_not_count(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text(
+        'approval = "ask"\n[limits]\nuser_daily_cents = 100\nrunning_per_user = 2\n'
+        '[users.lax]\ndaily_cents = 9999\nrunning = 99\napproval = "auto"\n'
+        '[users.strict]\ndaily_cents = 7\nrunning = 0\napproval = "human"\n'
+    )
+    settings = load_settings(tmp_path, env={})
+    for user in ("lax", "nobody"):
+        assert users.day_cents(settings, user) == 100 and users.running(settings, user) == 2
+        assert users.stricter(settings, user, "ask") == "ask" and users.stricter(settings, user, "human") == "human"
+        assert users.day_setting(settings, user) == "limits.user_daily_cents in config.toml"
+    assert users.stricter(settings, "lax", "auto") == "auto"
+    assert users.day_cents(settings, "strict") == 7 and users.stricter(settings, "strict", "auto") == "human"
+    assert users.day_setting(settings, "strict") == "users.strict.daily_cents in config.toml"
+    assert "slots of strict" in (users.slots(settings).full({}, "strict") or "")
+    assert users.slots(settings).full({"lax": 1}, "lax") is None
+    assert users.slots(settings).full({"lax": 2}, "lax")
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_only_the_folders_of_the_settings_can_be_given_and_a_refusal_tells_nothing(
+    tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project, secret = tmp_path / "project", tmp_path / "secret"
+    for folder in (project / "sub", secret):
+        folder.mkdir(parents=True)
+    (project / "notes.md").write_text("x")
+    (project / "out").symlink_to(secret)
+    root = made(tmp_path / "data", config_toml=f'[users.ana]\nworkspaces = ["{project}"]\n')
+    text, bens = token(root, "ana"), token(root, "ben")
+    env = {**using("http://127.0.0.1:9/v1"), "AVA_WORKSPACE": str(project)}
+    spawn = {"role": "code_reviewer", "task": "Look"}
+    async with (
+        serving_http(root, env=env, cwd=project) as server,
+        server.client(text, mode=mode) as ana,
+        server.client(bens, mode=mode) as ben,
+    ):
+
+        async def said(client: Any, workspace: str | None) -> str:
+            given = {**spawn, "workspace": workspace} if workspace is not None else spawn
+            result = await client.call_tool("spawn_subagent", given)
+            found = json.dumps(result.structured_content) + result.content[0].text
+            assert str(root) not in found or workspace == str(root)
+            return found if not result.is_error else f"refused: {found}"
+
+        for given in (str(project), str(project / "sub")):
+            assert not (await said(ana, given)).startswith("refused")
+        refusals = [
+            (await said(ana, given)).replace(repr(given), "GIVEN")
+            for given in (str(secret), str(tmp_path / "nothing"), str(project / "out"), str(root), "/", "/proc",
+                          str(project / "missing"))
+        ]  # fmt: skip
+        assert len(set(refusals)) == 1 and refusals[0].startswith("refused") and str(project) in refusals[0]
+        for given in ("~", "relative", "file:///etc", "../secret"):
+            refused = await said(ana, given)
+            assert refused.startswith("refused") and str(Path.home()) not in refused.replace(str(project), "")
+        assert (await said(ana, None)).startswith("refused")  # not the server's own folder, nor AVA_WORKSPACE
+        for given in (str(project), str(secret)):
+            theirs = await said(ben, given)
+            assert theirs.startswith("refused") and "no folder is set" in theirs
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_roles_that_act_with_what_is_the_operators_are_there_only_where_they_are_named(
+    tmp_path: Path, mode: str
+) -> None:
+    project = tmp_path / "project"
+    (project / ".ava" / "roles").mkdir(parents=True)
+    (project / ".git").mkdir()
+    (project / ".git" / "HEAD").write_text("ref: refs/heads/main\n")
+    (project / ".ava" / "roles" / "ours.md").write_text(ROLE.format(name="ours", more=""))
+    root = made(
+        tmp_path / "data",
+        config_toml=f'[users.ben]\nroles = ["researcher", "keyed"]\n[users.ana]\nworkspaces = ["{project}"]\n',
+    )
+    (root / "roles").mkdir()
+    for name, more in (("plain", ""), ("keyed", "secrets: [TICKETS]\n"), ("wired", "network: true\n")):
+        (root / "roles" / f"{name}.md").write_text(ROLE.format(name=name, more=more))
+    (root / "roles" / "broken.md").write_text("no role")
+    (root / "memory").mkdir(mode=0o700)
+    (root / "memory" / "note.md").write_text("the operator's own words\n")
+    expected = {
+        "ana": {"plain"}, "ben": {"researcher", "keyed"}, os_user(): {"plain", "keyed", "wired"},
+    }  # fmt: skip
+    env = using("http://127.0.0.1:9/v1")
+    async with serving_http(root, env=env, cwd=project) as server:
+        for user, names in expected.items():
+            async with server.client(token(root, user, name=f"of-{len(user)}-{user[0]}"), mode=mode) as client:
+                (content,) = (await client.read_resource("ava://roles")).contents
+                assert isinstance(content, TextResourceContents)
+                said = json.loads(content.text)
+                found = {role["name"] for role in said["roles"]}
+                assert found >= names and "ours" not in found
+                assert not ({"keyed", "wired", "plain"} - names) & found
+                assert bool(said["problems"]) == (user == os_user()), "what is wrong is for who can mend it"
+                (spawn, *_others) = (await client.list_tools()).tools
+                assert all(f"{name}:" in (spawn.description or "") for name in names)
+                for name in {"keyed", "wired", "ours"} - names:
+                    assert f"{name}:" not in (spawn.description or "")
+                    given = {"role": name, "task": "x", "workspace": str(project)}
+                    refused = await client.call_tool("spawn_subagent", given)
+                    assert refused.is_error and f'no role \\"{name}\\"' in json.dumps(refused.structured_content)
+                given = {"role": "researcher", "task": "https://example.org"}
+                tools = told(await client.call_tool("spawn_subagent", given))[0]["tools"]
+                assert ("recall" in tools) == (user == os_user())
+
+
+async def test_without_confinement_nobody_over_http_has_commands(tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    root = made(tmp_path / "data", config_toml=f'[sandbox]\nmode = "none"\n[users.ana]\nworkspaces = ["{project}"]\n')
+    async with (
+        serving_http(root, env=using("http://127.0.0.1:9/v1")) as server,
+        server.client(token(root, "ana")) as client,
+    ):
+        given = {"role": "code_reviewer", "task": "Look", "workspace": str(project)}
+        proposed, _text = told(await client.call_tool("spawn_subagent", given))
+        assert "run_bash" not in proposed["tools"] and "run_bash" in proposed["unavailable_tools"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_running_and_the_day_are_each_users_own(tmp_path: Path, mode: str) -> None:
+    root = made(
+        tmp_path / "data",
+        config_toml=f"[users.ana]\nrunning = 1\n[users.ben]\ndaily_cents = 0\n{PRICES}",
+    )
+    ana, ben = token(root, "ana"), token(root, "ben")
+    gate = Gate()
+    with running_model_server([Say("x", gate=gate), DONE, DONE, DONE]) as model:
+        async with (
+            serving_http(root, env=using(model.base_url)) as server,
+            server.client(ana, mode=mode) as client,
+            server.client(ben, mode=mode) as other,
+        ):
+            spawn = {"role": "custom", "system_prompt": "x", "task": "x"}
+            refused = await other.call_tool("spawn_subagent", spawn)
+            assert refused.is_error and "users.ben.daily_cents" in json.dumps(refused.structured_content)
+            runs: list[str] = []
+            for _each in range(2):
+                proposed, _text = told(await client.call_tool("spawn_subagent", spawn))
+                given = {"pending_ids": [proposed["pending_id"]], "approving": [proposed["approval_line"]]}
+                told(await client.call_tool("confirm_spawn", given))
+                runs.append(proposed["subagent_id"])
+            await until(gate.arrived.is_set)
+
+            listed = ava(root, "user", "list")
+            assert listed.returncode == 0, listed.stderr
+            lines = {line.split()[0]: line for line in listed.stdout.splitlines()[1:]}
+            assert set(lines) == {"ana", "ben", os_user()}
+            assert "1 of 1 running, 1 waiting" in lines["ana"] and "1 token" in lines["ana"]
+            assert "$0.00 of $0.00 today" in lines["ben"] and "$0.00 of $10.00 today" not in lines["ana"]
+            (entry,) = [
+                one for one in json.loads(ava(root, "user", "list", "--json").stdout)["users"] if one["name"] == "ana"
+            ]
+            assert entry["running"] == 1 and entry["running_limit"] == 1 and entry["spent_cents"] > 0
+            second = told(await client.call_tool("check_subagent", {"subagent_id": runs[1]}))[0]["runs"][0]
+            assert second["state"] == "queued" and "1 slots of ana" in second["waits_for"]
+            gate.released.set()
+            for run_id in runs:
+                asked = {"subagent_id": run_id, "wait_seconds": 30}
+                assert told(await client.call_tool("check_subagent", asked))[0]["status"] == "success"
