@@ -101,7 +101,9 @@ async def _decided(app: App, token: Token, request: Request) -> Response:
     except (AvaError, AuditError) as error:
         return _wrong(503, error)
     said = answer.structured()
-    kept = {name: said[name] for name in ("status", "decisions", "group_id", "approval_lines") if name in said}
+    kept: dict[str, Any] = {
+        name: said[name] for name in ("status", "decisions", "group_id", "approval_lines") if name in said
+    }
     decided = any(made.get("refused_because") is None for made in kept.get("decisions", ()))
     return _json(kept, 200 if decided else 409)
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 import re
 import signal
 import sys
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import anyio.abc
@@ -70,7 +70,7 @@ class HttpServer:
         *,
         mode: str = "auto",
         name: str = "test-host",
-        ask: ElicitationFnT | None = None,
+        ask: Callable[[Any, Any], Awaitable[Any]] | None = None,
         url: str | None = None,
         timeout_s: float = 60,
     ) -> AsyncGenerator[Client]:
@@ -79,7 +79,12 @@ class HttpServer:
             transport = streamable_http_client(url or self.url, http_client=http)
             info = Implementation(name=name, version="1.0")
             async with Client(
-                transport, mode=mode, client_info=info, read_timeout_seconds=60, cache=None, elicitation_callback=ask
+                transport,
+                mode=mode,
+                client_info=info,
+                read_timeout_seconds=60,
+                cache=None,
+                elicitation_callback=cast("ElicitationFnT | None", ask),
             ) as client:
                 yield client
 

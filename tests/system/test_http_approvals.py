@@ -7,6 +7,7 @@ import os
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +43,11 @@ class Away:
         found: list[dict[str, Any]] = answer.json()["proposals"]
         return found
 
-    async def decide(self, text: str | None = None, **given: Any) -> tuple[int, dict[str, Any]]:
-        answer = await self.server.post("/approvals", text or self.text, json=given)
+    async def decide(self, **given: Any) -> tuple[int, dict[str, Any]]:
+        return await self.decide_as(self.text, **given)
+
+    async def decide_as(self, text: str, **given: Any) -> tuple[int, dict[str, Any]]:
+        answer = await self.server.post("/approvals", text, json=given)
         return answer.status_code, answer.json()
 
     async def typed(self, *args: str, answers: list[tuple[str, str]] | None = None, **env: str) -> tuple[int, str]:
@@ -118,12 +122,12 @@ async def test_another_line_another_digest_and_another_user_approve_nothing(tmp_
             (bens, {"decision": "reject", "pending_ids": [pending]}, 409),
         ]
         for text, given, status in tries:
-            found, answer = await there.decide(text, **given)
+            found, answer = await there.decide_as(text or there.text, **given)
             assert found == status, (given, answer)
             assert "marmalade" not in json.dumps(answer)
         never = "P-0dd0dd0d"
         answers = [
-            json.dumps(await there.decide(bens, decision="reject", pending_ids=[each])).replace(each, "ID")
+            json.dumps(await there.decide_as(bens, decision="reject", pending_ids=[each])).replace(each, "ID")
             for each in (pending, never)
         ]
         assert answers[0] == answers[1]
@@ -186,7 +190,7 @@ async def test_the_token_comes_from_a_file_or_the_environment_and_never_from_an_
         assert scope.returncode == 10 and "scope approve" in scope.stderr
         for args in (("--url", there.server.base, "logs"), ("--token-file", str(file), "approve"),
                      ("--url", "http://ava.example.org", "approve"), ("--url", "no address", "approve")):  # fmt: skip
-            refused = await anyio.to_thread.run_sync(lambda args=args: run(*args, AVA_TOKEN=there.text))
+            refused = await anyio.to_thread.run_sync(partial(run, *args, AVA_TOKEN=there.text))
             assert refused.returncode == 2 and there.text not in refused.stderr, args
         assert not (tmp_path / "elsewhere").exists()
 

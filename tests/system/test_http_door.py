@@ -105,7 +105,7 @@ async def test_a_revoked_and_an_expired_token_stop_at_the_next_request(tmp_path:
         assert unsafe.status_code == 503 and "ava token list" in unsafe.text and str(root) not in unsafe.text
 
 
-TOOLS = {
+TOOLS: dict[str, dict[str, Any]] = {
     "spawn_subagent": {"role": "researcher", "task": "x"},
     "confirm_spawn": {"pending_ids": ["P-0dd0dd0d"], "approving": ["x"]},
     "message_subagent": {"subagent_id": "S-0dd0dd", "message": "x"},
@@ -144,9 +144,9 @@ async def test_a_scope_allows_what_it_says_and_nothing_else(tmp_path: Path, mode
             for read in (client.list_resources, lambda: client.read_resource("ava://roles")):
                 if scope == "spawn":
                     with pytest.raises(Exception, match="scope read"):
-                        await read()  # type: ignore[operator]
+                        await read()
                 else:
-                    await read()  # type: ignore[operator]
+                    await read()
 
 
 async def test_a_page_that_points_its_own_name_here_is_not_served(tmp_path: Path) -> None:

@@ -273,7 +273,7 @@ async def test_a_wait_gets_through_a_proxy_that_buffers_and_one_that_cuts_what_i
             told_s: list[float] = []
             began = time.monotonic()
 
-            async def progress(_done: float, _total: float | None, message: str | None) -> None:
+            async def progress(progress: float, total: float | None, message: str | None) -> None:
                 told_s.append(time.monotonic() - began)
 
             asked = {"subagent_id": run_id, "wait_seconds": 17 if kind == "cuts" else 7}

@@ -93,7 +93,8 @@ async def _users(settings: Settings) -> list[User]:
 
     async with open_log(settings.paths) as store:
         if store is None:
-            names, figures = {os_user(), *settings.users, *of_tokens}, {}
+            names = {os_user(), *settings.users, *of_tokens}
+            figures: dict[str, tuple[float, int, int]] = {}
         else:
             names, figures = await store.read(query)
     return [
