@@ -92,7 +92,7 @@ VARIABLES: Mapping[str, str] = {
 
 def manifest() -> dict[str, Any]:
     """Return the manifest: what the project says of itself, how it is started, what the dialog asks."""
-    from ava_server.words import DELEGATE
+    from ava_server.prompts import PROMPTS
 
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))["project"]
     return {
@@ -129,11 +129,12 @@ def manifest() -> dict[str, Any]:
         ],
         "prompts": [
             {
-                "name": "delegate",
-                "description": "Hand a task over to a subagent.",
-                "arguments": ["task"],
-                "text": DELEGATE.format(task="${arguments.task}"),
+                "name": prompt.name,
+                "description": prompt.description,
+                "arguments": (needed := [argument.name for argument in prompt.arguments if argument.missing]),
+                "text": prompt.words.format(**{name: f"${{arguments.{name}}}" for name in needed}),
             }
+            for prompt in PROMPTS
         ],
         "keywords": project["keywords"],
         "license": project["license"],

@@ -103,6 +103,16 @@ class View:
         """Return everybody who has ever proposed a run."""
         return {str(row[0]) for row in self._ask("SELECT DISTINCT user_id FROM runs")}
 
+    def changed_after(self, seq: int, types: Iterable[str]) -> list[tuple[str, str, bool]]:
+        """Return id and user of each run with entries after a `seq`, and whether one of them is of these types."""
+        wanted = list(types)
+        rows = self._ask(
+            f"SELECT runs.id, runs.user_id, max(type IN ({', '.join('?' * len(wanted))})) FROM events"  # noqa: S608
+            " JOIN runs ON runs.id = events.run_id WHERE seq > ? GROUP BY runs.id",
+            (*wanted, seq),
+        )
+        return [(str(run_id), str(user), bool(found)) for run_id, user, found in rows]
+
     def unfetched(self, user: str, limit: int = 50) -> list[RunRow]:
         """Return this user's runs that ended with a result that nobody has fetched and nothing erased, newest first."""
         rows = self._ask(

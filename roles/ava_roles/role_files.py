@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import stat
@@ -97,6 +98,22 @@ def read_folder(folder: Folder) -> Iterator[RoleFile | RoleFileError]:
         yield from _own(folder)
     else:
         yield from _foreign(folder, folder.project)
+
+
+def look(folder: Folder) -> tuple[object, ...]:
+    """Return what tells a folder's `*.md` from other ones, without reading them; empty without a folder. Blocking."""
+
+    def entries(below: str) -> list[tuple[str, Kind]]:
+        with os.scandir(folder.path / below) as found:
+            return [(entry.name, "folder" if entry.is_dir(follow_symlinks=False) else "file") for entry in found]
+
+    looks: list[object] = []
+    with contextlib.suppress(OSError):
+        for name, _kind in _names(folder, entries)[0]:
+            with contextlib.suppress(OSError):
+                status = (folder.path / name).lstat()
+                looks.append((name, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
+    return tuple(looks)
 
 
 def read_one(path: Path, source: str) -> bytes:

@@ -5,22 +5,26 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import AsyncGenerator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import anyio
 from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
-from mcp.server.lowlevel import Server
+from mcp.server.lowlevel import NotificationOptions, Server
+from mcp.server.models import InitializationOptions
 from mcp.shared.exceptions import MCPError
 from mcp_types import INTERNAL_ERROR
+
+from ava_server.updates import Updates
 
 if TYPE_CHECKING:
     from ava_audit.rows import RunRow
     from ava_roles.catalog import Catalog
     from ava_server.desk import Desk
     from ava_server.house import House
+    from ava_server.role_folders import Places
     from ava_server.session import Session
     from ava_server.settings import Settings
     from ava_server.tokens import Token
@@ -58,6 +62,9 @@ class App:
         self._keeping = anyio.CancelScope(shield=True)
         self._house: House | None = None
         self._desks: dict[tuple[str, str], Desk] = {}
+        self.updates = Updates(self._role_places)
+        self._opened = anyio.Event()
+        self._telling = anyio.CancelScope()
 
     async def keep_open(self) -> None:
         """Open the data root when it is wanted first, and keep it open until the server ends.
@@ -76,6 +83,7 @@ class App:
                     async with AsyncExitStack() as stack:
                         self._house = house = await self._enter(stack)
                         opening.done.set()
+                        self._opened.set()
                         await self._closing.wait()
                         for desk in self._desks.values():
                             self._farewell(house, desk)
@@ -85,6 +93,12 @@ class App:
                 log.error("the data root could not be opened: %s", error)
                 opening.error = error
                 opening.done.set()
+
+    async def tell(self) -> None:
+        """Tell clients what changes, while the data root is open. Apart from `keep_open`, whose end is in a hurry."""
+        with self._telling:
+            await self._opened.wait()
+            await self.updates.follow(self.house)
 
     async def _enter(self, stack: AsyncExitStack) -> House:
         modules = await anyio.to_thread.run_sync(_import_house)
@@ -111,6 +125,8 @@ class App:
         elif not self._closing.is_set():
             self._keeping.deadline = anyio.current_time() + CLOSE_WITHIN_S
         self._closing.set()
+        self.updates.close()
+        self._telling.cancel()
         self._wanted.set()
 
     async def desk(self, ctx: ServerRequestContext[App, Any]) -> Desk:
@@ -178,6 +194,23 @@ class App:
     def is_open(self) -> bool:
         """Whether the data root is open, and not about to be closed."""
         return self._house is not None and not self._closing.is_set()
+
+    def caller(self, ctx: ServerRequestContext[App, Any]) -> str | None:
+        """Return the user that a call came from; None is the one of this machine.
+
+        Raises:
+            Refused: It came over HTTP, and without a token.
+        """
+        return token_of(ctx).user if self.transport == HTTP else None
+
+    def _role_places(self, house: House) -> Places:
+        """Return where the role files lie that clients are told of. Blocking."""
+        from ava_server.role_folders import Places, places_of
+
+        if self.transport == HTTP:
+            return Places(house.settings.paths, None, False, None)
+        roots = next((desk.session.roots for desk in self._desks.values()), ())
+        return places_of(house.settings, client_roots=roots, cwd=Path.cwd(), home=Path.home())
 
     @property
     def house(self) -> House:
@@ -251,6 +284,22 @@ def _everybodys(_run: RunRow) -> bool:
     return True
 
 
+class _Server(Server[App]):
+    """The SDK's server, which says at the handshake that its lists change."""
+
+    def create_initialization_options(
+        self,
+        notification_options: NotificationOptions | None = None,
+        experimental_capabilities: dict[str, dict[str, Any]] | None = None,
+        extensions: dict[str, dict[str, Any]] | None = None,
+    ) -> InitializationOptions:
+        """Return what the handshake is answered with."""
+        changing = NotificationOptions(prompts_changed=True, resources_changed=True, tools_changed=True)
+        return super().create_initialization_options(
+            notification_options or changing, experimental_capabilities, extensions
+        )
+
+
 def build_server(load: Callable[[], Settings], *, transport: str = "stdio", app: App | None = None) -> Server[App]:
     """Return the MCP server.
 
@@ -259,8 +308,9 @@ def build_server(load: Callable[[], Settings], *, transport: str = "stdio", app:
         transport: What the log calls the connection.
         app: What serves; made of the others where it is not given.
     """
-    from ava_server import resources, tools
+    from ava_server import completing, prompts, resources, tools, updates
     from ava_server.eliciting import Sealing
+    from ava_server.errors import BadInput
     from ava_server.words import INSTRUCTIONS
 
     @asynccontextmanager
@@ -268,6 +318,7 @@ def build_server(load: Callable[[], Settings], *, transport: str = "stdio", app:
         serving = app or App(load, transport)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(serving.keep_open)
+            tasks.start_soon(serving.tell)
             try:
                 yield serving
             finally:
@@ -275,13 +326,17 @@ def build_server(load: Callable[[], Settings], *, transport: str = "stdio", app:
 
     async def open_after_answer(ctx: ServerRequestContext[App, Any], call_next: CallNext) -> HandlerResult:
         try:
-            return await call_next(ctx)
+            result = await call_next(ctx)
+            if ctx.method == "notifications/initialized":
+                with suppress(BadInput):  # there are too many: this one has to ask
+                    ctx.lifespan_context.updates.join(ctx, ctx.lifespan_context.caller(ctx))
+            return result
         except Exception as error:
             raise _explained(error) from error
         finally:
             ctx.lifespan_context.start()
 
-    server: Server[App] = Server(
+    server: Server[App] = _Server(
         "ava",
         version=version("ava-subagents"),
         title="Ava",
@@ -292,8 +347,12 @@ def build_server(load: Callable[[], Settings], *, transport: str = "stdio", app:
         on_list_resources=resources.list_resources,
         on_list_resource_templates=resources.list_templates,
         on_read_resource=resources.read_resource,
-        on_list_prompts=resources.list_prompts,
-        on_get_prompt=resources.get_prompt,
+        on_subscribe_resource=updates.subscribe,
+        on_unsubscribe_resource=updates.unsubscribe,
+        on_subscriptions_listen=updates.listen,
+        on_list_prompts=prompts.list_prompts,
+        on_get_prompt=prompts.get_prompt,
+        on_completion=completing.complete,
     )
     server.middleware.append(open_after_answer)
     server.middleware.append(Sealing())

@@ -1,4 +1,4 @@
-"""Resources and prompts: runs, transcripts, artifacts and roles, for the hosts that show them."""
+"""Resources: runs, transcripts, artifacts and roles, for the hosts that show them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ import mcp_types as types
 from mcp.server.context import ServerRequestContext
 from mcp.shared.exceptions import MCPError
 
+from ava_audit.rows import UNENDED
+from ava_audit.times import HOUR_US
 from ava_server.errors import AvaError
 from ava_server.ids import label
-from ava_server.words import DELEGATE
+from ava_server.paging import page_of, refuse_cursor
 
 if TYPE_CHECKING:
     from ava_roles.catalog import Catalog
@@ -30,20 +32,22 @@ _RUN = re.compile(r"ava://runs/(?P<id>[^/]+)(?:/(?P<part>transcript|artifacts/(?
 
 
 async def list_resources(ctx: Ctx, params: types.PaginatedRequestParams | None) -> types.ListResourcesResult:
-    """List the roles, and the runs of this user that go on or ended in the last hour."""
-    own = await _own(ctx)
-    house = ctx.lifespan_context.house
-    since_us = time.time_ns() // 1000 - 3_600_000_000
+    """List the roles, and the runs of this user that go on or ended in the last hour, the newest first."""
+    own = await own_of(ctx)
+    cursor = params.cursor if params is not None else None
+    since_us = time.time_ns() // 1000 - HOUR_US
     user = None if own.session.audits else own.session.user
-    rows = await house.store.read(
+    rows = await own.store.read(
         lambda view: (
-            view.runs(user=user, states=("awaiting_approval", "queued", "running"))
-            + view.runs(user=user, ended_since_us=since_us)
+            view.runs(user=user, states=UNENDED, limit=-1) + view.runs(user=user, ended_since_us=since_us, limit=-1)
         )
     )
-    resources = [
-        types.Resource(uri="ava://roles", name="roles", title="Roles and models", mime_type="application/json")
-    ]
+    page, next_cursor = page_of(rows, cursor)
+    resources: list[types.Resource] = []
+    if cursor is None:
+        resources.append(
+            types.Resource(uri="ava://roles", name="roles", title="Roles and models", mime_type="application/json")
+        )
     resources.extend(
         types.Resource(
             uri=f"ava://runs/{row.id}",
@@ -51,13 +55,14 @@ async def list_resources(ctx: Ctx, params: types.PaginatedRequestParams | None) 
             title=f"{label(row)}: {row.state}",
             mime_type="application/json",
         )
-        for row in rows
+        for row in page
     )
-    return types.ListResourcesResult(resources=resources)
+    return types.ListResourcesResult(resources=resources, next_cursor=next_cursor)
 
 
 async def list_templates(ctx: Ctx, params: types.PaginatedRequestParams | None) -> types.ListResourceTemplatesResult:
     """List the forms of the addresses."""
+    refuse_cursor(params)
     forms = (
         ("run", "ava://runs/{id}", "A run: its state, and its whole result when it has ended", "application/json"),
         ("transcript", "ava://runs/{id}/transcript", "Every entry of a run's log, one line each", "text/plain"),
@@ -75,39 +80,14 @@ async def read_resource(ctx: Ctx, params: types.ReadResourceRequestParams) -> ty
     """Read a resource; what a subagent wrote is in it, and marked as untrusted."""
     uri = str(params.uri)
     try:
-        own = await _own(ctx)
-        mime, text = await _content(ctx.lifespan_context.house, own, uri)
+        own = await own_of(ctx)
+        mime, text = await _content(own.house, own, uri)
     except AvaError as error:
         raise MCPError(code=types.INVALID_PARAMS, message=str(error), data={"uri": uri}) from error
     return types.ReadResourceResult(contents=[types.TextResourceContents(uri=uri, text=text, mime_type=mime)])
 
 
-async def list_prompts(ctx: Ctx, params: types.PaginatedRequestParams | None) -> types.ListPromptsResult:
-    """List the one prompt."""
-    argument = types.PromptArgument(name="task", description="What to hand over.", required=True)
-    prompt = types.Prompt(
-        name="delegate", title="Delegate", description="Hand a task over to a subagent.", arguments=[argument]
-    )
-    return types.ListPromptsResult(prompts=[prompt])
-
-
-async def get_prompt(ctx: Ctx, params: types.GetPromptRequestParams) -> types.GetPromptResult:
-    """Return the prompt with its task."""
-    task = (params.arguments or {}).get("task", "").strip()
-    if params.name != "delegate" or not task:
-        why = (
-            "delegate needs a task: what shall be handed over?"
-            if params.name == "delegate"
-            else f"no prompt {params.name!r}; there is delegate"
-        )
-        raise MCPError(code=types.INVALID_PARAMS, message=why)
-    content = types.TextContent(type="text", text=DELEGATE.format(task=task))
-    return types.GetPromptResult(
-        description="Hand a task over to a subagent.", messages=[types.PromptMessage(role="user", content=content)]
-    )
-
-
-async def _own(ctx: Ctx) -> Own:
+async def own_of(ctx: Ctx) -> Own:
     """Open the data root and return what is the session's.
 
     Raises:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from ava_roles.catalog import Catalog, Folder, Problem
 from ava_roles.errors import RoleFileError, WorkspaceRefused
+from ava_roles.role_files import look
 from ava_roles.workspace import project_at, resolve_workspace
 from ava_server.errors import ConfigError
 from ava_server.trusted_roles import read_trusted
@@ -54,6 +56,22 @@ class Places:
             return ()
         return (Folder(self.home / CLAUDE, f"~/{CLAUDE}", deep=True),)
 
+    @property
+    def _of_root(self) -> tuple[Folder, ...]:
+        return (Folder(self.root.roles, "roles of the data root"),) if self.root is not None else ()
+
+    def look(self) -> tuple[object, ...]:
+        """Return what tells the role files, and what of them is trusted, from what they are later. Blocking.
+
+        No file is read, so that one may look every other second.
+        """
+        trust: tuple[int, ...] = ()
+        if self.root is not None:
+            with contextlib.suppress(OSError):
+                status = self.root.trusted_roles.stat()
+                trust = (status.st_ino, status.st_size, status.st_mtime_ns)
+        return (trust, *(look(folder) for folder in (*self._of_root, *self.of_project, *self.of_user)))
+
     def load(self, *, by_path: bool = False) -> Catalog:
         """Read every role file there is. Blocking.
 
@@ -62,7 +80,6 @@ class Places:
         Args:
             by_path: Files are called by their whole paths in messages, as programs want them.
         """
-        own = (Folder(self.root.roles, "roles of the data root"),) if self.root is not None else ()
         project = self.of_project
         problems: tuple[Problem, ...] = ()
         if self.root is not None and any(folder.path.is_dir() for folder in project):
@@ -72,7 +89,7 @@ class Places:
                 problems = (Problem.of(RoleFileError("trusted role files", str(error))),)
             else:
                 project = tuple(replace(folder, trusted=trusted.get(str(folder.path), {})) for folder in project)
-        folders = (*own, *project, *self.of_user)
+        folders = (*self._of_root, *project, *self.of_user)
         catalog = Catalog.load([replace(folder, label=str(folder.path)) if by_path else folder for folder in folders])
         return replace(catalog, problems=(*problems, *catalog.problems))
 
@@ -131,4 +148,8 @@ def places_here(root: DataRoot | None, settings: Settings | None) -> Places:
         home = None
     if settings is None or home is None:
         return Places(root, None, False, home)
-    return replace(places_of(settings, cwd=Path.cwd(), home=home), root=root)
+    try:
+        cwd = Path.cwd()
+    except OSError:  # it was removed: the other roles work all the same
+        return Places(root, None, settings.roles.claude_agents, home)
+    return replace(places_of(settings, cwd=cwd, home=home), root=root)

@@ -23,6 +23,7 @@ from ava_server.answers import (
     SpawnAnswer,
 )
 from ava_server.errors import AvaError
+from ava_server.paging import refuse_cursor
 
 if TYPE_CHECKING:
     from ava_roles.catalog import Catalog
@@ -42,17 +43,11 @@ async def list_tools(
     ctx: ServerRequestContext[App, Any], params: types.PaginatedRequestParams | None
 ) -> types.ListToolsResult:
     """List the six tools; the roles stand in the description of `spawn_subagent`."""
-    from ava_roles.catalog import Catalog
-    from ava_server import role_folders
     from ava_server.eliciting import can_ask
-    from ava_server.waiting import read_apart
 
-    catalog = await ctx.lifespan_context.remote_roles(ctx)
-    listed: list[types.Tool] | None = None
-    with anyio.move_on_after(role_folders.ROLES_S):
-        listed = await read_apart(lambda: tools_now(catalog))
-    if listed is None:  # a folder of role files does not answer; who spawns is told so
-        listed = await anyio.to_thread.run_sync(lambda: tools_now(Catalog.load()))
+    refuse_cursor(params)
+    catalog = await roles_now(ctx)
+    listed = await anyio.to_thread.run_sync(tools_now, catalog)
     if can_ask(ctx):
         listed = [
             tool.model_copy(update={"meta": _LOADED}) if tool.name == "confirm_spawn" else tool for tool in listed
@@ -100,6 +95,22 @@ def result_of(answer: Answer) -> types.CallToolResult:
         structured_content=answer.structured(),
         is_error=answer.status == FAILED,
     )
+
+
+async def roles_now(ctx: ServerRequestContext[App, Any]) -> Catalog:
+    """Return the roles that lists name: those of the user over HTTP, else those at hand here."""
+    from ava_roles.catalog import Catalog
+    from ava_server import role_folders
+    from ava_server.waiting import read_apart
+
+    found = await ctx.lifespan_context.remote_roles(ctx)
+    if found is not None:
+        return found
+    with anyio.move_on_after(role_folders.ROLES_S):
+        found = await read_apart(_catalog)
+    if found is None:  # a folder of role files does not answer; who spawns is told so
+        found = await anyio.to_thread.run_sync(Catalog.load)
+    return found
 
 
 @cache

@@ -54,6 +54,21 @@ call spawn_subagent, show me its message, and wait for my yes before confirm_spa
 """
 
 
+ASK_ON = """\
+Ask on about what the subagent {subagent_id} has found: {question}
+
+If its result answers that already (check_subagent), say so with its sources. Else call spawn_subagent with the same \
+role, context_from {subagent_id} and this question as the task, show me its message, and wait for my yes before \
+confirm_spawn.
+"""
+
+DECIDE = """\
+Show me the proposal {pending_id} again, so that I can decide: call check_subagent with it as subagent_id, and tell me \
+what it would do, what it may cost and until when it waits. Start nothing yet. When I say yes, call confirm_spawn with \
+it and its approval_line, which a call without the right one returns; when I say no, with decision reject.
+"""
+
+
 def text_of(answer: Answer) -> str:
     """Return the text form of an answer."""
     lines: list[str] = []

@@ -1,4 +1,4 @@
-"""Resources and the prompt: runs, transcripts, artifacts and roles for the hosts that show them."""
+"""Resources: runs, transcripts, artifacts and roles for the hosts that show them, page by page."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from typing import Any
 import pytest
 from mcp import Client
 from mcp.shared.exceptions import MCPError
+from mcp_types import INVALID_PARAMS
 from support.house import connect
 from support.model_server import Say, Step
+
+from ava_server.paging import PAGE
 
 LONG = "A long answer.\n" * 2_000
 
@@ -130,12 +133,32 @@ async def test_the_list_has_the_roles_and_this_users_runs(shelf: Shelf) -> None:
     assert "ava://runs/{id}/transcript" in forms
 
 
-async def test_the_prompt_carries_the_task_and_needs_one(shelf: Shelf) -> None:
-    [prompt] = (await shelf.client.list_prompts()).prompts
-    assert prompt.name == "delegate"
-    answer = await shelf.client.get_prompt("delegate", {"task": "compare {prices}"})
-    words = str(getattr(answer.messages[0].content, "text", ""))
-    assert "compare {prices}" in words and "confirm_spawn" in words
-    for name, given in (("delegate", {}), ("delegate", {"task": " "}), ("other", {"task": "x"})):
-        with pytest.raises(MCPError):
-            await shelf.client.get_prompt(name, given)
+async def test_a_long_list_comes_in_pages_that_runs_added_meanwhile_do_not_move(tmp_path: Path) -> None:
+    async with connect(tmp_path) as (client, _server):
+
+        async def propose() -> str:
+            given = {"role": "researcher", "task": "prices", "workspace": str(tmp_path / "workspace")}
+            made = (await client.call_tool("spawn_subagent", given)).structured_content
+            assert made is not None
+            return f"ava://runs/{made['subagent_id']}"
+
+        made = [await propose() for _ in range(PAGE + 5)]
+        first = await client.list_resources(cache_mode="bypass")
+        assert [str(one.uri) for one in first.resources] == ["ava://roles", *reversed(made[5:])]
+        assert first.next_cursor is not None
+        added = await propose()
+        second = await client.list_resources(cursor=first.next_cursor, cache_mode="bypass")
+        assert [str(one.uri) for one in second.resources] == [*reversed(made[:5])]
+        assert second.next_cursor is None
+        again = await client.list_resources(cache_mode="bypass")
+        assert str(again.resources[1].uri) == added
+
+
+async def test_a_cursor_that_no_list_gave_is_an_error_in_every_list(tmp_path: Path) -> None:
+    async with connect(tmp_path) as (client, _server):
+        for listed in (client.list_resources, client.list_resource_templates, client.list_prompts, client.list_tools):
+            for cursor in ("", "2", "nonsense", "MTIzL1MtMTIzNDU2Cg", "ü"):
+                with pytest.raises(MCPError) as refused:
+                    await listed(cursor=cursor, cache_mode="bypass")
+                assert refused.value.error.code == INVALID_PARAMS
+                assert "cursor" in str(refused.value)

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 import anyio
 from mcp import Client
-from mcp.client.session import ElicitationFnT
+from mcp.client.session import ElicitationFnT, MessageHandlerFnT
 from mcp_types import CallToolResult
 
 from ava_audit.entries import Entry
@@ -174,6 +174,14 @@ class Lab:
         """Another user's desk in the same house."""
         return Desk(self.house, Session(user=user, transport="memory"))
 
+    async def call_as(self, user: str, tool: str, **given: Any) -> Any:
+        """Call a tool as another user."""
+
+        async def nothing(_line: str) -> None:
+            pass
+
+        return await self.as_user(user).call(tool, given, nothing)
+
 
 async def arrived(event: Any, within_s: float = 10) -> None:
     """Wait for a `threading.Event` of the model server."""
@@ -261,8 +269,12 @@ async def connect(
     env: Mapping[str, str] | None = None,
     server: ModelServer | None = None,
     asks: ElicitationFnT | None = None,
+    hears: MessageHandlerFnT | None = None,
 ) -> AsyncGenerator[tuple[Client, ModelServer]]:
-    """Open the MCP server in memory, and a client of the SDK's on it; with `asks` it can ask its person."""
+    """Open the MCP server in memory, and a client of the SDK's on it.
+
+    With `asks` it can ask its person; `hears` gets what the server says unasked.
+    """
     workspace = tmp / "workspace"
     workspace.mkdir(exist_ok=True)
     async with AsyncExitStack() as stack:
@@ -271,7 +283,7 @@ async def connect(
             server = stack.enter_context(running_model_server(script))
         settings = settings_of(tmp / "data", server.base_url, with_workspace(config, workspace), env)
         mcp = build_server(lambda: settings, transport="memory")
-        client = Client(mcp, mode=mode, elicitation_callback=asks)
+        client = Client(mcp, mode=mode, elicitation_callback=asks, message_handler=hears)
         yield await stack.enter_async_context(client), server
     await check_requests(tmp / "data", server.requests)
 

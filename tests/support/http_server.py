@@ -20,7 +20,7 @@ import anyio.abc
 import httpx2
 from anyio.streams.buffered import BufferedByteReceiveStream
 from mcp import Client
-from mcp.client.session import ElicitationFnT
+from mcp.client.session import ElicitationFnT, MessageHandlerFnT
 from mcp.client.streamable_http import streamable_http_client
 from mcp_types import Implementation
 
@@ -71,6 +71,7 @@ class HttpServer:
         mode: str = "auto",
         name: str = "test-host",
         ask: Callable[[Any, Any], Awaitable[Any]] | None = None,
+        hears: MessageHandlerFnT | None = None,
         url: str | None = None,
         timeout_s: float = 60,
     ) -> AsyncGenerator[Client]:
@@ -85,6 +86,7 @@ class HttpServer:
                 read_timeout_seconds=60,
                 cache=None,
                 elicitation_callback=cast("ElicitationFnT | None", ask),
+                message_handler=hears,
             ) as client:
                 yield client
 

@@ -83,16 +83,21 @@ def test_each_answer_of_the_dialog_reaches_a_variable_that_the_server_reads(mani
 async def test_the_manifest_lists_every_tool_and_prompt_of_the_server(manifest: dict[str, Any], tmp_path: Path) -> None:
     async with serving(tmp_path / "data") as wire:
         tools = (await wire.request("tools/list"))["result"]["tools"]
-        (prompt,) = (await wire.request("prompts/list"))["result"]["prompts"]
-        asked = {"name": prompt["name"], "arguments": {"task": "${arguments.task}"}}
+        prompts = (await wire.request("prompts/list"))["result"]["prompts"]
+        (task,) = manifest["prompts"][0]["arguments"]
+        asked = {"name": prompts[0]["name"], "arguments": {task: f"${{arguments.{task}}}"}}
         (message,) = (await wire.request("prompts/get", asked))["result"]["messages"]
     listed = {tool["name"]: tool["description"] for tool in manifest["tools"]}
     assert list(listed) == [tool["name"] for tool in tools]
     for tool in tools:
         assert " ".join(tool["description"].split()).startswith(listed[tool["name"]])
-    assert [(said["name"], said["text"]) for said in manifest["prompts"]] == [
-        (prompt["name"], message["content"]["text"])
+    assert manifest["prompts"][0]["text"] == message["content"]["text"]
+    assert [(said["name"], said["arguments"]) for said in manifest["prompts"]] == [
+        (prompt["name"], [argument["name"] for argument in prompt["arguments"] if argument["required"]])
+        for prompt in prompts
     ]
+    for said in manifest["prompts"]:
+        assert all(f"${{arguments.{name}}}" in said["text"] for name in said["arguments"])
 
 
 def test_every_file_is_one_that_git_knows_or_the_manifest_or_the_icon(bundle: Path) -> None:

@@ -203,7 +203,7 @@ async def test_a_message_reaches_the_next_turn_and_a_cancel_keeps_what_there_is(
     assert_intact(root)
 
 
-async def test_a_host_finds_tools_instructions_resources_and_the_prompt(
+async def test_a_host_finds_tools_instructions_resources_and_prompts(
     tmp_path: Path, workspace: Path, mode: str
 ) -> None:
     root = tmp_path / "data"
@@ -216,7 +216,7 @@ async def test_a_host_finds_tools_instructions_resources_and_the_prompt(
             assert "web_crawler" in (tools["spawn_subagent"].description or "")
             assert all(tool.output_schema and tool.annotations for tool in tools.values())
 
-            [prompt] = (await client.list_prompts()).prompts
+            prompt = (await client.list_prompts()).prompts[0]
             said = await client.get_prompt(prompt.name, {"task": "Compare prices"})
             content = said.messages[0].content
             assert isinstance(content, TextContent)
