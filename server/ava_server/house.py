@@ -21,6 +21,7 @@ from ava_audit.locks import Instances
 from ava_audit.retention import Retention
 from ava_audit.rows import UNENDED, RunRow
 from ava_audit.store import Store
+from ava_audit.totals import Tally
 from ava_roles.catalog import Catalog
 from ava_roles.foreign.names import server_of
 from ava_roles.memory import Memory
@@ -66,6 +67,7 @@ class House:
         manager: The run manager.
         clients: The model connections.
         access: Providers and keys.
+        tally: What metrics have counted of the log; whoever counts on holds `counting`.
     """
 
     settings: Settings
@@ -76,10 +78,13 @@ class House:
     manager: Manager = field(init=False)
     access: Access = field(init=False)
     closing: Closing = field(default_factory=Closing)
+    tally: Tally = field(init=False)
+    counting: anyio.Lock = field(default_factory=anyio.Lock)
 
     def __post_init__(self) -> None:
         """Make what there is one of: two threads that want it first would make two."""
         self.access = Access(self.settings)
+        self.tally = Tally(since=self.store.head)
 
     @cached_property
     def tools(self) -> Mapping[str, Tool]:

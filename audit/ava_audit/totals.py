@@ -1,0 +1,195 @@
+"""What the log adds up to, for whoever watches a server from outside: counts and sums, and no words of anybody.
+
+Runs are added up from their projection at each look. Entries are counted once: a `Tally` goes on where it stopped, so
+that a look costs what is new since the last one. Of entries that are kept whole it counts all that the log has; of
+transcripts, whose content is erased some day, what was written since the tally was begun.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from ava_audit.rows import QUEUED, RUNNING, WAITING
+from ava_audit.view import View
+
+Labels = tuple[Any, ...]
+"""A model, or None, and the values of the fields that a type is counted by."""
+
+KEPT: Mapping[str, tuple[str, ...]] = {
+    "CostUpdate": ("settlement", "attempt"),
+    "GuardrailTripped": ("guardrail", "action"),
+    "RunClaimed": ("reason",),
+    "SessionStart": ("transport",),
+    "SpawnDecided": ("decision", "channel"),
+}
+"""Types whose content stays in the log for good, and by which of its fields they are counted."""
+ERASABLE: Mapping[str, tuple[str, ...]] = {"ErrorOccurred": ("kind",), "ToolResult": ("tool", "success", "unusable")}
+"""The same for transcripts, of which only a run's own entries count."""
+
+
+@dataclass(frozen=True)
+class RunSums:
+    """Runs of one role, model and state, added up. Money in micro-USD, times in microseconds."""
+
+    role: str
+    model: str
+    state: str
+    runs: int
+    first_us: int
+    input_tokens: int
+    output_tokens: int
+    cache_read_tokens: int
+    cache_write_tokens: int
+    cost_micros: int
+    uncosted_micros: int
+    turns: int
+    tool_calls: int
+    active_us: int
+
+
+@dataclass(frozen=True)
+class Line:
+    """Runs that wait for something: how many, and since when the first of them does (microseconds UTC)."""
+
+    runs: int = 0
+    since_us: int | None = None
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What is going on now.
+
+    Attributes:
+        waiting: Runs that wait for an approval that can still be given.
+        queued: Runs that may start as soon as there is a slot.
+        paused: Runs whose provider takes no calls yet.
+        running: Runs that have an owner, by its name; whether it lives is not known here.
+        in_flight: Calls of models that have not been settled.
+        held_micros: What is held for them, and for the wrap-ups after them.
+    """
+
+    waiting: Line
+    queued: Line
+    paused: Line
+    running: Mapping[str, int]
+    in_flight: int
+    held_micros: int
+
+
+class Counted(NamedTuple):
+    """How many entries, and how long what they tell of took, in milliseconds."""
+
+    entries: int
+    took_ms: int
+
+    def plus(self, entries: int, took_ms: int) -> Counted:
+        """Return it with more."""
+        return Counted(self.entries + entries, self.took_ms + took_ms)
+
+
+NONE = Counted(0, 0)
+
+
+@dataclass
+class Tally:
+    """Entries that have been counted, by type and labels.
+
+    Attributes:
+        since: The `seq` after which entries of transcripts count.
+        upto: The `seq` up to which all entries have been counted.
+    """
+
+    since: int
+    upto: int = 0
+    counts: dict[str, dict[Labels, Counted]] = field(default_factory=dict[str, dict[Labels, Counted]])
+
+    def of(self, type_name: str) -> Mapping[Labels, Counted]:
+        """Return what was counted of a type."""
+        return self.counts.get(type_name, {})
+
+    def add(self, news: News) -> None:
+        """Take up what was counted since; what others have taken up meanwhile is not taken twice."""
+        if news.after != self.upto:
+            return
+        self.upto = news.upto
+        for type_name, labels, entries, took_ms in news.counts:
+            counts = self.counts.setdefault(type_name, {})
+            counts[labels] = counts.get(labels, NONE).plus(entries, took_ms)
+
+
+@dataclass(frozen=True)
+class News:
+    """What a tally lacks: the entries of (`after`, `upto`], counted by type and labels."""
+
+    after: int
+    upto: int
+    counts: tuple[tuple[str, Labels, int, int], ...]
+
+
+def run_sums(view: View) -> list[RunSums]:
+    """Return all runs, added up by role, model and state."""
+    rows = view.select(
+        "SELECT role, model, state, count(*), min(created_us), sum(input_tokens), sum(output_tokens),"
+        " sum(cache_read_tokens), sum(cache_write_tokens), sum(cost_micros), sum(uncosted_micros), sum(turns),"
+        " sum(tool_calls), sum(active_us) FROM runs GROUP BY role, model, state"
+    )
+    return [RunSums(*row) for row in rows]
+
+
+def standing(view: View, now_us: int) -> Standing:
+    """Return what is going on at a moment."""
+    waiting = Line(
+        *next(
+            view.select(
+                "SELECT count(*), min(proposals.created_us) FROM runs JOIN proposals USING (pending_id)"
+                " WHERE runs.state = ? AND proposals.expires_us > ?",
+                WAITING, now_us,
+            )
+        )
+    )  # fmt: skip
+    lines = view.select(
+        "SELECT coalesce(not_before_us, 0) > ?, count(*), min(queued_us) FROM runs WHERE state = ? GROUP BY 1",
+        now_us, QUEUED,
+    )  # fmt: skip
+    queued = {bool(paused): Line(runs, since_us) for paused, runs, since_us in lines}
+    running = Counter[str]()
+    in_flight = 0
+    owners = "SELECT coalesce(instance, ''), count(*), count(in_flight) FROM runs WHERE state = ? GROUP BY 1"
+    for owner, runs, calls in view.select(owners, RUNNING):
+        running[owner] += runs
+        in_flight += calls
+    ((held,),) = view.select(
+        "SELECT coalesce(sum(held_micros), 0) FROM budgets WHERE scope IN (SELECT id FROM runs WHERE state IN (?, ?))",
+        QUEUED, RUNNING,
+    )  # fmt: skip
+    return Standing(waiting, queued.get(False, Line()), queued.get(True, Line()), running, in_flight, held)
+
+
+def news_for(view: View, tally: Tally) -> News:
+    """Return what a tally lacks."""
+    after, upto = tally.upto, view.head()
+    counts: list[tuple[str, Labels, int, int]] = []
+    for type_name, fields in KEPT.items():
+        counts += _counted(view, type_name, fields, after, upto, "")
+    for type_name, fields in ERASABLE.items():
+        counts += _counted(view, type_name, fields, max(after, tally.since), upto, " AND events.generation IS NOT NULL")
+    return News(after, upto, tuple(counts))
+
+
+def _counted(
+    view: View, type_name: str, fields: tuple[str, ...], after: int, upto: int, only: str
+) -> Iterator[tuple[str, Labels, int, int]]:
+    """Count the entries of a type within (`after`, `upto`] by model and fields; what was erased has no fields."""
+    columns = ", ".join(f"json_extract(events.content, '$.{name}')" for name in fields)
+    by = ", ".join(str(number) for number in range(1, len(fields) + 2))
+    rows = view.select(
+        f"SELECT coalesce(events.model, runs.model), {columns}, count(*), coalesce(sum(events.duration_ms), 0)"  # noqa: S608
+        " FROM events LEFT JOIN runs ON runs.id = events.run_id"
+        f" WHERE events.type = ? AND events.seq > ? AND events.seq <= ?{only} GROUP BY {by}",
+        type_name, after, upto,
+    )  # fmt: skip
+    for *labels, entries, took_ms in rows:
+        yield type_name, tuple(labels), entries, took_ms

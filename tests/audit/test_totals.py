@@ -1,0 +1,161 @@
+"""What the log adds up to: counting on is counting at once, and nothing is walked that was counted before."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from support.log import Life, run_who
+
+from ava_audit.chain import content_sha
+from ava_audit.entries import content_of
+from ava_audit.events import ErrorOccurred, Event, GuardrailTripped, SessionStart, ToolResult
+from ava_audit.migrations import scratch
+from ava_audit.projections import Tables
+from ava_audit.reducers import Header, reduce
+from ava_audit.totals import ERASABLE, Counted, Tally, news_for, run_sums, standing
+from ava_audit.view import View
+
+
+class Log:
+    """A log in memory that events are put into, projections and all."""
+
+    def __init__(self) -> None:
+        self.db = scratch()
+        self._tables = Tables(self.db)
+        self.head = 0
+
+    def add(self, *events: Event) -> None:
+        for event in events:
+            self.head += 1
+            run_id = event.fence.run_id if event.fence else event.run_id
+            generation = event.fence.generation if event.fence else None
+            content = content_of(event.fact)
+            self.db.execute(
+                "INSERT INTO events (seq, ts_us, session_id, agent_id, user_id, type, v, run_id, generation, model,"
+                " duration_ms, content, content_sha, hash) VALUES (?, ?, ?, ?, ?, ?, 1, ?, ?, ?, ?, ?, ?, x'00')",
+                (
+                    self.head, self.head, *event.who[:3], event.fact.type, run_id, generation, event.model,
+                    event.duration_ms, content.decode(), content_sha(content),
+                ),
+            )  # fmt: skip
+            header = Header(
+                self.head, self.head, event.who.session_id, event.who.user_id, event.fact.type, run_id, generation,
+                event.usage, event.cost_micros,
+            )  # fmt: skip
+            reduce(self._tables, header, event.fact)
+        self._tables.write()
+
+    def erase(self, type_name: str) -> None:
+        self.db.execute("UPDATE events SET content = NULL WHERE type = ?", (type_name,))
+
+    @property
+    def view(self) -> View:
+        return View(self.db)
+
+
+def called(life: Life, tool: str = "read_file", *, success: bool = True) -> Event:
+    return life.wrote(ToolResult(tool=tool, success=success, output="what it brought"))._replace(duration_ms=40)
+
+
+def lived(run_id: str) -> list[Event]:
+    """A run that is going on, in which tools were called, a guardrail spoke and a call failed."""
+    life = Life(run_id)
+    return [
+        Event(life.proposed().who, SessionStart(transport="stdio")),
+        life.proposed(), life.task(), life.decided(), life.claimed(),
+        life.reserved(), life.settled(), called(life), called(life, success=False),
+        life.wrote(GuardrailTripped(guardrail="same_call", action="told")),
+        life.wrote(ErrorOccurred(error="what went wrong", kind="timeout")),
+    ]  # fmt: skip
+
+
+def brought_up_to_date(log: Log, tally: Tally) -> Tally:
+    tally.add(news_for(log.view, tally))
+    return tally
+
+
+@given(st.lists(st.integers(min_value=1, max_value=12), max_size=8))
+def test_counting_on_comes_to_what_counting_at_once_comes_to(steps: list[int]) -> None:
+    events = [event for number in range(3) for event in lived(f"S-aaaaa{number}")]
+    log, on = Log(), Tally(since=0)
+    for step in steps:
+        log.add(*events[:step])
+        del events[:step]
+        brought_up_to_date(log, on)
+    log.add(*events)
+    assert brought_up_to_date(log, on) == brought_up_to_date(log, Tally(since=0))
+    assert on.of("ToolResult") == {
+        ("test:model", "read_file", 1, None): Counted(3, 120), ("test:model", "read_file", 0, None): Counted(3, 120)
+    }  # fmt: skip
+    assert on.of("ErrorOccurred") == {("test:model", "timeout"): Counted(3, 0)}
+    assert on.of("SessionStart") == {(None, "stdio"): Counted(3, 0)}
+    assert sum(counted.entries for counted in on.of("CostUpdate").values()) == 3
+
+
+def test_news_that_another_look_has_taken_up_are_not_taken_twice() -> None:
+    log, tally = Log(), Tally(since=0)
+    log.add(*lived("S-aaaaaa"))
+    news = news_for(log.view, tally)
+    tally.add(news)
+    before = dict(tally.counts)
+    tally.add(news)
+    assert tally.counts == before
+
+
+def test_what_can_be_erased_counts_from_the_beginning_of_the_tally_and_the_rest_from_that_of_the_log() -> None:
+    log = Log()
+    log.add(*lived("S-aaaaaa"))
+    tally = brought_up_to_date(log, Tally(since=log.head))
+    assert not any(tally.of(name) for name in ERASABLE)
+    assert tally.of("GuardrailTripped") and tally.of("SessionStart")
+
+
+def test_a_call_whose_words_were_erased_before_it_was_counted_still_counts() -> None:
+    log = Log()
+    log.add(*lived("S-aaaaaa"))
+    log.erase("ToolResult")
+    assert brought_up_to_date(log, Tally(since=0)).of("ToolResult") == {
+        ("test:model", None, None, None): Counted(2, 80)
+    }  # fmt: skip
+
+
+def test_what_was_done_about_a_run_is_no_tool_call_of_it() -> None:
+    log, life = Log(), Life("S-aaaaaa")
+    log.add(*lived("S-aaaaaa"))
+    before = brought_up_to_date(log, Tally(since=0))
+    log.add(Event(run_who(life.run_id), ToolResult(tool="check_subagent", success=True), run_id=life.run_id))
+    assert brought_up_to_date(log, Tally(since=0)).of("ToolResult") == before.of("ToolResult")
+
+
+def test_runs_are_added_up_with_what_they_took_and_what_goes_on_is_told() -> None:
+    log = Log()
+    for number in range(3):
+        log.add(*lived(f"S-aaaaa{number}"))
+    waits = Life("S-bbbbbb")
+    log.add(waits.proposed(), waits.task(), Life("S-aaaaa0").reserved(2))
+    (waiting, running) = sorted(run_sums(log.view), key=lambda group: group.state)
+    assert (waiting.state, waiting.runs, waiting.cost_micros) == ("awaiting_approval", 1, 0)
+    rows = log.view.runs(states=("running",))
+    assert (running.runs, running.role, running.model) == (3, "researcher", "test:model")
+    assert running.cost_micros == sum(row.cost_micros for row in rows) > 0
+    assert running.input_tokens == sum(row.input_tokens for row in rows) > 0
+    now = standing(log.view, now_us=100)
+    assert now.waiting.runs == 1 and now.waiting.since_us is not None
+    assert now.running == {"abc": 3} and now.in_flight == 1
+    late = standing(log.view, now_us=2**50 + 1)
+    assert late.waiting.runs == 0, "nobody can approve what has expired"
+
+
+def test_a_look_reads_no_entry_that_was_counted_before() -> None:
+    log, tally = Log(), Tally(since=0)
+    log.add(*lived("S-aaaaaa"))
+    brought_up_to_date(log, tally)
+    asked: list[str] = []
+    log.db.set_trace_callback(asked.append)
+    news_for(log.view, tally)
+    log.db.set_trace_callback(None)
+    of_events = [sql for sql in asked if "FROM events" in sql and "GROUP BY" in sql]
+    assert len(of_events) == 7
+    for sql in of_events:
+        plan = [str(row[3]) for row in log.db.execute(f"EXPLAIN QUERY PLAN {sql}")]
+        assert any("INDEX events_type (type=? AND rowid>? AND rowid<?)" in step for step in plan), plan

@@ -1,0 +1,252 @@
+"""Metrics: scraped over HTTP as Prometheus does it, read with Prometheus' own parser, held against the log."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import httpx2
+import pytest
+import uvicorn
+from prometheus_client.parser import text_string_to_metric_families
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from support.house import PRICED, Lab, arrived, hand_over, open_lab
+from support.model_server import Fail, Gate, Say, Script
+
+from ava_audit.events import Activity, Event, SessionStart
+from ava_server.house import House
+from ava_server.telemetry.families import MOST_MODELS, bounded, provider_of, tool_label
+from ava_server.telemetry.metrics import CONTENT_TYPE, render
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "monitoring.md"
+Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+class Scraper:
+    """What Prometheus sees of a house."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self.text = ""
+
+    async def scrape(self) -> Samples:
+        async with httpx2.AsyncClient() as client:
+            response = await client.get(self._url)
+        assert response.status_code == 200 and response.headers["content-type"] == CONTENT_TYPE
+        self.text = response.text
+        return {
+            (sample.name, frozenset(sample.labels.items())): sample.value
+            for family in text_string_to_metric_families(self.text)
+            for sample in family.samples
+        }
+
+
+@asynccontextmanager
+async def scraped(house: House) -> AsyncGenerator[Scraper]:
+    async def metrics(_request: Request) -> Response:
+        return Response(await render(house, open_sessions=2), media_type=None, headers={"content-type": CONTENT_TYPE})
+
+    app = Starlette(routes=[Route("/metrics", metrics)])
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical", lifespan="off", loop="none"))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(server.serve)
+        with anyio.fail_after(10):
+            while not server.started:  # noqa: ASYNC110
+                await anyio.sleep(0.01)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        try:
+            yield Scraper(f"http://127.0.0.1:{port}/metrics")
+        finally:
+            server.should_exit = True
+            with anyio.CancelScope(shield=True), anyio.move_on_after(5):
+                await server.shutdown()
+
+
+def value(samples: Samples, name: str, **labels: str) -> float:
+    return samples[name, frozenset(labels.items())]
+
+
+MODEL = "custom:test"
+READS = Say(calls=[("read_file", {"path": "a.md"})])
+MISSES = Say(calls=[("read_file", {"path": "none.md"})])
+INVENTS = Say(calls=[("exfiltrate_the_payroll", {})])
+MISSPELLS = Say(calls=[("read_file", {"file": "a.md"})])
+BUSY = Fail(503, retry_after="0")
+
+
+async def one_run(lab: Lab) -> str:
+    (lab.workspace / "a.md").write_text("It costs 12 dollars.")
+    run_id = await lab.start(task="What does the quokka cost?", name="quokka hunt", task_id="quokka-17")
+    await lab.ended(run_id)
+    return run_id
+
+
+@pytest.mark.requirement("S1-33")
+async def test_what_a_run_did_and_cost_is_scraped_as_the_log_has_it(tmp_path: Path) -> None:
+    script: Script = [READS, BUSY, MISSES, INVENTS, MISSPELLS, hand_over()]
+    async with open_lab(tmp_path, script, config=PRICED) as lab, scraped(lab.house) as prometheus:
+        run = await lab.run(await one_run(lab))
+        found = await prometheus.scrape()
+        assert value(found, "ava_runs_ended_total", role="researcher", ending="success") == 1
+        assert value(found, "ava_cost_usd_total", role="researcher", model=MODEL) == run.cost_micros / 1e6 > 0
+        tokens = {"input": run.input_tokens, "output": run.output_tokens, "cache_read": 0, "cache_write": 0}
+        for kind, count in tokens.items():
+            labels = {"role": "researcher", "model": MODEL, "class": kind}
+            assert value(found, "ava_tokens_total", **labels) == count
+        assert value(found, "ava_turns_total", role="researcher", model=MODEL) == run.turns == 5
+        calls = {"provider": "custom", "model": MODEL}
+        assert value(found, "ava_model_calls_total", settlement="billed", **calls) == 5
+        assert value(found, "ava_model_calls_total", settlement="not_billed", **calls) == 1
+        assert value(found, "ava_model_retries_total", provider="custom") == 1
+        assert value(found, "ava_model_errors_total", provider="custom", kind="overloaded") == 1
+        assert value(found, "ava_model_call_seconds_count", provider="custom") == 6
+        assert value(found, "ava_tool_calls_total", tool="read_file", outcome="success") == 1
+        assert value(found, "ava_tool_calls_total", tool="read_file", outcome="failed") == 1
+        assert value(found, "ava_tool_calls_total", tool="read_file", outcome="unusable") == 1
+        assert value(found, "ava_tool_calls_total", tool="other", outcome="unusable") == 1
+        assert value(found, "ava_tool_calls_total", tool="submit_result", outcome="success") == 1
+        assert value(found, "ava_proposals_decided_total", decision="approved", channel="host_call") == 1
+        assert value(found, "ava_runs_claimed_total", reason="start") == 1
+        assert "payroll" not in str(lab.house.tally), "what a model invents is not kept"
+        assert value(found, "ava_log_head") == lab.store.head
+        assert value(found, "ava_sessions_open") == 2
+
+
+async def test_nothing_that_a_user_or_a_model_wrote_is_in_them(tmp_path: Path) -> None:
+    script = [READS, INVENTS, hand_over()]
+    async with open_lab(tmp_path, script, config=PRICED) as lab, scraped(lab.house) as prometheus:
+        run_id = await one_run(lab)
+        await prometheus.scrape()
+        user = f'"{lab.house.user}"'
+        for word in ("quokka", "exfiltrate", run_id, user, str(tmp_path), "12 dollars", lab.session.id):
+            assert word not in prometheus.text, word
+
+
+async def test_what_waits_runs_and_is_held_is_told_while_it_does(tmp_path: Path) -> None:
+    gate = Gate()
+    script = [Say(calls=[("scratchpad", {"note": "x"})], gate=gate), hand_over()]
+    async with open_lab(tmp_path, script, config=PRICED) as lab, scraped(lab.house) as prometheus:
+        await lab.propose(task="It waits")
+        run_id = await lab.start()
+        await arrived(gate.arrived)
+        found = await prometheus.scrape()
+        states = {state: value(found, "ava_runs", state=state) for state in ("awaiting_approval", "queued", "running")}
+        assert states == {"awaiting_approval": 1, "queued": 0, "running": 1}
+        assert value(found, "ava_model_calls_in_flight") == 1
+        assert value(found, "ava_reserved_usd") > 0
+        assert 0 < value(found, "ava_runs_oldest_seconds", state="awaiting_approval") < 60
+        gate.released.set()
+        await lab.ended(run_id)
+        found = await prometheus.scrape()
+        assert value(found, "ava_runs", state="running") == 0 == value(found, "ava_reserved_usd")
+
+
+@pytest.mark.requirement("S1-33")
+async def test_counters_go_on_over_a_restart_and_those_that_begin_anew_say_so(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, [READS, BUSY, hand_over()], config=PRICED) as lab, scraped(lab.house) as prometheus:
+        await one_run(lab)
+        before = await prometheus.scrape()
+    async with open_lab(tmp_path, config=PRICED, check=False) as lab, scraped(lab.house) as prometheus:
+        after = await prometheus.scrape()
+    told_anew = {
+        line.split()[2]
+        for line in prometheus.text.splitlines()
+        if line.startswith("# HELP") and "Since this process began" in line
+    }
+    families = ("ava_model_errors_total", "ava_tool_calls_total", "ava_tool_call_seconds")
+    assert told_anew == set(families)
+    counters = [key for key in before if key[0].startswith("ava_") and key[0].endswith(("_total", "_count", "_sum"))]
+    assert len(counters) > 10
+    for key in counters:
+        if key[0].startswith(families):
+            assert key not in after
+        else:
+            assert after[key] == before[key], key
+
+
+async def test_what_another_process_did_is_counted_too(tmp_path: Path) -> None:
+    async with (
+        open_lab(tmp_path, [READS, hand_over()], config=PRICED, check=False) as lab,
+        open_lab(tmp_path, runs=False, config=PRICED, check=False) as other,
+        scraped(other.house) as prometheus,
+    ):
+        await prometheus.scrape()
+        await one_run(lab)
+        found = await prometheus.scrape()
+        assert value(found, "ava_tool_calls_total", tool="read_file", outcome="success") == 1
+        assert value(found, "ava_runs_ended_total", role="researcher", ending="success") == 1
+
+
+async def test_a_run_whose_owner_is_gone_is_interrupted(tmp_path: Path) -> None:
+    gate = Gate()
+    async with open_lab(tmp_path, [Say("", gate=gate)], config=PRICED, check=False) as lab:
+        await lab.start()
+        await arrived(gate.arrived)
+    async with open_lab(tmp_path, runs=False, config=PRICED, check=False) as lab, scraped(lab.house) as prometheus:
+        found = await prometheus.scrape()
+        assert value(found, "ava_runs", state="interrupted") == 1
+        assert value(found, "ava_runs", state="running") == 0
+
+
+async def test_two_scrapes_at_once_count_everything_once(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, [READS, hand_over()], config=PRICED) as lab, scraped(lab.house) as prometheus:
+        await one_run(lab)
+        async with anyio.create_task_group() as tasks:
+            for _ in range(5):
+                tasks.start_soon(prometheus.scrape)
+        found = await prometheus.scrape()
+        assert value(found, "ava_tool_calls_total", tool="read_file", outcome="success") == 1
+
+
+async def test_a_look_at_a_log_that_grew_by_thousands_of_entries_is_as_short_as_before(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, [READS, hand_over()], config=PRICED, check=False) as lab:
+        await one_run(lab)
+        await render(lab.house)
+        note = Event(lab.session.who, Activity(activity="what nobody counts"))
+        for _ in range(10):
+            await lab.write(*[note] * 1_000)
+        began = time.process_time()
+        for _ in range(5):
+            await render(lab.house)
+        assert (time.process_time() - began) / 5 < 0.2, "ten times the target: this machine is shared"
+
+
+def test_labels_are_bounded_and_none_ever_changes() -> None:
+    seen = [(when, f"custom:{when}") for when in range(MOST_MODELS + 10)]
+    before = bounded(seen[: MOST_MODELS - 5], MOST_MODELS)
+    after = bounded(reversed(seen), MOST_MODELS)
+    labels = {after(value) for _when, value in seen}
+    assert len(labels) == MOST_MODELS + 1 and "other" in labels
+    assert all(after(value) == before(value) == value for _when, value in seen[: MOST_MODELS - 5])
+
+
+def test_a_tool_has_its_own_label_only_if_it_is_one_of_ours_or_its_server_is_configured() -> None:
+    known, servers = frozenset({"read_file"}), frozenset({"tickets"})
+    given = ("read_file", "mcp__tickets__close", "mcp__invented__x", "drop the tables")
+    labels = [tool_label(tool, known, servers) for tool in given]
+    assert labels == ["read_file", "mcp__tickets", "other", "other"]
+    assert [provider_of(model) for model in ("openrouter:a/b", "offline/extractive")] == ["openrouter", "offline"]
+
+
+async def test_the_page_of_the_docs_has_each_metric_with_its_labels(tmp_path: Path) -> None:
+    script: Script = [READS, READS, READS, BUSY, hand_over()]
+    async with open_lab(tmp_path, script, config=PRICED) as lab, scraped(lab.house) as prometheus:
+        await one_run(lab)
+        await lab.write(Event(lab.session.who, SessionStart(transport="memory")))
+        given: dict[str, set[str]] = {}
+        for name, labels in await prometheus.scrape():
+            if name.startswith("ava_"):
+                name = name.removesuffix("_count").removesuffix("_sum")
+                given.setdefault(name, set()).update(label for label, _value in labels)
+    told = {
+        name: set(re.findall(r"`(\w+)`", labels))
+        for name, labels in re.findall(r"^\| `(ava_\w+)` \| ([^|]*)\|", PAGE.read_text("utf-8"), re.MULTILINE)
+    }
+    assert told == given
