@@ -1,4 +1,4 @@
-"""The agent loop beside a bare one and beside other people's: what a turn costs, and a run that waits.
+"""The agent loop beside a bare one and beside other people's: what a turn costs, and a run that waits; and spans.
 
     python benchmarks/loop.py [--rounds 5] [--runs 1000] [--only turns] [--peers PYTHON] [--out FILE]
 
@@ -17,10 +17,10 @@ import tempfile
 from pathlib import Path
 
 from audit_parts.report import Report
-from loop_parts import turns, waiting
+from loop_parts import tracing, turns, waiting
 from loop_parts.children import peers_in, versions
 
-PARTS = ("turns", "waiting")
+PARTS = ("turns", "waiting", "spans")
 
 
 def main() -> None:
@@ -49,6 +49,8 @@ def main() -> None:
             turns.show(report, chosen.rounds, peers)
         if chosen.only in (None, "waiting"):
             waiting.show(report, chosen.runs, peers)
+        if chosen.only in (None, "spans"):
+            tracing.show(report, chosen.rounds)
     if chosen.out is not None:
         chosen.out.write_text("\n".join(report.markdown), "utf-8")
 

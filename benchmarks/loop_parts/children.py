@@ -27,6 +27,11 @@ OURS: dict[str, tuple[str, ...]] = {
     STREAMED: ("ava", "kept", "stream"),
     KEEPING: ("ava", "keep", "whole"),
 }
+SPANS: dict[str, tuple[str, ...]] = {
+    "Ava, spans cut out": ("traced", "none"),
+    "Ava, no SDK": ("traced", "silent"),
+    "Ava, an SDK records them": ("traced", "recorded"),
+}
 
 
 @dataclass
@@ -55,7 +60,7 @@ class Child:
 
 def started(name: str, port: int, peers: Path | None) -> Child:
     """Start a contender's process."""
-    module, *rest = OURS.get(name) or (PEERS[name],)
+    module, *rest = OURS.get(name) or SPANS.get(name) or (PEERS[name],)
     python = str(peers) if name in PEERS else sys.executable
     return Child(name, _process(python, module, str(port), *rest))
 

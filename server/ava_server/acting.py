@@ -31,6 +31,7 @@ from ava_server.history import History, call_key, edited_path
 from ava_server.lending import Lending, NotLent
 from ava_server.models.base import ToolUse
 from ava_server.models.wire_json import object_fault
+from ava_server.telemetry import spans
 
 MOST_CALLS = 16
 """Tool calls of one answer that are run; the wrap-up's bound has room for as many lines."""
@@ -237,7 +238,7 @@ class Acting:
             await self.record(*before, self._begins(call))
         began = time.monotonic()
         hide = _Hiding(self.redactor)
-        output = await self._work(tool, found.args, lent, hide)
+        output = await self._work(call, tool, found.args, lent, hide)
         took_ms = round((time.monotonic() - began) * 1000)
         result = await self._shown(call, tool, output, hide)
         if not output.success and self._failed_edits(call) >= EDITS_ENDED_AT:
@@ -248,10 +249,12 @@ class Acting:
         else:
             await self.record(result, duration_ms=took_ms)
 
-    async def _work(self, tool: Tool, args: object, lent: tuple[Lent, ...], hide: _Hiding) -> ToolOutput:
+    async def _work(self, call: ToolUse, tool: Tool, args: object, lent: tuple[Lent, ...], hide: _Hiding) -> ToolOutput:
         place = replace(self.place, secrets=lent, hide=hide, say=self._say)
         try:
-            output = await run_apart(self.tasks, lambda: tool(args, place), tool.spec.timeout_s)
+            with spans.execute_tool(tool.spec.name, call.call_id, place.run_id) as span:
+                output = await run_apart(self.tasks, lambda: tool(args, place), tool.spec.timeout_s)
+                span.brought(output)
         except TimeoutError:
             return ToolOutput(f"Timed out after {tool.spec.timeout_s:g} s. Ask for less at once.", success=False)
         except ToolFailed as error:

@@ -311,6 +311,7 @@ def build_server(load: Callable[[], Settings], *, transport: str = "stdio", app:
     from ava_server import completing, prompts, resources, tools, updates
     from ava_server.eliciting import Sealing
     from ava_server.errors import BadInput
+    from ava_server.telemetry.requests import keep_words_out
     from ava_server.words import INSTRUCTIONS
 
     @asynccontextmanager
@@ -354,6 +355,7 @@ def build_server(load: Callable[[], Settings], *, transport: str = "stdio", app:
         on_get_prompt=prompts.get_prompt,
         on_completion=completing.complete,
     )
+    keep_words_out(server)
     server.middleware.append(open_after_answer)
     server.middleware.append(Sealing())
     return server

@@ -25,6 +25,7 @@ from ava_server.reserving import UNKNOWN_ATTEMPTS
 from ava_server.result import Ended
 from ava_server.run_config import RunConfig
 from ava_server.run_log import RunLog
+from ava_server.telemetry import spans
 
 ATTEMPTS = 4
 """Attempts of one turn before a pause, or between two."""
@@ -80,11 +81,13 @@ class Asking:
         try:
             await anyio.lowlevel.checkpoint_if_cancelled()  # cancelled before anything was sent: costs nothing
             sending = True
-            async with self._model.stream(request) as stream:
-                with Heard(doing, self._say) as heard:
-                    async for delta in stream:
-                        heard.add(delta)
-            completion = stream.completion
+            with spans.chat(self._log.run, self._log.history.prefix, reserved.fact) as span:
+                async with self._model.stream(request) as stream:
+                    with Heard(doing, self._say) as heard:
+                        async for delta in stream:
+                            heard.add(delta)
+                completion = stream.completion
+                span.answered(completion)
         except ModelError as error:
             return await self._failed(reserved, error, _since(began))
         except anyio.get_cancelled_exc_class():

@@ -31,6 +31,7 @@ from ava_server.run_config import config_of
 from ava_server.run_log import RunLog, cancel_reason, ending_events
 from ava_server.submit import NAME as SUBMIT
 from ava_server.submit import SubmitArgs, accept
+from ava_server.telemetry import spans
 from ava_server.working import Working, unkept
 
 log = logging.getLogger("ava.loop")
@@ -398,6 +399,7 @@ class AgentRun:
             )
             events.insert(0, self._log.event(accepted))
         await self._log.append(events)
+        spans.run_ended(run, ended)
 
 
 def _unless_cancelled(run_id: str, event: Event) -> Command[bool]:

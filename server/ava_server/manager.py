@@ -32,6 +32,7 @@ from ava_server.prepared import Prepared
 from ava_server.result import Ended
 from ava_server.run_log import cancel_reason
 from ava_server.status import WAITS
+from ava_server.telemetry import spans
 from ava_server.unowned import group_time, overdue
 
 log = logging.getLogger("ava.manager")
@@ -354,7 +355,8 @@ class Manager:
                 owned.cancel(self._asked[run.id])
             elif run.cancel_seq is not None:
                 owned.cancel(await self._store.read(lambda view: cancel_reason(view, run.id)))
-            await owned.drive(await self._group_time(run))
+            with spans.invoke_agent(run):
+                await owned.drive(await self._group_time(run))
         except StoreUnavailable as error:  # the log cannot take it: the run stays, for the next look or another owner
             log.error("%s: %s", run.id, error)
         except SchemaNewer as error:

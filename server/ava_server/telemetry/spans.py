@@ -1,0 +1,237 @@
+"""Spans of runs, by OpenTelemetry's conventions for generative AI: `invoke_agent`, in it `chat` and `execute_tool`.
+
+Without an SDK in the process nothing is made of them. No span has words of a person, a model or a tool, nor a key: what
+a call was about stands in the log, under the run's id, which every span has. (The conventions are in development; these
+are as of July 2026: github.com/open-telemetry/semantic-conventions-genai, docs/gen-ai.)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from contextvars import Token
+from functools import lru_cache
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import anyio
+from opentelemetry.context import Context, attach, detach
+from opentelemetry.trace import Span, SpanKind, StatusCode, get_current_span, get_tracer, set_span_in_context
+
+from ava_roles.errors import ToolFailed
+from ava_server.errors import ModelError
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from ava_audit.events import CostReserved, RunStarted, Usage
+    from ava_audit.rows import RunRow
+    from ava_roles.tools.base import ToolOutput
+    from ava_server.models.base import Completion
+    from ava_server.result import Ended
+
+_tracer = get_tracer("ava")
+_FAILED = frozenset({"error", "guardrail", "abandoned"})
+"""Endings that are errors; a cap that was met, or a cancel, is none."""
+_WORD = re.compile(r"[A-Za-z0-9_.:-]{1,64}", re.ASCII)
+_TOOL_ERROR = "tool_error"
+
+
+class _Block:
+    """A span that is current while a block runs. What goes wrong there is told by its type, never in its words."""
+
+    __slots__ = ("_span", "_token")
+
+    def __init__(
+        self, name: str, kind: SpanKind, attributes: Mapping[str, Any], context: Context | None = None
+    ) -> None:
+        self._span = _tracer.start_span(
+            name, context, kind, attributes, record_exception=False, set_status_on_exception=False
+        )
+        self._token: Token[Context] | None = None
+
+    def __enter__(self) -> Self:
+        if self._span.get_span_context().is_valid:  # without an SDK there is nothing to hand down
+            self._token = attach(set_span_in_context(self._span))
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, error: BaseException | None, _where: TracebackType | None
+    ) -> None:
+        if self._token is not None:
+            detach(self._token)
+        if error is not None:
+            self._went_wrong(error)
+        self._span.end()
+
+    def _went_wrong(self, error: BaseException) -> None:
+        _fail(self._span, error_type(error))
+
+
+class _Run(_Block):
+    """The span of one claim of a run: what ends it from outside leaves the run to another owner, and is no error."""
+
+    __slots__ = ()
+
+    def _went_wrong(self, error: BaseException) -> None:
+        if not isinstance(error, anyio.get_cancelled_exc_class()):
+            super()._went_wrong(error)
+
+
+class _Chat(_Block):
+    """The span of one attempt of a model call."""
+
+    __slots__ = ()
+
+    def answered(self, completion: Completion) -> None:
+        """Note what came."""
+        if self._span.is_recording():
+            if completion.usage is not None:
+                self._span.set_attributes(_used(completion.usage))
+            if completion.stop_reason is not None:
+                self._span.set_attribute("gen_ai.response.finish_reasons", [_word(completion.stop_reason)])
+
+
+class _Tool(_Block):
+    """The span of one tool call."""
+
+    __slots__ = ()
+
+    def brought(self, output: ToolOutput) -> None:
+        """Note whether it brought what was asked for."""
+        if not output.success:
+            _fail(self._span, _TOOL_ERROR)
+
+
+def invoke_agent(run: RunRow) -> _Block:
+    """Return the span of a run in the hands of one owner.
+
+    It has no parent: the request that approved the run is over, perhaps in another process. A run that is taken up
+    again is another span with the same `ava.run.id`, and a higher `ava.run.claim`.
+    """
+    return _Run(
+        f"invoke_agent {run.role}",
+        SpanKind.INTERNAL,
+        {
+            "gen_ai.operation.name": "invoke_agent",
+            "gen_ai.agent.name": run.role,
+            "gen_ai.agent.id": run.id,
+            **_of_run(run),
+            "ava.run.claim": run.generation,
+        },
+        Context(),
+    )
+
+
+def chat(run: RunRow, prefix: RunStarted | None, reserved: CostReserved) -> _Chat:
+    """Return the span of one attempt of a model call.
+
+    Args:
+        run: The run.
+        prefix: What it began with, and so where its model is asked; a model without an address is in this process.
+        reserved: The call.
+    """
+    parameters = prefix.parameters if prefix is not None else {}
+    where = _address(str(parameters.get("base_url") or ""))
+    model = _model_of(run)
+    attributes = {
+        "gen_ai.operation.name": "chat",
+        **_of_run(run),
+        **where,
+        "gen_ai.request.max_tokens": reserved.max_output,
+        "ava.run.turn": reserved.turn,
+        "ava.run.attempt": reserved.attempt,
+    }
+    if parameters.get("stream"):
+        attributes["gen_ai.request.stream"] = True
+    return _Chat(f"chat {model}", SpanKind.CLIENT if where else SpanKind.INTERNAL, attributes)
+
+
+def execute_tool(tool: str, call_id: str, run_id: str) -> _Tool:
+    """Return the span of one tool call; `tool` is a tool that there is, not what a model wrote."""
+    return _Tool(
+        f"execute_tool {tool}",
+        SpanKind.INTERNAL,
+        {
+            "gen_ai.operation.name": "execute_tool",
+            "gen_ai.tool.name": tool,
+            "gen_ai.tool.type": "function",
+            "gen_ai.tool.call.id": _word(call_id),
+            "ava.run.id": run_id,
+        },
+    )
+
+
+def run_ended(run: RunRow, ended: Ended) -> None:
+    """Note in the run's span, which is the current one, how it ended and what it took."""
+    span = get_current_span()
+    if not span.is_recording():
+        return
+    prompt = run.input_tokens + run.cache_read_tokens + run.cache_write_tokens
+    span.set_attributes(
+        {
+            "ava.run.ending": ended.status,
+            "ava.run.cost_usd": run.cost_micros / 1_000_000,
+            "gen_ai.usage.input_tokens": prompt,
+            "gen_ai.usage.output_tokens": run.output_tokens,
+        }
+    )
+    if ended.status in _FAILED:
+        _fail(span, ended.error_kind or ended.status)
+
+
+def error_type(error: BaseException) -> str:
+    """Return what kind of error it was, in one word: a kind of ours, or the class of a fault."""
+    if isinstance(error, ModelError):
+        return error.kind
+    if isinstance(error, ToolFailed):
+        return _TOOL_ERROR
+    if isinstance(error, anyio.get_cancelled_exc_class()):
+        return "cancelled"
+    return "timeout" if isinstance(error, TimeoutError) else type(error).__name__
+
+
+def _fail(span: Span, kind: str) -> None:
+    span.set_attribute("error.type", kind)
+    span.set_status(StatusCode.ERROR)
+
+
+def _of_run(run: RunRow) -> dict[str, Any]:
+    return {
+        "gen_ai.provider.name": run.model.partition(":")[0].partition("/")[0],
+        "gen_ai.request.model": _model_of(run),
+        "gen_ai.conversation.id": run.id,
+        "ava.run.id": run.id,
+    }
+
+
+def _model_of(run: RunRow) -> str:
+    """Return the provider's id of a run's model; that of the offline reader is its whole name."""
+    name, _, model = run.model.partition(":")
+    return model or name
+
+
+def _used(usage: Usage) -> dict[str, int]:
+    """Return tokens as the conventions count them: input is the whole prompt, what came from a cache included."""
+    return {
+        "gen_ai.usage.input_tokens": usage.input_tokens + usage.cache_read_tokens + usage.cache_write_tokens,
+        "gen_ai.usage.output_tokens": usage.output_tokens,
+        "gen_ai.usage.cache_read.input_tokens": usage.cache_read_tokens,
+        "gen_ai.usage.cache_creation.input_tokens": usage.cache_write_tokens,
+        "gen_ai.usage.reasoning.output_tokens": usage.thinking_tokens,
+    }
+
+
+def _word(text: str) -> str:
+    """Return what should be one word; a provider that writes more than one is not repeated."""
+    return text if _WORD.fullmatch(text) else "other"
+
+
+@lru_cache(maxsize=64)
+def _address(url: str) -> Mapping[str, Any]:
+    """Return host and port of an address, without user, path and query."""
+    parts = urlsplit(url)
+    if not parts.hostname:
+        return {}
+    return {"server.address": parts.hostname, "server.port": parts.port or (443 if parts.scheme == "https" else 80)}
