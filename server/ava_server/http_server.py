@@ -25,6 +25,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from ava_server.app import HTTP, OF_REQUEST, App, build_server
 from ava_server.http_approvals import approvals
 from ava_server.http_guard import ABORT, HEADER_BYTES, Guard, Hands, forbidden
+from ava_server.http_metrics import metrics
 from ava_server.http_settings import Reach, listen, refuse_open
 from ava_server.shutdown import Ending, deaf_to_signals, ending_signals
 from ava_server.tokens import Tokens
@@ -46,7 +47,7 @@ SESSIONS = 2_000
 """Sessions of clients of the handshake era that may be open at once."""
 BODY_BYTES = 4 * 1024 * 1024
 LAST_WORDS_S = 1.0
-MCP_PATH, APPROVALS_PATH = "/mcp", "/approvals"
+MCP_PATH, APPROVALS_PATH, METRICS_PATH = "/mcp", "/approvals", "/metrics"
 
 
 def serve(load: Callable[[], Settings], reach: Reach, say: Callable[[str], None]) -> int:
@@ -157,8 +158,13 @@ class _Paths:
                 await forbidden(token, "spawn or read")(scope, receive, send)
         elif scope["path"] == APPROVALS_PATH:
             await approvals(self._app, scope, receive, send)
+        elif scope["path"] == METRICS_PATH:
+            await metrics(self._app, scope, receive, send)
         else:
-            there = f"There are {MCP_PATH} for MCP clients and {APPROVALS_PATH} for `ava --url URL approve`."
+            there = (
+                f"There are {MCP_PATH} for MCP clients, {APPROVALS_PATH} for `ava --url URL approve`, and"
+                f" {METRICS_PATH} for Prometheus."
+            )
             await JSONResponse({"error": "not found", "error_description": there}, 404)(scope, receive, send)
 
     def why_not_ready(self) -> str | None:

@@ -1,0 +1,38 @@
+"""`/metrics`: how this data root is doing, for a Prometheus that has a token of the scope `audit`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from starlette.responses import JSONResponse, Response
+
+from ava_audit.errors import AuditError
+from ava_server.app import OF_REQUEST, App
+from ava_server.http_guard import forbidden
+
+if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
+
+    from ava_server.tokens import Token
+
+
+async def metrics(app: App, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer one request."""
+    token: Token = scope[OF_REQUEST]
+    if "audit" not in token.scopes:
+        response: Response = forbidden(token, "audit")
+    elif scope["method"] in ("GET", "HEAD"):
+        response = await _rendered(app)
+    else:
+        response = Response(status_code=405, headers={"Allow": "GET, HEAD"})
+    await response(scope, receive, send)
+
+
+async def _rendered(app: App) -> Response:
+    from ava_server.telemetry.metrics import CONTENT_TYPE, render  # a server that nobody scrapes does without it
+
+    try:
+        body = await render(app.house)
+    except AuditError as error:
+        return JSONResponse({"error": "not ready", "error_description": str(error)}, 503)
+    return Response(body, headers={"content-type": CONTENT_TYPE, "cache-control": "no-store"})
