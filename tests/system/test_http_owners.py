@@ -211,7 +211,7 @@ async def test_every_method_that_the_server_answers_is_one_whose_owner_was_thoug
     of_the_protocol = {"ping", "server/discover", "logging/setLevel", "initialize", "notifications/initialized"}
     tried = {"tools/call", "resources/list", "resources/read"}
     tried |= {"resources/subscribe", "resources/unsubscribe", "subscriptions/listen"}  # in test_http_updates.py
-    tried |= {"completion/complete"}  # there and in test_completing.py
+    tried |= {"completion/complete"}  # there and in test_prompts.py
     the_same_for_all = {"tools/list", "resources/templates/list", "prompts/list", "prompts/get"}
     names = {*server._request_handlers, *server._notification_handlers}
     assert names - of_the_protocol == tried | the_same_for_all, "is what is new the same for everybody?"
