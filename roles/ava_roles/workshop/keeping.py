@@ -48,28 +48,36 @@ def keep(trees: Trees, message: str) -> Branch | None:
         found = changes(git, kept.base, head)
         _bring(trees, joined, git, kept.base, head)
         _refer(trees.theirs, joined, kept.branch, head, there.get(kept.branch))
-    if names := [name for name, _filter in filters(git, head, [each.path for each in found if each.kind != "removed"])]:
-        notes.append(f"no git filter was run; these files would have gone through one: {', '.join(names[:8])}")
+    if through := filters(
+        git, head, [each.path for each in found if each.kind != "removed"]
+    ):  # no names: not our words
+        files = "1 changed file" if len(through) == 1 else f"{len(through):,} changed files"
+        notes.append(f"no git filter was run, and {files} would have gone through one")
     return Branch(kept.branch, kept.base, head, found, tree, tuple(notes))
 
 
 def _committed(theirs: Theirs, git: Git, tree: str, base: str, message: str, notes: list[str]) -> str:
     """Make the commit, in our own objects, in the name of the user."""
     settings = theirs.settings
-    name, email = settings.get("user.name", ""), settings.get("user.email", "")
-    if not name.strip() or not email.strip():
-        name, email = name.strip() or _FALLBACK[0], email.strip() or _FALLBACK[1]
+    name, email = _usable(settings.get("user.name", "")), _usable(settings.get("user.email", ""))
+    if not name or not email:
+        name, email = name or _FALLBACK[0], email or _FALLBACK[1]
         notes.append(f"git has no user.name or user.email here, so the commit's author is {name} <{email}>")
     when = f"{int(time.time())} {time.strftime('%z')}"
     variables = {**git.variables}
     for who in ("author", "committer"):
         variables |= {
-            f"GIT_{who.upper()}_NAME": settings.get(f"{who}.name", name),
-            f"GIT_{who.upper()}_EMAIL": settings.get(f"{who}.email", email),
+            f"GIT_{who.upper()}_NAME": _usable(settings.get(f"{who}.name", "")) or name,
+            f"GIT_{who.upper()}_EMAIL": _usable(settings.get(f"{who}.email", "")) or email,
             f"GIT_{who.upper()}_DATE": when,
         }
     ours = Git(git.program, git.own, variables=variables, held=git.held)
     return ours.line("commit-tree", tree, "-p", base, stdin=_clean(message).encode("utf-8", "replace"))
+
+
+def _usable(who: str) -> str:
+    """Return a name or an address; nothing where git would refuse it, for being only signs that it strips off."""
+    return who if any(char > " " and char not in ".,:;<>\"\\'" for char in who) else ""
 
 
 def _clean(message: str) -> str:

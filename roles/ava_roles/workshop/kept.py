@@ -27,6 +27,7 @@ class Kept:
         setup: For which manifests the setup command has run; None if it has not.
         beside: What that has made in the tree for checks and git does not ignore.
         dependencies: Folders of the user's checkout that are shown in the trees.
+        checked: The only candidate that has been at work in the tree for checks; None where none has, empty: several.
         branch: What the branch is called; None where nothing was kept yet.
         head: The commit that is, or is to be, on it.
         previous: The commit of ours that was on it before.
@@ -37,6 +38,7 @@ class Kept:
     setup: str | None = None
     beside: tuple[str, ...] = ()
     dependencies: tuple[str, ...] = ()
+    checked: str | None = None
     branch: str | None = None
     head: str | None = None
     previous: str | None = None

@@ -234,6 +234,7 @@ class Trees:
         """
         with self._turn, told("making the tree for the check"):
             tree, trash = self.place.check, self.place.trash
+            tree.mkdir(mode=0o755, exist_ok=True)  # a crash may have come after it was removed
             sweep(tree, trash, check)
             git = replace(self.git, check=check).on(tree, self._check_index)
             before = self._check_index.stat().st_mtime
@@ -246,6 +247,18 @@ class Trees:
             remove_names(tree, (name for name in self._others(git) if name not in beside), trash)
             if wrong := self._touched(git):
                 raise WorkshopFailed(f"the tree for the check cannot be written: {_some(list(map(shown, wrong)))}")
+
+    def anew(self, candidate: str) -> None:
+        """Empty the tree for checks, and the home of its commands: what other candidates have left is gone.
+
+        What is written down comes last, so that a crash on the way leads here again.
+        """
+        with self._turn, told("making the tree for the check anew"):
+            self.place.note(setup=None, beside=())
+            remove_tree(self.place.check_home)
+            remove_tree(self.place.check)
+            self.place.check.mkdir(mode=0o755)
+            self.place.note(checked=candidate)
 
     def beside(self) -> tuple[str, ...]:
         """Return what is in the tree for checks besides, and is not ignored: what the setup command has made."""

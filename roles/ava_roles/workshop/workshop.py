@@ -119,6 +119,7 @@ class Workshop:
         """Bring the check tree to what would be committed, and run the verify command there.
 
         Where a setup command is given, it runs before, if it has not passed since what the project depends on changed.
+        What passes after another candidate was at work in that tree is run once more in one made anew: only that counts.
 
         Raises:
             WorkshopFailed: The trees cannot be read or written.
@@ -126,6 +127,21 @@ class Workshop:
         """
         trees = self.made[0]
         tree = await run_sync(trees.candidate, check_cancelled, abandon_on_cancel=False)
+        known = await run_sync(trees.place.known)
+        if known.checked in (None, tree):
+            await run_sync(lambda: trees.place.note(checked=tree))
+            return await self._checked(tree)
+        await run_sync(lambda: trees.place.note(checked=""))  # no tree is called so: there were several
+        verdict = await self._checked(tree)
+        if not verdict.passed:
+            return verdict
+        self.say("Making the tree for the check anew")
+        await run_sync(trees.anew, tree, abandon_on_cancel=False)
+        return await self._checked(tree)
+
+    async def _checked(self, tree: str) -> Verdict:
+        """Run the setup and the verify command on a candidate."""
+        trees = self.made[0]
         await run_sync(trees.bring, tree, check_cancelled, abandon_on_cancel=False)
         setup = await self._set_up(tree)
         if setup is not None and not setup.passed:
