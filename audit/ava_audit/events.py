@@ -310,14 +310,15 @@ class WorktreeReady(Fact):
 class WorkChecked(Fact):
     """The verify command has run on what a model handed over, apart from where the model's own commands run.
 
-    `number` counts these runs from 1 on; `verify` is as in `WorktreeReady`; `told` is what the model is answered where
-    it did not pass.
+    `number` counts these runs from 1 on; `verify` is as in `WorktreeReady`; `tree` is what was checked, as git calls
+    it; `told` is what the model is answered where it did not pass.
     """
 
     transcript: ClassVar[bool] = True
 
     number: int
     verify: CommandRun
+    tree: str = ""
     call_id: str | None = None
     turn: int | None = None
     told: str = ""

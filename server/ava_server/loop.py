@@ -127,7 +127,10 @@ class AgentRun:
         """
         try:
             came_to = await self._to_the_end(seconds_left)
-            with anyio.CancelScope(shield=True), anyio.move_on_after(END_S):
+            patience_s = END_S
+            if self._working is not None and isinstance(came_to, Ended):
+                patience_s += self._working.patience_s(came_to)
+            with anyio.CancelScope(shield=True), anyio.move_on_after(patience_s):
                 ended = await self._pause(came_to) if isinstance(came_to, Paused) else came_to
                 if ended is not None:
                     await self._end(ended)

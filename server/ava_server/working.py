@@ -20,7 +20,7 @@ import anyio.to_thread
 from ava_audit.events import Activity, CommandRun, WorkChecked, WorktreeReady
 from ava_audit.redact import Redactor
 from ava_audit.rows import RunRow
-from ava_roles.errors import RolesError
+from ava_roles.errors import RolesError, WorkshopFailed
 from ava_roles.tools.base import Place
 from ava_roles.tools.saying import sentence
 from ava_roles.workshop.branch import Branch
@@ -39,8 +39,11 @@ RETRIES = 3
 SHOWN_CHARS = 6_000
 """Characters of an output that the model is shown, and the log has: the part that says what failed."""
 PASSED_CHARS = 1_000
-KEEP_S, KEEP_CANCELLED_S = 8.0, 2.0
-"""How long an ending waits for its branch; a cancel has to be answered within 5 s. It is made all the same."""
+KEEP_S, KEEP_CANCELLED_S, KEEP_SUCCESS_S = 8.0, 2.0, 60.0
+"""How long an ending waits for its branch; a cancel has to be answered within 5 s. It is made all the same.
+
+A success waits longer: it is none before its branch is there.
+"""
 VERIFICATION = "verification"
 WORKSHOP = "workshop"
 MAKING = "Making the worktree"
@@ -84,7 +87,7 @@ class Working:
         """Make the worktree ready, or take up the one that is there; an ending where that cannot be."""
         try:
             if self._history.worktree is not None:
-                await self._workshop.prepare(baseline=False)
+                await self._workshop.prepare(baseline=False, resumed=True)
                 self._ready = True
                 return None
             await self._log.record(Activity(activity=MAKING))
@@ -93,7 +96,8 @@ class Working:
             self._ready = True
         except RolesError as error:
             return self._failed("the worktree could not be made", error)
-        setup, verify = await self._run_of(baseline.setup), await self._run_of(baseline.verify)
+        setup = None if baseline.setup is None else await self._run_of(baseline.setup)
+        verify = None if baseline.verify is None else await self._run_of(baseline.verify)
         told = self._hidden(self._ready_words(baseline.notes, setup, verify))
         await self._log.record(
             WorktreeReady(base=baseline.base, told=told, setup=setup, verify=verify), duration_ms=_since_ms(began)
@@ -114,12 +118,14 @@ class Working:
         await self._log.record(Activity(activity=sentence(f"Running {self._coding.verify}", self._hidden)))
         began = time.monotonic()
         try:
-            verify = await self._run_of(await self._workshop.check())
+            verdict = await self._workshop.check()
         except RolesError as error:
             return self._failed("the work could not be checked", error)
-        assert verify is not None
+        verify = await self._run_of(verdict)
         told = "" if verify.passed else self._failed_words(verify, number)
-        checked = WorkChecked(number=number, verify=verify, call_id=call_id, turn=self._history.turn, told=told)
+        checked = WorkChecked(
+            number=number, verify=verify, tree=verdict.tree, call_id=call_id, turn=self._history.turn, told=told
+        )
         await self._log.record(checked, duration_ms=_since_ms(began))
         return checked
 
@@ -152,13 +158,28 @@ class Working:
             status=ended.status,
         )
         work = self._workshop.keep if self._ready else partial(self._as_it_was_left, self._log.run)
+        if ended.status == "success" and check is not None:
+            work = partial(self._as_it_was_checked, check.tree)
         kept = Kept(fault=LATE)
-        with anyio.move_on_after(KEEP_CANCELLED_S if ended.status == "cancelled" else KEEP_S):
+        with anyio.move_on_after(self.patience_s(ended)):
             try:
                 kept = Kept(await anyio.to_thread.run_sync(work, message, abandon_on_cancel=True))
             except RolesError as error:
                 kept = Kept(fault=self._hidden(str(error)))
         return kept
+
+    @staticmethod
+    def patience_s(ended: Ended) -> float:
+        """Return how long `keep` may take."""
+        return {"cancelled": KEEP_CANCELLED_S, "success": KEEP_SUCCESS_S}.get(ended.status, KEEP_S)
+
+    def _as_it_was_checked(self, tree: str, message: str) -> Branch | None:
+        """Keep what has passed: nothing else may be called verified. Blocking."""
+        branch = self._workshop.keep(message)
+        if (self._workshop.base_tree() if branch is None else branch.tree) != tree:
+            where = "nothing is on a branch" if branch is None else f"it is on the branch {branch.name}"
+            raise WorkshopFailed(f"what is in the worktree is not what was checked; {where}")
+        return branch
 
     def _as_it_was_left(self, run: RunRow, message: str) -> Branch | None:
         """Keep what an earlier owner has left, where this one did not come to taking it up. Blocking."""
@@ -207,9 +228,9 @@ class Working:
     def _wrapped(self, output: str, tool: str) -> str:
         return wrap_tool_output(output or "(no output)", tool=tool, nonce=self._nonce)
 
-    async def _run_of(self, verdict: Verdict | None) -> CommandRun | None:
+    async def _run_of(self, verdict: Verdict) -> CommandRun:
         """Return how a command ended, as the log has it: bounded, without secrets, and what nobody sees taken out."""
-        return None if verdict is None else await anyio.to_thread.run_sync(self._bounded, verdict)
+        return await anyio.to_thread.run_sync(self._bounded, verdict)
 
     def _bounded(self, verdict: Verdict) -> CommandRun:
         most = PASSED_CHARS if verdict.passed else SHOWN_CHARS

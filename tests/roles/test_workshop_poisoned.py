@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
 from support.workshops import FIXED, PROJECT, order, project, run, working
 
 # As it is imported by the tests, it puts an empty test module where Python looks for what it has compiled of the test.

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from support.attacks import needs, sandbox
 from support.projects import checkout, environment_of, git, write
-from support.workshops import order, project, working
+from support.workshops import RUN, order, project, working
 
 from ava_roles.errors import BadNamespace
 from ava_roles.workshop.changes import is_test
 from ava_roles.workshop.failing import failing_part
 from ava_roles.workshop.finding import Found, Nothing, Several, find_verify
 from ava_roles.workshop.looking import look
-from ava_roles.workshop.order import namespace_of, within
+from ava_roles.workshop.order import WorkOrder, namespace_of, within
 
 NPM = json.dumps({"scripts": {"test": "node --test"}})
 PLACEHOLDER = json.dumps({"scripts": {"test": 'echo "Error: no test specified" && exit 1'}})
@@ -165,6 +165,40 @@ def test_a_look_says_how_a_checkout_stands(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_a_test_is_known_by_its_path(path: str, expected: bool) -> None:
     assert is_test(path) is expected
+
+
+@pytest.mark.parametrize(
+    ("verify", "path", "expected"),
+    [
+        ("bash ./check.sh", "check.sh", True), ("bash check.sh && true", "check.sh", True),
+        ("bash check.sh", "src/check.sh", False), ("bash check.sh", "lib/helper.sh", True),
+        ("bash check.sh", "lib/other.sh", False), ("make -s test", "ci/rules.mk", True),
+        ("python3 -m pytest -q", "pytest.py", True), ("python3 -m tools.check", "tools/check.py", True),
+        ("python3 -m tools.check", "tools/other.py", False), ("npm test", "scripts/run.js", True),
+        ("npm test", "src/add.js", False), ("python3 -m unittest", "src/add.py", False),
+    ],
+)  # fmt: skip
+async def test_what_the_verify_command_runs_is_listed_with_the_tests(
+    tmp_path: Path, verify: str, path: str, expected: bool
+) -> None:
+    needs("bubblewrap")
+    names = ("check.sh", "src/check.sh", "lib/helper.sh", "lib/other.sh", "ci/rules.mk", "scripts/run.js", "src/add.js",
+             "src/add.py", "tools/check.py", "tools/other.py")  # fmt: skip
+    repository = checkout(
+        tmp_path / "project",
+        {
+            **dict.fromkeys(names, "x\n"),
+            "check.sh": ". lib/helper.sh\n",
+            "Makefile": "include ci/rules.mk\ntest:\n\ttrue\n",
+            "package.json": '{"scripts": {"test": "node scripts/run.js"}}\n',
+        },
+    )
+    asked = WorkOrder(RUN, repository, (".",), verify)
+    async with working("bubblewrap", tmp_path, asked, baseline=False) as shop:
+        shop.edits.write(path, b"changed\n")
+        branch = shop.keep("Change it")
+    assert branch is not None
+    assert [(each.path, each.test) for each in branch.changed] == [(path, expected)]
 
 
 PYTEST_OUTPUT = """============================= test session starts ==============================

@@ -21,6 +21,7 @@ from support.processes import marked
 from support.projects import git
 
 from ava_audit.events import RunClaimed, ToolResult, WorkChecked, WorktreeReady
+from ava_roles.confine.removal import remove_tree
 from ava_roles.confine.sandbox import Unavailable, find_sandbox
 
 MANY = {f"many/{number:04}.txt": f"{number}\n" for number in range(3_000)}
@@ -123,6 +124,31 @@ async def test_a_kill_at_any_time_loses_nothing(tmp_path: Path, phase: str) -> N
     begun = {"a command of the model runs": {1}, "the model has edited": {0, 1}}  # that is over, or just not written
     assert len(unsure) in begun.get(phase, {0})
     untouched.check()
+
+
+async def test_a_run_whose_worktree_is_gone_when_it_is_taken_up_is_no_success(tmp_path: Path) -> None:
+    repository = project(tmp_path)
+    gate = Gate()
+    script = [Say(calls=[RIGHT]), Say(calls=[("scratchpad", {"note": "x"})], gate=gate), hand_over()]
+    root = tmp_path / "data"
+    with running_model_server(
+        lambda request: script[min(sum(m["role"] == "assistant" for m in request["messages"]), 2)]
+    ) as server:
+        async with open_lab(tmp_path, server=server, runs=False, check=False) as lab:
+            run_id = await lab.start(**asked())
+        command = [sys.executable, owner.__file__, str(root), server.base_url]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as owning:  # noqa: ASYNC220
+            await arrived(gate.arrived, within_s=40)
+            os.kill(owning.pid, signal.SIGKILL)
+        gate.released.set()
+        for folder in worktrees(root):
+            remove_tree(folder)
+        async with open_lab(tmp_path, server=server, check=False) as lab:
+            assert (await lab.ended(run_id, within_s=60)).state == "error"
+            result = await lab.result(run_id)
+    assert result["error"]["kind"] == "workshop"
+    assert "is not there any more" in result["untrusted_result"]["error_text"]
+    assert branches(repository) == {} and len(server.requests) == 2
 
 
 async def killed_at_work(tmp: Path, server: ModelServer, gate: Gate) -> str:

@@ -6,6 +6,7 @@ import errno
 import os
 import shutil
 import signal
+import tempfile
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -34,6 +35,17 @@ def told(doing: str) -> Generator[None]:
             raise WorkshopFailed(f"{doing} failed: the disk is full; make room there, and start again") from error
         place = f" ({error.filename})" if error.filename else ""
         raise WorkshopFailed(f"{doing} failed: {error.strerror or error}{place}") from error
+
+
+@contextmanager
+def folder_aside(doing: str) -> Generator[Path]:
+    """Hold a folder for the time of one piece of work; `doing` says what, as for `told`.
+
+    Raises:
+        WorkshopFailed: It cannot be made, or what is done in it failed.
+    """
+    with told(doing), tempfile.TemporaryDirectory(prefix="ava-git-", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
 
 
 @dataclass(frozen=True)

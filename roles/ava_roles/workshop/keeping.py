@@ -45,7 +45,7 @@ def keep(trees: Trees, message: str) -> Branch | None:
         there = _branches(joined)
         kept = _named(trees, kept, head, there)
         assert kept.branch is not None
-        found = changes(git, kept.base, head)
+        found = changes(git, kept.base, head, (trees.order.verify, trees.order.setup or ""))
         _bring(trees, joined, git, kept.base, head)
         _refer(trees.theirs, joined, kept.branch, head, there.get(kept.branch))
     if through := filters(

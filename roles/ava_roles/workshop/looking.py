@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from ava_roles.confine.checkout import take
 from ava_roles.confine.paths import shown
-from ava_roles.workshop.gits import Git, told
+from ava_roles.workshop.gits import Git, folder_aside, told
 from ava_roles.workshop.protected import filters
 from ava_roles.workshop.repository import Theirs
 
@@ -48,8 +47,8 @@ def look(repository: Path, home: Path) -> State:
         WorkshopFailed: git is not there, or cannot tell.
     """
     theirs = Theirs.at(repository, home)
-    with tempfile.TemporaryDirectory(prefix="ava-git-", ignore_cleanup_errors=True) as aside:
-        git = theirs.git_folder(Path(aside) / "git", joined=True)
+    with folder_aside("looking at the repository") as aside:
+        git = theirs.git_folder(aside / "git", joined=True)
         head, branch = theirs.head(git)
         listed = git("ls-tree", "-r", "-z", "--full-tree", head).names()
         entries = [(entry.partition("\t")[0].split(), entry.partition("\t")[2]) for entry in listed]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from ava_roles.confine.checkout import take
 from ava_roles.confine.git import NoGitFolder, environment, folders_of, git_program, run_git
 from ava_roles.confine.small_files import read_small
 from ava_roles.errors import NoRepository, WorkshopFailed
-from ava_roles.workshop.gits import Git, told
+from ava_roles.workshop.gits import Git, folder_aside, told
 
 _KEPT = ("core.autocrlf", "core.eol", "core.ignorecase", "core.sharedrepository")
 """What of the user's configuration says how files are written; nothing in it can run anything."""
@@ -73,7 +72,7 @@ class Theirs:
         Raises:
             WorkshopFailed: git cannot read it.
         """
-        with tempfile.TemporaryDirectory(prefix="ava-git-") as aside, told("reading git's configuration"):
+        with folder_aside("reading git's configuration") as aside:
             env = {**environment(self.folder), "HOME": str(self.home)}
             for name in ("GIT_CONFIG_NOSYSTEM", "GIT_CONFIG_GLOBAL"):
                 del env[name]
@@ -127,8 +126,8 @@ class Theirs:
     @contextmanager
     def joined(self) -> Generator[Git]:
         """Hold a git directory of ours that has this repository's objects, branches and HEAD."""
-        with tempfile.TemporaryDirectory(prefix="ava-git-", ignore_cleanup_errors=True) as aside:
-            yield self.git_folder(Path(aside) / "git", joined=True)
+        with folder_aside("working with the repository") as aside:
+            yield self.git_folder(aside / "git", joined=True)
 
     def head(self, git: Git) -> tuple[str, str | None]:
         """Return the commit that is checked out, and its branch; None is none.

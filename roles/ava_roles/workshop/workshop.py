@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from threading import Lock
 
 import anyio
 from anyio.from_thread import check_cancelled
@@ -65,12 +66,14 @@ class Workshop:
         self._made: tuple[Trees, Benches, Root, Edits] | None = None
         self._bench = WorktreeBench(self, network)
         self._closing = False
+        self._keeping = Lock()
 
-    async def prepare(self, *, baseline: bool = True) -> Baseline:
+    async def prepare(self, *, baseline: bool = True, resumed: bool = False) -> Baseline:
         """Make both trees, or take up those that are there; run the setup and the verify command once.
 
         Args:
             baseline: Run the commands; a resumed run has had its baseline.
+            resumed: The run has worked in its worktree: another one would be without that work.
 
         Raises:
             NoRepository: There is no commit to begin at.
@@ -78,8 +81,8 @@ class Workshop:
             WorkshopFailed: The trees cannot be made; says what to do.
             ToolFailed: No command can be started.
         """
-        self.say("Making the worktree")
-        await run_sync(self._prepare, abandon_on_cancel=False)
+        self.say("Taking up the worktree" if resumed else "Making the worktree")
+        await run_sync(self._prepare, resumed, abandon_on_cancel=False)
         trees, benches, _files, _edits = self.made
         base = trees.place.known().base
         if not baseline:
@@ -119,7 +122,7 @@ class Workshop:
         """Bring the check tree to what would be committed, and run the verify command there.
 
         Where a setup command is given, it runs before, if it has not passed since what the project depends on changed.
-        What passes after another candidate was at work in that tree is run once more in one made anew: only that counts.
+        What passes after another candidate was at work in that tree is run again in one made anew: only that counts.
 
         Raises:
             WorkshopFailed: The trees cannot be read or written.
@@ -154,11 +157,16 @@ class Workshop:
         Raises:
             WorkshopFailed: It cannot be kept; the worktree is as it was.
         """
-        return keeping.keep(self.made[0], message)
+        with self._keeping:
+            return keeping.keep(self.made[0], message)
 
     def close(self) -> None:
-        """Close what is open; nothing is removed."""
+        """Close what is open; nothing is removed. Blocks while the work is being kept, which has to have its lock."""
         self._closing = True
+        with self._keeping:
+            self._close()
+
+    def _close(self) -> None:
         made, self._made = self._made, None
         if made is not None:
             made[2].close()
@@ -166,13 +174,21 @@ class Workshop:
         if place is not None:
             place.close()
 
-    def _prepare(self) -> None:
+    def base_tree(self) -> str:
+        """Return what the work began at, as git calls such a tree. Blocking."""
+        return self.made[0].base_tree()
+
+    def _prepare(self, resumed: bool) -> None:
         if self._made is not None:
             return
         theirs = Theirs.at(self._order.repository, self._home)
         self._place = place = self._place or Place(self._here)
         trees = Trees(self._order, place, theirs)
         if trees.take_up() is None:
+            if resumed:
+                raise WorkshopFailed(
+                    f"the worktree {self._here} is not there any more, and what the run had changed in it is lost"
+                )
             trees.make(check_cancelled)
         benches = Benches(trees, self._sandbox.mounts, self._home, self._read_only, self._closed, check_cancelled)
         with told("opening the worktree"):
