@@ -132,13 +132,13 @@ class Updates:
         """
         self._refuse_more()
         stream = Stream()
-        handler = ListenHandler(stream, max_subscriptions=1)
+        listen = ListenHandler(stream, max_subscriptions=1)
         listener = Listener(user, stream.tell)
         listener.uris = uris
         await self.begin()
         heard = params.notifications.model_copy(update={"resource_subscriptions": list(uris) or None})
-        with self._listening(listener, handler):
-            return await handler(ctx, params.model_copy(update={"notifications": heard}))
+        with self._listening(listener, listen):
+            return await listen(ctx, params.model_copy(update={"notifications": heard}))
 
     @contextmanager
     def _listening(self, listener: Listener, handler: ListenHandler) -> Generator[None]:

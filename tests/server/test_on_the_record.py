@@ -21,8 +21,10 @@ import anyio
 import pytest
 from support.coding import asked
 from support.house import PRICED, Lab, arrived, connect, hand_over, open_lab, submits
+from support.http_server import serving_http, token
 from support.model_server import Fail, Gate, HangUp, ModelServer, Raw, Say, Step, events, running_model_server
 from support.projects import checkout
+from support.stdio import using
 from support.web_site import Page, site
 
 from ava_audit.entries import HEADER
@@ -51,7 +53,6 @@ UNREACHED: set[str] = set()
 UNSET: dict[tuple[str, str], str] = {}
 """Fields that no entry of this version has, and why."""
 UNSAID = {
-    ("SpawnDecided", "channel"): {"http"},
     ("RunResumed", "channel"): {"auto", "http"},
     ("CancelRequested", "by"): {"system"},
     ("SubagentComplete", "status"): {"superseded", "rejected", "expired"},
@@ -241,6 +242,7 @@ async def and_other_ways(tmp: Path, server: ModelServer) -> None:
         assert result["status"] == "success", result
     async with connect(tmp, server=server, config=CONFIG) as (client, _server):
         await client.call_tool("check_subagent", {})
+    await from_elsewhere(tmp / "data", server)
     auto = "approval = 'auto'\nauto_approve_cents = 500\nauto_approve_daily_cents = 500\n"
     async with open_lab(tmp, server=server, config=f"{auto}{CONFIG}", check=False) as lab:
         started = await lab.call("spawn_subagent", role="researcher", task=play("group"), tools=["read_webpages"])
@@ -250,6 +252,20 @@ async def and_other_ways(tmp: Path, server: ModelServer) -> None:
         for gate in LEFT:
             await lab.start(task=play("left"))
             await arrived(gate.arrived)
+
+
+async def from_elsewhere(root: Path, server: ModelServer) -> None:
+    """A run that is proposed over HTTP with one token, and approved with another."""
+    host, phone = token(root, "ana", "spawn", "read"), token(root, "ana", "approve", name="phone")
+    async with serving_http(root, env=using(server.base_url)) as http, http.client(host) as client:
+        given = {"role": "custom", "system_prompt": "Be brief.", "task": play("group")}
+        proposed = (await client.call_tool("spawn_subagent", given)).structured_content or {}
+        lines = {"pending_ids": [proposed["pending_id"]], "approving": [proposed["approval_line"]]}
+        [waits] = (await http.get("/approvals", phone)).json()["proposals"]
+        digests = {proposed["pending_id"]: waits["digest"]}
+        decided = await http.post("/approvals", phone, json={"decision": "approve", "digests": digests, **lines})
+        assert decided.status_code == 200, decided.text
+        await client.call_tool("check_subagent", {"subagent_id": proposed["subagent_id"], "wait_seconds": 20})
 
 
 PAGES = {
