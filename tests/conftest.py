@@ -1,4 +1,4 @@
-"""How many tests run at once, and Hypothesis profiles: `--hypothesis-profile=long` plays more schedules (README.md)."""
+"""How many tests run at once, which of them only on request, and Hypothesis profiles (README.md)."""
 
 import os
 
@@ -7,9 +7,65 @@ from hypothesis import settings
 
 settings.register_profile("long", max_examples=250, stateful_step_count=60, deadline=None)
 
+LONG = (
+    "tests/audit/test_mirror.py::test_any_cut_of_the_mirror_heals",
+    "tests/roles/test_documents.py::test_a_page_of_a_million_tags",
+    "tests/roles/test_documents.py::test_a_page_that_unpacks_to_too_much",
+    "tests/roles/test_documents.py::test_a_sheet_",
+    "tests/roles/test_documents.py::test_odd_csv_files",
+    "tests/roles/test_foreign_servers.py",
+    "tests/server/hosts/test_init.py",
+    "tests/server/test_cli_logs.py",
+    "tests/server/test_cli_memory.py",
+    "tests/server/test_cli_models.py",
+    "tests/server/test_doctor_broken.py",
+    "tests/server/test_doctor_foreign.py",
+    "tests/server/test_doctor_online.py",
+    "tests/server/test_foreign_runs.py",
+    "tests/server/test_names.py",
+    "tests/server/test_search_runs.py::test_online_the_doctor",
+    "tests/server/test_search_runs.py::test_the_doctor",
+    "tests/system/test_bad_moments.py",
+    "tests/system/test_cli_approve.py",
+    "tests/system/test_cli_roles.py",
+    "tests/system/test_cli_steer.py",
+    "tests/system/test_demo.py",
+    "tests/system/test_host_habits.py",
+    "tests/system/test_other_systems_cli.py",
+    "tests/system/test_two_servers.py",
+)
+"""Tests that start many processes or chew on large files: together they take longer than all others."""
+ELSEWHERE = "[landlock"
+"""So begin the parameters of tests that are tried in another sandbox once more."""
+ALL, _SHORT = "--all", "PYTEST_WITHOUT_LONG"
+
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
     """Half as many again as processors: tests wait for other processes and for deadlines much of their time."""
     here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(here + here // 2, 2)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option that runs everything."""
+    parser.addoption(ALL, action="store_true", help="those that take long too; who names a file gets all of it anyway")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Decide, once for all workers, whether those that take long are left out."""
+    if not hasattr(config, "workerinput"):
+        named = config.args_source is not pytest.Config.ArgsSource.TESTPATHS
+        os.environ[_SHORT] = "" if named or config.getoption(ALL) else "1"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave them out."""
+    if os.environ.get(_SHORT):
+        long = [item for item in items if _is_long(item.nodeid)]
+        config.hook.pytest_deselected(items=long)
+        items[:] = [item for item in items if not _is_long(item.nodeid)]
+
+
+def _is_long(nodeid: str) -> bool:
+    return nodeid.startswith(LONG) or (nodeid.startswith("tests/roles/test_workshop") and ELSEWHERE in nodeid)
