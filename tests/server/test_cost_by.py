@@ -20,6 +20,7 @@ from ava_server.budget import Purpose, settlement_event
 from ava_server.history import History
 from ava_server.prices import COST_PARTS, Price
 from ava_server.result import Ended, build_result
+from ava_server.run_config import RunConfig
 from ava_server.words import run_text
 
 WHO = Who("sess-1", "S-000001", USER)
@@ -47,9 +48,16 @@ attempts = st.tuples(
 )
 
 
+CONFIG = RunConfig(
+    role="researcher", role_source="built in", role_text="", model="custom:test", provider="custom", model_id="test",
+    price={}, timeout_s=600, max_cost_micros=500_000, max_tokens=100_000, max_iterations=20, max_tool_calls=25, tools=(),
+    reach="can reach neither files nor the web", estimated_minutes=(1, 2),
+).model_dump_json()  # fmt: skip
+
+
 def run_row(cost_micros: int, uncosted_micros: int) -> RunRow:
     return RunRow(
-        "S-000001", "P-00000001", None, USER, "sess-1", "researcher", None, None, "far:model", "{}", None, RUNNING,
+        "S-000001", "P-00000001", None, USER, "sess-1", "researcher", None, None, "far:model", CONFIG, None, RUNNING,
         None, None, 1, cost_micros=cost_micros, uncosted_micros=uncosted_micros,
     )  # fmt: skip
 
