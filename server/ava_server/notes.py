@@ -11,6 +11,7 @@ from ava_roles.errors import ToolFailed
 from ava_roles.memory import NAME_RULE, NOTE_BYTES, NOTES_MOST, Memory, Note, Notes, is_note_name
 from ava_server.errors import BadInput, ConfigError, Refused
 from ava_server.files import replace_file
+from ava_server.private_file import make_private_folder
 
 LOCK_TIMEOUT_S = 10.0
 
@@ -138,13 +139,7 @@ class Notebook:
         Raises:
             ConfigError: It cannot be made, or may not be trusted.
         """
-        folder = self.memory.folder
-        try:
-            folder.mkdir(mode=0o700, exist_ok=True)
-        except FileExistsError:
-            pass  # what stands there is looked at next
-        except OSError as failed:
-            raise ConfigError(f"{folder} cannot be made: {failed.strerror or type(failed).__name__}.") from failed
+        make_private_folder(self.memory.folder)
         with self._told():
             self.memory.check()
 

@@ -91,13 +91,7 @@ class PrivateFile:
         Raises:
             ConfigError: It cannot be made, or may not be trusted.
         """
-        folder = self.path.parent
-        try:
-            folder.mkdir(mode=0o700, exist_ok=True)
-        except FileExistsError:
-            pass  # what stands there is looked at next
-        except OSError as failed:
-            raise ConfigError(f"{folder} cannot be made: {failed.strerror or type(failed).__name__}.") from failed
+        make_private_folder(self.path.parent)
         self.check_folder()
 
     def check_folder(self) -> None:
@@ -160,3 +154,17 @@ class PrivateFile:
     def _unusable(self, failed: OSError) -> ConfigError:
         why = failed.strerror or type(failed).__name__
         return ConfigError(f"{self.path} cannot be used: {why}. Make it this user's own.")
+
+
+def make_private_folder(folder: Path) -> None:
+    """Make a folder for its owner alone, if it is missing; what stands there is for the caller to look at.
+
+    Raises:
+        ConfigError: It cannot be made.
+    """
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+    except FileExistsError:
+        pass
+    except OSError as failed:
+        raise ConfigError(f"{folder} cannot be made: {failed.strerror or type(failed).__name__}.") from failed

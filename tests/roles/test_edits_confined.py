@@ -13,30 +13,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support.roots import WAYS, kernel, stepwise
 from support.swapping import swapping
 
-from ava_roles.confine.beneath import Beneath
 from ava_roles.confine.paths import Root
-from ava_roles.confine.plain import Plain
 from ava_roles.errors import AccessRefused, NotThere, ToolFailed
 from ava_roles.workshop.edits import BYTES_MAX, Edits, belongs_to_git
 
 SECRET = b"the secret outside"
-
-
-def kernel(path: Path) -> Root:
-    return Root(path, Beneath(path))
-
-
-def stepwise(path: Path) -> Root:
-    return Root(path, Beneath(path, kernel=False))
-
-
-def plain(path: Path) -> Root:
-    return Root(path, Plain(path))
-
-
-WAYS = [kernel, stepwise, plain]
 
 
 @pytest.fixture(params=WAYS, ids=lambda way: str(way.__name__))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import anyio
 import pytest
-from support.attacks import BWRAP, CONFINED, EVERY, HERE, command, how, needs, python, sandbox
+from support.attacks import BWRAP, CONFINED, HERE, command, how, needs, python, sandbox
 
 from ava_roles.confine import linux
 from ava_roles.confine.sandbox import Bind, Command, Kind
@@ -23,13 +23,6 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="commands are co
 
 @pytest.fixture(params=CONFINED)
 def confined(request: pytest.FixtureRequest) -> Kind:
-    kind: Kind = request.param
-    needs(kind)
-    return kind
-
-
-@pytest.fixture(params=EVERY)
-def kind(request: pytest.FixtureRequest) -> Kind:
     kind: Kind = request.param
     needs(kind)
     return kind

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import anyio
 import pytest
-from support.attacks import EVERY, command, needs, python, sandbox
+from support.attacks import command, python, sandbox
 from support.processes import children_of, lives, marked
 from support.sandbox_server import NASTY
 
@@ -23,19 +23,6 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="commands are co
 
 SERVER = Path(__file__).parents[1] / "support" / "sandbox_server.py"
 SOON_S = 2.0
-
-
-@pytest.fixture(params=EVERY)
-def kind(request: pytest.FixtureRequest) -> Kind:
-    kind: Kind = request.param
-    needs(kind)
-    return kind
-
-
-@pytest.fixture
-def here(tmp_path: Path) -> Path:
-    (tmp_path / "here").mkdir()
-    return tmp_path / "here"
 
 
 @pytest.fixture

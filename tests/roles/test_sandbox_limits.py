@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.attacks import EVERY, command, needs, python, sandbox
+from support.attacks import command, needs, python, sandbox
 
 from ava_roles.confine import linux
 from ava_roles.confine.sandbox import Kind
@@ -19,19 +19,6 @@ from ava_roles.confine.sandbox import Kind
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="commands are confined on Linux alone")
 
 MIB = 1024 * 1024
-
-
-@pytest.fixture(params=EVERY)
-def kind(request: pytest.FixtureRequest) -> Kind:
-    kind: Kind = request.param
-    needs(kind)
-    return kind
-
-
-@pytest.fixture
-def here(tmp_path: Path) -> Path:
-    (tmp_path / "here").mkdir()
-    return tmp_path / "here"
 
 
 @pytest.fixture

@@ -28,6 +28,17 @@ HOOKS = (
 )  # fmt: skip
 
 
+def _after(*command: str) -> Builder:
+    """Return what makes a repository and runs one command of git in it."""
+
+    def build(folder: Path, _mark: Path) -> Path:
+        repository = project(folder)
+        git(repository, *command)
+        return repository
+
+    return build
+
+
 def _marking(path: Path, mark: Path, then: str = "exit 1") -> Path:
     """Write a program that leaves a mark."""
     write(path.parent, {path.name: f"#!/bin/sh\ntouch '{mark}'\n{then}\n"})
@@ -87,12 +98,6 @@ def _programs(folder: Path, mark: Path) -> Path:
         git(repository, "config", name, program)
     git(repository, "config", "commit.gpgSign", "true")
     git(repository, "config", "gc.auto", "1")
-    return repository
-
-
-def _detached(folder: Path, _mark: Path) -> Path:
-    repository = project(folder)
-    git(repository, "checkout", "-q", "--detach")
     return repository
 
 
@@ -211,18 +216,6 @@ def _locked(folder: Path, _mark: Path) -> Path:
     return repository
 
 
-def _split_index(folder: Path, _mark: Path) -> Path:
-    repository = project(folder)
-    git(repository, "update-index", "--split-index", "--untracked-cache")
-    return repository
-
-
-def _no_logs(folder: Path, _mark: Path) -> Path:
-    repository = project(folder)
-    git(repository, "config", "core.logAllRefUpdates", "false")
-    return repository
-
-
 def _odd_folder(folder: Path, _mark: Path) -> Path:
     return project(folder.parent / '"odd" #\n: \\folder')
 
@@ -236,7 +229,7 @@ REPOSITORIES: Mapping[str, Builder] = {
     "filters": _filters,
     "git lfs": _lfs,
     "programs": _programs,
-    "detached": _detached,
+    "detached": _after("checkout", "-q", "--detach"),
     "sparse": _sparse,
     "sha256": _sha256,
     "linked worktree": _linked,
@@ -249,8 +242,8 @@ REPOSITORIES: Mapping[str, Builder] = {
     "converted": _converted,
     "autocrlf": _autocrlf,
     "locks": _locked,
-    "split index": _split_index,
-    "no logs": _no_logs,
+    "split index": _after("update-index", "--split-index", "--untracked-cache"),
+    "no logs": _after("config", "core.logAllRefUpdates", "false"),
 }
 
 

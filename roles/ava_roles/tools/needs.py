@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from ava_roles.errors import ToolFailed
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from ava_roles.tools.searches import Search
     from ava_roles.workshop.edits import Edits
 
+_Thing = TypeVar("_Thing")
+
 
 def need_files(at: Place) -> Root:
     """Return the workspace.
@@ -23,9 +25,7 @@ def need_files(at: Place) -> Root:
     Raises:
         ToolFailed: The run has none.
     """
-    if at.files is None:
-        raise ToolFailed("this run has no workspace, so no files can be read; work with what the task contains")
-    return at.files
+    return _there(at.files, "this run has no workspace, so no files can be read; work with what the task contains")
 
 
 def need_fetch(at: Place) -> Fetcher:
@@ -34,9 +34,7 @@ def need_fetch(at: Place) -> Fetcher:
     Raises:
         ToolFailed: The run may not reach the network.
     """
-    if at.fetch is None:
-        raise ToolFailed("this run may not reach the network; work with what the task contains")
-    return at.fetch
+    return _there(at.fetch, "this run may not reach the network; work with what the task contains")
 
 
 def need_search(at: Place) -> Search:
@@ -45,9 +43,7 @@ def need_search(at: Place) -> Search:
     Raises:
         ToolFailed: The run has none.
     """
-    if at.search is None:
-        raise ToolFailed("this run has no web search; read pages that you know with read_webpages")
-    return at.search
+    return _there(at.search, "this run has no web search; read pages that you know with read_webpages")
 
 
 def need_artifacts(at: Place) -> Root:
@@ -56,9 +52,7 @@ def need_artifacts(at: Place) -> Root:
     Raises:
         ToolFailed: The run has none.
     """
-    if at.artifacts is None:
-        raise ToolFailed("this run has no folder for artifacts; put the content into the result instead")
-    return at.artifacts
+    return _there(at.artifacts, "this run has no folder for artifacts; put the content into the result instead")
 
 
 def need_memory(at: Place) -> Memory:
@@ -67,9 +61,7 @@ def need_memory(at: Place) -> Memory:
     Raises:
         ToolFailed: The run has none.
     """
-    if at.memory is None:
-        raise ToolFailed("this run has no memory to recall; work with what the task contains")
-    return at.memory
+    return _there(at.memory, "this run has no memory to recall; work with what the task contains")
 
 
 def need_edits(at: Place) -> Edits:
@@ -78,9 +70,7 @@ def need_edits(at: Place) -> Edits:
     Raises:
         ToolFailed: The run has none.
     """
-    if at.edits is None:
-        raise ToolFailed("this run has no worktree, so no file can be changed; say in the result what should be")
-    return at.edits
+    return _there(at.edits, "this run has no worktree, so no file can be changed; say in the result what should be")
 
 
 def need_sandbox(at: Place) -> tuple[Sandbox, BenchMaker]:
@@ -92,3 +82,9 @@ def need_sandbox(at: Place) -> tuple[Sandbox, BenchMaker]:
     if at.sandbox is None or at.bench is None:
         raise ToolFailed("this run may not run commands; go on by reading")
     return at.sandbox, at.bench
+
+
+def _there(thing: _Thing | None, missing: str) -> _Thing:
+    if thing is None:
+        raise ToolFailed(missing)
+    return thing

@@ -18,13 +18,13 @@ from ava_roles.confine.launcher.landlock import (
     SYSTEM,
     WRITE_DEVICES,
 )
+from ava_roles.confine.launcher.ways import WAY, make, opened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ava_roles.confine.launcher.order import Order
 
 PLACE = "/tmp"  # noqa: S108 - it is everywhere; covered by a mount that nobody else sees
-_WAY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FOLDERS = 1024 * 1024
 _PLAIN = kernel.NO_SUID | kernel.NO_DEVICES
 
@@ -109,7 +109,7 @@ def _bound(place: int, target: str, *, writable: bool) -> str:
     Raises:
         OSError: There is one in the way, or something else.
     """
-    here = os.open(PLACE, _WAY)
+    here = os.open(PLACE, WAY)
     *folders, last = target.removeprefix(f"{PLACE}/").split("/")
     for name in folders:
         below = _made(here, name, folder=True)
@@ -128,14 +128,8 @@ def _bound(place: int, target: str, *, writable: bool) -> str:
 
 def _made(above: int, name: str, *, folder: bool) -> int:
     """Return a descriptor of a folder or file, which is made where there is none."""
-    try:
-        if folder:
-            os.mkdir(name, 0o755, dir_fd=above)
-        else:
-            os.close(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644, dir_fd=above))
-    except FileExistsError:
-        pass
-    descriptor = os.open(name, _WAY if folder else os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
+    make(above, name, folder=folder)
+    descriptor = opened(above, name, folder=folder)
     if stat.S_ISLNK(os.fstat(descriptor).st_mode):
         raise OSError(errno.ELOOP, "a link is in the way", name)
     return descriptor

@@ -14,7 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ava_roles.confine.launcher.order import Order
 
-_WAY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+WAY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _IN_THE_WAY = (errno.ENOTDIR, errno.ELOOP, errno.ENOENT)
 
 
@@ -67,9 +67,9 @@ def _make_way(above: str, names: list[str], what: os.stat_result, owner: int | N
     try:
         for number, name in enumerate(names, 1):
             folder = number < len(names) or stat.S_ISDIR(what.st_mode)
-            if owner is not None:
-                _make(here, name, folder, owner)
-            below = os.open(name, _WAY if folder else os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=here)
+            if owner is not None and make(here, name, folder=folder) and owner:
+                os.chown(name, owner, owner, dir_fd=here, follow_symlinks=False)
+            below = opened(here, name, folder=folder)
             os.close(here)
             here = below
         there = os.fstat(here).st_mode  # a pipe or a socket is covered by a file too
@@ -79,13 +79,18 @@ def _make_way(above: str, names: list[str], what: os.stat_result, owner: int | N
         os.close(here)
 
 
-def _make(above: int, name: str, folder: bool, owner: int) -> None:
+def make(above: int, name: str, *, folder: bool) -> bool:
+    """Make a folder or an empty file; tells whether it was not there before."""
     try:
         if folder:
             os.mkdir(name, 0o755, dir_fd=above)
         else:
             os.close(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644, dir_fd=above))
     except FileExistsError:
-        return
-    if owner:
-        os.chown(name, owner, owner, dir_fd=above, follow_symlinks=False)
+        return False
+    return True
+
+
+def opened(above: int, name: str, *, folder: bool) -> int:
+    """Return a descriptor that stands for a folder, or for whatever else has the name; no link is followed."""
+    return os.open(name, WAY if folder else os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)

@@ -1,0 +1,25 @@
+"""What several tests of the sandbox begin with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.attacks import EVERY, needs
+
+from ava_roles.confine.sandbox import Kind
+
+
+@pytest.fixture(params=EVERY)
+def kind(request: pytest.FixtureRequest) -> Kind:
+    """Each sandbox, and none; skipped where it does not work here."""
+    kind: Kind = request.param
+    needs(kind)
+    return kind
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    """A folder that a command may write to."""
+    (tmp_path / "here").mkdir()
+    return tmp_path / "here"

@@ -1,0 +1,27 @@
+"""The ways in which files beneath a folder are reached: by the kernel, step by step, and as any system can."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ava_roles.confine.beneath import Beneath
+from ava_roles.confine.paths import Root
+from ava_roles.confine.plain import Plain
+
+
+def kernel(path: Path) -> Root:
+    """Return a root in which the kernel itself stays beneath the folder."""
+    return Root(path, Beneath(path))
+
+
+def stepwise(path: Path) -> Root:
+    """Return a root that is walked name by name, through no link."""
+    return Root(path, Beneath(path, kernel=False))
+
+
+def plain(path: Path) -> Root:
+    """Return a root that uses nothing that only Linux has."""
+    return Root(path, Plain(path))
+
+
+WAYS = [kernel, stepwise, plain]
