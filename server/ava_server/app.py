@@ -343,6 +343,7 @@ def build_server(load: Callable[[], Settings], *, transport: str = "stdio", app:
         title="Ava",
         instructions=INSTRUCTIONS,
         lifespan=lifespan,
+        get_tool_input_schema=tools.input_schema,
         on_list_tools=tools.list_tools,
         on_call_tool=tools.call_tool,
         on_list_resources=resources.list_resources,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
@@ -200,6 +201,11 @@ def _fixed_tools() -> tuple[types.Tool, ...]:
             reads,
         ),
     )
+
+
+def input_schema(name: str) -> Mapping[str, Any] | None:
+    """Return what a tool takes; None for a name that none has. Without it, each call over HTTP lists all tools."""
+    return next((tool.input_schema for tool in _fixed_tools() if tool.name == name), None)
 
 
 def tools_now(catalog: Catalog | None = None) -> list[types.Tool]:

@@ -15,6 +15,9 @@ from support.http_server import HttpServer, serving_http, token
 from support.model_server import ModelServer, Say, Script, running_model_server
 from support.stdio import MODES, assert_intact, logged, told, using
 
+from ava_server.app import build_server
+from ava_server.settings import load_settings
+
 pytestmark = pytest.mark.skipif("sys.platform == 'win32'", reason="signals as POSIX has them")
 SETTINGS = "proposal_ttl_s = 600\n"
 DONE = Say(calls=[("submit_result", {"summary": "all is said", "output": "the answer"})])
@@ -50,6 +53,9 @@ async def test_propose_approve_run_check_and_read_over_http(tmp_path: Path, mode
         assert (client.protocol_version == "2026-07-28") == (mode == "auto")
         tools = await client.list_tools()
         assert len(tools.tools) == 6
+        lookup = build_server(load_settings, transport="http").get_tool_input_schema
+        assert lookup is not None and lookup("nobody") is None, "else each call would list, and read, all roles"
+        assert all(lookup(tool.name) == tool.input_schema for tool in tools.tools)
         run_id = await start(client)
         ended, spoken = told(await client.call_tool("check_subagent", {"subagent_id": run_id, "wait_seconds": 20}))
         assert ended["runs"][0]["untrusted_result"]["output"] == "the answer"
