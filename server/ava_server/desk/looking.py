@@ -52,10 +52,10 @@ class Looking:
             return CheckAnswer(status="list", message=message, runs=runs)
         if args.group_id is not None:
             members = await self._own.group(args.group_id, reading=True)
-            rows = await self.wait([row.id for row in members], args.wait_seconds, caller.progress)
+            rows = await self._waited_for(members, args.wait_seconds, caller.progress)
         else:
             run = await self._own.run(args.subagent_id or "", "subagent_id", reading=True)
-            rows = await self.wait([run.id], args.wait_seconds, caller.progress)
+            rows = await self._waited_for([run], args.wait_seconds, caller.progress)
         runs = await self.answers(rows, offset=offset)
         status = runs[0].state if len(runs) == 1 else "group"
         runs, message = fitting(runs)
@@ -106,6 +106,9 @@ class Looking:
         for answer, row in zip(answers, rows, strict=True):
             if not self._own.owns(row):
                 answer.status_line = f"[{row.user_id}] {answer.status_line}"
+
+    async def _waited_for(self, rows: list[RunRow], wait_s: float, progress: Progress) -> list[RunRow]:
+        return await self.wait([row.id for row in rows], wait_s, progress) if wait_s else rows
 
     async def wait(self, run_ids: list[str], wait_s: float, progress: Progress) -> list[RunRow]:
         """Wait until all of these have ended or are paused, or the time is over; a host that cancels ends the wait."""
