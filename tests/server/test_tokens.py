@@ -3,6 +3,7 @@
 import hmac
 import json
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -208,3 +209,17 @@ def test_a_subagents_process_makes_no_token(tmp_path: Path) -> None:
     done = ava(tmp_path, "token", "create", "x", "--user", "ana", "--scope", "audit", env={"AVA_RUN_ID": "S-7f3a2b"})
     assert done.returncode == 2
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "words", [["pin", "set"], ["key", "set", "openrouter"], ["secret", "set", "CRM", "--for", "example.org"]]
+)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_question_that_is_killed_leaves_the_echo_on(tmp_path: Path, words: list[str], number: signal.Signals) -> None:
+    with on_terminal(tmp_path / "data", *words, command=CONTROLLED) as screen:
+        screen.until("(not shown): ")
+        assert not screen.echoes
+        screen.process.send_signal(number)
+        ended = screen.ended()
+        assert ended == (130 if number == signal.SIGINT else -number)
+        assert screen.echoes

@@ -55,8 +55,10 @@ def read_value(prompt: str, what: str, command: str) -> str:
     import getpass
     import warnings
 
+    from ava_server.cli.unseen import shown_again
+
     try:
-        with warnings.catch_warnings():
+        with shown_again(sys.stdin.fileno()), warnings.catch_warnings():
             warnings.simplefilter("error", getpass.GetPassWarning)
             return getpass.getpass(f"{prompt} (not shown): ")
     except KeyboardInterrupt:

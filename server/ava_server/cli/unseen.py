@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
-from contextlib import suppress
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import anyio.to_thread
 
 from ava_server.errors import BadInput, Refused
+from ava_server.shutdown import ending_signals
 from ava_server.waiting import read_apart
 
 if TYPE_CHECKING:
@@ -45,22 +48,60 @@ async def _posix(question: str) -> str:
         raise Refused(_NONE) from None
     try:
         try:
-            before = termios.tcgetattr(terminal)
+            silent = termios.tcgetattr(terminal)
         except termios.error:
             raise Refused(_NONE) from None
-        silent = [*before]
         silent[3] &= ~termios.ECHO
-        try:
+        with shown_again(terminal):
             termios.tcsetattr(terminal, termios.TCSAFLUSH, silent)
             os.write(terminal, f"{question} (not shown): ".encode())
-            line = await read_apart(lambda: os.read(terminal, _LONGEST_LINE))
-        finally:
-            with suppress(OSError, termios.error):  # the terminal may be gone
-                termios.tcsetattr(terminal, termios.TCSAFLUSH, before)
-                os.write(terminal, b"\n")
+            try:
+                line = await read_apart(lambda: os.read(terminal, _LONGEST_LINE))
+            finally:
+                with suppress(OSError):  # the terminal may be gone
+                    os.write(terminal, b"\n")
         return line.decode("utf-8", "replace")
     finally:
         os.close(terminal)
+
+
+@contextmanager
+def shown_again(terminal: int) -> Generator[None]:
+    """Leave a terminal as it is now when the block ends, and when a signal ends the process in it.
+
+    Where the system knows no terminals of this kind nothing is done.
+    """
+    try:
+        import termios
+    except ImportError:
+        yield
+        return
+    try:
+        before = termios.tcgetattr(terminal)
+    except termios.error:  # it is none
+        yield
+        return
+
+    def undo() -> None:
+        with suppress(termios.error):
+            termios.tcsetattr(terminal, termios.TCSAFLUSH, before)
+
+    def end(number: int, _frame: object) -> None:
+        undo()
+        with suppress(OSError):
+            os.write(terminal, b"\n")
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    deadly = [number for number in ending_signals() if signal.getsignal(number) == signal.SIG_DFL]
+    for number in deadly:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        undo()
+        for number in deadly:
+            signal.signal(number, signal.SIG_DFL)
 
 
 async def _windows(question: str) -> str:
