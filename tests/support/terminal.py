@@ -12,6 +12,7 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
+import re
 import select
 import signal
 import struct
@@ -19,7 +20,7 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -27,6 +28,8 @@ COMMAND = (sys.executable, "-m", "ava_server")
 CONTROLLED = ("sh", "-c", ': <"$(tty)"; exec "$@"', "sh", *COMMAND)
 """The command as a shell starts it: its terminal is also /dev/tty, and Ctrl-C typed there interrupts it."""
 WITHIN_S = 30.0
+_HOME = "\x1b[H"
+_STEERING = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 def environment(root: Path | str, **more: str) -> dict[str, str]:
@@ -78,6 +81,26 @@ class Screen:
         """Whether the terminal shows what is typed."""
         return bool(termios.tcgetattr(self._descriptor)[3] & termios.ECHO)
 
+    def resize(self, columns: int, rows: int) -> None:
+        """What pulling at a corner of the window does."""
+        fcntl.ioctl(self._descriptor, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        self.process.send_signal(signal.SIGWINCH)
+
+    @property
+    def frames(self) -> list[list[str]]:
+        """What a program has drawn in place, picture by picture: the lines as they are read, without blanks at the end."""
+        plain = (_STEERING.sub("", picture) for picture in self.text.split(_HOME)[1:])
+        return [[line.rstrip() for line in picture.split("\n")] for picture in plain]
+
+    def until_frame(self, shows: Callable[[list[str]], bool]) -> list[str]:
+        """Read until a whole picture shows something, and return its lines."""
+        deadline = time.monotonic() + WITHIN_S
+        while True:
+            found = next((frame for frame in self.frames[:-1] if shows(frame)), None)
+            if found is not None:
+                return found
+            assert self._more(deadline), f"it never came; there was last: {self.frames[-1:]}"
+
     def interrupt(self) -> None:
         """What Ctrl-C does."""
         self.process.send_signal(signal.SIGINT)
@@ -106,12 +129,13 @@ def on_terminal(
     *args: str,
     cwd: Path | None = None,
     columns: int = 100,
+    rows: int = 24,
     env: Mapping[str, str] | None = None,
     command: Sequence[str] = COMMAND,
 ) -> Generator[Screen]:
     """Run a command on a terminal of its own; killed if it has not ended when the block does."""
     ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
     process = subprocess.Popen(
         [*command, *args],
         env=environment(root, **(env or {})),

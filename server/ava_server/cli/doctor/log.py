@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import sqlite3
 import time
-from collections.abc import Generator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
-import portalocker
-
-from ava_audit.migrations import SCHEMA_VERSION, schema_version
+from ava_audit.migrations import SCHEMA_VERSION
 from ava_audit.money import format_usd, micros_from_cents
 from ava_audit.schema import schema_changes, schema_faults
 from ava_audit.set_aside import not_in_log
-from ava_audit.view import View
 from ava_server.budget import installation_scope, user_scope, utc_day
 from ava_server.cli.doctor.check import Finding, Setup, log_path
+from ava_server.cli.peeking import Opened, is_held, opened
 from ava_server.os_user import os_user
 
-BUSY_S = 1.0
-_PEEK = portalocker.LockFlags.SHARED | portalocker.LockFlags.NON_BLOCKING
 _BROKEN = (
     "See that no other program holds ava.db. If it is damaged, bring back a copy, or move it and logs/ to another"
     " place: Ava then begins a new one."
@@ -36,34 +28,6 @@ _LOST = (
 )
 
 
-@dataclass(frozen=True)
-class _Opened:
-    """A log that can be read: the state of everything, its schema, and whether its newest entries are missing."""
-
-    db: sqlite3.Connection
-    view: View
-    schema: int
-    partial: bool
-
-
-@contextmanager
-def _opened(path: Path) -> Generator[_Opened]:
-    """Open a log to look at it, without making a file beside it.
-
-    SQLite makes the two files that belong to a database in use where they are missing. Where they are, nobody has it
-    open, and the database file alone is read.
-    """
-    if not path.is_file():  # opening a pipe would wait for ever
-        raise OSError("it is no regular file")
-    wal, shared = (path.with_name(path.name + end) for end in ("-wal", "-shm"))
-    in_use = wal.is_file() and shared.is_file()
-    uri = f"{path.absolute().as_uri()}?mode=ro{'' if in_use else '&immutable=1'}"
-    with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=BUSY_S, isolation_level=None)) as db:
-        db.execute("BEGIN")
-        partial = not in_use and wal.exists() and wal.stat().st_size > 0
-        yield _Opened(db, View(db), schema_version(db), partial)
-
-
 def log(setup: Setup) -> list[Finding]:
     """Tell how large the log is, whether this version can read it, and whether index and mirror lag behind."""
     path = log_path(setup)
@@ -74,32 +38,32 @@ def log(setup: Setup) -> list[Finding]:
             return [Finding("log", "fault", fault.text, _LOST) for fault in lost[:1]]
         if not path.exists():
             return [Finding("log", "note", "there is none yet; it is made at the first start")]
-        with _opened(path) as opened:
-            return _log(setup, path, opened)
+        with opened(path) as log_file:
+            return _log(setup, path, log_file)
     except (sqlite3.Error, OSError) as error:
         return [Finding("log", "fault", f"{path} cannot be read: {error}", _BROKEN)]
 
 
-def _log(setup: Setup, path: Path, opened: _Opened) -> list[Finding]:
+def _log(setup: Setup, path: Path, log_file: Opened) -> list[Finding]:
     size = sum(part.stat().st_size for part in path.parent.glob(f"{path.name}*") if part.is_file())
-    if opened.schema > SCHEMA_VERSION:
-        text = f"{path} has schema {opened.schema}, and this version knows {SCHEMA_VERSION}: a newer Ava wrote it"
+    if log_file.schema > SCHEMA_VERSION:
+        text = f"{path} has schema {log_file.schema}, and this version knows {SCHEMA_VERSION}: a newer Ava wrote it"
         return [Finding("log", "fault", text, "Install the newer Ava, or set AVA_DATA_ROOT to another folder.")]
-    if opened.schema == 0 and size > 0:
+    if log_file.schema == 0 and size > 0:
         return [Finding("log", "fault", f"{path} is no log: its beginning is gone", _BROKEN)]
-    if opened.schema < SCHEMA_VERSION:
-        text = f"{path} has schema {opened.schema} of {SCHEMA_VERSION}; the next start brings it up to date"
+    if log_file.schema < SCHEMA_VERSION:
+        text = f"{path} has schema {log_file.schema} of {SCHEMA_VERSION}; the next start brings it up to date"
         return [Finding("log", "note", text)]
-    if faults := schema_faults(schema_changes(opened.db)):
+    if faults := schema_faults(schema_changes(log_file.db)):
         return [Finding("log", "fault", fault.text, _BROKEN) for fault in faults]
-    head = opened.view.head()
-    text = f"{head:,} entries, {size / 1e6:.1f} MB, schema {opened.schema}"
-    if opened.partial:
+    head = log_file.view.head()
+    text = f"{head:,} entries, {size / 1e6:.1f} MB, schema {log_file.schema}"
+    if log_file.partial:
         text += "; a process died over it, and its last entries are shown after the next start"
-    found = [Finding("log", "note" if opened.partial else "ok", text)]
+    found = [Finding("log", "note" if log_file.partial else "ok", text)]
     mirror = setup.settings is None or setup.settings.mirror
     lags = {
-        name: head - opened.view.progress(duty)
+        name: head - log_file.view.progress(duty)
         for name, duty in (("text index", "words"), ("JSONL mirror", "mirror"))
         if duty != "mirror" or mirror
     }
@@ -118,8 +82,8 @@ def processes(setup: Setup) -> list[Finding]:
     if setup.root is None or path is None or not path.exists():
         return []
     try:
-        count = sum(_is_held(lock) for lock in setup.root.instances.glob("*.lock"))
-        keeper = _is_held(setup.root.path / "keeper.lock")
+        count = sum(is_held(lock) for lock in setup.root.instances.glob("*.lock"))
+        keeper = is_held(setup.root.path / "keeper.lock")
     except OSError as error:
         text = f"it cannot be told who is at work here: {error.strerror}"
         return [Finding("processes", "warning", text, f"Make {setup.root.path} and what is in it this user's own.")]
@@ -127,19 +91,6 @@ def processes(setup: Setup) -> list[Finding]:
         return [Finding("processes", "ok", "no Ava server is at work here at this moment")]
     who = f"{count} Ava process{'' if count == 1 else 'es'} at work here"
     return [Finding("processes", "ok", f"{who}; {'one of them' if keeper else 'none of them'} keeps index and mirror")]
-
-
-def _is_held(path: Path) -> bool:
-    """Tell whether a process holds a lock file: a shared lock is tried on it for a moment, and the file not made."""
-    if path.is_symlink() or not path.is_file():  # opening a pipe would wait for ever
-        return False
-    with path.open("rb") as file:
-        try:
-            portalocker.lock(file, _PEEK)
-        except portalocker.LockException:
-            return True
-        portalocker.unlock(file)
-    return False
 
 
 def budgets(setup: Setup) -> list[Finding]:
@@ -155,10 +106,10 @@ def budgets(setup: Setup) -> list[Finding]:
     committed = {scope: 0 for _who, scope, _cents in caps}
     if path.exists():
         try:
-            with _opened(path) as opened:
-                if opened.schema != SCHEMA_VERSION:
+            with opened(path) as log_file:
+                if log_file.schema != SCHEMA_VERSION:
                     return []
-                committed = {scope: opened.view.bucket(scope).committed for scope in committed}
+                committed = {scope: log_file.view.bucket(scope).committed for scope in committed}
         except (sqlite3.Error, OSError):  # the log's own check says so
             return []
     shown = [
