@@ -88,9 +88,9 @@ class Screen:
 
     @property
     def frames(self) -> list[list[str]]:
-        """What a program has drawn in place, picture by picture: the lines as they are read, without blanks at the end."""
+        """What a program has drawn in place, picture by picture: the lines as they are read."""
         plain = (_STEERING.sub("", picture) for picture in self.text.split(_HOME)[1:])
-        return [[line.rstrip() for line in picture.split("\n")] for picture in plain]
+        return [[line.rstrip() for line in picture.split("\n")] for picture in plain if picture]
 
     def until_frame(self, shows: Callable[[list[str]], bool]) -> list[str]:
         """Read until a whole picture shows something, and return its lines."""

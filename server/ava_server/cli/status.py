@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 MOST = 200
 """So many runs are looked at closely each second, of those that go on and of those that have ended."""
 NO_LIMIT = sys.maxsize
-SHOWN_WITHIN_S, JSON_WITHIN_S = 1.0, 5.0
+SHOWN_WITHIN_S, JSON_WITHIN_S = 0.5, 5.0
 """How long finding out what confines commands may hold up what is shown once."""
 
 

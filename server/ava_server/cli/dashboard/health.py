@@ -112,7 +112,7 @@ def _confinement(confined: str | None) -> Health:
     name = "confinement"
     match confined:
         case None:
-            return Health(name, "note", "is being looked at", "confinement …")
+            return Health(name, "note", "not known yet", "")
         case "bubblewrap":
             return Health(name, "ok", "commands run in bubblewrap", confined)
         case "landlock":

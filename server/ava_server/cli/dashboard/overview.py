@@ -131,19 +131,21 @@ class Looker:
         settings: What was configured at first; a change counts from the next look on.
         everybody: The runs of all users.
         most: How many runs are looked at closely, of those that go on and of those that have ended.
+        env: The environment; None is this process's.
     """
 
-    def __init__(self, settings: Settings, *, everybody: bool, most: int) -> None:
+    def __init__(self, settings: Settings, *, everybody: bool, most: int, env: Mapping[str, str] | None = None) -> None:
         self.settings = settings
         self.everybody = everybody
         self._most = most
+        self._env = env
         self._user = os_user()
 
     def look(self) -> Overview:
         """Return what is there now, also where the log cannot be read."""
         faults: list[str] = []
         try:
-            self.settings = load_settings(self.settings.data_root)
+            self.settings = load_settings(self.settings.data_root, self._env)
         except (AvaError, OSError) as error:
             faults.append(str(error))
         root, now_us = self.settings.paths, time.time_ns() // 1000

@@ -81,17 +81,16 @@ class Page:
                 shown = min(ended, free)
                 return self._body(density, shown), self._hidden(len(self._going_on), shown)
         density = DENSITIES[-1]
-        runs = [line for shown in self._going_on for line in self._lines.short(shown)]
         below = self._today(density) + self._health(density)
         free = max(room - len(below), (room + 1) // 2)
-        count = used = 0
+        lines: list[Text] = []
+        count = 0
         for run in self._going_on:
-            takes = len(self._lines.short(run))
-            if used + takes > free:
+            if len(lines) >= free:
                 break
-            count, used = count + 1, used + takes
-        used = used or min(free, len(runs))
-        return runs[:used] + below, self._hidden(max(count, min(1, len(self._going_on))), 0)
+            count += 1
+            lines += self._lines.short(run)[: free - len(lines)]
+        return lines + below, self._hidden(count, 0)
 
     def _hidden(self, runs: int, endings: int) -> dict[str, int]:
         """Return how many runs of each state are not shown."""

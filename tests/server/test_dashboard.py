@@ -1,0 +1,365 @@
+"""What `ava status` shows, element by element, of logs that real runs have written."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import pytest
+from support.house import PRICED, Lab, hand_over, open_lab
+from support.model_server import Gate, Say
+from support.terminal import ava
+
+from ava_audit.locks import WriteLock
+from ava_server.cli.dashboard.as_json import as_object
+from ava_server.cli.dashboard.bars import bar, short_number
+from ava_server.cli.dashboard.health import Health, health, size
+from ava_server.cli.dashboard.overview import Looker, Overview
+from ava_server.cli.dashboard.page import NOBODY, Page
+from ava_server.cli.dashboard.words import both_ends, foreign, joined
+from ava_server.cli.terminal import cells
+from ava_server.settings import Settings, load_settings
+
+ONE_AT_ONCE = "[limits]\nrunning_per_user = 1\n" + PRICED
+LOOKS = ("read_file", {"path": "notes.md"})
+EVIL = "[red]owned[/red]\x1b]0;title\x07\x1b[2J\u202e"
+
+
+async def look(of: Lab | Settings, *, everybody: bool = False, most: int = 100) -> Overview:
+    settings = of.house.settings if isinstance(of, Lab) else of
+    env = {"AVA_MODEL_BASE_URL": of.server.base_url, "AVA_MODEL": "test"} if isinstance(of, Lab) else {}
+    return await anyio.to_thread.run_sync(Looker(settings, everybody=everybody, most=most, env=env).look)
+
+
+def page(settings: Settings, overview: Overview, width: int = 80, **more: Any) -> Page:
+    found = tuple(health(overview, settings, "bubblewrap", more.get("trouble", "")))
+    return Page(str(settings.data_root), overview, found, width, overview.at_us, **more)
+
+
+def plain(lines: list[Any]) -> list[str]:
+    return [line.plain.rstrip() for line in lines]
+
+
+async def arrived(gate: Gate) -> None:
+    with anyio.fail_after(10):
+        await anyio.to_thread.run_sync(gate.arrived.wait)
+
+
+async def everything(lab: Lab, gate: Gate) -> None:
+    """A run that has ended, one that runs, one in the queue, and one that waits for approval."""
+    (lab.workspace / "notes.md").write_text("twelve cents")
+    await lab.outcome(task="All is done here", name="done")
+    await lab.start(task="Goes on and on", name="busy", max_cost_cents=40)
+    await arrived(gate)
+    await lab.start(task="Comes later", name="patient")
+    await lab.propose(task="May it?", name="new")
+
+
+SCRIPT = (hand_over(), Say("", [LOOKS]))
+
+
+@pytest.mark.parametrize("width", [80, 120])
+async def test_every_state_stands_there_with_its_activity_and_a_bar_against_each_cap(
+    tmp_path: Path, width: int
+) -> None:
+    gate = Gate()
+    async with open_lab(tmp_path, [*SCRIPT, Say("so", gate=gate), *[hand_over()] * 2], config=ONE_AT_ONCE) as lab:
+        await everything(lab, gate)
+        overview = await look(lab)
+        lines = plain(page(lab.house.settings, overview, width).within(50))
+        gate.released.set()
+        for shown in overview.runs:
+            if shown.answer.state in ("running", "queued"):
+                await lab.ended(shown.run.id)
+
+    assert lines[0].startswith("Data root: ") and lines[0].endswith(str(lab.root)[-40:])
+    assert re.fullmatch(r"1 to approve · 1 running · 1 queued · 1 ended +\d\d:\d\d:\d\d", lines[1])
+    assert [shown.answer.name for shown in overview.runs] == ["new", "busy", "patient", "done"]
+    text = "\n".join(lines)
+    assert re.search(
+        r"^S-\w{6}  awaiting_approval  researcher \(new\)\n  asked \d\d:\d\d: May it\?\n"
+        r"  P-\w{8}, at most \$0.50 and 10 min, expires \d\d:\d\d\n  ava approve P-\w{8}, or ava reject P-\w{8}$",
+        text,
+        re.MULTILINE,
+    )
+    busy = next(number for number, line in enumerate(lines) if "(busy)" in line)
+    assert re.fullmatch(r"S-\w{6}  running            researcher \(busy\)", lines[busy])
+    assert re.fullmatch(r"  asked \d\d:\d\d: Goes on and on", lines[busy + 1])
+    assert lines[busy + 2].startswith("  Thinking")
+    figures = [r"\d+/600 s", r"turn 2/20", r"1/40 calls", r"\d+k?/100k tok", r"\$0.\d+/\$0.40"]
+    if width == 80:
+        assert re.fullmatch(rf"  {' +'.join(figures)}", lines[busy + 3])
+        assert re.fullmatch(r"  (█?░+)  (█░+)  (█░+)  (█░+)  (█+▒+░+)", lines[busy + 4])
+    else:
+        bars = ["█?░+", "█░+", "█░+", "█░+", "█+▒+░+"]
+        row = " +".join(f"{figure} +{drawn}" for figure, drawn in zip(figures, bars, strict=True))
+        assert re.fullmatch(f"  {row}", lines[busy + 3])
+    assert re.search(r"^S-\w{6}  queued +researcher \(patient\)\n.*\n  number 1 in the queue", text, re.MULTILINE)
+    ending = r"^S-\w{6}  success +\d\d:\d\d · \d+ m?s · \$0\.\d+ · researcher \(done\)$"
+    assert re.search(ending, text, re.MULTILINE)
+    assert re.search(r"^  somebody|^  \w+ +█▒*░+ \$0.\d+ of \$10.00 spent, \$0.\d+ held$", text, re.MULTILINE)
+    assert re.search(r"^  everybody +█▒*░+ \$0.\d+ of \$25.00 spent, \$0.\d+ held$", text, re.MULTILINE)
+    for line in (
+        r"ok      servers      1 Ava process at work here",
+        r"ok      keeper       alive: it keeps text index and mirror up to date",
+        r"ok      log          \d+ entries, [\d.]+ [kM]B",
+        r"ok      upkeep       (text index and mirror up to date|.* behind.*)",
+        r"ok      disk         [\d.]+ .B free for the data root",
+        r"ok      confinement  commands run in bubblewrap",
+        r"ok      providers    custom \(no key\)",
+    ):
+        assert re.search(f"^  {line}$", text, re.MULTILINE), line
+    assert max(map(cells, lines[1:])) <= width
+
+
+async def test_less_is_said_of_each_in_a_smaller_terminal_and_then_of_fewer_the_most_important_first(
+    tmp_path: Path,
+) -> None:
+    gate = Gate()
+    async with open_lab(tmp_path, [*SCRIPT, Say("so", gate=gate)], config=ONE_AT_ONCE, check=False) as lab:
+        await everything(lab, gate)
+        for number in range(6):
+            await lab.start(task=f"Comes even later {number}")
+        settings, overview = lab.house.settings, await look(lab)
+        few = await look(lab, most=2)
+    assert sum(overview.counts.values()) == len(overview.runs) == 10
+
+    for width in (40, 60, 80, 120):
+        for height in range(1, 70):
+            lines = plain(page(settings, overview, width).within(height))
+            assert len(lines) == height
+            assert max(map(cells, lines)) <= width
+            seen = sum(bool(re.match(r"S-\w{6}  ", line)) for line in lines)
+            more = re.search(r"… and (\d+) more", lines[-1])
+            assert height < 5 or seen + int(more[1] if more else 0) == 10
+            assert lines[0].startswith("Data root: ")
+    short = plain(page(settings, overview).within(24))
+    assert [line[:21].split()[1] for line in short if line.startswith("S-")][:3] == ["to", "running", "queued"]
+    assert any(
+        re.match(r"  \d+ s +█?░+ +turn 2 +█░+ +1 call +█░+ +\d+k? tok +█░+ +\$0.0\d+ +█+▒+░+$", line) for line in short
+    )
+    tiny = plain(page(settings, overview).within(9))
+    assert [line[10:20] for line in tiny if line.startswith("S-")] == ["to approve", "running   "]
+    assert tiny[-1].startswith("… and 8 more: 7 queued, 1 ended (ava status --once has all)")
+    assert any("everybody" in line for line in short) and any(line.startswith("Health: ") for line in short)
+    assert few.counts == overview.counts, "those that were not looked at closely are counted too"
+    assert "7 queued" in "".join(plain(page(settings, few).within(50))[-1:])
+
+
+async def test_a_run_whose_owner_is_gone_is_interrupted_and_its_clock_stands_still(tmp_path: Path) -> None:
+    gate = Gate()
+    async with open_lab(tmp_path, [Say("so", gate=gate)], check=False) as lab:
+        await lab.start(task="Left alone")
+        await arrived(gate)
+        settings = lab.house.settings
+    first, second = await look(settings), await look(settings)
+    lines = plain(page(settings, second).whole())
+    assert second.counts == {"interrupted": 1, "ended": 0}
+    assert re.fullmatch(r"S-\w{6}  interrupted  researcher", lines[1])
+    assert "  nobody has it: the next Ava server of this user goes on with it" in lines
+    assert "  warning servers      none is at work here: nothing runs until one starts" in lines
+    objects = [as_object(settings, each, (), None)["runs"][0]["caps"]["seconds"] for each in (first, second)]
+    assert objects[0] == objects[1]
+
+
+async def test_text_of_models_neither_steers_the_terminal_nor_colours_it(tmp_path: Path) -> None:
+    gate = Gate()
+    script = [Say("", [("read_file", {"path": f"{EVIL}.md"})]), Say(EVIL, gate=gate)]
+    async with open_lab(tmp_path, script, check=False) as lab:
+        await lab.propose(task=f"Waits {EVIL}", name="[blink]x[/]")
+        run_id = await lab.start(task=f"Runs {EVIL}")
+        await arrived(gate)
+        lab.store.set_live(run_id, f"Reading {EVIL}")
+        await lab.store.keep_house(lambda _db: None)  # with which it is written
+        settings, overview = lab.house.settings, await look(lab)
+    screens = [page(settings, overview, everybody=True).within(height) for height in (10, 24, 60)]
+    for lines in [*screens, page(settings, overview).whole()]:
+        for line in lines:
+            assert not re.search(r"[\x00-\x1f\x7f-\x9f\u202e]", line.plain), line.plain
+    full = "\n".join(plain(screens[-1]))
+    for words in ("Waits [red]owned[/red]", "Runs [red]owned[/red]", "Reading [red]owned[/red]", "([blink]x[/])"):
+        assert words in full
+    assert not any(
+        "red" in str(span.style) for lines in screens for line in lines for span in line.spans if "owned" in line.plain
+    )
+
+
+async def test_why_a_run_ended_and_a_proposal_that_was_not_approved_are_told(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, lambda _body: Say("", [LOOKS]), config=PRICED) as lab:
+        (lab.workspace / "notes.md").write_text("twelve cents")
+        await lab.outcome(task="Turns in circles", max_iterations=2)
+        proposal = await lab.propose(task="Not this one")
+        await lab.call("confirm_spawn", pending_ids=[proposal.pending_id], decision="reject")
+        overview = await look(lab)
+        lines = plain(page(lab.house.settings, overview).whole())
+        at_120 = "\n".join(plain(page(lab.house.settings, overview, 120).within(40)))
+    assert [shown.answer.state for shown in overview.runs] == ["rejected", "iteration_limit"]
+    assert "  the proposal was rejected" in lines and "  max_iterations of 2" in lines
+    assert re.search(
+        r"iteration_limit  .* · researcher \"Turns in circles\" · max_iterations of 2$", at_120, re.MULTILINE
+    )
+    assert re.search(
+        r"rejected +\d\d:\d\d · researcher \"Not this one\" · the proposal was rejected$", at_120, re.MULTILINE
+    )
+
+
+async def test_only_the_runs_of_this_user_unless_all_are_asked_for(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, [hand_over()], check=False) as lab:
+        await lab.outcome(task="Mine")
+        settings = lab.house.settings
+        mine, everybody = await look(settings), await look(settings, everybody=True)
+        assert len(mine.runs) == len(everybody.runs) == 1
+        assert f" of {lab.session.user}" in plain(page(settings, everybody, everybody=True).whole())[2]
+    other = Looker(settings, everybody=False, most=9)
+    other._user = "somebody else"  # pyright: ignore[reportPrivateUsage]
+    assert (await anyio.to_thread.run_sync(other.look)).runs == ()
+
+
+async def test_json_has_every_cap_and_the_health(tmp_path: Path) -> None:
+    gate = Gate()
+    async with open_lab(tmp_path, [Say("so", gate=gate)], config=PRICED, check=False) as lab:
+        await lab.start(task="Goes on", max_tokens=50_000)
+        await arrived(gate)
+        settings, overview = lab.house.settings, await look(lab)
+    found = json.loads(json.dumps(as_object(settings, overview, health(overview, settings, "landlock"), "landlock")))
+    (run,) = found["runs"]
+    assert (run["state"], run["task"], run["role"]) == ("running", "Goes on", "researcher")
+    caps = run["caps"]
+    assert [caps[name]["cap"] for name in ("seconds", "turns", "tool_calls", "tokens", "cost_cents")] == [
+        600, 20, 40, 50_000, 50,
+    ]  # fmt: skip
+    assert caps["turns"]["used"] == 1 and caps["cost_cents"]["held"] > 0
+    assert [budget["cap_cents"] for budget in found["today"]] == [1000, 2500]
+    state = found["health"]
+    assert (state["servers"], state["keeper"], state["confinement"]) == (1, True, "landlock")
+    assert state["providers"] == [{"name": "custom", "key": False}]
+    assert state["database_bytes"] > 0 and state["index_lag_entries"] >= 0 and state["mirror_lag_entries"] >= 0
+    assert {one["name"] for one in state["findings"]} >= {"servers", "keeper", "log", "upkeep", "disk", "confinement"}
+
+
+# -- health -----------------------------------------------------------------------------------------------------------
+
+
+def named(found: list[Health], name: str) -> Health:
+    return next(one for one in found if one.name == name)
+
+
+async def test_what_is_wrong_is_told_in_the_one_line_first(tmp_path: Path) -> None:
+    settings = load_settings(tmp_path)
+    overview = await look(settings)
+    assert named(health(overview, settings, None), "confinement").text == "not known yet"
+    assert named(health(overview, settings, "none"), "confinement").state == "warning"
+    off = health(overview, settings, "unavailable: nothing here confines")
+    assert named(off, "confinement").text == "commands are off: nothing here confines"
+    lines = plain(Page("x", overview, tuple(off), 80, overview.at_us).within(9))
+    line = next(line for line in lines if line.startswith("Health: "))
+    assert line.startswith("Health: warning · no commands · ")
+
+    (tmp_path / "config.toml").write_text("enabled = false\nmirror = false\n")
+    found = health(await look(settings), load_settings(tmp_path), "bubblewrap")
+    assert named(found, "settings").text == "enabled = false: subagents are switched off"
+    (tmp_path / "config.toml").write_text("[limits]\nrunning = 'x'\n")
+    overview = await look(settings)
+    assert named(health(overview, settings, "bubblewrap"), "settings").state == "fault"
+    assert "limits.running" in overview.faults[0]
+
+
+async def test_a_lag_is_told_and_is_a_warning_where_a_live_keeper_does_not_get_rid_of_it(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, [hand_over()]) as lab:
+        await lab.outcome()
+        settings, overview = lab.house.settings, await look(lab)
+    from dataclasses import replace
+
+    assert overview.log is not None
+    for lag, keeper, state in ((0, True, "ok"), (7, True, "ok"), (7, False, "note"), (20_000, True, "warning")):
+        log = replace(overview.log, index_lag=lag, mirror_lag=0)
+        one = named(health(replace(overview, log=log, keeper=keeper), settings, None), "upkeep")
+        assert one.state == state
+        assert one.text == (f"text index {lag:,} behind (entries)" if lag else "text index and mirror up to date")
+    log = replace(overview.log, index_lag=0, mirror_lag=None)
+    one = named(health(replace(overview, log=log), settings, None), "upkeep")
+    assert one.text == "text index up to date; no mirror is kept"
+    assert named(health(replace(overview, processes=0), settings, None), "servers").state == "note"
+
+
+def test_a_bar_is_empty_only_at_nothing_and_full_only_at_the_cap() -> None:
+    drawn: list[Callable[[], str]] = [
+        lambda: bar(0, 100, 10).plain,
+        lambda: bar(0.1, 100, 10).plain,
+        lambda: bar(50, 100, 10).plain,
+        lambda: bar(99.9, 100, 10).plain,
+        lambda: bar(100, 100, 10).plain,
+        lambda: bar(140, 100, 10).plain,
+        lambda: bar(20, 100, 10, held=30).plain,
+        lambda: bar(0, 100, 10, held=1).plain,
+        lambda: bar(0, 0, 10).plain,
+    ]
+    assert [one() for one in drawn] == [
+        "░░░░░░░░░░", "█░░░░░░░░░", "█████░░░░░", "█████████░", "██████████", "██████████", "██▒▒▒░░░░░", "▒░░░░░░░░░",
+        "██████████",
+    ]  # fmt: skip
+    assert [short_number(number) for number in (0, 999, 12_345, 999_499, 1_000_000)] == [
+        "0",
+        "999",
+        "12k",
+        "999k",
+        "1.0M",
+    ]
+    assert [size(number) for number in (12, 1_500, 2_500_000, 3 * 10**9)] == ["12 bytes", "1.5 kB", "2.5 MB", "3.0 GB"]
+
+
+def test_words_of_others_are_one_line_and_both_ends_of_a_line_fit() -> None:
+    assert foreign("a\nb\tc\x1b[31m\r\nd") == "a b c[31m d"
+    assert joined(("[bold]x", "red")).plain == "[bold]x"
+    for width in range(3, 30):
+        line = both_ends(joined("some words of ours"), "12:00", width)
+        assert line.plain.endswith("12:00")
+        assert width < 7 or line.cell_len == width
+
+
+# -- the log is left alone --------------------------------------------------------------------------------------------
+
+
+def traces(root: Path) -> dict[str, tuple[int, int]]:
+    return {str(path): (path.stat().st_size, path.stat().st_mtime_ns) for path in root.rglob("*")}
+
+
+async def test_looking_leaves_no_trace_and_waits_for_no_writer(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, [hand_over()]) as lab:
+        await lab.outcome()
+    before = traces(lab.root)
+    lock = WriteLock(lab.root / "write.lock")
+    with lock.held():
+        begun = time.monotonic()
+        done = await anyio.to_thread.run_sync(lambda: ava(lab.root, "status", "--once"))
+        assert time.monotonic() - begun < 20
+    lock.close()
+    assert done.returncode == 0 and "success" in done.stdout, done.stderr
+    after = traces(lab.root)
+    assert {name: found for name, found in after.items() if not name.endswith("write.lock")} == {
+        name: found for name, found in before.items() if not name.endswith("write.lock")
+    }
+
+
+def test_of_a_place_without_a_log_it_says_so_and_makes_nothing(tmp_path: Path) -> None:
+    root = tmp_path / "data"
+    done = ava(root, "status", "--once")
+    assert (done.returncode, done.stdout.splitlines()[:2]) == (0, [f"Data root: {root}", NOBODY])
+    assert "  note    log          there is none yet; it is made at the first start" in done.stdout
+    assert json.loads(ava(root, "status", "--json").stdout)["health"]["entries"] is None
+    assert not root.exists()
+
+
+def test_a_log_that_cannot_be_read_is_one_sentence_without_a_terminal(tmp_path: Path) -> None:
+    (tmp_path / "ava.db").write_bytes(b"this is no database, " * 400)
+    done = ava(tmp_path, "status", "--once")
+    assert done.returncode != 0
+    assert (
+        done.stderr.startswith("ava: the log cannot be read: file is not a database; ") and done.stderr.count("\n") == 1
+    )

@@ -1,0 +1,204 @@
+"""The dashboard on a real terminal: drawn in place, kept up to date, and gone without a trace however it ends."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sqlite3
+import sys
+from collections.abc import Generator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+import pytest
+from support.house import PRICED, hand_over, open_lab
+from support.model_server import Gate, Say
+from support.terminal import CONTROLLED, Screen, on_terminal
+
+from ava_server.cli.terminal import cells
+
+ENTERS, LEAVES = "\x1b[?1049h", "\x1b[?1049l"
+SHOWS_CURSOR, WRAPS = "\x1b[?25h", "\x1b[?7h"
+FAULTY = "import sys; {fault}; from ava_server.cli import run; run(sys.argv[1:])"
+
+
+def faulty(fault: str) -> tuple[str, ...]:
+    """The command with a fault of ours in it."""
+    return (sys.executable, "-c", FAULTY.format(fault=fault))
+
+
+def assert_left(screen: Screen) -> None:
+    """The terminal is as it was: the same screen, its cursor, its lines and what is typed are seen."""
+    last = screen.text.rindex(LEAVES)
+    assert last > screen.text.rindex(ENTERS)
+    assert max(screen.text.rindex(SHOWS_CURSOR), last) > screen.text.rindex("\x1b[?25l")
+    assert screen.text.rindex(WRAPS) > screen.text.rindex("\x1b[?7l")
+    assert screen.echoes
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "data"
+
+
+@contextmanager
+def dashboard(root: Path, columns: int = 100, rows: int = 24) -> Generator[Screen]:
+    """A dashboard that has shown its first picture."""
+    with on_terminal(root, "status", columns=columns, rows=rows) as screen:
+        screen.until("q ends")
+        yield screen
+
+
+def test_it_is_drawn_in_place_until_q_and_makes_no_data_root(root: Path) -> None:
+    with dashboard(root) as screen:
+        assert not screen.echoes
+        frame = screen.until_frame(lambda lines: "Health: " in "\n".join(lines) or "confinement" in "\n".join(lines))
+        screen.type("xq")
+        assert screen.ended() == 0
+        assert_left(screen)
+    assert frame[0] == f"Data root: {root}"[: len(frame[0])] or frame[0].startswith("Data root: …")
+    assert len(frame) == 24
+    assert "No subagents: none waits, runs, or ended within the last hour." in frame
+    before, _, after = screen.text.partition(ENTERS)
+    assert not before.strip() and after.partition(LEAVES)[2].strip("\x1b[?25h\r\n ") == ""
+    assert screen.text.count("\x1b[2J") == 0, "nothing is cleared, so that nothing flickers"
+    assert not root.exists()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_ends_it_and_leaves_the_terminal_as_it_was(root: Path, number: signal.Signals, code: int) -> None:
+    with dashboard(root) as screen:
+        screen.process.send_signal(number)
+        assert screen.ended() == code
+        assert_left(screen)
+    assert "Traceback" not in screen.text
+
+
+def test_ctrl_c_typed_at_the_terminal_ends_it(root: Path) -> None:
+    with on_terminal(root, "status", command=CONTROLLED) as screen:
+        screen.until("q ends")
+        screen.type("\x03")
+        assert screen.ended() == 130
+        assert_left(screen)
+
+
+def test_it_can_be_stopped_and_goes_on(root: Path) -> None:
+    with dashboard(root) as screen:
+        screen.process.send_signal(signal.SIGTSTP)
+        _pid, status = os.waitpid(screen.process.pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(status)
+        assert screen.echoes
+        screen.until(LEAVES)
+        seen = len(screen.text)
+        screen.process.send_signal(signal.SIGCONT)
+        while "q ends" not in screen.text[seen:]:
+            screen.until_frame(lambda lines: "q ends" in lines[-1] and "q ends" in screen.text[seen:])
+        assert not screen.echoes
+        screen.type("q")
+        assert screen.ended() == 0
+        assert_left(screen)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "import ava_server.cli.dashboard.overview as o; o.Looker.look = lambda self: 1 / 0",
+        "import ava_server.cli.dashboard.page as p; p.Page.within = lambda self, height: 1 / 0",
+        "import ava_server.cli.dashboard.stage as s; s.NO_WRAP = None",
+    ],
+)
+def test_a_fault_of_ours_leaves_the_terminal_as_it_was_and_is_told_there(root: Path, fault: str) -> None:
+    with on_terminal(root, "status", command=faulty(fault)) as screen:
+        assert screen.ended() == 70
+        assert LEAVES in screen.text and screen.echoes
+        told = screen.text.rpartition(LEAVES)[2]
+    assert "this is a fault of Ava's own" in told
+
+
+def test_it_follows_the_terminals_size(root: Path) -> None:
+    with dashboard(root, columns=80, rows=24) as screen:
+        screen.resize(120, 40)
+        large = screen.until_frame(lambda lines: len(lines) == 40)
+        screen.resize(50, 8)
+        small = screen.until_frame(lambda lines: len(lines) == 8)
+        screen.type("q")
+        assert screen.ended() == 0
+    assert cells(large[1]) == 120 and max(map(cells, large)) <= 120
+    assert cells(small[1]) == 50 and max(map(cells, small)) <= 50
+    assert large[-1].endswith("q ends") and small[-1].endswith("q ends")
+
+
+@pytest.mark.parametrize("term", ["dumb", "unknown"])
+def test_a_terminal_that_cannot_be_drawn_on_gets_it_once_without_steering(root: Path, term: str) -> None:
+    with on_terminal(root, "status", env={"TERM": term}) as screen:
+        assert screen.ended() == 0
+    assert screen.text.startswith(f"Data root: {root}\n")
+    assert "Health" in screen.text and "\x1b" not in screen.text
+
+
+def test_without_colours_it_says_the_same(root: Path) -> None:
+    texts: list[str] = []
+    for env in ({}, {"NO_COLOR": "1"}):
+        with on_terminal(root, "status", "--once", columns=80, env={"TERM": "xterm-256color", **env}) as screen:
+            assert screen.ended() == 0
+        texts.append(screen.text)
+    colours = re.compile(r"\x1b\[[0-9;]*3[0-7][0-9;]*m")
+    assert colours.search(texts[0]) and not colours.search(texts[1])
+    plain = [re.sub(r"\d+\.\d [kMG]B", "", re.sub(r"\x1b\[[0-9;]*m", "", text)) for text in texts]
+    assert plain[0] == plain[1]
+
+
+async def test_it_goes_on_with_what_runs_do_and_says_in_place_that_the_log_does_not_answer(tmp_path: Path) -> None:
+    gate = Gate()
+
+    def watch(root: Path) -> None:
+        with dashboard(root, columns=100, rows=30) as screen:
+            screen.until_frame(lambda lines: lines[1].startswith("1 running "))
+            with closing(sqlite3.connect(root / "ava.db", isolation_level=None)) as other:
+                screen.until_frame(lambda lines: any("Thinking" in line for line in lines))
+                gate.released.set()
+                screen.until_frame(lambda lines: any(re.match(r"S-\w{6}  success ", line) for line in lines))
+                assert other.execute("SELECT count(*) FROM runs").fetchone() == (1,)
+            screen.type("q")
+            assert screen.ended() == 0
+
+    async with open_lab(tmp_path, [Say("so", gate=gate), hand_over()], config=PRICED) as lab:
+        await lab.start(task="Goes on")
+        await anyio.to_thread.run_sync(watch, lab.root)
+
+    def held(root: Path) -> None:
+        with dashboard(root, columns=100, rows=30) as screen:
+            screen.until_frame(lambda lines: any(re.match(r"S-\w{6}  success ", line) for line in lines))
+            with closing(sqlite3.connect(root / "ava.db", isolation_level=None)) as other:
+                other.execute("SELECT count(*) FROM runs").fetchone()  # it uses the log as all do, and then alone
+                other.execute("PRAGMA locking_mode = EXCLUSIVE")
+                other.execute("BEGIN EXCLUSIVE")
+                shown = screen.until_frame(lambda lines: any(line.startswith("! as of ") for line in lines))
+                other.execute("ROLLBACK")
+            assert any(re.match(r"S-\w{6}  success ", line) for line in shown), "what was there before stays"
+            trouble = next(line for line in shown if line.startswith("! "))
+            assert re.match(r"! as of \d\d:\d\d:\d\d: the log cannot be read: database is locked; ", trouble)
+            assert any(line.startswith("  fault   log ") or "log out of reach" in line for line in shown)
+            seen = len(screen.frames)
+            screen.until_frame(
+                lambda lines: (
+                    len(screen.frames) > seen + 1 and not any(line.startswith("! ") for line in screen.frames[-2])
+                )
+            )
+            screen.type("q")
+            assert screen.ended() == 0
+
+    await anyio.to_thread.run_sync(held, lab.root)
+
+
+def test_a_data_root_that_comes_to_be_is_shown_from_then_on(root: Path) -> None:
+    with dashboard(root) as screen:
+        root.write_text("no folder")
+        shown = screen.until_frame(lambda lines: any("is no folder" in line for line in lines))
+        root.unlink()
+        screen.type("q")
+        assert screen.ended() == 0
+    assert any(line.startswith("! ") for line in shown)
