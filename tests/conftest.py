@@ -25,6 +25,8 @@ LONG = (
     "tests/server/test_cli_memory.py",
     "tests/server/test_cli_models.py",
     "tests/server/test_cli_verify.py",
+    "tests/server/test_dashboard.py::test_of_a_place",
+    "tests/server/test_dashboard_terminal.py",
     "tests/server/test_desk_forms.py::test_a_group_of_long_results",
     "tests/server/test_doctor_broken.py",
     "tests/server/test_doctor_foreign.py",

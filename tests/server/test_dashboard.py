@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,13 +16,15 @@ import anyio.to_thread
 import pytest
 from support.house import PRICED, Lab, hand_over, open_lab
 from support.model_server import Gate, Say
+from support.repository import REPOSITORY
 from support.terminal import ava
 
 from ava_audit.locks import WriteLock
 from ava_server.cli.dashboard.as_json import as_object
 from ava_server.cli.dashboard.bars import bar, short_number
 from ava_server.cli.dashboard.health import Health, health, size
-from ava_server.cli.dashboard.overview import Looker, Overview
+from ava_server.cli.dashboard.looking import Looker
+from ava_server.cli.dashboard.overview import Overview
 from ava_server.cli.dashboard.page import NOBODY, Page
 from ava_server.cli.dashboard.words import both_ends, foreign, joined
 from ava_server.cli.terminal import cells
@@ -143,6 +147,9 @@ async def test_less_is_said_of_each_in_a_smaller_terminal_and_then_of_fewer_the_
     assert [line[:21].split()[1] for line in short if line.startswith("S-")][:3] == ["to", "running", "queued"]
     assert any(
         re.match(r"  \d+ s +█?░+ +turn 2 +█░+ +1 call +█░+ +\d+k? tok +█░+ +\$0.0\d+ +█+▒+░+$", line) for line in short
+    )
+    assert any(
+        re.match(r"  ava approve P-\w{8} · at most \$0.50 and 10 min, expires \d\d:\d\d$", line) for line in short
     )
     tiny = plain(page(settings, overview).within(9))
     assert [line[10:20] for line in tiny if line.startswith("S-")] == ["to approve", "running   "]
@@ -363,3 +370,21 @@ def test_a_log_that_cannot_be_read_is_one_sentence_without_a_terminal(tmp_path: 
     assert (
         done.stderr.startswith("ava: the log cannot be read: file is not a database; ") and done.stderr.count("\n") == 1
     )
+
+
+@pytest.mark.skipif(shutil.which("jq") is None, reason="no jq here")
+async def test_the_jq_lines_of_the_docs_find_what_they_say(tmp_path: Path) -> None:
+    page_of_docs = (REPOSITORY / "docs" / "monitoring.md").read_text("utf-8")
+    filters = re.findall(r"^ava status --json \| jq '(.*)'$", page_of_docs, re.MULTILINE)
+    async with open_lab(tmp_path, [hand_over()], config=PRICED) as lab:
+        await lab.outcome()
+        settings, overview = lab.house.settings, await look(lab)
+    text = json.dumps(as_object(settings, overview, health(overview, settings, "none"), "none"))
+
+    def jq(words: str) -> list[dict[str, Any]]:
+        done = subprocess.run(["jq", "-c", words], input=text, capture_output=True, text=True, check=True, timeout=10)
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+    runs, findings = [await anyio.to_thread.run_sync(jq, one) for one in filters]
+    assert [(run["state"], run["cost"]["cap"]) for run in runs] == [("success", 50)]
+    assert [one["name"] for one in findings] == ["confinement"]

@@ -105,7 +105,7 @@ def test_it_can_be_stopped_and_goes_on(root: Path) -> None:
 @pytest.mark.parametrize(
     "fault",
     [
-        "import ava_server.cli.dashboard.overview as o; o.Looker.look = lambda self: 1 / 0",
+        "import ava_server.cli.dashboard.looking as o; o.Looker.look = lambda self: 1 / 0",
         "import ava_server.cli.dashboard.page as p; p.Page.within = lambda self, height: 1 / 0",
         "import ava_server.cli.dashboard.stage as s; s.NO_WRAP = None",
     ],

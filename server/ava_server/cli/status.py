@@ -18,7 +18,7 @@ from ava_server.data_root import find_data_root
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from ava_server.cli.dashboard.overview import Looker
+    from ava_server.cli.dashboard.looking import Looker
     from ava_server.settings import Settings
 
 MOST = 200
@@ -48,11 +48,11 @@ def status_command(
     settings = load_settings()
     if as_json or once or not _can_draw():
         confinement = _Confinement(settings)
-        from ava_server.cli.dashboard.overview import Looker
+        from ava_server.cli.dashboard.looking import Looker
 
         return _once(Looker(settings, everybody=everybody, most=NO_LIMIT), confinement, as_json=as_json)
     from ava_server.cli.dashboard.live import Dashboard
-    from ava_server.cli.dashboard.overview import Looker
+    from ava_server.cli.dashboard.looking import Looker
 
     async def live() -> int:
         looker = Looker(settings, everybody=everybody, most=MOST)

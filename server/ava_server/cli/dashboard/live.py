@@ -20,7 +20,8 @@ from ava_server.waiting import read_apart, received
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from ava_server.cli.dashboard.overview import Looker, Overview
+    from ava_server.cli.dashboard.looking import Looker
+    from ava_server.cli.dashboard.overview import Overview
 
 REDRAW_S = 1.0
 STALLED_S = 3.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from rich.text import Text
@@ -29,6 +30,9 @@ WORDS, SHORT_WORDS = 13, 8
 """So long figures are as a rule: bars of several runs stand below each other."""
 SHORT_STATES = {WAITING: "to approve"}
 ENDED_WELL = ("success",)
+NOT_APPROVED = ("rejected", "expired", "superseded")
+SAID_BY_STATE = re.compile(r"^nobody has it: | in the queue")
+"""What need not be said of a run in few words, beside its state."""
 _STYLES = {WAITING: "bold yellow", "interrupted": "bold magenta", "running": "bold green", "queued": "cyan"}
 
 
@@ -74,11 +78,9 @@ class RunLines:
         """Return a run in a line or two."""
         state = shown.answer.state
         if state in (WAITING, EXPIRED):
-            return [
-                self._head(shown, f" · {shown.task}", short=True),
-                *_proposal(shown, can_decide=not self._owners)[:1],
-            ]
-        what = shown.waits or shown.answer.untrusted_activity
+            proposal = _short_proposal(shown, can_decide=not self._owners)
+            return [self._head(shown, f" · {shown.task}", short=True), proposal]
+        what = SAID_BY_STATE.sub("", shown.waits) or shown.answer.untrusted_activity
         head = self._head(shown, called_so(shown) + (f" · {what}" if what else ""), short=True)
         return [head] if state == "queued" else [head, self._short_bars(caps_of(shown, self._at_us))]
 
@@ -88,7 +90,7 @@ class RunLines:
         if config_of(shown.run.config).price.get("free"):
             cost = "free"
         figures = "" if shown.run.started_us is None else f"{took} · {cost} · "
-        why = why_ended(shown)
+        why = why_ended(shown) if shown.answer.state not in NOT_APPROVED else ""
         more = called_so(shown) + (f" · {why}" if why else "")
         return [self._head(shown, more, before=f"{clock(shown.run.ended_us)} · {figures}")]
 
@@ -143,15 +145,24 @@ def _indented(words: str) -> Text:
 
 
 def _proposal(shown: Shown, *, can_decide: bool) -> list[Text]:
-    run, config = shown.run, config_of(shown.run.config)
+    pending_id, terms = shown.run.pending_id, _terms(shown)
+    if shown.answer.state == EXPIRED or not can_decide:
+        return [_indented(f"{pending_id}, {terms}")]
+    return [_indented(f"{pending_id}, {terms}"), _indented(f"ava approve {pending_id}, or ava reject {pending_id}")]
+
+
+def _short_proposal(shown: Shown, *, can_decide: bool) -> Text:
+    how = "ava approve " if can_decide and shown.answer.state != EXPIRED else ""
+    return _indented(f"{how}{shown.run.pending_id} · {_terms(shown)}")
+
+
+def _terms(shown: Shown) -> str:
+    """Return what a proposal would cost at most, and until when it can be approved."""
+    config = config_of(shown.run.config)
+    if shown.answer.state == EXPIRED:
+        return f"expired {clock(shown.expires_us)}"
     most = "free" if config.price.get("free") else f"at most {format_usd(config.max_cost_micros, exact=True)}"
-    expired = shown.answer.state == EXPIRED
-    when = f", {'expired' if expired else 'expires'} {clock(shown.expires_us)}" if shown.expires_us is not None else ""
-    minutes = f"{config.timeout_s / 60:g} min"
-    if expired:
-        return [_indented(f"{run.pending_id}{when}")]
-    lines = [_indented(f"{run.pending_id}, {most} and {minutes}{when}")]
-    return lines + ([_indented(f"ava approve {run.pending_id}, or ava reject {run.pending_id}")] if can_decide else [])
+    return f"{most} and {config.timeout_s / 60:g} min, expires {clock(shown.expires_us)}"
 
 
 def called_so(shown: Shown) -> str:
