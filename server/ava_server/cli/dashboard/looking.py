@@ -186,10 +186,11 @@ def _shown(view: View, row: RunRow, alive: Alive, now_us: int, serving: bool) ->
     waits = ""
     if answer.state == "queued":
         place = f"number {answer.queue_position} in the queue" if answer.queue_position is not None else "paused"
-        why = "; ".join(part for part in (answer.waits_for, "" if serving else NO_SERVER) if part)
+        said = answer.waits_for if serving or answer.queue_position is None else None  # by who is gone: no longer true
+        why = "; ".join(part for part in (said, "" if serving else NO_SERVER) if part)
         waits = f"{place}: {why}" if why else place
     elif answer.state == "interrupted":
-        waits = interrupted_words(row, answer.waits_for, now_us)
+        waits = interrupted_words(row, answer.waits_for if serving else None, now_us)
     return Shown(
         run=row,
         answer=answer,

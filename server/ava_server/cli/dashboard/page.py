@@ -28,6 +28,8 @@ KEYS = "q ends"
 BAR, NAMES = 24, 12
 HEALTH_MARGIN = 23
 BAD = ("fault", "warning")
+MOST_TROUBLE = 3
+"""So many lines tell of what is wrong, at most."""
 SOME_ENDINGS = 3
 """So many endings are worth more than details of what goes on."""
 _STYLES = {"fault": "bold red", "warning": "yellow", "note": "", "ok": "green"}
@@ -148,7 +150,10 @@ class Page:
         return both_ends(Text(line), format_ts(self.at_us)[11:], self.width)
 
     def _trouble(self) -> list[Text]:
-        return [joined(("! ", "bold red"), (self.trouble, "red"))] if self.trouble else []
+        if not self.trouble:
+            return []
+        lines = wrapped(foreign(f"! {self.trouble}"), self.width).split("\n")
+        return [joined((line, "bold red")) for line in lines[:MOST_TROUBLE]]
 
     def _today(self, density: _Density) -> list[Text]:
         budgets = self.overview.budgets
