@@ -118,6 +118,26 @@ def test_a_fault_of_ours_leaves_the_terminal_as_it_was_and_is_told_there(root: P
     assert "this is a fault of Ava's own" in told
 
 
+def test_a_look_that_hangs_is_told_of_and_holds_up_neither_the_screen_nor_its_end(root: Path) -> None:
+    hangs = "import ava_server.cli.dashboard.looking as o, time; o.Looker.look = lambda self: time.sleep(600)"
+    with on_terminal(root, "status", command=faulty(hangs)) as screen:
+        frame = screen.until_frame(lambda lines: any("has not answered for " in line for line in lines))
+        screen.type("q")
+        assert screen.ended() == 0
+        assert_left(screen)
+    assert frame[0].startswith("Data root: ")
+
+
+def test_whoever_ends_it_while_the_confinement_is_tried_leaves_nothing_behind(root: Path, tmp_path: Path) -> None:
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    with on_terminal(root, "status", env={"TMPDIR": str(temporary)}) as screen:
+        screen.until("q ends")
+        screen.type("q")
+        assert screen.ended() == 0
+    assert list(temporary.iterdir()) == []
+
+
 def test_it_follows_the_terminals_size(root: Path) -> None:
     with dashboard(root, columns=80, rows=24) as screen:
         screen.resize(120, 40)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 import time
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import anyio
 import typer
@@ -18,7 +17,7 @@ from ava_server.data_root import find_data_root
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from ava_server.cli.dashboard.looking import Looker
+    from ava_server.cli.dashboard.confined import Confined
     from ava_server.settings import Settings
 
 MOST = 200
@@ -46,19 +45,27 @@ def status_command(
 
     has_log(find_data_root())
     settings = load_settings()
-    if as_json or once or not _can_draw():
-        confinement = _Confinement(settings)
-        from ava_server.cli.dashboard.looking import Looker
+    from ava_server.cli.dashboard.confined import Confined
 
-        return _once(Looker(settings, everybody=everybody, most=NO_LIMIT), confinement, as_json=as_json)
+    confined = Confined(settings.sandbox.mode)
+    try:
+        if as_json or once or not _can_draw():
+            confined.begin()
+            return _once(settings, confined, everybody=everybody, as_json=as_json)
+        code = _live(settings, confined, everybody=everybody)
+    finally:
+        confined.end()
+    raise typer.Exit(code)
+
+
+def _live(settings: Settings, confined: Confined, *, everybody: bool) -> int:
     from ava_server.cli.dashboard.live import Dashboard
     from ava_server.cli.dashboard.looking import Looker
 
-    async def live() -> int:
-        looker = Looker(settings, everybody=everybody, most=MOST)
-        return await Dashboard(looker, lambda: _find_confinement(settings)).show()
+    async def show() -> int:
+        return await Dashboard(Looker(settings, everybody=everybody, most=MOST), confined).show()
 
-    raise typer.Exit(anyio.run(live))
+    return anyio.run(show)
 
 
 def _can_draw() -> bool:
@@ -66,18 +73,20 @@ def _can_draw() -> bool:
     return sys.stdout.isatty() and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
 
 
-def _once(looker: Looker, confinement: _Confinement, *, as_json: bool) -> None:
+def _once(settings: Settings, confined: Confined, *, everybody: bool, as_json: bool) -> None:
     from ava_server.cli.dashboard.health import health
+    from ava_server.cli.dashboard.looking import Looker
 
+    looker = Looker(settings, everybody=everybody, most=NO_LIMIT)
     overview = looker.look()
     if overview.trouble is not None:
         raise overview.trouble
-    confined = confinement.known(JSON_WITHIN_S if as_json else SHOWN_WITHIN_S)
-    found = tuple(health(overview, looker.settings, confined))
+    kind = confined.known(JSON_WITHIN_S if as_json else SHOWN_WITHIN_S)
+    found = tuple(health(overview, looker.settings, kind))
     if as_json:
         from ava_server.cli.dashboard.as_json import as_object
 
-        return say_json(as_object(looker.settings, overview, found, confined))
+        return say_json(as_object(looker.settings, overview, found, kind))
     from ava_server.cli.dashboard.page import Page
 
     page = Page(
@@ -86,7 +95,7 @@ def _once(looker: Looker, confinement: _Confinement, *, as_json: bool) -> None:
         health=found,
         width=columns(),
         at_us=time.time_ns() // 1000,
-        everybody=looker.everybody,
+        everybody=everybody,
     )
     return _write(page.whole())
 
@@ -102,29 +111,3 @@ def _write(lines: list[Text]) -> None:
         for line in lines:
             console.print(line)
     return write(captured.get().removesuffix("\n"))
-
-
-class _Confinement:
-    """Finds out what confines commands, in a thread that nobody waits for at the end."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._found: list[str] = []
-        self._thread = threading.Thread(target=lambda: self._found.append(_find_confinement(settings)), daemon=True)
-        self._thread.start()
-
-    def known(self, within_s: float) -> str | None:
-        """Return what was found, None where it takes longer."""
-        self._thread.join(within_s)
-        return self._found[0] if self._found else None
-
-
-def _find_confinement(settings: Settings) -> str:
-    """Return the kind of sandbox here, or why there is none. Blocks up to seconds."""
-    from ava_roles.confine.sandbox import Unavailable
-    from ava_server.cli.doctor.confinement import sandbox
-
-    try:
-        found: Any = sandbox(settings.sandbox.mode)
-    except OSError as error:  # no room for the folder that it is tried in
-        return f"unavailable: it could not be tried ({error.strerror or error})"
-    return f"unavailable: {found.why}" if isinstance(found, Unavailable) else found.kind

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -20,6 +19,7 @@ from ava_server.waiting import read_apart, received
 if TYPE_CHECKING:
     from rich.text import Text
 
+    from ava_server.cli.dashboard.confined import Confined
     from ava_server.cli.dashboard.looking import Looker
     from ava_server.cli.dashboard.overview import Overview
 
@@ -36,16 +36,15 @@ class Dashboard:
 
     Args:
         looker: Looks at the data root, in a thread that nobody waits for.
-        confinement: Finds out what confines commands; once, and after the first picture.
+        confined: Finds out what confines commands, from the first picture on.
     """
 
-    def __init__(self, looker: Looker, confinement: Callable[[], str]) -> None:
+    def __init__(self, looker: Looker, confined: Confined) -> None:
         self._looker = looker
-        self._confinement = confinement
+        self._confined = confined
         self._stage = Stage()
         self._news = anyio.Event()
         self._overview: Overview | None = None
-        self._confined: str | None = None
         self._good_us: int | None = None
         self._asked_s = time.monotonic()
 
@@ -80,19 +79,11 @@ class Dashboard:
         return code
 
     async def _look_on(self) -> None:
-        async with anyio.create_task_group() as tasks:
-            while True:
-                self._asked_s = time.monotonic()
-                self._take(await read_apart(self._looker.look))
-                if self._overview is not None and self._confined is None:
-                    self._confined = ""
-                    tasks.start_soon(self._find_confinement)
-                await anyio.sleep(REDRAW_S)
-                self._asked_s = time.monotonic()
-
-    async def _find_confinement(self) -> None:
-        self._confined = await read_apart(self._confinement)
-        self._news.set()
+        while True:
+            self._asked_s = time.monotonic()
+            self._take(await read_apart(self._looker.look))
+            self._confined.begin()
+            await anyio.sleep(REDRAW_S)
 
     def _take(self, found: Overview) -> None:
         """Take up what was found; of a log that could not be read, what it had before."""
@@ -120,7 +111,7 @@ class Dashboard:
         page = Page(
             root=root,
             overview=self._overview,
-            health=tuple(health(self._overview, self._looker.settings, self._confined or None, trouble)),
+            health=tuple(health(self._overview, self._looker.settings, self._confined.known(), trouble)),
             width=columns,
             at_us=now_us(),
             trouble=trouble,
