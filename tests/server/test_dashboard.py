@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shutil
+import sqlite3
 import subprocess
 import time
 from collections.abc import Callable
@@ -386,3 +388,16 @@ async def test_the_jq_lines_of_the_docs_find_what_they_say(tmp_path: Path) -> No
     runs, findings = [await anyio.to_thread.run_sync(jq, one) for one in filters]
     assert [(run["state"], run["cost"]["cap"]) for run in runs] == [("success", 50)]
     assert [one["name"] for one in findings] == ["confinement"]
+
+
+@pytest.mark.parametrize(("change", "says"), [(-1, "its beginning is gone"), (1, "a newer ava")])
+async def test_a_log_of_another_version_is_told_and_left_as_it_is(tmp_path: Path, change: int, says: str) -> None:
+    async with open_lab(tmp_path, hand_over(), runs=False) as lab:
+        root = lab.house.settings.data_root
+    with contextlib.closing(sqlite3.connect(root / "ava.db")) as db:
+        (schema,) = db.execute("PRAGMA user_version").fetchone()
+        db.execute(f"PRAGMA user_version = {schema + change}")
+    done = await anyio.to_thread.run_sync(ava, root, "status", "--once")
+    assert (done.returncode, says in done.stderr) == (30, True), done.stderr
+    with contextlib.closing(sqlite3.connect(root / "ava.db")) as db:
+        assert db.execute("PRAGMA user_version").fetchone() == (schema + change,)

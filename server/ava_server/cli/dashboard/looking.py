@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ava_audit.errors import AuditError, SchemaNewer, StoreUnavailable
+from ava_audit.errors import AuditError, DataRootRefused, SchemaNewer, StoreUnavailable
 from ava_audit.migrations import SCHEMA_VERSION
 from ava_audit.rows import UNENDED, WAITING, RunRow
 from ava_audit.times import HOUR_US
@@ -124,9 +124,9 @@ class Looker:
             if found.schema > SCHEMA_VERSION:
                 raise SchemaNewer("a newer ava has migrated this log: use that one, or another AVA_DATA_ROOT")
             if found.schema == 0:
-                raise StoreUnavailable(f"{path} is no log: its beginning is gone (`ava doctor` tells more)")
+                raise DataRootRefused(f"{path} is no log: its beginning is gone (`ava doctor` tells more)")
             if found.schema < SCHEMA_VERSION:
-                raise StoreUnavailable(
+                raise DataRootRefused(
                     "an older ava wrote this log: the next server that starts brings it up to date, and so does"
                     " `ava logs`"
                 )
