@@ -1,0 +1,106 @@
+"""Make the picture of the README, examples/demo.svg, from a real run of `ava demo`: `python scripts/demo_picture.py`.
+
+The demo runs on a terminal of 100 columns, over examples/notes, and is answered as a person would. What differs from
+machine to machine and from run to run (folders, ids, times) is put in one form; no word is added or taken away.
+tests/test_picture.py runs the demo again and compares, so that the picture cannot show what is not there any more.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+import termios
+import textwrap
+from io import StringIO
+from pathlib import Path
+
+from rich.console import Console
+from rich.terminal_theme import MONOKAI
+from rich.text import Text
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+PICTURE = REPOSITORY / "examples" / "demo.svg"
+QUESTION = "What does each provider charge for a payment, and when does it pay out?"
+COMMAND = f'ava demo notes --task "{QUESTION}"'
+COLUMNS = 100
+_HEADING = re.compile(r"^(-- .+ --)$")
+_PREFIX = "ava-picture-"
+
+
+def lines() -> list[str]:
+    """Run the demo, and return what is on the screen when it has ended."""
+    with tempfile.TemporaryDirectory(prefix=_PREFIX, dir="/tmp") as place:  # a short path, which no line breaks
+        notes = Path(place).resolve() / "notes"
+        shutil.copytree(REPOSITORY / "examples" / "notes", notes)
+        shown = _on_terminal(["demo", str(notes), "--task", QUESTION], notes.parent)
+    screen = [line.rpartition("\r\x1b[K")[2] for line in shown.replace("\r\n", "\n").rstrip().split("\n")]
+    return [f"$ {COMMAND}", *_in_one_form(screen)]
+
+
+def svg(screen: list[str]) -> str:
+    """Return the lines as a picture."""
+    console = Console(width=COLUMNS, record=True, file=StringIO(), force_terminal=True, color_system="truecolor")
+    for line in screen:
+        style = "bold cyan" if _HEADING.match(line) else "bold green" if line.startswith("$ ") else ""
+        console.print(Text(line, style=style), soft_wrap=True)
+    return console.export_svg(title="ava demo", theme=MONOKAI, unique_id="ava-demo")
+
+
+def _on_terminal(args: list[str], folder: Path) -> str:
+    """Run a command on a terminal, say yes to its question, and return all that it wrote."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, COLUMNS, 0, 0))
+    env = {"PATH": os.environ["PATH"], "HOME": str(folder), "TMPDIR": str(folder), "TERM": "xterm", "LANG": "C.UTF-8"}
+    command = [sys.executable, "-m", "ava_server", *args]
+    with subprocess.Popen(command, cwd=folder, env=env, stdin=theirs, stdout=theirs, stderr=theirs) as process:
+        os.close(theirs)
+        written, asked = b"", False
+        while data := _read(ours):
+            written += data
+            if not asked and b"Start it?" in written:
+                asked = True
+                os.write(ours, b"y\n")
+    os.close(ours)
+    text = written.decode("utf-8", "replace")
+    if process.returncode:
+        raise SystemExit(f"the demo ended with {process.returncode}:\n{text}")
+    return text
+
+
+def _read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 65_536)
+    except OSError:  # Linux says so when the other end is closed
+        return b""
+
+
+def _in_one_form(screen: list[str]) -> list[str]:
+    """Give folders, ids and times one form, and break anew what the length of a folder has broken."""
+    whole: list[str] = []
+    for line in screen:
+        if line.startswith("  ") and not line.startswith("   ") and whole:
+            whole[-1] += line[1:]
+        else:
+            whole.append(line)
+    for pattern, instead in (
+        (rf"/tmp/{_PREFIX}\w+/ava-demo-\w+", "/tmp/ava-demo"),
+        (rf"/tmp/{_PREFIX}\w+", "/home/you"),
+        (r"`\S+/ava key", "`ava key"),
+        (r"S-[0-9a-f]{6}\b", "S-7f3a2b"),
+        (r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ", "2026-11-21 09:30:00Z"),
+        (r"\d+ s of 600 s", "1 s of 600 s"),
+    ):
+        whole = [re.sub(pattern, instead, line) for line in whole]
+    broken = [textwrap.wrap(line, COLUMNS, subsequent_indent="  ", break_on_hyphens=False) or [""] for line in whole]
+    return [part for parts in broken for part in parts]
+
+
+if __name__ == "__main__":
+    PICTURE.write_text(svg(lines()), encoding="utf-8")

@@ -1,0 +1,41 @@
+"""The picture of the README shows what `ava demo` shows now: the demo is run again, and its lines are compared."""
+
+from __future__ import annotations
+
+import html
+import re
+import sys
+import xml.etree.ElementTree as Xml
+
+import pytest
+from support.repository import REPOSITORY, script
+
+PICTURE = REPOSITORY / "examples" / "demo.svg"
+_PART = re.compile(r'<text [^>]*clip-path="url\(#ava-demo-line-(\d+)\)">([^<]*)</text>')
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the picture is made on a pty of Linux")
+
+
+def shown(picture: str) -> list[str]:
+    """Return the lines of text in a picture."""
+    lines: dict[int, str] = {}
+    for number, part in _PART.findall(picture):
+        lines[int(number)] = lines.get(int(number), "") + html.unescape(part).replace("\N{NO-BREAK SPACE}", " ")
+    return [lines.get(at, "").rstrip() for at in range(max(lines) + 1)]
+
+
+def test_the_picture_has_the_lines_of_a_demo_that_runs_now() -> None:
+    lines = script("demo_picture").lines()
+    assert shown(PICTURE.read_text("utf-8")) == lines, "run `python scripts/demo_picture.py`"
+    text = "\n".join(lines)
+    assert "Start it? [y/N] y" in text and "quote: found, word for word" in text and "RunEnded success" in text
+
+
+def test_the_script_puts_all_lines_into_a_picture_and_nothing_of_this_machine() -> None:
+    lines = ["$ ava demo", "", "-- Result --", 'a < b & "c"']
+    assert shown(script("demo_picture").svg(lines)) == lines
+    Xml.fromstring(PICTURE.read_text("utf-8"))  # noqa: S314 -- ours
+    assert str(REPOSITORY) not in PICTURE.read_text("utf-8")
+
+
+def test_the_readme_shows_it() -> None:
+    assert "](examples/demo.svg)" in (REPOSITORY / "README.md").read_text("utf-8")
