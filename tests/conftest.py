@@ -56,6 +56,7 @@ LONG = (
     "tests/system/test_other_systems_cli.py",
     "tests/system/test_soak.py",
     "tests/system/test_two_servers.py",
+    "tests/test_doc_commands.py::test_the_commands_of_a_page",
 )
 """Tests that start many processes or chew on large files: together they take longer than all others."""
 ELSEWHERE = "[landlock"

@@ -1,0 +1,188 @@
+"""Every command that README and docs tell people to type is run as it stands, or is on a list that says why not.
+
+What is on the list is looked at: its words and options are there. A page's commands run in their order, against a
+data root with two runs and a proposal that waits, in a home of their own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from mcp import Client
+from support.doc_commands import PAGES, Told, misspelt, told
+from support.repository import REPOSITORY
+from support.terminal import ava, environment
+
+from ava_server.app import build_server
+from ava_server.settings import load_settings
+
+TOLD = list(told())
+NOT_RUN: Mapping[str, str] = {
+    "serve": "serves a host until it goes: tests/system/test_stdio_eras.py, test_http.py",
+    "worker": "works until it has been idle for a minute: tests/system/test_background.py",
+    "run": "asks a person, and most examples want a language model: tests/system/test_cli_run.py, test_cli_coder.py",
+    "approve": "asks a person at a terminal: tests/system/test_cli_approve.py",
+    "reject": "asks a person at a terminal: tests/system/test_cli_approve.py",
+    "--url": "a server elsewhere, under a name that is none: tests/system/test_http_approvals.py",
+    "pin": "asks for a PIN at a terminal: tests/server/test_pin.py",
+    "resume": "needs a run that was interrupted: tests/system/test_cli_resume.py",
+    "send": "needs a run that is at work: tests/system/test_cli_steer.py",
+    "erase": "asks a person: tests/server/test_erase.py",
+    "memory remove": "asks a person: tests/server/test_cli_memory.py",
+    "roles trust": "asks a person at a terminal: tests/system/test_cli_roles.py",
+    "doctor --online": "asks providers: tests/server/test_doctor_online.py",
+    "logs -f": "goes on until it is stopped: tests/server/test_cli_logs.py",
+    "show --diff": "needs a coder's run: tests/system/test_cli_coder.py",
+}
+"""Commands that these tests do not run, by their first words, with the reason and where they are tried instead."""
+ELSEWHERE = ("command: ", "on_event: ", "jq: ")
+"""Marks of blocks that test_readme.py, tests/system/test_event_examples.py and test_docs.py run."""
+NOT_OURS = ("git pull", "pip install", "opentelemetry-instrument", "AVA_MODEL_BASE_URL=")
+"""How blocks begin that need a registry, a remote, an SDK in the environment, or are no command."""
+NAMED = ("key set", "secret set", "show", "wait", "send", "cancel", "init", "erase", "approve", "reject", "resume")
+"""Commands that a sentence may name without what they need."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A data root as it is after a day, beside a home and a folder to work in."""
+
+    place: Path
+    runs: tuple[str, str]
+    pending: str
+    head: str
+
+    def placed(self, args: list[str]) -> list[str]:
+        """Return a command line with what this data root has for what the page leaves open."""
+        name = {"key": "openrouter", "token": "laptop", "secret": "TICKETS"}.get(args[0] if args else "", "researcher")
+        host = "api.example.com" if args[:1] == ["secret"] else "cursor"
+        words = {
+            "S-…": self.runs[0], "S-7f3a2b": self.runs[0], "S-1c22b0": self.runs[1], "P-…": self.pending,
+            "HASH": self.head, "NAME": name, "HOST": host, "FOLDER": "shop", "PROVIDER": "openrouter",
+        }  # fmt: skip
+        return [words.get(word, word) for word in args]
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
+    place = tmp_path_factory.mktemp("prepared")
+    (place / "home" / "notes").mkdir(parents=True)
+    work = place / "work"
+    shutil.copytree(REPOSITORY / "examples" / "notes", work / "shop")
+    shutil.copytree(work / "shop", place / "home" / "notes", dirs_exist_ok=True)
+    (work / ".claude" / "agents").mkdir(parents=True)
+    agent = "---\nname: changelog_reader\ndescription: Reads changelogs.\n---\n\nYou read changelogs.\n"
+    (work / ".claude" / "agents" / "changelog_reader.md").write_text(agent)
+    (work / "prices.md").write_text("Otter: 1.4 %.\n")
+    root = place / "data"
+    with contextlib.chdir(place):  # in no repository, so that nothing but the call says where the files are
+        runs, pending = anyio.run(_runs, root, work / "shop")
+    tiers = "".join(f'{tier} = "local:qwen3"\n' for tier in ("fast", "balanced", "deep"))
+    (root / "config.toml").write_text(f'[providers.local]\nbase_url = "http://127.0.0.1:9/v1"\n[models]\n{tiers}')
+    found = re.search(r"^Head: (\w+)$", ava(root, "verify").stdout, re.MULTILINE)
+    assert found is not None
+    return Prepared(place, runs, pending, found[1])
+
+
+async def _runs(root: Path, folder: Path) -> tuple[tuple[str, str], str]:
+    """Leave two runs that have ended, and a proposal, in a data root."""
+    server = build_server(lambda: load_settings(root, env={}), transport="memory")
+    ended: list[str] = []
+    with anyio.fail_after(60):
+        async with Client(server) as client:
+            for task in ("When does Otter pay out?", "What does Heron charge? See missing.md.", "And Badger?"):
+                asked = {"role": "researcher", "task": task, "workspace": str(folder)}
+                proposed: dict[str, Any] = (await client.call_tool("spawn_subagent", asked)).structured_content or {}
+                if task != "And Badger?":
+                    approval = {"pending_ids": [proposed["pending_id"]], "approving": [proposed["approval_line"]]}
+                    await client.call_tool("confirm_spawn", {**approval, "wait_seconds": 20})
+                    ended.append(proposed["subagent_id"])
+    return (ended[0], ended[1]), proposed["pending_id"]
+
+
+def reason(args: list[str]) -> str:
+    """Return why a command is not run; nothing where it is."""
+    if not args or " ".join(args) in NAMED:
+        return "named in a sentence, without what it needs"
+    plain = [*[arg for arg in args if not arg.startswith(("S-", "P-", "FOLDER"))]]
+    for words, why in NOT_RUN.items():
+        first = words.split()
+        if args[: len(first)] == first or plain[: len(first)] == first:
+            return why
+    return ""
+
+
+def command_of(one: Told) -> str:
+    return f"{one.page}: {one.text.splitlines()[0][:60]}"
+
+
+@pytest.mark.parametrize("one", TOLD, ids=command_of)
+def test_words_and_options_of_a_command_are_there(one: Told) -> None:
+    for args in one.commands:
+        assert not misspelt(args), f"{one.page}: ava {shlex.join(args)}: {misspelt(args)}"
+
+
+def test_the_list_of_what_is_not_run_has_nothing_that_no_page_has() -> None:
+    used = {reason(args) for one in TOLD for args in one.commands}
+    assert set(NOT_RUN.values()) <= used
+    for why in NOT_RUN.values():
+        (name,) = re.findall(r"tests/\w+/test_\w+\.py", why)[:1]
+        assert (REPOSITORY / name).exists(), f"{why}: there is no {name}"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="the pages are written for sh")
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_commands_of_a_page_do_what_it_says(page: Path, prepared: Prepared, tmp_path: Path) -> None:
+    place = Path(shutil.copytree(prepared.place, tmp_path / "copy"))
+    env = _surroundings(place, tmp_path)
+    for one in TOLD:
+        if one.page != page.name or one.mark.startswith(ELSEWHERE):
+            continue
+        skipped = any(reason(args) for args in one.commands)
+        if one.block and not skipped and not one.text.startswith(NOT_OURS):
+            _run(shlex.join(["sh", "-ec", _with_ids(one.text, prepared)]), one, place, env)
+            continue
+        for args in one.commands:
+            if not reason(args):
+                _run(shlex.join(["ava", *prepared.placed(args)]), one, place, env)
+
+
+def _with_ids(text: str, prepared: Prepared) -> str:
+    text = text.replace(".venv/bin/ava", "ava")
+    return text.replace("S-7f3a2b", prepared.runs[0]).replace("S-1c22b0", prepared.runs[1])
+
+
+def _surroundings(place: Path, tmp_path: Path) -> dict[str, str]:
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    program = programs / "ava"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m ava_server "$@"\n')
+    program.chmod(0o755)
+    path = f"{programs}{os.pathsep}{os.environ['PATH']}"
+    return {**environment(place / "data", PATH=path, HOME=str(place / "home")), "EDITOR": "true"}
+
+
+def _run(line: str, one: Told, place: Path, env: Mapping[str, str]) -> None:
+    done = subprocess.run(
+        ["sh", "-c", line],
+        cwd=place / "work",
+        env=env,
+        input="a-key-that-opens-nothing\n",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, f"{one.page}: {line}\nended with {done.returncode}:\n{done.stdout}{done.stderr}"
