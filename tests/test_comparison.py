@@ -40,7 +40,7 @@ def test_five_projects_or_more_are_compared_and_each_row_has_a_cell_for_each() -
 
 def test_each_project_is_named_with_version_and_date() -> None:
     for cell in table(MARKS[0])[1][1:]:
-        found = re.fullmatch(r"\[(\d+\.\d+\.\d+)\]\S+, (\d{4}-\d\d-\d\d)", cell)
+        found = re.fullmatch(r"\[(?:after )?(\d+\.\d+\.\d+)\]\S+, (\d{4}-\d\d-\d\d)", cell)
         assert found is not None, cell
         assert date.fromisoformat(found[2]).year >= 2025
 
