@@ -201,7 +201,6 @@ def settings_page() -> str:
     found = dict(_settings(Configured))
     _same("settings", set(found), set(notes))
     _same("variables of a process", set(OWN_NAMES), set(process))
-    not_yet = tuple(texts["not_yet"])
     parts = [
         "# Settings",
         GENERATED,
@@ -212,13 +211,11 @@ def settings_page() -> str:
         " everybody, for its own process, and never loosen it; "
         + ", ".join(f"`{name}`" for name in FILE_ONLY)
         + " may only stand in the file.",
-        "Settings marked *not yet* are read and checked, but nothing acts upon them in this version.",
     ]
     sections: dict[str, list[tuple[str, str, str, str]]] = {}
     for name, (kind, default) in found.items():
         head = name.rpartition(".")[0]
-        marked = name in not_yet or name.split(".")[0] in not_yet
-        note = ("*Not yet.* " if marked else "") + notes[name]
+        note = notes[name]
         own = (
             f"`{variable(tuple(name.split('.')))}`"
             if "NAME" not in name and name.split(".")[0] not in FILE_ONLY
