@@ -186,3 +186,34 @@ def _run(line: str, one: Told, place: Path, env: Mapping[str, str]) -> None:
         check=False,
     )
     assert done.returncode == 0, f"{one.page}: {line}\nended with {done.returncode}:\n{done.stdout}{done.stderr}"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="the pages are written for sh")
+async def test_the_backup_of_the_operations_page_is_whole_while_a_server_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (backup,) = [one.text for one in TOLD if one.page == "operations.md" and ".backup(" in one.text]
+    (tmp_path / "home").mkdir()
+    (tmp_path / "work").mkdir()
+    root = tmp_path / "data"
+    env = _surroundings(tmp_path, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    server = build_server(lambda: load_settings(root, env={}), transport="memory")
+    copied = anyio.Event()
+    written: list[int] = []
+
+    async def copy() -> None:
+        done = await anyio.run_process(["sh", "-ec", backup], env=env, cwd=tmp_path / "work", check=False)
+        assert done.returncode == 0, done.stdout.decode() + done.stderr.decode()
+        assert "none was changed, removed, added or moved" in done.stdout.decode()
+        copied.set()
+
+    with anyio.fail_after(60):
+        async with Client(server) as client, anyio.create_task_group() as tasks:
+            await client.call_tool("read_ava_logs", {"search": "nothing"})
+            tasks.start_soon(copy)
+            while not copied.is_set():
+                await client.call_tool("read_ava_logs", {"search": f"word{len(written)}"})
+                written.append(len(written))
+    assert len(written) > 1, "the server wrote while the copy was made"
+    assert len(list((tmp_path / "home").glob("ava-backup-*/ava.db"))) == 1
