@@ -21,6 +21,7 @@ from typing import Any
 import anyio
 import pytest
 from mcp import Client
+from support import jq
 from support.doc_commands import PAGES, Told, misspelt, told
 from support.repository import REPOSITORY
 from support.terminal import ava, environment
@@ -170,6 +171,8 @@ def _surroundings(place: Path, tmp_path: Path) -> dict[str, str]:
     program = programs / "ava"
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -m ava_server "$@"\n')
     program.chmod(0o755)
+    if shutil.which("jq") is None:
+        jq.on_path(programs)
     path = f"{programs}{os.pathsep}{os.environ['PATH']}"
     return {**environment(place / "data", PATH=path, HOME=str(place / "home")), "EDITOR": "true"}
 

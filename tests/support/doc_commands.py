@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 
 import typer
 
@@ -33,8 +34,15 @@ class Told:
         for line in self.text.replace("\\\n", " ").splitlines():
             part = re.search(r"(?:^|[|&;] *|[A-Z_]=\S* )(?:\.venv/bin/)?ava(?= |$)(.*)", line.strip())
             if part is not None:
-                found.append(shlex.split(part[1].split(" < ")[0], comments=True))
+                found.append(_until_the_next(part[1]))
         return found
+
+
+def _until_the_next(line: str) -> list[str]:
+    """Return the words of a line up to where another program, or a file, begins."""
+    words = shlex.shlex(line, posix=True, punctuation_chars="|&;<>")
+    words.whitespace_split = True
+    return list(takewhile(lambda word: not set(word) <= set("|&;<>"), words))
 
 
 def told() -> Iterator[Told]:
