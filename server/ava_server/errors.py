@@ -3,6 +3,7 @@
 AvaError
 ├── BadInput           an argument that cannot be used: field, what was given, what to do
 ├── Refused            a request that was understood and may not be done now; says when or how it may
+│   └── ToolMissing    a role would go without a tool that it needs, because that is not there
 ├── ConfigError        a wrong setting or file, found at start
 └── ModelError         a model call that brought no answer; knows whether it may have been billed
 └── ModelTimeout   the call's own deadline passed
@@ -31,6 +32,18 @@ class BadInput(AvaError):
 
 class Refused(AvaError):
     """Raised when what was asked may not be done now; the text says when or how it may."""
+
+
+class ToolMissing(Refused):
+    """Raised when a role would go without a tool that it needs and that is not there: who says so has it go without.
+
+    Attributes:
+        tool: The tool.
+    """
+
+    def __init__(self, message: str, tool: str, *, needs_key: str | None = None) -> None:
+        super().__init__(message, needs_key=needs_key)
+        self.tool = tool
 
 
 class ConfigError(AvaError):

@@ -15,7 +15,7 @@ from ava_roles.role import Role
 from ava_roles.tools.base import Tool
 from ava_roles.tools.mcp import ForeignTool
 from ava_server.arguments import SpawnArgs
-from ava_server.errors import Refused
+from ava_server.errors import Refused, ToolMissing
 from ava_server.run_config import ForeignDefinition, ForeignUse
 
 MOST_TOOLS = 64
@@ -67,19 +67,19 @@ class ForeignScope:
         beyond = [name for name in self.absent if name == word or covers(name, word, "") or covers(word, name, "")]
         return found or beyond or [word]
 
-    def check_needs(self, needs: Sequence[str], tools: Sequence[str]) -> None:
+    def check_need(self, need: str, tools: Sequence[str]) -> None:
         """Refuse a role that would go without a foreign tool that it needs.
 
         Raises:
-            Refused: See there; says why it is not there.
+            ToolMissing: It is not there; says why.
+            Refused: The call itself took it away.
         """
-        for need in needs:
-            if any(name in tools and covers(need, name, tool.tool) for name, tool in self.granted.items()):
-                continue
-            why = self.absent.get(need)
-            if why is None:
-                raise Refused(f"{self.role.name} needs {need}, which was taken away; leave it in tools")
-            raise Refused(f"{self.role.name} needs {need}, and {why}; see `ava doctor`, or use another role")
+        if any(name in tools and covers(need, name, tool.tool) for name, tool in self.granted.items()):
+            return
+        why = self.absent.get(need)
+        if why is None:
+            raise Refused(f"{self.role.name} needs {need}, which was taken away; leave it in tools")
+        raise ToolMissing(f"{self.role.name} needs {need}, and {why}; see `ava doctor`, or use another role", need)
 
     def uses(self, tools: Sequence[str]) -> dict[str, ForeignUse]:
         """Return what is approved of each server: how it is reached, what it may, and the tools' definitions."""

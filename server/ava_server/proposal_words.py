@@ -43,7 +43,8 @@ def approval_line(config: RunConfig, texts: Texts) -> str:
     and_time = (
         f"{cost}, at most {minutes(config.timeout_s)}" if cost == "free" else f"{cost} and {minutes(config.timeout_s)}"
     )
-    return _line(f"{config.role}, {and_time}, {config.reach}: {beginning(texts.task)}")
+    without = f" without {' and '.join(config.lacks)}" if config.lacks else ""
+    return _line(f"{config.role}{without}, {and_time}, {config.reach}: {beginning(texts.task)}")
 
 
 def reach(
@@ -161,6 +162,9 @@ def proposal_message(config: RunConfig, texts: Texts) -> str:
     about = f"{low} to {high} minutes" if low < high else minutes(high * 60)
     lines.append(f"It takes about {about}, at most {minutes(config.timeout_s)}, and {cost}.")
     # Up to here it is what has to be seen first: a host may show three lines, and the others when asked to.
+    if config.lacks:
+        which = "which is not there" if len(config.lacks) == 1 else "which are not there"
+        lines.append(f"It goes without {' and '.join(config.lacks)}, {which}, although its role needs that.")
     if config.coding is not None:
         lines.extend(_coding_lines(config.coding))
     if config.search:

@@ -113,6 +113,7 @@ class RunConfig(BaseModel):
         role_text: The role file's content, read once, at the proposal.
         model: `provider:id`, as it stands in the log.
         price: The price per token, as a mapping of `prices.Price`.
+        lacks: Tools that its role needs, and that it goes without because a person at a terminal said so.
         workspace_given: The call itself gave the workspace, so that a networked role may read it.
         workspace_named: Somebody beside the call has named a folder that holds it.
         confinement: What confines its commands, and the programs of its MCP servers (`bubblewrap`, `landlock`,
@@ -157,6 +158,7 @@ class RunConfig(BaseModel):
     wrap_output: int = 1024
     tools: tuple[str, ...]
     unavailable_tools: tuple[str, ...] = ()
+    lacks: tuple[str, ...] = ()
     workspace: str | None = None
     workspace_given: bool = False
     workspace_named: bool = True

@@ -21,7 +21,7 @@ from ava_roles.workspace import Workspace, resolve_workspace
 from ava_server.arguments import SpawnArgs
 from ava_server.commands import confinement_of, needs_sandbox, not_looked_for, runs_commands, sandbox_for
 from ava_server.earlier import NAME as READ_RESULT
-from ava_server.errors import BadInput, Refused
+from ava_server.errors import BadInput, Refused, ToolMissing
 from ava_server.foreign_scope import foreign_scope
 from ava_server.models.choose import ModelSettings, choose, is_configured
 from ava_server.models.wiring import how_it_thinks
@@ -89,7 +89,9 @@ class Surroundings:
     remote_roots: tuple[Path, ...] | None = None
 
 
-def resolve(args: SpawnArgs, around: Surroundings, earlier: tuple[EarlierRun, ...] = ()) -> tuple[RunConfig, Texts]:
+def resolve(
+    args: SpawnArgs, around: Surroundings, earlier: tuple[EarlierRun, ...] = (), degraded: bool = False
+) -> tuple[RunConfig, Texts]:
     """Return what a spawn would run, complete.
 
     Reads role files' results and price tables only, but may import the latter: call it in a thread.
@@ -98,6 +100,7 @@ def resolve(args: SpawnArgs, around: Surroundings, earlier: tuple[EarlierRun, ..
         args: What the call gave.
         around: What is there.
         earlier: The ended runs that it names in `context_from`, looked up.
+        degraded: It may go without tools that its role needs and that are not there; what was taken away is refused.
 
     Raises:
         BadInput: An argument cannot be used.
@@ -125,8 +128,18 @@ def resolve(args: SpawnArgs, around: Surroundings, earlier: tuple[EarlierRun, ..
     unavailable = tuple(name for name in wanted if name not in tools)
     if earlier and READ_RESULT not in tools:
         raise BadInput(f"context_from: {role.name} cannot read results without {READ_RESULT}; leave it among its tools")
-    foreign.check_needs(foreign_needs, tools)
-    _needs(narrowed, role, tools, workspace, around.tools, sandbox)
+    lacks: list[str] = []
+    for need in (*foreign_needs, *role.needs):
+        try:
+            if need in foreign_needs:
+                foreign.check_need(need, tools)
+            else:
+                _need(need, narrowed, role, tools, workspace, around.tools, sandbox)
+        except ToolMissing as missing:
+            if not degraded:
+                raise
+            lacks.append(missing.tool)
+    _something_to_do(narrowed, role, tools, workspace, around.tools)
     texts = _texts(args, role)
     if args.output_schema is not None and (fault := check_schema(args.output_schema)):
         raise BadInput(f"output_schema: {fault}")
@@ -175,6 +188,7 @@ def resolve(args: SpawnArgs, around: Surroundings, earlier: tuple[EarlierRun, ..
         wrap_output=WRAP_OUTPUT_THINKING if how.always else WRAP_OUTPUT,
         tools=tools,
         unavailable_tools=unavailable,
+        lacks=tuple(lacks),
         workspace=reading,
         secrets=_secrets(role, tools, around),
         plan=plan,
@@ -307,7 +321,8 @@ def _names_pages(args: SpawnArgs) -> bool:
     return _URL.search(" ".join(part for part in (args.task, args.context) if part)) is not None
 
 
-def _needs(
+def _need(
+    need: str,
     args: SpawnArgs,
     role: Role,
     tools: Sequence[str],
@@ -315,36 +330,51 @@ def _needs(
     known: Mapping[str, Tool],
     sandbox: Sandbox | Unavailable | None,
 ) -> None:
-    """Refuse a role that would go without a tool that it needs, or with nothing at all to read.
+    """Refuse a role that would go without a tool that it needs.
 
     Raises:
-        Refused: It needs one that is not there; says what to do instead.
+        ToolMissing: It is not there; says what to do instead.
+        Refused: The call itself took it away.
     """
-    for need in role.needs:
-        if need in tools:
-            continue
-        if need == "web_search" and need not in known:
-            if _names_pages(args) and "read_webpages" in tools:
-                continue  # the pages are named: it can do without looking for them
-            raise Refused(
-                f"{role.name} needs web_search, which is not set up here: name the pages (https://…) in task or"
-                " context, or use role data_extractor or researcher with a workspace. A search is set up with a key of"
-                " Brave or Kagi, or with a SearXNG ([search] searxng in config.toml).",
-                needs_key="brave",
-            )
-        if need == READ_RESULT and need in role.tools and need not in (args.blocked_tools or ()):
-            raise Refused(f"{role.name} needs results of earlier subagents; name them in context_from")
-        if need == RECALL and need in role.tools and need not in (args.blocked_tools or ()) and args.tools is None:
-            raise Refused(f"{role.name} needs memory, and there is no note in it; write one with `ava memory add NAME`")
-        if need not in known:
-            raise Refused(f"{role.name} needs {need}, which this version of Ava does not have yet; use another role")
-        if known[need].spec.commands and isinstance(sandbox, Unavailable):
-            raise Refused(
-                f"{role.name} needs {need}, and commands cannot be confined here: {sandbox.why}; {sandbox.what_to_do}"
-            )
-        if known[need].spec.files and need in role.tools and need not in (args.blocked_tools or ()):
-            raise Refused(f"{role.name} needs files, and sees none: {_no_files(workspace)}")
-        raise Refused(f"{role.name} needs {need}, which was taken away; leave it in tools")
+    if need in tools:
+        return
+    if need == "web_search" and need not in known:
+        if _names_pages(args) and "read_webpages" in tools:
+            return  # the pages are named: it can do without looking for them
+        raise ToolMissing(
+            f"{role.name} needs web_search, which is not set up here: name the pages (https://…) in task or"
+            " context, or use role data_extractor or researcher with a workspace. A search is set up with a key of"
+            " Brave or Kagi, or with a SearXNG ([search] searxng in config.toml).",
+            need,
+            needs_key="brave",
+        )
+    if need == READ_RESULT and need in role.tools and need not in (args.blocked_tools or ()):
+        raise ToolMissing(f"{role.name} needs results of earlier subagents; name them in context_from", need)
+    if need == RECALL and need in role.tools and need not in (args.blocked_tools or ()) and args.tools is None:
+        raise ToolMissing(
+            f"{role.name} needs memory, and there is no note in it; write one with `ava memory add NAME`", need
+        )
+    if need not in known:
+        raise ToolMissing(
+            f"{role.name} needs {need}, which this version of Ava does not have yet; use another role", need
+        )
+    if known[need].spec.commands and isinstance(sandbox, Unavailable):
+        raise ToolMissing(
+            f"{role.name} needs {need}, and commands cannot be confined here: {sandbox.why}; {sandbox.what_to_do}", need
+        )
+    if known[need].spec.files and need in role.tools and need not in (args.blocked_tools or ()):
+        raise ToolMissing(f"{role.name} needs files, and sees none: {_no_files(workspace)}", need)
+    raise Refused(f"{role.name} needs {need}, which was taken away; leave it in tools")
+
+
+def _something_to_do(
+    args: SpawnArgs, role: Role, tools: Sequence[str], workspace: Workspace, known: Mapping[str, Tool]
+) -> None:
+    """Refuse a run with nothing at all to work with.
+
+    Raises:
+        Refused: See there; says why.
+    """
     works = [name for name in role.tools if name in known and (known[name].spec.reads or known[name].spec.commands)]
     asked = (RECALL,) if RECALL in (args.tools or ()) else ()  # every role has it: to work with, it has to be asked for
     if args.tools == [RECALL] and RECALL not in tools:

@@ -50,8 +50,13 @@ class SaveArtifact:
         return await run_sync(_save, folder, args, abandon_on_cancel=False)
 
 
+def is_artifact_name(name: str) -> bool:
+    """Tell whether a file may have this name: it leads nowhere else, and every system takes it."""
+    return _NAME.fullmatch(name) is not None and _RESERVED.fullmatch(name) is None
+
+
 def _save(folder: Root, args: SaveArtifactArgs) -> ToolOutput:
-    if not _NAME.fullmatch(args.name) or _RESERVED.fullmatch(args.name):
+    if not is_artifact_name(args.name):
         raise AccessRefused(
             f"{shown(args.name)!r} cannot be an artifact's name; give a plain file name such as prices.csv"
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -56,41 +56,56 @@ async def session(
         house.store.post(lambda _view, _now_us: Outcome(None, (end,)))
 
 
-async def propose(desk: Desk, spawn: dict[str, Any]) -> SpawnAnswer:
+async def propose(desk: Desk, spawn: dict[str, Any], *, degraded: bool = False) -> SpawnAnswer:
     """Propose a subagent.
+
+    Args:
+        desk: Where.
+        spawn: The arguments of `spawn_subagent`.
+        degraded: It may go without tools that its role needs and that are not there.
 
     Raises:
         AvaError: It may not be, or an argument cannot be used.
     """
     from ava_server.answers import SpawnAnswer
 
-    proposal = await desk.call("spawn_subagent", spawn, silent, raises=True)
+    proposal = await desk.call("spawn_subagent", spawn, silent, raises=True, degraded=degraded)
     assert isinstance(proposal, SpawnAnswer)
     return proposal
 
 
-async def start(desk: Desk, proposal: SpawnAnswer) -> str | None:
-    """Approve a proposal and return the run's id.
+async def start(desk: Desk, proposals: Sequence[SpawnAnswer], *, last: str | None = None, **more: Any) -> str | None:
+    """Approve proposals and return the id of their group, which one alone has not.
+
+    Args:
+        desk: Where.
+        proposals: What was shown.
+        last: The line of several together.
+        more: The limits of several together.
 
     Raises:
-        Refused: It may not be started; says why.
+        Refused: They may not be started; says why.
     """
-    decided = await decide(desk, proposal, "approve", approving=[proposal.approval_line or ""])
-    decision = decided.decisions[0]
+    from ava_server.weighing import ANOTHER
+
+    lines = [proposal.approval_line or "" for proposal in proposals]
+    decided = await decide(desk, proposals, "approve", approving=[*lines, *([last] if last else [])], **more)
     if decided.status != "approved":
-        raise Refused(f"Not started: {decision.refused_because}.")
-    return decision.subagent_id
+        reasons = dict.fromkeys(one.refused_because for one in decided.decisions if one.refused_because)
+        telling = [why for why in reasons if why != ANOTHER] or list(reasons)
+        raise Refused(f"Not started: {'; '.join(telling)}.")
+    return decided.group_id
 
 
-async def decide(desk: Desk, proposal: SpawnAnswer, decision: str, **more: Any) -> ConfirmAnswer:
-    """Decide about a proposal.
+async def decide(desk: Desk, proposals: Sequence[SpawnAnswer], decision: str, **more: Any) -> ConfirmAnswer:
+    """Decide about proposals.
 
     Raises:
         AvaError: It cannot be decided.
     """
     from ava_server.answers import ConfirmAnswer
 
-    given = {"pending_ids": [proposal.pending_id], "decision": decision, **more}
+    given = {"pending_ids": [proposal.pending_id for proposal in proposals], "decision": decision, **more}
     answer: Answer = await desk.call("confirm_spawn", given, silent, raises=True)
     assert isinstance(answer, ConfirmAnswer)
     return answer

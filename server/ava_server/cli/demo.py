@@ -200,11 +200,11 @@ class _Host:
         return RunAnswer.model_validate_json(str(getattr(found.contents[0], "text", "")))
 
     async def _show_result(self, run: RunAnswer) -> None:
-        from ava_server.cli.views import result_text
+        from ava_server.cli.showing import show_results
 
         say()
         say("-- Result --")
-        say(result_text(run, brief=True).partition("\n")[2].strip("\n"))
+        show_results([run], brief=True)
 
     async def _show_log(self, run: RunAnswer) -> None:
         from ava_audit.times import day_of, now_us

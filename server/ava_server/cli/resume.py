@@ -55,7 +55,8 @@ def resume_command(
 
 async def _resume(settings: Settings, given: str, force: bool, as_json: bool) -> int:
     from ava_server.cli.at_desk import session
-    from ava_server.cli.attending import Attending, deliver
+    from ava_server.cli.attending import Attending
+    from ava_server.cli.delivering import deliver
     from ava_server.cli.reading import find_run, open_log
     from ava_server.cli.unseen import check_pin
     from ava_server.desk import Desk
@@ -71,9 +72,9 @@ async def _resume(settings: Settings, given: str, force: bool, as_json: bool) ->
         await check_pin(PinFile(settings.paths.approval_file))
     async with open_house(settings) as house, session(house, "ava resume", asked=someone_there()) as own:
         await _go_on(house, own, run, force)
-        if (left := await Attending(house, Desk(house, own), run.id).until_it_ends()) is not None:
+        if (left := await Attending(house, Desk(house, own), [run.id]).until_it_ends()) is not None:
             return left
-        return await deliver(house, own, run.id, "ava resume", as_json=as_json)
+        return await deliver(house, own, [run.id], "ava resume", as_json=as_json)
 
 
 async def _go_on(house: House, session: Session, run: RunRow, force: bool) -> None:

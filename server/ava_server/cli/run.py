@@ -12,7 +12,7 @@ from typing import Annotated
 import anyio
 import typer
 
-from ava_server.cli.running import Order, run
+from ava_server.cli.order import Order, spawns_of
 from ava_server.cli.terminal import someone_there
 from ava_server.errors import BadInput, Refused
 
@@ -25,7 +25,27 @@ def register(app: typer.Typer) -> None:
 def run_command(
     role: Annotated[str | None, typer.Argument(show_default=False, help="Kind of subagent, e.g. researcher.")] = None,
     task: Annotated[
-        str | None, typer.Argument(show_default=False, help="The goal, what counts as done, the form of the answer.")
+        list[str] | None,
+        typer.Argument(
+            metavar="[TASK]...",
+            show_default=False,
+            help="The goal, what counts as done, the form of the answer; several with --parallel.",
+        ),
+    ] = None,
+    parallel: Annotated[
+        bool, typer.Option("--parallel", help="Run several tasks together, approved as one group.")
+    ] = False,
+    also: Annotated[
+        list[str] | None,
+        typer.Option(metavar="'ROLE: TASK'", show_default=False, help="Together with it, a task of another role."),
+    ] = None,
+    group_max_cost: Annotated[
+        str | None,
+        typer.Option("--group-max", metavar="DOLLARS", show_default=False, help="What several may cost together."),
+    ] = None,
+    group_timeout: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", show_default=False, help="How long several may take together."),
     ] = None,
     retry: Annotated[
         str | None,
@@ -57,6 +77,7 @@ def run_command(
     ] = None,
     max_tokens: Annotated[int | None, typer.Option(show_default=False, help="At most so many tokens.")] = None,
     max_iterations: Annotated[int | None, typer.Option(show_default=False, help="At most so many turns.")] = None,
+    max_tool_calls: Annotated[int | None, typer.Option(show_default=False, help="At most so many tool calls.")] = None,
     model: Annotated[
         str | None, typer.Option(show_default=False, help="fast, balanced, deep, a model id, or provider:id.")
     ] = None,
@@ -76,21 +97,42 @@ def run_command(
         bool | None,
         typer.Option("--plan/--no-plan", show_default=False, help="It plans before it works; else as the role says."),
     ] = None,
+    extended_thinking: Annotated[
+        bool | None,
+        typer.Option(
+            "--extended-thinking/--no-extended-thinking",
+            show_default=False,
+            help="The model thinks before it answers; else as the role says.",
+        ),
+    ] = None,
+    degraded: Annotated[
+        bool, typer.Option("--degraded", help="Run it also without a tool that its role needs and that is not there.")
+    ] = False,
     output_schema: Annotated[
         Path | None,
         typer.Option(metavar="FILE", show_default=False, help="JSON schema that the output must match."),
     ] = None,
     name: Annotated[str | None, typer.Option(show_default=False, help="A label, shown wherever the run is.")] = None,
     task_id: Annotated[str | None, typer.Option(show_default=False, help="Your own reference.")] = None,
+    rationale: Annotated[str | None, typer.Option(show_default=False, help="Why; the proposal shows it.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The result as one JSON object.")] = False,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", show_default=False, help="Write the result into a file.")
+    ] = None,
+    artifacts: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", show_default=False, help="Copy the files that it hands over into a folder."),
     ] = None,
     yes: Annotated[
         bool, typer.Option("--yes", help="Start it without asking; only with --max-cost beside it.")
     ] = False,
 ) -> None:
-    """Propose a subagent, ask whether to start it, and wait for its result."""
+    """Propose a subagent, ask whether to start it, and wait for its result.
+
+    Several are one group: ava run --parallel researcher "task 1" "task 2" --also "code_reviewer: task 3". Limits are
+    then those of each, --group-max and --group-timeout those of all together, and the exit code is that of the first
+    that did not succeed.
+    """
     from ava_server.cli.asked import cents_of, listed, schema_in, seconds_of
     from ava_server.hiding import hide
     from ava_server.house import refuse_recursion
@@ -102,12 +144,8 @@ def run_command(
         raise BadInput(f"ava run: {why}.")
     if yes and max_cost is None:
         raise BadInput("--yes: nobody is asked then, so say what it may cost at most: --max-cost 0.50")
-    if (role is None) != (task is None) or (retry is None and role is None):
-        raise BadInput('Give ROLE and TASK, such as researcher "What does it cost?"; or --retry S-ID alone.')
-    given = {
+    common = {
         "retry_of": retry,
-        "role": role,
-        "task": task,
         "context": context,
         "context_from": listed(context_from),
         "workspace": str(Path(workspace).expanduser().absolute()) if workspace else None,
@@ -117,18 +155,32 @@ def run_command(
         "max_cost_cents": cents_of("--max-cost", max_cost),
         "max_tokens": max_tokens,
         "max_iterations": max_iterations,
+        "max_tool_calls": max_tool_calls,
         "model": model,
         "system_prompt": system_prompt,
         "tools": listed(tools),
         "blocked_tools": listed(blocked_tools),
         "plan": plan,
+        "extended_thinking": extended_thinking,
         "output_schema": schema_in("--output-schema", output_schema),
         "name": name,
         "task_id": task_id,
+        "rationale": rationale,
     }
-    spawn = {key: value for key, value in given.items() if value is not None}
-    if out is not None and (out.is_dir() or not out.absolute().parent.is_dir()):
-        raise BadInput(f"--out: {out} cannot be written: it must be a file in a folder that exists")
+    group = {
+        "group_max_cost_cents": cents_of("--group-max", group_max_cost),
+        "group_timeout": seconds_of("--group-timeout", group_timeout),
+    }
+    order = Order(
+        spawns_of(role, task or (), also or (), parallel=parallel, common=common),
+        {name: value for name, value in group.items() if value is not None},
+        degraded=degraded,
+        yes=yes,
+        as_json=as_json,
+        out=out,
+        artifacts=artifacts,
+    )
+    order.check()
     settings = load_settings()
     if yes and policy_in_force(settings) == "human":
         why = 'approval = "human"' if settings.approval == "human" else "there is an approval PIN"
@@ -138,4 +190,6 @@ def run_command(
             "There is no terminal to ask on, so nothing was proposed. Run it in a terminal, or add --yes and"
             " --max-cost."
         )
-    raise typer.Exit(anyio.run(run, settings, Order(spawn, yes, as_json, out)))
+    from ava_server.cli.running import run
+
+    raise typer.Exit(anyio.run(run, settings, order))

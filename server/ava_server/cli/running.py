@@ -1,40 +1,36 @@
-"""One `ava run` from the proposal to the result, in a server of its own on the data root."""
+"""One `ava run` from the proposals to the results, in a server of its own on the data root."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING
 
 import anyio
 import anyio.to_thread
 
+from ava_audit.errors import AuditError
+from ava_roles.errors import RolesError
 from ava_server.cli.app import NOT_APPROVED, heading
 from ava_server.cli.at_desk import decide, propose, session, start
-from ava_server.cli.attending import Attending, deliver
+from ava_server.cli.attending import Attending
+from ava_server.cli.delivering import deliver
+from ava_server.cli.order import Order
 from ava_server.cli.terminal import agrees, interrupts, tell
-from ava_server.errors import AvaError, BadInput, Refused
+from ava_server.errors import AvaError, BadInput, Refused, ToolMissing
 
 if TYPE_CHECKING:
+    from ava_server.answers import SpawnAnswer
     from ava_server.desk import Desk
     from ava_server.house import House
     from ava_server.session import Session
     from ava_server.settings import Settings
 
-
-@dataclass(frozen=True)
-class Order:
-    """What was asked for on the command line."""
-
-    spawn: dict[str, Any]
-    yes: bool
-    as_json: bool
-    out: Path | None
+TOLD_CHARS = 60
+"""Characters of a task by which one of several is named."""
 
 
 async def run(settings: Settings, order: Order) -> int:
-    """Propose, ask, wait for the end, hand over the result, and return the exit code.
+    """Propose, ask, wait for the end, hand over the results, and return the exit code.
 
     Raises:
         AvaError: It may not be, or cannot.
@@ -45,16 +41,18 @@ async def run(settings: Settings, order: Order) -> int:
     if not order.as_json:
         heading(settings.paths)
     # The folder that a person names is to this session what a root is to a host's; only configured roots are above it.
-    folder = order.spawn.get("workspace") or await _folder_of(settings, order.spawn.get("retry_of"))
+    folder = order.spawns[0].get("workspace") or await _folder_of(settings, order.spawns[0].get("retry_of"))
     roots = (str(folder),) if folder is not None else ()
     async with open_house(settings) as house, session(house, "ava run", asked=not order.yes, roots=roots) as own:
         desk = Desk(house, own)
-        run_id, code = await _approved(house, own, desk, order)
-        if run_id is None:
-            return code
-        if (left := await Attending(house, desk, run_id).until_it_ends()) is not None:
+        run_ids = await _approved(house, own, desk, order)
+        if not run_ids:
+            return NOT_APPROVED
+        if (left := await Attending(house, desk, run_ids).until_it_ends()) is not None:
             return left
-        return await deliver(house, own, run_id, "ava run", as_json=order.as_json, out=order.out)
+        return await deliver(
+            house, own, run_ids, "ava run", as_json=order.as_json, out=order.out, artifacts=order.artifacts
+        )
 
 
 async def _folder_of(settings: Settings, retried: str | None) -> str | None:
@@ -72,24 +70,27 @@ async def _folder_of(settings: Settings, retried: str | None) -> str | None:
         return config_of((await find_run(looking, retried)).config).workspace
 
 
-async def _approved(house: House, own: Session, desk: Desk, order: Order) -> tuple[str | None, int]:
-    """Propose, ask, and approve or reject; return the run's id, or None and the exit code."""
+async def _approved(house: House, own: Session, desk: Desk, order: Order) -> list[str]:
+    """Propose, ask, and approve or reject; return the ids of the runs, none where it was not approved."""
     from ava_audit.rows import WAITING
-    from ava_server.cli.asked import in_options
     from ava_server.cli.unseen import give_pin
     from ava_server.pin import PinFile
 
     pin_file = PinFile(house.settings.paths.approval_file)
     if await house.policy() == "human":  # told before anything is asked
         await anyio.to_thread.run_sync(pin_file.ready)
-    try:
-        proposal = await propose(desk, order.spawn)
-    except BadInput as error:
-        raise BadInput(in_options(str(error))) from error
-    tell(proposal.message or "")
-    if proposal.status != WAITING:  # the same task_id again: it is waited for, as if it had been started here
-        return proposal.subagent_id, 0
-    tell(proposal.approval_line or "")
+    proposals = await _proposed(desk, order)
+    for number, proposal in enumerate(proposals, 1):
+        if len(proposals) > 1:
+            tell(f"\n{number} of {len(proposals)}, {proposal.pending_id}:")
+        tell(proposal.message or "")
+        if proposal.status == WAITING:
+            tell(proposal.approval_line or "")
+    if proposals[0].status != WAITING:  # the same task_id again: it is waited for, as if it had been started here
+        return [proposals[0].subagent_id or ""]
+    together = await _together(house, own, desk, proposals, order)
+    if together:
+        tell(f"\nAll of them: {together}.")
     wrong: list[AvaError] = []
 
     async def knows_pin() -> bool:
@@ -99,14 +100,76 @@ async def _approved(house: House, own: Session, desk: Desk, order: Order) -> tup
             wrong.append(error)
         return not wrong
 
-    agreed = order.yes or await _unless_interrupted(lambda: agrees("Start it?"))
+    question = "Start them?" if together else "Start it?"
+    agreed = order.yes or await _unless_interrupted(lambda: agrees(question))
     if not agreed or (await house.policy() == "human" and not await _unless_interrupted(knows_pin)):
-        await decide(desk, proposal, "reject")
+        await decide(desk, proposals, "reject")
         if wrong:
             raise Refused(f"{wrong[0]} Nothing was started.") from wrong[0]
         tell("Not approved; nothing was started.")
-        return None, NOT_APPROVED
-    return await start(desk, proposal), 0
+        return []
+    group_id = await start(desk, proposals, last=together, **order.group)
+    if group_id is not None:
+        tell(f"Approved, as the group {group_id}.")
+    return [proposal.subagent_id or "" for proposal in proposals]
+
+
+async def _proposed(desk: Desk, order: Order) -> list[SpawnAnswer]:
+    """Propose all that was ordered; where one may not be, none waits on.
+
+    Raises:
+        AvaError: One may not be; says which, in the words of the command line.
+    """
+    from ava_server.cli.asked import in_options
+
+    made: list[SpawnAnswer] = []
+    for spawn in order.spawns:
+        try:
+            made.append(await propose(desk, spawn, degraded=order.degraded))
+        except (AvaError, RolesError, AuditError) as error:
+            if made:
+                await decide(desk, made, "reject")
+            which = ""
+            if len(order.spawns) > 1:
+                task = str(spawn.get("task", ""))
+                short = task if len(task) <= TOLD_CHARS else task[: TOLD_CHARS - 1] + "…"
+                which = f" (of {spawn.get('role')}: {short}; nothing was started)"
+            if isinstance(error, BadInput):
+                raise BadInput(in_options(str(error)) + which) from error
+            if isinstance(error, ToolMissing):
+                hint = " To run it all the same, without that: --degraded."
+                raise Refused(f"{error}{hint}{which}", needs_key=error.needs_key) from error
+            if isinstance(error, Refused) and which:
+                raise Refused(f"{error}{which}", needs_key=error.needs_key) from error
+            raise
+    return made
+
+
+async def _together(
+    house: House, own: Session, desk: Desk, proposals: Sequence[SpawnAnswer], order: Order
+) -> str | None:
+    """Return the line of several together, as their approval has to repeat it; None for one.
+
+    Raises:
+        BadInput: They may not cost so much together as was said.
+    """
+    from ava_audit.money import format_usd, micros_from_cents
+    from ava_server.cli.door_here import Here
+    from ava_server.pending import together_line
+
+    if len(proposals) < 2:
+        return None
+    waiting = await Here(house, own).waiting([proposal.pending_id or "" for proposal in proposals])
+    asked = order.group.get("group_max_cost_cents")
+    cap = micros_from_cents(asked) if asked is not None else None
+    sum_of_caps = sum(one.max_cost_micros for one in waiting)
+    if cap is not None and cap > sum_of_caps:
+        await decide(desk, proposals, "reject")
+        raise BadInput(
+            f"--group-max: their own caps come to {format_usd(sum_of_caps)} together; give that or less. Nothing was"
+            " started."
+        )
+    return together_line(waiting, cap, order.group.get("group_timeout"))
 
 
 async def _unless_interrupted(asks: Callable[[], Awaitable[bool]]) -> bool:

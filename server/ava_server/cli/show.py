@@ -12,8 +12,9 @@ import anyio.to_thread
 import typer
 
 from ava_server.cli.app import heading
+from ava_server.cli.showing import show_results
 from ava_server.cli.terminal import columns, cut, say, say_json, tell, write
-from ava_server.cli.views import block, limits_text, result_text
+from ava_server.cli.views import block, limits_text
 from ava_server.data_root import find_data_root
 from ava_server.errors import BadInput
 
@@ -122,6 +123,7 @@ async def _show(root: DataRoot, given: str, as_json: bool, utc: bool) -> None:
         else:
             heading(root)
             say("\n".join(_screen(run, answer, texts, entries, utc)))
+            show_results([answer])
         if answer.untrusted_result is not None:  # an erased one is no news to anybody
             try:
                 await note_fetched(store, terminal_session(), "ava show", run)
@@ -143,8 +145,7 @@ def _screen(run: RunRow, answer: RunAnswer, texts: Texts | None, entries: list[E
     for entry in entries:
         line = entry_line(entry, names=names, utc=utc, width=1_000 if terminal else width)
         lines.append(line if not terminal or is_error(entry) else cut(line, width))
-    lines += ["", "Result:" if run.ended else "So far:", result_text(answer)]
-    return lines
+    return [*lines, "", "Result:" if run.ended else "So far:"]
 
 
 def _asked(run: RunRow, texts: Texts | None, utc: bool) -> list[str]:

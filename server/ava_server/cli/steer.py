@@ -63,7 +63,7 @@ def _settings(command: str) -> Settings:
 async def _cancel(settings: Settings, ids: list[str], reason: str | None, as_json: bool) -> None:
     from ava_server.cli.at_desk import session, silent
     from ava_server.cli.reading import find_runs, open_log, whole_answer
-    from ava_server.cli.views import result_text
+    from ava_server.cli.showing import show_results
     from ava_server.desk import Desk
     from ava_server.house import open_house
     from ava_server.ids import label
@@ -98,8 +98,11 @@ async def _cancel(settings: Settings, ids: list[str], reason: str | None, as_jso
         say_json({"data_root": str(settings.data_root), "runs": runs, "ended_before": ended_before})
     else:
         ended_now = {run.id for run in going_on}
-        results = [result_text(answer) for answer in answers if answer.subagent_id in ended_now]
-        say("\n\n".join(results) or "Nothing was done.")
+        results = [answer for answer in answers if answer.subagent_id in ended_now]
+        if results:
+            show_results(results)
+        else:
+            say("Nothing was done.")
     if failed:  # said last, behind what did end
         raise failed[0]
 

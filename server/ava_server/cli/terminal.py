@@ -15,7 +15,7 @@ import stat
 import sys
 import time
 import unicodedata
-from collections.abc import AsyncGenerator, AsyncIterator, Generator
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TextIO
 
@@ -29,6 +29,7 @@ from ava_server.waiting import read_apart, received
 PLAIN_EVERY_S = 10.0
 """How often progress is told where it cannot be rewritten in place: in a file, in a pipe."""
 _START_OF_LINE = "\r\x1b[K"
+_UP_TO_IT = "\x1b[{}A\r\x1b[J"
 _UNSEEN = re.compile(rf"{INVISIBLE.pattern}|[\t\r\ud800-\udfff]")
 _ITEM = re.compile(r"(\s*)((?:\d+\.|-)\s+)?")
 _HANGING = "  "
@@ -218,45 +219,72 @@ async def agrees(question: str) -> bool:
 
 
 class Progress:
-    """What is going on: one line that is rewritten on a terminal, and a plain line now and then elsewhere."""
+    """What is going on: lines that are rewritten on a terminal, and plain ones now and then elsewhere."""
 
     def __init__(self, every_s: float = PLAIN_EVERY_S, *, err: bool = True) -> None:
         """Begin.
 
         Args:
-            every_s: How often a plain line is written.
+            every_s: How often plain lines are written.
             err: To stderr, where the conversation is; False for stdout.
         """
         self._every_s = every_s
         self._stream = sys.stderr if err else sys.stdout
         self._in_place = self._stream.isatty() and os.environ.get("TERM") != "dumb"
-        self._shown = ""
+        self._given: tuple[str, ...] = ()
+        self._shown: list[str] = []
         self._told_s: float | None = None
 
-    def show(self, line: str) -> None:
-        """Show the line, if it says something new."""
-        line = " ".join(clean(line)[0].split())
-        if line == self._shown:
-            return
+    @property
+    def width(self) -> int | None:
+        """Columns that there are for a line; None where it may be of any length."""
+        return columns(self._stream) - 1 if self._in_place else None
+
+    def show(self, *lines: str) -> None:
+        """Show the lines, if they say something new."""
+        given = tuple(_UNSEEN.sub(" ", clean(line)[0].replace("\n", " ")).rstrip() for line in lines)
         if self._in_place:
-            self._stream.write(_START_OF_LINE + cut(line, columns(self._stream) - 1))
-            self._stream.flush()
-        elif self._told_s is None or time.monotonic() - self._told_s >= self._every_s:
-            self._told_s = time.monotonic()
-            typer.echo(line, file=self._stream)
-        else:
+            fitting = self._fitting(given)
+            if fitting != self._shown:
+                self._stream.write(self._back() + "\n".join(fitting))
+                self._stream.flush()
+                self._shown = fitting
             return
-        self._shown = line
+        if given == self._given:
+            return
+        if self._told_s is None or time.monotonic() - self._told_s >= self._every_s:
+            self._told_s = time.monotonic()
+            typer.echo("\n".join(given), file=self._stream)
+            self._given = given
 
     def wait_for(self, line: str) -> None:
         """Show what is waited for; where lines are not rewritten in place it is said again, now and then."""
-        if not self._in_place:
-            self._shown = ""
+        self._given = ()
         self.show(line)
 
     def end(self, *, keep: bool = False) -> None:
-        """Leave the line: what follows stands in its place, or below it."""
-        if self._in_place and self._shown:
-            self._stream.write("\n" if keep else _START_OF_LINE)
+        """Leave the lines: what follows stands in their place, or below them."""
+        if self._shown:
+            self._stream.write("\n" if keep else self._back())
             self._stream.flush()
-        self._shown = ""
+        self._shown, self._given = [], ()
+
+    def _fitting(self, lines: Sequence[str]) -> list[str]:
+        """Return what of them has room: what does not stand on the screen cannot be rewritten."""
+        try:
+            most = max(1, os.get_terminal_size(self._stream.fileno()).lines - 1)
+        except (OSError, ValueError):
+            most = len(lines)
+        room = columns(self._stream) - 1
+        if 0 < most < len(lines):
+            lines = [*lines[: most - 1], f"… and {len(lines) - most + 1} more"]
+        return [cut(line, room) for line in lines]
+
+    def _back(self) -> str:
+        """Return what leads to where the lines begin, and wipes them off.
+
+        A terminal that has become narrower since has broken them into more rows.
+        """
+        width = columns(self._stream)
+        rows = sum(max(1, -(-cells(line) // width)) for line in self._shown)
+        return _UP_TO_IT.format(rows - 1) if rows > 1 else _START_OF_LINE

@@ -13,6 +13,7 @@ from ava_server.cli.terminal import interrupts, say, say_json, tell
 
 if TYPE_CHECKING:
     from ava_audit.store import Store
+    from ava_server.answers import RunAnswer
     from ava_server.cli.watching import Seen, Watching
     from ava_server.settings import Settings
     from ava_server.status import Alive
@@ -97,25 +98,30 @@ async def _deliver(store: Store, alive: Alive, settings: Settings, seen: Sequenc
     """Show the results, put on record that they were shown, and return the worst exit code."""
     from ava_audit.errors import StoreUnavailable
     from ava_server.cli.reading import note_fetched, terminal_session, whole_answer
-    from ava_server.cli.views import exit_code, result_text
+    from ava_server.cli.showing import show_results
+    from ava_server.cli.views import exit_code
 
     codes: list[int] = []
-    shown: list[str] = []
+    ended: list[RunAnswer] = []
+    expired: list[str] = []
     answers = [(one, *await whole_answer(store, one.run.id, alive)) for one in seen]
     for one, run, answer in answers:
         if run.ended:
             codes.append(exit_code(run))
-            shown.append(result_text(answer))
+            ended.append(answer)
         elif one.over:  # a proposal whose time is over: nothing can come of it any more
             codes.append(NOT_APPROVED)
-            shown.append(f"{answer.status_line}: its proposal {run.pending_id} has expired.")
+            expired.append(f"{answer.status_line}: its proposal {run.pending_id} has expired.")
         else:
             codes.append(INTERRUPTED)
     if as_json:
         runs = [answer.model_dump(mode="json", exclude_none=True) for _one, _run, answer in answers]
         say_json({"data_root": str(settings.data_root), "runs": runs})
-    elif shown:
-        say("\n\n".join(shown))
+    else:
+        if ended:
+            show_results(ended)
+        if expired:
+            say("\n\n".join(["", *expired] if ended else expired))
     session = terminal_session()
     for _one, run, answer in answers:
         if answer.untrusted_result is not None:

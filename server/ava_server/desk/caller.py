@@ -18,7 +18,9 @@ class Caller:
     Attributes:
         progress: Told how a wait goes on.
         person: Who can be asked in the middle of it; None where the client cannot ask anybody.
+        degraded: What is proposed may go without tools that its role needs and that are not there.
     """
 
     progress: Progress
     person: Person | None = None
+    degraded: bool = False

@@ -95,6 +95,7 @@ class Desk:
         *,
         person: Person | None = None,
         raises: bool = False,
+        degraded: bool = False,
     ) -> Answer:
         """Do what a tool was called for; a mistake of the caller is an answer, not an exception.
 
@@ -104,6 +105,8 @@ class Desk:
             progress: Told how a wait goes on.
             person: Who can be asked in the middle of the call; None where nobody can.
             raises: Once it is on the record, raise a mistake, for a caller who tells kinds of them apart.
+            degraded: What is proposed may go without tools that its role needs and that are not there: said by a
+                person at a terminal, beside the arguments.
 
         Raises:
             AvaError: There is no such tool; with `raises`, any other mistake too.
@@ -126,7 +129,7 @@ class Desk:
                 await self._store.do(called)
             self._own.refuse_without(TAKES[tool])
             self._refuse_keys(given)
-            answer = await handler(cast("dict[str, Any]", self._redacted(given)), Caller(progress, person))
+            answer = await handler(cast("dict[str, Any]", self._redacted(given)), Caller(progress, person, degraded))
         except (AvaError, RolesError, AuditError) as error:
             mistake = error
             message, _count = self._redactor.redact(self._own.explained(error))

@@ -63,10 +63,17 @@ class Spawning:
         if isinstance(given.get("retry_of"), str):
             retried, given = await self._retry(given)
         args = parse(SpawnArgs, "spawn_subagent", given)
-        return await self._propose(args, retried.id if retried else None, asks=caller.person is not None)
+        retried_id = retried.id if retried else None
+        return await self._propose(args, retried_id, asks=caller.person is not None, degraded=caller.degraded)
 
     async def _propose(
-        self, args: SpawnArgs, retry_of: str | None = None, *, asks: bool = False, may_start: bool = True
+        self,
+        args: SpawnArgs,
+        retry_of: str | None = None,
+        *,
+        asks: bool = False,
+        may_start: bool = True,
+        degraded: bool = False,
     ) -> SpawnAnswer:
         """Make a proposal.
 
@@ -75,6 +82,7 @@ class Spawning:
             retry_of: The ended run that it repeats.
             asks: The client asks its person, who then decides in that question.
             may_start: The policy auto may start it.
+            degraded: It may go without tools that its role needs and that are not there.
         """
         self._house.closing.refuse_new()
         policy = await self._house.policy(self._session.user)
@@ -82,7 +90,7 @@ class Spawning:
             self._session.roots, args.role, self._session.user, args.workspace, remote=self._session.remote
         )
         earlier = await self._earlier(args.context_from or ())
-        config, texts = await anyio.to_thread.run_sync(resolve, args, around, earlier)
+        config, texts = await anyio.to_thread.run_sync(resolve, args, around, earlier, degraded)
         candidates = tuple((new_id("pending_id"), new_id("subagent_id")) for _ in range(CANDIDATES))
         limits = self._house.limits_under(policy, self._session.user)
         command = propose(config, texts, self._session.who, candidates, limits, retry_of=retry_of)

@@ -173,8 +173,8 @@ async def _ask(house: House, desk: Desk, own: Session, choice: Choice, ours: set
     try:
         proposal = await propose(desk, spawn)
         ours.add(proposal.subagent_id or "")
-        run_id = await start(desk, proposal)
-        assert run_id is not None
+        await start(desk, [proposal])
+        run_id = proposal.subagent_id or ""
     except (AvaError, RolesError, AuditError) as error:
         if proposal is not None:  # it shall not wait for an approval that nobody will give
             await desk.call("confirm_spawn", {"pending_ids": [proposal.pending_id], "decision": "reject"}, _silent)
