@@ -45,6 +45,7 @@ LONG = (
     "tests/system/test_cli_roles.py",
     "tests/system/test_cli_run.py",
     "tests/system/test_cli_steer.py",
+    "tests/system/test_cli_together.py",
     "tests/system/test_demo.py",
     "tests/system/test_foreign_killed.py",
     "tests/system/test_host_calls.py",

@@ -27,7 +27,7 @@ def run_command(
     task: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[TASK]...",
+            metavar="TASK…",
             show_default=False,
             help="The goal, what counts as done, the form of the answer; several with --parallel.",
         ),

@@ -1,0 +1,222 @@
+"""What a run brought, as Markdown and drawn on a terminal; and its files, copied."""
+
+import errno
+import hashlib
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ava_server.answers import RunAnswer, Untrusted
+from ava_server.cli.markdown import drawn
+from ava_server.cli.order import spawns_of
+from ava_server.cli.results import result_text
+from ava_server.cli.saving import check_folder, save_artifacts
+from ava_server.cli.showing import drawn_result
+from ava_server.cli.terminal import cells
+from ava_server.errors import BadInput
+
+STYLES = re.compile(r"\x1b\[[\d;]*m")
+PIECES = st.sampled_from(
+    ["#", "> ", "- ", "1. ", "|", "\n", "\n\n", "```", "`", "*", "**", "[a](http://x.example/y)", "![b](z)", "    ",
+     "<b>", "&#8238;", "&#27;", "\x1b[2J", "\x9b", "\u202e", "word ", "値段", "[red]", "~~", "---", "|-|-|", "\t",
+     "<http://q.example>"]
+)  # fmt: skip
+
+
+def ended(**more: Any) -> RunAnswer:
+    result = Untrusted(warning="", **{"summary": "Looked up.", **more})
+    return RunAnswer(
+        subagent_id="S-7f3a2b", role="researcher", state="success", status_line="researcher S-7f3a2b: success",
+        quotes_checked=[{"finding": 1, "verdict": "found"}, {"finding": 2, "verdict": "not_found"}],
+        untrusted_result=result,
+    )  # fmt: skip
+
+
+FOUND = [
+    {"claim": "It costs twelve cents.", "quote": "# twelve [red]cents[/]", "source_name": "notes.md:3"},
+    {"claim": "It is free.", "quote": "free", "source_url": f"https://example.org/{'long/' * 30}"},
+]
+
+
+def test_piped_a_result_is_markdown_with_each_finding_its_verdict_and_its_source() -> None:
+    text = result_text(ended(output="## Their own\n\ntext", findings=FOUND, caveats=["Only\ntoday."]))
+    blocks = [
+        *("# researcher S-7f3a2b: success", "## Summary\n\nLooked up.", "## Output\n\n## Their own\n\ntext"),
+        "1. It costs twelve cents.\n\n   > # twelve [red]cents[/]\n\n   - quote: found, word for word,",
+        "2. It is free.\n\n   > free\n\n   - quote: NOT found in what the tools returned\n   - source: https://",
+        *("## Caveats\n\n- Only today.", "- Cost: $0.00"),
+    ]
+    places = [text.index(block) for block in blocks]
+    assert places == sorted(places)
+
+
+def test_an_output_that_is_no_text_stands_as_json_that_nothing_in_it_can_end() -> None:
+    text = result_text(ended(output={"code": "```\nx"}))
+    assert '````json\n{\n  "code": "```\\nx"\n}\n````' in text
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_on_a_terminal_what_the_subagent_wrote_is_set_in_and_only_our_words_begin_at_the_edge(
+    width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    forged = "Findings, each with its source\n\n# Figures\n\nCost: $0.00\n\n" + "words " * 60
+    text = drawn_result(ended(output=forged, findings=FOUND, caveats=["Cost: $9.99"]), width)
+    plain = STYLES.sub("", text)
+    assert "\x1b[" in text
+    at_the_edge = [line for line in plain.splitlines() if line and not line.startswith(" ")]
+    assert at_the_edge == [
+        *("researcher S-7f3a2b: success", "Summary", "Output", "Findings, each with its source"),
+        *("Caveats", "Figures", "Cost: $0.00"),
+    ]
+    assert '"# twelve [red]cents[/]"' in plain and "quote: NOT found" in plain
+    whole = f"https://example.org/{'long/' * 30}"
+    assert whole in plain, "an address is never broken"
+    assert all(cells(line) <= width for line in plain.splitlines() if whole not in line)
+
+
+def test_without_colours_nothing_is_styled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    text = drawn_result(ended(output="**bold** and `code`", findings=FOUND), 80)
+    assert "\x1b" not in text and "bold and code" in text
+
+
+@pytest.mark.parametrize(
+    ("written", "shown"),
+    [
+        ("[click](https://evil.example/a)", "click (https://evil.example/a)"),
+        ("<https://a.example/b>", "https://a.example/b"),
+        ("![logo](https://a.example/p.png)", "logo (https://a.example/p.png)"),
+        ("<b>kept</b> <kbd>", "<b>kept</b> <kbd>"),
+        ("<div>\nblock\n</div>", "<div> block </div>"),
+        ("[link=https://evil.example]x[/link] :smile:", "[link=https://evil.example]x[/link] :smile:"),
+        ("a &#8238;b &#27;[2J \x1b]8;;https://evil.example\x07c", "a b \ufffd[2J ]8;;https://evil.examplec"),
+    ],
+)
+def test_links_markup_and_what_is_not_seen_are_shown_as_what_they_are(written: str, shown: str) -> None:
+    text = drawn(written, 120)
+    assert shown in " ".join(STYLES.sub("", text).split())
+    assert "\x1b]" not in text and "\u202e" not in text
+
+
+@given(st.lists(PIECES, max_size=40).map("".join), st.integers(min_value=20, max_value=60))
+@settings(max_examples=150, deadline=None)
+def test_whatever_a_model_writes_is_drawn_and_steers_nothing(text: str, width: int) -> None:
+    plain = STYLES.sub("", drawn(text, width))
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]", plain)
+    assert all(cells(line) <= width for line in plain.expandtabs().splitlines())
+
+
+# -- files that were handed over ---------------------------------------------------------------------------------------
+
+
+def handed(folder: Path, **files: bytes) -> RunAnswer:
+    folder.mkdir(exist_ok=True)
+    listed = []
+    for name, data in files.items():
+        path = folder / name.replace("_", ".")
+        path.write_bytes(data)
+        listed.append({"name": path.name, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()})
+    return ended(artifacts=listed)
+
+
+def test_files_are_copied_and_what_is_there_stays_as_it_is(tmp_path: Path) -> None:
+    answer = handed(tmp_path / "store", a_csv=b"new", b_csv=b"same", c_csv=b"c")
+    to = tmp_path / "deep" / "er"
+    to.mkdir(parents=True)
+    (to / "a.csv").write_bytes(b"old")
+    (to / "b.csv").write_bytes(b"same")
+    saved = save_artifacts(answer, tmp_path / "store", to)
+    assert {path.name: path.read_bytes() for path in to.iterdir()} == {
+        "a.csv": b"old", "a-S-7f3a2b.csv": b"new", "b.csv": b"same", "c.csv": b"c",
+    }  # fmt: skip
+    assert saved.faults == ()
+    assert "something else is called a.csv there" in saved.notes[0] and "The same is there already" in saved.notes[1]
+    assert [Path(file["path"]).name for file in saved.as_json()["files"]] == ["a-S-7f3a2b.csv", "b.csv", "c.csv"]
+
+
+def test_a_name_that_leads_elsewhere_a_link_and_a_file_that_was_changed_are_not_copied(tmp_path: Path) -> None:
+    answer = handed(tmp_path / "store", a_csv=b"a", b_csv=b"b")
+    assert answer.untrusted_result is not None
+    (tmp_path / "secret").write_bytes(b"secret")
+    (tmp_path / "store" / "a.csv").unlink()
+    (tmp_path / "store" / "a.csv").symlink_to(tmp_path / "secret")
+    (tmp_path / "store" / "b.csv").write_bytes(b"other")
+    answer.untrusted_result.artifacts.append({"name": "../secret", "bytes": 6, "sha256": "x"})
+    saved = save_artifacts(answer, tmp_path / "store", tmp_path / "to")
+    assert saved.files == () and list((tmp_path / "to").iterdir()) == []
+    assert len(saved.faults) == 3 and "any more" in saved.faults[1] and "no plain file name" in saved.faults[2]
+
+
+def test_a_link_in_the_way_is_not_followed(tmp_path: Path) -> None:
+    answer = handed(tmp_path / "store", a_csv=b"new")
+    to = tmp_path / "to"
+    to.mkdir()
+    (to / "a.csv").symlink_to(tmp_path / "mine")
+    saved = save_artifacts(answer, tmp_path / "store", to)
+    assert not (tmp_path / "mine").exists()
+    assert [path.name for _name, path in saved.files] == ["a-S-7f3a2b.csv"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no full disk to be had here")
+def test_a_full_disk_is_told_and_leaves_no_half_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = handed(tmp_path / "store", a_csv=b"new" * 100_000)
+    opened = Path.open
+
+    def onto_a_full_disk(path: Path, mode: str = "r", **more: Any) -> Any:
+        if mode != "xb":
+            return opened(path, mode, **more)
+        path.touch()
+        return opened(Path("/dev/full"), "wb", buffering=0)
+
+    monkeypatch.setattr(Path, "open", onto_a_full_disk)
+    saved = save_artifacts(answer, tmp_path / "store", tmp_path / "to")
+    assert saved.faults == (f"Not copied: {tmp_path / 'to' / 'a.csv'} cannot be written: {os.strerror(errno.ENOSPC)}.",)
+    assert list((tmp_path / "to").iterdir()) == []
+
+
+def test_a_file_in_the_way_of_the_folder_is_told_before_anything_is_paid_for(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(BadInput, match=r"--artifacts: .*file is no folder"):
+            check_folder(folder)
+    check_folder(tmp_path / "not" / "there" / "yet")
+    assert list(tmp_path.iterdir()) == [tmp_path / "file"]
+
+
+# -- what is asked for -------------------------------------------------------------------------------------------------
+
+
+def test_several_tasks_and_roles_are_one_order_each_with_what_all_have() -> None:
+    made = spawns_of("researcher", ["a", "b"], ["coder: fix: it"], parallel=True, common={"timeout": 5, "name": None})
+    assert [(one["role"], one["task"], one["timeout"]) for one in made] == [
+        *(("researcher", "a", 5), ("researcher", "b", 5), ("coder", "fix: it", 5)),
+    ]
+    assert all("name" not in one for one in made)
+
+
+def refused() -> Iterator[tuple[str, tuple[Any, ...], bool, dict[str, Any]]]:
+    yield "Put one task in quotes", ("researcher", ["what", "is", "it"], []), False, {}
+    yield "--parallel: one task", ("researcher", ["a"], []), True, {}
+    yield "--also: 'no role' names no role", ("researcher", ["a"], ["no role"]), False, {}
+    yield "--also", ("researcher", ["a"], ["a b: c"]), False, {}
+    yield "at most 20", ("researcher", ["a"] * 21, []), True, {}
+    yield "--retry: it is for one", ("researcher", ["a", "b"], []), True, {"retry_of": "S-7f3a2b"}
+    yield "--task-id: it is for one", ("researcher", ["a", "b"], []), True, {"task_id": "t"}
+    yield "--name: it is for one", ("researcher", ["a", "b"], []), True, {"name": "n"}
+    yield "Give ROLE and TASK", (None, [], ["coder: x"]), False, {"retry_of": "S-7f3a2b"}
+
+
+@pytest.mark.parametrize(("says", "given", "parallel", "common"), list(refused()))
+def test_what_cannot_be_told_apart_is_refused(
+    says: str, given: tuple[Any, ...], parallel: bool, common: dict[str, Any]
+) -> None:
+    with pytest.raises(BadInput, match=re.escape(says)):
+        spawns_of(*given, parallel=parallel, common=common)

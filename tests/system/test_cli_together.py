@@ -1,0 +1,173 @@
+"""`ava run` for several at once, with files that are handed over, and without a tool: real processes and terminals."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.house import PRICED
+from support.model_server import Gate, Say, running_model_server
+from support.terminal import ava, on_terminal
+
+FIRST, SECOND, THIRD = "What does Otter cost?", "What does Whisper cost?", "All prices as a table."
+DONE = Say("", [("submit_result", {"summary": "All looked up.", "output": "Twelve **cents** a minute."})])
+SAVES = Say("", [("save_artifact", {"name": "prices.csv", "content": "otter,0.12\n"})])
+NOTE = Say("", [("scratchpad", {"note": "a"})])
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / "config.toml").write_text(PRICED)
+    return folder
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Path:
+    folder = tmp_path / "work"
+    folder.mkdir()
+    return folder
+
+
+def local(base_url: str) -> dict[str, str]:
+    return {"AVA_MODEL_BASE_URL": base_url, "AVA_MODEL": "test"}
+
+
+def decided(root: Path) -> list[dict[str, Any]]:
+    lines = ava(root, "logs", "--json", "--last", "1000", "--type", "SpawnDecided").stdout.splitlines()
+    return [json.loads(line)["content"] for line in lines]
+
+
+def test_several_are_asked_about_once_and_run_as_one_group(root: Path, workspace: Path) -> None:
+    gate = Gate()
+
+    def script(request: dict[str, Any]) -> Say:
+        return Say(DONE.text, DONE.calls, gate=gate if SECOND in json.dumps(request["messages"]) else None)
+
+    args = (
+        "run", "--parallel", "researcher", FIRST, SECOND, "--also", f"data_extractor: {THIRD}", "--workspace",
+        str(workspace), "--max-cost", "0.50", "--group-max", "1.20", "--group-timeout", "5m",
+    )  # fmt: skip
+    with (
+        running_model_server(script) as server,
+        on_terminal(root, *args, columns=80, env=local(server.base_url)) as screen,
+    ):
+        asked = screen.until("Start them? [y/N]")
+        screen.type("y\n")
+        screen.until("3 subagents, 2 ended, ")
+        gate.released.set()
+        assert screen.ended() == 0
+    plain = re.sub(r"\x1b\[[\d;]*m", "", screen.text)
+    assert [part in asked for part in (FIRST, SECOND, THIRD)] == [True] * 3
+    assert "All of them: 3 subagents together, at most $1.20 and 5 min." in asked
+    assert re.search(r"^S-\w{6}  data_extractor  \d+ s, turn 1 of 20 +\$\d", plain, re.MULTILINE)
+    assert plain.count("Twelve cents a minute.") == 3
+    decisions = decided(root)
+    assert [(each["decision"], each["channel"]) for each in decisions] == [("approved", "terminal")] * 3
+    assert len({each["group_id"] for each in decisions}) == 1
+
+
+def test_several_without_a_question_are_one_object_and_the_first_that_failed_decides_the_exit_code(
+    root: Path, workspace: Path
+) -> None:
+    def script(request: dict[str, Any]) -> Say:
+        return NOTE if SECOND in json.dumps(request["messages"]) else DONE
+
+    args = (
+        "run", "--parallel", "researcher", FIRST, SECOND, "--workspace", str(workspace), "--yes", "--max-cost", "0.50",
+        "--max-iterations", "2", "--json",
+    )  # fmt: skip
+    with running_model_server(script) as server:
+        done = ava(root, *args, env=local(server.base_url))
+    assert done.returncode == 13, done.stderr
+    result = json.loads(done.stdout)
+    assert [run["state"] for run in result["runs"]] == ["success", "iteration_limit"]
+    assert result["group_id"].startswith("G-") and result["data_root"] == str(root)
+    told = [line for line in done.stderr.splitlines() if re.search(r"^\d subagents, ", line)]
+    assert len(told) <= 2, "plain progress comes every ten seconds"
+
+
+def test_where_one_of_several_may_not_be_none_waits_on(root: Path, workspace: Path) -> None:
+    args = ("run", "researcher", FIRST, "--also", "pirate: Find it", "--workspace", str(workspace))
+    with running_model_server([]) as server:
+        done = ava(root, *args, "--yes", "--max-cost", "0.50", env=local(server.base_url))
+    assert done.returncode == 2
+    assert "pirate" in done.stderr and "Traceback" not in done.stderr
+    assert [each["decision"] for each in decided(root)] == ["rejected"]
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "says"),
+    [
+        (("researcher", "what", "is", "it"), 2, "Put one task in quotes"),
+        (("--parallel", "researcher", "a", "b", "--group-max", "9"), 2, "--group-max: their own caps come to $1.00"),
+        (("researcher", "a", "--group-max", "1"), 2, "--group-max and --group-timeout are for two or more"),
+        (("researcher", "a", "--artifacts", "/dev/null"), 2, "--artifacts: /dev/null is no folder"),
+    ],
+)
+def test_a_mistake_starts_nothing(root: Path, workspace: Path, args: tuple[str, ...], code: int, says: str) -> None:
+    with running_model_server([]) as server:
+        more = ("--workspace", str(workspace), "--yes", "--max-cost", "0.50")
+        done = ava(root, "run", *args, *more, env=local(server.base_url))
+    assert (done.returncode, says in done.stderr, done.stderr.count("Traceback")) == (code, True, 0), done.stderr
+    assert server.requests == []
+    if (root / "ava.db").exists():
+        assert {each["decision"] for each in decided(root)} == {"rejected"}
+
+
+def test_ctrl_c_cancels_all_of_several(root: Path, workspace: Path) -> None:
+    gate = Gate()
+    args = ("run", "--parallel", "researcher", FIRST, SECOND, "--workspace", str(workspace), "--yes", "--max-cost", "1")
+    with (
+        running_model_server(lambda _request: Say("", gate=gate)) as server,
+        on_terminal(root, *args, env=local(server.base_url)) as screen,
+    ):
+        assert gate.arrived.wait(20)
+        screen.interrupt()
+        screen.until("2 of 2 subagents go on meanwhile.")
+        screen.until("[c]ancel or [l]eave:")
+        screen.interrupt()
+        assert screen.ended() == 15
+    assert screen.text.count("Ended as cancelled") == 2
+    assert "Traceback" not in screen.text
+
+
+def test_files_that_were_handed_over_are_copied_and_named(root: Path, workspace: Path, tmp_path: Path) -> None:
+    args = ("run", "researcher", FIRST, "--workspace", str(workspace), "--yes", "--max-cost", "0.50", "--artifacts")
+    with running_model_server([SAVES, DONE, SAVES, DONE]) as server:
+        first = ava(root, *args, str(tmp_path / "new" / "got"), env=local(server.base_url))
+        (tmp_path / "there").mkdir()
+        (tmp_path / "there" / "prices.csv").write_text("mine")
+        again = ava(root, *args, "there", "--json", cwd=tmp_path, env=local(server.base_url))
+    assert (first.returncode, again.returncode) == (0, 0), first.stderr + again.stderr
+    assert (tmp_path / "new" / "got" / "prices.csv").read_text() == "otter,0.12\n"
+    assert f"Copied to {tmp_path}/new/got/prices.csv" in first.stdout
+    saved = json.loads(again.stdout)["artifacts_saved"]
+    assert (tmp_path / "there" / "prices.csv").read_text() == "mine"
+    assert (tmp_path / saved["files"][0]["path"]).read_text() == "otter,0.12\n"
+    assert "stays as it is" in again.stderr
+
+
+def test_without_a_tool_that_its_role_needs_a_run_starts_only_when_that_is_said(root: Path) -> None:
+    args = ("run", "web_crawler", "Who makes it?", "--yes", "--max-cost", "0.50")
+    with running_model_server([DONE]) as server:
+        refused = ava(root, *args, env=local(server.base_url))
+        done = ava(root, *args, "--degraded", env=local(server.base_url))
+    assert refused.returncode == 10
+    assert "web_crawler needs web_search" in refused.stderr and "without that: --degraded." in refused.stderr
+    assert done.returncode == 0, done.stderr
+    assert "It goes without web_search, which is not there, although its role needs that." in done.stderr
+    assert "web_crawler without web_search, at most $0.50 and 10 min" in done.stderr
+    [proposed] = ava(root, "logs", "--json", "--type", "SpawnProposed").stdout.splitlines()
+    assert json.loads(proposed)["content"]["config"]["lacks"] == ["web_search"]
+
+
+def test_reason_tool_calls_and_thinking_are_given_on_the_command_line(root: Path, workspace: Path) -> None:
+    args = ("run", "researcher", FIRST, "--workspace", str(workspace), "--yes", "--max-cost", "0.50")
+    more = ("--rationale", "The budget is due", "--max-tool-calls", "3", "--no-extended-thinking")
+    with running_model_server([DONE]) as server:
+        done = ava(root, *args, *more, env=local(server.base_url))
+    assert done.returncode == 0, done.stderr
+    assert 'Why: "The budget is due".' in done.stderr and " 3 tool calls" in done.stderr
