@@ -117,6 +117,16 @@ def test_a_mistake_starts_nothing(root: Path, workspace: Path, args: tuple[str, 
         assert {each["decision"] for each in decided(root)} == {"rejected"}
 
 
+def test_where_several_may_not_start_now_none_waits_on(root: Path, workspace: Path) -> None:
+    (root / "config.toml").write_text(f"{PRICED}\n[limits]\nspawns_per_hour = 1\n")
+    args = ("run", "--parallel", "researcher", FIRST, SECOND, "--workspace", str(workspace), "--yes", "--max-cost", "1")
+    with running_model_server([]) as server:
+        done = ava(root, *args, env=local(server.base_url))
+    assert done.returncode == 10
+    assert done.stderr.splitlines()[-1].startswith("ava: Not started: ") and "at most 1" in done.stderr
+    assert [each["decision"] for each in decided(root)] == ["rejected"] * 2
+
+
 def test_ctrl_c_cancels_all_of_several(root: Path, workspace: Path) -> None:
     gate = Gate()
     args = ("run", "--parallel", "researcher", FIRST, SECOND, "--workspace", str(workspace), "--yes", "--max-cost", "1")

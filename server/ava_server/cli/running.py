@@ -108,7 +108,11 @@ async def _approved(house: House, own: Session, desk: Desk, order: Order) -> lis
             raise Refused(f"{wrong[0]} Nothing was started.") from wrong[0]
         tell("Not approved; nothing was started.")
         return []
-    group_id = await start(desk, proposals, last=together, **order.group)
+    try:
+        group_id = await start(desk, proposals, last=together, **order.group)
+    except Refused:  # whoever asked has been answered: nothing shall wait for an approval that nobody will give
+        await decide(desk, proposals, "reject")
+        raise
     if group_id is not None:
         tell(f"Approved, as the group {group_id}.")
     return [proposal.subagent_id or "" for proposal in proposals]
