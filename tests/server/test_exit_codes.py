@@ -1,5 +1,6 @@
 """The exit code of each ending, for whoever waits for it in a script (DESIGN.md section 11)."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -8,9 +9,12 @@ from typing import Any
 import pytest
 from support.house import PRICED, open_lab, submits
 from support.model_server import Fail, Gate, Say, Script
+from typer.testing import CliRunner
 
 from ava_audit.events import ENDINGS
+from ava_server.arguments import SpawnArgs
 from ava_server.cli.app import build
+from ava_server.cli.asked import in_options
 from ava_server.cli.views import exit_code
 
 NOTE = Say("", [("scratchpad", {"note": "a"})])
@@ -60,14 +64,7 @@ async def test_an_ending_that_nobody_waits_for_and_each_kind_of_error_has_one_to
 
 
 def test_every_argument_of_a_spawn_can_be_given_on_the_command_line() -> None:
-    import typer
-
-    from ava_server.arguments import SpawnArgs
-    from ava_server.cli.asked import in_options
-
-    group = typer.main.get_command(build(["run"]))
-    command = group.commands["run"] if hasattr(group, "commands") else group
-    options = {name for parameter in command.params for name in parameter.opts}
+    shown = CliRunner().invoke(build(["run"]), ["--help"], env={"COLUMNS": "300"}).output
     for field in SpawnArgs.model_fields:
         named = in_options(f"{field}: wrong").partition(":")[0]
-        assert named.lower() in options, f"{field} has no option"
+        assert re.search(rf"^  {re.escape(named)}\b", shown, re.MULTILINE | re.IGNORECASE), f"{field} has no option"
