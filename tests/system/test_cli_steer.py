@@ -90,7 +90,7 @@ def test_a_person_ends_the_run_of_another_process_and_sees_what_it_had(root: Pat
         again = ava(root, "cancel", run_id)
         as_json = json.loads(ava(root, "cancel", run_id, "--json").stdout)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(f"Data root: {root}\nresearcher prices ({run_id}): cancelled")
+    assert done.stdout.startswith(f"Data root: {root}\n# researcher prices ({run_id}): cancelled")
     assert "Ended as cancelled: cancelled on request" in done.stdout
     assert "first note" in done.stdout
     assert (process.returncode, "Ended as cancelled" in out, errors.count("Traceback")) == (15, True, 0)

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from support.terminal import ava, on_terminal
 
-QUOTE = re.compile(r'^   "(.+)"$', re.MULTILINE)
+QUOTE = re.compile(r"^   > (.+)$", re.MULTILINE)
+STYLES = re.compile(r"\x1b\[[\d;]*m")
 
 
 @pytest.fixture
@@ -149,7 +150,7 @@ def test_on_a_terminal_no_word_is_broken(tmp_path: Path, folder: Path, columns: 
         screen.type("y\n")
         assert screen.ended() == 0
     for line in screen.text.splitlines():
-        shown = line.rpartition("\x1b[K")[2].strip()
+        shown = STYLES.sub("", line).rpartition("\x1b[K")[2].strip()
         assert len(shown) <= columns or " " not in shown
 
 
