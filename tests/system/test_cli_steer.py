@@ -269,7 +269,7 @@ async def test_waiting_brings_the_results_and_of_several_the_worst_code(root: Pa
     assert code == 13, more
     assert out.count("Twelve cents a minute.") == 1
     assert "Ended as iteration_limit" in out
-    assert first_line.startswith("0 of 2 have ended. researcher S-")
+    assert first_line.startswith("2 subagents, 0 ended, ")
     assert (first_line + more).count("\n") <= 3, "a plain line at most every ten seconds"
     assert (alone.returncode, json.loads(alone.stdout)["runs"][0]["subagent_id"]) == (0, good)
     assert told_of is None, "who waited for it has seen it"
