@@ -35,8 +35,8 @@ HTTP = "http"
 OF_REQUEST = "ava.token"
 """Under this name the token stands in the scope of a request."""
 CLIENT_CHARS = 100
-MOST_DESKS = 2_000
-"""Pairs of a token and a client's name that are remembered at once."""
+MOST_DESKS, MOST_OF_TOKEN = 2_000, 50
+"""Pairs of a token and a client's name that are remembered at once: in all, and of one token."""
 OPEN_WITHIN_S = 20.0
 """How long a call waits for the data root to be opened: migrations of a large log take seconds."""
 
@@ -61,7 +61,7 @@ class App:
         self._greeting = anyio.Lock()
         self._keeping = anyio.CancelScope(shield=True)
         self._house: House | None = None
-        self._desks: dict[tuple[str, str], Desk] = {}
+        self._desks: dict[tuple[Token | None, str], Desk] = {}
         self.updates = Updates(self._role_places)
         self._opened = anyio.Event()
         self._telling = anyio.CancelScope()
@@ -165,20 +165,27 @@ class App:
         from ava_server.session import Session
 
         if self.transport != HTTP:
-            return self.desk_for(("", ""), lambda: Session(user=house.user, transport=self.transport))
+            return self.desk_for((None, ""), lambda: Session(user=house.user, transport=self.transport))
         token = token_of(ctx)
         client = ctx.session.client_params
         name = client.client_info.name[:CLIENT_CHARS] if client is not None else ""
-        return self.desk_for((token.id, name), lambda: session_over_http(token, name))
+        return self.desk_for((token, name), lambda: session_over_http(token, name))
 
-    def desk_for(self, key: tuple[str, str], session: Callable[[], Session]) -> Desk:
-        """Return the desk of a session, which is made where there is none yet; only where the data root is open."""
+    def desk_for(self, key: tuple[Token | None, str], session: Callable[[], Session]) -> Desk:
+        """Return the desk of a session, which is made where there is none yet; only where the data root is open.
+
+        Args:
+            key: The token as it is now, with its scopes, and the client's name.
+            session: Makes the session.
+        """
         from ava_server.desk import Desk
 
         desk = self._desks.get(key)
         if desk is None:
-            if len(self._desks) >= MOST_DESKS:  # whoever makes up names loses what was noted of the oldest one's polls
-                self._farewell(self.house, self._desks.pop(next(iter(self._desks))))
+            # Whoever makes up names loses what was noted of the polls of their own oldest one.
+            own = [each for each in self._desks if each[0] == key[0]]
+            if len(own) >= MOST_OF_TOKEN or len(self._desks) >= MOST_DESKS:
+                self._farewell(self.house, self._desks.pop(own[0] if own else next(iter(self._desks))))
             desk = self._desks[key] = Desk(self.house, session())
             self.house.manager.adopt_session(desk.session.id)
         return desk

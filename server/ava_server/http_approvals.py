@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response
 from ava_audit.errors import AuditError
 from ava_server.app import OF_REQUEST, App, session_over_http
 from ava_server.errors import AvaError, BadInput, Refused
-from ava_server.http_guard import forbidden
+from ava_server.http_says import forbidden
 from ava_server.ids import parse_id
 from ava_server.pending import all_pending
 
@@ -87,7 +87,7 @@ async def _decided(app: App, token: Token, request: Request) -> Response:
         return _wrong(400, BadInput(f"{where}: {first['msg']}; docs/http.md has the form"))
     except BadInput as error:
         return _wrong(400, error)
-    desk = app.desk_for((token.id, f"\0{CLIENT}"), lambda: _session(token))
+    desk = app.desk_for((token, f"\0{CLIENT}"), lambda: _session(token))
     app.begin(desk.session)
     try:
         if wanted.decision == "approve":

@@ -8,7 +8,7 @@ from starlette.responses import JSONResponse, Response
 
 from ava_audit.errors import AuditError
 from ava_server.app import OF_REQUEST, App
-from ava_server.http_guard import forbidden
+from ava_server.http_says import forbidden
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send

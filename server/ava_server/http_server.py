@@ -6,26 +6,28 @@ new spawns and lets calls in hand finish; then all ends as it does over stdio, a
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import signal
 import sys
 from collections.abc import Callable, Generator
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import anyio
 import anyio.abc
 import uvicorn
-from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from starlette.responses import JSONResponse
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ava_server.app import HTTP, OF_REQUEST, App, build_server
 from ava_server.http_approvals import approvals
-from ava_server.http_guard import ABORT, HEADER_BYTES, Guard, Hands, forbidden
+from ava_server.http_connection import ROOM, Connection, most_connections
+from ava_server.http_guard import HEADER_BYTES, Guard
+from ava_server.http_hands import Hands
 from ava_server.http_metrics import metrics
+from ava_server.http_says import forbidden
+from ava_server.http_sessions import Sessions
 from ava_server.http_settings import Reach, listen, refuse_open
 from ava_server.shutdown import Ending, deaf_to_signals, ending_signals
 from ava_server.tokens import Tokens
@@ -38,15 +40,11 @@ if TYPE_CHECKING:
     from ava_server.tokens import Token
 
 log = logging.getLogger("ava.http")
-HEADERS_WITHIN_S = 10.0
-"""How long a client may take to send a request's headers."""
 KEEP_ALIVE_S = 75.0
 """Longer than proxies keep an idle connection: it is theirs to close, so that no request meets a closed one."""
-CONNECTIONS = 2_000
-SESSIONS = 2_000
-"""Sessions of clients of the handshake era that may be open at once."""
-BODY_BYTES = 4 * 1024 * 1024
 LAST_WORDS_S = 1.0
+TOLD_WITHIN_S = 1.0
+"""How long streams have to tell their clients that they end."""
 MCP_PATH, APPROVALS_PATH, METRICS_PATH = "/mcp", "/approvals", "/metrics"
 
 
@@ -64,6 +62,7 @@ def serve(load: Callable[[], Settings], reach: Reach, say: Callable[[str], None]
     """
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="ava: %(message)s")
     logging.getLogger("ava.access").setLevel(logging.INFO)
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # its warnings are for anybody to bring about
     logging.getLogger("mcp").setLevel(logging.ERROR)  # its warnings name sessions, which are half a credential
     settings = load()
     tokens = Tokens(settings.paths.tokens_file)
@@ -80,20 +79,24 @@ async def _serve(load: Callable[[], Settings], reach: Reach, tokens: Tokens, say
     with contextlib.closing(found):
         app = App(load, HTTP)
         server = build_server(load, transport=HTTP, app=app)
-        manager = StreamableHTTPSessionManager(server, max_request_body_size=BODY_BYTES, max_sessions=SESSIONS)
-        http = _Server(_Paths(app, manager, ending), reach, tokens, hands)
+        sessions = Sessions(server)
+        http = _Server(_Paths(app, sessions, ending), reach, tokens, hands)
         async with anyio.create_task_group() as tasks:
             await tasks.start(ending.watch)
             with ending.serving:
-                async with manager.run(), anyio.create_task_group() as serving:
+                async with sessions.run(), anyio.create_task_group() as serving:
                     app.start()
                     await app.opened()
                     serving.start_soon(http.serve, [found])
+                    serving.start_soon(hands.look, partial(sessions.end_without, tokens.holds_id))
                     port: int = found.getsockname()[1]
                     shown = replace(reach, port=port)
                     say(f"Serving MCP clients at {shown.url}, on {reach.host} port {port}; Ctrl-C ends it.")
                     await ending.asked.wait()
                     app.house.closing.begin()
+                    app.updates.close()
+                    with anyio.move_on_after(TOLD_WITHIN_S):
+                        await hands.told()
                     hands.end_listening()
                     with ending.draining:
                         ending.draining.deadline = anyio.current_time() + reach.drain_s
@@ -139,9 +142,9 @@ class Draining(Ending):
 class _Paths:
     """What answers a request that was let in, by its path."""
 
-    def __init__(self, app: App, manager: StreamableHTTPSessionManager, ending: Draining) -> None:
+    def __init__(self, app: App, sessions: Sessions, ending: Draining) -> None:
         self._app = app
-        self._manager = manager
+        self._sessions = sessions
         self._ending = ending
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -153,7 +156,7 @@ class _Paths:
             )
         elif scope["path"] == MCP_PATH:
             if {"spawn", "read", "audit"} & set(token.scopes):
-                await self._manager.handle_request(scope, receive, send)
+                await self._sessions.answer(token.user, scope, receive, send)
             else:
                 await forbidden(token, "spawn or read")(scope, receive, send)
         elif scope["path"] == APPROVALS_PATH:
@@ -184,14 +187,14 @@ class _Server(uvicorn.Server):
         config = uvicorn.Config(
             cast("Any", guard),
             loop="none",
-            http=_Connection,
+            http=Connection,
             ws="none",
             lifespan="off",
             log_config=None,
             access_log=False,
             proxy_headers=False,
             server_header=False,
-            limit_concurrency=CONNECTIONS,
+            limit_concurrency=most_connections() + ROOM,
             timeout_keep_alive=cast("int", KEEP_ALIVE_S),
             timeout_graceful_shutdown=1,
             h11_max_incomplete_event_size=HEADER_BYTES,
@@ -202,48 +205,3 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Generator[None]:
         """Leave signals to `Draining`."""
         yield
-
-
-class _Connection(H11Protocol):
-    """A connection that is broken off when a request's headers do not come in time; uvicorn would wait for ever."""
-
-    def __init__(self, config: Any, server_state: Any, app_state: dict[str, Any], _loop: Any = None) -> None:
-        super().__init__(config, server_state, {**app_state, ABORT: self.abort}, _loop)
-        self._patience: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin to wait for the first request."""
-        super().connection_made(transport)
-        self._wait()
-
-    def data_received(self, data: bytes) -> None:
-        """Take data; while no request is being answered it is headers, and they have to come to an end."""
-        super().data_received(data)
-        if self.cycle_over:
-            self._wait()
-        else:
-            self._stop_waiting()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Wait no more."""
-        self._stop_waiting()
-        super().connection_lost(exc)
-
-    @property
-    def cycle_over(self) -> bool:
-        """Whether no request is being answered."""
-        cycle = cast("Any", self.cycle)  # None before the first request
-        return cycle is None or cycle.response_complete
-
-    def abort(self) -> None:
-        """Break it off."""
-        self.transport.abort()
-
-    def _wait(self) -> None:
-        if self._patience is None:
-            self._patience = self.loop.call_later(HEADERS_WITHIN_S, self.abort)
-
-    def _stop_waiting(self) -> None:
-        if self._patience is not None:
-            self._patience.cancel()
-            self._patience = None

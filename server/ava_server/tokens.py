@@ -111,6 +111,23 @@ class Tokens:
                 found = token
         return None if found is None or found.over(time.time_ns() // 1000) else found
 
+    def holds(self, token: Token) -> bool:
+        """Tell whether a token that was found counts still, and for the same; not where it cannot be read. Blocking."""
+        try:
+            stored = self._followed.current()
+        except ConfigError:
+            return False
+        return stored.get(token.name) == token and not token.over(time.time_ns() // 1000)
+
+    def holds_id(self, token_id: str) -> bool:
+        """Tell it of the one with this id. Blocking."""
+        try:
+            stored = self._followed.current()
+        except ConfigError:
+            return False
+        now_us = time.time_ns() // 1000
+        return any(token.id == token_id and not token.over(now_us) for token in stored.values())
+
 
 def read_tokens(path: Path) -> dict[str, Token]:
     """Return the stored tokens by name; none when there is no file. Blocking.

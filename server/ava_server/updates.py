@@ -28,7 +28,8 @@ from mcp.server.subscriptions import (
 from mcp.shared.exceptions import MCPError
 
 from ava_audit.errors import AuditError
-from ava_server.errors import AvaError, BadInput
+from ava_server.closing import ENDS_SOON
+from ava_server.errors import AvaError, BadInput, Refused
 from ava_server.listeners import Listener, Stream, Voice
 from ava_server.resources import own_of
 from ava_server.waiting import read_apart
@@ -68,6 +69,7 @@ class Updates:
         self._voices: dict[str, tuple[Voice, Listener]] = {}
         self._streams: set[ListenHandler] = set()
         self._seen = 0
+        self._closed = False
         self._roles: tuple[object, ...] | None = None
 
     async def follow(self, house: House) -> None:
@@ -83,7 +85,8 @@ class Updates:
             self._speaking = None
 
     def close(self) -> None:
-        """End every stream in the way that says so to its client."""
+        """End every stream in the way that says so to its client, and open no other. Twice is harmless."""
+        self._closed = True
         for stream in self._streams:
             stream.close()
 
@@ -129,7 +132,10 @@ class Updates:
 
         Raises:
             BadInput: There are too many.
+            Refused: It is about to end.
         """
+        if self._closed:
+            raise Refused(ENDS_SOON)
         self._refuse_more()
         stream = Stream()
         listen = ListenHandler(stream, max_subscriptions=1)

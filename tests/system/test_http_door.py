@@ -18,7 +18,7 @@ from support.http_server import serving_http, token
 from support.stdio import MODERN, MODES, made, told
 from support.terminal import ava
 
-from ava_server import http_server
+from ava_server import http_sessions
 from ava_server.errors import BadInput
 from ava_server.http_settings import Reach, proxies_of, public_url, refuse_open
 from ava_server.tokens import BEGINS, SCOPES, revoke_token
@@ -236,7 +236,7 @@ async def test_what_is_too_large_is_refused_and_the_next_request_is_served(tmp_p
     root = made(tmp_path / "data")
     text = token(root, "ana", *SCOPES)
     async with serving_http(root) as server:
-        large = {**HELLO, "x": "y" * http_server.BODY_BYTES}
+        large = {**HELLO, "x": "y" * http_sessions.BODY_BYTES}
         assert (await server.post("/mcp", text, json=large, headers=ACCEPT)).status_code == 413
 
         async def pieces() -> Any:
@@ -267,8 +267,8 @@ async def test_who_sends_slowly_or_nothing_is_cut_off(tmp_path: Path) -> None:
     root = made(tmp_path / "data")
     text = token(root, "ana")
     short = (
-        "import sys; from ava_server import http_guard, http_server; http_server.HEADERS_WITHIN_S = 0.6;"
-        " http_guard.BODY_WITHIN_S = 0.6; from ava_server.cli.app import main; sys.exit(main(sys.argv[1:]))"
+        "import sys; from ava_server import http_connection, http_hands; http_connection.HEADERS_WITHIN_S = 0.6;"
+        " http_hands.BODY_WITHIN_S = 0.6; from ava_server.cli.app import main; sys.exit(main(sys.argv[1:]))"
     )
     async with serving_http(root, program=("-c", short, "serve", "--http", "--port", "0")) as server:
         head = f"POST /mcp HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {text}\r\n"
