@@ -20,9 +20,10 @@ import anyio.abc
 import uvicorn
 from starlette.responses import JSONResponse
 
+from ava_server import http_connection
 from ava_server.app import HTTP, OF_REQUEST, App, build_server
 from ava_server.http_approvals import approvals
-from ava_server.http_connection import ROOM, Connection, most_connections
+from ava_server.http_connection import Connection, most_connections
 from ava_server.http_guard import HEADER_BYTES, Guard
 from ava_server.http_hands import Hands
 from ava_server.http_metrics import metrics
@@ -194,7 +195,7 @@ class _Server(uvicorn.Server):
             access_log=False,
             proxy_headers=False,
             server_header=False,
-            limit_concurrency=most_connections() + ROOM,
+            limit_concurrency=most_connections() + http_connection.ROOM,
             timeout_keep_alive=cast("int", KEEP_ALIVE_S),
             timeout_graceful_shutdown=1,
             h11_max_incomplete_event_size=HEADER_BYTES,

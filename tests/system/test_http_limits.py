@@ -1,0 +1,237 @@
+"""What one user, and who has no token at all, can use up of a server over HTTP: not what the others need."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx2
+import pytest
+from mcp.client.subscriptions import ResourcesListChanged, ServerEvent
+from support.http_server import HttpServer, bearer, serving_http, token
+from support.stdio import MODERN, MODES, logged, made, told, until, using
+
+BOTH = {"Accept": "application/json, text/event-stream"}
+META = {
+    "io.modelcontextprotocol/protocolVersion": MODERN,
+    "io.modelcontextprotocol/clientInfo": {"name": "x", "version": "1"},
+    "io.modelcontextprotocol/clientCapabilities": {},
+}
+HELLO = {
+    "jsonrpc": "2.0", "id": 1, "method": "initialize",
+    "params": {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}},
+}  # fmt: skip
+LISTEN = {"jsonrpc": "2.0", "id": 8, "method": "subscriptions/listen",
+          "params": {"notifications": {"resourcesListChanged": True}, "_meta": META}}  # fmt: skip
+LISTENS = {**BOTH, "MCP-Protocol-Version": MODERN, "Mcp-Method": "subscriptions/listen"}
+ENV = using("http://127.0.0.1:9/v1")
+
+
+def lowered(*settings: str) -> tuple[str, ...]:
+    """A server of its own, with lower limits."""
+    names = "from ava_server import app, http_connection, http_hands, http_server, http_sessions"
+    main = "from ava_server.cli.app import main; sys.exit(main(sys.argv[1:]))"
+    return "-c", f"import sys; {names}; {'; '.join(settings)}; {main}", "serve", "--http", "--port", "0"
+
+
+async def opened(server: HttpServer, text: str) -> httpx2.Response:
+    return await server.post("/mcp", text, json=HELLO, headers=BOTH)
+
+
+async def test_sessions_of_one_user_are_limited_end_when_idle_and_leave_the_others_theirs(tmp_path: Path) -> None:
+    root = made(tmp_path / "data")
+    anas, again, bens = token(root, "ana"), token(root, "ana", name="again"), token(root, "ben")
+    few = lowered("http_sessions.SESSIONS_OF_USER = 3", "http_sessions.IDLE_S = 3.0")
+    async with serving_http(root, env=ENV, program=few) as server:
+        sessions = [(await opened(server, anas)).headers["mcp-session-id"] for _each in range(2)]
+        sessions.append((await opened(server, again)).headers["mcp-session-id"])
+        for text in (anas, again):  # it is the user's limit, whatever the token
+            refused = await opened(server, text)
+            assert refused.status_code == 429 and int(refused.headers["retry-after"]) > 0
+            assert "3 sessions of ana" in refused.json()["error_description"]
+        assert (await opened(server, bens)).status_code == 200
+        async with server.client(anas) as client:  # the stateless era needs none
+            told(await client.call_tool("check_subagent", {}))
+        headers = {**BOTH, "Mcp-Session-Id": sessions[0]}
+        assert (await server.request("DELETE", "/mcp", anas, headers=headers)).status_code == 200
+        assert (await opened(server, anas)).status_code == 200
+        await until_open(server, anas)
+        listing = {"jsonrpc": "2.0", "id": 2, "method": "tools/list"}
+        gone = await server.post("/mcp", again, json=listing, headers={**BOTH, "Mcp-Session-Id": sessions[2]})
+        assert gone.status_code == 404, "an idle session has ended"
+
+
+async def until_open(server: HttpServer, text: str) -> None:
+    with anyio.fail_after(15):
+        while (await opened(server, text)).status_code != 200:  # noqa: ASYNC110 - another process
+            await anyio.sleep(0.2)
+
+
+async def test_streams_and_calls_of_one_user_are_limited_and_the_others_are_served(tmp_path: Path) -> None:
+    root = made(tmp_path / "data")
+    anas, bens = token(root, "ana"), token(root, "ben")
+    few = lowered("http_hands.STREAMS_OF_USER = 3", "http_hands.CALLS_OF_USER = 4")
+    async with serving_http(root, env=ENV, program=few) as server, httpx2.AsyncClient(timeout=20) as http:
+        async with contextlib.AsyncExitStack() as streams:
+            for _each in range(3):
+                stream = http.stream("POST", server.url, json=LISTEN, headers={**LISTENS, **bearer(anas)})
+                assert (await streams.enter_async_context(stream)).status_code == 200
+            refused = await server.post("/mcp", anas, json=LISTEN, headers=LISTENS)
+            assert refused.status_code == 429 and int(refused.headers["retry-after"]) > 0
+            assert "3 streams are open for ana" in refused.json()["error_description"]
+            assert (await server.get("/approvals", anas)).status_code == 429, "every GET may be a stream"
+            async with server.client(anas) as client:
+                told(await client.call_tool("check_subagent", {}))
+            async with http.stream("POST", server.url, json=LISTEN, headers={**LISTENS, **bearer(bens)}) as other:
+                assert other.status_code == 200
+        lines = [half_sent(server, anas) for _each in range(4)]
+        try:
+            await anyio.sleep(0.3)
+            refused = await server.post("/mcp", anas, json=HELLO, headers=BOTH)
+            assert refused.status_code == 429 and "4 requests are being answered for ana" in refused.text
+            assert (await opened(server, bens)).status_code == 200
+        finally:
+            for line in lines:
+                line.close()
+        await until_open(server, anas)
+
+
+def half_sent(server: HttpServer, text: str) -> socket.socket:
+    """A request whose body does not come."""
+    line = socket.create_connection(("127.0.0.1", server.port), timeout=8)
+    head = f"POST /mcp HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {text}\r\n"
+    line.sendall(f"{head}Content-Type: application/json\r\nContent-Length: 100\r\n\r\n{{".encode())
+    return line
+
+
+@contextlib.contextmanager
+def silent(server: HttpServer, number: int, first: bytes = b"") -> Generator[list[socket.socket]]:
+    """Connections of somebody without a token."""
+    lines: list[socket.socket] = []
+    try:
+        for _each in range(number):
+            line = socket.create_connection(("127.0.0.1", server.port), timeout=8)
+            line.sendall(first)
+            lines.append(line)
+        yield lines
+    finally:
+        for line in lines:
+            line.close()
+
+
+@pytest.mark.parametrize("asks", [None, "/healthz", "/x"], ids=["silent", "healthz", "unauthorized"])
+async def test_connections_without_a_token_make_room_for_those_with_one(tmp_path: Path, asks: str | None) -> None:
+    first = b"" if asks is None else f"GET {asks} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
+    root = made(tmp_path / "data")
+    text = token(root, "ana")
+    few = lowered("http_connection.CONNECTIONS = 40", "http_connection.ROOM = 20")
+    async with serving_http(root, env=ENV, program=few) as server, httpx2.AsyncClient(timeout=20) as http:
+        kept = await http.get(f"{server.base}/x", headers=bearer(text))
+        assert kept.status_code == 404
+        stream = http.stream("POST", server.url, json=LISTEN, headers={**LISTENS, **bearer(text)})
+        async with stream as listening:
+            assert listening.status_code == 200
+            with silent(server, 150, first) as lines:
+                async with server.client(text, mode="auto") as client:
+                    proposed = await client.call_tool(
+                        "spawn_subagent", {"role": "web_crawler", "task": "https://a.example"}
+                    )
+                    assert not proposed.is_error
+                assert (await http.get(f"{server.base}/x", headers=bearer(text))).status_code == 404
+                news = b""
+                async for piece in listening.aiter_bytes():
+                    news += piece
+                    if b"list_changed" in news:
+                        break
+                assert sum(gone(line) for line in lines) >= 50, "they are what is ended"
+
+
+def gone(line: socket.socket) -> bool:
+    line.settimeout(0.01)
+    try:
+        while data := line.recv(65_536):
+            assert data
+    except TimeoutError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+async def test_requests_without_a_token_are_cheap(tmp_path: Path) -> None:
+    """Whoever has none costs the server a fraction of a call, and reaches nothing behind the door."""
+    root = made(tmp_path / "data")
+    text = token(root, "ana")
+    async with serving_http(root, env=ENV) as server, httpx2.AsyncClient(timeout=20) as http:
+        body = b'{"x": "' + b"y" * 3_000_000
+
+        async def took(headers: dict[str, str], content: bytes, number: int) -> float:
+            began = time.monotonic()
+            for _each in range(number):
+                await http.post(server.url, content=content, headers={**BOTH, **headers})
+            return (time.monotonic() - began) / number
+
+        listing = b'{"jsonrpc": "2.0", "id": 1, "method": "tools/list"}'
+        modern = {"MCP-Protocol-Version": MODERN, "Mcp-Method": "tools/list", "Content-Type": "application/json"}
+        await took(bearer(text), listing, 3)
+        refused = await took({**modern, **bearer(f"{text}x")}, listing, 200)
+        assert refused < 0.02, refused
+        before = len(logged(root, "SessionStart", "ToolCall"))
+        line = socket.create_connection(("127.0.0.1", server.port), timeout=8)
+        with line:
+            head = f"POST /mcp HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body) + 1}\r\n\r\n"
+            began = time.monotonic()
+            line.sendall(head.encode())
+            assert b" 401 " in line.recv(65_536), "it is answered before the body has come"
+            assert time.monotonic() - began < 2
+        assert len(logged(root, "SessionStart", "ToolCall")) == before
+
+
+async def test_a_client_that_makes_up_names_pushes_out_its_own(tmp_path: Path) -> None:
+    root = made(tmp_path / "data")
+    anas, bens = token(root, "ana"), token(root, "ben")
+    few = lowered("app.MOST_OF_TOKEN = 3")
+    async with serving_http(root, env=ENV, program=few) as server, server.client(bens, name="bens-host") as ben:
+        told(await ben.call_tool("check_subagent", {}))
+        for number in range(6):
+            async with server.client(anas, name=f"made-up-{number}") as ana:
+                told(await ana.call_tool("check_subagent", {}))
+        await until(lambda: len(logged(root, "SessionEnd")) == 3)
+        told(await ben.call_tool("check_subagent", {}))
+        starts = [entry.content["client"] for entry in logged(root, "SessionStart")]
+        assert starts.count("bens-host") == 1 and len(starts) == 7
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_at_the_end_clients_are_told_that_their_streams_end(tmp_path: Path, mode: str) -> None:
+    """The SDK's client raises where a stream is broken off, and comes to an end where it was told of it."""
+    root = made(tmp_path / "data")
+    text = token(root, "ana")
+    async with serving_http(root, "--drain", "2s", env=ENV) as server:
+        async with server.client(text, mode=mode) as client:
+            if mode == "legacy":  # its stream has no end but that of the connection
+                server.signal()
+            else:
+                heard: list[ServerEvent] = []
+                async with client.listen(resources_list_changed=True) as stream:
+                    told(await client.call_tool("spawn_subagent", {"role": "web_crawler", "task": "https://a.example"}))
+                    began = time.monotonic()
+                    async for event in stream:
+                        heard.append(event)
+                        server.signal()
+                assert heard == [ResourcesListChanged()] and time.monotonic() - began < 5
+        assert await server.exited() == 0
+
+
+def test_settings_of_the_limits_fit_together() -> None:
+    from ava_server import http_connection, http_hands, http_sessions
+
+    of_one: Any = http_hands.CALLS_OF_USER + http_hands.STREAMS_OF_USER
+    assert of_one * 6 < http_connection.CONNECTIONS
+    assert http_sessions.SESSIONS_OF_USER * 6 < http_sessions.SESSIONS
+    assert http_hands.STREAMS_OF_USER >= http_sessions.SESSIONS_OF_USER, "a client of the handshake era has one open"
