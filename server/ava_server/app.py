@@ -232,7 +232,7 @@ class App:
         client = ctx.session.client_params
         if client is not None:
             session.client = client.client_info.name[:CLIENT_CHARS]
-            session.client_version = client.client_info.version
+            session.client_version = client.client_info.version[:CLIENT_CHARS]
         session.protocol = ctx.protocol_version
         self.begin(session)
         if not session.remote:  # folders of another machine mean nothing here

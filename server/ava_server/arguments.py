@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import math
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
@@ -13,6 +13,8 @@ from ava_server.errors import BadInput
 
 WAIT_LIMIT_S = 45
 """Hosts cut a call at 60 s: a question and a wait share this many seconds (DESIGN.md section 4)."""
+DEEPEST = 100
+"""Levels of lists and objects that arguments may have; no tool needs ten."""
 EARLIER_MOST = 10
 """Results of earlier runs that one spawn may name."""
 
@@ -177,6 +179,25 @@ def parse(model: type[A], tool: str, given: dict[str, Any]) -> A:
         return model.model_validate(given)
     except ValidationError as error:
         raise BadInput(_sentence(model, tool, given, error.errors()[0])) from None
+
+
+def refuse_deep(given: dict[str, Any]) -> None:
+    """Refuse arguments that are nested so deeply that walking through them would fail.
+
+    Raises:
+        BadInput: They are.
+    """
+    level: list[Any] = [given]
+    for _depth in range(DEEPEST):
+        level = [
+            inner
+            for outer in level
+            for inner in (cast("list[Any]", list(outer.values())) if isinstance(outer, dict) else outer)
+            if isinstance(inner, dict | list)
+        ]
+        if not level:
+            return
+    raise BadInput(f"the arguments are nested deeper than {DEEPEST} levels; give plain ones")
 
 
 def shown(value: Any) -> str:

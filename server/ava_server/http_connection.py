@@ -7,6 +7,7 @@ import sys
 import time
 from typing import Any, cast
 
+import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ava_server.http_hands import CONNECTION
@@ -51,9 +52,8 @@ class Connection(H11Protocol):
             self._stop_waiting()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is no HTTP; where an answer has begun already, break off: two would be one to the client."""
-        cycle = cast("Any", self.cycle)
-        if cycle is not None and cycle.response_started and not cycle.response_complete:
+        """Answer what is no HTTP; where a request is being answered, or was, break off: it can have no two answers."""
+        if not self.cycle_over or self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             self.abort()
         else:
             super().send_400_response(msg)

@@ -147,18 +147,13 @@ class InHand:
         try:
             with self._answering:
                 await app(self._scope, self.receive, self.send)
-        except Exception:
-            if not self._too_slow:
-                raise
         finally:
             self._hands.give_back(self)
-        if self._too_slow and not self.status:
-            late = says(408, f"The request did not come within {BODY_WITHIN_S:.0f} s.", {"Connection": "close"})
-            self._too_slow = False
-            await late(self._scope, self._receive, self.send)
-        elif self._turned_out and not self.status:
-            self._turned_out = False
+        if self._turned_out and not self.status:
             await unauthorized(known=True)(self._scope, self._receive, self._hand_on)
+        elif self._too_slow and not self.status:
+            late = says(408, f"The request did not come within {BODY_WITHIN_S:.0f} s.", {"Connection": "close"})
+            await late(self._scope, self._receive, self._hand_on)
         elif self.status and not self._ended:  # a stream that was told to end
             await self._hand_on({"type": "http.response.body", "body": b"", "more_body": False})
 
@@ -177,11 +172,17 @@ class InHand:
         """Return the next piece of the request; a client that is too slow, or has to leave, counts as gone."""
         if self._whole:
             return await self._gone()
+        self._too_slow = True
         with anyio.move_on_at(self._until):
             message = await self._receive()
-            self._whole = message["type"] == "http.disconnect" or not message.get("more_body", False)
-            return message
-        self._too_slow = self._whole = True
+            self._too_slow = False
+            if message["type"] != "http.disconnect":
+                self._whole = not message.get("more_body", False)
+                return message
+        # It is too slow, or went in the middle of its request: nothing is made of half of one.
+        self._whole = True
+        self._answering.cancel()
+        await anyio.lowlevel.checkpoint_if_cancelled()
         return {"type": "http.disconnect"}
 
     async def _gone(self) -> Message:
@@ -200,8 +201,6 @@ class InHand:
         Raises:
             TimeoutError: Nobody reads it.
         """
-        if self._too_slow:  # it is told why in our words
-            return
         self.look()
         if self._turned_out:
             await anyio.lowlevel.checkpoint_if_cancelled()

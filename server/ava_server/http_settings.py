@@ -64,6 +64,8 @@ class Reach:
 
     def allows_host(self, given: str) -> bool:
         """Tell whether a `Host` header is one of ours."""
+        if not _plain(given):
+            return False
         try:
             parts = urlsplit(f"//{given}")
             port = parts.port
@@ -74,6 +76,8 @@ class Reach:
 
     def allows_origin(self, given: str) -> bool:
         """Tell whether a page of this origin may ask: one of ours, or on loopback one of this machine."""
+        if not _plain(given):
+            return False
         try:
             parts = urlsplit(given)
             port = parts.port
@@ -180,6 +184,11 @@ def listen(reach: Reach) -> socket.socket:
 def bracketed(host: str) -> str:
     """Return a host as it stands in a URL."""
     return f"[{host}]" if ":" in host else host
+
+
+def _plain(given: str) -> bool:
+    """Tell whether it has nothing in it that parsing an address leaves out, as it does tabs."""
+    return given.isascii() and given.isprintable() and not set(given) & set(" \\")
 
 
 def _is_any(host: str) -> bool:

@@ -23,9 +23,10 @@ EVENTS = "text/event-stream"
 
 
 class Gate:
-    """Holds an answer: `arrived` is set when the request is there, `released` lets the answer go."""
+    """Holds an answer: `arrived` is set when the request is there, `released` lets the answer go; so do 30 seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, within_s: float = 30) -> None:
+        self.within_s = within_s
         self.arrived = threading.Event()
         self.released = threading.Event()
         self.client_left = threading.Event()
@@ -242,7 +243,7 @@ async def _held(gate: Gate, reader: asyncio.StreamReader) -> bool:
     """Wait at the gate; False when the client hung up meanwhile."""
     gate.arrived.set()
     left = asyncio.ensure_future(reader.read(1))
-    released = asyncio.ensure_future(asyncio.to_thread(gate.released.wait, 30))
+    released = asyncio.ensure_future(asyncio.to_thread(gate.released.wait, gate.within_s))
     await asyncio.wait({left, released}, return_when=asyncio.FIRST_COMPLETED)
     if left.done():
         gate.client_left.set()

@@ -7,18 +7,14 @@ import json
 import signal
 import sqlite3
 import time
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import anyio
-import anyio.abc
 import anyio.to_thread
 import pytest
 from mcp import Client
+from support.between import between
 from support.http_server import HttpServer, bearer, serving_http, token
 from support.model_server import Gate, Say, running_model_server
 from support.stdio import MODES, assert_intact, instance_locks, logged, made, state_of, told, until, using
@@ -206,53 +202,6 @@ async def test_kill_nine_leaves_a_run_that_the_next_start_takes_up(tmp_path: Pat
 # -- proxies ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class Line:
-    scope: anyio.CancelScope
-    last: float
-
-
-@asynccontextmanager
-async def proxy(
-    port: int, cut: list[float], *, idle_s: float | None = None, buffers: bool = False
-) -> AsyncGenerator[str]:
-    """A proxy that cuts a connection which is silent for so long, or that holds an answer back until it is whole."""
-
-    async def pump(source: Any, sink: Any, *, held: bool, line: Line) -> None:
-        kept = b""
-        try:
-            while True:
-                data = await source.receive()
-                if not held:
-                    line.last = anyio.current_time()
-                    await sink.send(data)
-                    continue
-                kept += data
-                head, _, body = kept.partition(b"\r\n\r\n")
-                if b"transfer-encoding: chunked" not in head.lower() or body.endswith(b"0\r\n\r\n"):
-                    await sink.send(kept)
-                    kept = b""
-        except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
-            line.scope.cancel()
-
-    async def handle(client: anyio.abc.SocketStream) -> None:
-        async with client, await anyio.connect_tcp("127.0.0.1", port) as upstream, anyio.create_task_group() as tasks:
-            line = Line(tasks.cancel_scope, anyio.current_time())
-            tasks.start_soon(partial(pump, client, upstream, held=False, line=line))
-            tasks.start_soon(partial(pump, upstream, client, held=buffers, line=line))
-            while idle_s is not None:
-                await anyio.sleep(0.1)
-                if anyio.current_time() - line.last > idle_s:
-                    cut.append(anyio.current_time())
-                    tasks.cancel_scope.cancel()
-
-    listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
-    async with listener, anyio.create_task_group() as tasks:
-        tasks.start_soon(listener.serve, handle)
-        yield f"http://127.0.0.1:{listener.extra(anyio.abc.SocketAttribute.local_port)}/mcp"
-        tasks.cancel_scope.cancel()
-
-
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", ["cuts", "buffers"])
 async def test_a_wait_gets_through_a_proxy_that_buffers_and_one_that_cuts_what_is_idle(
@@ -266,7 +215,7 @@ async def test_a_wait_gets_through_a_proxy_that_buffers_and_one_that_cuts_what_i
     with running_model_server([Say("x", gate=gate), DONE, DONE]) as model:
         async with (
             serving_http(root, env=using(model.base_url)) as server,
-            proxy(server.port, cut, **how) as url,
+            between(server.port, cut, **how) as url,
             server.client(text, mode=mode, url=url) as client,
         ):
             run_id = await start(client)

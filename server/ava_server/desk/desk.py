@@ -28,7 +28,7 @@ from ava_server.answers import (
     MessageAnswer,
     SpawnAnswer,
 )
-from ava_server.arguments import shown
+from ava_server.arguments import refuse_deep, shown
 from ava_server.claims import left_to_be_resumed
 from ava_server.desk.caller import Caller, Progress
 from ava_server.desk.confirming import Confirming
@@ -109,7 +109,7 @@ class Desk:
                 person at a terminal, beside the arguments.
 
         Raises:
-            AvaError: There is no such tool; with `raises`, any other mistake too.
+            AvaError: There is no such tool, or its arguments are too deep; with `raises`, any other mistake too.
             RolesError: With `raises`.
             AuditError: With `raises`.
             AnsweredLater: The person is asked, and the client calls again with the answer.
@@ -117,6 +117,7 @@ class Desk:
         handler = self._handlers.get(tool)
         if handler is None:
             raise BadInput(f"there is no tool {shown(tool)}; there are {', '.join(self._handlers)}")
+        refuse_deep(given)
         await self._house.access.refresh()
         reading = tool in READING
         called = self._called(tool, given)

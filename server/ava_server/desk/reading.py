@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import time
 from dataclasses import dataclass, replace
 from typing import Any
@@ -97,8 +98,8 @@ class _Place:
 
 def _mark(args: LogArgs) -> str:
     """Return a short mark of what is asked, without how much of it: a cursor goes on with the same question only."""
-    asked = args.model_dump_json(exclude={"cursor", "last_n"}, exclude_none=True)
-    return hashlib.blake2s(asked.encode("utf-8", "surrogatepass"), digest_size=3).hexdigest()
+    asked = json.dumps(args.model_dump(exclude={"cursor", "last_n"}, exclude_none=True))
+    return hashlib.blake2s(asked.encode(), digest_size=3).hexdigest()
 
 
 def _cursor(place: _Place, asked: str) -> str:
