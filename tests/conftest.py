@@ -53,6 +53,7 @@ LONG = (
     "tests/system/test_http_approvals.py::test_the_token_comes_from_a_file",
     "tests/system/test_http_approvals.py::test_what_is_wrong_with_a_certificate",
     "tests/system/test_http_end.py",
+    "tests/system/test_http_hostile_server.py",
     "tests/system/test_http_limits.py",
     "tests/system/test_http_proxies.py",
     "tests/system/test_http_revoked.py",

@@ -92,13 +92,10 @@ def _where(context: typer.Context, command: str) -> Elsewhere | None:
 async def _door(elsewhere: Elsewhere | None, command: str, *, asked: bool) -> AsyncGenerator[Door]:
     """Open the place where it is decided: this machine's data root, or the server that `--url` names."""
     if elsewhere is not None:
-        import httpx2
+        from ava_server.cli.door_there import there
 
-        from ava_server.cli.door_there import ANSWER_S, There
-
-        headers = {"Authorization": f"Bearer {elsewhere.token()}"}
-        async with httpx2.AsyncClient(headers=headers, timeout=ANSWER_S, follow_redirects=False) as client:
-            yield There(client, elsewhere.address)
+        async with there(elsewhere) as door:
+            yield door
         return
     from ava_server.cli.at_desk import session
     from ava_server.cli.door_here import Here

@@ -6,10 +6,13 @@ import os
 import ssl
 import stat
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
+
+import anyio
 
 from ava_server.errors import BadInput, ConfigError, Refused
 
@@ -19,8 +22,11 @@ if TYPE_CHECKING:
     from ava_server.answers import ConfirmAnswer
     from ava_server.pending import Pending
 
-ANSWER_S = 20.0
+ANSWER_S, WHOLE_ANSWER_S = 20.0, 60.0
+"""How long the server may be silent, and take in all."""
+LONGEST_ANSWER = 8 * 1024 * 1024
 LONGEST_FILE = 1_024
+LONGEST_REASON = 500
 
 
 @dataclass(frozen=True)
@@ -69,6 +75,27 @@ class Elsewhere:
         if not text.isascii() or not text.isprintable() or " " in text:
             raise BadInput("What was given as the token is none: it has one line, as `ava token create` showed it.")
         return text
+
+
+@asynccontextmanager
+async def there(elsewhere: Elsewhere) -> AsyncGenerator[There]:
+    """Reach the server that `--url` names. The token goes to that one alone: no redirect is followed.
+
+    Raises:
+        BadInput: Address or token cannot be used.
+    """
+    import httpx2
+
+    address = elsewhere.address
+    headers = {"Authorization": f"Bearer {elsewhere.token()}", "Accept-Encoding": "identity"}
+    own = address.startswith("http:")  # this machine: what the environment says of proxies is about others
+    async with httpx2.AsyncClient(
+        headers=headers, timeout=ANSWER_S, follow_redirects=False, trust_env=not own
+    ) as client:
+        yield There(client, address)
+
+
+_MAY_BE_DECIDED = "What was decided may count all the same; without an id all that still waits is shown."
 
 
 class There:
@@ -135,15 +162,22 @@ class There:
             AvaError: It cannot be reached, or does not let this token in; says why.
         """
         import httpx2
+        from pydantic_core import from_json
 
         try:
-            answer = await self._client.request(method, f"{self._address}/approvals", json=body)
+            with anyio.fail_after(WHOLE_ANSWER_S):
+                async with self._client.stream(method, f"{self._address}/approvals", json=body) as answer:
+                    content = await self._whole(answer)
+        except TimeoutError:
+            raise ConfigError(
+                f"{self._address} was still answering after {WHOLE_ANSWER_S:.0f} s. {_MAY_BE_DECIDED}"
+            ) from None
         except httpx2.HTTPError as error:
             raise _unreached(self._address, error) from error
         except httpx2.InvalidURL as error:
             raise BadInput(f"--url: {self._address} is no address: {error}") from None
         try:
-            said: Any = answer.json()
+            said: Any = from_json(content)  # refuses also what is too deep, and half characters
         except ValueError:
             said = None
         if not isinstance(said, dict):
@@ -151,10 +185,26 @@ class There:
         fields = cast("dict[str, Any]", said)
         if answer.status_code == 200 or (answer.status_code == 409 and "decisions" in fields):
             return fields
-        why = str(fields.get("error_description") or f"status {answer.status_code}")
+        why = " ".join(str(fields.get("error_description") or f"status {answer.status_code}").split())
+        why = why if len(why) <= LONGEST_REASON else why[: LONGEST_REASON - 1] + "…"
         if answer.status_code == 400:
             raise BadInput(why)
         raise Refused(f"{self._address}: {why}")
+
+    async def _whole(self, answer: httpx2.Response) -> bytes:
+        """Return a whole answer.
+
+        Raises:
+            ConfigError: It is longer than any of Ava's.
+        """
+        content = b""
+        if answer.headers.get("Content-Encoding", "identity").lower() != "identity":
+            raise _no_ava(self._address)
+        async for piece in answer.aiter_raw():
+            content += piece
+            if len(content) > LONGEST_ANSWER:
+                raise _no_ava(self._address)
+        return content
 
 
 def _in_file(path: Path) -> str:

@@ -1,0 +1,157 @@
+"""`ava --url … approve` against a server that is none of ours: it gets the token it was meant for, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.terminal import ava
+
+from ava_server.cli import door_there
+from ava_server.cli.door_there import Elsewhere
+from ava_server.errors import BadInput
+
+TOKEN = "avatok_" + "Ab3" * 14 + "x"
+WAITS = {
+    "pending_id": "P-0dd0dd0d", "subagent_id": "S-0dd0dd", "message": "m", "approval_line": "l", "digest": "d",
+    "max_cost_micros": 1, "free": False, "expires_us": 4_000_000_000_000_000,
+}  # fmt: skip
+Writes = Callable[[socket.socket], None]
+
+
+@contextmanager
+def hostile(write: Writes) -> Generator[tuple[int, list[bytes]]]:
+    """A server that answers each connection as it likes."""
+    seen: list[bytes] = []
+    over = threading.Event()
+
+    def serve() -> None:
+        while not over.is_set():
+            with suppress(OSError):
+                line, _address = listener.accept()
+                line.settimeout(20)
+                with line, suppress(OSError):
+                    seen.append(line.recv(65_536))
+                    write(line)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(0.2)
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield listener.getsockname()[1], seen
+        finally:
+            over.set()
+            thread.join(25)
+
+
+def answer(body: Any, status: str = "200 OK", headers: str = "") -> Writes:
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    head = f"HTTP/1.1 {status}\r\nContent-Length: {len(content)}\r\nContent-Type: application/json\r\n{headers}\r\n"
+    return lambda line: line.sendall(head.encode() + content)
+
+
+def endless(line: socket.socket) -> None:
+    line.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+    while True:
+        line.sendall(b"10000\r\n" + b" " * 0x10000 + b"\r\n")
+
+
+def asked(port: int, **env: str) -> Any:
+    began = time.monotonic()
+    done = ava("/nonexistent", "--url", f"http://localhost:{port}", "approve", env={"AVA_TOKEN": TOKEN, **env})
+    assert time.monotonic() - began < 15
+    assert TOKEN not in done.stdout + done.stderr and "Traceback" not in done.stderr
+    return done
+
+
+@pytest.mark.parametrize("status", ["301 Moved", "302 Found", "307 Temporary Redirect", "308 Permanent Redirect"])
+def test_a_redirect_is_not_followed(status: str) -> None:
+    with hostile(answer({"proposals": []})) as (elsewhere, stolen):
+        to = f"Location: http://localhost:{elsewhere}/approvals\r\n"
+        with hostile(answer({}, status, to)) as (port, _seen):
+            done = asked(port)
+        assert done.returncode == 10 and "status 30" in done.stderr and stolen == []
+
+
+NESTED = b'{"proposals":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        endless,
+        answer(NESTED),
+        answer(b"{" * 3),
+        answer(b"\xff\xfe"),
+        answer({"proposals": [{**WAITS, "digest": "\ud800"}]}),
+        answer({"proposals": [{**WAITS, "max_cost_micros": "9" * 5000}]}),
+        answer(b'{"proposals": [' + b"9" * 5_000 + b"]}"),
+        answer({"proposals": {"x": 1}}),
+        answer({"proposals": None}),
+        answer([]),
+        answer(b"\x1f\x8b\x08", headers="Content-Encoding: gzip\r\n"),
+        lambda line: line.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n{"),
+        lambda line: line.sendall(b"nothing of HTTP\r\n\r\n"),
+        lambda line: line.sendall(b"HTTP/1.1 200 OK\r\nX: " + b"y" * 1_000_000),
+        lambda line: None,
+    ],
+    ids=range(15),
+)
+def test_whatever_it_answers_is_told_in_a_sentence(write: Writes) -> None:
+    with hostile(write) as (port, _seen):
+        done = asked(port)
+    assert done.returncode in (10, 30) and done.stderr.startswith("ava: ") and len(done.stderr) < 1_000
+
+
+def test_its_words_do_not_steer_the_terminal() -> None:
+    evil = "\x1b]0;owned\x07\x1b[2J\u202e\u200bok\rava: Approved.\n"
+    with hostile(answer({"error_description": evil + "x" * 100_000}, "403 Forbidden")) as (port, _seen):
+        done = asked(port)
+    assert done.returncode == 10 and len(done.stderr) < 1_000 and done.stderr.count("\n") == 1
+    said = {**WAITS, "message": evil, "approval_line": evil}
+    with hostile(answer({"proposals": [said]})) as (port, _seen):
+        shown = asked(port)
+    assert shown.returncode == 0, shown.stderr
+    for text in (done.stderr, shown.stdout, shown.stderr):
+        assert not set("\x1b\x07\u202e\u200b\r") & set(text)
+
+
+def test_a_server_that_drips_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    import anyio
+
+    def drips(line: socket.socket) -> None:
+        line.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        while True:
+            line.sendall(b"1\r\n \r\n")
+            time.sleep(0.1)
+
+    monkeypatch.setattr(door_there, "WHOLE_ANSWER_S", 1.0)
+    monkeypatch.setenv("AVA_TOKEN", TOKEN)
+
+    async def ask(port: int) -> None:
+        async with door_there.there(Elsewhere(f"http://127.0.0.1:{port}")) as door:
+            await door.waiting([])
+
+    with hostile(drips) as (port, _seen), pytest.raises(door_there.ConfigError, match="still answering after 1 s"):
+        anyio.run(ask, port)
+
+
+def test_over_http_the_token_goes_to_this_machine_alone_and_past_every_proxy(tmp_path: Path) -> None:
+    with hostile(answer({"proposals": []})) as (proxy, stolen), hostile(answer({"proposals": []})) as (port, seen):
+        names = dict.fromkeys(("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"), f"http://127.0.0.1:{proxy}")
+        assert asked(port, **names, NO_PROXY="", no_proxy="").returncode == 0
+        assert stolen == [] and TOKEN.encode() in seen[0]
+    for url in ("http://ava.example.org", "http://localhost.example.org", "http://127.0.0.1.example.org",
+                "http://localhost@example.org", "http://localhost\\@example.org", "http://example.org#localhost",
+                "http://[::ffff:192.0.2.1]", "http://0.0.0.0", "http://2130706433", "http://localhost.", "ftp://localhost",
+                "http://ⓛocalhost", "http://local\thost.example.org", "//localhost", "http:localhost"):  # fmt: skip
+        with pytest.raises(BadInput):
+            _ = Elsewhere(url).address
