@@ -70,7 +70,7 @@ async def test_every_tool_works_through_a_proxy_that_holds_answers_back(tmp_path
     root = made(tmp_path / "data")
     text, person = token(root, "ana"), token(root, "ana", "approve", name="person")
     gate = Gate()
-    with running_model_server([Say("x", gate=gate), DONE, DONE]) as model:
+    with running_model_server([Say("marmalade", gate=gate), DONE, DONE]) as model:
         async with (
             serving_http(root, env=using(model.base_url)) as server,
             between(server.port, [], buffers=True) as url,

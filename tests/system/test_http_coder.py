@@ -1,0 +1,95 @@
+"""A coder over HTTP from end to end: in the folders of `[users.NAME]` alone, and nothing of it for anybody else."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mcp.shared.exceptions import MCPError
+from mcp_types import ResourceTemplateReference
+from support.coding import RIGHT, Untouched, asked, branches, project, says, worktrees
+from support.http_server import serving_http, token
+from support.model_server import running_model_server
+from support.projects import git
+from support.stdio import MODES, made, told, until, using
+
+pytestmark = pytest.mark.skipif("sys.platform != 'linux'", reason="commands are confined on Linux alone")
+NEVER = "S-0dd0dd"
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_coder_over_http_commits_to_a_branch_that_no_other_user_hears_of(tmp_path: Path, mode: str) -> None:
+    repository = project(tmp_path)
+    head = git(repository, "rev-parse", "HEAD")
+    settings = f'[users.ana]\nworkspaces = ["{repository}"]\n[users.ben]\nworkspaces = ["{repository}"]\n'
+    root = made(tmp_path / "data", config_toml=settings)
+    untouched = Untouched(repository)
+    with running_model_server(says(RIGHT)) as model:
+        async with (
+            serving_http(root, env=using(model.base_url)) as server,
+            server.client(token(root, "ana"), mode=mode) as ana,
+            server.client(token(root, "ben"), mode=mode) as ben,
+            server.client(token(root, "cleo"), mode=mode) as cleo,
+        ):
+            refused = await cleo.call_tool("spawn_subagent", asked(workspace=str(repository)))
+            assert refused.is_error and "no folder is set for this user" in json.dumps(refused.structured_content)
+            proposed, _text = told(await ana.call_tool("spawn_subagent", asked(workspace=str(repository))))
+            run_id = proposed["subagent_id"]
+            given = {"pending_ids": [proposed["pending_id"]], "approving": [proposed["approval_line"]]}
+            assert told(await ana.call_tool("confirm_spawn", given))[0]["status"] == "approved"
+            for _each in range(3):
+                look = {"subagent_id": run_id, "wait_seconds": 45}
+                found, text = told(await ana.call_tool("check_subagent", look))
+                if found["status"] != "running":
+                    break
+            assert found["status"] == "success", text
+            branch = f"ava/{run_id}"
+            assert branch in json.dumps(found) and branch in text
+            assert branches(repository).keys() == {branch}
+            assert "a + b" in git(repository, "show", f"{branch}:adding.py")
+            assert git(repository, "rev-parse", f"{branch}^") == head
+            await until(lambda: not worktrees(root))
+            untouched.check()
+
+            for other in (ben, cleo):
+                await sees_nothing(other, run_id, str(proposed["pending_id"]))
+
+
+async def sees_nothing(other: Any, run_id: str, pending_id: str) -> None:
+    calls: list[tuple[str, dict[str, Any]]] = [
+        ("check_subagent", {"subagent_id": "ID"}),
+        ("read_ava_logs", {"subagent_id": "ID"}),
+        ("message_subagent", {"subagent_id": "ID", "message": "x"}),
+        ("cancel_subagent", {"subagent_id": "ID"}),
+        ("spawn_subagent", {"role": "researcher", "task": "https://example.org", "context_from": ["ID"]}),
+        ("spawn_subagent", {"role": "researcher", "task": "https://example.org", "retry_of": "ID"}),
+    ]
+    for tool, given in calls:
+        said: list[str] = []
+        for each in (run_id, NEVER):
+            result = await other.call_tool(tool, json.loads(json.dumps(given).replace("ID", each)))
+            said.append(json.dumps([result.structured_content, result.content[0].text]).replace(each, "ID"))
+        assert said[0] == said[1], tool
+    everything: list[tuple[str, dict[str, Any]]] = [
+        ("check_subagent", {}),
+        ("read_ava_logs", {}),
+        ("read_ava_logs", {"search": "adding"}),
+        ("read_ava_logs", {"types": ["tool", "message", "spawn", "complete"], "last_n": 500}),
+    ]
+    for tool, given in everything:
+        result = await other.call_tool(tool, given)
+        said_now = json.dumps([result.structured_content, result.content[0].text])
+        assert f"ava/{run_id}" not in said_now and "a + b" not in said_now and "Adding adds" not in said_now, said_now
+        assert pending_id not in said_now
+    for address in ("", "/transcript", "/artifacts/changes.diff"):
+        words: list[str] = []
+        for each in (run_id, NEVER):
+            with pytest.raises(MCPError) as refused:
+                await other.read_resource(f"ava://runs/{each}{address}")
+            words.append(json.dumps(refused.value.error.model_dump(mode="json")).replace(each, "ID"))
+        assert words[0] == words[1]
+    assert [str(one.uri) for one in (await other.list_resources()).resources] == ["ava://roles"]
+    template: Any = ResourceTemplateReference(uri="ava://runs/{id}")
+    assert (await other.complete(template, {"name": "id", "value": run_id[:4]})).completion.values == []
