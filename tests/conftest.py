@@ -52,6 +52,7 @@ LONG = (
     "tests/system/test_host_habits.py",
     "tests/system/test_http_approvals.py::test_the_token_comes_from_a_file",
     "tests/system/test_http_approvals.py::test_what_is_wrong_with_a_certificate",
+    "tests/system/test_http_attacks.py",
     "tests/system/test_http_coder.py",
     "tests/system/test_http_end.py",
     "tests/system/test_http_hostile_server.py",

@@ -61,7 +61,7 @@ class App:
         self._greeting = anyio.Lock()
         self._keeping = anyio.CancelScope(shield=True)
         self._house: House | None = None
-        self._desks: dict[tuple[Token | None, str], Desk] = {}
+        self._desks: dict[tuple[Token | None, str | None], Desk] = {}
         self.updates = Updates(self._role_places)
         self._opened = anyio.Event()
         self._telling = anyio.CancelScope()
@@ -171,11 +171,11 @@ class App:
         name = client.client_info.name[:CLIENT_CHARS] if client is not None else ""
         return self.desk_for((token, name), lambda: session_over_http(token, name))
 
-    def desk_for(self, key: tuple[Token | None, str], session: Callable[[], Session]) -> Desk:
+    def desk_for(self, key: tuple[Token | None, str | None], session: Callable[[], Session]) -> Desk:
         """Return the desk of a session, which is made where there is none yet; only where the data root is open.
 
         Args:
-            key: The token as it is now, with its scopes, and the client's name.
+            key: The token as it is now, with its scopes, and the client's name; None is no client, but a person.
             session: Makes the session.
         """
         from ava_server.desk import Desk

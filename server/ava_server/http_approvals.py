@@ -87,7 +87,7 @@ async def _decided(app: App, token: Token, request: Request) -> Response:
         return _wrong(400, BadInput(f"{where}: {first['msg']}; docs/http.md has the form"))
     except BadInput as error:
         return _wrong(400, error)
-    desk = app.desk_for((token, f"\0{CLIENT}"), lambda: _session(token))
+    desk = app.desk_for((token, None), lambda: _session(token))
     app.begin(desk.session)
     try:
         if wanted.decision == "approve":

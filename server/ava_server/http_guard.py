@@ -108,7 +108,7 @@ class Guard:
         if any(not self._reach.allows_origin(origin) for origin in headers.getlist("origin")):
             return says(403, "Pages of that origin may not ask this server (Origin header).")
         secure = self._reach.public_url is not None and self._reach.public_url.startswith("https://")
-        if proxied and secure and _last(headers, "x-forwarded-proto") == "http":
+        if proxied and secure and (_last(headers, "x-forwarded-proto") or "").lower() == "http":
             return says(403, "Use https: over http everybody on the way reads the token.")
         return None
 

@@ -25,6 +25,9 @@ from ava_server.ids import AGENT
 from ava_server.proposal_words import approval_line, proposal_message
 from ava_server.run_config import RunConfig, Texts, digest
 
+MOST_WAITING = 200
+"""Proposals of one user that may wait at once: each keeps a task, and all are shown to whoever decides."""
+
 
 @dataclass(frozen=True)
 class SpawnLimits:
@@ -95,6 +98,13 @@ def propose(
         if not config.price.get("free") and (why := exhausted(view, who.user_id, limits, now_us)):
             return Outcome(Declined(why))
         superseded, ends = _superseded(view, who, config.task_id)
+        if superseded is None and _waiting(view, who.user_id, now_us) >= MOST_WAITING:
+            return Outcome(
+                Declined(
+                    f"{MOST_WAITING} proposals of {who.user_id} wait already, and no more may. Confirm or reject some"
+                    " with confirm_spawn, or wait until they expire"
+                )
+            )
         pending_id, run_id = next(
             pair for pair in candidates if view.proposal(pair[0]) is None and view.run(pair[1]) is None
         )
@@ -124,6 +134,12 @@ def propose(
         return Outcome(Proposed(pending_id, run_id, WAITING, config, line, message, expires_us), (*ends, *events))
 
     return command
+
+
+def _waiting(view: View, user: str, now_us: int) -> int:
+    """Return how many proposals of a user wait and have not expired."""
+    rows = (view.proposal(run.pending_id) for run in view.runs(user=user, states=(WAITING,), limit=-1))
+    return sum(row is not None and row.expires_us > now_us for row in rows)
 
 
 def _superseded(view: View, who: Who, task_id: str | None) -> tuple[str | None, tuple[Event, ...]]:

@@ -1,0 +1,340 @@
+"""The HTTP server, attacked by who has no token, and by who has one: shapes of requests, borrowed names, races."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import pytest
+from support.http_server import HttpServer, serving_http, token
+from support.model_server import Say, running_model_server
+from support.stdio import MODERN, MODES, logged, made, state_of, told, until, using
+
+from ava_server import proposing
+from ava_server.errors import BadInput, ConfigError, Refused
+from ava_server.tokens import SCOPES, Tokens, create_token, read_tokens, revoke_token, user_name
+
+DONE = Say(calls=[("submit_result", {"summary": "done", "output": "done"})])
+ENV = using("http://127.0.0.1:9/v1")
+BOTH = {"Accept": "application/json, text/event-stream"}
+SPAWN = {"role": "researcher", "task": "What does it cost?"}
+
+
+def meta(name: str = "x", **more: Any) -> dict[str, Any]:
+    return {
+        "io.modelcontextprotocol/protocolVersion": MODERN,
+        "io.modelcontextprotocol/clientInfo": {"name": name, "version": "1", **more},
+        "io.modelcontextprotocol/clientCapabilities": {},
+    }
+
+
+async def called(server: HttpServer, text: str, tool: str, given: Any, **client: Any) -> dict[str, Any]:
+    """Call a tool in the stateless era, as whatever client."""
+    params = {"name": tool, "arguments": given, "_meta": meta(**client)}
+    body = json.dumps({"jsonrpc": "2.0", "id": 5, "method": "tools/call", "params": params})
+    headers = {**BOTH, "MCP-Protocol-Version": MODERN, "Mcp-Method": "tools/call", "Mcp-Name": tool,
+               "Content-Type": "application/json"}  # fmt: skip
+    answer = await server.post("/mcp", text, content=body.encode(), headers=headers)
+    result: dict[str, Any] = answer.json()["result"]
+    return result
+
+
+def raw(port: int, *pieces: bytes) -> bytes:
+    """Send pieces one after the other, and return what comes until the server closes or is silent."""
+    got = b""
+    with socket.create_connection(("127.0.0.1", port), timeout=5) as line, contextlib.suppress(OSError):
+        for piece in pieces:
+            line.sendall(piece)
+            line.settimeout(0.4)
+            with contextlib.suppress(TimeoutError):
+                while data := line.recv(65_536):
+                    got += data
+    return got
+
+
+async def test_no_shape_of_a_request_gets_two_answers_past_the_door_or_leaves_a_traceback(tmp_path: Path) -> None:
+    root = made(tmp_path / "data")
+    text = token(root, "ana", *SCOPES)
+    known = f"Host: localhost\r\nAuthorization: Bearer {text}\r\n"
+    second = f"GET /metrics HTTP/1.1\r\n{known}\r\n"
+    listen = json.dumps({"jsonrpc": "2.0", "id": 8, "method": "subscriptions/listen",
+                         "params": {"notifications": {}, "_meta": meta()}})  # fmt: skip
+    stream = (
+        f"POST /mcp HTTP/1.1\r\n{known}Content-Type: application/json\r\n"
+        "Accept: application/json, text/event-stream\r\n"
+        f"MCP-Protocol-Version: {MODERN}\r\nMcp-Method: subscriptions/listen\r\nContent-Length: {len(listen)}\r\n\r\n"
+    )
+    post = f"POST /approvals HTTP/1.1\r\n{known}"
+    tries: list[tuple[bytes, tuple[str, ...]]] = [
+        (b" 400 ", (f"{post}Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n{second}",)),
+        (b" 400 ", (f"{post}Transfer-Encoding: chunked\r\nContent-Length: 400\r\n\r\n0\r\n\r\n{second}",)),
+        (b" 400 ", (f"{post}Content-Length: 4\r\nContent-Length: 5\r\n\r\nabcd{second}",)),
+        (b" 400 ", (f"{post}Content-Length: +4\r\n\r\nabcd{second}",)),
+        (b" 400 ", (f"{post}Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n{second}",)),
+        (b" 400 ", (f"{post}Transfer-Encoding : chunked\r\n\r\n0\r\n\r\n{second}",)),
+        (b" 400 ", (f"GET /metrics HTTP/1.1\r\n{known}Host: localhost\r\n\r\n",)),
+        (b" 400 ", (f"GET /metrics HTTP/1.1\r\nAuthorization: Bearer {text}\r\n\r\n",)),
+        (b" 400 ", (f"GET /metrics HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {text}\0\r\n\r\n",)),
+        (b" 421 ", (f"GET /metrics HTTP/1.1\r\nHost: local\thost\r\nAuthorization: Bearer {text}\r\n\r\n",)),
+        (b" 421 ", (f"GET /metrics HTTP/1.1\r\nHost: localhost\\@evil\r\nAuthorization: Bearer {text}\r\n\r\n",)),
+        (b" 421 ", (f"GET /metrics HTTP/1.0\r\nAuthorization: Bearer {text}\r\n\r\n",)),
+        (b" 403 ", (f"GET /metrics HTTP/1.1\r\n{known}Origin: http://local\thost\r\n\r\n",)),
+        (b" 404 ", (f"GET http://evil.example/metrics HTTP/1.1\r\n{known}\r\n",)),
+        (b" 404 ", (f"CONNECT evil.example:443 HTTP/1.1\r\n{known}\r\n",)),
+        *((b" 404 ", (f"GET {path} HTTP/1.1\r\n{known}\r\n",))
+          for path in ("//metrics", "/metrics/", "/./metrics", "/metrics;x", "/METRICS", "/metrics%00", "/x/metrics")),
+        *((b" 401 ", (f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n",))
+          for path in ("//healthz", "/healthz/", "/healthz/../metrics", "/healthz%2f", "/%6detrics", "/healthz;x")),
+        (b" 401 ", ("POST /mcp HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n", "zz\r\n")),
+        (b"", (f"POST /mcp HTTP/1.1\r\n{known}Transfer-Encoding: chunked\r\n\r\n", "zz\r\n")),
+        (b"", (f"POST /mcp HTTP/1.1\r\n{known}Content-Length: 100\r\n\r\n{{",)),
+        (b"", (f"{post}Content-Length: 100\r\n\r\n{{",)),
+        (b" 200 ", (stream, listen, "\0\0no HTTP\r\n\r\n")),
+    ]  # fmt: skip
+    async with serving_http(root, env=ENV) as server:
+        for status, pieces in tries:
+            got = await anyio.to_thread.run_sync(raw, server.port, *(piece.encode("latin-1") for piece in pieces))
+            assert got.count(b"HTTP/1.1 ") == bool(status), pieces
+            assert status in got.split(b"\r\n")[0] and b"ava_build_info" not in got, (pieces, got)
+        assert (await server.get("/metrics", text)).status_code == 200
+        assert server.stderr == "", "nothing of it can fill a disk with lines"
+
+
+async def test_odd_arguments_and_names_are_mistakes_and_no_faults_of_ours(tmp_path: Path) -> None:
+    root = made(tmp_path / "data")
+    text = token(root, "ana")
+    deep: Any = 1
+    for _level in range(700):
+        deep = [deep]
+    half = "\ud800x"
+    async with serving_http(root, env=ENV) as server:
+        for tool, given in (
+            *(("read_ava_logs", {name: half}) for name in ("search", "session", "since", "cursor", "subagent_id")),
+            ("read_ava_logs", {"types": [half]}),
+            ("check_subagent", {"subagent_id": deep}),
+            ("spawn_subagent", {**SPAWN, "output_schema": {"x": deep}}),
+            ("spawn_subagent", {**SPAWN, half: 1}),
+            ("spawn_subagent", {**SPAWN, "task": half}),
+        ):
+            said = await called(server, text, tool, given)
+            assert "report it" not in json.dumps(said), (tool, said)
+        for number, client in enumerate(
+            ({"name": half}, {"name": "n" * 3_000_000}, {"name": "v", "version": "v" * 3_000_000})
+        ):
+            assert not (await called(server, text, "check_subagent", {}, **client))["isError"]
+            starts = await until(lambda number=number: logged(root, "SessionStart")[number + 1 :])
+            assert len(json.dumps(starts[-1].content)) < 2_000, "and it is on the record"
+
+
+async def test_the_name_of_a_client_makes_it_no_person(tmp_path: Path) -> None:
+    """A token that may do everything decides through MCP as a host does, whatever the client calls itself."""
+    root = made(tmp_path / "data", config_toml='approval = "human"\n')
+    text = token(root, "ana", *SCOPES)
+    with running_model_server([DONE]) as model:
+        async with serving_http(root, env=using(model.base_url)) as server:
+            assert (
+                await server.post("/approvals", text, json={"decision": "reject", "pending_ids": ["P-0dd0dd0d"]})
+            ).status_code == 409
+            for name in ("\0approvals", "approvals", "", "ava approve"):
+                proposed = (await called(server, text, "spawn_subagent", SPAWN, name=name))["structuredContent"]
+                given = {"pending_ids": [proposed["pending_id"]], "approving": [proposed["approval_line"]]}
+                refused = await called(server, text, "confirm_spawn", given, name=name)
+                assert refused["isError"], name
+                assert state_of(root, proposed["subagent_id"]) == "awaiting_approval"
+    assert not [one for one in logged(root, "SpawnDecided") if one.content["decision"] == "approved"]
+
+
+async def test_of_approvals_at_once_one_counts_and_none_can_be_said_again(tmp_path: Path) -> None:
+    root = made(tmp_path / "data", config_toml='approval = "human"\n')
+    host, person, other = (
+        token(root, "ana"),
+        token(root, "ana", "approve", name="p"),
+        token(root, "ana", "approve", name="q"),
+    )
+    with running_model_server([DONE] * 3) as model:
+        async with serving_http(root, env=using(model.base_url)) as server:
+            proposed = (await called(server, host, "spawn_subagent", SPAWN))["structuredContent"]
+            (shown,) = (await server.get("/approvals", person)).json()["proposals"]
+            pending_id = proposed["pending_id"]
+            given = {"decision": "approve", "pending_ids": [pending_id], "approving": [shown["approval_line"]],
+                     "digests": {pending_id: shown["digest"]}}  # fmt: skip
+            statuses: list[int] = []
+
+            async def decide(text: str) -> None:
+                statuses.append((await server.post("/approvals", text, json=given)).status_code)
+
+            async with anyio.create_task_group() as tasks:
+                for number in range(10):
+                    tasks.start_soon(decide, (person, other)[number % 2])
+            assert sorted(statuses) == [200] + [409] * 9
+            assert (await server.post("/approvals", host, json=given)).status_code == 403
+            lines = [pending_id.lower(), pending_id.removeprefix("P-"), f" {pending_id} "]
+            for each in lines:
+                assert (await server.post("/approvals", person, json={**given, "pending_ids": [each]})).status_code in (
+                    400,
+                    409,
+                )
+            await until(lambda: state_of(root, proposed["subagent_id"]) == "success", 20)
+    assert len([one for one in logged(root, "SpawnDecided") if one.content["decision"] == "approved"]) == 1
+    assert len(logged(root, "RunStarted")) == 1
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_an_answer_to_anothers_question_is_none(tmp_path: Path, mode: str) -> None:
+    """Ana is asked; Ben answers: in his own session with every id there may be, or with what her client was given."""
+    from mcp_types import ElicitResult
+
+    root = made(tmp_path / "data")
+    anas, bens = token(root, "ana"), token(root, "ben")
+    asked, over = anyio.Event(), anyio.Event()
+
+    async def ana_waits(_context: Any, _params: Any) -> ElicitResult:
+        asked.set()
+        await over.wait()
+        return ElicitResult(action="decline")
+
+    async def ben_agrees(_context: Any, _params: Any) -> ElicitResult:
+        return ElicitResult(action="accept", content={"decision": "approve"})
+
+    async with (
+        serving_http(root, env=ENV) as server,
+        server.client(anas, mode=mode, ask=ana_waits) as ana,
+        server.client(bens, mode=mode, ask=ben_agrees) as ben,
+        anyio.create_task_group() as tasks,
+    ):
+        proposed, _text = told(
+            await ana.call_tool("spawn_subagent", {"role": "web_crawler", "task": "https://a.example"})
+        )
+        given = {"pending_ids": [proposed["pending_id"]], "approving": [proposed["approval_line"]]}
+        tasks.start_soon(ana.call_tool, "confirm_spawn", given)
+        await asked.wait()
+        refused = await ben.call_tool("confirm_spawn", given)
+        assert "Nothing was started" in json.dumps(refused.structured_content)
+        hello = {"jsonrpc": "2.0", "id": 1, "method": "initialize",
+                 "params": {"protocolVersion": "2025-11-25", "capabilities": {"elicitation": {}},
+                            "clientInfo": {"name": "x", "version": "1"}}}  # fmt: skip
+        opened = await server.post("/mcp", bens, json=hello, headers=BOTH)
+        headers = {**BOTH, "Mcp-Session-Id": opened.headers["mcp-session-id"]}
+        for number in (*range(12), "1", "x"):
+            yes = {"action": "accept", "content": {"decision": "approve"}}
+            sent = await server.post(
+                "/mcp", bens, json={"jsonrpc": "2.0", "id": number, "result": yes}, headers=headers
+            )
+            assert sent.status_code == 202
+        assert state_of(root, proposed["subagent_id"]) == "awaiting_approval"
+        over.set()
+    assert state_of(root, proposed["subagent_id"]) == "awaiting_approval"
+
+
+async def test_one_user_cannot_pile_up_proposals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = made(tmp_path / "data")
+    anas, bens = token(root, "ana"), token(root, "ben")
+    main = "from ava_server.cli.app import main; sys.exit(main(sys.argv[1:]))"
+    lower = "import sys; from ava_server import proposing; proposing.MOST_WAITING = 3"
+    few = "-c", f"{lower}; {main}", "serve", "--http", "--port", "0"
+    assert proposing.MOST_WAITING > 50
+    async with serving_http(root, env=ENV, program=few) as server:
+        ids: list[str] = []
+        for number in range(3):
+            made_now = await called(server, anas, "spawn_subagent", {**SPAWN, "task": f"https://a.example/{number}"})
+            ids.append(made_now["structuredContent"]["pending_id"])
+        refused = await called(server, anas, "spawn_subagent", {**SPAWN, "task": "https://a.example/x"})
+        assert refused["isError"] and "3 proposals of ana wait already" in json.dumps(refused)
+        assert not (await called(server, bens, "spawn_subagent", {**SPAWN, "task": "https://a.example"}))["isError"]
+        await called(server, anas, "cancel_subagent", {"pending_id": ids[0]})
+        assert not (await called(server, anas, "spawn_subagent", {**SPAWN, "task": "https://a.example/x"}))["isError"]
+
+
+# -- the file of tokens -----------------------------------------------------------------------------------------------
+
+
+def test_names_that_could_lead_elsewhere_or_look_like_anothers_are_none() -> None:
+    for name in ("..", ".", "../ana", "a/b", "a\\b", "ana\n", "an\0a", "аna", "ana\u200b", "ａna", "", " ", "a" * 65,
+                 "-ana", "ana ben", 'ana"', "ana}", "ana=1", "avatok_x", "\x1b[31mana", "ana:ben", "~ana"):  # fmt: skip
+        if name.strip() != "ana":
+            with pytest.raises(BadInput):
+                user_name(name)
+    assert user_name("ana@example.org") == "ana@example.org"
+
+
+def test_two_processes_that_make_and_revoke_at_once_lose_nothing(tmp_path: Path) -> None:
+    root = made(tmp_path / "data")
+    token(root, "ana", name="kept")
+    path = root / "secrets" / "tokens.toml"
+    work = (
+        "import sys; from pathlib import Path; from ava_server.tokens import create_token, revoke_token\n"
+        "path, who = Path(sys.argv[1]), sys.argv[2]\n"
+        "for n in range(15):\n"
+        "    create_token(path, f'{who}{n}', 'ana', ['read'], None)\n"
+        "    if n % 2: revoke_token(path, f'{who}{n}')\n"
+    )
+    running = [subprocess.Popen([sys.executable, "-c", work, str(path), who]) for who in ("a", "b", "c")]
+    tokens = Tokens(path)
+    while any(one.poll() is None for one in running):
+        assert tokens.any(), "whoever reads meanwhile finds a whole file"
+    assert [one.wait(60) for one in running] == [0, 0, 0]
+    assert set(read_tokens(path)) == {"kept", *(f"{who}{n}" for who in "abc" for n in range(0, 15, 2))}
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_file_of_tokens_that_is_not_ours_lets_nobody_in(tmp_path: Path) -> None:
+    root = made(tmp_path / "data")
+    text = token(root, "ana")
+    path = root / "secrets" / "tokens.toml"
+    whole = path.read_bytes()
+    aside = tmp_path / "aside.toml"
+    aside.write_bytes(whole)
+    aside.chmod(0o600)
+
+    def refused() -> None:
+        with pytest.raises(ConfigError) as error:
+            Tokens(path).find(text)
+        assert text not in str(error.value) and not re.search(r"[0-9a-f]{64}", str(error.value))
+
+    path.unlink()
+    path.symlink_to(aside)
+    refused()
+    with pytest.raises(ConfigError):
+        create_token(path, "more", "ana", ["read"], None)
+    path.unlink()
+    for half in (whole[: len(whole) // 2], whole[:-3] + b"\xff", whole.replace(b'"read"', b'"root"'),
+                 whole.replace(b'"ana"', b'"../ana"'), whole + b"[x]\n", b"[" * 5_000):  # fmt: skip
+        path.write_bytes(half)
+        path.chmod(0o600)
+        refused()
+        with pytest.raises((ConfigError, Refused)):
+            revoke_token(path, "of-ana")
+    path.write_bytes(whole)
+    path.chmod(0o600)
+    assert Tokens(path).find(text) is not None
+    path.parent.chmod(0o755)
+    refused()
+
+
+def test_finding_a_token_takes_as_long_whatever_it_shares_with_one(tmp_path: Path) -> None:
+    root = made(tmp_path / "data")
+    text = token(root, "ana")
+    for number in range(20):
+        token(root, "ana", name=f"n{number}")
+    tokens = Tokens(root / "secrets" / "tokens.toml")
+    took: dict[str, float] = {}
+    tries = {"begins": text[:-1] + ("a" if text[-1] != "a" else "b"), "other": "avatok_" + "z" * 43}
+    for name, given in tries.items():
+        assert tokens.find(given) is None
+        best = []
+        for _each in range(300):
+            began = time.perf_counter()
+            tokens.find(given)
+            best.append(time.perf_counter() - began)
+        took[name] = sorted(best)[len(best) // 2]
+    assert 0.5 < took["begins"] / took["other"] < 2
+    assert tokens.find("x" * 1_000_000) is None and tokens.find("é" * 40) is None
