@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,8 @@ import anyio
 import anyio.to_thread
 import pytest
 from support.http_server import HttpServer, serving_http, token
-from support.model_server import Say, running_model_server
-from support.stdio import MODERN, MODES, logged, made, state_of, told, until, using
+from support.model_server import Gate, Say, running_model_server
+from support.stdio import MODERN, MODES, Logged, logged, made, state_of, told, until, using
 
 from ava_server import proposing
 from ava_server.errors import BadInput, ConfigError, Refused
@@ -46,6 +47,12 @@ async def called(server: HttpServer, text: str, tool: str, given: Any, **client:
     answer = await server.post("/mcp", text, content=body.encode(), headers=headers)
     result: dict[str, Any] = answer.json()["result"]
     return result
+
+
+def started(root: Path, number: int) -> list[Logged]:
+    """The sessions on the record, once there are so many."""
+    found = logged(root, "SessionStart")
+    return found if len(found) >= number else []
 
 
 def raw(port: int, *pieces: bytes) -> bytes:
@@ -131,7 +138,7 @@ async def test_odd_arguments_and_names_are_mistakes_and_no_faults_of_ours(tmp_pa
             ({"name": half}, {"name": "n" * 3_000_000}, {"name": "v", "version": "v" * 3_000_000})
         ):
             assert not (await called(server, text, "check_subagent", {}, **client))["isError"]
-            starts = await until(lambda number=number: logged(root, "SessionStart")[number + 1 :])
+            starts = await until(partial(started, root, number + 2))
             assert len(json.dumps(starts[-1].content)) < 2_000, "and it is on the record"
 
 
@@ -233,6 +240,56 @@ async def test_an_answer_to_anothers_question_is_none(tmp_path: Path, mode: str)
         assert state_of(root, proposed["subagent_id"]) == "awaiting_approval"
         over.set()
     assert state_of(root, proposed["subagent_id"]) == "awaiting_approval"
+
+
+async def test_the_same_numbers_of_two_clients_mean_each_its_own(tmp_path: Path) -> None:
+    """Ids of requests, tokens of progress and ids of events are the clients' own choice: another's are nothing."""
+    root = made(tmp_path / "data")
+    gates = [Gate(), Gate()]
+    users = ("ana", "ben")
+    texts = {user: token(root, user) for user in users}
+    runs: dict[str, str] = {}
+    with running_model_server([*(Say("x", gate=gate) for gate in gates), DONE, DONE]) as model:
+        async with serving_http(root, env=using(model.base_url)) as server:
+            for user in users:
+                given = {"role": "custom", "system_prompt": "x", "task": f"of {user}"}
+                proposed = (await called(server, texts[user], "spawn_subagent", given))["structuredContent"]
+                lines = {"pending_ids": [proposed["pending_id"]], "approving": [proposed["approval_line"]]}
+                assert not (await called(server, texts[user], "confirm_spawn", lines))["isError"]
+                runs[user] = proposed["subagent_id"]
+            heard: dict[str, str] = {}
+
+            async def wait(user: str) -> None:
+                asked = {"subagent_id": runs[user], "wait_seconds": 8}
+                params = {"name": "check_subagent", "arguments": asked, "_meta": {**meta(), "progressToken": 1}}
+                body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
+                headers = {**BOTH, "MCP-Protocol-Version": MODERN, "Mcp-Method": "tools/call",
+                           "Mcp-Name": "check_subagent"}  # fmt: skip
+                answer = await server.post("/mcp", texts[user], json=body, headers=headers)
+                heard[user] = answer.text
+
+            async with anyio.create_task_group() as tasks:
+                for user in users:
+                    tasks.start_soon(wait, user)
+                await anyio.sleep(6)  # longer than the pace of progress
+                cancel = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 1}}
+                headers = {**BOTH, "MCP-Protocol-Version": MODERN, "Mcp-Method": "notifications/cancelled"}
+                assert (await server.post("/mcp", texts["ben"], json=cancel, headers=headers)).status_code == 202
+                for gate in gates:
+                    gate.released.set()
+            for user, other in (users, users[::-1]):
+                assert heard[user].count("notifications/progress") >= 1 and '"result"' in heard[user]
+                assert runs[user] in heard[user] and runs[other] not in heard[user]
+            hello = {"jsonrpc": "2.0", "id": 1, "method": "initialize",
+                     "params": {"protocolVersion": "2025-11-25", "capabilities": {},
+                                "clientInfo": {"name": "x", "version": "1"}}}  # fmt: skip
+            opened = await server.post("/mcp", texts["ben"], json=hello, headers=BOTH)
+            own = {"Accept": "text/event-stream", "Mcp-Session-Id": opened.headers["mcp-session-id"]}
+            for last in ("0", "1", "_GET_stream", "x" * 5_000):
+                line = f"Authorization: Bearer {texts['ben']}\r\nMcp-Session-Id: {own['Mcp-Session-Id']}\r\n"
+                asked = f"GET /mcp HTTP/1.1\r\nHost: localhost\r\n{line}Accept: text/event-stream\r\n"
+                got = await anyio.to_thread.run_sync(raw, server.port, f"{asked}Last-Event-ID: {last}\r\n\r\n".encode())
+                assert b"jsonrpc" not in got or b"error" in got, got
 
 
 async def test_one_user_cannot_pile_up_proposals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from support.terminal import ava
 
 from ava_server.cli import door_there
 from ava_server.cli.door_there import Elsewhere
-from ava_server.errors import BadInput
+from ava_server.errors import BadInput, ConfigError
 
 TOKEN = "avatok_" + "Ab3" * 14 + "x"
 WAITS = {
@@ -140,7 +140,7 @@ def test_a_server_that_drips_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
         async with door_there.there(Elsewhere(f"http://127.0.0.1:{port}")) as door:
             await door.waiting([])
 
-    with hostile(drips) as (port, _seen), pytest.raises(door_there.ConfigError, match="still answering after 1 s"):
+    with hostile(drips) as (port, _seen), pytest.raises(ConfigError, match="still answering after 1 s"):
         anyio.run(ask, port)
 
 
