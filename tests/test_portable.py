@@ -95,6 +95,7 @@ BEHIND: dict[tuple[str, str], str] = {
     ("server/ava_server/notifying.py", "start_new_session"): "Windows passes it over",
     ("server/ava_server/hiring.py", "start_new_session"): "Windows passes it over; creationflags do it there",
     ("server/ava_server/waiting.py", "open_signal_receiver"): "on Windows a handler of the interpreter's does it",
+    ("server/ava_server/http_connection.py", "resource"): "on Windows a process has no such limit",
     ("server/ava_server/cli/unseen.py", "termios"): "on Windows getpass reads the console",
     ("server/ava_server/cli/dashboard/stage.py", "termios"): "on Windows only Ctrl-C ends the dashboard",
     ("server/ava_server/cli/dashboard/stage.py", "wait_readable"): "on Windows only Ctrl-C ends the dashboard",

@@ -7,7 +7,6 @@ import sys
 import time
 from typing import Any, cast
 
-import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ava_server.http_hands import CONNECTION
@@ -32,6 +31,7 @@ class Connection(H11Protocol):
     def __init__(self, config: Any, server_state: Any, app_state: dict[str, Any], _loop: Any = None) -> None:
         super().__init__(config, server_state, {**app_state, CONNECTION: self}, _loop)
         self._patience: asyncio.TimerHandle | None = None
+        self._idle = self.conn.our_state
         self.known = False
         self.heard_at = time.monotonic()
 
@@ -53,7 +53,7 @@ class Connection(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """Answer what is no HTTP; where a request is being answered, or was, break off: it can have no two answers."""
-        if not self.cycle_over or self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+        if not self.cycle_over or self.conn.our_state is not self._idle:
             self.abort()
         else:
             super().send_400_response(msg)
