@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import time
 from typing import Any, cast
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -14,10 +13,37 @@ from ava_server.http_hands import CONNECTION
 HEADERS_WITHIN_S = 10.0
 """How long a client may take to send a request's headers."""
 CONNECTIONS = 2_000
-ROOM = 200
-"""So many more may come in the moment that it takes to end as many."""
-_FILES_FOR_OTHERS = 512
-"""Open files that are left for the log, tools, models and commands."""
+AT_ONCE = 100
+"""How many are taken in one go: while they come, as many that have been ended are open still."""
+_FILES_FOR_OTHERS = 512 + 3 * AT_ONCE
+"""Open files that are left for the log, tools, models and commands, and for those."""
+
+
+class Line:
+    """All connections: how many there are, and on which nothing is being answered, the longest silent first."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.open = 0
+        self._unknown: dict[Connection, None] = {}
+        self._known: dict[Connection, None] = {}
+
+    def idle(self, one: Connection) -> None:
+        """Note that nothing is being answered on it, from now on."""
+        self.busy(one)
+        (self._known if one.known else self._unknown)[one] = None
+
+    def busy(self, one: Connection) -> None:
+        """Note that it may not be ended now."""
+        self._unknown.pop(one, None)
+        self._known.pop(one, None)
+
+    def make_room(self) -> Connection | None:
+        """Return which one has to go; None is none of those that are there."""
+        for among in (self._unknown, self._known):
+            if among:
+                return next(iter(among))
+        return None
 
 
 class Connection(H11Protocol):
@@ -28,28 +54,41 @@ class Connection(H11Protocol):
     others: behind a proxy all have the same.
     """
 
-    def __init__(self, config: Any, server_state: Any, app_state: dict[str, Any], _loop: Any = None) -> None:
+    def __init__(
+        self, line: Line, config: Any, server_state: Any, app_state: dict[str, Any], _loop: Any = None
+    ) -> None:
         super().__init__(config, server_state, {**app_state, CONNECTION: self}, _loop)
         self._patience: asyncio.TimerHandle | None = None
+        self._line = line
+        self._gone = False
         self._idle = self.conn.our_state
         self.known = False
-        self.heard_at = time.monotonic()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin to wait for the first request."""
+        """Begin to wait for the first request, where there is room or can be made."""
         super().connection_made(transport)
         self._wait()
-        if len(self.connections) > cast("int", self.config.limit_concurrency) - ROOM:
-            self._make_room()
+        self._line.open += 1
+        if self._line.open > self._line.most:
+            (self._line.make_room() or self).abort()
+        if not self._gone:
+            self._line.idle(self)
 
     def data_received(self, data: bytes) -> None:
         """Take data; while no request is being answered it is headers, and they have to come to an end."""
-        self.heard_at = time.monotonic()
+        self._line.busy(self)
         super().data_received(data)
         if self.cycle_over:
             self._wait()
+            self._settle()
         else:
             self._stop_waiting()
+
+    def on_response_complete(self) -> None:
+        """Count as one on which nothing is being answered."""
+        super().on_response_complete()
+        if self.cycle_over:
+            self._settle()
 
     def send_400_response(self, msg: str) -> None:
         """Answer what is no HTTP; where a request is being answered, or was, break off: it can have no two answers."""
@@ -61,6 +100,7 @@ class Connection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Wait no more."""
         self._stop_waiting()
+        self._leave()
         super().connection_lost(exc)
 
     @property
@@ -75,13 +115,19 @@ class Connection(H11Protocol):
 
     def abort(self) -> None:
         """Break it off."""
+        self._leave()
         self.transport.abort()
 
-    def _make_room(self) -> None:
-        others = cast("set[Connection]", self.connections)
-        idle = [one for one in others if one is not self and one.cycle_over and not one.transport.is_closing()]
-        if idle:
-            min(idle, key=lambda one: (one.known, one.heard_at)).abort()
+    def _settle(self) -> None:
+        if not self._gone:
+            self._line.idle(self)
+
+    def _leave(self) -> None:
+        """Count no more: whoever comes next has the room."""
+        self._line.busy(self)
+        if not self._gone:
+            self._gone = True
+            self._line.open -= 1
 
     def _wait(self) -> None:
         if self._patience is None:
@@ -100,9 +146,9 @@ def most_connections() -> int:
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = CONNECTIONS + ROOM + _FILES_FOR_OTHERS
+    wanted = CONNECTIONS + _FILES_FOR_OTHERS
     if soft != resource.RLIM_INFINITY and soft < wanted:
         soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    room = CONNECTIONS if soft == resource.RLIM_INFINITY else min(CONNECTIONS, soft - ROOM - _FILES_FOR_OTHERS)
+    room = CONNECTIONS if soft == resource.RLIM_INFINITY else min(CONNECTIONS, soft - _FILES_FOR_OTHERS)
     return max(room, 32)

@@ -20,10 +20,9 @@ import anyio.abc
 import uvicorn
 from starlette.responses import JSONResponse
 
-from ava_server import http_connection
 from ava_server.app import HTTP, OF_REQUEST, App, build_server
 from ava_server.http_approvals import approvals
-from ava_server.http_connection import Connection, most_connections
+from ava_server.http_connection import AT_ONCE, Connection, Line, most_connections
 from ava_server.http_guard import HEADER_BYTES, Guard
 from ava_server.http_hands import Hands
 from ava_server.http_metrics import metrics
@@ -188,14 +187,14 @@ class _Server(uvicorn.Server):
         config = uvicorn.Config(
             cast("Any", guard),
             loop="none",
-            http=Connection,
+            http=cast("Any", partial(Connection, Line(most_connections()))),
             ws="none",
             lifespan="off",
             log_config=None,
             access_log=False,
             proxy_headers=False,
             server_header=False,
-            limit_concurrency=most_connections() + http_connection.ROOM,
+            backlog=AT_ONCE,
             timeout_keep_alive=cast("int", KEEP_ALIVE_S),
             timeout_graceful_shutdown=1,
             h11_max_incomplete_event_size=HEADER_BYTES,

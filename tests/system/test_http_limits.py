@@ -129,7 +129,7 @@ async def test_connections_without_a_token_make_room_for_those_with_one(tmp_path
     first = b"" if asks is None else f"GET {asks} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
     root = made(tmp_path / "data")
     text = token(root, "ana")
-    few = lowered("http_connection.CONNECTIONS = 40", "http_connection.ROOM = 20")
+    few = lowered("http_connection.CONNECTIONS = 40")
     async with serving_http(root, env=ENV, program=few) as server, httpx2.AsyncClient(timeout=20) as http:
         kept = await http.get(f"{server.base}/x", headers=bearer(text))
         assert kept.status_code == 404
@@ -149,6 +149,18 @@ async def test_connections_without_a_token_make_room_for_those_with_one(tmp_path
                     if b"list_changed" in news:
                         break
                 assert sum(gone(line) for line in lines) >= 50, "they are what is ended"
+
+
+async def test_a_burst_of_connections_costs_the_others_little(tmp_path: Path) -> None:
+    """Making room for one takes as long, however many there are."""
+    root = made(tmp_path / "data")
+    text = token(root, "ana")
+    async with serving_http(root, env=ENV, program=lowered("http_connection.CONNECTIONS = 300")) as server:
+        with silent(server, 700):
+            began = time.monotonic()
+            assert (await server.get("/x", text)).status_code == 404
+            assert time.monotonic() - began < 5
+            assert server.stderr == ""
 
 
 def gone(line: socket.socket) -> bool:
