@@ -203,6 +203,7 @@ async def test_an_answer_to_anothers_question_is_none(tmp_path: Path, mode: str)
     root = made(tmp_path / "data")
     anas, bens = token(root, "ana"), token(root, "ben")
     asked, over = anyio.Event(), anyio.Event()
+    run_id = ""
 
     async def ana_waits(_context: Any, _params: Any) -> ElicitResult:
         asked.set()
@@ -221,12 +222,13 @@ async def test_an_answer_to_anothers_question_is_none(tmp_path: Path, mode: str)
         proposed, _text = told(
             await ana.call_tool("spawn_subagent", {"role": "web_crawler", "task": "https://a.example"})
         )
+        run_id = proposed["subagent_id"]
         given = {"pending_ids": [proposed["pending_id"]], "approving": [proposed["approval_line"]]}
         tasks.start_soon(ana.call_tool, "confirm_spawn", given)
         await asked.wait()
         refused = await ben.call_tool("confirm_spawn", given)
         assert "Nothing was started" in json.dumps(refused.structured_content)
-        hello = {"jsonrpc": "2.0", "id": 1, "method": "initialize",
+        hello: dict[str, Any] = {"jsonrpc": "2.0", "id": 1, "method": "initialize",
                  "params": {"protocolVersion": "2025-11-25", "capabilities": {"elicitation": {}},
                             "clientInfo": {"name": "x", "version": "1"}}}  # fmt: skip
         opened = await server.post("/mcp", bens, json=hello, headers=BOTH)
@@ -237,9 +239,9 @@ async def test_an_answer_to_anothers_question_is_none(tmp_path: Path, mode: str)
                 "/mcp", bens, json={"jsonrpc": "2.0", "id": number, "result": yes}, headers=headers
             )
             assert sent.status_code == 202
-        assert state_of(root, proposed["subagent_id"]) == "awaiting_approval"
+        assert state_of(root, run_id) == "awaiting_approval"
         over.set()
-    assert state_of(root, proposed["subagent_id"]) == "awaiting_approval"
+    assert state_of(root, run_id) == "awaiting_approval"
 
 
 async def test_the_same_numbers_of_two_clients_mean_each_its_own(tmp_path: Path) -> None:
@@ -280,7 +282,7 @@ async def test_the_same_numbers_of_two_clients_mean_each_its_own(tmp_path: Path)
             for user, other in (users, users[::-1]):
                 assert heard[user].count("notifications/progress") >= 1 and '"result"' in heard[user]
                 assert runs[user] in heard[user] and runs[other] not in heard[user]
-            hello = {"jsonrpc": "2.0", "id": 1, "method": "initialize",
+            hello: dict[str, Any] = {"jsonrpc": "2.0", "id": 1, "method": "initialize",
                      "params": {"protocolVersion": "2025-11-25", "capabilities": {},
                                 "clientInfo": {"name": "x", "version": "1"}}}  # fmt: skip
             opened = await server.post("/mcp", texts["ben"], json=hello, headers=BOTH)
@@ -387,7 +389,7 @@ def test_finding_a_token_takes_as_long_whatever_it_shares_with_one(tmp_path: Pat
     tries = {"begins": text[:-1] + ("a" if text[-1] != "a" else "b"), "other": "avatok_" + "z" * 43}
     for name, given in tries.items():
         assert tokens.find(given) is None
-        best = []
+        best: list[float] = []
         for _each in range(300):
             began = time.perf_counter()
             tokens.find(given)
