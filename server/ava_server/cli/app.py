@@ -28,6 +28,7 @@ COMMANDS: Mapping[str, str] = {
     "worker": "ava_server.cli.worker",
     "status": "ava_server.cli.status",
     "show": "ava_server.cli.show",
+    "report": "ava_server.cli.report",
     "wait": "ava_server.cli.wait",
     "send": "ava_server.cli.steer",
     "cancel": "ava_server.cli.steer",

@@ -1,0 +1,204 @@
+"""What a report says, before it is written: sums by day, role, model, ending and user, and what failed."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ava_audit.money import cents
+from ava_audit.times import DAY_US, day_of
+from ava_server.cli.views import ENDING_CODES
+
+if TYPE_CHECKING:
+    from ava_audit.spending import ErrorCount, RunFacts, Spending, Spent
+
+NOT_FAILED = ("success", "cancelled", "rejected", "expired", "superseded")
+NOT_RUN = ("rejected", "expired", "superseded")
+"""Endings of what never started."""
+NOT_ENDED = "not ended"
+TOP = 8
+"""So many reasons are told on a screen; JSON has all."""
+_NUMBERS = re.compile(r"\d+(?:[.,]\d+)*")
+
+
+@dataclass
+class Sum:
+    """What belongs to a day, a role, a model, an ending or a user. Money in micro-USD."""
+
+    name: str
+    cost: int = 0
+    calls: int = 0
+    retries: int = 0
+    plan: int = 0
+    uncosted: int = 0
+    overruns: int = 0
+    over: int = 0
+    ended: int = 0
+    failed: int = 0
+    spenders: set[str] = field(default_factory=set[str])
+    enders: set[str] = field(default_factory=set[str])
+
+    @property
+    def runs(self) -> int:
+        """How many runs spent something or ended."""
+        return len(self.spenders | self.enders)
+
+    def spend(self, spent: Spent) -> None:
+        """Add what a run spent on a day."""
+        self.cost += spent.cost_micros
+        self.calls += spent.calls
+        self.retries += spent.retries_micros
+        self.plan += spent.plan_micros
+        self.uncosted += spent.uncosted_micros
+        self.overruns += spent.overruns
+        self.over += spent.over_micros
+        self.spenders.add(spent.run_id)
+
+    def end(self, run: RunFacts) -> None:
+        """Add a run that ended."""
+        self.enders.add(run.id)
+        self.ended += run.state not in NOT_RUN
+        self.failed += run.state not in NOT_FAILED
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why runs failed: the ending, the reason of the newest of them, and that run."""
+
+    ending: str
+    reason: str
+    runs: int
+    newest: RunFacts
+
+
+@dataclass(frozen=True)
+class Report:
+    """Days are counted from 1970, UTC; `user` is None where it is about everybody."""
+
+    user: str | None
+    first: int
+    last: int
+    total: Sum
+    days: tuple[Sum, ...]
+    by: dict[str, tuple[Sum, ...]]
+    endings: Counter[str]
+    reasons: tuple[Reason, ...]
+    errors: tuple[ErrorCount, ...]
+
+
+def report_of(found: Spending | None, first: int, last: int, user: str | None) -> Report:
+    """Return what is to be said of the days from `first` to `last`; None is a log that is not there yet."""
+    spent = found.spent if found is not None else ()
+    runs = found.runs if found is not None else {}
+    ended = [run for run in runs.values() if _ends_in(run, first, last)]
+    total = Sum("total")
+    begins = found.first_us // DAY_US if found is not None and found.first_us is not None else last
+    days = {day: Sum(day_of(day * DAY_US)) for day in range(max(first, min(begins, last)), last + 1)}
+    for each in spent:
+        total.spend(each)
+        # An entry whose clock was set back can lie before the log's first one.
+        days.setdefault(each.day, Sum(day_of(each.day * DAY_US))).spend(each)
+    for run in ended:
+        total.end(run)
+        day = (run.ended_us or 0) // DAY_US
+        days.setdefault(day, Sum(day_of(day * DAY_US))).end(run)
+
+    def by(key: Callable[[RunFacts], str]) -> tuple[Sum, ...]:
+        sums: dict[str, Sum] = {}
+        for each in spent:
+            name = key(runs[each.run_id])
+            sums.setdefault(name, Sum(name)).spend(each)
+        for run in ended:
+            sums.setdefault(key(run), Sum(key(run))).end(run)
+        return tuple(sorted(sums.values(), key=lambda one: (-one.cost, -one.ended, one.name)))
+
+    return Report(
+        user=user,
+        first=first,
+        last=last,
+        total=total,
+        days=tuple(days[day] for day in sorted(days)),
+        by={
+            "role": by(lambda run: run.role),
+            "model": by(lambda run: run.model),
+            "ending": by(lambda run: run.state if run.ended_us is not None else NOT_ENDED),
+            **({"user": by(lambda run: run.user_id)} if user is None else {}),
+        },
+        endings=Counter(run.state for run in ended),
+        reasons=tuple(_reasons(run for run in ended if run.state not in NOT_FAILED)),
+        errors=found.errors if found is not None else (),
+    )
+
+
+def _ends_in(run: RunFacts, first: int, last: int) -> bool:
+    return run.ended_us is not None and first <= run.ended_us // DAY_US <= last
+
+
+def _reasons(failed: Iterable[RunFacts]) -> list[Reason]:
+    """Return why runs failed, the commonest reason first; figures in a reason make no other of it."""
+    alike = defaultdict[tuple[str, str], list["RunFacts"]](list)
+    for run in failed:
+        alike[ending_of(run), _NUMBERS.sub("#", run.stop_reason or "")].append(run)
+    reasons: list[Reason] = []
+    for (ending, _same), runs in alike.items():
+        newest = max(runs, key=lambda run: (run.ended_us or 0, run.id))
+        reasons.append(Reason(ending, newest.stop_reason or "", len(runs), newest))
+    return sorted(reasons, key=lambda reason: (-reason.runs, -(reason.newest.ended_us or 0)))
+
+
+def ending_of(run: RunFacts) -> str:
+    """Return how a run ended; of an error also of which kind it was."""
+    return run.state if run.state in ENDING_CODES or not run.error_kind else f"{run.state} ({run.error_kind})"
+
+
+def report_json(report: Report) -> dict[str, Any]:
+    """Return the same as a plain object; money in US cents."""
+    return {
+        "user": report.user,
+        "since": day_of(report.first * DAY_US),
+        "through": day_of(report.last * DAY_US),
+        "timezone": "UTC",
+        "total": _sum_json(report.total),
+        "by_day": [_sum_json(day, "day") for day in report.days],
+        **{f"by_{what}": [_sum_json(one, what) for one in sums] for what, sums in report.by.items()},
+        "endings": dict(report.endings.most_common()),
+        "failed": [
+            {
+                "ending": reason.newest.state,
+                "error_kind": reason.newest.error_kind,
+                "reason": reason.reason,
+                "runs": reason.runs,
+                "newest": reason.newest.id,
+                "look": f"ava show {reason.newest.id}",
+            }
+            for reason in report.reasons
+        ],
+        "errors": [
+            {
+                "kind": error.kind,
+                "entries": error.entries,
+                "newest": error.last_run,
+                "look": f"ava logs {error.last_run} --type error",
+            }
+            for error in report.errors
+        ],
+    }
+
+
+def _sum_json(one: Sum, what: str | None = None) -> dict[str, Any]:
+    return {
+        **({what: one.name} if what else {}),
+        "cost_cents": cents(one.cost),
+        "model_calls": one.calls,
+        "runs_that_spent": len(one.spenders),
+        "runs_ended": one.ended,
+        "runs_failed": one.failed,
+        "retries_cents": cents(one.retries),
+        "plan_cents": cents(one.plan),
+        "uncosted_cents": cents(one.uncosted),
+        "overruns": one.overruns,
+        "overrun_cents": cents(one.over),
+    }

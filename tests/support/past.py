@@ -1,0 +1,119 @@
+"""A log of days gone by: what runs left in it, written through the real store by a played clock.
+
+past = Past(monkeypatch)
+async with Store.open(root) as store:
+    await past.lived(store, Lived("S-0a0a0a", role="coder"), DAY + 3_600, turns=2)
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pytest
+
+from ava_audit.events import CostReserved, CostUpdate, Ending, Event, RunEnded, SubagentComplete, Usage, Who
+from ava_audit.store import Store
+from ava_server.budget import installation_scope, user_scope, utc_day
+from ava_server.os_user import os_user
+from support.log import Life, write
+
+DAY_S = 86_400
+
+
+@dataclass
+class Lived(Life):
+    """A run whose calls are booked where the budgets book them: its own, its group's, its user's day, the day."""
+
+    role: str = "researcher"
+    model: str = "anthropic:claude-sonnet-5"
+    group: str | None = None
+    group_cap: int = 5_000_000
+    max_cost: int = 2_000_000
+
+    @property
+    def scopes(self) -> tuple[str, ...]:
+        day = utc_day(time.time_ns() // 1000)
+        group = (self.group,) if self.group else ()
+        return (self.run_id, *group, user_scope(self.user, day), installation_scope(day))
+
+    def begun(self) -> list[Event]:
+        return [
+            self.proposed(role=self.role, model=self.model, max_cost_micros=self.max_cost),
+            self.task(),
+            self.decided(self.group, self.group_cap if self.group else None),
+            self.claimed(),
+        ]
+
+    def asks(self, turn: int, attempt: int = 1, micros: int = 50_000) -> Event:
+        self.turn = turn
+        held = self.reserved(turn, micros)
+        assert isinstance(held.fact, CostReserved)
+        return held._replace(fact=held.fact.model_copy(update={"attempt": attempt}))
+
+    def pays(self, cost: int, *, attempt: int = 1, reserved: int = 50_000, **more: Any) -> Event:
+        unknown = more.get("settlement") == "unknown"
+        fact = CostUpdate(
+            turn=self.turn,
+            attempt=attempt,
+            settlement=more.pop("settlement", "billed"),
+            tokens=300,
+            cost_cents=cost / 10_000,
+            reserved_micros=reserved,
+            overrun=cost > reserved,
+            **more,
+        )
+        usage = None if unknown else Usage(input_tokens=200, output_tokens=100)
+        return self.wrote(fact, usage=usage, cost_micros=cost, model=self.model)
+
+    def ends(self, status: Ending, reason: str, kind: str | None = None) -> list[Event]:
+        complete = SubagentComplete(
+            status=status, summary="done", tokens=30, cost_cents=0.3, duration=1.5, subagent_id=self.run_id
+        )
+        return [
+            Event(Who("sess-1", "ava", self.user), complete, run_id=self.run_id),
+            self.wrote(RunEnded(status=status, stop_reason=reason, error_kind=kind, active_us=90_000_000)),
+        ]
+
+
+class Past:
+    """The clock that the store reads while the past is written: seconds since 1970, UTC."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.at_s = 0.0
+        patch.setattr(time, "time_ns", lambda: int(self.at_s * 1e9))
+
+    async def at(self, store: Store, at_s: float, *events: Event | Callable[[], Event]) -> None:
+        """Write events at a time; a reservation is made then, because its scopes have the day."""
+        self.at_s = at_s
+        for event in events:
+            await write(store, event() if callable(event) else event)
+
+    async def lived(
+        self,
+        store: Store,
+        life: Lived,
+        at_s: float,
+        *,
+        costs: tuple[int, ...] = (3_000,),
+        ending: Ending | None = "success",
+        reason: str = "it is done",
+        kind: str | None = None,
+    ) -> None:
+        """Write a whole run that begins at a time, with a call of each of these costs, a second each; None: no end."""
+        self.at_s = at_s
+        for event in life.begun():
+            await write(store, event)
+        for turn, cost in enumerate(costs, 1):
+            await self.at(store, at_s + turn, partial(life.asks, turn))
+            await write(store, life.pays(cost))
+        if ending is not None:
+            await self.at(store, at_s + len(costs) + 1, *life.ends(ending, reason, kind))
+
+
+def me() -> str:
+    """Return the user in whose name commands look."""
+    return os_user()
