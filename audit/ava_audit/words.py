@@ -9,6 +9,7 @@ spelled by the same function as what it looks for.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import hashlib
 import re
 import unicodedata
@@ -88,8 +89,10 @@ def type_filter(names: Iterable[str]) -> TypeFilter:
         elif asked in exact:
             types.add(exact[asked])
         else:
+            near = difflib.get_close_matches(asked, ("error", *SHORT_TYPES, *exact), n=1)
+            hint = f"did you mean {exact.get(near[0], near[0])}? " if near else ""
             raise BadQuery(
-                f"no event type {name[:60]!r}; short names are error, {', '.join(SHORT_TYPES)}; "
+                f"no event type {name[:60]!r}; {hint}short names are error, {', '.join(SHORT_TYPES)}; "
                 f"exact ones are {', '.join(FACTS)}"
             )
     return TypeFilter(frozenset(types), failed)

@@ -7,7 +7,6 @@ import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from importlib.metadata import version
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -18,6 +17,7 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import INTERNAL_ERROR
 
 from ava_server.updates import Updates
+from ava_server.whereabouts import NOWHERE, home_folder, working_folder
 
 if TYPE_CHECKING:
     from ava_audit.rows import RunRow
@@ -217,7 +217,7 @@ class App:
         if self.transport == HTTP:
             return Places(house.settings.paths, None, False, None)
         roots = next((desk.session.roots for desk in self._desks.values()), ())
-        return places_of(house.settings, client_roots=roots, cwd=Path.cwd(), home=Path.home())
+        return places_of(house.settings, client_roots=roots, cwd=working_folder() or NOWHERE, home=home_folder())
 
     @property
     def house(self) -> House:
@@ -245,13 +245,13 @@ class App:
 
         if session.started:
             return
-        session.started = True
+        session.started, here = True, working_folder()
         fact = SessionStart(
             client=session.client,
             client_version=session.client_version,
             protocol=session.protocol,
             transport=session.transport,
-            folder=None if session.remote else str(Path.cwd()),
+            folder=str(here) if here is not None and not session.remote else None,
             token=session.token.name if session.token is not None else None,
         )
         self.house.store.post(append(Event(session.who, fact)))

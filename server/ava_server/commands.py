@@ -16,6 +16,7 @@ from ava_roles.confine.workbench import Workbench
 from ava_roles.role import parse_role
 from ava_roles.tools.base import Tool, ToolSpec
 from ava_server.run_config import NO_COMMANDS, RunConfig
+from ava_server.whereabouts import home_folder
 
 if TYPE_CHECKING:
     from ava_server.settings import Settings
@@ -114,7 +115,7 @@ def bench_of(
         run_id=run.id,
         read_only=settings.sandbox.read_only,
         carry=parse_role(config.role_text, config.role_source, config.role).carry,
-        home=Path.home(),
+        home=home_folder(),
         closed=(settings.data_root,),
         network=config.network,
     )

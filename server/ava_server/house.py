@@ -8,7 +8,6 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
@@ -47,6 +46,7 @@ from ava_server.searching import without_search
 from ava_server.settings_record import record_settings
 from ava_server.spawning import Surroundings
 from ava_server.waiting import read_apart
+from ava_server.whereabouts import NOWHERE, home_folder, working_folder
 
 if TYPE_CHECKING:
     from ava_roles.confine.fetch import Fetcher
@@ -166,7 +166,11 @@ class House:
             if remote is not None:
                 return users.roles_over_http(self.settings, remote, owner=remote == self.user)
             return role_folders.places_of(
-                self.settings, asked=workspace, client_roots=client_roots, cwd=Path.cwd(), home=Path.home()
+                self.settings,
+                asked=workspace,
+                client_roots=client_roots,
+                cwd=working_folder() or NOWHERE,
+                home=home_folder(),
             ).load()
 
         try:
@@ -220,8 +224,8 @@ class House:
             tools=without_search(self.tools) if search is None else self.tools,
             search=search,
             client_roots=client_roots,
-            cwd=Path.cwd(),
-            home=Path.home(),
+            cwd=working_folder() or NOWHERE,
+            home=home_folder(),
             secrets=lambda: self.access.secrets,
             sandbox=self.sandbox,
             durations=durations,

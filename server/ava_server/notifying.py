@@ -33,6 +33,7 @@ from ava_server.keys import key_variables
 from ava_server.proposal_words import beginning
 from ava_server.proposing import texts_of
 from ava_server.run_config import config_of
+from ava_server.whereabouts import home_folder
 
 log = logging.getLogger("ava.events")
 
@@ -123,7 +124,7 @@ async def _run(program: Sequence[str], event: dict[str, Any]) -> None:
         # A session of its own: Ctrl-C for us is none for it, and what it starts can be ended with it.
         process = await anyio.open_process(
             list(program), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=env,
-            cwd=Path.home(), start_new_session=True,
+            cwd=home_folder(), start_new_session=True,
         )  # fmt: skip
         try:
             with anyio.move_on_after(PROGRAM_S) as scope:

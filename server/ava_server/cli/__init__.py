@@ -10,9 +10,14 @@ from typing import NoReturn
 
 def run(args: Sequence[str] | None = None) -> NoReturn:
     """Run the `ava` command and exit with its code; `args` are this process's when None."""
+    args = sys.argv[1:] if args is None else args
+    if "_AVA_COMPLETE" in os.environ:  # a shell asks what may stand where somebody has pressed TAB
+        from ava_server.cli.complete import answer
+
+        answer(args)
+        sys.exit(0)
     from ava_server.unfilled import unset_unfilled
 
-    args = sys.argv[1:] if args is None else args
     taken = unset_unfilled(os.environ)
     if taken and args[:1] == ["serve"]:
         sys.stderr.write(f"ava: left unfilled by the host, and so counted as unset: {', '.join(taken)}\n")

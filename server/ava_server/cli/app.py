@@ -46,6 +46,7 @@ COMMANDS: Mapping[str, str] = {
     "demo": "ava_server.cli.demo",
     "init": "ava_server.cli.init",
     "doctor": "ava_server.cli.doctor.command",
+    "completion": "ava_server.cli.completion",
 }
 """Each first word, and the module that registers it: `register(app)` adds its commands to the app."""
 

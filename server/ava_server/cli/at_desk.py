@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from importlib.metadata import version
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ava_server.errors import Refused
+from ava_server.whereabouts import working_folder
 
 if TYPE_CHECKING:
     from ava_audit.events import CancelledBy
@@ -44,8 +44,12 @@ async def session(
         roots=roots,
         by=by,
     )
+    here = working_folder()
     start = SessionStart(
-        client=command, client_version=own.client_version, transport="terminal", folder=str(Path.cwd())
+        client=command,
+        client_version=own.client_version,
+        transport="terminal",
+        folder=str(here) if here is not None else None,
     )
     house.manager.adopt_session(own.id)
     house.store.post(lambda _view, _now_us: Outcome(None, (Event(own.who, start),)))

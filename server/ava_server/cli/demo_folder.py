@@ -16,6 +16,7 @@ from importlib.resources import files
 from pathlib import Path, PurePosixPath
 
 from ava_server.errors import AvaError, BadInput
+from ava_server.whereabouts import home_folder
 
 FILES_MOST = 400
 CHARS_MOST = 60_000
@@ -82,7 +83,7 @@ def _never_read(folder: Path) -> str:
     place = folder.resolve()
     if place.parent == place:
         return f"{folder} is the whole file system, which is never read; name a folder in it"
-    if place == Path.home().resolve():
+    if place == home_folder().resolve():
         return f"a home folder itself is never read; name one inside {folder}"
     return ""
 

@@ -14,6 +14,7 @@ from ava_server.cli.app import heading
 from ava_server.cli.terminal import say, tell, write
 from ava_server.data_root import find_data_root
 from ava_server.errors import AvaError, BadInput, ConfigError
+from ava_server.whereabouts import home_folder
 
 if TYPE_CHECKING:
     from ava_server.hosts.change import Change
@@ -84,7 +85,7 @@ def _file(host: Host, given: Path | None) -> Path:
     from ava_server.hosts.host import Place
 
     if given is None:
-        return host.file(Place(sys.platform, Path.home(), os.environ))
+        return host.file(Place(sys.platform, home_folder(), os.environ))
     try:
         return given.expanduser().absolute()
     except RuntimeError:

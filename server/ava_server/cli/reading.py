@@ -23,6 +23,11 @@ if TYPE_CHECKING:
     from ava_server.status import Alive
 
 
+_LONGEST_ID = 20
+_TELLING = 3
+"""So many digits of an id tell which one is meant."""
+
+
 @asynccontextmanager
 async def open_log(root: DataRoot, *, make: bool = False) -> AsyncGenerator[Store | None]:
     """Open the log to read it; None where there is none yet, because looking shall not make one.
@@ -66,7 +71,10 @@ async def find_runs(store: Store | None, given: list[str]) -> list[RunRow]:
 async def _found(store: Store | None, given: str, *, groups: bool = False) -> list[RunRow]:
     from ava_server.cli.asked import which_id
 
-    field, wanted = which_id(given, groups=groups)
+    try:
+        field, wanted = which_id(given, groups=groups)
+    except BadInput as error:
+        raise BadInput(f"{error}{await _meant(store, given, groups)}") from None
 
     def query(view: View) -> list[RunRow]:
         if field == "group_id":
@@ -79,9 +87,27 @@ async def _found(store: Store | None, given: str, *, groups: bool = False) -> li
     if not runs:
         what = "group" if field == "group_id" else "subagent"
         raise BadInput(
-            f"There is no {what} {wanted} in this data root. `ava logs --type spawn` tells of all that were proposed."
+            f"There is no {what} {wanted} in this data root.{await _meant(store, wanted, groups)}"
+            " `ava logs --type spawn` tells of all that were proposed."
         )
     return runs
+
+
+async def _meant(store: Store | None, given: str, groups: bool) -> str:
+    """Return the id that somebody may have meant, as a sentence; nothing where none is like it."""
+    from ava_server.near import nearest
+
+    if store is None or len(given) > _LONGEST_ID:
+        return ""
+    rows = await store.read(lambda view: view.runs())
+    ids = [row.id for row in reversed(rows)] + [row.pending_id for row in reversed(rows)]
+    ids += [row.group_id for row in reversed(rows) if groups and row.group_id is not None]
+    typed = given.strip().casefold()
+    begun = [one for one in ids if typed and (one.casefold().startswith(typed) or one[2:].startswith(typed))]
+    if len(typed.partition("-")[2] or typed) >= _TELLING and begun:
+        return f" Did you mean {begun[0]}?"
+    near = nearest(given, ids, cutoff=0.8)
+    return f" Did you mean {near}?" if near is not None else ""
 
 
 async def whole_answer(store: Store, run_id: str, alive: Alive) -> tuple[RunRow, RunAnswer]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import anyio
@@ -17,6 +16,7 @@ from ava_server.cli.terminal import columns, cut, say, say_json, tell, write
 from ava_server.cli.views import block, limits_text
 from ava_server.data_root import find_data_root
 from ava_server.errors import BadInput
+from ava_server.whereabouts import home_folder
 
 if TYPE_CHECKING:
     from ava_audit.entries import Entry
@@ -89,7 +89,7 @@ async def _show_diff(root: DataRoot, given: str, as_json: bool) -> None:
         assert store is not None
         run, answer = await whole_answer(store, found.id, Instances(root.instances).alive)
     changes = changes_in(run, answer)
-    text = await anyio.to_thread.run_sync(diff_of, changes, Path.home())
+    text = await anyio.to_thread.run_sync(diff_of, changes, home_folder())
     if as_json:
         say_json({"data_root": str(root.path), "subagent_id": run.id, "changes": changes, "diff": text})
     else:

@@ -11,11 +11,12 @@ from ava_server.errors import ConfigError
 from ava_server.hosts.change import servers_of
 from ava_server.hosts.host import Host, Place
 from ava_server.hosts.known import HOSTS
+from ava_server.whereabouts import home_folder
 
 
 def hosts(setup: Setup) -> list[Finding]:
     """Tell which hosts start Ava, and which could; a host without a configuration is not looked for further."""
-    place = Place(sys.platform, Path.home(), setup.env)
+    place = Place(sys.platform, home_folder(), setup.env)
     found: list[Finding] = []
     for host in HOSTS.values():
         file = host.file(place)

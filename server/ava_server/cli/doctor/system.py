@@ -20,6 +20,7 @@ from ava_server.cli.doctor import confinement as probes
 from ava_server.cli.doctor.check import Finding, Setup
 from ava_server.hosts.launching import passing
 from ava_server.settings import SandboxSettings
+from ava_server.whereabouts import home_folder
 
 PROBE_S = 5.0
 """A program that does not say its version within this long is as good as none."""
@@ -106,7 +107,7 @@ def confinement(setup: Setup) -> list[Finding]:
         confined = Finding("confinement", "note", text, "Install bubblewrap, or let it make user namespaces.")
     else:
         confined = Finding("confinement", "ok", f"commands run in bubblewrap ({has})")
-    home = Path.home()
+    home = home_folder()
     refused = find_toolchains(None, (), read_only=settings.read_only, home=home, closed=_closed(setup)).refused
     step = "Correct sandbox.read_only in config.toml."
     return [confined, *(Finding("confinement", "warning", why, step) for why in refused)]

@@ -1,0 +1,1 @@
+"""What shells are told of completion, a script each."""

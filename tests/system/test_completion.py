@@ -1,0 +1,185 @@
+"""TAB in real shells gives commands, options, roles and ids; and completion leaves no trace and no error."""
+
+import os
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from support.doctor import files
+from support.past import Lived, Past, me
+from support.terminal import COMMAND, CONTROLLED, environment, on_terminal
+
+from ava_audit.events import FACTS
+from ava_audit.store import Store
+from ava_audit.words import SHORT_TYPES
+from ava_server.cli.app import COMMANDS
+from ava_server.cli.complete_values import EVENT_TYPES
+from ava_server.models.choose import TIERS
+
+START_S = 1_767_000_000
+
+
+def offered(root: Path, *words: str, shell: str = "zsh", cwd: Path | None = None, **env: str) -> dict[str, str]:
+    """What a shell is told at TAB behind these words: each with what is said of it."""
+    done = subprocess.run(
+        [*COMMAND, *words],
+        env=environment(root, _AVA_COMPLETE=shell, **env),
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return {line.partition("\t")[0]: line.partition("\t")[2] for line in done.stdout.splitlines()}
+
+
+async def log(root: Path, patch: pytest.MonkeyPatch) -> None:
+    with patch.context() as clock:
+        past = Past(clock)
+        async with Store.open(root) as store:
+            await past.lived(store, Lived("S-0a0a0a", user=me(), role="coder"), START_S)
+            await past.lived(store, Lived("S-0b0b0b", user=me(), group="G-4e1b2c3"), START_S + 60, ending=None)
+            waiting = Lived("S-0c0c0c", user=me()).proposed(role="custom")
+            fact = waiting.fact.model_copy(update={"expires_us": 2**52})
+            await past.at(store, START_S + 90, waiting._replace(fact=fact))
+            await past.lived(store, Lived("S-0d0d0d", user="ana"), START_S + 120)
+
+
+async def test_each_place_is_offered_what_fits_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = tmp_path / "data"
+    root.mkdir(mode=0o700)
+    await log(root, monkeypatch)
+    (root / "roles").mkdir()
+    (root / "roles" / "mine.md").write_text("---\nname: pirate\ndescription: $(touch x)\n---\n")
+    (root / "roles" / "odd.md").write_text("---\nname: a b;c\n---\n")
+    project = tmp_path / "project"
+    (project / ".ava" / "roles").mkdir(parents=True)
+    (project / ".ava" / "roles" / "theirs.md").write_text("---\nname: theirs\n---\n")
+
+    assert set(offered(root, "")) == set(COMMANDS)
+    assert set(offered(root, "st")) == {"status"}
+    roles = set(offered(root, "run", "", cwd=project))
+    assert {"pirate", "theirs", "researcher", "coder"} <= roles and not any("b;c" in role for role in roles)
+    assert offered(root, "run", "--retry", "") == {"S-0a0a0a": "coder, success"}
+    assert offered(root, "run", "coder", "a task", "--mod") == {
+        "--model": "fast, balanced, deep, a model id, or provider:id."
+    }
+    assert set(offered(root, "run", "--model", "")) == set(TIERS)
+    assert offered(root, "cancel", "") == {
+        "S-0c0c0c": "custom, awaiting_approval",
+        "S-0b0b0b": "researcher, running",
+        "G-4e1b2c3": "1 runs",
+    }
+    assert set(offered(root, "send", "0b")) == {"S-0b0b0b"}
+    assert set(offered(root, "approve", "")) == {"P-0c0c0c00"}
+    assert set(offered(root, "approve", "P-0c0c0c00", "")) == set(), "what was given is not offered again"
+    assert set(offered(root, "show", "S-")) == {"S-0a0a0a", "S-0b0b0b", "S-0c0c0c"}
+    assert set(offered(root, "erase", "S-")) == {"S-0a0a0a"}
+    assert set(offered(root, "logs", "ex")) == {"export"}
+    assert set(offered(root, "logs", "export", "--out")) == {"--output"}
+    assert set(offered(root, "logs", "--type", "tool,sess")) == {"tool,session"}
+    assert set(offered(root, "logs", "--type=er")) == {"--type=error"}
+    assert set(offered(root, "logs", "--type", "=", "er", shell="bash")) == {"error"}
+    assert set(offered(root, "logs", "--type", "tool,SESS")) == {"tool,session", "tool,SessionStart", "tool,SessionEnd"}
+    assert set(offered(root, "logs", "--level", "")) == {"info", "warning", "error"}
+    assert set(offered(root, "init", "c")) == {"claude-desktop", "claude-code", "codex", "cursor"}
+    assert set(offered(root, "report", "--group", "")) == {"G-4e1b2c3"}
+    assert set(offered(root, "key", "")) == {"set", "list", "remove"}
+    assert set(offered(root, "run", "--out", "")) == {":files"}
+    assert set(offered(root, "nonsense", "")) == set()
+
+
+def test_the_event_types_that_are_offered_are_those_that_there_are() -> None:
+    assert set(EVENT_TYPES) == {"error", *SHORT_TYPES, *FACTS}
+
+
+async def test_completion_writes_nothing_and_says_nothing_whatever_is_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    missing, file, broken, root = (tmp_path / name for name in ("missing", "file", "broken", "root"))
+    file.write_text("no folder")
+    broken.mkdir()
+    (broken / "ava.db").write_bytes(b"no database" * 500)
+    (broken / "config.toml").write_text("[[[")
+    root.mkdir(mode=0o700)
+    await log(root, monkeypatch)
+    before = files(tmp_path)
+    for where in (missing, file, broken, Path("relative"), root):
+        for words in (
+            ("",),
+            ("run", ""),
+            ("show", ""),
+            ("cancel", "S-"),
+            ("logs", "--type", ""),
+            ("memory", "show", ""),
+        ):
+            offered(where, *words)
+    assert files(tmp_path) == before
+    offered(root, "run", "", HOME="/nowhere", LANG="xx_YY", LC_ALL="xx_YY")
+
+
+def test_a_script_is_printed_for_each_shell_and_for_no_other(tmp_path: Path) -> None:
+    for shell in ("bash", "zsh", "fish"):
+        done = subprocess.run(
+            [*COMMAND, "completion", shell], env=environment(tmp_path), capture_output=True, check=False
+        )
+        assert (done.returncode, done.stderr) == (0, b"") and b"_AVA_COMPLETE" in done.stdout
+    wrong = subprocess.run(
+        [*COMMAND, "completion", "basj"], env=environment(tmp_path), capture_output=True, text=True, check=False
+    )
+    assert (wrong.returncode, wrong.stderr) == (
+        2, "ava: no shell 'basj'; did you mean bash? known: bash, zsh, fish\n",
+    )  # fmt: skip
+
+
+SHELLS = {
+    "bash": (("bash", "--norc", "--noprofile", "-i"), 'eval "$(ava completion bash)"'),
+    "zsh": (("zsh", "-f", "-i"), 'eval "$(ava completion zsh)"'),
+    "fish": (("fish", "--no-config", "-i"), "ava completion fish | source"),
+}
+_AVA = """#!/bin/sh
+if [ -n "$_AVA_COMPLETE" ] || [ "$1" = completion ]; then exec COMMAND "$@"; fi
+echo "WAS GIVEN [$*]"
+"""
+
+
+@pytest.mark.parametrize("name", SHELLS)
+async def test_tab_completes_in_a_real_shell(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (program, *args), read = SHELLS[name]
+    if shutil.which(program) is None:
+        pytest.skip(f"{program} is not installed")
+    root, tools = tmp_path / "data", tmp_path / "bin"
+    root.mkdir(mode=0o700)
+    tools.mkdir()
+    await log(root, monkeypatch)
+    (tools / "ava").write_text(_AVA.replace("COMMAND", " ".join(COMMAND)))
+    (tools / "ava").chmod(0o755)
+    env = {"PATH": f"{tools}:{os.environ['PATH']}", "HOME": str(tmp_path)}
+    with on_terminal(root, *args, command=(*CONTROLLED[: -len(COMMAND)], program), env=env, cwd=tmp_path) as screen:
+        screen.type(f"{read}\n")
+        for typed, whole in (
+            ("ava stat", "status"),
+            ("ava run resea", "run researcher"),
+            ("ava run coder --max-c", "run coder --max-cost"),
+            ("ava show S-0a", "show S-0a0a0a"),
+            ("ava approve P", "approve P-0c0c0c00"),
+            ("ava logs --type=err", "logs --type=error"),
+            ("ava show --cost S-0b", "show --cost S-0b0b0b"),
+        ):
+            screen.type(f"{typed}\t\n")
+            screen.until(f"WAS GIVEN [{whole}")
+        screen.type("exit\n")
+
+
+def test_a_tab_takes_no_longer_than_a_person_waits(tmp_path: Path) -> None:
+    offered(tmp_path / "none", "")
+    for words in (("st",), ("run", "re"), ("cancel", "S-"), ("logs", "--type", "er"), ("run", "coder", "--m")):
+        before = os.times()
+        began = time.perf_counter()
+        offered(tmp_path / "none", *words)
+        after = os.times()
+        used = after.children_user + after.children_system - before.children_user - before.children_system
+        assert used < 0.6, f"{words}: {used:.2f} s of processor time, {time.perf_counter() - began:.2f} s"
