@@ -93,7 +93,7 @@ _RUN = "id, user_id, role, model, state, stop_reason, error_kind, ended_us"
 # A settlement belongs to the newest reservation of its run before it. One of a call that is not in flight (any more)
 # books nothing, here as in the budgets. The pluses keep SQLite at the index of the run, which has few entries, where
 # the log has many of these types.
-_SPENT = f"""
+_SPENT = f"""\
 SELECT e.run_id, r.ts_us / {DAY_US} AS day, count(*), sum(coalesce(e.cost_micros, 0)),
        sum(coalesce(json_extract(e.content, '$.cost_by.retries'), 0)),
        sum(coalesce(json_extract(e.content, '$.cost_by.plan'), 0)),
@@ -116,7 +116,7 @@ WHERE e.type = 'CostUpdate' AND e.seq > ? AND e.run_id IS NOT NULL
       AND json_extract(b.content, '$.attempt') = json_extract(e.content, '$.attempt'))
 GROUP BY e.run_id, day
 """  # noqa: S608
-_ERRORS = """
+_ERRORS = """\
 SELECT json_extract(events.content, '$.kind'), count(*), max(events.seq), events.run_id
 FROM events CROSS JOIN runs ON runs.id = events.run_id
 WHERE events.type = 'ErrorOccurred' AND events.seq > ? AND +events.ts_us >= ? AND +events.ts_us < ?

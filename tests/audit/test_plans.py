@@ -11,6 +11,7 @@ from support.log import Life
 from ava_audit.migrations import scratch
 from ava_audit.projections import Tables
 from ava_audit.reducers import Header, reduce
+from ava_audit.spending import group_sum, spending
 from ava_audit.view import View
 
 
@@ -68,3 +69,26 @@ def test_what_follows_from_an_entry_of_a_run_is_written_without_a_look_at_other_
     run = View(db).run("S-aaaaaa")
     assert run is not None and run.state == "success"
     assert not [plan for plan in plans.all() if "SCAN" in plan]
+
+
+def test_a_report_looks_at_the_settlements_of_its_time_and_at_no_other_entry(db: sqlite3.Connection) -> None:
+    plans = Plans(db)
+    spending(_NotEmpty(db), 5, 9)
+    group_sum(View(db), "G-4e1b2c3")
+    asked = [plan for plan in plans.all() if "events" in plan.partition(" for ")[2]]
+    looks = [plan.partition(" for ")[0] for plan in asked]
+    assert not [look for look in looks if look.startswith("SCAN") and "runs" not in look], looks
+    assert "SEARCH e USING INDEX events_type (type=? AND rowid>?)" in looks
+    assert "SEARCH b USING INDEX events_run (run_id=? AND rowid<?)" in looks
+    assert "SEARCH events USING INDEX events_type (type=? AND rowid>?)" in looks
+
+
+class _NotEmpty(View):
+    """A log that says it begins somewhere, so that all is asked of it that is asked of one with entries."""
+
+    def head(self) -> int:
+        return 1
+
+    def select(self, sql: str, *values: object) -> Iterator[tuple[object, ...]]:
+        rows = super().select(sql, *values)
+        return iter([(0,)]) if sql.startswith("SELECT ts_us") else rows
