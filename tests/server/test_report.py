@@ -214,14 +214,14 @@ async def test_the_screen_fits_a_narrow_terminal_and_has_no_bars_in_a_pipe(
 
     piped = ava(tmp_path, *asked).stdout
     assert "█" not in piped and "\x1b" not in piped
-    for line in ("2025-12-28       $0.03      3      1", "2025-12-30  $0.000007      1      1", "S-000008"):
+    for line in ("2025-12-28 ", "$0.000007      1      1       -", "S-000008"):
         assert line in piped
     assert "2025-12-31" in piped, "a day without spending is shown as one"
     assert "2026-01-04 to 2026-01-09" in piped, "and many of them are one line"
     with on_terminal(tmp_path, *asked, columns=80) as screen:
         assert screen.ended() == 0
     assert "█" in screen.text
-    with on_terminal(tmp_path, *asked, columns=80, PYTHONIOENCODING="ascii") as ascii_only:
+    with on_terminal(tmp_path, *asked, columns=80, env={"PYTHONIOENCODING": "ascii"}) as ascii_only:
         assert ascii_only.ended() == 0
     assert "###" in ascii_only.text and "█" not in ascii_only.text
 

@@ -16,6 +16,7 @@ from ava_audit.store import Store
 from ava_audit.words import SHORT_TYPES
 from ava_server.cli.app import COMMANDS
 from ava_server.cli.complete_values import EVENT_TYPES
+from ava_server.cli.complete_values import TIERS as OFFERED_TIERS
 from ava_server.models.choose import TIERS
 
 START_S = 1_767_000_000
@@ -94,6 +95,7 @@ async def test_each_place_is_offered_what_fits_there(tmp_path: Path, monkeypatch
 
 def test_the_event_types_that_are_offered_are_those_that_there_are() -> None:
     assert set(EVENT_TYPES) == {"error", *SHORT_TYPES, *FACTS}
+    assert set(OFFERED_TIERS) == set(TIERS)
 
 
 async def test_completion_writes_nothing_and_says_nothing_whatever_is_wrong(

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 Source = Callable[[], Iterable[Offer]]
 
+TIERS = ("fast", "balanced", "deep")
 EVENT_TYPES = (
     "error", "tool", "cost", "thinking", "spawn", "complete", "message", "session",
     "UserMessage", "AssistantMessage", "ToolCall", "ToolResult", "SubagentSpawn", "SubagentComplete",
@@ -25,7 +26,7 @@ EVENT_TYPES = (
     "RunClaimed", "RunPaused", "RunResumed", "RunStarted", "CostReserved", "Activity", "GuardrailTripped", "PlanReady",
     "WorktreeReady", "WorkChecked", "CancelRequested", "RunEnded", "SettingsChanged", "LogErased",
 )  # fmt: skip
-"""Short names, then exact ones. To import the events takes longer than a person waits at TAB; a test compares."""
+"""Short names, then exact ones. To import them and the tiers takes longer than a person waits; a test compares."""
 _NAME = re.compile(r"^name:\s*[\"']?([A-Za-z0-9_-]{1,80})[\"']?\s*$", re.MULTILINE)
 _HEAD_CHARS = 4_000
 _BUSY_S = 0.1
@@ -44,9 +45,8 @@ def source_of(path: tuple[str, ...], name: str, metavar: str) -> Source | str | 
 
 def _runs(where: str) -> Iterator[Offer]:
     """Yield one's own runs, newest first, with role and state."""
-    sql = f"SELECT id, role, state FROM runs WHERE user_id = ? AND {where} ORDER BY created_us DESC LIMIT ?"  # noqa: S608 - conditions of ours
-    for run_id, role, state in _ask(sql):
-        yield run_id, f"{role}, {state}"
+    sql = f"SELECT id, role || ', ' || state FROM runs WHERE user_id = ? AND {where} ORDER BY created_us DESC LIMIT ?"  # noqa: S608 - conditions of ours
+    yield from _ask(sql)
 
 
 def _proposals() -> Iterator[Offer]:
@@ -127,11 +127,7 @@ def _role_in(file: Traversable) -> Iterator[Offer]:
 
 
 def _tiers() -> Iterator[Offer]:
-    import tomllib
-
-    text = resources.files("ava_server.models").joinpath("tiers.toml").read_text("utf-8")
-    tiers = {tier: None for ids in tomllib.loads(text).values() if isinstance(ids, dict) for tier in ids}
-    return ((tier, "") for tier in tiers)
+    return ((tier, "") for tier in TIERS)
 
 
 def _hosts() -> Iterator[Offer]:
