@@ -97,7 +97,7 @@ async def test_the_sums_of_each_day_are_the_budgets_and_those_of_each_run_its_ro
         await store.read(compare)
 
 
-def settled(how: str) -> dict[str, str]:
+def settled(how: str) -> dict[str, Any]:
     return {"settlement": how} if how in ("unknown", "not_billed") else {}
 
 

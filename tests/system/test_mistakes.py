@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -129,7 +130,7 @@ def _nothing(_root: Path) -> None:
     return
 
 
-SURROUNDINGS = {
+SURROUNDINGS: dict[str, tuple[Callable[[Path], None], dict[str, str]]] = {
     "the data root is a file": (_file, {}),
     "config.toml is broken": (_broken, {}),
     "files are folders": (_folder, {}),
