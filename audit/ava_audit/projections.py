@@ -1,7 +1,7 @@
 """What is a view of the log or follows it, in tables: the projections, the text index, the keeper's progress.
 
-With `store.py` and `migrations.py` this is the only place that writes SQL. What follows from an event is said in
-`reducers.py`; here is where the rows are kept.
+With `writer.py`, `appending.py`, `connection.py` and `migrations.py` this is the only place that writes SQL. What
+follows from an event is said in `reducers.py`; here is where the rows are kept.
 """
 
 from __future__ import annotations

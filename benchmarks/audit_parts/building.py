@@ -20,7 +20,7 @@ import anyio
 
 from audit_parts.mix import Together, lives
 from audit_parts.report import Report
-from ava_audit import store as store_module
+from ava_audit import appending, writer
 from ava_audit.keeper import index_news
 from ava_audit.line import mirror_line
 from ava_audit.migrations import SCHEMA_VERSION
@@ -128,9 +128,9 @@ def _at(clock: _Clock, now_us: int, events: Together) -> Command[None]:
 @contextmanager
 def _played_clock() -> Generator[_Clock]:
     clock = _Clock()
-    real = store_module.time
-    store_module.time = SimpleNamespace(time_ns=clock.time_ns)  # type: ignore[assignment]
+    real = appending.time
+    appending.time = writer.time = SimpleNamespace(time_ns=clock.time_ns)  # type: ignore[assignment]
     try:
         yield clock
     finally:
-        store_module.time = real
+        appending.time = writer.time = real

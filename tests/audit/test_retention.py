@@ -312,14 +312,14 @@ DIE = """
 import os, signal, sys, anyio
 from functools import partial
 from pathlib import Path
-from ava_audit import keeper, mirror, retention, store
+from ava_audit import keeper, mirror, retention, store, writer
 from ava_audit.events import Who
 
 root, step, when = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
 owner, name = {
     "heal": (mirror, "heal"), "note_healed": (mirror, "note_healed"), "merge": (retention, "merge_words"),
-    "remove": (retention.shutil, "rmtree"), "empty": (store.Store, "_empty_wal"), "note": (retention, "note_progress"),
-    "words": (retention, "forget_live"),
+    "remove": (retention.shutil, "rmtree"), "empty": (writer.Writer, "_empty_wal"),
+    "note": (retention, "note_progress"), "words": (retention, "forget_live"),
 }[step]
 real = getattr(owner, name)
 

@@ -1,4 +1,4 @@
-"""One write path: no SQL writes outside of its three files, and no thread but the writer holds what could."""
+"""One write path: no SQL writes outside of its five files, and no thread but the writer holds what could."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from support.log import child
 ROOT = Path(__file__).parents[2]
 TESTS = ROOT / "tests"
 SOURCES = [path for folder in ("server", "roles", "audit") for path in sorted((ROOT / folder).rglob("*.py"))]
-WRITERS = {"ava_audit/store.py", "ava_audit/projections.py", "ava_audit/migrations.py"}
+WRITERS = {f"ava_audit/{name}.py" for name in ("appending", "connection", "migrations", "projections", "writer")}
 IN_MEMORY = {"ava_roles/tools/passages.py", "ava_server/models/extracts.py"}
 """Rank texts in a database that is in memory, and nowhere else."""
 
@@ -105,11 +105,11 @@ def faults_of(name: str, source: str) -> list[str]:
     ]
 
 
-def test_sql_that_writes_stands_in_three_files_only() -> None:
+def test_sql_that_writes_stands_in_five_files_only() -> None:
     assert [fault for path in SOURCES for fault in faults_of(name_of(path), path.read_text("utf-8"))] == []
 
 
-def test_what_holds_the_three_files_holds_them_still() -> None:
+def test_what_holds_the_five_files_holds_them_still() -> None:
     names = {name_of(path) for path in SOURCES}
     assert names >= WRITERS | IN_MEMORY
     assert all(writing_sql(path.read_text("utf-8")) for path in SOURCES if name_of(path) in WRITERS | IN_MEMORY)
@@ -157,7 +157,7 @@ seen = []  # per connection: its file, and which statements it executed, by whic
 def by_whom():
     frame = sys._getframe(2)
     while frame is not None:
-        if frame.f_code.co_name == "_prepare" and frame.f_code.co_filename.endswith("store.py"):
+        if frame.f_code.co_name == "prepare" and frame.f_code.co_filename.endswith("connection.py"):
             return "opening"
         frame = frame.f_back
     return threading.current_thread().name

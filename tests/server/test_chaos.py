@@ -406,7 +406,7 @@ async def test_a_moment_without_descriptors_does_not_end_the_server(tmp_path: Pa
 import os, resource, sys, threading, anyio
 from pathlib import Path
 from support.house import arrived, hand_over, open_lab
-from ava_audit.store import READERS
+from ava_audit.readers import READERS
 async def main():
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     async with open_lab(Path(sys.argv[1]), [hand_over()] * 2) as lab, anyio.create_task_group() as slow:
