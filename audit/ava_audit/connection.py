@@ -56,9 +56,11 @@ def prepare(root: Path, path: Path) -> WriteLock:
 
 
 def translated(error: BaseException) -> BaseException:
-    """Turn what SQLite says of a write into what a person can act on."""
+    """Turn what SQLite says of a write into what a person can act on; what no future takes into what one does."""
     if isinstance(error, AuditError):
         return error
+    if isinstance(error, StopIteration):  # raised where it is handed over, it would leave a whole batch unanswered
+        return RuntimeError("StopIteration in a command: it looked for what is not there")
     if isinstance(error, sqlite3.Error):
         text = str(error)
         if "full" in text:

@@ -141,6 +141,17 @@ async def test_when_sqlite_has_rolled_back_by_itself_the_others_of_the_batch_are
     assert verify(tmp_path / "ava.db").ok
 
 
+async def test_a_command_whose_error_no_future_takes_keeps_nobody_waiting(tmp_path: Path) -> None:
+    def fail(_view: View, _now: int) -> Outcome[int]:
+        return next(iter(()))  # StopIteration, as a search among candidates raises it that finds none
+
+    with anyio.fail_after(5):
+        async with Store.open(tmp_path) as log:
+            first, error, last = await in_one_batch(log, writing(said("a")), fail, writing(said("b")))
+    assert (first, last) == (1, 1)
+    assert isinstance(error, RuntimeError) and "StopIteration" in str(error)
+
+
 async def test_commands_are_committed_in_the_order_in_which_they_came(tmp_path: Path) -> None:
     with anyio.fail_after(5):
         async with Store.open(tmp_path) as log:
