@@ -183,7 +183,7 @@ def _add_result(answer: RunAnswer, result: dict[str, Any], offset: int, room: in
     fields = "status tokens_used iterations confidence duration_seconds error uncosted overrun cancel_reason"
     for field in fields.split():
         value = result.get(field)
-        setattr(answer, field, value if value not in (False, []) else None)
+        setattr(answer, field, None if value is False else value)  # 0 is a figure, and equal to False
     untrusted = Untrusted.model_validate(result["untrusted_result"])
     text = untrusted.output if isinstance(untrusted.output, str) else json.dumps(untrusted.output, ensure_ascii=False)
     if offset:

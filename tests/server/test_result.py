@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from hypothesis import given
 from hypothesis import strategies as st
+from support.house import hand_over, open_lab
 
 from ava_server.status import LEAST_ROOM, RESULTS_CHARS, fitting, json_chars, room_for
+from ava_server.words import text_of
 
 
 @given(st.text(max_size=400), st.integers(1, 300))
@@ -23,3 +27,15 @@ def test_results_share_the_room_of_one_answer(count: int) -> None:
     room = room_for(count)
     assert LEAST_ROOM <= room <= RESULTS_CHARS
     assert room_for(count + 1) <= room
+
+
+async def test_a_model_that_is_not_sure_at_all_is_shown_as_such_and_nothing_else_that_is_zero_is_left_out(
+    tmp_path: Path,
+) -> None:
+    async with open_lab(tmp_path, [hand_over(confidence=0)]) as lab:
+        result = await lab.outcome()
+        answer = await lab.call("check_subagent", subagent_id=result["subagent_id"])
+        (run,) = answer.runs
+    assert run.confidence == 0 == result["confidence"]
+    assert "Confidence (the model's own): 0" in text_of(answer)
+    assert run.uncosted is None and run.overrun is None, "what is not so is not said"
