@@ -72,7 +72,7 @@ class Endings:
     async def cancel(self, run_id: str, who: Who, reason: str | None, by: CancelledBy) -> RunRow | None:
         """Cancel a run and return it as it ended, within 5 s; None when there is none of this user."""
         until = anyio.current_time() + ANSWER_S
-        files, kept = await self._left_by_paused(run_id)
+        files, kept = await self._left_by_paused(run_id, until)
         found = await self._store.do(cancel(run_id, who, reason, by, files, kept))
         if found.run is None:
             return None
@@ -85,11 +85,11 @@ class Endings:
             await self.end(run_id, Ended("cancelled", ON_REQUEST, reason=reason), until=until)
         return await self._store.read(lambda view: view.run(run_id))
 
-    async def _left_by_paused(self, run_id: str) -> tuple[Sequence[Artifact], Kept | None]:
+    async def _left_by_paused(self, run_id: str, until: float) -> tuple[Sequence[Artifact], Kept | None]:
         run = await self._store.read(lambda view: view.run(run_id))
         if run is None or run.state != QUEUED or run.generation == 0:
             return (), None
-        return await self._left(run, anyio.current_time() + KEEP_S)
+        return await self._left(run, until)
 
     async def _left(self, run: RunRow, until: float) -> tuple[Sequence[Artifact], Kept | None]:
         """Return what a run has handed over, and what became of its changes: on their branch, if there is the time."""

@@ -492,3 +492,23 @@ async def test_a_cancel_of_a_paused_run_keeps_what_it_had(tmp_path: Path) -> Non
         assert (answer.runs[0]["state"], answer.runs[0]["changes"]["branch"]) == ("cancelled", f"ava/{run_id}")
         await gone(lab)
     assert git(repository, "show", f"ava/{run_id}:adding.py").endswith("a + b\n")
+
+
+async def test_a_cancel_of_a_paused_run_does_not_wait_longer_for_its_branch_than_a_cancel_may(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository = project(tmp_path)
+    async with open_lab(tmp_path, [Say(calls=[RIGHT]), Fail(429, retry_after="3600")]) as lab:
+        run_id = await lab.start(**asked())
+        await lab.logged(run_id, "RunPaused", within_s=20)
+        with anyio.fail_after(5):
+            while lab.house.manager.activity(run_id) is not None:  # noqa: ASYNC110 - nothing tells that it let go
+                await anyio.sleep(0.02)
+        monkeypatch.setattr("ava_server.endings.ANSWER_S", 0.0)
+        monkeypatch.setattr("ava_server.endings.LEAST_S", 0.001)
+        with anyio.fail_after(5):
+            answer = await lab.call("cancel_subagent", subagent_id=run_id)
+        assert answer.runs[0]["state"] == "cancelled"
+        assert "is made right after" in answer.runs[0]["changes"]["not_kept"]
+        await gone(lab)
+    assert git(repository, "show", f"ava/{run_id}:adding.py").endswith("a + b\n")
