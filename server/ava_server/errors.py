@@ -3,10 +3,11 @@
 AvaError
 ├── BadInput           an argument that cannot be used: field, what was given, what to do
 ├── Refused            a request that was understood and may not be done now; says when or how it may
-│   └── ToolMissing    a role would go without a tool that it needs, because that is not there
+│   ├── ToolMissing    a role would go without a tool that it needs, because that is not there
+│   └── Unpriced       nobody says what a model costs; has the lines to add (prices.py)
 ├── ConfigError        a wrong setting or file, found at start
 └── ModelError         a model call that brought no answer; knows whether it may have been billed
-└── ModelTimeout   the call's own deadline passed
+    └── ModelTimeout   the call's own deadline passed
 """
 
 from __future__ import annotations
