@@ -77,8 +77,8 @@ def _called(run_id: str, names: Mapping[str, str]) -> str:
     return f"{name} ({run_id})" if name else run_id
 
 
-def is_error(entry: Entry) -> bool:
-    """Tell whether an entry says that something went wrong, as `--type error` and the levels above info mean it."""
+def is_trouble(entry: Entry) -> bool:
+    """Tell whether a person wants all of an entry's line: warnings too, which `--type error` does not mean."""
     match entry.fact:
         case None:
             return False

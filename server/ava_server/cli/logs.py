@@ -98,14 +98,14 @@ class _Printer:
     async def entries(self, store: Store, entries: list[Entry]) -> None:
         """Write entries in the order given."""
         from ava_audit.line import mirror_line
-        from ava_server.log_lines import entry_line, is_error, names_of
+        from ava_server.log_lines import entry_line, is_trouble, names_of
 
         if not self.as_json:
             names = await store.read(lambda view: names_of(view, entries))
             for entry in entries:
                 line = entry_line(entry, names=names, utc=self._utc, width=PIPED_WIDTH)
                 shown = line
-                if self._terminal and not (self._whole_errors and is_error(entry)):
+                if self._terminal and not (self._whole_errors and is_trouble(entry)):
                     shown = cut(line, columns())
                     self.was_cut |= shown != line
                 say(shown)

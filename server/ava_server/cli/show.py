@@ -133,7 +133,7 @@ async def _show(root: DataRoot, given: str, as_json: bool, utc: bool) -> None:
 
 def _screen(run: RunRow, answer: RunAnswer, texts: Texts | None, entries: list[Entry], utc: bool) -> list[str]:
     from ava_server.ids import label
-    from ava_server.log_lines import entry_line, is_error
+    from ava_server.log_lines import entry_line, is_trouble
 
     terminal = sys.stdout.isatty()
     width = columns() if terminal else 200
@@ -144,7 +144,7 @@ def _screen(run: RunRow, answer: RunAnswer, texts: Texts | None, entries: list[E
     lines += ["", "What happened:"]
     for entry in entries:
         line = entry_line(entry, names=names, utc=utc, width=1_000 if terminal else width)
-        lines.append(line if not terminal or is_error(entry) else cut(line, width))
+        lines.append(line if not terminal or is_trouble(entry) else cut(line, width))
     return [*lines, "", "Result:" if run.ended else "So far:"]
 
 
