@@ -185,7 +185,9 @@ class App:
             # Whoever makes up names loses what was noted of the polls of their own oldest one.
             own = [each for each in self._desks if each[0] == key[0]]
             if len(own) >= MOST_OF_TOKEN or len(self._desks) >= MOST_DESKS:
-                self._farewell(self.house, self._desks.pop(own[0] if own else next(iter(self._desks))))
+                oldest = self._desks.pop(own[0] if own else next(iter(self._desks)))
+                self._farewell(self.house, oldest)
+                self.house.manager.forget_session(oldest.session.id)
             desk = self._desks[key] = Desk(self.house, session())
             self.house.manager.adopt_session(desk.session.id)
         return desk

@@ -136,6 +136,10 @@ class Manager:
         """Note a session of this process: its runs are claimed at once, others' after a grace."""
         self._sessions.add(session_id)
 
+    def forget_session(self, session_id: str) -> None:
+        """Let go of a session that nobody remembers any more: its runs are claimed as others' are."""
+        self._sessions.discard(session_id)
+
     def adopt_run(self, run_id: str) -> None:
         """Note a run that was resumed here: it is claimed at once."""
         self._adopted.add(run_id)

@@ -37,9 +37,11 @@ from ava_audit.events import (
 from ava_audit.store import Outcome
 from ava_audit.view import View
 from ava_server import outfitting
+from ava_server.app import HTTP, App, session_over_http
 from ava_server.budget import Asked, DayCaps, reserve
 from ava_server.claims import NotClaimed, Slots, claim
 from ava_server.models.wiring import model_of, parameters
+from ava_server.tokens import Token
 
 NOTE = Say(calls=[("scratchpad", {"note": "half of it"})])
 
@@ -387,3 +389,18 @@ async def test_shutdown_leaves_the_run_to_the_next_process(tmp_path: Path) -> No
             run = await lab.ended(run_id)
             assert run.state == "success" and run.generation == 2
             assert len(await lab.facts(run_id, ToolResult)) == 2
+
+
+async def test_a_client_that_makes_up_names_leaves_no_more_behind_than_is_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ava_server.app.MOST_DESKS", 2)
+    token = Token("laptop", "ana", ("spawn",), "0" * 64, 0, None)
+    async with open_lab(tmp_path) as lab:
+        app = App(lambda: lab.house.settings, HTTP)
+        app._house = lab.house
+        before = len(lab.house.manager._sessions)
+        names = [f"client-{number}" for number in range(6)]
+        desks = [app.desk_for((token.id, name), lambda name=name: session_over_http(token, name)) for name in names]
+        assert len(lab.house.manager._sessions) == before + 2
+        assert {desk.session.id for desk in desks[-2:]} <= lab.house.manager._sessions
