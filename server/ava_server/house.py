@@ -45,6 +45,7 @@ from ava_server.proposing import SpawnLimits
 from ava_server.searching import without_search
 from ava_server.settings_record import record_settings
 from ava_server.spawning import Surroundings
+from ava_server.stderr_log import clean_last_resort
 from ava_server.waiting import read_apart
 from ava_server.whereabouts import NOWHERE, home_folder, working_folder
 
@@ -273,6 +274,7 @@ async def open_house(
         ConfigError: The data root cannot be used.
         AuditError: The log cannot be opened.
     """
+    clean_last_resort()
     await anyio.to_thread.run_sync(settings.paths.create)
     async with Store.open(settings.data_root) as store:
         instances = Instances(settings.paths.instances)

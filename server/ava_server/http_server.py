@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import signal
-import sys
 from collections.abc import Callable, Generator
 from dataclasses import replace
 from functools import partial
@@ -30,6 +29,7 @@ from ava_server.http_says import forbidden
 from ava_server.http_sessions import Sessions
 from ava_server.http_settings import Reach, listen, refuse_open
 from ava_server.shutdown import Ending, deaf_to_signals, ending_signals
+from ava_server.stderr_log import log_to_stderr
 from ava_server.tokens import Tokens
 from ava_server.waiting import received
 
@@ -60,7 +60,7 @@ def serve(load: Callable[[], Settings], reach: Reach, say: Callable[[str], None]
         BadInput: It would be open to others without what keeps them out.
         ConfigError: Settings are wrong, the address cannot be had, or the data root cannot be opened.
     """
-    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="ava: %(message)s")
+    log_to_stderr("ava: %(message)s")
     logging.getLogger("ava.access").setLevel(logging.INFO)
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # its warnings are for anybody to bring about
     logging.getLogger("mcp").setLevel(logging.ERROR)  # its warnings name sessions, which are half a credential

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import os
 import re
 import stat
@@ -24,6 +23,7 @@ from mcp.shared.message import SessionMessage
 
 from ava_server.app import build_server
 from ava_server.shutdown import Ending, deaf_to_signals
+from ava_server.stderr_log import log_to_stderr
 from ava_server.waiting import read_apart
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class TooLong:
 
 def serve(load: Callable[[], Settings]) -> int:
     """Serve one host over stdin and stdout until it goes away; returns the exit code."""
-    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="ava: %(message)s")
+    log_to_stderr("ava: %(message)s")
     return anyio.run(_serve, load)
 
 

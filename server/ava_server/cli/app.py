@@ -202,7 +202,9 @@ def _report(error: BaseException) -> int:
 
         tell(f"ava: {_explained(leaves[0])}")
         return codes[0]
-    traceback.print_exception(error, file=sys.stderr)
+    from ava_server.stderr_log import harmless
+
+    sys.stderr.write(harmless("".join(traceback.format_exception(error))))
     typer.echo(
         f"ava: this is a fault of Ava's own ({type(leaves[0]).__name__}), not of yours. "
         "Please report it with the lines above.",

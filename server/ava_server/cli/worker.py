@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from typing import TYPE_CHECKING
 
@@ -33,17 +32,13 @@ def worker_command() -> None:
     from ava_server.hiding import hide
     from ava_server.house import refuse_recursion
     from ava_server.settings import load_settings
+    from ava_server.stderr_log import log_to_stderr
 
     hide()
 
     if why := refuse_recursion():
         raise BadInput(f"ava worker: {why}.")
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=logging.WARNING,
-        format="%(asctime)s ava worker: %(message)s",
-        datefmt="%Y-%m-%d %H:%M:%S",
-    )
+    log_to_stderr("%(asctime)s ava worker: %(message)s", "%Y-%m-%d %H:%M:%S")
     raise typer.Exit(anyio.run(_work, load_settings()))
 
 
