@@ -7,8 +7,9 @@ import json
 import math
 from typing import Annotated, Any, Literal, TypeVar, cast
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from ava_roles.wrap import clean
 from ava_server.errors import BadInput
 
 WAIT_LIMIT_S = 45
@@ -26,6 +27,11 @@ Wait = Annotated[float, Field(ge=0, le=WAIT_LIMIT_S, description="Seconds to wai
 def _listed(given: Any) -> Any:
     """Take one text for a list of one: models often give it so."""
     return [given] if isinstance(given, str) else given
+
+
+def _one_line(name: str | None) -> str | None:
+    """Return a name as it stands in every line about its run, also where others read it: it can end none of them."""
+    return " ".join(clean(name or "")[0].split()) or None
 
 
 class Arguments(BaseModel):
@@ -68,7 +74,9 @@ class SpawnArgs(Arguments):
     )
     retry_of: str | None = Field(default=None, description="Id of an ended run whose arguments are the defaults.")
     system_prompt: str | None = Field(default=None, max_length=50_000, description="Extra role specialisation.")
-    name: str | None = Field(default=None, max_length=60, description="Short label shown wherever the run is.")
+    name: Annotated[str | None, AfterValidator(_one_line)] = Field(
+        default=None, max_length=60, description="Short label shown wherever the run is."
+    )
     model: str | None = Field(default=None, description="fast, balanced, deep, a model id, or provider:id.")
     timeout: float | None = Field(default=None, gt=0, description="Seconds.")
     max_cost_cents: float | None = Field(
