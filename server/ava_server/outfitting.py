@@ -115,9 +115,13 @@ class Outfitting:
         if config.coding is not None:
             tools["run_bash"] = RunBash(in_worktree=True)
         own = {name: tools[name] for name in config.tools}
-        await self._opened(lambda: remove_benches(scratch))
-        files, artifacts = await self._opened(lambda: self._open_folders(config, run.id))
         search = await self._search(config)
+        confinement = sandbox.kind if sandbox is not None else NO_COMMANDS
+        started = history.prefix or _started(config, texts, own, parameters(choice), confinement)
+        model = model_of(started.model, started.parameters, choice.api_key, self._house.clients)
+        await self._opened(lambda: remove_benches(scratch))
+        # Last of all that may fail: whoever is told that it cannot be run here leaves nothing open.
+        files, artifacts = await self._opened(lambda: self._open_folders(config, run.id))
         networked = any(tool.spec.network and tool.spec.foreign is None for tool in own.values())
         settings, workshop, bench = self._house.settings, None, None
         if config.coding is not None and sandbox is not None:
@@ -137,10 +141,8 @@ class Outfitting:
             if ended:
                 self.tidy(run)
 
-        confinement = sandbox.kind if sandbox is not None else NO_COMMANDS
-        started = history.prefix or _started(config, texts, own, parameters(choice), confinement)
         return Prepared(
-            model=model_of(started.model, started.parameters, choice.api_key, self._house.clients),
+            model=model,
             started=started,
             tools=own,
             place=Place(
@@ -257,8 +259,13 @@ class Outfitting:
         if "save_artifact" not in config.tools:
             return files, None
         folder = self._house.settings.paths.artifacts / run_id
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return files, Root.open(folder)
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            return files, Root.open(folder)
+        except BaseException:
+            if files is not None:
+                files.close()
+            raise
 
     def artifacts(self, run_id: str) -> list[dict[str, Any]]:
         """Return name, size in bytes and sha256 of each file that a run has handed over. Blocking."""

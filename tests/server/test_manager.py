@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,6 +43,8 @@ from ava_server import outfitting
 from ava_server.app import HTTP, App, session_over_http
 from ava_server.budget import Asked, DayCaps, reserve
 from ava_server.claims import NotClaimed, Slots, claim
+from ava_server.history import History
+from ava_server.manager import CannotHonour
 from ava_server.models.wiring import model_of, parameters
 from ava_server.tokens import Token
 
@@ -405,3 +409,25 @@ async def test_a_client_that_makes_up_names_leaves_no_more_behind_than_is_rememb
         desks = [app.desk_for((token.id, name), partial(session_over_http, token, name)) for name in names]
         assert len(lab.house.manager._sessions) == before + 2
         assert {desk.session.id for desk in desks[-2:]} <= lab.house.manager._sessions
+
+
+def open_files() -> set[Path]:
+    return set(Path("/proc/self/fd").iterdir())
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="only there it can be seen what is open")
+@pytest.mark.parametrize("missing", ["search", "artifacts"])
+async def test_a_run_that_cannot_be_prepared_leaves_nothing_open(tmp_path: Path, missing: str) -> None:
+    async with open_lab(tmp_path, runs=False) as lab:
+        run = await lab.run((await lab.propose()).subagent_id)
+        if missing == "search":  # it was set up when this was approved, and is not any more
+            run = replace(run, config=json.dumps({**json.loads(run.config), "search": "kagi"}))
+        else:
+            (lab.root / "artifacts").mkdir(exist_ok=True)
+            (lab.root / "artifacts" / run.id).write_text("in the folder's place")
+        open_before = open_files()
+        for _ in range(5):
+            with suppress(CannotHonour, FileExistsError):
+                await lab.house.outfitting.prepare(run, History(run.id))
+                raise AssertionError("it cannot be prepared")
+        assert len(open_files() - open_before) < 5
