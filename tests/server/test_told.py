@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from support.model_server import Gate, Say
 
 from ava_server.app import build_server
 from ava_server.arguments import SpawnArgs
+from ava_server.desk import Desk
+from ava_server.session import Session
 from ava_server.settings import load_settings
 from ava_server.status import tokens_short
 from ava_server.words import INSTRUCTIONS, text_of
@@ -61,6 +64,20 @@ async def test_a_running_one_is_one_line_with_what_it_does_and_how_much_of_its_c
         assert 0 <= run.elapsed_seconds < 600
         gate.released.set()
         assert (await lab.ended(run_id)).state == "success"
+
+
+async def test_of_endings_that_nobody_fetched_those_of_this_workspace_are_told_first(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, [hand_over(), hand_over()]) as lab:
+        other = replace(lab, desk=Desk(lab.house, elsewhere := Session(user=lab.house.user, transport="memory")))
+        lab.house.manager.adopt_session(elsewhere.id)
+        ended: list[str] = []
+        for name in ("mine", "theirs"):
+            (lab.workspace / name).mkdir()
+            ended.append(await other.start(workspace=str(lab.workspace / name)))
+            await lab.ended(ended[-1])
+        lab.session.roots = ((lab.workspace / "mine").as_uri(),)
+        notices = (await lab.call("read_ava_logs")).notices
+    assert [run_id in notice for run_id, notice in zip(ended, notices, strict=True)] == [True, True]
 
 
 @pytest.mark.requirement("S1-08", "S4-27", "S2-28", "S2-34", "S4-06")

@@ -154,7 +154,8 @@ class Desk:
     async def _notices(self, answer: Answer) -> list[str]:
         """Return a line for each run of this user that ended in the last hour and that nobody has fetched.
 
-        Before them, one for each that was interrupted so long ago that it waits for its user to say that it goes on.
+        Those of this workspace come first. Before them all, one for each that was interrupted so long ago that it waits
+        for its user to say that it goes on.
         """
         in_it = {run["subagent_id"] for run in _runs_in(answer)}
         now_us = time.time_ns() // 1000
@@ -173,7 +174,7 @@ class Desk:
         ]
         ended = [
             f"{label(row)} ended: {row.state}, {format_usd(row.cost_micros)}; call check_subagent for its result"
-            for row in rows
+            for row in sorted(rows, key=lambda row: not self._own.is_here(row))
             if row.id not in in_it and (row.ended_us or 0) >= now_us - HOUR_US
         ]
         return [*interrupted, *ended][:NOTICES]

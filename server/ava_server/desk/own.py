@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
 from ava_audit.events import Who
 from ava_audit.rows import RunRow
 from ava_server.errors import AvaError, BadInput, Refused
 from ava_server.house import House
 from ava_server.ids import AGENT, parse_id
+from ava_server.run_config import config_of
 from ava_server.session import Session
 from ava_server.tokens import Scope
 
@@ -67,6 +71,20 @@ class Own:
     def owns(self, run: RunRow, *, reading: bool = False) -> bool:
         """Tell whether a run exists for this session; an auditor's `reading` sees all."""
         return run.user_id == self.session.user or (reading and self.session.audits)
+
+    def is_here(self, run: RunRow) -> bool:
+        """Tell whether a run is this session's, or works where this session's host does: it is told of first."""
+        if run.session_id == self.session.id:
+            return True
+        workspace = config_of(run.config).workspace
+        if workspace is None or self.session.remote:  # folders of another machine mean nothing here
+            return False
+        folders = [Path(unquote(urlsplit(root).path)) for root in self.session.roots]
+        try:
+            folders = folders or [Path.cwd()]
+        except OSError:  # it was removed
+            return False
+        return any(Path(workspace).is_relative_to(folder) for folder in folders)
 
     async def pending_id(self, given: str) -> str:
         """Return the id of a proposal, given that or the id of its run.
