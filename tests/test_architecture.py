@@ -14,6 +14,7 @@ import pytest
 from support.repository import REPOSITORY
 
 PACKAGES = {"ava_audit": "audit/ava_audit", "ava_roles": "roles/ava_roles", "ava_server": "server/ava_server"}
+_IN = re.compile(r"^### (.+)\n\nIn: (.+)$", re.MULTILINE)
 PAGE = (REPOSITORY / "docs" / "architecture.md").read_text("utf-8")
 
 
@@ -25,14 +26,18 @@ def sources(package: str) -> Iterator[Path]:
 
 
 def rooms() -> dict[str, set[Path]]:
-    """The files of each room, as its line `In: ` names them: a folder without its subfolders, or files of a folder."""
+    """The files of each room, as its line `In: ` names them: a folder but for those of other rooms, or files of one."""
+    lines = {name: re.findall(r"`([^`]+)`|(;)", text) for name, text in _IN.findall(PAGE)}
+    folders = {REPOSITORY / part for line in lines.values() for part, _end in line if part.endswith("/")}
     found: dict[str, set[Path]] = {}
-    for name, text in re.findall(r"^### (.+)\n\nIn: (.+)$", PAGE, re.MULTILINE):
+    for name, line in lines.items():
         found[name] = files = set[Path]()
-        for part in text.split("; "):
-            folder, *named = re.findall(r"`([^`]+)`", part)
+        for part in " ".join(part or end for part, end in line).split(" ; "):
+            folder, *named = part.split()
             here = REPOSITORY / folder
-            files |= {here / each for each in named} if named else set(here.glob("*.py"))
+            others = folders - {here, *here.parents}
+            below = (path for path in here.rglob("*.py") if others.isdisjoint(path.parents))
+            files |= {path for each in named for path in here.glob(each)} if named else set(below)
     return found
 
 
@@ -78,7 +83,10 @@ def all_modules() -> dict[str, Path]:
 
 def test_every_file_stands_in_exactly_one_room_and_every_room_on_one_floor() -> None:
     counted = Counter(path for files in rooms().values() for path in files)
-    assert set(counted) == set(all_modules().values()), "compare the lines `In:` of docs/architecture.md"
+    everything = set(all_modules().values())
+    nowhere = sorted(str(path.relative_to(REPOSITORY)) for path in everything - set(counted))
+    assert nowhere == [], "name them in a line `In:` of docs/architecture.md, on a floor above all that they import"
+    assert set(counted) == everything
     assert [path for path, times in counted.items() if times > 1] == []
     assert rooms().keys() == floors().keys()
     assert len(rooms()) == 20

@@ -185,9 +185,7 @@ class App:
             # Whoever makes up names loses what was noted of the polls of their own oldest one.
             own = [each for each in self._desks if each[0] == key[0]]
             if len(own) >= MOST_OF_TOKEN or len(self._desks) >= MOST_DESKS:
-                oldest = self._desks.pop(own[0] if own else next(iter(self._desks)))
-                self._farewell(self.house, oldest)
-                self.house.manager.forget_session(oldest.session.id)
+                self._farewell(self.house, self._desks.pop(own[0] if own else next(iter(self._desks))))
             desk = self._desks[key] = Desk(self.house, session())
             self.house.manager.adopt_session(desk.session.id)
         return desk
@@ -259,11 +257,13 @@ class App:
         self.house.store.post(append(Event(session.who, fact)))
 
     def _farewell(self, house: House, desk: Desk) -> None:
+        """Write a session's last entry, and let go of what is remembered of it."""
         from ava_audit.events import Event, SessionEnd
         from ava_audit.store import append
 
         if desk.session.started:
             house.store.post(append(Event(desk.session.who, SessionEnd(reason="the connection ended"))))
+        house.manager.forget_session(desk.session.id)
 
 
 def session_over_http(token: Token, client: str) -> Session:
