@@ -49,6 +49,7 @@ TRY_AGAIN_S = (1.0, 60.0)
 """How long a run that cannot be run here waits before it is looked at again: the first time, and at most."""
 CLOSE_S = 3.0
 """How long removing what was a run's own is waited for; a copy of a workspace has many files."""
+FAULT = "a fault of Ava itself, written to the server's standard error"
 FAULTS = 2
 """A run that was dropped so often by a fault of ours is not taken up again by this process."""
 
@@ -217,7 +218,7 @@ class Manager:
             # What this process has let go of has no owner either, though it lives.
             left = gone | {self.instance} if row.instance == self.instance else gone
             if overdue(row, groups.get(row.group_id or ""), left, _now_us()) is not None:
-                await self.endings.end_overdue(row.id, left)
+                await self._end_overdue(row, left)
             elif self._mine_now(row, gone):
                 free.append(row)
         running = [row for row in rows if row.state == RUNNING and row.instance not in gone]
@@ -227,6 +228,19 @@ class Manager:
             self.idle_since = None
         elif self.idle_since is None:
             self.idle_since = anyio.current_time()
+
+    async def _end_overdue(self, row: RunRow, gone: frozenset[str]) -> None:
+        """End a run whose time is over; one of which nothing can be read waits for a program that can."""
+        if anyio.current_time() < self._not_before.get(row.id, 0.0):
+            return
+        try:
+            await self.endings.end_overdue(row.id, gone)
+        except AuditError:
+            raise
+        except Exception:
+            log.exception("%s cannot be ended", row.id)
+            self._waits(row.id, FAULT)
+            self._look_later(row.id)
 
     async def _look_after(self, row: RunRow) -> None:
         """See to it that a run of ours hears of its cancel, and ends when it does not end by itself."""
@@ -277,7 +291,7 @@ class Manager:
             self._look_later(row.id)
         except Exception:
             log.exception("%s cannot be taken", row.id)
-            self._waits(row.id, "a fault of Ava itself, written to the server's standard error")
+            self._waits(row.id, FAULT)
             self._look_later(row.id)
             await self._fault(row.id)
         return False
@@ -301,7 +315,12 @@ class Manager:
         ended = Ended(
             "error", "a fault of Ava itself", error_kind="internal", error_message=why, what_to_do="Report it."
         )
-        await self.endings.end(run_id, ended, only_own=True)
+        try:
+            await self.endings.end(run_id, ended, only_own=True)
+        except AuditError:
+            raise
+        except Exception:  # not even what was approved can be read: it is left to a program that can
+            log.exception("%s cannot be ended", run_id)
 
     def _forget_all_but(self, rows: list[RunRow]) -> None:
         """Let go of what was noted of runs that have ended."""

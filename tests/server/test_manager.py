@@ -33,11 +33,13 @@ from ava_audit.events import (
     Fence,
     RunClaimed,
     RunEnded,
+    SpawnDecided,
+    SpawnProposed,
     ToolCall,
     ToolResult,
     Who,
 )
-from ava_audit.store import Outcome
+from ava_audit.store import Outcome, append
 from ava_audit.view import View
 from ava_server import outfitting
 from ava_server.app import HTTP, App, session_over_http
@@ -431,3 +433,28 @@ async def test_a_run_that_cannot_be_prepared_leaves_nothing_open(tmp_path: Path,
                 await lab.house.outfitting.prepare(run, History(run.id))
                 raise AssertionError("it cannot be prepared")
         assert len(open_files() - open_before) < 5
+
+
+@pytest.mark.parametrize("when", ["queued", "overdue"])
+async def test_a_run_that_nobody_can_read_takes_no_other_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    monkeypatch.setattr("ava_server.manager.TRY_AGAIN_S", (0.1, 0.1))
+    config = {"role": "researcher", "model": "fake:of-a-version-to-come"}
+    who = Who("s", "ava", "ben")
+    proposed = SpawnProposed(pending_id="P-00000001", subagent_id="S-000001", digest="0", expires_us=0, config=config)
+    decided = SpawnDecided(pending_id="P-00000001", decision="approved")
+    async with open_lab(tmp_path, [hand_over()], everybody=True, check=False) as lab:
+        manager = lab.house.manager
+        if when == "overdue":
+            monkeypatch.setattr("ava_server.unowned.ABANDONED_US", 0)
+        events = (Event(who, proposed, run_id="S-000001"), Event(who, decided, run_id="S-000001"))
+        await lab.store.do(append(*events))
+        tries = 2 if when == "queued" else 0
+        with anyio.fail_after(10):
+            while manager._faults.get("S-000001", 0) < tries or "S-000001" not in manager.waiting_for:  # noqa: ASYNC110
+                await anyio.sleep(0.02)
+        monkeypatch.undo()
+        assert "a fault of Ava itself" in manager.waiting_for["S-000001"]
+        ended = await lab.ended(await lab.start())
+        assert ended.state == "success"
