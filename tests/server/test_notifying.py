@@ -21,7 +21,9 @@ from support.model_server import Gate, ModelServer, Say, running_model_server
 from support.processes import lives
 from support.stdio import until
 
+from ava_audit.events import Event, SpawnProposed, Who
 from ava_audit.locks import try_hold
+from ava_audit.store import append
 from ava_server import notifying
 from ava_server.errors import ConfigError
 from ava_server.keys import WELL_KNOWN
@@ -397,3 +399,12 @@ def test_it_may_stand_in_the_file_alone(tmp_path: Path) -> None:
 def test_it_is_a_list_of_texts(tmp_path: Path, wrong: str) -> None:
     with pytest.raises(ConfigError, match="on_event"):
         settings_of(tmp_path / "data", None, f"on_event = {wrong}\n")
+
+
+async def test_a_proposal_of_a_version_to_come_is_passed_over_and_the_next_is_told(tmp_path: Path, ears: Ears) -> None:
+    config = {"role": "researcher", "model": "fake:of-a-version-to-come"}
+    proposed = SpawnProposed(pending_id="P-00000001", subagent_id="S-000001", digest="0", expires_us=0, config=config)
+    async with open_lab(tmp_path, config=ears.config, check=False) as lab:
+        await marker(lab, ears, 0)
+        await lab.store.do(append(Event(Who("s", "ava", lab.house.user), proposed, run_id="S-000001")))
+        await marker(lab, ears, 1)
