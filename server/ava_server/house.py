@@ -242,7 +242,7 @@ class House:
             for run in await self.store.read(lambda view: [view.run(run_id) for run_id in there]):
                 if run is not None and run.ended:  # looked up after they were listed: one that began since is not ended
                     await anyio.to_thread.run_sync(self.outfitting.tidy, run)
-        except (AuditError, OSError) as error:  # the next start sweeps; nothing depends on it
+        except (AuditError, OSError, ValueError) as error:  # the next start sweeps; nothing depends on it
             log.warning("what dead processes left was not all removed: %s", error)
 
     def _sweep(self, rows: Sequence[RunRow]) -> None:

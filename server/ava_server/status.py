@@ -62,7 +62,10 @@ def status_line(run: RunRow, doing: str, now_us: int) -> str:
 
 def figures(run: RunRow, now_us: int) -> str:
     """Return how much of its caps a run has used: `45 s of 600 s · turn 4 of 20 · 12k tokens · $0.06 of $0.50`."""
-    config = config_of(run.config)
+    try:
+        config = config_of(run.config)
+    except ValueError:  # others are shown all the same
+        return "a newer Ava has proposed it, and this one cannot read what was approved"
     cost = (
         "free"
         if config.price.get("free")

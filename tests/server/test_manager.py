@@ -435,21 +435,39 @@ async def test_a_run_that_cannot_be_prepared_leaves_nothing_open(tmp_path: Path,
         assert len(open_files() - open_before) < 5
 
 
+def of_a_version_to_come(user: str) -> tuple[Event, Event]:
+    """A run that was proposed and approved by a program whose configurations this one cannot read."""
+    config = {"role": "researcher", "model": "fake:of-a-version-to-come"}
+    proposed = SpawnProposed(pending_id="P-00000001", subagent_id="S-000001", digest="0", expires_us=0, config=config)
+    decided = SpawnDecided(pending_id="P-00000001", decision="approved")
+    who = Who("s", "ava", user)
+    return Event(who, proposed, run_id="S-000001"), Event(who, decided, run_id="S-000001")
+
+
+async def test_a_run_that_nobody_can_read_is_listed_beside_the_others_and_swept_by_nobody(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, [hand_over()], check=False) as lab:
+        ended = await lab.ended(await lab.start())
+        await lab.store.do(append(*of_a_version_to_come(lab.house.user)))
+        listed = await lab.call("check_subagent")
+        assert {run.subagent_id: run.state for run in listed.runs} == {ended.id: "success", "S-000001": "queued"}
+        assert "a newer Ava has proposed it" in next(run for run in listed.runs if run.state == "queued").status_line
+        over = RunEnded(status="error", stop_reason="of a version to come")
+        await lab.store.do(append(Event(Who("s", "S-000001", lab.house.user), over, run_id="S-000001")))
+        (lab.root / "worktrees" / "S-000001").mkdir(parents=True)
+        await lab.house.sweep()
+        assert (await lab.call("read_ava_logs")).status == "entries"
+
+
 @pytest.mark.parametrize("when", ["queued", "overdue"])
 async def test_a_run_that_nobody_can_read_takes_no_other_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     monkeypatch.setattr("ava_server.manager.TRY_AGAIN_S", (0.1, 0.1))
-    config = {"role": "researcher", "model": "fake:of-a-version-to-come"}
-    who = Who("s", "ava", "ben")
-    proposed = SpawnProposed(pending_id="P-00000001", subagent_id="S-000001", digest="0", expires_us=0, config=config)
-    decided = SpawnDecided(pending_id="P-00000001", decision="approved")
     async with open_lab(tmp_path, [hand_over()], everybody=True, check=False) as lab:
         manager = lab.house.manager
         if when == "overdue":
             monkeypatch.setattr("ava_server.unowned.ABANDONED_US", 0)
-        events = (Event(who, proposed, run_id="S-000001"), Event(who, decided, run_id="S-000001"))
-        await lab.store.do(append(*events))
+        await lab.store.do(append(*of_a_version_to_come("ben")))
         tries = 2 if when == "queued" else 0
         with anyio.fail_after(10):
             while manager._faults.get("S-000001", 0) < tries or "S-000001" not in manager.waiting_for:  # noqa: ASYNC110

@@ -7,10 +7,10 @@ from urllib.parse import unquote, urlsplit
 
 from ava_audit.events import Who
 from ava_audit.rows import RunRow
+from ava_audit.view import loads
 from ava_server.errors import AvaError, BadInput, Refused
 from ava_server.house import House
 from ava_server.ids import AGENT, parse_id
-from ava_server.run_config import config_of
 from ava_server.session import Session
 from ava_server.tokens import Scope
 
@@ -76,7 +76,7 @@ class Own:
         """Tell whether a run is this session's, or works where this session's host does: it is told of first."""
         if run.session_id == self.session.id:
             return True
-        workspace = config_of(run.config).workspace
+        workspace = loads(run.config).get("workspace")
         if workspace is None or self.session.remote:  # folders of another machine mean nothing here
             return False
         folders = [Path(unquote(urlsplit(root).path)) for root in self.session.roots]
