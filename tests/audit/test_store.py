@@ -7,6 +7,7 @@ import sqlite3
 import threading
 import weakref
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -328,21 +329,28 @@ async def test_two_processes_that_append_at_once_lose_nothing_and_the_chain_hold
 
 
 async def test_a_reading_whose_caller_is_cancelled_is_broken_off(tmp_path: Path) -> None:
-    for_ever = "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
-    ended = threading.Event()
+    for_ever = "WITH RECURSIVE n (i) AS (SELECT begun() UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
+    begun, ended = threading.Event(), threading.Event()
+
+    def begins() -> int:
+        begun.set()
+        return 1
 
     def count(view: View) -> None:
+        view._db.create_function("begun", 0, begins)
         try:
             list(view.select(for_ever))
         finally:
             ended.set()
 
-    with anyio.fail_after(5):
+    with anyio.fail_after(10):
+        async with Store.open(tmp_path) as log, anyio.create_task_group() as tasks:
+            tasks.start_soon(partial(log.read, count, interrupt=True))
+            assert await anyio.to_thread.run_sync(begun.wait, 4)
+            tasks.cancel_scope.cancel()
+            with anyio.CancelScope(shield=True):
+                assert await anyio.to_thread.run_sync(ended.wait, 4)
         async with Store.open(tmp_path) as log:
-            with anyio.move_on_after(0.01) as waiting:
-                await log.read(count, interrupt=True)
-            assert waiting.cancelled_caught
-            assert await anyio.to_thread.run_sync(ended.wait, 4)
             assert await log.read(View.head) == 0
 
 
