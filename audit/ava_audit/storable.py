@@ -56,12 +56,6 @@ def storable(value: object, max_bytes: int = MAX_BYTES) -> tuple[Any, tuple[str,
     return clean, cleaner.notes()
 
 
-def storable_text(text: str) -> tuple[str, tuple[str, ...]]:
-    """Return text that can be stored, not cut, and what had to be changed."""
-    cleaner = _Cleaner()
-    return cleaner.text(text), cleaner.notes()
-
-
 class _Cleaner:
     """One walk through a value, with a count of each kind of change."""
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ava_audit.storable import MAX_BYTES, MAX_DEPTH, MAX_NODES, storable, storable_text
+from ava_audit.storable import MAX_BYTES, MAX_DEPTH, MAX_NODES, storable
 
 anything = st.recursive(
     st.none()
@@ -130,11 +130,3 @@ def test_a_value_of_too_many_small_parts_becomes_null_with_its_size_in_the_note(
 
     assert clean is None
     assert notes == ("turned into null 1 value of 2,800,001 bytes",)
-
-
-def test_text_alone_is_mended_and_not_cut() -> None:
-    assert storable_text("x" * 3_000_000) == ("x" * 3_000_000, ())
-    assert storable_text("a\0\ud800") == (
-        "a\ufffd\ufffd",
-        ("replaced 1 NUL character", "replaced 1 lone surrogate"),
-    )
