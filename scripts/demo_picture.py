@@ -21,9 +21,9 @@ import textwrap
 from io import StringIO
 from pathlib import Path
 
+from rich.ansi import AnsiDecoder
 from rich.console import Console
 from rich.terminal_theme import MONOKAI
-from rich.text import Text
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PICTURE = REPOSITORY / "examples" / "demo.svg"
@@ -31,6 +31,8 @@ QUESTION = "What does each provider charge for a payment, and when does it pay o
 COMMAND = f'ava demo notes --task "{QUESTION}"'
 COLUMNS = 100
 _HEADING = re.compile(r"^(-- .+ --)$")
+RESULT, RECORD = "-- Result --", "-- On the record "
+_STYLE = re.compile(r"\x1b\[[\d;]*m")
 _PREFIX = "ava-picture-"
 
 
@@ -41,15 +43,25 @@ def lines() -> list[str]:
         shutil.copytree(REPOSITORY / "examples" / "notes", notes)
         shown = _on_terminal(["demo", str(notes), "--task", QUESTION], notes.parent)
     screen = [line.rpartition("\r\x1b[K")[2] for line in shown.replace("\r\n", "\n").rstrip().split("\n")]
-    return [f"$ {COMMAND}", *_in_one_form(screen)]
+    result, record = (next(n for n, line in enumerate(screen) if line.startswith(head)) for head in (RESULT, RECORD))
+    drawn = [_one_form(line) for line in screen[result:record]]  # laid out for these columns as it is
+    return [f"$ {COMMAND}", *_broken_anew(screen[:result]), *drawn, *_broken_anew(screen[record:])]
+
+
+def plain(line: str) -> str:
+    """Return a line without its styles."""
+    return _STYLE.sub("", line)
 
 
 def svg(screen: list[str]) -> str:
     """Return the lines as a picture."""
     console = Console(width=COLUMNS, record=True, file=StringIO(), force_terminal=True, color_system="truecolor")
+    decoder = AnsiDecoder()  # a style may go on in the next line
     for line in screen:
         style = "bold cyan" if _HEADING.match(line) else "bold green" if line.startswith("$ ") else ""
-        console.print(Text(line, style=style), soft_wrap=True)
+        text = decoder.decode_line(line)
+        text.stylize(style)
+        console.print(text, soft_wrap=True)
     return console.export_svg(title="ava demo", theme=MONOKAI, unique_id="ava-demo")
 
 
@@ -81,14 +93,23 @@ def _read(terminal: int) -> bytes:
         return b""
 
 
-def _in_one_form(screen: list[str]) -> list[str]:
-    """Give folders, ids and times one form, and break anew what the length of a folder has broken."""
+def _broken_anew(screen: list[str]) -> list[str]:
+    """Bring lines into one form, and break anew what the length of a folder has broken."""
     whole: list[str] = []
     for line in screen:
         if line.startswith("  ") and not line.startswith("   ") and whole:
             whole[-1] += line[1:]
         else:
             whole.append(line)
+    broken = [
+        textwrap.wrap(_one_form(line), COLUMNS, subsequent_indent="  ", break_on_hyphens=False) or [""]
+        for line in whole
+    ]
+    return [part for parts in broken for part in parts]
+
+
+def _one_form(line: str) -> str:
+    """Give the folders, ids and times of a line one form."""
     for pattern, instead in (
         (rf"/tmp/{_PREFIX}\w+/ava-demo-\w+", "/tmp/ava-demo"),
         (rf"/tmp/{_PREFIX}\w+", "/home/you"),
@@ -97,9 +118,8 @@ def _in_one_form(screen: list[str]) -> list[str]:
         (r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ", "2026-11-21 09:30:00Z"),
         (r"\d+ s of 600 s", "1 s of 600 s"),
     ):
-        whole = [re.sub(pattern, instead, line) for line in whole]
-    broken = [textwrap.wrap(line, COLUMNS, subsequent_indent="  ", break_on_hyphens=False) or [""] for line in whole]
-    return [part for parts in broken for part in parts]
+        line = re.sub(pattern, instead, line)
+    return line
 
 
 if __name__ == "__main__":

@@ -392,7 +392,7 @@ async def test_the_jq_lines_of_the_docs_find_what_they_say(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(("change", "says"), [(-1, "its beginning is gone"), (1, "a newer ava")])
 async def test_a_log_of_another_version_is_told_and_left_as_it_is(tmp_path: Path, change: int, says: str) -> None:
-    async with open_lab(tmp_path, hand_over(), runs=False) as lab:
+    async with open_lab(tmp_path, [hand_over()], runs=False) as lab:
         root = lab.house.settings.data_root
     with contextlib.closing(sqlite3.connect(root / "ava.db")) as db:
         (schema,) = db.execute("PRAGMA user_version").fetchone()

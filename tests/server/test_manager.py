@@ -408,7 +408,7 @@ async def test_a_client_that_makes_up_names_leaves_no_more_behind_than_is_rememb
         app._house = lab.house
         before = len(lab.house.manager._sessions)
         names = [f"client-{number}" for number in range(6)]
-        desks = [app.desk_for((token.id, name), partial(session_over_http, token, name)) for name in names]
+        desks = [app.desk_for((token, name), partial(session_over_http, token, name)) for name in names]
         assert len(lab.house.manager._sessions) == before + 2
         assert {desk.session.id for desk in desks[-2:]} <= lab.house.manager._sessions
 
