@@ -62,6 +62,7 @@ class Prepared:
 
     place: Path
     runs: tuple[str, str]
+    group: str
     pending: str
     head: str
 
@@ -71,6 +72,7 @@ class Prepared:
         host = "api.example.com" if args[:1] == ["secret"] else "cursor"
         words = {
             "S-…": self.runs[0], "S-7f3a2b": self.runs[0], "S-1c22b0": self.runs[1], "P-…": self.pending,
+            "G-4e1b2c3": self.group,
             "HASH": self.head, "NAME": name, "HOST": host, "FOLDER": "shop", "PROVIDER": "openrouter",
         }  # fmt: skip
         return [words.get(word, word) for word in args]
@@ -89,28 +91,33 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
     (work / "prices.md").write_text("Otter: 1.4 %.\n")
     root = place / "data"
     with contextlib.chdir(place):  # in no repository, so that nothing but the call says where the files are
-        runs, pending = anyio.run(_runs, root, work / "shop")
+        runs, group, pending = anyio.run(_runs, root, work / "shop")
     tiers = "".join(f'{tier} = "local:qwen3"\n' for tier in ("fast", "balanced", "deep"))
     (root / "config.toml").write_text(f'[providers.local]\nbase_url = "http://127.0.0.1:9/v1"\n[models]\n{tiers}')
     found = re.search(r"^Head: (\w+)$", ava(root, "verify").stdout, re.MULTILINE)
     assert found is not None
-    return Prepared(place, runs, pending, found[1])
+    return Prepared(place, runs, group, pending, found[1])
 
 
-async def _runs(root: Path, folder: Path) -> tuple[tuple[str, str], str]:
-    """Leave two runs that have ended, and a proposal, in a data root."""
+async def _runs(root: Path, folder: Path) -> tuple[tuple[str, str], str, str]:
+    """Leave two runs that have ended, as a group, and a proposal, in a data root."""
     server = build_server(lambda: load_settings(root, env={}), transport="memory")
-    ended: list[str] = []
+
     with anyio.fail_after(60):
         async with Client(server) as client:
-            for task in ("When does Otter pay out?", "What does Heron charge? See missing.md.", "And Badger?"):
-                asked = {"role": "researcher", "task": task, "workspace": str(folder)}
-                proposed: dict[str, Any] = (await client.call_tool("spawn_subagent", asked)).structured_content or {}
-                if task != "And Badger?":
-                    approval = {"pending_ids": [proposed["pending_id"]], "approving": [proposed["approval_line"]]}
-                    await client.call_tool("confirm_spawn", {**approval, "wait_seconds": 20})
-                    ended.append(proposed["subagent_id"])
-    return (ended[0], ended[1]), proposed["pending_id"]
+
+            async def told(tool: str, **given: Any) -> dict[str, Any]:
+                return (await client.call_tool(tool, given)).structured_content or {}
+
+            one, two, three = [
+                await told("spawn_subagent", role="researcher", task=task, workspace=str(folder))
+                for task in ("When does Otter pay out?", "What does Heron charge? See missing.md.", "And Badger?")
+            ]
+            ids = [one["pending_id"], two["pending_id"]]
+            lines = (await told("confirm_spawn", pending_ids=ids, approving=[]))["approval_lines"]
+            group = (await told("confirm_spawn", pending_ids=ids, approving=lines))["group_id"]
+            await told("check_subagent", group_id=group, wait_seconds=20)
+    return (one["subagent_id"], two["subagent_id"]), group, three["pending_id"]
 
 
 def reason(args: list[str]) -> str:

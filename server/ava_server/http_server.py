@@ -162,7 +162,7 @@ class _Paths:
         elif scope["path"] == APPROVALS_PATH:
             await approvals(self._app, scope, receive, send)
         elif scope["path"] == METRICS_PATH:
-            await metrics(self._app, scope, receive, send)
+            await metrics(self._app, scope, receive, send, self._sessions.open)
         else:
             there = (
                 f"There are {MCP_PATH} for MCP clients, {APPROVALS_PATH} for `ava --url URL approve`, and"

@@ -53,6 +53,11 @@ class Sessions(StreamableHTTPSessionManager):
             if (transport := self._server_instances.get(session)) is not None:
                 await self._discard_session(session, transport)
 
+    @property
+    def open(self) -> int:
+        """How many are open."""
+        return len(self._session_owners)
+
     def _open_of(self, user: str) -> int:
         return sum(owner["subject"] == user for owner in self._session_owners.values())
 

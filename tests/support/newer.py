@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ava_audit import migrations, store
+from ava_audit import migrations, writer
 from ava_audit import verify as verification
 from ava_audit.migrations import SCHEMA_VERSION
 
@@ -16,6 +16,6 @@ def newer(monkeypatch: pytest.MonkeyPatch, *added: Callable[[sqlite3.Connection]
     """Make this process a newer program; return the version that it knows."""
     version = SCHEMA_VERSION + len(added)
     monkeypatch.setattr(migrations, "MIGRATIONS", (*migrations.MIGRATIONS, *added))
-    for module in (migrations, store, verification):
+    for module in (migrations, writer, verification):
         monkeypatch.setattr(module, "SCHEMA_VERSION", version)
     return version

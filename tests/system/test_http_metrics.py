@@ -26,7 +26,8 @@ async def test_who_may_audit_reads_the_metrics_of_all_users_and_nobody_else_does
                 lines = {"pending_ids": [proposed["pending_id"]], "approving": [proposed["approval_line"]]}
                 await client.call_tool("confirm_spawn", lines)
                 await client.call_tool("check_subagent", {"subagent_id": proposed["subagent_id"], "wait_seconds": 20})
-            told = await server.get("/metrics", auditor)
+            async with server.client(ana, mode="legacy"):
+                told = await server.get("/metrics", auditor)
             refused = await server.get("/metrics", ana)
             head = await server.request("HEAD", "/metrics", auditor)
             posted = await server.post("/metrics", auditor, json={})
@@ -35,6 +36,7 @@ async def test_who_may_audit_reads_the_metrics_of_all_users_and_nobody_else_does
         (s.name, *s.labels.values()): s.value for f in text_string_to_metric_families(told.text) for s in f.samples
     }
     assert samples["ava_runs_ended_total", "success", "custom"] == 1
+    assert samples[("ava_sessions_open",)] == 1
     assert "marmalade" not in told.text and "ana" not in {part for name in samples for part in name}
     assert refused.status_code == 403 and "audit" in refused.json()["error_description"]
     assert (head.status_code, head.text) == (200, "") and (posted.status_code, posted.headers["allow"]) == (

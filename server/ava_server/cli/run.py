@@ -23,7 +23,9 @@ def register(app: typer.Typer) -> None:
 
 
 def run_command(
-    role: Annotated[str | None, typer.Argument(show_default=False, help="Kind of subagent, e.g. researcher.")] = None,
+    role: Annotated[
+        str | None, typer.Argument(metavar="ROLE", show_default=False, help="Kind of subagent, e.g. researcher.")
+    ] = None,
     task: Annotated[
         list[str] | None,
         typer.Argument(

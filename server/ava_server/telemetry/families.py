@@ -107,7 +107,11 @@ class Families:
         text = "1 while this process cannot use the log to look for work."
         yield _one("ava_log_out_of_reach", text, int(here.out_of_reach))
         if here.open_sessions is not None:
-            yield _one("ava_sessions_open", "Clients that are connected to this process.", here.open_sessions)
+            yield _one(
+                "ava_sessions_open",
+                "Sessions over HTTP that clients of the handshake era have open.",
+                here.open_sessions,
+            )
 
     def _what_goes_on(self) -> Iterator[Metric]:
         now, here = self._looked.now, self._here

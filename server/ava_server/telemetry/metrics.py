@@ -36,7 +36,7 @@ async def render(house: House, *, open_sessions: int | None = None) -> bytes:
 
     Args:
         house: The open data root.
-        open_sessions: How many clients are connected, where the transport knows it.
+        open_sessions: How many sessions are open, where the transport has them.
 
     Raises:
         StoreUnavailable: The log cannot be read.
