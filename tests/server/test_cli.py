@@ -233,7 +233,7 @@ def test_the_version_and_the_help_name_what_there_is(tmp_path: Path) -> None:
         (ConfigError("say what"), 30),
         (RoleFileError("odd.md", "say what"), 30),
         (SchemaNewer("say what"), 30),
-        (StoreUnavailable("say what"), 70),
+        (StoreUnavailable("say what"), 30),
         (AvaError("say what"), 70),
         (ExceptionGroup("tasks", [ExceptionGroup("inner", [ConfigError("say what")])]), 30),
         (KeyboardInterrupt(), 130),

@@ -74,7 +74,7 @@ def test_without_a_folder_it_reads_the_shipped_documentation_within_ten_seconds(
     lines = done.stdout.splitlines()
     assert lines[0].startswith(f"Data root: {tmp_path}")
     assert "There is no terminal to ask on, so the demo approves it by itself." in lines
-    assert "Cost: $0.00" in lines
+    assert "- Cost: $0.00" in lines
     assert quotes_of(done.stdout)
     assert done.stderr == ""
     order = [
@@ -106,8 +106,8 @@ def test_on_a_terminal_yes_starts_it(tmp_path: Path, folder: Path) -> None:
         assert "-- Running" not in shown
         screen.type("y\n")
         assert screen.ended() == 0
-    assert "-- Result --" in screen.text
-    assert quotes_of(screen.text)
+    drawn = STYLES.sub("", screen.text).partition("-- Result --")[2]
+    assert re.search(r'^     "\w', drawn, re.MULTILINE) and "quote: found" in drawn
 
 
 @pytest.mark.parametrize("answer", ["n\n", "\n", "\x04"])

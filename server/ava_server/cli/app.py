@@ -14,7 +14,7 @@ from typing import Annotated, cast
 
 import typer
 
-from ava_audit.errors import AuditError, BadQuery, DataRootRefused, SchemaNewer
+from ava_audit.errors import AuditError, BadQuery, DataRootRefused, SchemaNewer, StoreUnavailable
 from ava_roles.errors import RoleFileError, RolesError, UnknownRole, WorkspaceRefused
 from ava_server.data_root import DataRoot
 from ava_server.errors import AvaError, BadInput, ConfigError, ModelError, Refused
@@ -77,6 +77,7 @@ _CODES: Mapping[type, int] = {
     SchemaNewer: CONFIGURATION,
     AvaError: OUR_FAULT,
     RolesError: OUR_FAULT,
+    StoreUnavailable: CONFIGURATION,
     AuditError: OUR_FAULT,
 }
 
