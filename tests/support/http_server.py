@@ -25,10 +25,22 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp_types import Implementation
 
 from ava_server.tokens import Scope, create_token
-from support.stdio import AVA, EXIT_S, Stderr, environment
+from support.stdio import AVA, EXIT_S, MODERN, Stderr, environment
 
 COMMAND = "serve", "--http", "--port", "0"
 EVERYTHING: tuple[Scope, ...] = ("spawn", "read")
+BOTH = {"Accept": "application/json, text/event-stream"}
+META: dict[str, Any] = {
+    "io.modelcontextprotocol/protocolVersion": MODERN,
+    "io.modelcontextprotocol/clientInfo": {"name": "x", "version": "1"},
+    "io.modelcontextprotocol/clientCapabilities": {},
+}
+"""What a request of the stateless era says of its client."""
+HELLO: dict[str, Any] = {
+    "jsonrpc": "2.0", "id": 1, "method": "initialize",
+    "params": {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}},
+}  # fmt: skip
+"""The first request of the handshake era."""
 
 
 def token(root: Path, user: str, *scopes: Scope, name: str | None = None, expires_us: int | None = None) -> str:

@@ -13,19 +13,9 @@ import anyio
 import httpx2
 import pytest
 from mcp.client.subscriptions import ResourcesListChanged, ServerEvent
-from support.http_server import HttpServer, bearer, serving_http, token
+from support.http_server import BOTH, HELLO, META, HttpServer, bearer, serving_http, token
 from support.stdio import MODERN, MODES, logged, made, told, until, using
 
-BOTH = {"Accept": "application/json, text/event-stream"}
-META = {
-    "io.modelcontextprotocol/protocolVersion": MODERN,
-    "io.modelcontextprotocol/clientInfo": {"name": "x", "version": "1"},
-    "io.modelcontextprotocol/clientCapabilities": {},
-}
-HELLO = {
-    "jsonrpc": "2.0", "id": 1, "method": "initialize",
-    "params": {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}},
-}  # fmt: skip
 LISTEN = {"jsonrpc": "2.0", "id": 8, "method": "subscriptions/listen",
           "params": {"notifications": {"resourcesListChanged": True}, "_meta": META}}  # fmt: skip
 LISTENS = {**BOTH, "MCP-Protocol-Version": MODERN, "Mcp-Method": "subscriptions/listen"}

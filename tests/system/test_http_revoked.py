@@ -12,7 +12,7 @@ import anyio
 import httpx2
 import pytest
 from mcp.client.subscriptions import ResourceUpdated
-from support.http_server import HttpServer, bearer, serving_http, token
+from support.http_server import BOTH, HELLO, META, HttpServer, bearer, serving_http, token
 from support.model_server import Gate, Say, running_model_server
 from support.stdio import MODERN, MODES, made, state_of, told, until, using
 from support.updates import Ear, following
@@ -22,16 +22,6 @@ from ava_server.tokens import revoke_token
 WITHIN_S = 4.0
 DONE = Say(calls=[("submit_result", {"summary": "marmalade", "output": "marmalade"})])
 SPAWN = {"role": "custom", "system_prompt": "Look.", "task": "Look it up"}
-BOTH = {"Accept": "application/json, text/event-stream"}
-META = {
-    "io.modelcontextprotocol/protocolVersion": MODERN,
-    "io.modelcontextprotocol/clientInfo": {"name": "x", "version": "1"},
-    "io.modelcontextprotocol/clientCapabilities": {},
-}
-HELLO = {
-    "jsonrpc": "2.0", "id": 1, "method": "initialize",
-    "params": {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}},
-}  # fmt: skip
 
 
 class Open:
