@@ -1,6 +1,7 @@
-"""How many tests run at once, which of them only on request, and Hypothesis profiles (README.md)."""
+"""How many tests run at once, which of them only on request, what their children inherit, and Hypothesis profiles."""
 
 import os
+import signal
 
 import pytest
 from hypothesis import settings
@@ -96,10 +97,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Decide, once for all workers, whether those that take long are left out."""
+    """Decide, once for all workers, whether those that take long are left out; have children hear Ctrl-C."""
     if not hasattr(config, "workerinput"):
         named = config.args_source is not pytest.Config.ArgsSource.TESTPATHS
         os.environ[_SHORT] = "" if named or config.getoption(ALL) else "1"
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # A shell has its background jobs ignore Ctrl-C, and so would every process that a test starts and interrupts.
+        # A handler that does nothing still ignores it here, and is not inherited: a new program has the default.
+        signal.signal(signal.SIGINT, lambda _number, _frame: None)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

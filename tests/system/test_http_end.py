@@ -67,7 +67,7 @@ async def test_sigterm_answers_waits_refuses_new_ones_and_the_next_start_goes_on
         async with serving_http(root, env=using(model.base_url)):
             listening_us = time.time_ns() // 1000
             await until(lambda: len(logged(root, "RunClaimed", run=run_id)) == 2)
-            with sqlite3.connect(root / "ava.db") as db:
+            with contextlib.closing(sqlite3.connect(root / "ava.db")) as db:
                 (claimed_us,) = db.execute("SELECT max(ts_us) FROM events WHERE type = 'RunClaimed'").fetchone()
             assert began_us < claimed_us < listening_us + 1_000_000
             second.released.set()
