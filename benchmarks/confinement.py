@@ -20,10 +20,10 @@ from pathlib import Path, PurePosixPath
 import anyio
 import anyio.to_thread
 
-from ava_roles.confine import choosing, linux
-from ava_roles.confine.probe import fault_of
-from ava_roles.confine.sandbox import Bind, Command, Kind
-from ava_roles.confine.supervised import How, Supervised
+from ava_roles.sandbox import linux, selection
+from ava_roles.sandbox.probe import fault_of
+from ava_roles.sandbox.sandbox import Bind, Command, Kind
+from ava_roles.sandbox.supervised import How, Supervised
 
 TARGET_MS = 70.0
 KINDS: tuple[Kind, ...] = ("bubblewrap", "landlock", "none")
@@ -38,7 +38,7 @@ Run = Callable[[], Awaitable[object]]
 
 def ways(folder: Path) -> dict[str, Run]:
     """Each way to run `true` that works here, by its name."""
-    uid = (choosing.free_uid() or 0) if linux.is_root() else 0
+    uid = (selection.free_uid() or 0) if linux.is_root() else 0
     bwrap = shutil.which("bwrap")
     found: dict[str, Run] = {FLOOR: lambda: anyio.run_process([TRUE])}
     if bwrap is not None:

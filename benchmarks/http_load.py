@@ -33,7 +33,7 @@ import anyio
 import httpx2
 import mcp_types as types
 
-from ava_server.tokens import create_token
+from ava_server.config.tokens import create_token
 
 USERS = 10
 ERA = "2026-07-28"

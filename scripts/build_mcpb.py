@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ava_server.settings import BUNDLE, BUNDLE_DAILY_USD
+from ava_server.config.settings import BUNDLE, BUNDLE_DAILY_USD
 
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parent
@@ -92,7 +92,7 @@ VARIABLES: Mapping[str, str] = {
 
 def manifest() -> dict[str, Any]:
     """Return the manifest: what the project says of itself, how it is started, what the dialog asks."""
-    from ava_server.prompts import PROMPTS
+    from ava_server.mcp_server.prompts import PROMPTS
 
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))["project"]
     return {

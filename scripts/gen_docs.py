@@ -72,8 +72,8 @@ def with_configurations(text: str) -> str:
 
 def with_providers(text: str) -> str:
     """Return the page about models with the providers that can be asked, and the model of each tier."""
-    from ava_server.models.choose import KNOWN_URLS, TIERS, default_tiers
-    from ava_server.providers import PROVIDERS
+    from ava_server.config.providers import PROVIDERS
+    from ava_server.models.selection import KNOWN_URLS, TIERS, default_tiers
 
     rows = [
         (f"`{name}`", f"`{PROVIDERS[name].variable}`", *(f"`{ids[tier]}`" for tier in TIERS))
@@ -89,7 +89,7 @@ def with_providers(text: str) -> str:
 
 def listed_tools() -> list[Tool]:
     """Return the six tools as a host gets them when no role files but the built-in ones are there."""
-    from ava_server.tools import tools_now
+    from ava_server.mcp_server.tools import tools_now
 
     with tempfile.TemporaryDirectory() as empty:
         before = os.environ.get("AVA_DATA_ROOT")
@@ -191,9 +191,9 @@ def _object_kind(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> s
 
 def settings_page() -> str:
     """Return the reference of `config.toml` and of the variables."""
-    from ava_server.keys import SEARCHES, WELL_KNOWN
-    from ava_server.settings import Configured
-    from ava_server.settings_checks import FILE_ONLY, OWN_NAMES, variable
+    from ava_server.config.checks import FILE_ONLY, OWN_NAMES, variable
+    from ava_server.config.keys import SEARCHES, WELL_KNOWN
+    from ava_server.config.settings import Configured
 
     texts = tomllib.loads((HERE / "settings.toml").read_text(encoding="utf-8"))
     notes: dict[str, str] = texts["notes"]

@@ -21,10 +21,10 @@ from support.repository import REPOSITORY, script
 
 from ava_audit.events import FACTS
 from ava_roles.catalog import Catalog
-from ava_server.app import build_server
 from ava_server.cli.app import COMMANDS
+from ava_server.config.settings import load_settings
 from ava_server.hosts.known import HOSTS
-from ava_server.settings import load_settings
+from ava_server.mcp_server.app import build_server
 
 DOCS = REPOSITORY / "docs"
 PAGES = sorted([*DOCS.rglob("*.md"), REPOSITORY / "README.md", REPOSITORY / "CHANGELOG.md"])

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ava_audit import mounts
-from ava_roles.confine import linux
+from ava_audit.store import mounts
+from ava_roles.sandbox import linux
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 MODULES = {"ctypes", "fcntl", "resource", "pwd", "grp", "termios", "tty", "pty", "msvcrt", "winreg", "syslog"}
@@ -35,23 +35,26 @@ METHODS = {"add_signal_handler", "connect_read_pipe", "connect_write_pipe", "ope
 KEYWORDS = {"dir_fd", "src_dir_fd", "dst_dir_fd", "pass_fds", "preexec_fn", "start_new_session", "process_group"}
 PLACES = ("/proc/", "/sys/")
 
-CONFINE = "roles/ava_roles/confine/"
+CONFINE = "roles/ava_roles/sandbox/"
 PROGRAMS = (f"{CONFINE}launcher/", f"{CONFINE}attacker.py")
 """Programs of their own for Linux; they are started, and parts of them imported, only where `choosing.py` has asked."""
-BENEATH, STDIO = "roles/ava_roles/confine/beneath.py", "server/ava_server/stdio.py"
-LINUX = "roles/ava_roles/confine/linux.py"
+BENEATH, STDIO = "roles/ava_roles/sandbox/beneath.py", "server/ava_server/mcp_server/stdio.py"
+LINUX = "roles/ava_roles/sandbox/linux.py"
 BEHIND: dict[tuple[str, str], str] = {
     **dict.fromkeys(
         ((LINUX, name) for name in ("ctypes", "/proc/", "signal.SIGKILL", "signal.SIGALRM", "signal.alarm")),
         "the one place for it: each function there says when it is not on this system",
     ),
-    ("audit/ava_audit/mounts.py", "/proc/"): "the one place for it: mount_table says when it is not on this system",
+    (
+        "audit/ava_audit/store/mounts.py",
+        "/proc/",
+    ): "the one place for it: mount_table says when it is not on this system",
     **dict.fromkeys(
         ((BENEATH, name) for name in ("os.O_DIRECTORY", "os.fchmod", "dir_fd", "src_dir_fd", "dst_dir_fd")),
         "used only where has_folder_descriptors() says so; plain.py does it elsewhere",
     ),
     **dict.fromkeys(
-        (("roles/ava_roles/confine/removal.py", name) for name in ("dir_fd", "src_dir_fd", "dst_dir_fd")),
+        (("roles/ava_roles/sandbox/removal.py", name) for name in ("dir_fd", "src_dir_fd", "dst_dir_fd")),
         "used only where has_folder_descriptors() says so; shutil does it elsewhere",
     ),
     **dict.fromkeys(
@@ -71,7 +74,7 @@ BEHIND: dict[tuple[str, str], str] = {
     (f"{CONFINE}git.py", "os.memfd_create"): "asked for before; a file on the disk does it elsewhere",
     **dict.fromkeys(
         (
-            (f"roles/ava_roles/workshop/{file}", name)
+            (f"roles/ava_roles/worktree/{file}", name)
             for file, name in (
                 ("keeping.py", "os.geteuid"),
                 ("keeping.py", "os.chown"),
@@ -87,15 +90,18 @@ BEHIND: dict[tuple[str, str], str] = {
         ((STDIO, name) for name in ("connect_read_pipe", "connect_write_pipe")),
         "on Windows threads read and write",
     ),
-    ("server/ava_server/shutdown.py", "signal.SIGHUP"): "on Windows there is Ctrl-C alone",
+    ("server/ava_server/core/shutdown.py", "signal.SIGHUP"): "on Windows there is Ctrl-C alone",
     **dict.fromkeys(
-        (("server/ava_server/notifying.py", name) for name in ("os.killpg", "signal.SIGKILL")),
+        (("server/ava_server/service/event_hook.py", name) for name in ("os.killpg", "signal.SIGKILL")),
         "on Windows the program alone is ended",
     ),
-    ("server/ava_server/notifying.py", "start_new_session"): "Windows passes it over",
-    ("server/ava_server/hiring.py", "start_new_session"): "Windows passes it over; creationflags do it there",
-    ("server/ava_server/waiting.py", "open_signal_receiver"): "on Windows a handler of the interpreter's does it",
-    ("server/ava_server/http_connection.py", "resource"): "on Windows a process has no such limit",
+    ("server/ava_server/service/event_hook.py", "start_new_session"): "Windows passes it over",
+    (
+        "server/ava_server/runs/worker_process.py",
+        "start_new_session",
+    ): "Windows passes it over; creationflags do it there",
+    ("server/ava_server/core/blocking.py", "open_signal_receiver"): "on Windows a handler of the interpreter's does it",
+    ("server/ava_server/http/connection.py", "resource"): "on Windows a process has no such limit",
     ("server/ava_server/cli/unseen.py", "termios"): "on Windows getpass reads the console",
     ("server/ava_server/cli/dashboard/stage.py", "termios"): "on Windows only Ctrl-C ends the dashboard",
     ("server/ava_server/cli/dashboard/stage.py", "wait_readable"): "on Windows only Ctrl-C ends the dashboard",

@@ -103,7 +103,7 @@ def test_the_source_distribution_builds_the_same_wheel(tmp_path: Path) -> None:
         "ava_server/models/tiers.toml",
         "ava_server/models/stopwords.txt",
         "ava_roles/researcher.md",
-        "ava_audit/schema.sql",
+        "ava_audit/store/schema.sql",
         "ava_audit/py.typed",
     ):
         assert data in names

@@ -11,8 +11,8 @@ import jsonschema
 import pytest
 from support.repository import REPOSITORY, script
 
-from ava_server.keys import WELL_KNOWN
-from ava_server.settings_checks import OWN_NAMES
+from ava_server.config.checks import OWN_NAMES
+from ava_server.config.keys import WELL_KNOWN
 
 registry = script("registry")
 SCHEMA = json.loads((Path(__file__).parent / "data" / "server.schema.json").read_text("utf-8"))

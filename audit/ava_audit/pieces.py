@@ -9,7 +9,7 @@ from __future__ import annotations
 import html
 from collections.abc import Iterator
 
-from ava_audit.redact import written_forms
+from ava_audit.redaction.redact import written_forms
 
 LONGEST_PIECE = 8
 _SHORTEST_PIECE, _SHORTEST_END = 5, 3

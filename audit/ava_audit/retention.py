@@ -25,10 +25,10 @@ import anyio.to_thread
 from ava_audit.entries import entry_of
 from ava_audit.events import TRANSCRIPT_TYPES, Event, LogErased, Who
 from ava_audit.mirror import Mirror, file_of
-from ava_audit.projections import IndexRow, erase_entries, forget_live, merge_words, note_progress
 from ava_audit.rows import WAITING, RunRow
-from ava_audit.set_aside import forget_runs
-from ava_audit.store import Outcome, Store, T
+from ava_audit.store.projections import IndexRow, erase_entries, forget_live, merge_words, note_progress
+from ava_audit.store.set_aside import forget_runs
+from ava_audit.store.store import Outcome, Store, T
 from ava_audit.times import US_PER_S
 from ava_audit.view import View
 from ava_audit.words import index_row

@@ -19,11 +19,11 @@ from ava_audit.entries import ENTRY_COLUMNS, HEADER, read_fact
 from ava_audit.errors import AuditError, BadQuery, SchemaNewer, StoreUnavailable
 from ava_audit.events import TRANSCRIPT_TYPES, LogErased
 from ava_audit.faults import WINDOW, Fault, Report, Row, Told, explained, lacking
-from ava_audit.migrations import SCHEMA_VERSION, schema_version
-from ava_audit.projections import BUDGETS, GROUPS, PROPOSALS, RUNS, Shape
 from ava_audit.reducers import TOLD, InMemory, R, Rebuilt, fold
-from ava_audit.schema import schema_changes, schema_faults
-from ava_audit.set_aside import not_in_log
+from ava_audit.store.migrations import SCHEMA_VERSION, schema_version
+from ava_audit.store.projections import BUDGETS, GROUPS, PROPOSALS, RUNS, Shape
+from ava_audit.store.schema import schema_changes, schema_faults
+from ava_audit.store.set_aside import not_in_log
 from ava_audit.view import View
 
 SLICE = 2_000

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from ava_audit.entries import ENTRY_COLUMNS, LINE_COLUMNS, Entry, entry_of
-from ava_audit.projections import RUNS, Tables
 from ava_audit.rows import RUNNING, UNENDED, Bucket, GroupRow, ProposalRow, RunRow
+from ava_audit.store.projections import RUNS, Tables
 
 
 class View:

@@ -20,11 +20,11 @@ import anyio
 
 from audit_parts.mix import Together, lives
 from audit_parts.report import Report
-from ava_audit import appending, writer
-from ava_audit.keeper import index_news
 from ava_audit.line import mirror_line
-from ava_audit.migrations import SCHEMA_VERSION
-from ava_audit.store import Command, Outcome, Store
+from ava_audit.store import appending, writer
+from ava_audit.store.keeper import index_news
+from ava_audit.store.migrations import SCHEMA_VERSION
+from ava_audit.store.store import Command, Outcome, Store
 from ava_audit.view import View
 
 LAST_HOUR = "2026-01-31T23:"

@@ -16,7 +16,7 @@ import json, resource, sys
 from pathlib import Path
 import anyio
 from ava_audit.search import LogQuery, search
-from ava_audit.store import Store
+from ava_audit.store.store import Store
 
 def resident():
     try:

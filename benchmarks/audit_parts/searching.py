@@ -17,7 +17,7 @@ from audit_parts.mix import COMMON, RARE
 from audit_parts.peers import Duck, duck
 from audit_parts.report import Report, median, ms, quantile
 from ava_audit.search import LogQuery, search
-from ava_audit.store import Store
+from ava_audit.store.store import Store
 from ava_audit.view import View
 
 SEARCHES = 300

@@ -16,8 +16,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from audit_parts.mix import Together
 from audit_parts.writing import scripts, timed
 from ava_audit.errors import AuditError
-from ava_audit.keeper import run_keeper
-from ava_audit.store import Store, append
+from ava_audit.store.keeper import run_keeper
+from ava_audit.store.store import Store, append
 
 
 async def main(root: Path, first: int, events: int, producers: int) -> None:

@@ -21,8 +21,8 @@ import aiosqlite
 from audit_parts.mix import DISTRIBUTION, Together, lives
 from audit_parts.report import Report, median, ms, quantile
 from ava_audit.events import Event
-from ava_audit.keeper import run_keeper
-from ava_audit.store import Store, append
+from ava_audit.store.keeper import run_keeper
+from ava_audit.store.store import Store, append
 
 PRODUCERS = 100
 MOST = 30_000

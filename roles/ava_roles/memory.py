@@ -15,8 +15,8 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ava_roles.confine.paths import Entry, Root
 from ava_roles.errors import ToolFailed
+from ava_roles.sandbox.paths import Entry, Root
 from ava_roles.tools.passages import File, Index, cut_up, words_of
 
 NOTE_BYTES = 100_000

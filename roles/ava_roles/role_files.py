@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from ava_roles.confine.paths import Kind, Root
 from ava_roles.errors import AccessRefused, RoleFileError, ToolFailed
 from ava_roles.frontmatter import MAX_FILE_CHARS
+from ava_roles.sandbox.paths import Kind, Root
 from ava_roles.wrap import clean
 
 MAX_FILES: Final = 200

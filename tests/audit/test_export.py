@@ -16,9 +16,9 @@ from ava_audit import export as exporting
 from ava_audit.errors import BadQuery
 from ava_audit.events import Who
 from ava_audit.export import export
-from ava_audit.keeper import index_news
 from ava_audit.search import LogQuery, search
-from ava_audit.store import Store
+from ava_audit.store.keeper import index_news
+from ava_audit.store.store import Store
 from ava_audit.verify_lines import verify_lines
 
 QUERIES = st.builds(

@@ -16,11 +16,11 @@ import anyio.lowlevel
 import pytest
 from support.log import Life, child, write_each, write_texts
 
-from ava_audit import keeper, projections
-from ava_audit.keeper import index_news, run_keeper
-from ava_audit.locks import try_hold
 from ava_audit.search import LogQuery, search
-from ava_audit.store import Store
+from ava_audit.store import keeper, projections
+from ava_audit.store.keeper import index_news, run_keeper
+from ava_audit.store.locks import try_hold
+from ava_audit.store.store import Store
 from ava_audit.view import View
 
 TESTS = Path(__file__).parent.parent
@@ -92,9 +92,9 @@ KEEP = """
 import sys, anyio
 from pathlib import Path
 from functools import partial
-from ava_audit.keeper import run_keeper
+from ava_audit.store.keeper import run_keeper
 from ava_audit.search import LogQuery, search
-from ava_audit.store import Store
+from ava_audit.store.store import Store
 async def main():
     root = Path(sys.argv[1])
     async with Store.open(root) as log, anyio.create_task_group() as tasks:
@@ -206,8 +206,8 @@ async def test_an_index_batch_goes_on_where_its_time_was_over(tmp_path: Path, mo
 
 
 async def test_an_index_batch_made_before_an_erasure_is_made_again(tmp_path: Path) -> None:
-    from ava_audit.keeper import _next_words
-    from ava_audit.projections import index_words
+    from ava_audit.store.keeper import _next_words
+    from ava_audit.store.projections import index_words
 
     with anyio.fail_after(5):
         async with Store.open(tmp_path) as log:

@@ -17,11 +17,11 @@ import pytest
 from anyio.abc import Process
 from support.log import child
 
-from ava_audit.locks import Instances, WriteLock, try_hold
+from ava_audit.store.locks import Instances, WriteLock, try_hold
 
 JOIN = """
 import sys, pathlib
-from ava_audit.locks import Instances
+from ava_audit.store.locks import Instances
 name, held = Instances(pathlib.Path(sys.argv[1])).join()
 print(name, flush=True)
 sys.stdin.read()
@@ -86,7 +86,7 @@ async def test_a_lock_is_held_by_one_only_and_free_again_after_release(tmp_path:
 
 async def test_the_write_lock_is_waited_for_and_lets_go_when_its_holder_dies(tmp_path: Path) -> None:
     hold = (
-        "import sys, pathlib; from ava_audit.locks import WriteLock\n"
+        "import sys, pathlib; from ava_audit.store.locks import WriteLock\n"
         "with WriteLock(pathlib.Path(sys.argv[1])).held(): print('held', flush=True); sys.stdin.read()\n"
     )
     lock = WriteLock(tmp_path / "write.lock")

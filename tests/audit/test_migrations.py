@@ -16,12 +16,13 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 from support.log import Life, child, write, write_each, write_texts
 from support.newer import newer
 
-from ava_audit import migrations, reducers
+from ava_audit import reducers
 from ava_audit.entries import ENTRY_COLUMNS
 from ava_audit.errors import SchemaNewer, StoreUnavailable
-from ava_audit.migrations import SCHEMA_VERSION, migrate, reducers_changed, schema_version, scratch
-from ava_audit.projections import BUDGETS, GROUPS, PROJECTIONS, PROPOSALS, RUNS
-from ava_audit.store import Store
+from ava_audit.store import migrations
+from ava_audit.store.migrations import SCHEMA_VERSION, migrate, reducers_changed, schema_version, scratch
+from ava_audit.store.projections import BUDGETS, GROUPS, PROJECTIONS, PROPOSALS, RUNS
+from ava_audit.store.store import Store
 from ava_audit.verify import verify
 from ava_audit.view import View
 
@@ -179,7 +180,7 @@ import sys, anyio
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 from ava_audit.errors import SchemaNewer
-from ava_audit.store import Store
+from ava_audit.store.store import Store
 from ava_audit.view import View
 from support.log import said, write
 async def main():

@@ -21,8 +21,8 @@ from ava_audit.chain import content_sha
 from ava_audit.events import Event, ToolCall, Who
 from ava_audit.line import line_fault, mirror_line
 from ava_audit.mirror import Mirror, file_of
-from ava_audit.projections import note_mirrored
-from ava_audit.store import Store
+from ava_audit.store.projections import note_mirrored
+from ava_audit.store.store import Store
 from ava_audit.verify_lines import verify_lines
 from ava_audit.view import View
 

@@ -26,9 +26,9 @@ from ava_audit.events import (
     ToolCall,
     ToolResult,
 )
-from ava_audit.projections import PROJECTIONS, refold
 from ava_audit.rows import RunRow
-from ava_audit.store import Store
+from ava_audit.store.projections import PROJECTIONS, refold
+from ava_audit.store.store import Store
 from ava_audit.verify import verify
 from ava_audit.view import View
 

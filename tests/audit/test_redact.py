@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ava_audit import key_shapes, named_secrets
-from ava_audit.redact import Redactor
+from ava_audit.redaction import key_shapes, named_secrets
+from ava_audit.redaction.redact import Redactor
 
 LETTERS = "Ab3Cd4Ef5Gh6Ij7Kl8Mn9Op0Qr1St2Uv3Wx4Yz5"
 """Stands where a real key has its random part: long, mixed, and obviously nobody's."""

@@ -13,14 +13,14 @@ import anyio.to_thread
 import pytest
 from support.log import AVA, Life, child, said, write, write_each, write_texts
 
-from ava_audit import keeper
 from ava_audit.events import TRANSCRIPT_TYPES, Event, LogErased
-from ava_audit.keeper import index_news, run_keeper
 from ava_audit.mirror import Mirror
-from ava_audit.projections import note_mirrored
 from ava_audit.retention import Retention, complete, erase_run, erasing, horizon, sweep
 from ava_audit.search import LogQuery, search
-from ava_audit.store import Store
+from ava_audit.store import keeper
+from ava_audit.store.keeper import index_news, run_keeper
+from ava_audit.store.projections import note_mirrored
+from ava_audit.store.store import Store
 from ava_audit.verify import verify
 from ava_audit.verify_lines import verify_lines
 from ava_audit.view import View

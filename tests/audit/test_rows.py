@@ -12,9 +12,9 @@ import anyio.lowlevel
 import pytest
 from support.log import Life, write, write_each, writing
 
-from ava_audit import projections
 from ava_audit.rows import RUNNING, RunRow
-from ava_audit.store import Outcome, Store
+from ava_audit.store import projections
+from ava_audit.store.store import Outcome, Store
 from ava_audit.verify import verify
 from ava_audit.view import View
 

@@ -17,10 +17,10 @@ from support.log import AVA, Life, child, run_who, said, write, write_each, writ
 from ava_audit.entries import Entry
 from ava_audit.errors import BadQuery, StoreUnavailable
 from ava_audit.events import FACTS, Event, Usage, UserMessage, Who
-from ava_audit.keeper import index_news
-from ava_audit.projections import forget_words, merge_words
 from ava_audit.search import Conditions, LogQuery, follow, matching, search
-from ava_audit.store import Store
+from ava_audit.store.keeper import index_news
+from ava_audit.store.projections import forget_words, merge_words
+from ava_audit.store.store import Store
 from ava_audit.words import index_row, type_filter
 
 TESTS = Path(__file__).parent.parent
@@ -271,7 +271,7 @@ async def test_an_entry_of_a_type_of_a_newer_program_is_found(log: Store, tmp_pa
 async def test_follow_yields_what_any_process_writes_in_order_and_filtered(log: Store, tmp_path: Path) -> None:
     write_other = (
         "import sys, anyio\nfrom pathlib import Path\nsys.path.insert(0, sys.argv[2])\n"
-        "from ava_audit.store import Store\nfrom support.log import write_texts\n"
+        "from ava_audit.store.store import Store\nfrom support.log import write_texts\n"
         "async def main():\n"
         "    async with Store.open(Path(sys.argv[1])) as log:\n"
         "        await write_texts(log, ['wanted two', 'skip', 'wanted three'])\n"

@@ -16,9 +16,9 @@ from support.log import write_texts
 
 from ava_audit import search as searching
 from ava_audit.errors import StoreUnavailable
-from ava_audit.keeper import index_news
 from ava_audit.search import LogQuery, search
-from ava_audit.store import Store
+from ava_audit.store.keeper import index_news
+from ava_audit.store.store import Store
 from ava_audit.words import match_expression
 
 SYNTAX = [

@@ -12,10 +12,10 @@ import pytest
 from support.log import AVA, Life, write_each, write_texts
 
 from ava_audit import retention
-from ava_audit.keeper import run_keeper
 from ava_audit.mirror import Mirror
-from ava_audit.set_aside import forget_old
-from ava_audit.store import Store
+from ava_audit.store.keeper import run_keeper
+from ava_audit.store.set_aside import forget_old
+from ava_audit.store.store import Store
 from ava_audit.verify_lines import verify_lines
 
 

@@ -15,11 +15,11 @@ import anyio.to_thread
 import pytest
 from support.log import AVA, Life, child, said, write, write_each, writing
 
-from ava_audit import mounts, store
 from ava_audit.entries import Entry
 from ava_audit.errors import Contradiction, DataRootRefused, EntryTooLarge, SchemaNewer, StaleOwner, StoreUnavailable
 from ava_audit.events import Activity, AssistantMessage, Event, ToolResult, UserMessage
-from ava_audit.store import Outcome, Store
+from ava_audit.store import mounts, store
+from ava_audit.store.store import Outcome, Store
 from ava_audit.verify import verify
 from ava_audit.view import View
 
@@ -227,7 +227,7 @@ async def test_a_process_that_keeps_the_write_lock_makes_commands_fail_and_reads
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hold = (
-        "import sys, pathlib; from ava_audit.locks import WriteLock\n"
+        "import sys, pathlib; from ava_audit.store.locks import WriteLock\n"
         "with WriteLock(pathlib.Path(sys.argv[1])).held(): print('held', flush=True); sys.stdin.read()\n"
     )
     with anyio.fail_after(5):
@@ -289,7 +289,7 @@ APPEND = """
 import sys, anyio
 from pathlib import Path
 sys.path.insert(0, sys.argv[4])
-from ava_audit.store import Store
+from ava_audit.store.store import Store
 from support.log import said, write
 async def main():
     async with Store.open(Path(sys.argv[1])) as log:

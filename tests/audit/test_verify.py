@@ -21,8 +21,8 @@ from ava_audit.errors import BadQuery, StoreUnavailable
 from ava_audit.faults import Report
 from ava_audit.mirror import Mirror
 from ava_audit.retention import erase_run
-from ava_audit.set_aside import not_in_log
-from ava_audit.store import Store
+from ava_audit.store.set_aside import not_in_log
+from ava_audit.store.store import Store
 from ava_audit.verify import verify
 
 N = len(HEADER)

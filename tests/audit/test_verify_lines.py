@@ -18,7 +18,7 @@ from ava_audit.export import export
 from ava_audit.faults import Report
 from ava_audit.line import line_fault
 from ava_audit.search import LogQuery
-from ava_audit.store import Store
+from ava_audit.store.store import Store
 from ava_audit.verify_lines import LONGEST_LINE, verify_lines
 
 

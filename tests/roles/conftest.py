@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.attacks import EVERY, needs
 
-from ava_roles.confine.sandbox import Kind
+from ava_roles.sandbox.sandbox import Kind
 
 
 @pytest.fixture(params=EVERY)

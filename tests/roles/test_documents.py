@@ -12,8 +12,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from ava_roles.confine.fetch import Fetched
 from ava_roles.errors import ToolFailed
+from ava_roles.net.fetch import Fetched
 from ava_roles.tools import documents
 from ava_roles.tools.pages import read_page
 

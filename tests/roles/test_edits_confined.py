@@ -16,9 +16,9 @@ import pytest
 from support.roots import WAYS, kernel, stepwise
 from support.swapping import swapping
 
-from ava_roles.confine.paths import Root
 from ava_roles.errors import AccessRefused, NotThere, ToolFailed
-from ava_roles.workshop.edits import BYTES_MAX, Edits, belongs_to_git
+from ava_roles.sandbox.paths import Root
+from ava_roles.worktree.edits import BYTES_MAX, Edits, belongs_to_git
 
 SECRET = b"the secret outside"
 
@@ -229,8 +229,8 @@ def test_a_folder_swapped_with_a_link_while_files_are_written_leads_nowhere(
 WRITER = """
 import sys
 from pathlib import Path
-from ava_roles.confine.paths import Root
-from ava_roles.workshop.edits import Edits
+from ava_roles.sandbox.paths import Root
+from ava_roles.worktree.edits import Edits
 here = Path(sys.argv[1])
 edits = Edits(Root.open(here / "tree"), ["src"], here / "edits")
 print("ready", flush=True)
@@ -264,9 +264,9 @@ def test_a_kill_while_a_file_is_written_leaves_the_old_or_the_new_and_nothing_be
 FULL = """
 import sys
 from pathlib import Path
-from ava_roles.confine.paths import Root
+from ava_roles.sandbox.paths import Root
 from ava_roles.errors import ToolFailed
-from ava_roles.workshop.edits import Edits
+from ava_roles.worktree.edits import Edits
 here = Path(sys.argv[1])
 (here / "tree").mkdir()
 edits = Edits(Root.open(here / "tree"), ["."], here / "edits")

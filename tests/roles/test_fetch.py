@@ -11,13 +11,13 @@ import anyio.abc
 import pytest
 from support.web_site import HOST, PUBLIC, Page, Site, make_certificate, site
 
-from ava_roles.confine import addresses
-from ava_roles.confine.addresses import is_public
-from ava_roles.confine.fetch import Fetcher
-from ava_roles.confine.resolve import SystemResolver
-from ava_roles.confine.turns import Turns
-from ava_roles.confine.urls import checked_url, masked
 from ava_roles.errors import AccessRefused, ToolFailed
+from ava_roles.net import addresses
+from ava_roles.net.addresses import is_public
+from ava_roles.net.fetch import Fetcher
+from ava_roles.net.politeness import Turns
+from ava_roles.net.resolve import SystemResolver
+from ava_roles.net.urls import checked_url, masked
 
 PRIVATE = [
     "0.0.0.0",

@@ -7,8 +7,8 @@ import anyio
 import pytest
 from support.documents import pdf
 
-from ava_roles.confine.paths import Root
 from ava_roles.errors import AccessRefused, ToolFailed
+from ava_roles.sandbox.paths import Root
 from ava_roles.tools import documents
 from ava_roles.tools.base import Place, ToolOutput
 from ava_roles.tools.files import ReadFile, ReadFileArgs

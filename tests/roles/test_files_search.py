@@ -7,8 +7,8 @@ from pathlib import Path
 import anyio
 import pytest
 
-from ava_roles.confine.paths import Root
 from ava_roles.errors import AccessRefused, ToolFailed
+from ava_roles.sandbox.paths import Root
 from ava_roles.tools import grep
 from ava_roles.tools.base import Place, ToolOutput
 from ava_roles.tools.passages import cut_up, words_of

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mcp_types import Tool, ToolAnnotations
 
-from ava_roles.foreign.names import LONGEST, SERVER_NAME, covers, full_names, is_wildcard, server_of
-from ava_roles.foreign.offered import DESCRIPTION_CHARS, SCHEMA_CHARS, Offered, offers_of
-from ava_roles.foreign.results import MOST_CHARS, output_of
+from ava_roles.mcp_client.names import LONGEST, SERVER_NAME, covers, full_names, is_wildcard, server_of
+from ava_roles.mcp_client.results import MOST_CHARS, output_of
+from ava_roles.mcp_client.tools import DESCRIPTION_CHARS, SCHEMA_CHARS, Offered, offers_of
 
 
 def offered(schema: dict[str, Any], **more: Any) -> Offered:

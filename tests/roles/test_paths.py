@@ -10,11 +10,11 @@ import pytest
 from support.roots import WAYS, kernel, stepwise
 from support.swapping import swapping
 
-from ava_roles.confine import beneath
-from ava_roles.confine.linux import NotOnThisSystem
-from ava_roles.confine.paths import Root
-from ava_roles.confine.plain import Plain
 from ava_roles.errors import AccessRefused, ToolFailed
+from ava_roles.sandbox import beneath
+from ava_roles.sandbox.linux import NotOnThisSystem
+from ava_roles.sandbox.paths import Root
+from ava_roles.sandbox.plain import Plain
 
 SECRET = b"the secret outside"
 

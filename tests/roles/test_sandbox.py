@@ -23,9 +23,9 @@ from support.attacks import (
     why_not,
 )
 
-from ava_roles.confine import choosing, linux
-from ava_roles.confine.probe import fault_of
-from ava_roles.confine.sandbox import STRENGTH, Kind, Unavailable, find_sandbox
+from ava_roles.sandbox import linux, selection
+from ava_roles.sandbox.probe import fault_of
+from ava_roles.sandbox.sandbox import STRENGTH, Kind, Unavailable, find_sandbox
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="commands are confined on Linux alone")
 
@@ -142,7 +142,7 @@ def test_the_strongest_that_holds_is_taken_and_is_looked_for_once(tmp_path: Path
 
 def test_without_bubblewrap_landlock_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     needs("landlock")
-    monkeypatch.setattr(choosing, "_PROGRAMS", str(tmp_path))
+    monkeypatch.setattr(selection, "_PROGRAMS", str(tmp_path))
     found = find_sandbox("auto", tmp_path)
     assert not isinstance(found, Unavailable), found
     assert found.kind == "landlock"
@@ -152,7 +152,7 @@ def test_without_bubblewrap_landlock_is_taken(tmp_path: Path, monkeypatch: pytes
 def test_with_neither_nothing_is_found_and_what_to_do_is_said(
     abi: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(choosing, "_PROGRAMS", str(tmp_path))
+    monkeypatch.setattr(selection, "_PROGRAMS", str(tmp_path))
     monkeypatch.setattr(linux, "landlock_abi", lambda: abi)
     found = find_sandbox("auto", tmp_path)
     assert isinstance(found, Unavailable)
@@ -201,7 +201,7 @@ async def test_a_server_hides_its_memory_and_environment_from_its_own_user(for_a
 @pytest.mark.skipif(not linux.is_root(), reason="needs root")
 def test_root_that_may_not_mount_finds_nothing(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from ava_roles.confine.sandbox import find_sandbox\n"
+        "import sys; from pathlib import Path; from ava_roles.sandbox.sandbox import find_sandbox\n"
         "found = find_sandbox('auto', Path(sys.argv[1])); print(found.why); print(found.what_to_do)"
     )
     done = subprocess.run(

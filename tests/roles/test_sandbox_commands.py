@@ -13,10 +13,10 @@ import anyio
 import pytest
 from support.attacks import BWRAP, CONFINED, HERE, command, how, needs, python, sandbox
 
-from ava_roles.confine import linux
-from ava_roles.confine.sandbox import Bind, Command, Kind
-from ava_roles.confine.supervised import How, Supervised
 from ava_roles.errors import ToolFailed
+from ava_roles.sandbox import linux
+from ava_roles.sandbox.sandbox import Bind, Command, Kind
+from ava_roles.sandbox.supervised import How, Supervised
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="commands are confined on Linux alone")
 

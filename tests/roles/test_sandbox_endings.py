@@ -17,7 +17,7 @@ from support.attacks import command, python, sandbox
 from support.processes import children_of, lives, marked
 from support.sandbox_server import NASTY
 
-from ava_roles.confine.sandbox import Kind
+from ava_roles.sandbox.sandbox import Kind
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="commands are confined on Linux alone")
 

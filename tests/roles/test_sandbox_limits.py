@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from support.attacks import command, needs, python, sandbox
 
-from ava_roles.confine import linux
-from ava_roles.confine.sandbox import Kind
+from ava_roles.sandbox import linux
+from ava_roles.sandbox.sandbox import Kind
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="commands are confined on Linux alone")
 

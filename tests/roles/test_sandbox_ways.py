@@ -10,9 +10,9 @@ import pytest
 from support.attacks import HERE, needs, sandbox
 from support.projects import write
 
-from ava_roles.confine import linux
-from ava_roles.confine.sandbox import Bind, Command, Finished, Kind
 from ava_roles.errors import ToolFailed
+from ava_roles.sandbox import linux
+from ava_roles.sandbox.sandbox import Bind, Command, Finished, Kind
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="commands are confined on Linux alone")
 

@@ -11,10 +11,10 @@ import anyio
 import pytest
 from support.projects import checkout, write
 
-from ava_roles.confine.paths import Root
-from ava_roles.confine.sandbox import Command, Finished, Unavailable, find_sandbox
-from ava_roles.confine.workbench import Workbench
 from ava_roles.errors import ToolFailed
+from ava_roles.sandbox.paths import Root
+from ava_roles.sandbox.sandbox import Command, Finished, Unavailable, find_sandbox
+from ava_roles.sandbox.workbench import Workbench
 from ava_roles.tools.base import Place, ToolOutput
 from ava_roles.tools.shell import PythonExec, PythonExecArgs, RunBash, RunBashArgs
 

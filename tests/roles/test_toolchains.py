@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.projects import write
 
-from ava_roles.confine.toolchains import Toolchains, find_toolchains
+from ava_roles.sandbox.toolchains import Toolchains, find_toolchains
 
 PROGRAM = "#!/bin/sh\n"
 
@@ -177,7 +177,7 @@ def test_what_stands_where_a_version_should_holds_nobody_up_and_is_not_read_beyo
     else:
         at.symlink_to("/dev/zero" if what == "a device" else "/dev/stdin")
     code = (
-        "import resource, sys; from pathlib import Path; from ava_roles.confine.toolchains import find_toolchains\n"
+        "import resource, sys; from pathlib import Path; from ava_roles.sandbox.toolchains import find_toolchains\n"
         "resource.setrlimit(resource.RLIMIT_DATA, (1 << 29, 1 << 29))\n"
         "home = Path(sys.argv[1]); env = {'PATH': str(home / '.pyenv/shims')}\n"
         "find_toolchains(home / 'project', (), read_only=(), home=home, env=env)\n"
@@ -214,7 +214,7 @@ def test_an_interpreter_of_another_user_keeps_no_command_from_running(home: Path
     environment(home / "project", python(home / "closed/python"))
     write(home / "project", {"go.mod": ""})
     code = (
-        "import os, sys; from pathlib import Path; from ava_roles.confine.toolchains import find_toolchains\n"
+        "import os, sys; from pathlib import Path; from ava_roles.sandbox.toolchains import find_toolchains\n"
         "home = Path(sys.argv[1]); (home / 'closed').chmod(0)\n"
         "os.getuid() or os.setresuid(58500, 58500, 58500)\n"
         "found = find_toolchains(home / 'project', ('.venv',), read_only=(), home=home, env={'PATH': ''})\n"

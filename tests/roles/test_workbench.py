@@ -10,9 +10,9 @@ import anyio
 import pytest
 from support.projects import checkout, tree, write
 
-from ava_roles.confine.paths import Root
-from ava_roles.confine.workbench import Workbench
 from ava_roles.errors import ToolFailed
+from ava_roles.sandbox.paths import Root
+from ava_roles.sandbox.workbench import Workbench
 
 
 @pytest.fixture

@@ -15,10 +15,10 @@ from support.attacks import CONFINED, needs
 from support.projects import git, write
 from support.workshops import FIXED, PROJECT, RUN, order, project, run, sealed, working
 
-from ava_roles.confine.sandbox import Kind
 from ava_roles.errors import BadNamespace, ToolFailed, WorkshopFailed
-from ava_roles.workshop.branch import Branch
-from ava_roles.workshop.workshop import keep_left, remove
+from ava_roles.sandbox.sandbox import Kind
+from ava_roles.worktree.branch import Branch
+from ava_roles.worktree.session import keep_left, remove
 
 SUM = "python3 -c 'import calc; assert calc.add(1, 2) == 3'"
 

@@ -14,8 +14,8 @@ from support.projects import git, write
 from support.workshop_killed import killed_order
 from support.workshops import FIXED, PROJECT, RUN, project, sealed, working
 
-from ava_roles.confine.sandbox import Kind
-from ava_roles.workshop.workshop import keep_left, remove
+from ava_roles.sandbox.sandbox import Kind
+from ava_roles.worktree.session import keep_left, remove
 
 TESTS = Path(__file__).parents[1]
 

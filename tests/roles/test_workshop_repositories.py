@@ -15,9 +15,9 @@ from support.projects import git, write
 from support.workshops import FIXED, PROJECT, RUN, order, project, sealed, working
 
 from ava_roles.errors import NoRepository, WorkshopFailed
-from ava_roles.workshop.looking import look
-from ava_roles.workshop.order import WorkOrder
-from ava_roles.workshop.workshop import diff, keep_left, remove
+from ava_roles.worktree.inspect import look
+from ava_roles.worktree.order import WorkOrder
+from ava_roles.worktree.session import diff, keep_left, remove
 
 Builder = Callable[[Path, Path], Path]
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:" + "a" * 64 + "\nsize 12345\n"
@@ -485,7 +485,7 @@ def test_what_stands_in_a_repository_holds_nobody_up(tmp_path: Path, name: str, 
         at.symlink_to("/dev/zero")
     code = (
         "import resource, sys; from pathlib import Path; from ava_roles.errors import RolesError\n"
-        "from ava_roles.workshop.looking import look\n"
+        "from ava_roles.worktree.inspect import look\n"
         "resource.setrlimit(resource.RLIMIT_DATA, (3 << 29, 3 << 29)); project, home = map(Path, sys.argv[1:])\n"
         "try: look(project, home)\n"
         "except RolesError as error: print(error)\n"

@@ -18,10 +18,10 @@ from support.projects import git, write
 from support.workshop_as import worked
 from support.workshops import FIXED, RUN, order, project, sealed, working
 
-from ava_roles.confine import linux
-from ava_roles.confine.sandbox import Kind
 from ava_roles.errors import WorkshopFailed
-from ava_roles.workshop.workshop import keep_left, remove
+from ava_roles.sandbox import linux
+from ava_roles.sandbox.sandbox import Kind
+from ava_roles.worktree.session import keep_left, remove
 
 SUPPORT = Path(__file__).parents[1] / "support"
 PLAIN = 58_500

@@ -12,11 +12,11 @@ from support.projects import checkout, environment_of, git, write
 from support.workshops import RUN, order, project, working
 
 from ava_roles.errors import BadNamespace
-from ava_roles.workshop.changes import is_test
-from ava_roles.workshop.failing import failing_part
-from ava_roles.workshop.finding import Found, Nothing, Several, find_verify
-from ava_roles.workshop.looking import look
-from ava_roles.workshop.order import WorkOrder, namespace_of, within
+from ava_roles.worktree.changes import is_test
+from ava_roles.worktree.failing import failing_part
+from ava_roles.worktree.inspect import look
+from ava_roles.worktree.order import WorkOrder, namespace_of, within
+from ava_roles.worktree.verify_command import Found, Nothing, Several, find_verify
 
 NPM = json.dumps({"scripts": {"test": "node --test"}})
 PLACEHOLDER = json.dumps({"scripts": {"test": 'echo "Error: no test specified" && exit 1'}})

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ava_roles.errors import WorkspaceRefused
-from ava_roles.workspace import Workspace, resolve_workspace
+from ava_roles.sandbox.workspace import Workspace, resolve_workspace
 
 
 @dataclass(frozen=True)

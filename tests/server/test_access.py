@@ -18,9 +18,9 @@ from support.model_server import Gate, Say
 from support.stdio import logged, until
 
 from ava_audit.events import RunClaimed, SpawnDecided, ToolResult
-from ava_server.access import Access
-from ava_server.errors import AvaError, ConfigError
-from ava_server.keys import set_key
+from ava_server.config.credentials import Access
+from ava_server.config.keys import set_key
+from ava_server.core.errors import AvaError, ConfigError
 
 FIRST, SECOND = "the-first-key-of-all", "the-second-key-of-all"
 """Keys without the shape of one: they are hidden only where they are known."""

@@ -12,13 +12,13 @@ from support.house import DONE, arrived, hand_over, open_lab
 from support.model_server import Gate, Raw, Say, events
 
 from ava_audit.events import Activity
-from ava_audit.store import Store
+from ava_audit.store.store import Store
 from ava_roles.tools.base import Tool
 from ava_roles.tools.registry import builtin_tools
 from ava_roles.tools.saying import sentence
-from ava_server.earlier import ReadSubagentResult
-from ava_server.history import History
-from ava_server.run_tools import run_tools
+from ava_server.approval.context_from import ReadSubagentResult
+from ava_server.runs.history import History
+from ava_server.runs.tools import run_tools
 
 LONG = "/".join(f"part-{number}" for number in range(20))
 SAYS: list[tuple[str, dict[str, Any], str]] = [

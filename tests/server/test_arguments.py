@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from ava_server.arguments import CheckArgs, ConfirmArgs, SpawnArgs, parse, shown
-from ava_server.errors import BadInput
+from ava_server.approval.requests import CheckArgs, ConfirmArgs, SpawnArgs, parse, shown
+from ava_server.core.errors import BadInput
 
 TASK = {"role": "researcher", "task": "x"}
 

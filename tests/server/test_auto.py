@@ -21,14 +21,14 @@ from ava_audit.rows import WAITING
 from ava_audit.view import View
 from ava_roles.tools.base import Place, Tool, ToolArgs, ToolOutput, ToolSpec
 from ava_roles.tools.registry import builtin_tools
-from ava_server.approval import Ceilings
-from ava_server.desk import Desk
-from ava_server.desk.spawning import not_by_itself
-from ava_server.errors import ConfigError
-from ava_server.house import open_house
-from ava_server.run_config import RunConfig
-from ava_server.secrets_store import set_secret
-from ava_server.session import Session
+from ava_server.approval.decisions import Ceilings
+from ava_server.approval.run_config import RunConfig
+from ava_server.config.secrets import set_secret
+from ava_server.core.errors import ConfigError
+from ava_server.service.runtime import open_house
+from ava_server.service.service import Desk
+from ava_server.service.session import Session
+from ava_server.service.spawn import not_by_itself
 
 LIMITS = "[limits]\nspawns_per_hour = 1000\nuser_daily_cents = 100000\ninstallation_daily_cents = 100000\n"
 

@@ -23,9 +23,9 @@ from ava_audit.events import (
     Usage,
     Who,
 )
-from ava_audit.store import Outcome, Store
+from ava_audit.store.store import Outcome, Store
 from ava_audit.view import View
-from ava_server.budget import (
+from ava_server.budget.caps import (
     Asked,
     CapReached,
     DayCaps,
@@ -36,7 +36,7 @@ from ava_server.budget import (
     user_scope,
     utc_day,
 )
-from ava_server.prices import Price, UserPrice, find_price
+from ava_server.models.pricing.prices import Price, UserPrice, find_price
 
 PRICE = find_price("far", "model", base_url="https://far.example", overrides={"model": UserPrice(input=1, output=1)})
 GROUP = "G-0000001"

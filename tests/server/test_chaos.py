@@ -22,11 +22,11 @@ from support.house import PRICED, Lab, arrived, check_budgets, hand_over, open_l
 from support.log import child
 from support.model_server import Gate, ModelServer, Say, running_model_server
 
-from ava_audit import store
 from ava_audit.errors import StoreUnavailable
 from ava_audit.events import AssistantMessage, CostReserved, CostUpdate, ErrorOccurred, Event, Fence, RunClaimed, Who
-from ava_audit.locks import WriteLock
-from ava_audit.migrations import SCHEMA_VERSION
+from ava_audit.store import store
+from ava_audit.store.locks import WriteLock
+from ava_audit.store.migrations import SCHEMA_VERSION
 from ava_audit.view import View
 
 NOTE = Say(calls=[("scratchpad", {"note": "half of it"})])
@@ -365,7 +365,7 @@ async def test_a_confirm_whose_aftermath_cannot_be_read_is_answered_as_approved(
 async def test_a_cancel_that_the_log_could_not_take_is_not_forgotten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ava_server.loop.END_S", 1.0)
+    monkeypatch.setattr("ava_server.runs.loop.END_S", 1.0)
     gate = Gate()
     async with open_lab(tmp_path, [Say("x", NOTE.calls, gate=gate), hand_over(), hand_over()], config=PRICED) as lab:
         run_id = await lab.start()
@@ -406,7 +406,7 @@ async def test_a_moment_without_descriptors_does_not_end_the_server(tmp_path: Pa
 import os, resource, sys, threading, anyio
 from pathlib import Path
 from support.house import arrived, hand_over, open_lab
-from ava_audit.readers import READERS
+from ava_audit.store.readers import READERS
 async def main():
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     async with open_lab(Path(sys.argv[1]), [hand_over()] * 2) as lab, anyio.create_task_group() as slow:

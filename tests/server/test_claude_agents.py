@@ -11,8 +11,8 @@ from support.house import hand_over, open_lab
 
 from ava_audit.events import RunStarted
 from ava_roles.role import COMMON_TOOLS, RESEARCH_TOOLS
-from ava_server.role_folders import Places
-from ava_server.trusted_roles import change_trusted
+from ava_server.config.role_folders import Places
+from ava_server.config.role_trust import change_trusted
 
 AGENTS = Path(__file__).parent.parent / "data" / "claude_agents"
 FILES = {path.relative_to(AGENTS).as_posix(): path for path in sorted(AGENTS.rglob("*.md"))}
@@ -66,7 +66,7 @@ async def test_an_agent_runs_as_a_role_with_its_words_its_tier_and_the_tools_tha
 
 
 def test_descriptions_over_several_lines_and_with_colons_and_examples_are_read_whole(project: Path) -> None:
-    from ava_server.data_root import DataRoot
+    from ava_server.core.data_root import DataRoot
 
     catalog = Places(DataRoot(project.parent / "data"), project.resolve(), True, project.parent).load()
     assert catalog.problems == ()

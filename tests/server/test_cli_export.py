@@ -12,7 +12,7 @@ from support.log import AVA, Life, said, write_each, writing
 from support.terminal import COMMAND, ava, environment, on_terminal
 
 from ava_audit.events import Event, ToolCall, Who
-from ava_audit.store import Store
+from ava_audit.store.store import Store
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from support.terminal import COMMAND, ava, environment, on_terminal
 
 from ava_audit.events import Event, SessionStart, SubagentSpawn, ToolCall, ToolResult, Who
 from ava_audit.line import line_fault
-from ava_audit.store import Store
+from ava_audit.store.store import Store
 from ava_roles.wrap import wrap_tool_output
 
 ONE, OTHER = "S-aaaaaa", "S-bbbbbb"

@@ -13,10 +13,10 @@ from support.model_server import JSON, Fail, Gate, HangUp, Raw, Step, running_mo
 from support.terminal import ava, on_terminal
 
 from ava_server.models import endpoint_list
-from ava_server.models.choose import KNOWN_URLS, TIERS, default_tiers, tiers_reviewed
-from ava_server.price_table import look_up
-from ava_server.price_words import usd
-from ava_server.prices import Price
+from ava_server.models.pricing.format import usd
+from ava_server.models.pricing.prices import Price
+from ava_server.models.pricing.table import look_up
+from ava_server.models.selection import KNOWN_URLS, TIERS, default_tiers, tiers_reviewed
 
 KEY = "sk-or-v1-0a1b2c3d4e5f60718293a4b5c6d7e8f9"
 ROUTER = {"OPENROUTER_API_KEY": KEY}

@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ava_server.answers import RunAnswer, Untrusted
 from ava_server.cli.markdown import drawn
 from ava_server.cli.order import spawns_of
 from ava_server.cli.results import result_text
 from ava_server.cli.saving import check_folder, save_artifacts
 from ava_server.cli.showing import drawn_result
 from ava_server.cli.terminal import cells
-from ava_server.errors import BadInput
+from ava_server.core.errors import BadInput
+from ava_server.service.responses import RunAnswer, Untrusted
 
 STYLES = re.compile(r"\x1b\[[\d;]*m")
 PIECES = st.sampled_from(

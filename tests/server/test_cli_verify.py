@@ -13,7 +13,7 @@ from support.log import AVA, Life, said, unguarded, write_each, write_texts, wri
 from support.terminal import ava, on_terminal
 
 from ava_audit.mirror import Mirror
-from ava_audit.store import Store
+from ava_audit.store.store import Store
 
 HEAD = re.compile(r"^Head: ([0-9a-f]{64})$", re.MULTILINE)
 

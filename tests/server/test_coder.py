@@ -31,8 +31,8 @@ from support.processes import marked
 from support.projects import checkout, git, write
 
 from ava_audit.events import RunPaused, ToolResult, WorkChecked, WorktreeReady
-from ava_roles.confine.sandbox import Unavailable, find_sandbox
-from ava_server.words import text_of
+from ava_roles.sandbox.sandbox import Unavailable, find_sandbox
+from ava_server.service.render_text import text_of
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -416,7 +416,7 @@ async def test_a_plan_is_made_with_the_baseline_in_view(tmp_path: Path) -> None:
 
 
 async def test_a_run_that_was_paused_goes_on_in_its_worktree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ava_server.asking.PAUSE_FROM_S", 0.5)
+    monkeypatch.setattr("ava_server.runs.model_call.PAUSE_FROM_S", 0.5)
     repository = project(tmp_path)
     script: list[Step] = [Say(calls=[RIGHT]), Fail(429, retry_after="1"), hand_over()]
     async with open_lab(tmp_path, script) as lab:
@@ -466,7 +466,7 @@ async def test_a_malformed_result_is_mended_apart_from_what_does_not_pass(tmp_pa
 async def test_a_branch_that_takes_longer_than_a_cancel_may_is_made_right_after(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ava_server.working.KEEP_CANCELLED_S", 0.01)
+    monkeypatch.setattr("ava_server.runs.coding.KEEP_CANCELLED_S", 0.01)
     repository = project(tmp_path)
     gate = Gate()
     async with open_lab(tmp_path, [Say(calls=[RIGHT]), Say("late", gate=gate)]) as lab:
@@ -504,8 +504,8 @@ async def test_a_cancel_of_a_paused_run_does_not_wait_longer_for_its_branch_than
         with anyio.fail_after(5):
             while lab.house.manager.activity(run_id) is not None:  # noqa: ASYNC110 - nothing tells that it let go
                 await anyio.sleep(0.02)
-        monkeypatch.setattr("ava_server.endings.ANSWER_S", 0.0)
-        monkeypatch.setattr("ava_server.endings.LEAST_S", 0.001)
+        monkeypatch.setattr("ava_server.runs.endings.ANSWER_S", 0.0)
+        monkeypatch.setattr("ava_server.runs.endings.LEAST_S", 0.001)
         with anyio.fail_after(5):
             answer = await lab.call("cancel_subagent", subagent_id=run_id)
         assert answer.runs[0]["state"] == "cancelled"

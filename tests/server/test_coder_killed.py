@@ -21,8 +21,8 @@ from support.processes import marked
 from support.projects import git
 
 from ava_audit.events import RunClaimed, ToolResult, WorkChecked, WorktreeReady
-from ava_roles.confine.removal import remove_tree
-from ava_roles.confine.sandbox import Unavailable, find_sandbox
+from ava_roles.sandbox.removal import remove_tree
+from ava_roles.sandbox.sandbox import Unavailable, find_sandbox
 
 MANY = {f"many/{number:04}.txt": f"{number}\n" for number in range(3_000)}
 """Files that take a moment to be written."""
@@ -180,7 +180,7 @@ async def test_a_run_that_ends_without_an_owner_keeps_what_it_had(
                 with anyio.fail_after(5):
                     await lab.call("cancel_subagent", subagent_id=run_id, reason="enough")
             else:
-                monkeypatch.setattr("ava_server.unowned.ABANDONED_US", 0)
+                monkeypatch.setattr("ava_server.runs.recovery.ABANDONED_US", 0)
                 gone = frozenset({str((await lab.run(run_id)).instance)})
                 assert await lab.house.manager.endings.end_overdue(run_id, gone)
             assert (await lab.run(run_id)).state == how

@@ -10,10 +10,10 @@ from support.coding import VERIFY, asked, project
 from support.house import PRICED, open_lab
 from support.projects import checkout, git, write
 
-from ava_roles.confine.sandbox import Unavailable, find_sandbox
-from ava_server.desk.desk import Desk
-from ava_server.questions import Question, Reply
-from ava_server.run_config import config_of
+from ava_roles.sandbox.sandbox import Unavailable, find_sandbox
+from ava_server.approval.questions import Question, Reply
+from ava_server.approval.run_config import config_of
+from ava_server.service.service import Desk
 
 EDITOR = (
     "---\nname: editor\ndescription: Edits.\ntools: [Read, Edit]\nverify: make check\nsetup: make deps\n---\nEdit.\n"

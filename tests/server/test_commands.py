@@ -19,11 +19,11 @@ from support.processes import marked
 from support.projects import checkout, environment_of, git, names, node_of_nvm, python_of_uv, tree, write
 
 from ava_audit.events import RunStarted, ToolResult
-from ava_roles.confine import choosing, linux
-from ava_roles.confine.sandbox import Unavailable, find_sandbox
-from ava_server.commands import remove_benches
-from ava_server.errors import ConfigError
-from ava_server.run_config import config_of
+from ava_roles.sandbox import linux, selection
+from ava_roles.sandbox.sandbox import Unavailable, find_sandbox
+from ava_server.approval.run_config import config_of
+from ava_server.approval.shell_policy import remove_benches
+from ava_server.core.errors import ConfigError
 
 PROJECT = {
     "adding.py": "def add(a, b):\n    return a + b\n",
@@ -315,7 +315,7 @@ async def test_without_bubblewrap_commands_are_confined_too(
     tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing can be shown elsewhere then: commands see the copy where it is, and packages through a link."""
-    monkeypatch.setattr(choosing, "_PROGRAMS", str(tmp_path))
+    monkeypatch.setattr(selection, "_PROGRAMS", str(tmp_path))
     found = await anyio.to_thread.run_sync(find_sandbox, "auto", tmp_path / "data" / "sandbox")
     if isinstance(found, Unavailable):
         pytest.skip(f"{found.why}; {found.what_to_do}")
@@ -453,7 +453,7 @@ async def test_the_policy_auto_starts_nothing_that_runs_commands(tmp_path: Path,
 @pytest.fixture
 def nothing_confines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine without bubblewrap and without Landlock."""
-    monkeypatch.setattr(choosing, "_PROGRAMS", str(tmp_path))
+    monkeypatch.setattr(selection, "_PROGRAMS", str(tmp_path))
     monkeypatch.setattr(linux, "landlock_abi", lambda: 0)
 
 
@@ -488,8 +488,8 @@ async def test_a_run_waits_where_its_commands_would_be_confined_less_than_approv
                 pytest.skip("there is nothing weaker here")
             run_id = await lab.start(role="code_reviewer")
         with monkeypatch.context() as patch:
-            patch.setattr(choosing, "_PROGRAMS", str(tmp_path))
-            patch.setattr(choosing, "_found", {})
+            patch.setattr(selection, "_PROGRAMS", str(tmp_path))
+            patch.setattr(selection, "_found", {})
             async with open_lab(tmp_path, server=server, check=False) as lab:
                 with anyio.fail_after(20):
                     while "confined" not in lab.house.manager.waiting_for.get(run_id, ""):  # noqa: ASYNC110

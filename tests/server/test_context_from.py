@@ -18,9 +18,9 @@ from ava_audit.events import RunStarted, SpawnProposed, ToolCall, ToolResult, Wh
 from ava_audit.retention import erase_run
 from ava_roles.errors import ToolFailed
 from ava_roles.tools.base import Place
-from ava_server.arguments import EARLIER_MOST
-from ava_server.earlier import PAGE_CHARS, RESULT_CHARS, ReadSubagentResult, ReadSubagentResultArgs
-from ava_server.run_config import EarlierRun
+from ava_server.approval.context_from import PAGE_CHARS, RESULT_CHARS, ReadSubagentResult, ReadSubagentResultArgs
+from ava_server.approval.requests import EARLIER_MOST
+from ava_server.approval.run_config import EarlierRun
 
 TOOL = "read_subagent_result"
 WORDS = "Otter charges twelve cents a minute, so the other subagent says."

@@ -15,13 +15,13 @@ from support.model_server import Fail, Gate, HangUp, Raw, Say, Step, events, run
 
 from ava_audit.events import CostReserved, CostUpdate, Settlement, Usage, Who
 from ava_audit.rows import RUNNING, RunRow
-from ava_server.answers import RunAnswer
-from ava_server.budget import Purpose, settlement_event
-from ava_server.history import History
-from ava_server.prices import COST_PARTS, Price
-from ava_server.result import Ended, build_result
-from ava_server.run_config import RunConfig
-from ava_server.words import run_text
+from ava_server.approval.run_config import RunConfig
+from ava_server.budget.caps import Purpose, settlement_event
+from ava_server.models.pricing.prices import COST_PARTS, Price
+from ava_server.runs.history import History
+from ava_server.runs.result import Ended, build_result
+from ava_server.service.render_text import run_text
+from ava_server.service.responses import RunAnswer
 
 WHO = Who("sess-1", "S-000001", USER)
 CUT = Raw(events(Say("some words", usage=None))[:3], chunked=True, cut=True)

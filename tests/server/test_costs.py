@@ -15,9 +15,9 @@ from support.terminal import ava
 
 from ava_audit.events import CostUpdate, ToolResult, Usage
 from ava_audit.retention import erase_run
-from ava_server.costs import costs_of
-from ava_server.house import open_house
-from ava_server.prices import Price, nanos_of
+from ava_server.budget.costs import costs_of
+from ava_server.models.pricing.prices import Price, nanos_of
+from ava_server.service.runtime import open_house
 
 CUT = Raw(events(Say("some words", usage=None))[:3], chunked=True, cut=True)
 NOTE = ("scratchpad", {"note": "so far"})

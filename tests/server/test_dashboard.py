@@ -21,7 +21,7 @@ from support.model_server import Gate, Say
 from support.repository import REPOSITORY
 from support.terminal import ava
 
-from ava_audit.locks import WriteLock
+from ava_audit.store.locks import WriteLock
 from ava_server.cli.dashboard.as_json import as_object
 from ava_server.cli.dashboard.bars import bar, short_number
 from ava_server.cli.dashboard.health import Health, health, size
@@ -30,7 +30,7 @@ from ava_server.cli.dashboard.overview import Overview
 from ava_server.cli.dashboard.page import NOBODY, Page
 from ava_server.cli.dashboard.words import both_ends, foreign, joined
 from ava_server.cli.terminal import cells
-from ava_server.settings import Settings, load_settings
+from ava_server.config.settings import Settings, load_settings
 
 ONE_AT_ONCE = "[limits]\nrunning_per_user = 1\n" + PRICED
 LOOKS = ("read_file", {"path": "notes.md"})

@@ -16,7 +16,7 @@ from mcp_types import CallToolResult, Tool
 from support.house import PRICED, arrived, connect, text
 from support.model_server import Fail, Gate, ModelServer, Say, Step
 
-from ava_server.words import DELEGATE, INSTRUCTIONS
+from ava_server.service.render_text import DELEGATE, INSTRUCTIONS
 
 MOST = 10_000
 CONFIG = PRICED + "[limits]\nspawns_per_hour = 1000\nrunning_per_user = 50\nrunning = 50\n"

@@ -8,8 +8,8 @@ from support.terminal import ava
 
 from ava_server.cli.doctor.check import Setup
 from ava_server.cli.doctor.secrets import secrets
-from ava_server.data_root import DataRoot
-from ava_server.secrets_store import set_secret
+from ava_server.config.secrets import set_secret
+from ava_server.core.data_root import DataRoot
 
 VALUE = "tickets-value-9f2c41d7"
 ROLE = """---

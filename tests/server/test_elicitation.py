@@ -32,13 +32,13 @@ from support.stdio import MODERN, serving, using
 
 from ava_audit.events import Fact, RunClaimed, SpawnDecided, UserMessage
 from ava_audit.rows import WAITING
-from ava_audit.store import Store
+from ava_audit.store.store import Store
 from ava_audit.view import View
-from ava_server import eliciting
-from ava_server.app import build_server
-from ava_server.desk import confirming
-from ava_server.pin import PinFile
-from ava_server.questions import LimitField, Question
+from ava_server.approval.questions import LimitField, Question
+from ava_server.config.pin import PinFile
+from ava_server.mcp_server import elicitation
+from ava_server.mcp_server.app import build_server
+from ava_server.service import confirm as confirming
 
 F = TypeVar("F", bound=Fact)
 ERAS = ("legacy", "auto")
@@ -430,7 +430,7 @@ async def test_a_free_one_has_no_field_for_money(tmp_path: Path, era: str) -> No
 
 async def test_an_answer_that_comes_too_late_starts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that takes no notice of a cancelled question and answers it all the same."""
-    monkeypatch.setattr(eliciting, "ASK_S", 0.3)
+    monkeypatch.setattr(elicitation, "ASK_S", 0.3)
     (tmp_path / "workspace").mkdir()
     with running_model_server([hand_over()]) as models:
         settings = settings_of(tmp_path / "data", models.base_url, with_workspace(PRICED, tmp_path / "workspace"))
@@ -567,7 +567,7 @@ async def test_a_tampered_state_is_asked_for_anew(tmp_path: Path, how: str) -> N
         middle = len(state) // 2
         config = with_workspace(PRICED, at.workspace)
         path = settings_of(at.root, at.models.base_url, config).paths.question_key
-        inside = AESGCMRequestStateCodec([eliciting.question_key(path)]).unseal(state)
+        inside = AESGCMRequestStateCodec([elicitation.question_key(path)]).unseal(state)
         form = asked.model_dump(by_alias=True)["inputRequests"]["approval"]["params"]
         tampered = {
             "one letter": state[:middle] + ("A" if state[middle] != "A" else "B") + state[middle + 1 :],
@@ -601,7 +601,7 @@ async def test_the_state_of_another_calls_arguments_is_asked_for_anew(tmp_path: 
 
 
 async def test_an_expired_state_is_asked_for_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(eliciting, "ANSWER_S", 0.2)
+    monkeypatch.setattr(elicitation, "ANSWER_S", 0.2)
     async with host(tmp_path, "auto", decline) as at:
         given = approval(await at.propose())
         state = await at.question(given)

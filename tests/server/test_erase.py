@@ -30,7 +30,7 @@ from ava_audit.search import LogQuery, search
 from ava_audit.verify import verify
 from ava_audit.verify_lines import verify_lines
 from ava_audit.view import View
-from ava_server.quoting import quoting
+from ava_server.approval.mentions import quoting
 
 TASK, CONTEXT, MESSAGE, THOUGHT, FOUND, SUMMARY, OUTPUT, ARTIFACT, QUERY, CAVEAT = PLANTED = (
     "vexquokkalily", "wombatherring", "numbatsorrel", "dingopumice", "possumgravel",

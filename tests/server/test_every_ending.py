@@ -18,7 +18,7 @@ from support.house import PRICED, Lab, arrived, open_lab, submits
 from support.model_server import Gate, ModelServer, Say, Step
 
 from ava_audit.events import CostReserved, CostUpdate, ToolCall, ToolResult
-from ava_server.result import LOOKED_AT
+from ava_server.runs.result import LOOKED_AT
 
 FILES = {"a.md": "Otter costs twelve cents a minute.\n", "b.md": "Descript costs twenty-four dollars a month.\n"}
 FOUND = {"claim": "Otter is 12 cents", "source_url": "a.md", "quote": "Otter costs twelve cents a minute"}

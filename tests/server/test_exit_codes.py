@@ -12,7 +12,7 @@ from support.model_server import Fail, Gate, Say, Script
 from typer.testing import CliRunner
 
 from ava_audit.events import ENDINGS
-from ava_server.arguments import SpawnArgs
+from ava_server.approval.requests import SpawnArgs
 from ava_server.cli.app import build
 from ava_server.cli.asked import in_options
 from ava_server.cli.views import exit_code

@@ -11,7 +11,7 @@ from support.model_server import Gate, Say, Step, running_model_server
 from support.projects import checkout, git
 
 from ava_audit.events import GuardrailTripped, RunEnded, ToolResult
-from ava_roles.confine.sandbox import Unavailable, find_sandbox
+from ava_roles.sandbox.sandbox import Unavailable, find_sandbox
 
 ORDER = {"role": "editor", "task": "Set x to 0.", "namespace": ["."], "verify": "true", "max_iterations": 30}
 ROLE = "---\nname: editor\ndescription: Edits.\ntools: [read_file, edit_file, write_file]\n---\nEdit.\n"

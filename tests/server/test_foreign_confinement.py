@@ -13,9 +13,9 @@ from support.processes import marked
 from support.stdio import until
 
 from ava_audit.events import RunStarted, ToolResult
-from ava_roles.confine import choosing, linux
-from ava_roles.confine.sandbox import Unavailable
-from ava_server.run_config import NO_COMMANDS, config_of
+from ava_roles.sandbox import linux, selection
+from ava_roles.sandbox.sandbox import Unavailable
+from ava_server.approval.run_config import NO_COMMANDS, config_of
 
 GOOD = stdio_server("good")
 UNCONFINED = '[sandbox]\nmode = "none"\n'
@@ -25,8 +25,8 @@ ADDS = Say(calls=[("mcp__lab__add", {"a": 2, "b": 40})])
 @pytest.fixture
 def no_bubblewrap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine without bubblewrap."""
-    monkeypatch.setattr(choosing, "_PROGRAMS", str(tmp_path))
-    monkeypatch.setattr(choosing, "_found", {})
+    monkeypatch.setattr(selection, "_PROGRAMS", str(tmp_path))
+    monkeypatch.setattr(selection, "_found", {})
 
 
 @pytest.fixture
@@ -50,13 +50,13 @@ async def test_the_approval_and_the_log_name_what_confines_a_program(tmp_path: P
 async def test_a_run_with_servers_elsewhere_alone_asks_for_no_sandbox(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(choosing, "_found", {})
+    monkeypatch.setattr(selection, "_found", {})
     write_role(tmp_path / "data", "mcp__far__add, scratchpad")
     config = '[mcp_servers.far]\nurl = "http://127.0.0.1:9/mcp"\n'
     async with open_lab(tmp_path, config=config, runs=False) as lab:
         answer = await lab.call("spawn_subagent", role="guest", task="x")
         assert config_of((await lab.run(answer.subagent_id)).config).confinement == NO_COMMANDS
-        assert choosing._found == {}, "nobody has tried one"
+        assert selection._found == {}, "nobody has tried one"
 
 
 async def test_one_run_may_have_commands_and_servers_and_both_are_told(tmp_path: Path) -> None:
@@ -116,8 +116,8 @@ async def test_a_run_waits_where_its_servers_would_be_confined_less_than_approve
             run_id = await lab.start(role="guest", workspace=None)
         for weaker in ("", UNCONFINED):
             with monkeypatch.context() as patch:
-                patch.setattr(choosing, "_PROGRAMS", str(tmp_path))
-                patch.setattr(choosing, "_found", {})
+                patch.setattr(selection, "_PROGRAMS", str(tmp_path))
+                patch.setattr(selection, "_found", {})
                 async with open_lab(tmp_path, server=server, config=GOOD + weaker, check=False) as lab:
                     lab.house.manager.adopt_run(run_id)
                     lab.house.manager.poke()

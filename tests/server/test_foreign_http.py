@@ -19,7 +19,7 @@ from support.house import hand_over, open_lab
 from support.model_server import Say
 
 from ava_audit.events import ToolResult
-from ava_server.secrets_store import set_secret
+from ava_server.config.secrets import set_secret
 
 READS = ToolAnnotations(read_only_hint=True)
 SECRET = "hunter-two-and-more"

@@ -13,7 +13,7 @@ from support.house import Lab, open_lab
 from support.model_server import running_model_server
 from support.stdio import until
 
-from ava_roles.foreign.entry import ServerEntry
+from ava_roles.mcp_client.entry import ServerEntry
 
 GOOD = stdio_server("good")
 

@@ -180,7 +180,7 @@ async def test_a_long_result_is_cut_and_can_be_read_on(tmp_path: Path) -> None:
 async def test_secrets_in_the_environment_are_put_in_at_the_last_moment_and_hidden_in_what_comes_back(
     tmp_path: Path,
 ) -> None:
-    from ava_server.secrets_store import set_secret
+    from ava_server.config.secrets import set_secret
 
     root = tmp_path / "data"
     write_role(root, "mcp__lab__environment")

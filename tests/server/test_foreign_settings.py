@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from support.house import settings_of
 
-from ava_server.errors import ConfigError
-from ava_server.foreign import entries_of
+from ava_server.core.errors import ConfigError
+from ava_server.runs.mcp_servers import entries_of
 
 
 def test_a_server_is_a_program_with_its_environment_or_an_address_with_its_headers(tmp_path: Path) -> None:

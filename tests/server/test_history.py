@@ -13,8 +13,8 @@ from support.model_server import Gate, Say, Step, running_model_server
 
 from ava_audit.events import AssistantMessage, CostReserved, CostUpdate, RunStarted, ToolCall, ToolResult, UserMessage
 from ava_audit.events import Usage as Used
-from ava_server.history import History, Recipe
 from ava_server.models.base import AssistantTurn, ToolTurn, UserTurn
+from ava_server.runs.history import History, Recipe
 
 LEFT_OUT = "characters left out"
 

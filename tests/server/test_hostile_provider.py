@@ -18,7 +18,7 @@ from support.model_server import Gate, Raw, Say, Step, events
 
 from ava_audit.events import ENDINGS, AssistantMessage, CostReserved, CostUpdate, ErrorOccurred
 from ava_server.models.wire import MOST_CALLS
-from ava_server.words import text_of
+from ava_server.service.render_text import text_of
 
 USAGE = {"prompt_tokens": 3_000, "completion_tokens": 200}
 BY_TABLE = 3_000 * 3 + 200 * 15

@@ -33,11 +33,11 @@ from support.repository import REPOSITORY
 from support.web_site import Answer, Page, Site, site
 
 from ava_audit.events import RunStarted, ToolCall, WorktreeReady
-from ava_roles.confine.sandbox import Unavailable, find_sandbox
+from ava_roles.sandbox.sandbox import Unavailable, find_sandbox
 from ava_roles.tools.registry import builtin_tools
-from ava_server.keys import set_key
-from ava_server.run_tools import RUN_TOOL_NAMES
-from ava_server.secrets_store import set_secret
+from ava_server.config.keys import set_key
+from ava_server.config.secrets import set_secret
+from ava_server.runs.tools import RUN_TOOL_NAMES
 
 ATTACKS: Sequence[str] = tuple(
     attack["text"]

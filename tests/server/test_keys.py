@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ava_server.errors import AvaError, BadInput, ConfigError
-from ava_server.keys import Key, find_key, list_keys, remove_key, set_key
+from ava_server.config.keys import Key, find_key, list_keys, remove_key, set_key
+from ava_server.core.errors import AvaError, BadInput, ConfigError
 
 VALUE = "sk-or-v1-0a1b2c3d4e5f60718293a4b5c6d7e8f9"
 OTHER = "sk-or-v1-ffffffffffffffffffffffffffffffff"
@@ -173,7 +173,7 @@ def test_a_key_given_in_the_names_place_is_not_shown(text: str) -> None:
 
 def test_keys_set_by_many_processes_at_once_are_all_kept(file: Path) -> None:
     program = (
-        "import sys; from pathlib import Path; from ava_server.keys import set_key; "
+        "import sys; from pathlib import Path; from ava_server.config.keys import set_key; "
         "set_key(*sys.argv[1:3], Path(sys.argv[3]))"
     )
     running = [subprocess.Popen([sys.executable, "-c", program, f"p{number}", VALUE, str(file)]) for number in range(6)]

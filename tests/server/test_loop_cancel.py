@@ -21,9 +21,9 @@ from ava_audit.entries import Entry
 from ava_audit.events import CancelRequested, CostUpdate, RunEnded, ToolResult
 from ava_audit.rows import RunRow
 from ava_roles.tools.base import Place, Tool, ToolArgs, ToolOutput, ToolSpec
-from ava_server.history import History
-from ava_server.outfitting import Outfitting
-from ava_server.prepared import Prepared
+from ava_server.runs.context import Prepared
+from ava_server.runs.history import History
+from ava_server.runs.setup import Outfitting
 
 NOTED = Say(calls=[("scratchpad", {"note": "half of it"})])
 
@@ -310,7 +310,7 @@ async def test_a_loop_that_hangs_is_ended_in_its_place(tmp_path: Path, monkeypat
             with suppress(asyncio.CancelledError):
                 await asyncio.sleep(0.2)
 
-    monkeypatch.setattr("ava_server.loop.AgentRun._act", deaf)
+    monkeypatch.setattr("ava_server.runs.loop.AgentRun._act", deaf)
     async with open_lab(tmp_path, [NOTED], config=PRICED) as lab:
         run_id = await lab.start(timeout=2)
         await entered.wait()

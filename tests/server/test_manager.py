@@ -39,16 +39,16 @@ from ava_audit.events import (
     ToolResult,
     Who,
 )
-from ava_audit.store import Outcome, append
+from ava_audit.store.store import Outcome, append
 from ava_audit.view import View
-from ava_server import outfitting
-from ava_server.app import HTTP, App, session_over_http
-from ava_server.budget import Asked, DayCaps, reserve
-from ava_server.claims import NotClaimed, Slots, claim
-from ava_server.history import History
-from ava_server.manager import CannotHonour
-from ava_server.models.wiring import model_of, parameters
-from ava_server.tokens import Token
+from ava_server.budget.caps import Asked, DayCaps, reserve
+from ava_server.config.tokens import Token
+from ava_server.mcp_server.app import HTTP, App, session_over_http
+from ava_server.models.factory import model_of, parameters
+from ava_server.runs import setup
+from ava_server.runs.claims import NotClaimed, Slots, claim
+from ava_server.runs.history import History
+from ava_server.runs.manager import CannotHonour
 
 NOTE = Say(calls=[("scratchpad", {"note": "half of it"})])
 
@@ -349,11 +349,9 @@ async def test_a_run_that_another_version_began_with_a_model_waits_for_that_vers
     gate = Gate()
     with running_model_server([Say(calls=[("scratchpad", {"note": "x"})]), Say("x", gate=gate)]) as server:
         with monkeypatch.context() as other:
-            other.setattr(outfitting, "parameters", lambda choice: {**parameters(choice), "wire": "telepathy"})
+            other.setattr(setup, "parameters", lambda choice: {**parameters(choice), "wire": "telepathy"})
             spoken = {"wire": "chat_completions"}
-            other.setattr(
-                outfitting, "model_of", lambda name, stored, *more: model_of(name, {**stored, **spoken}, *more)
-            )
+            other.setattr(setup, "model_of", lambda name, stored, *more: model_of(name, {**stored, **spoken}, *more))
             async with open_lab(tmp_path, server=server, check=False) as lab:
                 run_id = await lab.start()
                 await arrived(gate.arrived)
@@ -401,7 +399,7 @@ async def test_shutdown_leaves_the_run_to_the_next_process(tmp_path: Path) -> No
 async def test_a_client_that_makes_up_names_leaves_no_more_behind_than_is_remembered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ava_server.app.MOST_DESKS", 2)
+    monkeypatch.setattr("ava_server.mcp_server.app.MOST_DESKS", 2)
     token = Token("laptop", "ana", ("spawn",), "0" * 64, 0, None)
     async with open_lab(tmp_path) as lab:
         app = App(lambda: lab.house.settings, HTTP)
@@ -462,11 +460,11 @@ async def test_a_run_that_nobody_can_read_is_listed_beside_the_others_and_swept_
 async def test_a_run_that_nobody_can_read_takes_no_other_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
-    monkeypatch.setattr("ava_server.manager.TRY_AGAIN_S", (0.1, 0.1))
+    monkeypatch.setattr("ava_server.runs.manager.TRY_AGAIN_S", (0.1, 0.1))
     async with open_lab(tmp_path, [hand_over()], everybody=True, check=False) as lab:
         manager = lab.house.manager
         if when == "overdue":
-            monkeypatch.setattr("ava_server.unowned.ABANDONED_US", 0)
+            monkeypatch.setattr("ava_server.runs.recovery.ABANDONED_US", 0)
         await lab.store.do(append(*of_a_version_to_come("ben")))
         tries = 2 if when == "queued" else 0
         with anyio.fail_after(10):

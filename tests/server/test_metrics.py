@@ -21,7 +21,7 @@ from support.house import PRICED, Lab, arrived, hand_over, open_lab
 from support.model_server import Fail, Gate, Say, Script
 
 from ava_audit.events import Activity, Event, SessionStart
-from ava_server.house import House
+from ava_server.service.runtime import House
 from ava_server.telemetry.families import MOST_MODELS, bounded, provider_of, tool_label
 from ava_server.telemetry.metrics import CONTENT_TYPE, render
 

@@ -16,7 +16,7 @@ from support.house import Lab, arrived, check_requests, hand_over, open_lab, sub
 from support.model_server import Gate, ModelServer, Raw, Say, Step, running_model_server, whole
 
 from ava_audit.events import AssistantMessage, CostReserved, RunClaimed, SubagentComplete, ToolCall, ToolResult
-from ava_server.faults import ending, repeated_at_the_end
+from ava_server.runs.answer_faults import ending, repeated_at_the_end
 
 NOTE = Say(calls=[("scratchpad", {"note": "remember this"})])
 UNKNOWN = Say(calls=[("rm_rf", {"path": "/"})])

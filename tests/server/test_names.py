@@ -15,9 +15,9 @@ from support.model_server import Gate, Say
 from support.stdio import using
 from support.terminal import ava
 
-from ava_server.answers import Answer
 from ava_server.cli.terminal import cut
-from ava_server.words import text_of
+from ava_server.service.render_text import text_of
+from ava_server.service.responses import Answer
 
 NAME, TASK_ID = "price list", "T-17"
 COMMANDS_TO_GIVE = ("call ", "`ava ", "subagent_id ", "id=", "ava://", "[S-")

@@ -22,12 +22,12 @@ from support.processes import lives
 from support.stdio import until
 
 from ava_audit.events import Event, SpawnProposed, Who
-from ava_audit.locks import try_hold
-from ava_audit.store import append
-from ava_server import notifying
-from ava_server.errors import ConfigError
-from ava_server.keys import WELL_KNOWN
-from ava_server.settings import load_settings
+from ava_audit.store.locks import try_hold
+from ava_audit.store.store import append
+from ava_server.config.keys import WELL_KNOWN
+from ava_server.config.settings import load_settings
+from ava_server.core.errors import ConfigError
+from ava_server.service import event_hook
 
 HEARS = """
 import json, os, sys
@@ -277,10 +277,10 @@ async def test_what_is_long_ago_is_told_no_more(tmp_path: Path, ears: Ears, monk
         await marker(lab, ears, 0)
     async with open_lab(tmp_path, config=ears.config, runs=False) as quiet:
         await quiet.propose(task="in between")
-    monkeypatch.setattr(notifying, "OLD_US", 0)
+    monkeypatch.setattr(event_hook, "OLD_US", 0)
     async with open_lab(tmp_path, config=ears.config) as lab:
-        await anyio.sleep(3 * notifying.SETTLE_S)  # what must not come has no event
-        monkeypatch.setattr(notifying, "OLD_US", 600_000_000)
+        await anyio.sleep(3 * event_hook.SETTLE_S)  # what must not come has no event
+        monkeypatch.setattr(event_hook, "OLD_US", 600_000_000)
         await marker(lab, ears, 1)
 
 
@@ -290,7 +290,7 @@ async def test_what_is_long_ago_is_told_no_more(tmp_path: Path, ears: Ears, monk
 async def test_a_program_that_hangs_is_ended_and_holds_up_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(notifying, "PROGRAM_S", 1.0)
+    monkeypatch.setattr(event_hook, "PROGRAM_S", 1.0)
     hangs = Ears(tmp_path, HANGS)
     with caplog.at_level(logging.WARNING, "ava.events"):
         async with open_lab(tmp_path, [submits()], config=hangs.config) as lab:
@@ -311,7 +311,7 @@ async def test_a_house_that_closes_waits_for_no_program_and_leaves_none(tmp_path
         await lab.propose()
         await until(lambda: hangs.lines)
         began = time.monotonic()
-    assert time.monotonic() - began < notifying.PROGRAM_S / 2
+    assert time.monotonic() - began < event_hook.PROGRAM_S / 2
     assert not lives(int(hangs.lines[0]))
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ava_server.output_schema import check_schema, fault, placed
+from ava_server.approval.output_schema import check_schema, fault, placed
 
 PRICES: dict[str, Any] = {
     "$schema": "https://json-schema.org/draft/2020-12/schema",

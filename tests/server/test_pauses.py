@@ -13,10 +13,10 @@ from support.model_server import Fail, Gate, Say, running_model_server
 
 from ava_audit.events import CostReserved, CostUpdate, Event, Fence, RunClaimed, RunPaused, Who
 from ava_audit.times import DAY_US, now_us, parse_time
-from ava_server import asking
-from ava_server.claims import Slots, claim
-from ava_server.result import Ended
-from ava_server.unowned import ABANDONED_US, cancel
+from ava_server.runs import model_call
+from ava_server.runs.claims import Slots, claim
+from ava_server.runs.recovery import ABANDONED_US, cancel
+from ava_server.runs.result import Ended
 
 NOTE = Say(calls=[("scratchpad", {"note": "half of it"})])
 LATER = Fail(429, retry_after="3600")
@@ -89,8 +89,8 @@ async def test_a_limit_beyond_a_day_ends_the_run_with_the_time(tmp_path: Path) -
 
 
 async def test_a_limit_that_never_ends_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asking, "PAUSED_ATTEMPTS", 3)
-    monkeypatch.setattr(asking, "PAUSE_FROM_S", 0.1)
+    monkeypatch.setattr(model_call, "PAUSED_ATTEMPTS", 3)
+    monkeypatch.setattr(model_call, "PAUSE_FROM_S", 0.1)
     async with open_lab(tmp_path, [Fail(429, retry_after="1")] * 9) as lab:
         result = await lab.outcome(within_s=20)
         assert len(lab.server.requests) == 3
@@ -138,7 +138,7 @@ async def test_what_nobody_came_for_within_a_day_is_abandoned_with_what_it_had(t
             gone = frozenset({str(row.instance)})
             assert not await lab.house.manager.endings.end_overdue(run_id, gone), "it is fresh"
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr("ava_server.unowned.ABANDONED_US", 0)
+                patch.setattr("ava_server.runs.recovery.ABANDONED_US", 0)
                 assert ABANDONED_US == 24 * 3600 * 10**6
                 assert not await lab.house.manager.endings.end_overdue(run_id, frozenset()), "its owner lives"
                 assert await lab.house.manager.endings.end_overdue(run_id, gone)

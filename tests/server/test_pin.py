@@ -18,16 +18,16 @@ import pytest
 import tomlkit
 from support.house import open_lab, settings_of
 
-from ava_server import pin as pin_module
-from ava_server.errors import BadInput, ConfigError, Refused
-from ava_server.pin import LOCKED_S, TRIES, PinFile, policy_in_force
+from ava_server.config import pin as pin_module
+from ava_server.config.pin import LOCKED_S, TRIES, PinFile, policy_in_force
+from ava_server.core.errors import BadInput, ConfigError, Refused
 
 RIGHT, WRONG = "73-otter-91", "73-otter-92"
 TRY = """
 import sys
 from pathlib import Path
-from ava_server.errors import Refused
-from ava_server.pin import PinFile
+from ava_server.core.errors import Refused
+from ava_server.config.pin import PinFile
 for pin in sys.argv[2:]:
     try:
         PinFile(Path(sys.argv[1])).check(pin)
@@ -38,7 +38,7 @@ for pin in sys.argv[2:]:
 KILLED_AT_THE_LOOK = """
 import os, signal, sys
 from pathlib import Path
-import ava_server.pin as pin
+import ava_server.config.pin as pin
 pin._hash = lambda *_given: os.kill(os.getpid(), signal.SIGKILL)
 pin.PinFile(Path(sys.argv[1])).check(sys.argv[2])
 """

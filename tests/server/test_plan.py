@@ -25,8 +25,8 @@ from ava_audit.events import (
     ToolCall,
     ToolResult,
 )
-from ava_server.history import History, Recipe
-from ava_server.planning import DOING, NO_PLAN
+from ava_server.runs.history import History, Recipe
+from ava_server.runs.planning import DOING, NO_PLAN
 
 ANALYSIS, PLAN, REVIEW, WORK, WRAP = "analysis", "plan", "review", "work", "wrap-up"
 MARKS = {

@@ -6,11 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ava_audit.events import Usage
-from ava_server.errors import Refused
+from ava_server.config.providers import PROVIDERS
+from ava_server.core.errors import Refused
 from ava_server.models.base import Bound
-from ava_server.models.choose import KNOWN_URLS, TIERS, default_tiers
-from ava_server.price_table import look_up
-from ava_server.prices import (
+from ava_server.models.pricing.prices import (
     Price,
     Step,
     Unpriced,
@@ -22,7 +21,8 @@ from ava_server.prices import (
     nanos,
     reserve_micros,
 )
-from ava_server.providers import PROVIDERS
+from ava_server.models.pricing.table import look_up
+from ava_server.models.selection import KNOWN_URLS, TIERS, default_tiers
 
 SONNET = Price(input=3000, output=15_000, cache_read=300, cache_write=3750)
 counts = st.integers(0, 10**6)

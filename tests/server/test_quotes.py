@@ -16,10 +16,10 @@ from support.model_server import Gate, Say
 from ava_audit.events import ToolCall, ToolResult
 from ava_roles.tools.base import Place
 from ava_roles.wrap import wrap_tool_output
-from ava_server.history import History
-from ava_server.quotes import NEAR_CHARS, check_quotes, distance, even
-from ava_server.run_tools import ReadToolResult, ReadToolResultArgs
-from ava_server.submit import Finding
+from ava_server.runs.history import History
+from ava_server.runs.quotes import NEAR_CHARS, check_quotes, distance, even
+from ava_server.runs.submit import Finding
+from ava_server.runs.tools import ReadToolResult, ReadToolResultArgs
 
 READ = (
     "The transcription price of Otter is  twelve cents a minute, as of May. Descript charges\n"

@@ -10,7 +10,7 @@ from support.house import Lab, hand_over, open_lab
 from support.model_server import Say
 
 from ava_audit.events import RunStarted, ToolResult
-from ava_server.secrets_store import set_secret
+from ava_server.config.secrets import set_secret
 
 NOTES = {"prices": "# Prices\n\nOtter charges twelve cents a minute.\n"}
 INJECTION = (

@@ -17,13 +17,13 @@ from support.terminal import ava, on_terminal
 
 from ava_audit.events import ErrorOccurred
 from ava_audit.spending import group_sum, spending
-from ava_audit.store import Store
+from ava_audit.store.store import Store
 from ava_audit.times import DAY_US
 from ava_audit.view import View
-from ava_server.budget import installation_scope, user_scope
+from ava_server.budget.caps import installation_scope, user_scope
 from ava_server.cli.report import days_of
 from ava_server.cli.report_sums import report_of
-from ava_server.errors import BadInput
+from ava_server.core.errors import BadInput
 
 FIRST = 20_450
 """A day, from 1970 on: 2025-12-28."""

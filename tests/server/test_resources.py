@@ -15,7 +15,7 @@ from mcp_types import INVALID_PARAMS
 from support.house import connect
 from support.model_server import Say, Step
 
-from ava_server.paging import PAGE
+from ava_server.core.pagination import PAGE
 
 LONG = "A long answer.\n" * 2_000
 

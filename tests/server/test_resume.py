@@ -17,11 +17,11 @@ from support.model_server import Gate, ModelServer, Say, running_model_server
 from ava_audit.entries import Entry
 from ava_audit.errors import StaleOwner
 from ava_audit.events import Activity, AssistantMessage, CostUpdate, Event, Fence, RunClaimed, RunResumed, Who
-from ava_audit.store import Store, append
-from ava_server import claims
-from ava_server.claims import Slots, claim
-from ava_server.questions import Question, Reply
-from ava_server.unowned import NotResumed, resume
+from ava_audit.store.store import Store, append
+from ava_server.approval.questions import Question, Reply
+from ava_server.runs import claims
+from ava_server.runs.claims import Slots, claim
+from ava_server.runs.recovery import NotResumed, resume
 
 NOTE = Say(calls=[("scratchpad", {"note": "half of it"})])
 
@@ -225,7 +225,7 @@ async def test_a_result_that_was_paid_for_stands_in_the_ending_of_a_run_that_nob
     with running_model_server([NOTE, hand_over()]) as server:
         run_id, before, after = await paid_for(tmp_path / "first", server)
         async with left_behind(tmp_path / "cut", [*before, *after], server, runs=False) as lab:
-            monkeypatch.setattr("ava_server.unowned.ABANDONED_US", 0)
+            monkeypatch.setattr("ava_server.runs.recovery.ABANDONED_US", 0)
             row = await lab.run(run_id)
             assert await lab.house.manager.endings.end_overdue(run_id, frozenset({str(row.instance)}))
             result = await lab.result(run_id)

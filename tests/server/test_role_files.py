@@ -16,10 +16,10 @@ from mcp import Client
 from support.house import PRICED, connect, hand_over, open_lab, settings_of, text
 
 from ava_audit.events import RunStarted
-from ava_server import role_folders
-from ava_server.errors import ConfigError
-from ava_server.role_folders import Places, places_of
-from ava_server.trusted_roles import change_trusted, read_trusted
+from ava_server.config import role_folders
+from ava_server.config.role_folders import Places, places_of
+from ava_server.config.role_trust import change_trusted, read_trusted
+from ava_server.core.errors import ConfigError
 
 CLAUDE = "[roles]\nclaude_agents = true\n"
 

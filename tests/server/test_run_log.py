@@ -13,10 +13,10 @@ from support.log import Life, run_who, write_each
 
 from ava_audit.errors import StaleOwner
 from ava_audit.events import Activity, Event, RunClaimed, ToolCall, ToolResult
-from ava_audit.store import Outcome, Store
+from ava_audit.store.store import Outcome, Store
 from ava_audit.view import View
-from ava_server.history import UNWRITTEN, History
-from ava_server.run_log import RunLog
+from ava_server.runs.history import UNWRITTEN, History
+from ava_server.runs.log import RunLog
 
 RUN = "S-0000001"
 RESULT = ToolResult(tool="read_file", success=True, output="otters", call_id="c1", turn=1)

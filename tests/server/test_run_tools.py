@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from ava_audit.events import AssistantMessage, ToolCall, ToolResult
-from ava_audit.store import Store
+from ava_audit.store.store import Store
 from ava_roles.errors import ToolFailed
 from ava_roles.tools.base import Place
 from ava_roles.wrap import wrap_tool_output
-from ava_server.earlier import ReadSubagentResult
-from ava_server.history import History
-from ava_server.run_tools import (
+from ava_server.approval.context_from import ReadSubagentResult
+from ava_server.runs.history import History
+from ava_server.runs.tools import (
     RUN_TOOL_NAMES,
     ReadToolResult,
     ReadToolResultArgs,

@@ -14,7 +14,7 @@ from support.stdio import until
 from support.terminal import ava
 
 from ava_audit.events import RunClaimed, ToolResult
-from ava_server.keys import remove_key, set_key
+from ava_server.config.keys import remove_key, set_key
 
 KEY = "search-key-0123456789abcdef"
 TASK = "Find out what podcast transcription costs."

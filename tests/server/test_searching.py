@@ -23,11 +23,11 @@ from ava_roles.tools.engines import Brave, Kagi, Searxng
 from ava_roles.tools.retry import asked_to_wait, wait_words
 from ava_roles.tools.searches import Engine, Found
 from ava_roles.tools.web_search import WebSearch, WebSearchArgs
-from ava_server.errors import ConfigError
-from ava_server.keys import Key
+from ava_server.config.keys import Key
+from ava_server.config.search_engines import ask_engine, engine_of
+from ava_server.config.settings import SearchSettings, load_settings
+from ava_server.core.errors import ConfigError
 from ava_server.models.clients import ClientPool
-from ava_server.searching import ask_engine, engine_of
-from ava_server.settings import SearchSettings, load_settings
 
 KEY = "search-key-0123456789abcdef"
 

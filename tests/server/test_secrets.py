@@ -39,7 +39,7 @@ from support.stdio import logged
 from support.web_site import Answer, Page, Site, make_certificate, site
 
 from ava_audit.events import Activity, SpawnProposed, ToolCall, ToolResult, UserMessage
-from ava_server.secrets_store import remove_secret, set_secret
+from ava_server.config.secrets import remove_secret, set_secret
 
 WITH_HEADER = {"Authorization": f"Bearer {PLACEHOLDER}"}
 

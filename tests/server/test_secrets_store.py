@@ -16,8 +16,8 @@ from support.kept_secret import HOST, NAME, VALUE, add_role
 from support.terminal import ava, on_terminal
 
 from ava_roles.wrap import clean
-from ava_server.errors import BadInput, ConfigError
-from ava_server.secrets_store import Secret, read_secrets, remove_secret, set_secret
+from ava_server.config.secrets import Secret, read_secrets, remove_secret, set_secret
+from ava_server.core.errors import BadInput, ConfigError
 
 
 @pytest.fixture
@@ -165,7 +165,7 @@ def test_a_file_that_cannot_be_trusted_or_read_is_refused_with_how_to_mend_it(fi
 
 
 def test_two_that_are_set_at_once_are_both_kept(file: Path) -> None:
-    code = "import sys; from pathlib import Path; from ava_server.secrets_store import set_secret\n"
+    code = "import sys; from pathlib import Path; from ava_server.config.secrets import set_secret\n"
     code += "[set_secret(sys.argv[2], f'value number {n}', None, Path(sys.argv[1])) for n in range(10)]"
     processes = [subprocess.Popen([sys.executable, "-c", code, str(file), name]) for name in ("ONE", "TWO", "THREE")]
     assert [process.wait(30) for process in processes] == [0, 0, 0]

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from ava_server.data_root import DataRoot, find_data_root
-from ava_server.errors import ConfigError
-from ava_server.settings import Settings, load_settings
+from ava_server.config.settings import Settings, load_settings
+from ava_server.core.data_root import DataRoot, find_data_root
+from ava_server.core.errors import ConfigError
 
 KEY = "sk-ant-api03-Ab3Cd4Ef5Gh6Ij7Kl8Mn9Op0Qr1St2Uv3Wx4Yz5"
 

@@ -21,12 +21,12 @@ def fail():
         log.exception("a run failed: %s", sys.argv[2])
 """
 WAYS = {
-    "a server": "from ava_server.stderr_log import log_to_stderr\nlog_to_stderr('ava: %(message)s')\nfail()",
+    "a server": "from ava_server.core.stderr_log import log_to_stderr\nlog_to_stderr('ava: %(message)s')\nfail()",
     "a house that a command opened": """
 import anyio
 from pathlib import Path
-from ava_server.house import open_house
-from ava_server.settings import load_settings
+from ava_server.service.runtime import open_house
+from ava_server.config.settings import load_settings
 
 async def main():
     async with open_house(load_settings(Path(sys.argv[1])), runs=False):

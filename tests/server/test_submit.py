@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from ava_server.approval.output_schema import check_schema
 from ava_server.models.base import ToolUse
-from ava_server.output_schema import check_schema
-from ava_server.quotes import check_quotes
-from ava_server.submit import NAME, Finding, SubmitArgs, accept, schema
+from ava_server.runs.quotes import check_quotes
+from ava_server.runs.submit import NAME, Finding, SubmitArgs, accept, schema
 
 FORM: dict[str, Any] = {"type": "array", "items": {"$ref": "#/$defs/row"}, "$defs": {"row": {"type": "integer"}}}
 

@@ -13,8 +13,8 @@ import pytest
 from support.stdio import logged
 from support.terminal import CONTROLLED, ava, environment, on_terminal
 
-from ava_server.errors import BadInput, ConfigError, Refused
-from ava_server.tokens import BEGINS, Tokens, create_token, expiry, read_tokens, revoke_token, scopes_in
+from ava_server.config.tokens import BEGINS, Tokens, create_token, expiry, read_tokens, revoke_token, scopes_in
+from ava_server.core.errors import BadInput, ConfigError, Refused
 
 TEXT = re.compile(rf"^{BEGINS}[A-Za-z0-9_-]{{43}}$", re.MULTILINE)
 

@@ -11,13 +11,13 @@ from mcp import Client
 from support.house import PRICED, arrived, hand_over, open_lab
 from support.model_server import Gate, Say
 
-from ava_server.app import build_server
-from ava_server.arguments import SpawnArgs
-from ava_server.desk import Desk
-from ava_server.session import Session
-from ava_server.settings import load_settings
-from ava_server.status import tokens_short
-from ava_server.words import INSTRUCTIONS, text_of
+from ava_server.approval.requests import SpawnArgs
+from ava_server.config.settings import load_settings
+from ava_server.mcp_server.app import build_server
+from ava_server.service.render_text import INSTRUCTIONS, text_of
+from ava_server.service.service import Desk
+from ava_server.service.session import Session
+from ava_server.service.status import tokens_short
 
 
 @pytest.mark.requirement("S3-11", "S3-17", "S5-01", "S5-12", "S1-07", "S2-31", "S4-22")

@@ -21,7 +21,7 @@ from support.house import arrived, connect, hand_over, open_lab
 from support.model_server import Gate, Say, running_model_server
 from support.updates import Ear, following, subscribe, unsubscribe
 
-from ava_server.updates import ROLES_EVERY_S
+from ava_server.mcp_server.subscriptions import ROLES_EVERY_S
 
 ERAS = pytest.mark.parametrize("mode", ["auto", "legacy"], ids=["stateless era", "handshake era"])
 ROLE = "---\ndescription: Counts things.\ntier: fast\n---\nCount.\n"

@@ -21,11 +21,11 @@ from pathlib import Path, PurePosixPath
 
 import anyio
 
-from ava_roles.confine import choosing, linux
-from ava_roles.confine.launcher.order import Limits
-from ava_roles.confine.probe import toolchain
-from ava_roles.confine.sandbox import Bind, Command, Finished, Kind
-from ava_roles.confine.supervised import How, Supervised
+from ava_roles.sandbox import linux, selection
+from ava_roles.sandbox.launcher.order import Limits
+from ava_roles.sandbox.probe import toolchain
+from ava_roles.sandbox.sandbox import Bind, Command, Finished, Kind
+from ava_roles.sandbox.supervised import How, Supervised
 
 BWRAP = Path("/usr/bin/bwrap")
 PYTHON = Path(sys.executable).resolve()
@@ -130,7 +130,7 @@ def outside(folder: Path) -> Iterator[Outside]:
 
 def how(kind: Kind) -> How:
     """What a sandbox of a kind is made with here."""
-    uid = (choosing.free_uid() or 0) if linux.is_root() and kind != "none" else 0
+    uid = (selection.free_uid() or 0) if linux.is_root() and kind != "none" else 0
     return How(uid, str(BWRAP), linux.landlock_abi())
 
 

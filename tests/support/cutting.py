@@ -13,7 +13,7 @@ from typing import Any
 
 from ava_audit.entries import Entry
 from ava_audit.events import Event, Fence
-from ava_audit.store import Outcome, Store
+from ava_audit.store.store import Outcome, Store
 from support.house import Lab, open_lab
 from support.model_server import ModelServer
 

@@ -27,16 +27,16 @@ from mcp_types import CallToolResult
 from ava_audit.entries import Entry
 from ava_audit.events import CostReserved, Event, Fact
 from ava_audit.rows import RunRow
-from ava_audit.store import Outcome, Store
+from ava_audit.store.store import Outcome, Store
 from ava_audit.verify import verify
 from ava_audit.view import View
-from ava_server.answers import Answer
-from ava_server.app import build_server
-from ava_server.desk import Desk
-from ava_server.house import House, open_house
-from ava_server.rebuilding import rebuilt
-from ava_server.session import Session
-from ava_server.settings import Settings, load_settings
+from ava_server.config.settings import Settings, load_settings
+from ava_server.mcp_server.app import build_server
+from ava_server.runs.replay import rebuilt
+from ava_server.service.responses import Answer
+from ava_server.service.runtime import House, open_house
+from ava_server.service.service import Desk
+from ava_server.service.session import Session
 from support.model_server import ModelServer, Received, Say, Script, running_model_server
 
 F = TypeVar("F", bound=Fact)

@@ -24,7 +24,7 @@ from mcp.client.session import ElicitationFnT, MessageHandlerFnT
 from mcp.client.streamable_http import streamable_http_client
 from mcp_types import Implementation
 
-from ava_server.tokens import Scope, create_token
+from ava_server.config.tokens import Scope, create_token
 from support.stdio import AVA, EXIT_S, MODERN, Stderr, environment
 
 COMMAND = "serve", "--http", "--port", "0"

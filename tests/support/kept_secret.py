@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from urllib.parse import quote, quote_plus
 
-from ava_server.secrets_store import set_secret
+from ava_server.config.secrets import set_secret
 
 NAME, HOST, ELSEWHERE = "TICKETS", "api.example.com", "evil.example.net"
 VALUE = 'tk9"Zr/4 q+Wv&8Lm=x7hD2'

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import anyio
 
-from ava_audit.keeper import run_keeper
-from ava_audit.store import Store
+from ava_audit.store.keeper import run_keeper
+from ava_audit.store.store import Store
 from ava_audit.verify import verify
 from ava_audit.verify_lines import verify_lines
 from ava_audit.view import View
@@ -32,8 +32,8 @@ WRITER = """
 import os, sys, anyio
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-from ava_audit.keeper import run_keeper
-from ava_audit.store import Outcome, Store
+from ava_audit.store.keeper import run_keeper
+from ava_audit.store.store import Outcome, Store
 from support.log import said
 
 def next_one(text):

@@ -33,7 +33,7 @@ from ava_audit.events import (
     UserMessage,
     Who,
 )
-from ava_audit.store import Command, Outcome, Store
+from ava_audit.store.store import Command, Outcome, Store
 from ava_audit.view import View
 
 AVA = Who("sess-1", "ava", "ben")

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from ava_audit import migrations, writer
 from ava_audit import verify as verification
-from ava_audit.migrations import SCHEMA_VERSION
+from ava_audit.store import migrations, writer
+from ava_audit.store.migrations import SCHEMA_VERSION
 
 
 def newer(monkeypatch: pytest.MonkeyPatch, *added: Callable[[sqlite3.Connection], None]) -> int:

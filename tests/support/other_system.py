@@ -132,8 +132,8 @@ def refuse_signals_in_the_loop() -> None:
 
 def refuse_everything_special() -> None:
     """Have each function of ours that asks for something special say that it is not there."""
-    from ava_audit import mounts
-    from ava_roles.confine import linux
+    from ava_audit.store import mounts
+    from ava_roles.sandbox import linux
 
     def not_here(*_args: Any, **_more: Any) -> Any:
         raise linux.NotOnThisSystem("this")

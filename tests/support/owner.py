@@ -12,8 +12,8 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 
-from ava_server.house import open_house
-from ava_server.settings import load_settings
+from ava_server.config.settings import load_settings
+from ava_server.service.runtime import open_house
 
 
 async def own(root: Path, base_url: str) -> None:

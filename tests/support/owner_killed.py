@@ -15,10 +15,10 @@ from typing import Any
 import anyio
 
 from ava_audit.events import RunClaimed
-from ava_audit.store import Store
+from ava_audit.store.store import Store
 from ava_audit.view import View
-from ava_server.house import open_house
-from ava_server.settings import load_settings
+from ava_server.config.settings import load_settings
+from ava_server.service.runtime import open_house
 
 
 def kill_behind(count: int) -> None:

@@ -13,8 +13,8 @@ import anyio
 import anyio.to_thread
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from ava_server.house import open_house
-from ava_server.settings import load_settings
+from ava_server.config.settings import load_settings
+from ava_server.service.runtime import open_house
 from support.web_site import Site
 
 

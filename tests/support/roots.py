@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ava_roles.confine.beneath import Beneath
-from ava_roles.confine.paths import Root
-from ava_roles.confine.plain import Plain
+from ava_roles.sandbox.beneath import Beneath
+from ava_roles.sandbox.paths import Root
+from ava_roles.sandbox.plain import Plain
 
 
 def kernel(path: Path) -> Root:

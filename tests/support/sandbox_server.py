@@ -10,7 +10,7 @@ from pathlib import Path
 
 import anyio
 
-from ava_roles.confine.sandbox import Kind
+from ava_roles.sandbox.sandbox import Kind
 from support.attacks import python, sandbox
 
 NASTY = """

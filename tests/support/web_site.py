@@ -22,7 +22,7 @@ import anyio.abc
 import httpcore2
 from anyio.streams.tls import TLSStream
 
-from ava_roles.confine.fetch import Fetcher
+from ava_roles.net.fetch import Fetcher
 
 PUBLIC = "93.184.215.14"
 HOST = "docs.example.com"

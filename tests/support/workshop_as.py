@@ -13,8 +13,8 @@ from typing import cast
 
 import anyio
 
-from ava_roles.confine.sandbox import Kind
-from ava_roles.workshop.workshop import remove
+from ava_roles.sandbox.sandbox import Kind
+from ava_roles.worktree.session import remove
 from support.projects import git, write
 from support.workshops import FIXED, RUN, order, project, run, sealed, working
 

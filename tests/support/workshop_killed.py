@@ -11,9 +11,9 @@ from typing import cast
 
 import anyio
 
-from ava_roles.confine.sandbox import Kind
-from ava_roles.workshop.order import WorkOrder
-from ava_roles.workshop.workshop import Workshop
+from ava_roles.sandbox.sandbox import Kind
+from ava_roles.worktree.order import WorkOrder
+from ava_roles.worktree.session import Workshop
 from support.attacks import sandbox
 from support.workshops import FIXED, RUN
 
@@ -45,7 +45,7 @@ async def _run(kind: Kind, folder: Path) -> None:
     shop.edits.write("calc.py", FIXED.encode())
     _say("command")
     bench, _fresh = await shop.bench.ready()
-    from ava_roles.confine.sandbox import Command
+    from ava_roles.sandbox.sandbox import Command
 
     line = "echo x > outside.txt; mkdir .git; for i in 1 2 3 4 5 6 7 8 9; do echo $i > more/$i.txt; sleep 0.02; done"
     box = sandbox(kind, folder / "state")

@@ -13,10 +13,10 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from ava_roles.confine.sandbox import Command, Finished, Kind
-from ava_roles.confine.supervised import Supervised
-from ava_roles.workshop.order import WorkOrder
-from ava_roles.workshop.workshop import Workshop
+from ava_roles.sandbox.sandbox import Command, Finished, Kind
+from ava_roles.sandbox.supervised import Supervised
+from ava_roles.worktree.order import WorkOrder
+from ava_roles.worktree.session import Workshop
 from support.attacks import sandbox
 from support.projects import checkout, git
 

@@ -18,14 +18,14 @@ from support.model_server import Fail, Gate, Say, Step, running_model_server
 from support.processes import environment_of, lives
 from support.stdio import AVA, assert_intact, environment, logged, serving, state_of, until, using
 
-from ava_audit.locks import try_hold
-from ava_server import hiring
+from ava_audit.store.locks import try_hold
 from ava_server.cli import worker
-from ava_server.data_root import DataRoot
-from ava_server.hiring import Hiring, take_post
-from ava_server.house import open_house
-from ava_server.manager import CannotHonour
-from ava_server.settings import load_settings
+from ava_server.config.settings import load_settings
+from ava_server.core.data_root import DataRoot
+from ava_server.runs import worker_process
+from ava_server.runs.manager import CannotHonour
+from ava_server.runs.worker_process import Hiring, take_post
+from ava_server.service.runtime import open_house
 
 NOTE = Say("I look.", [("scratchpad", {"note": "half of it"})])
 DONE = Say(calls=[("submit_result", {"summary": "done", "output": "twelve cents"})])
@@ -135,8 +135,8 @@ async def test_a_second_worker_finds_the_post_taken_and_a_subagent_starts_none(r
 async def test_a_worker_goes_when_it_has_been_idle_and_stays_for_what_is_paused(
     tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert hiring.IDLE_S == 60
-    monkeypatch.setattr(hiring, "IDLE_S", 1.0)
+    assert worker_process.IDLE_S == 60
+    monkeypatch.setattr(worker_process, "IDLE_S", 1.0)
     with running_model_server([Fail(429, retry_after="4"), hand_over()]) as models:
         async with open_lab(tmp_path, server=models, runs=False, check=False) as lab:
             run_id = await lab.start(timeout=3)

@@ -15,9 +15,9 @@ from support.model_server import Say, running_model_server
 from support.newer import newer
 from support.stdio import Wire, assert_intact, logged, serving, until, using
 
-from ava_audit.locks import try_hold
-from ava_audit.migrations import reducers_changed
-from ava_audit.store import Store
+from ava_audit.store.locks import try_hold
+from ava_audit.store.migrations import reducers_changed
+from ava_audit.store.store import Store
 from ava_audit.view import View
 
 DONE = Say(calls=[("submit_result", {"summary": "done", "output": "twelve cents"})])

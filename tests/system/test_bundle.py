@@ -21,8 +21,8 @@ import pytest
 from support.repository import REPOSITORY, SETUP_S, environment, from_nothing, run, script
 from support.stdio import Wire, serving
 
-from ava_audit.redact import Redactor
-from ava_server.settings_checks import OWN_NAMES
+from ava_audit.redaction.redact import Redactor
+from ava_server.config.checks import OWN_NAMES
 
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))["project"]
 KEY = "a-key-that-opens-nothing"

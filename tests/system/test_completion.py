@@ -12,12 +12,12 @@ from support.past import Lived, Past, me
 from support.terminal import COMMAND, CONTROLLED, environment, on_terminal
 
 from ava_audit.events import FACTS
-from ava_audit.store import Store
+from ava_audit.store.store import Store
 from ava_audit.words import SHORT_TYPES
 from ava_server.cli.app import COMMANDS
 from ava_server.cli.complete_values import EVENT_TYPES
 from ava_server.cli.complete_values import TIERS as OFFERED_TIERS
-from ava_server.models.choose import TIERS
+from ava_server.models.selection import TIERS
 
 START_S = 1_767_000_000
 

@@ -20,9 +20,9 @@ from support.http_server import HttpServer, serving_http, token
 from support.model_server import Gate, Say, running_model_server
 from support.stdio import MODERN, MODES, Logged, logged, made, state_of, told, until, using
 
-from ava_server import proposing
-from ava_server.errors import BadInput, ConfigError, Refused
-from ava_server.tokens import SCOPES, Tokens, create_token, read_tokens, revoke_token, user_name
+from ava_server.approval import proposals
+from ava_server.config.tokens import SCOPES, Tokens, create_token, read_tokens, revoke_token, user_name
+from ava_server.core.errors import BadInput, ConfigError, Refused
 
 DONE = Say(calls=[("submit_result", {"summary": "done", "output": "done"})])
 ENV = using("http://127.0.0.1:9/v1")
@@ -298,9 +298,9 @@ async def test_one_user_cannot_pile_up_proposals(tmp_path: Path, monkeypatch: py
     root = made(tmp_path / "data")
     anas, bens = token(root, "ana"), token(root, "ben")
     main = "from ava_server.cli.app import main; sys.exit(main(sys.argv[1:]))"
-    lower = "import sys; from ava_server import proposing; proposing.MOST_WAITING = 3"
+    lower = "import sys; from ava_server.approval import proposals as proposing; proposing.MOST_WAITING = 3"
     few = "-c", f"{lower}; {main}", "serve", "--http", "--port", "0"
-    assert proposing.MOST_WAITING > 50
+    assert proposals.MOST_WAITING > 50
     async with serving_http(root, env=ENV, program=few) as server:
         ids: list[str] = []
         for number in range(3):
@@ -330,7 +330,7 @@ def test_two_processes_that_make_and_revoke_at_once_lose_nothing(tmp_path: Path)
     token(root, "ana", name="kept")
     path = root / "secrets" / "tokens.toml"
     work = (
-        "import sys; from pathlib import Path; from ava_server.tokens import create_token, revoke_token\n"
+        "import sys; from pathlib import Path; from ava_server.config.tokens import create_token, revoke_token\n"
         "path, who = Path(sys.argv[1]), sys.argv[2]\n"
         "for n in range(15):\n"
         "    create_token(path, f'{who}{n}', 'ana', ['read'], None)\n"

@@ -18,10 +18,10 @@ from support.http_server import serving_http, token
 from support.stdio import MODERN, MODES, made, told, until
 from support.terminal import ava
 
-from ava_server import http_sessions
-from ava_server.errors import BadInput
-from ava_server.http_settings import Reach, proxies_of, public_url, refuse_open
-from ava_server.tokens import BEGINS, SCOPES, revoke_token
+from ava_server.config.tokens import BEGINS, SCOPES, revoke_token
+from ava_server.core.errors import BadInput
+from ava_server.http import sessions
+from ava_server.http.settings import Reach, proxies_of, public_url, refuse_open
 
 HELLO = {
     "jsonrpc": "2.0", "id": 1, "method": "initialize",
@@ -237,7 +237,7 @@ async def test_what_is_too_large_is_refused_and_the_next_request_is_served(tmp_p
     root = made(tmp_path / "data")
     text = token(root, "ana", *SCOPES)
     async with serving_http(root) as server:
-        large = {**HELLO, "x": "y" * http_sessions.BODY_BYTES}
+        large = {**HELLO, "x": "y" * sessions.BODY_BYTES}
         assert (await server.post("/mcp", text, json=large, headers=ACCEPT)).status_code == 413
 
         async def pieces() -> Any:

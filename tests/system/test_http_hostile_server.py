@@ -16,7 +16,7 @@ from support.terminal import ava
 
 from ava_server.cli import door_there
 from ava_server.cli.door_there import Elsewhere
-from ava_server.errors import BadInput, ConfigError
+from ava_server.core.errors import BadInput, ConfigError
 
 TOKEN = "avatok_" + "Ab3" * 14 + "x"
 WAITS = {

@@ -231,9 +231,10 @@ async def test_at_the_end_clients_are_told_that_their_streams_end(tmp_path: Path
 
 
 def test_settings_of_the_limits_fit_together() -> None:
-    from ava_server import http_connection, http_hands, http_sessions
+    from ava_server.http import connection, limits
+    from ava_server.http import sessions as http_sessions
 
-    of_one: Any = http_hands.CALLS_OF_USER + http_hands.STREAMS_OF_USER
-    assert of_one * 6 < http_connection.CONNECTIONS
+    of_one: Any = limits.CALLS_OF_USER + limits.STREAMS_OF_USER
+    assert of_one * 6 < connection.CONNECTIONS
     assert http_sessions.SESSIONS_OF_USER * 6 < http_sessions.SESSIONS
-    assert http_hands.STREAMS_OF_USER >= http_sessions.SESSIONS_OF_USER, "a client of the handshake era has one open"
+    assert limits.STREAMS_OF_USER >= http_sessions.SESSIONS_OF_USER, "a client of the handshake era has one open"

@@ -20,9 +20,9 @@ from support.http_server import HttpServer, serving_http, token
 from support.model_server import Say, running_model_server
 from support.stdio import MODES, logged, made, state_of, told, using
 
-from ava_server.app import build_server
-from ava_server.desk.desk import TAKES
-from ava_server.settings import load_settings
+from ava_server.config.settings import load_settings
+from ava_server.mcp_server.app import build_server
+from ava_server.service.service import TAKES
 
 SECRET = "marmalade"
 """What only the owner's words hold: in no answer to anybody else."""

@@ -17,7 +17,7 @@ from support.model_server import Gate, Say, running_model_server
 from support.stdio import MODERN, MODES, made, state_of, told, until, using
 from support.updates import Ear, following
 
-from ava_server.tokens import revoke_token
+from ava_server.config.tokens import revoke_token
 
 WITHIN_S = 4.0
 DONE = Say(calls=[("submit_result", {"summary": "marmalade", "output": "marmalade"})])

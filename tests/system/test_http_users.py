@@ -13,9 +13,9 @@ from support.model_server import Gate, Say, running_model_server
 from support.stdio import MODES, made, told, until, using
 from support.terminal import ava
 
-from ava_server import users
-from ava_server.os_user import os_user
-from ava_server.settings import load_settings
+from ava_server.config import users
+from ava_server.config.settings import load_settings
+from ava_server.core.os_user import os_user
 
 DONE = Say(calls=[("submit_result", {"summary": "done", "output": "done"})])
 ROLE = "---\nname: {name}\ndescription: Does it.\ntools: http_get, read_file\n{more}---\nDo it.\n"

@@ -22,7 +22,7 @@ from support.processes import marked
 from support.stdio import AVA, assert_intact, environment, logged, state_of, until, using
 
 from ava_audit.events import AssistantMessage, RunClaimed, RunEnded
-from ava_audit.locks import Instances, try_hold
+from ava_audit.store.locks import Instances, try_hold
 
 NOTES = ("scratchpad", {"note": "half of it"})
 LOOK = [("read_file", {"path": "a.md"}), ("search_codebase", {"query": "tw.lve", "regex": True}), NOTES]

@@ -12,12 +12,12 @@ import os
 import anyio
 import pytest
 
-from ava_server.keys import WELL_KNOWN
+from ava_server.config.keys import WELL_KNOWN
 from ava_server.models.base import AssistantTurn, Completion, Model, Request, ToolSchema, ToolTurn, UserTurn
-from ava_server.models.choose import KNOWN_URLS, ModelSettings, Provider, choose
 from ava_server.models.clients import ClientPool
-from ava_server.models.wiring import build_model, how_it_thinks
-from ava_server.prices import cost_micros
+from ava_server.models.factory import build_model, how_it_thinks
+from ava_server.models.pricing.prices import cost_micros
+from ava_server.models.selection import KNOWN_URLS, ModelSettings, Provider, choose
 
 DOOR = ToolSchema(
     "door_colour",

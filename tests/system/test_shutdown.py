@@ -23,7 +23,7 @@ from support.stdio import (
     using,
 )
 
-from ava_audit.locks import WriteLock
+from ava_audit.store.locks import WriteLock
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals as POSIX has them")
 

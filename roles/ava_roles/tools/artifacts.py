@@ -7,8 +7,8 @@ import re
 
 from pydantic import Field
 
-from ava_roles.confine.paths import Root, shown
 from ava_roles.errors import AccessRefused, ToolFailed
+from ava_roles.sandbox.paths import Root, shown
 from ava_roles.tools.base import Place, ToolArgs, ToolOutput, ToolSpec
 from ava_roles.tools.needs import need_artifacts
 from ava_roles.tools.threads import run_sync

@@ -12,13 +12,13 @@ from pydantic import BaseModel, ConfigDict
 from ava_roles.placeholders import Lent
 
 if TYPE_CHECKING:
-    from ava_roles.confine.fetch import Fetcher
-    from ava_roles.confine.paths import Root
-    from ava_roles.confine.sandbox import Sandbox
-    from ava_roles.confine.workbench import BenchMaker
     from ava_roles.memory import Memory
+    from ava_roles.net.fetch import Fetcher
+    from ava_roles.sandbox.paths import Root
+    from ava_roles.sandbox.sandbox import Sandbox
+    from ava_roles.sandbox.workbench import BenchMaker
     from ava_roles.tools.searches import Search
-    from ava_roles.workshop.edits import Edits
+    from ava_roles.worktree.edits import Edits
 
 
 class ToolArgs(BaseModel):

@@ -6,15 +6,15 @@ import re
 
 from pydantic import Field
 
-from ava_roles.confine.paths import shown
 from ava_roles.errors import NotThere, ToolFailed
+from ava_roles.sandbox.paths import shown
 from ava_roles.tools.base import Place, ToolArgs, ToolOutput, ToolSpec
 from ava_roles.tools.changes import Region, change, counted, shown_change
 from ava_roles.tools.document import Document, NoDocument, with_plain_ends
 from ava_roles.tools.nearest import nearest
 from ava_roles.tools.needs import need_edits
 from ava_roles.tools.threads import run_sync
-from ava_roles.workshop.edits import BYTES_MAX, Edits
+from ava_roles.worktree.edits import BYTES_MAX, Edits
 
 EDIT_FILE, WRITE_FILE = "edit_file", "write_file"
 _LISTED = 20

@@ -6,8 +6,8 @@ from pathlib import PurePosixPath
 
 from pydantic import Field
 
-from ava_roles.confine.paths import Entry, Root, shown
 from ava_roles.errors import ToolFailed
+from ava_roles.sandbox.paths import Entry, Root, shown
 from ava_roles.tools import documents
 from ava_roles.tools.base import Place, Source, ToolArgs, ToolOutput, ToolSpec
 from ava_roles.tools.needs import need_files

@@ -16,9 +16,9 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from ava_roles.confine.linux import NotOnThisSystem, end_with_parent, end_within
-from ava_roles.confine.paths import Root
 from ava_roles.errors import ToolFailed
+from ava_roles.sandbox.linux import NotOnThisSystem, end_with_parent, end_within
+from ava_roles.sandbox.paths import Root
 from ava_roles.tools.ignore import Wanted, patterns
 from ava_roles.tools.texts import decoded
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ava_roles.confine.paths import Entry, Root
 from ava_roles.errors import ToolFailed
+from ava_roles.sandbox.paths import Entry, Root
 from ava_roles.tools.texts import decoded
 
 if TYPE_CHECKING:

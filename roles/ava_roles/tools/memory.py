@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 
 from pydantic import Field
 
-from ava_roles.confine.paths import shown
 from ava_roles.errors import ToolFailed
 from ava_roles.memory import Memory, Note, best_notes
+from ava_roles.sandbox.paths import shown
 from ava_roles.tools.base import Place, ToolArgs, ToolOutput, ToolSpec
 from ava_roles.tools.needs import need_memory
 from ava_roles.tools.threads import run_sync

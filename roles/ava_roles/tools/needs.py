@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, TypeVar
 from ava_roles.errors import ToolFailed
 
 if TYPE_CHECKING:
-    from ava_roles.confine.fetch import Fetcher
-    from ava_roles.confine.paths import Root
-    from ava_roles.confine.sandbox import Sandbox
-    from ava_roles.confine.workbench import BenchMaker
     from ava_roles.memory import Memory
+    from ava_roles.net.fetch import Fetcher
+    from ava_roles.sandbox.paths import Root
+    from ava_roles.sandbox.sandbox import Sandbox
+    from ava_roles.sandbox.workbench import BenchMaker
     from ava_roles.tools.base import Place
     from ava_roles.tools.searches import Search
-    from ava_roles.workshop.edits import Edits
+    from ava_roles.worktree.edits import Edits
 
 _Thing = TypeVar("_Thing")
 

@@ -11,7 +11,7 @@ from ava_roles.tools import documents
 from ava_roles.tools.whole_page import whole_page
 
 if TYPE_CHECKING:
-    from ava_roles.confine.fetch import Fetched
+    from ava_roles.net.fetch import Fetched
 
 _THIN = 200  # characters below which the article is taken for missed, and the whole page is read
 _TAGS_MAX = 100_000  # beyond, looking for the article takes minutes and gigabytes

@@ -9,8 +9,8 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from ava_roles.confine.paths import Entry, Root
 from ava_roles.errors import ToolFailed
+from ava_roles.sandbox.paths import Entry, Root
 from ava_roles.tools import documents
 from ava_roles.tools.ignore import Wanted
 from ava_roles.tools.texts import decoded

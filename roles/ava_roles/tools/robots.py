@@ -10,9 +10,9 @@ from urllib.parse import urlsplit
 
 import anyio
 
-from ava_roles.confine.fetch import ROBOTS_NAME, Fetcher
-from ava_roles.confine.urls import masked
 from ava_roles.errors import AccessRefused, ToolFailed
+from ava_roles.net.fetch import ROBOTS_NAME, Fetcher
+from ava_roles.net.urls import masked
 from ava_roles.tools.threads import run_sync
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ import anyio
 from anyio.from_thread import check_cancelled
 from pydantic import Field
 
-from ava_roles.confine.environment import child_environment
-from ava_roles.confine.paths import Root, shown
 from ava_roles.errors import ToolFailed
+from ava_roles.sandbox.environment import child_environment
+from ava_roles.sandbox.paths import Root, shown
 from ava_roles.tools import grep, passages
 from ava_roles.tools.base import Place, Source, ToolArgs, ToolOutput, ToolSpec
 from ava_roles.tools.needs import need_files

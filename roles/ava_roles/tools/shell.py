@@ -13,10 +13,10 @@ from dataclasses import replace
 
 from pydantic import Field
 
-from ava_roles.confine.laying import Bench
-from ava_roles.confine.sandbox import Command, Finished
-from ava_roles.confine.workbench import MAKE_S
 from ava_roles.errors import ToolFailed
+from ava_roles.sandbox.layout import Bench
+from ava_roles.sandbox.sandbox import Command, Finished
+from ava_roles.sandbox.workbench import MAKE_S
 from ava_roles.tools.base import Place, ToolArgs, ToolOutput, ToolSpec
 from ava_roles.tools.needs import need_sandbox
 from ava_roles.tools.threads import run_sync

@@ -11,9 +11,9 @@ from typing import Annotated
 import anyio
 from pydantic import AfterValidator, Field
 
-from ava_roles.confine.fetch import Fetched, Fetcher
-from ava_roles.confine.urls import host_and_path, masked
 from ava_roles.errors import ToolFailed
+from ava_roles.net.fetch import Fetched, Fetcher
+from ava_roles.net.urls import host_and_path, masked
 from ava_roles.placeholders import in_header, in_query, only_to
 from ava_roles.tools.base import Place, Source, ToolArgs, ToolOutput, ToolSpec
 from ava_roles.tools.needs import need_fetch

@@ -17,7 +17,7 @@ def run(args: Sequence[str] | None = None) -> NoReturn:
 
         answer(args)
         sys.exit(0)
-    from ava_server.unfilled import unset_unfilled
+    from ava_server.config.host_placeholders import unset_unfilled
 
     taken = unset_unfilled(os.environ)
     if taken and args[:1] == ["serve"]:

@@ -16,8 +16,8 @@ import typer
 
 from ava_audit.errors import AuditError, BadQuery, DataRootRefused, SchemaNewer, StoreUnavailable
 from ava_roles.errors import RoleFileError, RolesError, UnknownRole, WorkspaceRefused
-from ava_server.data_root import DataRoot
-from ava_server.errors import AvaError, BadInput, ConfigError, ModelError, Refused
+from ava_server.core.data_root import DataRoot
+from ava_server.core.errors import AvaError, BadInput, ConfigError, ModelError, Refused
 
 COMMANDS: Mapping[str, str] = {
     "serve": "ava_server.cli.serve",
@@ -203,7 +203,7 @@ def _report(error: BaseException) -> int:
 
         tell(f"ava: {_explained(leaves[0])}")
         return codes[0]
-    from ava_server.stderr_log import harmless
+    from ava_server.core.stderr_log import harmless
 
     sys.stderr.write(harmless("".join(traceback.format_exception(error))))
     typer.echo(

@@ -13,12 +13,12 @@ from ava_audit.errors import AuditError
 from ava_audit.money import format_usd, micros_from_cents
 from ava_server.cli.app import NOT_APPROVED, heading
 from ava_server.cli.terminal import agrees, ask, say, someone_there, tell
-from ava_server.errors import AvaError, BadInput, Refused
+from ava_server.core.errors import AvaError, BadInput, Refused
 
 if TYPE_CHECKING:
+    from ava_server.approval.pending import Pending
     from ava_server.cli.door import Door
     from ava_server.cli.door_there import Elsewhere
-    from ava_server.pending import Pending
 
 _NO_GROUP = "--group-max and --group-timeout are for two or more proposals; give their ids"
 _Ids = Annotated[
@@ -74,8 +74,8 @@ def reject_command(context: typer.Context, ids: _Ids = None) -> None:
 
 def _where(context: typer.Context, command: str) -> Elsewhere | None:
     """Return the server that `--url` names; None is this machine's data root. Begins the screen with it."""
-    from ava_server.house import refuse_recursion
-    from ava_server.settings import load_settings
+    from ava_server.config.settings import load_settings
+    from ava_server.service.runtime import refuse_recursion
 
     if why := refuse_recursion():
         raise BadInput(f"{command}: {why}.")
@@ -99,8 +99,8 @@ async def _door(elsewhere: Elsewhere | None, command: str, *, asked: bool) -> As
         return
     from ava_server.cli.at_desk import session
     from ava_server.cli.door_here import Here
-    from ava_server.house import open_house
-    from ava_server.settings import load_settings
+    from ava_server.config.settings import load_settings
+    from ava_server.service.runtime import open_house
 
     async with open_house(load_settings(), runs=False) as house, session(house, command, asked=asked) as own:
         yield Here(house, own)
@@ -184,7 +184,7 @@ def _show(one: Pending, heading_: str) -> None:
 
 def _group_line(waiting: list[Pending], group: dict[str, Any]) -> str:
     """Return the line of all of them together, as an approval has to repeat it."""
-    from ava_server.pending import together_line
+    from ava_server.approval.pending import together_line
 
     asked = group.get("group_max_cost_cents")
     return together_line(waiting, None if asked is None else micros_from_cents(asked), group.get("group_timeout"))
@@ -196,7 +196,7 @@ async def _start(door: Door, waiting: list[Pending], group: dict[str, Any]) -> N
     Raises:
         Refused: It may not start; says why.
     """
-    from ava_server.weighing import ANOTHER
+    from ava_server.approval.checks import ANOTHER
 
     lines = [one.approval_line for one in waiting]
     if len(waiting) > 1:

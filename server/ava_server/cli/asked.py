@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any, cast
 
-from ava_server.errors import BadInput
+from ava_server.core.errors import BadInput
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|sec|m|min|h)?")
 _OPTIONS = {"role": "ROLE", "task": "TASK", "max_cost_cents": "--max-cost", "retry_of": "--retry"}
@@ -78,7 +78,7 @@ def schema_in(option: str, file: Path | None) -> dict[str, Any] | None:
 
 def in_options(sentence: str) -> str:
     """Return what was said of an argument of `spawn_subagent` in the words of `ava run`: its options."""
-    from ava_server.arguments import SpawnArgs
+    from ava_server.approval.requests import SpawnArgs
 
     def option(field: str) -> str:
         return _OPTIONS.get(field, f"--{field.replace('_', '-')}")
@@ -114,7 +114,7 @@ def which_id(given: str, *, groups: bool = False) -> tuple[str, str]:
     Raises:
         BadInput: It has the form of none of them.
     """
-    from ava_server.ids import parse_id
+    from ava_server.core.ids import parse_id
 
     for field in ("subagent_id", "pending_id", *(("group_id",) if groups else ())):
         try:

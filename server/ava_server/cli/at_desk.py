@@ -7,15 +7,15 @@ from contextlib import asynccontextmanager
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from ava_server.errors import Refused
-from ava_server.whereabouts import working_folder
+from ava_server.core.errors import Refused
+from ava_server.core.working_folder import working_folder
 
 if TYPE_CHECKING:
     from ava_audit.events import CancelledBy
-    from ava_server.answers import Answer, ConfirmAnswer, SpawnAnswer
-    from ava_server.desk import Desk
-    from ava_server.house import House
-    from ava_server.session import Session
+    from ava_server.service.responses import Answer, ConfirmAnswer, SpawnAnswer
+    from ava_server.service.runtime import House
+    from ava_server.service.service import Desk
+    from ava_server.service.session import Session
 
 
 @asynccontextmanager
@@ -32,8 +32,8 @@ async def session(
         by: Whose word it is when this session ends a run.
     """
     from ava_audit.events import Event, SessionEnd, SessionStart
-    from ava_audit.store import Outcome
-    from ava_server.session import Session
+    from ava_audit.store.store import Outcome
+    from ava_server.service.session import Session
 
     own = Session(
         user=house.user,
@@ -71,7 +71,7 @@ async def propose(desk: Desk, spawn: dict[str, Any], *, degraded: bool = False) 
     Raises:
         AvaError: It may not be, or an argument cannot be used.
     """
-    from ava_server.answers import SpawnAnswer
+    from ava_server.service.responses import SpawnAnswer
 
     proposal = await desk.call("spawn_subagent", spawn, silent, raises=True, degraded=degraded)
     assert isinstance(proposal, SpawnAnswer)
@@ -90,7 +90,7 @@ async def start(desk: Desk, proposals: Sequence[SpawnAnswer], *, last: str | Non
     Raises:
         Refused: They may not be started; says why.
     """
-    from ava_server.weighing import ANOTHER
+    from ava_server.approval.checks import ANOTHER
 
     lines = [proposal.approval_line or "" for proposal in proposals]
     decided = await decide(desk, proposals, "approve", approving=[*lines, *([last] if last else [])], **more)
@@ -107,7 +107,7 @@ async def decide(desk: Desk, proposals: Sequence[SpawnAnswer], decision: str, **
     Raises:
         AvaError: It cannot be decided.
     """
-    from ava_server.answers import ConfirmAnswer
+    from ava_server.service.responses import ConfirmAnswer
 
     given = {"pending_ids": [proposal.pending_id for proposal in proposals], "decision": decision, **more}
     answer: Answer = await desk.call("confirm_spawn", given, silent, raises=True)

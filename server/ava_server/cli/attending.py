@@ -15,15 +15,15 @@ from ava_server.cli.watching import Watching
 
 if TYPE_CHECKING:
     from ava_audit.rows import RunRow
-    from ava_server.desk import Desk
-    from ava_server.house import House
+    from ava_server.service.runtime import House
+    from ava_server.service.service import Desk
 
 
 class Attending:
     """Shows what runs are doing until all have ended; Ctrl-C asks what shall become of them."""
 
     def __init__(self, house: House, desk: Desk, run_ids: Sequence[str]) -> None:
-        from ava_server.claims import Slots
+        from ava_server.runs.claims import Slots
 
         self._desk = desk
         self._run_ids = run_ids
@@ -97,7 +97,7 @@ class Attending:
             tasks.cancel_scope.cancel()
 
     async def _cancel_one(self, run_id: str, failed: list[str]) -> None:
-        from ava_server.answers import FAILED
+        from ava_server.service.responses import FAILED
 
         given = {"subagent_id": run_id, "reason": "cancelled at the terminal"}
         answer = await self._desk.call("cancel_subagent", given, silent)

@@ -76,8 +76,8 @@ def _agents() -> Iterator[Offer]:
 
 def _ask(sql: str) -> list[tuple[str, str]]:
     """Ask the log for what is this user's; it is not opened for anything but that, and no file is made beside it."""
-    from ava_server.data_root import find_data_root
-    from ava_server.os_user import os_user
+    from ava_server.core.data_root import find_data_root
+    from ava_server.core.os_user import os_user
 
     db = find_data_root().db
     if not db.is_file():
@@ -103,7 +103,7 @@ def _roles() -> Iterator[Offer]:
 
 
 def _role_folders() -> Iterator[Path]:
-    from ava_server.data_root import find_data_root
+    from ava_server.core.data_root import find_data_root
 
     with contextlib.suppress(Exception):
         yield find_data_root().roles
@@ -141,13 +141,13 @@ def _event_types() -> Iterator[Offer]:
 
 
 def _providers() -> Iterator[Offer]:
-    from ava_server.providers import PROVIDERS
+    from ava_server.config.providers import PROVIDERS
 
     return ((name, "") for name in PROVIDERS)
 
 
 def _notes() -> Iterator[Offer]:
-    from ava_server.data_root import find_data_root
+    from ava_server.core.data_root import find_data_root
 
     with contextlib.suppress(OSError):
         for file in sorted(find_data_root().memory.glob("*.md"))[:MOST]:

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from ava_server.cli.terminal import write
-from ava_server.errors import BadInput
-from ava_server.near import did_you_mean
+from ava_server.core.errors import BadInput
+from ava_server.core.suggest import did_you_mean
 
 SHELLS = ("bash", "zsh", "fish")
 

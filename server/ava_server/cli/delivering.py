@@ -15,12 +15,12 @@ from ava_server.cli.results import result_text
 from ava_server.cli.saving import Saved, save_artifacts
 from ava_server.cli.showing import show_results
 from ava_server.cli.terminal import harmless_json, say, tell, write
-from ava_server.errors import BadInput
+from ava_server.core.errors import BadInput
 
 if TYPE_CHECKING:
-    from ava_server.answers import RunAnswer
-    from ava_server.house import House
-    from ava_server.session import Session
+    from ava_server.service.responses import RunAnswer
+    from ava_server.service.runtime import House
+    from ava_server.service.session import Session
 
 
 async def deliver(
@@ -51,7 +51,7 @@ async def deliver(
     """
     from ava_server.cli.reading import note_fetched, whole_answer
     from ava_server.cli.views import exit_code
-    from ava_server.ids import label
+    from ava_server.core.ids import label
 
     found = [await whole_answer(house.store, run_id, house.instances.alive) for run_id in run_ids]
     answers = [answer for _run, answer in found]

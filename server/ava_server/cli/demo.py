@@ -22,13 +22,13 @@ import typer
 
 from ava_server.cli.app import INTERRUPTED, NOT_APPROVED, heading
 from ava_server.cli.terminal import Progress, agrees, columns, cut, say, someone_there
-from ava_server.data_root import DataRoot
-from ava_server.errors import AvaError, BadInput
+from ava_server.core.data_root import DataRoot
+from ava_server.core.errors import AvaError, BadInput
 
 if TYPE_CHECKING:
     from mcp import Client
 
-    from ava_server.answers import RunAnswer
+    from ava_server.service.responses import RunAnswer
 
 POLL_S = 0.05
 WITHIN_S = 60.0
@@ -114,7 +114,7 @@ async def _demo(demo: Demo, place: Path) -> int:
     environment["AVA_DATA_ROOT"] = str(demo.root.path)
     environment["AVA_WORKSPACE"] = str(demo.folder)  # else the temporary folder's surroundings would decide
     if demo.scripted:
-        from ava_server.models.choose import SCRIPTED
+        from ava_server.models.selection import SCRIPTED
 
         environment["AVA_MODEL"] = SCRIPTED
     server = StdioServerParameters(
@@ -194,7 +194,7 @@ class _Host:
 
     async def _whole(self, run: RunAnswer) -> RunAnswer:
         """Return the whole of a result: an answer of a tool is a page of it, the resource is all."""
-        from ava_server.answers import RunAnswer
+        from ava_server.service.responses import RunAnswer
 
         found = await self._client.read_resource(f"ava://runs/{run.subagent_id}")
         return RunAnswer.model_validate_json(str(getattr(found.contents[0], "text", "")))
@@ -223,7 +223,7 @@ class _Host:
         say(f"               {logs / 'subagents' / (run.subagent_id + '.jsonl')}")
 
     async def _checked(self, run_id: str) -> RunAnswer:
-        from ava_server.answers import RunAnswer
+        from ava_server.service.responses import RunAnswer
 
         answer = await self._call("check_subagent", subagent_id=run_id)
         return RunAnswer.model_validate(answer["runs"][0])

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from ava_server.answers import ConfirmAnswer
-    from ava_server.pending import Pending
+    from ava_server.approval.pending import Pending
+    from ava_server.service.responses import ConfirmAnswer
 
 
 class Door(Protocol):

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any, cast
 import anyio
 import anyio.to_thread
 
+from ava_server.approval.pending import Pending, all_pending, pending
 from ava_server.cli.terminal import tell
 from ava_server.cli.unseen import give_pin
-from ava_server.errors import AvaError, Refused
-from ava_server.pending import Pending, all_pending, pending
+from ava_server.core.errors import AvaError, Refused
 
 if TYPE_CHECKING:
     from ava_audit.view import View
-    from ava_server.answers import ConfirmAnswer
-    from ava_server.house import House
-    from ava_server.session import Session
+    from ava_server.service.responses import ConfirmAnswer
+    from ava_server.service.runtime import House
+    from ava_server.service.session import Session
 
 STARTS_WITHIN_S = 3.0
 """How long it is watched whether what was approved begins."""
@@ -66,7 +66,7 @@ class Here:
         Raises:
             Refused: It takes a PIN, and there is none, or it is locked.
         """
-        from ava_server.pin import PinFile
+        from ava_server.config.pin import PinFile
 
         if await self._house.policy() == "human":
             await anyio.to_thread.run_sync(PinFile(self._house.settings.paths.approval_file).ready)
@@ -78,8 +78,8 @@ class Here:
             AvaError: It cannot be decided; says why.
         """
         from ava_server.cli.at_desk import silent
-        from ava_server.desk import Desk
-        from ava_server.pin import PinFile
+        from ava_server.config.pin import PinFile
+        from ava_server.service.service import Desk
 
         if decision == "approve" and await self._house.policy() == "human":
             try:
@@ -110,8 +110,8 @@ class Here:
 
     async def _have_worker(self) -> None:
         """Start the worker that is to do it, where a worker does: no host may be there."""
-        from ava_server.hiring import Hiring
-        from ava_server.manager import CannotHonour
+        from ava_server.runs.manager import CannotHonour
+        from ava_server.runs.worker_process import Hiring
 
         if not self._house.settings.background:
             return

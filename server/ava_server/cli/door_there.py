@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 import anyio
 
-from ava_server.errors import BadInput, ConfigError, Refused
+from ava_server.core.errors import BadInput, ConfigError, Refused
 
 if TYPE_CHECKING:
     import httpx2
 
-    from ava_server.answers import ConfirmAnswer
-    from ava_server.pending import Pending
+    from ava_server.approval.pending import Pending
+    from ava_server.service.responses import ConfirmAnswer
 
 ANSWER_S, WHOLE_ANSWER_S = 20.0, 60.0
 """How long the server may be silent, and take in all."""
@@ -45,7 +45,7 @@ class Elsewhere:
         """
         from urllib.parse import urlsplit
 
-        from ava_server.http_settings import LOOPBACK_NAMES, public_url
+        from ava_server.http.settings import LOOPBACK_NAMES, public_url
 
         url = self.url.strip().rstrip("/").removesuffix("/mcp")
         try:
@@ -112,8 +112,8 @@ class There:
             BadInput: An id is none.
             Refused: One does not wait.
         """
+        from ava_server.approval.pending import Pending
         from ava_server.cli.asked import which_id
-        from ava_server.pending import Pending
 
         wanted = [which_id(given)[1] for given in ids]
         said = await self._ask("GET")
@@ -137,7 +137,7 @@ class There:
         Raises:
             AvaError: It cannot be decided; says why.
         """
-        from ava_server.answers import ConfirmAnswer
+        from ava_server.service.responses import ConfirmAnswer
 
         now_us = time.time_ns() // 1000
         if decision == "approve" and (late := [one for one in waiting if one.expires_us <= now_us]):

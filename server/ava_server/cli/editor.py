@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 import anyio
 
 from ava_server.cli.terminal import agrees, someone_there, tell
-from ava_server.errors import BadInput, ConfigError, Refused
-from ava_server.files import create_file
-from ava_server.notes import text_of
+from ava_server.config.memory_notes import text_of
+from ava_server.core.atomic_file import create_file
+from ava_server.core.errors import BadInput, ConfigError, Refused
 
 if TYPE_CHECKING:
     from ava_roles.memory import Note
-    from ava_server.notes import Notebook
+    from ava_server.config.memory_notes import Notebook
 
 
 def edited(book: Notebook, name: str) -> Note | None:

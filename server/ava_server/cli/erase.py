@@ -10,15 +10,15 @@ import typer
 
 from ava_server.cli.app import heading
 from ava_server.cli.terminal import Progress, agrees, say, someone_there, tell
-from ava_server.data_root import find_data_root
-from ava_server.errors import BadInput, Refused
+from ava_server.core.data_root import find_data_root
+from ava_server.core.errors import BadInput, Refused
 
 if TYPE_CHECKING:
     from ava_audit.rows import RunRow
-    from ava_audit.store import Store
+    from ava_audit.store.store import Store
     from ava_audit.view import View
-    from ava_server.data_root import DataRoot
-    from ava_server.settings import Settings
+    from ava_server.config.settings import Settings
+    from ava_server.core.data_root import DataRoot
 
 DONE_S = 300.0
 """How long is waited for the files: the text index is rewritten, which takes seconds a gigabyte."""
@@ -52,7 +52,7 @@ def erase_command(
     yes: Annotated[bool, typer.Option("--yes", help="Erase it without asking.")] = False,
 ) -> None:
     """Erase the words of an ended run from log, files and index, after a question; there is no way back."""
-    from ava_server.settings import load_settings
+    from ava_server.config.settings import load_settings
 
     root = find_data_root()
     heading(root)
@@ -61,8 +61,8 @@ def erase_command(
 
 async def _erase(root: DataRoot, settings: Settings, given: str, yes: bool) -> None:
     from ava_server.cli.reading import find_run, open_log
-    from ava_server.house import keep
-    from ava_server.ids import label
+    from ava_server.core.ids import label
+    from ava_server.service.runtime import keep
 
     entries = 0
     async with open_log(root) as store:
@@ -90,7 +90,7 @@ def _look(view: View, run: RunRow) -> tuple[int | None, int] | None:
     """Return when a run was erased (microseconds UTC), and how many entries have words; None while it goes on."""
     from ava_audit.events import TRANSCRIPT_TYPES
     from ava_audit.retention import is_over
-    from ava_server.quoting import quoting
+    from ava_server.approval.mentions import quoting
 
     if not is_over(view, run, time.time_ns() // 1000):
         return None
@@ -101,7 +101,7 @@ def _look(view: View, run: RunRow) -> tuple[int | None, int] | None:
 
 def _question(run: RunRow, erased_us: int | None, words: int) -> list[str]:
     from ava_audit.times import format_ts
-    from ava_server.ids import label
+    from ava_server.core.ids import label
 
     when = f"{label(run)} was erased already, {format_ts(erased_us)}" if erased_us is not None else ""
     if not words:
@@ -114,7 +114,7 @@ def _question(run: RunRow, erased_us: int | None, words: int) -> list[str]:
 
 
 async def _agreed(run: RunRow, yes: bool) -> bool:
-    from ava_server.ids import label
+    from ava_server.core.ids import label
 
     if yes:
         return True
@@ -126,8 +126,8 @@ async def _agreed(run: RunRow, yes: bool) -> bool:
 async def _all_of(store: Store, run: RunRow, words: int) -> int:
     """Erase a run, wait until nothing of it is left in any file, and return how many entries that were."""
     from ava_audit.retention import erase_run
+    from ava_server.approval.mentions import quoting
     from ava_server.cli.reading import terminal_session
-    from ava_server.quoting import quoting
 
     total = 0
     while words:  # again, for an answer that was on its way when it was erased

@@ -18,13 +18,13 @@ import typer
 from ava_server.cli.app import heading
 from ava_server.cli.filters import Agents, Kinds, Level, Search, Sessions, Since, Until, Users, log_query
 from ava_server.cli.terminal import Progress, say, write_lines
-from ava_server.data_root import find_data_root
-from ava_server.errors import BadInput
+from ava_server.core.data_root import find_data_root
+from ava_server.core.errors import BadInput
 
 if TYPE_CHECKING:
     from ava_audit.search import LogQuery
-    from ava_audit.store import Store
-    from ava_server.data_root import DataRoot
+    from ava_audit.store.store import Store
+    from ava_server.core.data_root import DataRoot
 
 STDOUT = "-"
 

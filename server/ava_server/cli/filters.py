@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from ava_server.errors import BadInput
+from ava_server.core.errors import BadInput
 
 if TYPE_CHECKING:
     from ava_audit.search import LogQuery
@@ -79,7 +79,7 @@ def log_query(
 
 
 def _agent(given: str) -> str:
-    from ava_server.ids import AGENT, parse_id
+    from ava_server.core.ids import AGENT, parse_id
 
     if given.strip().lower() == AGENT:
         return AGENT

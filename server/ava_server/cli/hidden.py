@@ -8,7 +8,7 @@ from typing import Any
 from typer.core import TyperCommand
 
 from ava_server.cli.terminal import tell
-from ava_server.errors import BadInput
+from ava_server.core.errors import BadInput
 
 LONGEST_LINE = 16_384
 

@@ -12,9 +12,9 @@ import typer
 
 from ava_server.cli.app import heading
 from ava_server.cli.terminal import say, tell, write
-from ava_server.data_root import find_data_root
-from ava_server.errors import AvaError, BadInput, ConfigError
-from ava_server.whereabouts import home_folder
+from ava_server.core.data_root import find_data_root
+from ava_server.core.errors import AvaError, BadInput, ConfigError
+from ava_server.core.working_folder import home_folder
 
 if TYPE_CHECKING:
     from ava_server.hosts.change import Change
@@ -107,10 +107,10 @@ def _show(change: Change, host: Host, name: str, remove: bool) -> None:
 
 def _what_else(started: Launch) -> None:
     """Say what is still missing for a person's first subagent."""
-    from ava_server.access import model_settings
+    from ava_server.config.credentials import model_settings
+    from ava_server.config.settings import load_settings
     from ava_server.hosts.launching import passing
-    from ava_server.models.choose import is_configured
-    from ava_server.settings import load_settings
+    from ava_server.models.selection import is_configured
 
     if why := passing(Path(sys.prefix)):
         say(f"This Ava is in {sys.prefix}: {why}. Install it where it stays, and run `ava init` from there.")

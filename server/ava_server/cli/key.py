@@ -13,9 +13,7 @@ from ava_server.cli.app import heading
 from ava_server.cli.hidden import NameAlone, read_value
 from ava_server.cli.root import has_log
 from ava_server.cli.terminal import say
-from ava_server.data_root import DataRoot, find_data_root
-from ava_server.errors import BadInput
-from ava_server.keys import (
+from ava_server.config.keys import (
     SEARCHES,
     WELL_KNOWN,
     find_key,
@@ -26,6 +24,8 @@ from ava_server.keys import (
     remove_key,
     set_key,
 )
+from ava_server.core.data_root import DataRoot, find_data_root
+from ava_server.core.errors import BadInput
 
 Provider = Annotated[
     str,
@@ -125,8 +125,8 @@ def remove_command(provider: Stored) -> None:
 
 def _searches_now(root: DataRoot) -> str:
     """Say who searches the web from now on, and what that costs."""
-    from ava_server.searching import engine_of, search_cost
-    from ava_server.settings import load_settings
+    from ava_server.config.search_engines import engine_of, search_cost
+    from ava_server.config.settings import load_settings
 
     engine = engine_of(load_settings(root.path).search, read_keys(root.keys))
     if engine is None:
@@ -136,7 +136,7 @@ def _searches_now(root: DataRoot) -> str:
 
 def _configured(root: DataRoot) -> frozenset[str]:
     """Return the names of the providers that have an entry in the settings, as keys are stored under them."""
-    from ava_server.settings import load_settings
+    from ava_server.config.settings import load_settings
 
     return frozenset(provider_name(name) for name in load_settings(root.path).providers)
 

@@ -12,14 +12,14 @@ from ava_server.cli import export
 from ava_server.cli.app import heading
 from ava_server.cli.filters import Agents, Kinds, Level, Search, Sessions, Since, Until, Users, log_query
 from ava_server.cli.terminal import columns, cut, reader_gone, say, write_lines
-from ava_server.data_root import find_data_root
-from ava_server.errors import BadInput
+from ava_server.core.data_root import find_data_root
+from ava_server.core.errors import BadInput
 
 if TYPE_CHECKING:
     from ava_audit.entries import Entry
     from ava_audit.search import LogQuery
-    from ava_audit.store import Store
-    from ava_server.data_root import DataRoot
+    from ava_audit.store.store import Store
+    from ava_server.core.data_root import DataRoot
 
 LAST = 50
 LAST_FOLLOWED = 10
@@ -98,7 +98,7 @@ class _Printer:
     async def entries(self, store: Store, entries: list[Entry]) -> None:
         """Write entries in the order given."""
         from ava_audit.line import mirror_line
-        from ava_server.log_lines import entry_line, is_trouble, names_of
+        from ava_server.service.log_lines import entry_line, is_trouble, names_of
 
         if not self.as_json:
             names = await store.read(lambda view: names_of(view, entries))

@@ -14,12 +14,12 @@ from typer.core import TyperCommand
 from ava_server.cli.app import heading
 from ava_server.cli.root import has_log
 from ava_server.cli.terminal import agrees, columns, cut, say, say_json, someone_there, tell
-from ava_server.data_root import DataRoot, find_data_root
-from ava_server.errors import BadInput, Refused
+from ava_server.core.data_root import DataRoot, find_data_root
+from ava_server.core.errors import BadInput, Refused
 
 if TYPE_CHECKING:
     from ava_roles.memory import Note, Notes
-    from ava_server.notes import Notebook
+    from ava_server.config.memory_notes import Notebook
 
 BEST = 5
 _FIRST = 100
@@ -103,7 +103,7 @@ def add_command(
 
     One that is there is not overwritten. A note has at most 100,000 bytes.
     """
-    from ava_server.notes import note_name
+    from ava_server.config.memory_notes import note_name
 
     name = note_name(name)
     root, book = _writing()
@@ -115,7 +115,7 @@ def add_command(
 
 def show_command(name: Name, as_json: AsJson = False) -> None:
     """Show a note; what would not be seen, or would steer a terminal, is left out."""
-    from ava_server.notes import note_name
+    from ava_server.config.memory_notes import note_name
 
     root = _root()
     note = _book(root).get(note_name(name))
@@ -130,7 +130,7 @@ def show_command(name: Name, as_json: AsJson = False) -> None:
 def edit_command(name: Name) -> None:
     """Open a copy of a note, or of a new one, in $VISUAL or $EDITOR, and keep what is saved, checked as with add."""
     from ava_server.cli.editor import edited
-    from ava_server.notes import note_name
+    from ava_server.config.memory_notes import note_name
 
     name = note_name(name)
     root, book = _writing()
@@ -143,7 +143,7 @@ def remove_command(
     name: Name, yes: Annotated[bool, typer.Option("--yes", help="Remove it without asking.")] = False
 ) -> None:
     """Remove a note, after a question. What a subagent has recalled of it stays in that one's log."""
-    from ava_server.notes import note_name
+    from ava_server.config.memory_notes import note_name
 
     name = note_name(name)
     root, book = _writing()
@@ -196,7 +196,7 @@ def _root() -> DataRoot:
 
 def _book(root: DataRoot) -> Notebook:
     from ava_roles.memory import Memory
-    from ava_server.notes import Notebook
+    from ava_server.config.memory_notes import Notebook
 
     return Notebook(Memory(root.memory))
 
@@ -209,10 +209,10 @@ def _writing() -> tuple[DataRoot, Notebook]:
         AvaError: What is secret cannot be read, so that nobody could tell whether a text holds it.
     """
     from ava_roles.memory import Memory
-    from ava_server.access import Access
-    from ava_server.house import refuse_recursion
-    from ava_server.notes import Notebook
-    from ava_server.settings import load_settings
+    from ava_server.config.credentials import Access
+    from ava_server.config.memory_notes import Notebook
+    from ava_server.config.settings import load_settings
+    from ava_server.service.runtime import refuse_recursion
 
     if refuse_recursion():
         raise BadInput("ava memory: this process belongs to a subagent, and subagents only read memory.")
@@ -230,7 +230,7 @@ def _piped(name: str) -> str:
         BadInput: Nobody pipes any, or it can be none.
     """
     from ava_roles.memory import NOTE_BYTES
-    from ava_server.notes import text_of
+    from ava_server.config.memory_notes import text_of
 
     if sys.stdin.isatty():
         raise BadInput(
@@ -254,7 +254,7 @@ def _day(note: Note) -> str:
 
 
 def _say_passed_over(found: Notes) -> None:
-    from ava_roles.confine.paths import shown
+    from ava_roles.sandbox.paths import shown
 
     for each in found.passed_over[:_TOLD]:
         tell(f"Passed over: {shown(each.file)}: {each.why}.")

@@ -12,14 +12,14 @@ import typer
 from ava_server.cli.app import heading
 from ava_server.cli.root import has_log
 from ava_server.cli.terminal import say, say_json
-from ava_server.data_root import find_data_root
-from ava_server.errors import AvaError, BadInput
+from ava_server.core.data_root import find_data_root
+from ava_server.core.errors import AvaError, BadInput
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ava_server.models.choose import ModelSettings
     from ava_server.models.listing import Meant, Offer, Seller
+    from ava_server.models.selection import ModelSettings
 
 
 @dataclass(frozen=True)
@@ -59,10 +59,10 @@ def models_command(
     Prices are in USD per million tokens. Nobody is asked but an endpoint whose models no table knows, and that only
     with PROVIDER or --search.
     """
-    from ava_server.access import model_settings
     from ava_server.cli.models_screen import as_facts, screen
+    from ava_server.config.credentials import model_settings
+    from ava_server.config.settings import load_settings
     from ava_server.models.listing import tier_meanings
-    from ava_server.settings import load_settings
 
     has_log(find_data_root())
     settings = load_settings()

@@ -6,15 +6,15 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ava_server.cli.terminal import wrapped
-from ava_server.models.choose import SET_A_MODEL
 from ava_server.models.listing import NOBODY, facts
-from ava_server.price_words import per_call, price_facts, price_lines, usd
+from ava_server.models.pricing.format import per_call, price_facts, price_lines, usd
+from ava_server.models.selection import SET_A_MODEL
 
 if TYPE_CHECKING:
     from ava_server.cli.models import Shelf
-    from ava_server.errors import AvaError
+    from ava_server.core.errors import AvaError
     from ava_server.models.listing import Meant, Offer
-    from ava_server.prices import Price, Step
+    from ava_server.models.pricing.prices import Price, Step
 
 WIDTH = 80
 _MARGIN = 10

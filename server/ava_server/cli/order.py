@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ava_server.errors import BadInput
+from ava_server.core.errors import BadInput
 
 MOST_TOGETHER = 20
 """Subagents of one approval, at most."""

@@ -9,9 +9,9 @@ from ava_server.cli.app import heading
 from ava_server.cli.root import has_log
 from ava_server.cli.terminal import say, tell
 from ava_server.cli.unseen import ask_unseen
-from ava_server.data_root import DataRoot, find_data_root
-from ava_server.errors import BadInput, Refused
-from ava_server.pin import NONE_YET, SET_ALREADY, PinFile, refuse_weak
+from ava_server.config.pin import NONE_YET, SET_ALREADY, PinFile, refuse_weak
+from ava_server.core.data_root import DataRoot, find_data_root
+from ava_server.core.errors import BadInput, Refused
 
 
 def register(app: typer.Typer) -> None:
@@ -43,7 +43,7 @@ def remove_command() -> None:
 
 
 def _root() -> DataRoot:
-    from ava_server.house import refuse_recursion
+    from ava_server.service.runtime import refuse_recursion
 
     if why := refuse_recursion():
         raise BadInput(f"ava pin: {why}.")
@@ -76,7 +76,7 @@ async def _change(root: DataRoot) -> None:
 
 
 async def _remove(root: DataRoot) -> None:
-    from ava_server.settings import load_settings
+    from ava_server.config.settings import load_settings
 
     file = PinFile(root.approval_file)
     await _refuse_none(file)
@@ -91,7 +91,7 @@ async def _on_record(root: DataRoot, before: str | None, after: str | None) -> N
     """Put on record what became of the PIN, never the PIN; a log that is out of reach takes nothing back."""
     from ava_audit.errors import AuditError
     from ava_audit.events import Event, SettingsChanged
-    from ava_audit.store import Store, append
+    from ava_audit.store.store import Store, append
     from ava_server.cli.reading import terminal_session
 
     fact = SettingsChanged(setting="approval_pin", before=before, after=after)

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING
 
 import anyio.to_thread
 
-from ava_audit.store import Outcome, Store
+from ava_audit.store.store import Outcome, Store
 from ava_audit.view import View
 from ava_server.cli.root import has_log
-from ava_server.errors import BadInput
-from ava_server.os_user import os_user
+from ava_server.core.errors import BadInput
+from ava_server.core.os_user import os_user
 
 if TYPE_CHECKING:
     from ava_audit.rows import RunRow
-    from ava_server.answers import RunAnswer
-    from ava_server.data_root import DataRoot
-    from ava_server.session import Session
-    from ava_server.status import Alive
+    from ava_server.core.data_root import DataRoot
+    from ava_server.service.responses import RunAnswer
+    from ava_server.service.session import Session
+    from ava_server.service.status import Alive
 
 
 _LONGEST_ID = 20
@@ -95,7 +95,7 @@ async def _found(store: Store | None, given: str, *, groups: bool = False) -> li
 
 async def _meant(store: Store | None, given: str, groups: bool) -> str:
     """Return the id that somebody may have meant, as a sentence; nothing where none is like it."""
-    from ava_server.near import nearest
+    from ava_server.core.suggest import nearest
 
     if store is None or len(given) > _LONGEST_ID:
         return ""
@@ -112,7 +112,7 @@ async def _meant(store: Store | None, given: str, groups: bool) -> str:
 
 async def whole_answer(store: Store, run_id: str, alive: Alive) -> tuple[RunRow, RunAnswer]:
     """Return a run as it is now, and as people see it, with the whole of its result."""
-    from ava_server.status import run_answer
+    from ava_server.service.status import run_answer
 
     def query(view: View) -> tuple[RunRow, RunAnswer]:
         run = view.run(run_id)
@@ -124,7 +124,7 @@ async def whole_answer(store: Store, run_id: str, alive: Alive) -> tuple[RunRow,
 
 async def note_fetched(store: Store, session: Session, tool: str, run: RunRow) -> None:
     """Put on record that a run's result was shown to its own user; nobody is told of it as news after that."""
-    from ava_server.status import carried
+    from ava_server.service.status import carried
 
     if run.result_seq is None or run.user_id != session.user:
         return
@@ -134,6 +134,6 @@ async def note_fetched(store: Store, session: Session, tool: str, run: RunRow) -
 
 def terminal_session() -> Session:
     """Return a session of this user at the terminal."""
-    from ava_server.session import Session
+    from ava_server.service.session import Session
 
     return Session(user=os_user(), transport="terminal", client="ava", channel="terminal")

@@ -12,13 +12,13 @@ import typer
 from ava_server.cli.app import heading
 from ava_server.cli.root import has_log
 from ava_server.cli.terminal import say, say_json
-from ava_server.data_root import find_data_root
-from ava_server.errors import BadInput
-from ava_server.os_user import os_user
+from ava_server.core.data_root import find_data_root
+from ava_server.core.errors import BadInput
+from ava_server.core.os_user import os_user
 
 if TYPE_CHECKING:
     from ava_audit.view import View
-    from ava_server.data_root import DataRoot
+    from ava_server.core.data_root import DataRoot
 
 T = TypeVar("T")
 
@@ -88,7 +88,7 @@ def _read(root: DataRoot, query: Callable[[View], T]) -> T | None:
     import sqlite3
 
     from ava_audit.errors import SchemaNewer, StoreUnavailable
-    from ava_audit.migrations import SCHEMA_VERSION
+    from ava_audit.store.migrations import SCHEMA_VERSION
     from ava_server.cli.peeking import opened
 
     if not has_log(root):
@@ -124,7 +124,7 @@ def _report(root: DataRoot, first: int, last: int, everybody: bool, as_json: boo
 def _group(root: DataRoot, given: str, everybody: bool, as_json: bool) -> None:
     from ava_audit.spending import group_sum
     from ava_server.cli.report_group import group_json, group_screen
-    from ava_server.ids import parse_id
+    from ava_server.core.ids import parse_id
 
     group_id = parse_id("group_id", given, "--group")
     found = _read(root, lambda view: group_sum(view, group_id))

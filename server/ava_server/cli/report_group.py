@@ -10,7 +10,7 @@ from ava_audit.times import US_PER_S, format_duration, format_ts, iso_utc
 from ava_server.cli.report_screen import Row, table
 from ava_server.cli.report_sums import NOT_FAILED
 from ava_server.cli.terminal import say
-from ava_server.status import elapsed_s
+from ava_server.service.status import elapsed_s
 
 if TYPE_CHECKING:
     from ava_audit.rows import RunRow

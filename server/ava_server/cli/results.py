@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from ava_server.cli.views import cost_text, exit_code_of
 
 if TYPE_CHECKING:
-    from ava_server.answers import RunAnswer
     from ava_server.cli.saving import Saved
+    from ava_server.service.responses import RunAnswer
 
 VERDICTS = {
     "found": "found, word for word, in what the tools returned",
@@ -64,7 +64,7 @@ def parts_of(run: RunAnswer, *, brief: bool = False, saved: Saved | None = None)
         brief: Leave the output out where the findings say it, as those of the offline reader always do.
         saved: Where its files were copied to.
     """
-    from ava_server.changes import changed_lines, changes_lines
+    from ava_server.runs.changes import changed_lines, changes_lines
 
     if exit_code_of(run.state) is None:
         return [Part("", (f"Waits for: {run.waits_for}",))] if run.waits_for else []

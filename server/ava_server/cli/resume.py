@@ -10,13 +10,13 @@ import typer
 
 from ava_server.cli.app import heading
 from ava_server.cli.terminal import someone_there, tell
-from ava_server.errors import BadInput, Refused
+from ava_server.core.errors import BadInput, Refused
 
 if TYPE_CHECKING:
     from ava_audit.rows import RunRow
-    from ava_server.house import House
-    from ava_server.session import Session
-    from ava_server.settings import Settings
+    from ava_server.config.settings import Settings
+    from ava_server.service.runtime import House
+    from ava_server.service.session import Session
 
 FORCE = "If that process is stopped, or hangs, and cannot be ended: ava resume --force {run_id}"
 
@@ -37,10 +37,10 @@ def resume_command(
 
     What it was answered before is not asked again. Its old owner can neither write nor spend any more.
     """
-    from ava_server.hiding import hide
-    from ava_server.house import refuse_recursion
-    from ava_server.pin import policy_in_force
-    from ava_server.settings import load_settings
+    from ava_server.config.pin import policy_in_force
+    from ava_server.config.settings import load_settings
+    from ava_server.core.process_hardening import hide
+    from ava_server.service.runtime import refuse_recursion
 
     hide()
     if why := refuse_recursion():
@@ -59,9 +59,9 @@ async def _resume(settings: Settings, given: str, force: bool, as_json: bool) ->
     from ava_server.cli.delivering import deliver
     from ava_server.cli.reading import find_run, open_log
     from ava_server.cli.unseen import check_pin
-    from ava_server.desk import Desk
-    from ava_server.house import open_house
-    from ava_server.pin import PinFile, policy_in_force
+    from ava_server.config.pin import PinFile, policy_in_force
+    from ava_server.service.runtime import open_house
+    from ava_server.service.service import Desk
 
     async with open_log(settings.paths) as looking:  # a wrong id is told before anything is opened
         run = await find_run(looking, given)
@@ -84,8 +84,8 @@ async def _go_on(house: House, session: Session, run: RunRow, force: bool) -> No
         Refused: It may not, or cannot.
     """
     from ava_audit.rows import QUEUED
-    from ava_server.ids import label
-    from ava_server.unowned import NotResumed, resume_line
+    from ava_server.core.ids import label
+    from ava_server.runs.recovery import NotResumed, resume_line
 
     manager = house.manager
     line = await house.store.read(lambda view: resume_line(view, run) if not run.ended else None)

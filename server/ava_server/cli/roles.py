@@ -11,14 +11,14 @@ import typer
 from ava_server.cli.app import heading
 from ava_server.cli.root import has_log
 from ava_server.cli.terminal import say, say_json, tell
-from ava_server.data_root import DataRoot, find_data_root
-from ava_server.errors import AvaError, BadInput, ConfigError
+from ava_server.core.data_root import DataRoot, find_data_root
+from ava_server.core.errors import AvaError, BadInput, ConfigError
 
 if TYPE_CHECKING:
     from ava_roles.checking import Remark
     from ava_roles.role import Role
+    from ava_server.config.settings import Settings
     from ava_server.models.listing import Meant
-    from ava_server.settings import Settings
 
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,63}")
 FAULT_FOUND = 1
@@ -53,8 +53,8 @@ def list_command(as_json: Json = False) -> None:
     The project is the folder in which the command is called; of a project those count that somebody has trusted.
     """
     from ava_server.cli.roles_screen import as_facts, screen, tools_here
-    from ava_server.role_folders import places_here
-    from ava_server.settings import load_settings
+    from ava_server.config.role_folders import places_here
+    from ava_server.config.settings import load_settings
 
     root = find_data_root()
     has_log(root)
@@ -76,8 +76,8 @@ def show_command(name: Annotated[str, typer.Argument(metavar="NAME", help="The r
     """
     from ava_roles.errors import UnknownRole
     from ava_server.cli.roles_screen import role_screen, tools_here
-    from ava_server.role_folders import places_here
-    from ava_server.settings import load_settings
+    from ava_server.config.role_folders import places_here
+    from ava_server.config.settings import load_settings
 
     root = find_data_root()
     has_log(root)
@@ -129,9 +129,9 @@ def new_command(
     """Write a role file with comments into roles/ of the data root, and say where; one that is there stays."""
     from ava_roles.checking import renamed
     from ava_roles.errors import RoleFileError
-    from ava_server.files import create_file
-    from ava_server.role_folders import places_here
-    from ava_server.settings import load_settings
+    from ava_server.config.role_folders import places_here
+    from ava_server.config.settings import load_settings
+    from ava_server.core.atomic_file import create_file
 
     if not _NAME.fullmatch(name):
         raise BadInput(f"{name[:80]!r} is no name of a role: lower case letters, digits, - and _, a letter first.")
@@ -161,7 +161,7 @@ def new_command(
 
 def meanings_of(roles: tuple[Role, ...], settings: Settings) -> list[Meant]:
     """Return the model that each role means here; none where the keys cannot be read, which is told."""
-    from ava_server.access import model_settings
+    from ava_server.config.credentials import model_settings
     from ava_server.models.listing import meanings
 
     try:
@@ -182,8 +182,8 @@ def _all(root: DataRoot) -> tuple[list[Remark], int]:
     """Check everything that would be read here."""
     from ava_roles.catalog import BUILT_IN_SOURCE
     from ava_roles.checking import Remark, check
-    from ava_server.role_folders import places_here
-    from ava_server.settings import load_settings
+    from ava_server.config.role_folders import places_here
+    from ava_server.config.settings import load_settings
 
     has_log(root)
     catalog = places_here(root, load_settings(root.path)).load(by_path=True)

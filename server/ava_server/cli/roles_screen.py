@@ -6,19 +6,19 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ava_audit.money import format_usd, micros_from_cents
-from ava_roles.foreign.names import server_of
+from ava_roles.mcp_client.names import server_of
 from ava_roles.role import first_sentence
 from ava_roles.wrap import clean
+from ava_server.approval.summary import minutes
 from ava_server.cli.terminal import wrapped
-from ava_server.proposal_words import minutes
 
 if TYPE_CHECKING:
     from ava_roles.catalog import Catalog, Untrusted
     from ava_roles.role import Role
     from ava_roles.tools.base import ToolSpec
+    from ava_server.config.role_folders import Places
+    from ava_server.config.settings import Settings
     from ava_server.models.listing import Meant
-    from ava_server.role_folders import Places
-    from ava_server.settings import Settings
 
 WIDTH = 80
 _READS_FILES = ("read_file", "search_codebase", "search_and_read")
@@ -181,12 +181,12 @@ def tools_here(settings: Settings) -> Specs:
         AvaError: The keys cannot be read.
     """
     from ava_roles.tools.registry import builtin_tools
+    from ava_server.approval.context_from import ReadSubagentResult
+    from ava_server.approval.shell_policy import usable_here
     from ava_server.cli.doctor.confinement import sandbox
-    from ava_server.commands import usable_here
-    from ava_server.earlier import ReadSubagentResult
-    from ava_server.keys import read_keys
-    from ava_server.run_tools import ReadToolResult, Scratchpad
-    from ava_server.searching import engine_of, without_search
+    from ava_server.config.keys import read_keys
+    from ava_server.config.search_engines import engine_of, without_search
+    from ava_server.runs.tools import ReadToolResult, Scratchpad
 
     own = (Scratchpad.spec, ReadToolResult.spec, ReadSubagentResult.spec)
     tools = usable_here(builtin_tools(), sandbox(settings.sandbox.mode))
@@ -214,8 +214,8 @@ def _further(role: Role) -> list[str]:
 
 
 def _clamps(role: Role, meant: Meant | None, settings: Settings) -> tuple[str, ...]:
-    from ava_server.arguments import SpawnArgs
-    from ava_server.spawn_limits import caps_of
+    from ava_server.approval.limits import caps_of
+    from ava_server.approval.requests import SpawnArgs
 
     if meant is None or meant.choice is None:
         return ()
@@ -226,7 +226,7 @@ def _prompt(role: Role, meant: Meant | None, settings: Settings, known: Specs) -
     from ava_roles.memory import Memory
     from ava_roles.prompt import system_prompt
     from ava_roles.tools.memory import NAME as RECALL
-    from ava_server.earlier import NAME as READ_RESULT
+    from ava_server.approval.context_from import NAME as READ_RESULT
 
     not_offered = {READ_RESULT, *((RECALL,) if Memory(settings.paths.memory).is_empty() else ())}
     hard = settings.limits

@@ -12,13 +12,13 @@ import typer
 from ava_server.cli.app import heading
 from ava_server.cli.root import has_log
 from ava_server.cli.terminal import agrees, say, someone_there, tell
-from ava_server.data_root import find_data_root
-from ava_server.errors import BadInput, Refused
+from ava_server.core.data_root import find_data_root
+from ava_server.core.errors import BadInput, Refused
 
 if TYPE_CHECKING:
     from ava_roles.catalog import Catalog, Untrusted
-    from ava_server.role_folders import Places
-    from ava_server.settings import Settings
+    from ava_server.config.role_folders import Places
+    from ava_server.config.settings import Settings
 
 SETTING = "trusted_roles"
 """How the log calls it."""
@@ -35,9 +35,9 @@ def trust_command(
     They count as they are now: one that changes, or is new, is untrusted until this is done again. With an approval PIN
     that is asked for. Nothing but this command, at a terminal, trusts anything.
     """
-    from ava_server.house import refuse_recursion
-    from ava_server.role_folders import Places, project_named
-    from ava_server.settings import load_settings
+    from ava_server.config.role_folders import Places, project_named
+    from ava_server.config.settings import load_settings
+    from ava_server.service.runtime import refuse_recursion
 
     if why := refuse_recursion():
         raise BadInput(f"ava roles trust: {why}.")
@@ -58,7 +58,7 @@ def trust_command(
 async def _trust(places: Places, settings: Settings) -> None:
     from ava_server.cli.roles_screen import tools_here, trust_lines
     from ava_server.cli.unseen import check_pin
-    from ava_server.pin import PinFile, policy_in_force
+    from ava_server.config.pin import PinFile, policy_in_force
 
     assert places.root is not None
     catalog = places.load()
@@ -89,7 +89,7 @@ async def _trust(places: Places, settings: Settings) -> None:
 
 
 async def _withdraw(places: Places, _settings: Settings) -> None:
-    from ava_server.trusted_roles import change_trusted, read_trusted
+    from ava_server.config.role_trust import change_trusted, read_trusted
 
     assert places.root is not None
     path = places.root.trusted_roles
@@ -107,7 +107,7 @@ def _store(places: Places, usable: list[Untrusted]) -> tuple[dict[str, Any], dic
 
     Returns what was trusted of their folders before, and what is now.
     """
-    from ava_server.trusted_roles import change_trusted, read_trusted
+    from ava_server.config.role_trust import change_trusted, read_trusted
 
     assert places.root is not None
     places.root.create()
@@ -121,7 +121,7 @@ def _store(places: Places, usable: list[Untrusted]) -> tuple[dict[str, Any], dic
 
 def _all_folders(places: Places) -> list[str]:
     """Return the project's folders as they are stored, those that no setting has read at present too."""
-    from ava_server.role_folders import CLAUDE, OURS
+    from ava_server.config.role_folders import CLAUDE, OURS
 
     assert places.project is not None
     return [str(places.project / label) for label in (OURS, CLAUDE)]
@@ -129,7 +129,7 @@ def _all_folders(places: Places) -> list[str]:
 
 def _nothing(places: Places, catalog: Catalog) -> str:
     """Return why there is nothing to trust."""
-    from ava_server.role_folders import CLAUDE, OURS
+    from ava_server.config.role_folders import CLAUDE, OURS
 
     assert places.project is not None
     if catalog.untrusted:
@@ -146,7 +146,7 @@ async def _on_record(places: Places, before: dict[str, Any], after: dict[str, An
     """Put on record what is trusted of a project; a log that is out of reach takes nothing back."""
     from ava_audit.errors import AuditError
     from ava_audit.events import Event, SettingsChanged
-    from ava_audit.store import Store, append
+    from ava_audit.store.store import Store, append
     from ava_server.cli.reading import terminal_session
 
     assert places.root is not None

@@ -7,10 +7,10 @@ import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ava_server.errors import ConfigError
+from ava_server.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from ava_server.data_root import DataRoot
+    from ava_server.core.data_root import DataRoot
 
 _ELSEWHERE = "Set AVA_DATA_ROOT to a folder that this user may write to."
 _KERNEL = (Path("/proc"), Path("/sys"))

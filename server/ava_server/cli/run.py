@@ -14,7 +14,7 @@ import typer
 
 from ava_server.cli.order import Order, spawns_of
 from ava_server.cli.terminal import someone_there
-from ava_server.errors import BadInput, Refused
+from ava_server.core.errors import BadInput, Refused
 
 
 def register(app: typer.Typer) -> None:
@@ -136,10 +136,10 @@ def run_command(
     that did not succeed.
     """
     from ava_server.cli.asked import cents_of, listed, schema_in, seconds_of
-    from ava_server.hiding import hide
-    from ava_server.house import refuse_recursion
-    from ava_server.pin import policy_in_force
-    from ava_server.settings import load_settings
+    from ava_server.config.pin import policy_in_force
+    from ava_server.config.settings import load_settings
+    from ava_server.core.process_hardening import hide
+    from ava_server.service.runtime import refuse_recursion
 
     hide()
     if why := refuse_recursion():

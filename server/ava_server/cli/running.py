@@ -16,14 +16,14 @@ from ava_server.cli.attending import Attending
 from ava_server.cli.delivering import deliver
 from ava_server.cli.order import Order
 from ava_server.cli.terminal import agrees, interrupts, tell
-from ava_server.errors import AvaError, BadInput, Refused, ToolMissing
+from ava_server.core.errors import AvaError, BadInput, Refused, ToolMissing
 
 if TYPE_CHECKING:
-    from ava_server.answers import SpawnAnswer
-    from ava_server.desk import Desk
-    from ava_server.house import House
-    from ava_server.session import Session
-    from ava_server.settings import Settings
+    from ava_server.config.settings import Settings
+    from ava_server.service.responses import SpawnAnswer
+    from ava_server.service.runtime import House
+    from ava_server.service.service import Desk
+    from ava_server.service.session import Session
 
 TOLD_CHARS = 60
 """Characters of a task by which one of several is named."""
@@ -35,8 +35,8 @@ async def run(settings: Settings, order: Order) -> int:
     Raises:
         AvaError: It may not be, or cannot.
     """
-    from ava_server.desk import Desk
-    from ava_server.house import open_house
+    from ava_server.service.runtime import open_house
+    from ava_server.service.service import Desk
 
     if not order.as_json:
         heading(settings.paths)
@@ -61,8 +61,8 @@ async def _folder_of(settings: Settings, retried: str | None) -> str | None:
     Raises:
         BadInput: There is no such run.
     """
+    from ava_server.approval.run_config import config_of
     from ava_server.cli.reading import find_run, open_log
-    from ava_server.run_config import config_of
 
     if retried is None:
         return None
@@ -74,7 +74,7 @@ async def _approved(house: House, own: Session, desk: Desk, order: Order) -> lis
     """Propose, ask, and approve or reject; return the ids of the runs, none where it was not approved."""
     from ava_audit.rows import WAITING
     from ava_server.cli.unseen import give_pin
-    from ava_server.pin import PinFile
+    from ava_server.config.pin import PinFile
 
     pin_file = PinFile(house.settings.paths.approval_file)
     if await house.policy() == "human":  # told before anything is asked
@@ -158,8 +158,8 @@ async def _together(
         BadInput: They may not cost so much together as was said.
     """
     from ava_audit.money import format_usd, micros_from_cents
+    from ava_server.approval.pending import together_line
     from ava_server.cli.door_here import Here
-    from ava_server.pending import together_line
 
     if len(proposals) < 2:
         return None

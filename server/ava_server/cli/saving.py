@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ava_server.errors import BadInput
+from ava_server.core.errors import BadInput
 
 if TYPE_CHECKING:
-    from ava_server.answers import RunAnswer
+    from ava_server.service.responses import RunAnswer
 
 MOST_BYTES = 2_000_000
 """A file that was handed over has at most half of this."""
@@ -65,7 +65,7 @@ def save_artifacts(answer: RunAnswer, source: Path, folder: Path) -> Saved:
         source: The folder of its files in the data root.
         folder: Where to; made when it is not there.
     """
-    from ava_roles.confine.paths import Root
+    from ava_roles.sandbox.paths import Root
 
     handed = answer.untrusted_result.artifacts if answer.untrusted_result is not None else []
     if not handed:

@@ -12,9 +12,9 @@ from ava_server.cli.app import heading
 from ava_server.cli.hidden import NameAlone, read_value
 from ava_server.cli.root import has_log
 from ava_server.cli.terminal import say
-from ava_server.data_root import DataRoot, find_data_root
-from ava_server.errors import AvaError, BadInput
-from ava_server.secrets_store import Secret, hosts_of, read_secrets, remove_secret, secret_name, set_secret
+from ava_server.config.secrets import Secret, hosts_of, read_secrets, remove_secret, secret_name, set_secret
+from ava_server.core.data_root import DataRoot, find_data_root
+from ava_server.core.errors import AvaError, BadInput
 
 Name = Annotated[
     str, typer.Argument(metavar="NAME", help="As role files and {{secret:NAME}} write it, e.g. TICKETS_TOKEN.")
@@ -99,8 +99,8 @@ def remove_command(name: Name) -> None:
 
 def _users(root: DataRoot) -> dict[str, list[str]]:
     """Return the roles that list each secret."""
-    from ava_server.role_folders import places_here
-    from ava_server.settings import load_settings
+    from ava_server.config.role_folders import places_here
+    from ava_server.config.settings import load_settings
 
     users: dict[str, list[str]] = {}
     settings = None

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ava_server.errors import BadInput
+from ava_server.core.errors import BadInput
 
 
 def register(app: typer.Typer) -> None:
@@ -48,12 +48,12 @@ def serve_command(
     if not http and (access_log or any(each is not None for each in given)):
         raise BadInput("ava serve: --host, --port and the others are for a server over HTTP; add --http.")
     if os.environ.get("AVA_RUN_ID"):  # the house takes long to import, and a host waits about a second for an answer
-        from ava_server.house import refuse_recursion
+        from ava_server.service.runtime import refuse_recursion
 
         raise BadInput(f"ava serve: {refuse_recursion()}.")
-    from ava_server.hiding import hide
-    from ava_server.settings import load_settings
-    from ava_server.stdio import serve
+    from ava_server.config.settings import load_settings
+    from ava_server.core.process_hardening import hide
+    from ava_server.mcp_server.stdio import serve
 
     hide()
 
@@ -61,9 +61,9 @@ def serve_command(
         from ava_server.cli.app import heading
         from ava_server.cli.asked import seconds_of
         from ava_server.cli.terminal import say
-        from ava_server.http_server import serve as serve_http
-        from ava_server.http_settings import DEFAULT_PORT, Reach, proxies_of
-        from ava_server.http_settings import public_url as url_of
+        from ava_server.http.server import serve as serve_http
+        from ava_server.http.settings import DEFAULT_PORT, Reach, proxies_of
+        from ava_server.http.settings import public_url as url_of
 
         reach = Reach(
             host=(host or "127.0.0.1").strip().removeprefix("[").removesuffix("]"),

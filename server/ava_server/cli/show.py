@@ -14,16 +14,16 @@ from ava_server.cli.app import heading
 from ava_server.cli.showing import show_results
 from ava_server.cli.terminal import columns, cut, say, say_json, tell, write
 from ava_server.cli.views import block, limits_text
-from ava_server.data_root import find_data_root
-from ava_server.errors import BadInput
-from ava_server.whereabouts import home_folder
+from ava_server.core.data_root import find_data_root
+from ava_server.core.errors import BadInput
+from ava_server.core.working_folder import home_folder
 
 if TYPE_CHECKING:
     from ava_audit.entries import Entry
     from ava_audit.rows import RunRow
-    from ava_server.answers import RunAnswer
-    from ava_server.data_root import DataRoot
-    from ava_server.run_config import Texts
+    from ava_server.approval.run_config import Texts
+    from ava_server.core.data_root import DataRoot
+    from ava_server.service.responses import RunAnswer
 
 _CHANNELS = {
     "host_call": "by the host's call (host_call): the log knows of no person's own answer",
@@ -62,10 +62,10 @@ def show_command(
 
 
 async def _show_cost(root: DataRoot, given: str, as_json: bool, utc: bool) -> None:
-    from ava_audit.locks import Instances
+    from ava_audit.store.locks import Instances
+    from ava_server.budget.costs import costs_of
     from ava_server.cli.reading import find_run, open_log, whole_answer
     from ava_server.cli.show_cost import cost_json, cost_screen
-    from ava_server.costs import costs_of
 
     async with open_log(root) as store:
         found = await find_run(store, given)
@@ -80,7 +80,7 @@ async def _show_cost(root: DataRoot, given: str, as_json: bool, utc: bool) -> No
 
 
 async def _show_diff(root: DataRoot, given: str, as_json: bool) -> None:
-    from ava_audit.locks import Instances
+    from ava_audit.store.locks import Instances
     from ava_server.cli.reading import find_run, open_log, whole_answer
     from ava_server.cli.show_diff import changes_in, diff_of
 
@@ -100,9 +100,9 @@ async def _show_diff(root: DataRoot, given: str, as_json: bool) -> None:
 async def _show(root: DataRoot, given: str, as_json: bool, utc: bool) -> None:
     from ava_audit.errors import StoreUnavailable
     from ava_audit.line import mirror_line
-    from ava_audit.locks import Instances
+    from ava_audit.store.locks import Instances
+    from ava_server.approval.proposals import texts_of
     from ava_server.cli.reading import find_run, note_fetched, open_log, terminal_session, whole_answer
-    from ava_server.proposing import texts_of
 
     async with open_log(root) as store:
         found = await find_run(store, given)
@@ -132,8 +132,8 @@ async def _show(root: DataRoot, given: str, as_json: bool, utc: bool) -> None:
 
 
 def _screen(run: RunRow, answer: RunAnswer, texts: Texts | None, entries: list[Entry], utc: bool) -> list[str]:
-    from ava_server.ids import label
-    from ava_server.log_lines import entry_line, is_trouble
+    from ava_server.core.ids import label
+    from ava_server.service.log_lines import entry_line, is_trouble
 
     terminal = sys.stdout.isatty()
     width = columns() if terminal else 200
@@ -166,7 +166,7 @@ def _asked(run: RunRow, texts: Texts | None, utc: bool) -> list[str]:
 def _decided(run: RunRow, state: str, entries: list[Entry], utc: bool) -> list[str]:
     from ava_audit.events import SpawnDecided
     from ava_audit.times import format_ts
-    from ava_server.run_config import config_of
+    from ava_server.approval.run_config import config_of
 
     config = config_of(run.config)
     lines: list[str] = []
@@ -191,7 +191,7 @@ def _decided(run: RunRow, state: str, entries: list[Entry], utc: bool) -> list[s
 def _changes(changes: dict[str, Any]) -> str:
     """Return what an approval has lowered, as people say it."""
     from ava_audit.money import format_usd
-    from ava_server.proposal_words import minutes
+    from ava_server.approval.summary import minutes
 
     said: list[str] = []
     for name, value in changes.items():

@@ -6,13 +6,13 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from ava_audit.money import cents, format_usd
+from ava_server.budget.costs import DEAREST
 from ava_server.cli.terminal import cut
-from ava_server.costs import DEAREST
 
 if TYPE_CHECKING:
     from ava_audit.rows import RunRow
-    from ava_server.answers import RunAnswer
-    from ava_server.costs import Attempt, Costs, ToolCost
+    from ava_server.budget.costs import Attempt, Costs, ToolCost
+    from ava_server.service.responses import RunAnswer
 
 WIDTH = 80
 _HEAD = ("turn", "fresh", "cache rd", "cache wr", "output", "thinking", "cost", "share")
@@ -22,9 +22,9 @@ _ERASED = "The tool outputs are gone: this run's words were erased. Its figures 
 
 def cost_screen(run: RunRow, answer: RunAnswer, costs: Costs, utc: bool) -> list[str]:
     """Return what a run has cost as lines of at most 80 columns."""
+    from ava_server.approval.run_config import config_of
     from ava_server.cli.views import limits_text
-    from ava_server.ids import label
-    from ava_server.run_config import config_of
+    from ava_server.core.ids import label
 
     config = config_of(run.config)
     lines = [cut(f"{label(run)}: {answer.state}", WIDTH)]
@@ -115,7 +115,7 @@ def _outputs(costs: Costs) -> list[str]:
 
 
 def _telling(output: ToolCost) -> str:
-    from ava_server.log_lines import arguments_text
+    from ava_server.service.log_lines import arguments_text
 
     return arguments_text(output.args)
 
@@ -164,7 +164,7 @@ def _folded(line: str) -> list[str]:
 def cost_json(run: RunRow, answer: RunAnswer, costs: Costs) -> dict[str, Any]:
     """Return the same as a plain object; money in US cents."""
     from ava_audit.times import iso_utc
-    from ava_server.run_config import config_of
+    from ava_server.approval.run_config import config_of
 
     config = config_of(run.config)
     total = costs.micros

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ava_roles.errors import RolesError
-from ava_server.errors import Refused
+from ava_server.core.errors import Refused
 
 if TYPE_CHECKING:
     from ava_audit.rows import RunRow
-    from ava_server.answers import RunAnswer
+    from ava_server.service.responses import RunAnswer
 
 
 def changes_in(run: RunRow, answer: RunAnswer) -> Mapping[str, Any]:
@@ -20,8 +20,8 @@ def changes_in(run: RunRow, answer: RunAnswer) -> Mapping[str, Any]:
     Raises:
         Refused: There is none; says why.
     """
-    from ava_server.ids import label
-    from ava_server.run_config import config_of
+    from ava_server.approval.run_config import config_of
+    from ava_server.core.ids import label
 
     who = label(run)
     if config_of(run.config).coding is None:
@@ -45,7 +45,7 @@ def diff_of(changes: Mapping[str, Any], home: Path) -> str:
     Raises:
         Refused: They are not there any more.
     """
-    from ava_roles.workshop.workshop import diff
+    from ava_roles.worktree.session import diff
     from ava_roles.wrap import clean
 
     try:

@@ -14,8 +14,8 @@ from ava_server.cli.results import Finding, Part, parts_of, result_text
 from ava_server.cli.terminal import columns, say, wrapped, write
 
 if TYPE_CHECKING:
-    from ava_server.answers import RunAnswer
     from ava_server.cli.saving import Saved
+    from ava_server.service.responses import RunAnswer
 
 WIDEST = 100
 """Columns that running text takes at most: longer lines are hard to read."""

@@ -12,13 +12,13 @@ import typer
 
 from ava_server.cli.root import has_log
 from ava_server.cli.terminal import columns, say_json, write
-from ava_server.data_root import find_data_root
+from ava_server.core.data_root import find_data_root
 
 if TYPE_CHECKING:
     from rich.text import Text
 
     from ava_server.cli.dashboard.confined import Confined
-    from ava_server.settings import Settings
+    from ava_server.config.settings import Settings
 
 MOST = 200
 """So many runs are looked at closely each second, of those that go on and of those that have ended."""
@@ -41,7 +41,7 @@ def status_command(
 
     On a terminal it is kept up to date until q or Ctrl-C. It writes nothing.
     """
-    from ava_server.settings import load_settings
+    from ava_server.config.settings import load_settings
 
     has_log(find_data_root())
     settings = load_settings()

@@ -10,11 +10,11 @@ import typer
 from ava_audit.errors import AuditError
 from ava_server.cli.app import heading
 from ava_server.cli.terminal import say, say_json, tell
-from ava_server.errors import AvaError, BadInput
+from ava_server.core.errors import AvaError, BadInput
 
 if TYPE_CHECKING:
     from ava_audit.rows import RunRow
-    from ava_server.settings import Settings
+    from ava_server.config.settings import Settings
 
 
 def register(app: typer.Typer) -> None:
@@ -52,8 +52,8 @@ def _settings(command: str) -> Settings:
     Raises:
         BadInput: A subagent is asking.
     """
-    from ava_server.house import refuse_recursion
-    from ava_server.settings import load_settings
+    from ava_server.config.settings import load_settings
+    from ava_server.service.runtime import refuse_recursion
 
     if why := refuse_recursion():
         raise BadInput(f"{command}: {why}.")
@@ -64,9 +64,9 @@ async def _cancel(settings: Settings, ids: list[str], reason: str | None, as_jso
     from ava_server.cli.at_desk import session, silent
     from ava_server.cli.reading import find_runs, open_log, whole_answer
     from ava_server.cli.showing import show_results
-    from ava_server.desk import Desk
-    from ava_server.house import open_house
-    from ava_server.ids import label
+    from ava_server.core.ids import label
+    from ava_server.service.runtime import open_house
+    from ava_server.service.service import Desk
 
     async with open_log(settings.paths) as looking:  # a wrong id is told before anything is opened
         before = await find_runs(looking, ids)
@@ -110,8 +110,8 @@ async def _cancel(settings: Settings, ids: list[str], reason: str | None, as_jso
 async def _send(settings: Settings, given: str, message: str, as_json: bool) -> None:
     from ava_server.cli.at_desk import session, silent
     from ava_server.cli.reading import find_run, open_log
-    from ava_server.desk import Desk
-    from ava_server.house import open_house
+    from ava_server.service.runtime import open_house
+    from ava_server.service.service import Desk
 
     async with open_log(settings.paths) as looking:
         run = await find_run(looking, given)

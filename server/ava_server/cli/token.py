@@ -14,9 +14,7 @@ from ava_audit.times import iso_second
 from ava_server.cli.app import heading
 from ava_server.cli.root import has_log
 from ava_server.cli.terminal import say, tell, write
-from ava_server.data_root import DataRoot, find_data_root
-from ava_server.errors import BadInput
-from ava_server.tokens import (
+from ava_server.config.tokens import (
     SCOPES,
     Scope,
     Token,
@@ -28,6 +26,8 @@ from ava_server.tokens import (
     token_name,
     user_name,
 )
+from ava_server.core.data_root import DataRoot, find_data_root
+from ava_server.core.errors import BadInput
 
 if TYPE_CHECKING:
     from ava_audit.events import SettingsChanged
@@ -100,7 +100,7 @@ def revoke_command(name: Name) -> None:
 
 
 def _root(what: str) -> DataRoot:
-    from ava_server.house import refuse_recursion
+    from ava_server.service.runtime import refuse_recursion
 
     if why := refuse_recursion():
         raise BadInput(f"ava token {what}: {why}.")
@@ -113,7 +113,7 @@ def _root(what: str) -> DataRoot:
 async def _create(root: DataRoot, name: str, user: str, scopes: tuple[Scope, ...], ends_us: int | None) -> None:
     from ava_audit.events import SettingsChanged
     from ava_server.cli.unseen import check_pin
-    from ava_server.pin import PinFile
+    from ava_server.config.pin import PinFile
 
     pin = PinFile(root.approval_file)
     if "approve" in scopes and await anyio.to_thread.run_sync(lambda: pin.is_set):
@@ -140,7 +140,7 @@ async def _on_record(root: DataRoot, fact: SettingsChanged) -> None:
     """Put on record what became of a token, never the token; a log that is out of reach takes nothing back."""
     from ava_audit.errors import AuditError
     from ava_audit.events import Event
-    from ava_audit.store import Store, append
+    from ava_audit.store.store import Store, append
     from ava_server.cli.reading import terminal_session
 
     try:

@@ -13,11 +13,11 @@ import typer
 from ava_audit.money import format_usd, micros_from_cents
 from ava_server.cli.app import heading
 from ava_server.cli.terminal import say
-from ava_server.settings import load_settings
+from ava_server.config.settings import load_settings
 
 if TYPE_CHECKING:
     from ava_audit.view import View
-    from ava_server.settings import Settings
+    from ava_server.config.settings import Settings
 
 
 @dataclass(frozen=True)
@@ -66,9 +66,9 @@ def list_command(
 
 async def _users(settings: Settings) -> list[User]:
     from ava_server.cli.reading import open_log
-    from ava_server.os_user import os_user
-    from ava_server.pin import policy_in_force
-    from ava_server.tokens import read_tokens
+    from ava_server.config.pin import policy_in_force
+    from ava_server.config.tokens import read_tokens
+    from ava_server.core.os_user import os_user
 
     tokens = read_tokens(settings.paths.tokens_file)
     now_us = time.time_ns() // 1000
@@ -77,7 +77,7 @@ async def _users(settings: Settings) -> list[User]:
 
     def query(view: View) -> tuple[set[str], dict[str, tuple[float, int, int]]]:
         from ava_audit.rows import QUEUED, RUNNING, WAITING
-        from ava_server.budget import user_scope, utc_day
+        from ava_server.budget.caps import user_scope, utc_day
 
         rows = view.runs(states=(RUNNING, QUEUED, WAITING), limit=-1)
         names = view.users() | {os_user(), *settings.users, *of_tokens}
@@ -103,8 +103,8 @@ async def _users(settings: Settings) -> list[User]:
 
 
 def _user(settings: Settings, name: str, figures: tuple[float, int, int], tokens: int, policy: str) -> User:
-    from ava_server import users
-    from ava_server.settings import Policy
+    from ava_server.config import users
+    from ava_server.config.settings import Policy
 
     own = users.own_settings(settings, name)
     in_force: Policy = "human" if policy == "human" else settings.approval

@@ -14,12 +14,12 @@ import typer
 from ava_server.cli.app import heading
 from ava_server.cli.root import has_log
 from ava_server.cli.terminal import Progress, say, say_json
-from ava_server.data_root import find_data_root
-from ava_server.errors import BadInput
+from ava_server.core.data_root import find_data_root
+from ava_server.core.errors import BadInput
 
 if TYPE_CHECKING:
     from ava_audit.faults import Report, Told
-    from ava_server.data_root import DataRoot
+    from ava_server.core.data_root import DataRoot
 
 FAULT = 1
 STDIN = "-"
@@ -73,7 +73,7 @@ def _of_log(root: DataRoot, head: str | None, since: str | None, as_json: bool) 
     from ava_audit.chain import GENESIS
     from ava_audit.errors import BadQuery
     from ava_audit.faults import Report, lacking
-    from ava_audit.set_aside import not_in_log
+    from ava_audit.store.set_aside import not_in_log
     from ava_audit.verify import hash_of, verify
 
     noted: list[bytes] = []

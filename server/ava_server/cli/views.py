@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ava_audit.rows import RunRow
-    from ava_server.answers import RunAnswer
+    from ava_server.service.responses import RunAnswer
 
 ENDING_CODES = {
     "success": 0,
@@ -69,7 +69,7 @@ def block(title: str, text: str) -> list[str]:
 def limits_text(config: Any) -> str:
     """Return a run's caps in words, from its configuration."""
     from ava_audit.money import format_usd
-    from ava_server.proposal_words import minutes
+    from ava_server.approval.summary import minutes
 
     money = "free" if config.price.get("free") else f"at most {format_usd(config.max_cost_micros, exact=True)}"
     return (

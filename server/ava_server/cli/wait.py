@@ -12,11 +12,11 @@ from ava_server.cli.app import INTERRUPTED, NOT_APPROVED, heading
 from ava_server.cli.terminal import interrupts, say, say_json, tell
 
 if TYPE_CHECKING:
-    from ava_audit.store import Store
-    from ava_server.answers import RunAnswer
+    from ava_audit.store.store import Store
     from ava_server.cli.watching import Seen, Watching
-    from ava_server.settings import Settings
-    from ava_server.status import Alive
+    from ava_server.config.settings import Settings
+    from ava_server.service.responses import RunAnswer
+    from ava_server.service.status import Alive
 
 
 def register(app: typer.Typer) -> None:
@@ -43,17 +43,17 @@ def wait_command(
     or --timeout, and something goes on.
     """
     from ava_server.cli.asked import seconds_of
-    from ava_server.settings import load_settings
+    from ava_server.config.settings import load_settings
 
     within_s = seconds_of("--timeout", timeout)
     raise typer.Exit(anyio.run(_wait, load_settings(), ids, within_s, as_json))
 
 
 async def _wait(settings: Settings, ids: list[str], within_s: float | None, as_json: bool) -> int:
-    from ava_audit.locks import Instances
-    from ava_server.claims import Slots
+    from ava_audit.store.locks import Instances
     from ava_server.cli.reading import find_runs, open_log
     from ava_server.cli.watching import Watching
+    from ava_server.runs.claims import Slots
 
     async with open_log(settings.paths) as store:
         runs = await find_runs(store, ids)

@@ -13,12 +13,12 @@ from ava_audit.errors import StoreUnavailable
 from ava_server.cli.terminal import Progress, cells
 
 if TYPE_CHECKING:
-    from ava_audit.locks import Instances
     from ava_audit.rows import RunRow
-    from ava_audit.store import Store
+    from ava_audit.store.locks import Instances
+    from ava_audit.store.store import Store
     from ava_audit.view import View
-    from ava_server.claims import Slots
-    from ava_server.manager import Manager
+    from ava_server.runs.claims import Slots
+    from ava_server.runs.manager import Manager
 
 LOOK_EVERY_S = 0.2
 """How often the progress line is made anew."""
@@ -93,8 +93,8 @@ class Watching:
             await anyio.sleep(LOOK_EVERY_S)
 
     def _show(self, seen: list[Seen], going_on: list[Seen]) -> None:
-        from ava_server.ids import label
-        from ava_server.status import figures
+        from ava_server.core.ids import label
+        from ava_server.service.status import figures
 
         hold = self._manager.out_of_reach if self._manager is not None else None
         if hold:
@@ -110,8 +110,8 @@ class Watching:
             self.progress.show(seen[0].line)
 
     def _seen(self, view: View, run_id: str) -> Seen:
-        from ava_server.status import activity_of, clock_us, run_answer, status_line
-        from ava_server.waits import any_alive, waits_for
+        from ava_server.runs.wait_reasons import any_alive, waits_for
+        from ava_server.service.status import activity_of, clock_us, run_answer, status_line
 
         run = view.run(run_id)
         assert run is not None
@@ -131,8 +131,8 @@ class Watching:
 def lines_of(seen: Sequence[Seen]) -> list[str]:
     """Return all together in a line, and each in one; what it does stands last, where a narrow terminal cuts it."""
     from ava_audit.money import format_usd
-    from ava_server.run_config import config_of
-    from ava_server.status import elapsed_s
+    from ava_server.approval.run_config import config_of
+    from ava_server.service.status import elapsed_s
 
     over = sum(one.over for one in seen)
     spent = sum(one.run.cost_micros for one in seen)

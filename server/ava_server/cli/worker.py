@@ -9,12 +9,12 @@ import anyio
 import anyio.to_thread
 import typer
 
-from ava_server.errors import BadInput
+from ava_server.core.errors import BadInput
 
 if TYPE_CHECKING:
     from ava_audit.rows import RunRow
-    from ava_server.house import House
-    from ava_server.settings import Settings
+    from ava_server.config.settings import Settings
+    from ava_server.service.runtime import House
 
 
 def register(app: typer.Typer) -> None:
@@ -29,10 +29,10 @@ def worker_command() -> None:
 
     Under `background = true` servers start it by themselves, so that subagents outlive their host.
     """
-    from ava_server.hiding import hide
-    from ava_server.house import refuse_recursion
-    from ava_server.settings import load_settings
-    from ava_server.stderr_log import log_to_stderr
+    from ava_server.config.settings import load_settings
+    from ava_server.core.process_hardening import hide
+    from ava_server.core.stderr_log import log_to_stderr
+    from ava_server.service.runtime import refuse_recursion
 
     hide()
 
@@ -43,9 +43,9 @@ def worker_command() -> None:
 
 
 async def _work(settings: Settings) -> int:
-    from ava_server.hiring import take_post
-    from ava_server.house import open_house
-    from ava_server.shutdown import Ending, deaf_to_signals
+    from ava_server.core.shutdown import Ending, deaf_to_signals
+    from ava_server.runs.worker_process import take_post
+    from ava_server.service.runtime import open_house
 
     await anyio.to_thread.run_sync(settings.paths.create)
     post = await anyio.to_thread.run_sync(take_post, settings.paths)
@@ -71,7 +71,7 @@ def _everybodys(_run: RunRow) -> bool:
 
 
 async def _until_idle(house: House) -> None:
-    from ava_server.hiring import IDLE_S
+    from ava_server.runs.worker_process import IDLE_S
 
     while True:
         since = house.manager.idle_since

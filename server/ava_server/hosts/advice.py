@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+from ava_server.config.keys import OWN_PREFIX, WELL_KNOWN, provider_name
+from ava_server.config.settings import BUNDLE
 from ava_server.hosts.known import host_of
 from ava_server.hosts.launching import launch
-from ava_server.keys import OWN_PREFIX, WELL_KNOWN, provider_name
-from ava_server.models.choose import CUSTOM
-from ava_server.settings import BUNDLE
+from ava_server.models.selection import CUSTOM
 
 DEFAULT = "openrouter"
 """The provider that is named where any would do: one key for the models of all."""

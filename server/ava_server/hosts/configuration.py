@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, cast
 
-from ava_server.errors import ConfigError
-from ava_server.files import is_own
+from ava_server.core.atomic_file import is_own
+from ava_server.core.errors import ConfigError
 from ava_server.hosts.formats import Format, at, put_in, take_out
 from ava_server.hosts.jsonc import Step
 

@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ava_server.errors import BadInput
+from ava_server.config.keys import WELL_KNOWN
+from ava_server.core.errors import BadInput
 from ava_server.hosts.formats import Json, Toml
 from ava_server.hosts.host import Element, Host, Launch, Place
-from ava_server.keys import WELL_KNOWN
 
 PASSED_ON = (*WELL_KNOWN.values(), "AVA_MODEL_API_KEY", "HTTPS_PROXY", "NO_PROXY", "SSL_CERT_FILE")
 """Variables that a host with an allow-list is told to hand on: by name, never with a value."""

@@ -8,10 +8,10 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from ava_server.data_root import absolute_folder, find_data_root
-from ava_server.errors import BadInput, ConfigError
+from ava_server.config.settings import http_url
+from ava_server.core.data_root import absolute_folder, find_data_root
+from ava_server.core.errors import BadInput, ConfigError
 from ava_server.hosts.host import Launch
-from ava_server.settings import http_url
 
 _PLACES = ("AVA_DATA_ROOT", "XDG_DATA_HOME")
 _MODEL = ("AVA_MODEL_BASE_URL", "AVA_MODEL")

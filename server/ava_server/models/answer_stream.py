@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from ava_server.errors import ModelError
+from ava_server.core.errors import ModelError
 from ava_server.models import wire_json
+from ava_server.models.answer_errors import Endpoint
 from ava_server.models.base import Completion, Delta
-from ava_server.models.endpoint import Endpoint
 from ava_server.models.sse import EventReader, LineTooLongError, ends_inside_character
 
 if TYPE_CHECKING:

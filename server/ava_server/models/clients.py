@@ -107,8 +107,8 @@ def _tls_context() -> ssl.SSLContext:
 def _new_client(tls: ssl.SSLContext, connections: int) -> httpx2.AsyncClient:
     import httpx2
 
-    from ava_roles.confine.straight import PooledTransport
-    from ava_server.models.ways_out import environment_ways
+    from ava_roles.net.straight import PooledTransport
+    from ava_server.models.proxies import environment_ways
 
     # Deadlines are the adapter's: a read timeout would never end a stream that drips.
     return httpx2.AsyncClient(

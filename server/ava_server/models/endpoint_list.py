@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 import anyio
 
-from ava_server.errors import ModelError, ModelErrorKind
+from ava_server.core.errors import ModelError, ModelErrorKind
+from ava_server.models.answer_errors import Endpoint
 from ava_server.models.chat_wire import ChatWire
-from ava_server.models.choose import check_address
-from ava_server.models.endpoint import Endpoint
 from ava_server.models.messages_wire import MessagesWire
 from ava_server.models.responses_wire import ResponsesWire
+from ava_server.models.selection import check_address
 
 if TYPE_CHECKING:
     import httpx2

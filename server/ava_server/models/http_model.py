@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from ava_server.errors import ModelError
-from ava_server.models import bound as bounds
+from ava_server.core.errors import ModelError
+from ava_server.models import token_bound as bounds
 from ava_server.models import wire_json
+from ava_server.models.answer_errors import Endpoint
 from ava_server.models.answer_stream import AnswerStream, Deadlines
 from ava_server.models.base import AssistantTurn, Bound, Known, Request, ToolUse, Turn
-from ava_server.models.endpoint import Endpoint
 from ava_server.models.wire import Wire
 
 if TYPE_CHECKING:

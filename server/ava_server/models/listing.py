@@ -9,8 +9,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ava_server.errors import AvaError
-from ava_server.models.choose import (
+from ava_server.core.errors import AvaError
+from ava_server.models.pricing.format import price_facts
+from ava_server.models.pricing.prices import Price, Unpriced
+from ava_server.models.selection import (
     CUSTOM,
     KNOWN_URLS,
     SET_A_MODEL,
@@ -26,11 +28,9 @@ from ava_server.models.choose import (
     tiers_reviewed,
     wire_of,
 )
-from ava_server.price_words import price_facts
-from ava_server.prices import Price, Unpriced
 
 if TYPE_CHECKING:
-    from ava_server.settings import Settings
+    from ava_server.config.settings import Settings
 
 NOBODY = "nobody: no key and no endpoint is configured"
 """Who says so where a tier leads to the offline reader."""
@@ -160,7 +160,7 @@ def sellers(models: ModelSettings) -> dict[str, Seller]:
 
 
 def _seller(name: str, provider: Provider, is_configured: bool) -> Seller:
-    from ava_server.price_table import known_ids
+    from ava_server.models.pricing.table import known_ids
 
     base_url = provider.base_url or KNOWN_URLS[name]
     wire = wire_of(provider, base_url)
@@ -178,7 +178,7 @@ def named_ids(seller: Seller, models: ModelSettings, tiers: Iterable[Meant]) -> 
 
 def _by_id_alone(seller: Seller, models: ModelSettings) -> Iterator[str]:
     """Yield what has a price of the user's under its id alone: where the table has it, else where no table knows."""
-    from ava_server.price_table import known_ids
+    from ava_server.models.pricing.table import known_ids
 
     names = {*KNOWN_URLS, *configured(models)}
     alone = [key for key in models.prices if key.partition(":")[0] not in names]
@@ -192,7 +192,7 @@ def _by_id_alone(seller: Seller, models: ModelSettings) -> Iterator[str]:
 
 def table_ids(seller: Seller) -> list[str]:
     """Return the ids that the price table has of a provider, in the order of the alphabet."""
-    from ava_server.price_table import known_ids
+    from ava_server.models.pricing.table import known_ids
 
     return sorted(known_ids(seller.name, seller.base_url))
 

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import anyio.to_thread
 
 from ava_audit.events import Usage
-from ava_server.models import chat_wire, extracts, wire_json
+from ava_server.models import chat_wire, extractive, wire_json
 from ava_server.models.base import (
     AssistantTurn,
     Bound,
@@ -30,8 +30,8 @@ from ava_server.models.base import (
     Turn,
     UserTurn,
 )
-from ava_server.models.choose import OFFLINE, SET_A_MODEL
-from ava_server.models.extracts import Passage
+from ava_server.models.extractive import Passage
+from ava_server.models.selection import OFFLINE, SET_A_MODEL
 from ava_server.models.wire import tool_use
 
 SUBMIT = "submit_result"
@@ -103,7 +103,7 @@ def answer(request: Request) -> Completion:
     ends = isinstance(last, UserTurn) and _LAST_TURN.search(last.text) is not None
     calls = [] if asked or ends else _first_calls(task, request)
     if calls:
-        words = ", ".join(extracts.salient(task)[:8]) or "what the task names"
+        words = ", ".join(extractive.salient(task)[:8]) or "what the task names"
         return _completion(f"Looking for {words}.", calls, request)
     result = _result(task, [turn for turn in request.turns if isinstance(turn, ToolTurn)])
     return _completion(result["summary"], [(SUBMIT, result)], request)
@@ -122,22 +122,22 @@ def _first_calls(task: str, request: Request) -> list[tuple[str, Mapping[str, An
     if "read_file" in offered:
         calls += [("read_file", {"path": path}) for path in paths[:_NAMED_MOST]]
     if "search_and_read" in offered:
-        words = extracts.salient(_URL.sub(" ", task)) or extracts.salient(named)
+        words = extractive.salient(_URL.sub(" ", task)) or extractive.salient(named)
         calls.append(("search_and_read", {"query": " ".join(words)[:1000] or task[:1000].strip() or "readme"}))
     return calls
 
 
 def _result(task: str, results: list[ToolTurn]) -> dict[str, Any]:
     """Return the arguments of `submit_result`."""
-    read = {result: extracts.quotes(extracts.passages(result.name, result.text)) for result in results}
-    words = extracts.salient(_URL.sub(" ", task))
+    read = {result: extractive.quotes(extractive.passages(result.name, result.text)) for result in results}
+    words = extractive.salient(_URL.sub(" ", task))
     pieces = list(dict.fromkeys(piece for found in read.values() for piece in found))
-    chosen = extracts.best(pieces, words, QUOTES_MOST, PER_SOURCE)
+    chosen = extractive.best(pieces, words, QUOTES_MOST, PER_SOURCE)
     fits = bool(chosen)
     if not fits:
         # What the task names is worth showing even if none of its words stands in it.
         named = [piece for result, found in read.items() if result.name != "search_and_read" for piece in found]
-        chosen = extracts.openings(named, QUOTES_MOST, 2)
+        chosen = extractive.openings(named, QUOTES_MOST, 2)
     return _found(chosen, words, results, fits=fits) if chosen else _nothing(words, results)
 
 
@@ -201,8 +201,8 @@ def _shown(piece: Passage) -> str:
 
 def _failures(results: list[ToolTurn]) -> list[str]:
     """Return what could not be read, and what was read in part; what each tool said about it."""
-    said = (extracts.failures(result.name, result.text) for result in results if result.name != SUBMIT)
-    partly = (note for result in results for note in extracts.left_out(result.name, result.text))
+    said = (extractive.failures(result.name, result.text) for result in results if result.name != SUBMIT)
+    partly = (note for result in results for note in extractive.left_out(result.name, result.text))
     return [*partly, *[line for lines in said for line in lines][:_NAMED_MOST]]
 
 

@@ -20,9 +20,9 @@ import anyio
 import anyio.lowlevel
 
 from ava_audit.events import Usage
-from ava_server.errors import ModelError
-from ava_server.models import bound as bounds
+from ava_server.core.errors import ModelError
 from ava_server.models import chat_wire, wire_json
+from ava_server.models import token_bound as bounds
 from ava_server.models.base import (
     AssistantTurn,
     Bound,
@@ -189,13 +189,13 @@ def demo_script() -> Script:
 
 def _filled_in(step: Mapping[str, Any], request: Request) -> Step:
     """Return a step of the demo with `{words}`, `{source}` and `{findings}` replaced. Blocks for a moment."""
-    from ava_server.models import extracts
+    from ava_server.models import extractive
 
     task = next((turn.text for turn in request.turns if isinstance(turn, UserTurn)), "")
     results = [turn for turn in request.turns if isinstance(turn, ToolTurn)]
-    words = extracts.salient(task)[:8]
-    pieces = extracts.quotes(piece for turn in results for piece in extracts.passages(turn.name, turn.text))
-    best = extracts.best(pieces, words, most=4, per_source=2)
+    words = extractive.salient(task)[:8]
+    pieces = extractive.quotes(piece for turn in results for piece in extractive.passages(turn.name, turn.text))
+    best = extractive.best(pieces, words, most=4, per_source=2)
     findings = [
         {
             "claim": f"{piece.source} has a passage about it",

@@ -15,10 +15,10 @@ from importlib.metadata import version
 from prometheus_client import Metric, ProcessCollector
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, SummaryMetricFamily
 
-from ava_audit.migrations import SCHEMA_VERSION
 from ava_audit.rows import UNENDED, Bucket
+from ava_audit.store.migrations import SCHEMA_VERSION
 from ava_audit.totals import NONE, Counted, Line, News, RunSums, Standing, Tally
-from ava_roles.foreign.names import server_of
+from ava_roles.mcp_client.names import server_of
 
 MOST_ROLES, MOST_MODELS, MOST_PROVIDERS = 30, 50, 20
 """So many have a label of their own: those that the log had first, so that none ever changes its label."""

@@ -19,14 +19,14 @@ from prometheus_client import generate_latest
 
 from ava_audit.totals import Labels, News, Tally, news_for, run_sums, standing
 from ava_audit.view import View
-from ava_roles.confine.sandbox import Unavailable
-from ava_server.budget import installation_scope, utc_day
-from ava_server.run_tools import RUN_TOOL_NAMES
-from ava_server.submit import NAME as SUBMIT
+from ava_roles.sandbox.sandbox import Unavailable
+from ava_server.budget.caps import installation_scope, utc_day
+from ava_server.runs.submit import NAME as SUBMIT
+from ava_server.runs.tools import RUN_TOOL_NAMES
 from ava_server.telemetry.families import Families, Here, Looked, tool_label
 
 if TYPE_CHECKING:
-    from ava_server.house import House
+    from ava_server.service.runtime import House
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

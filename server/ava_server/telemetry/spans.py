@@ -20,7 +20,7 @@ from opentelemetry.context import Context, attach, detach
 from opentelemetry.trace import Span, SpanKind, StatusCode, get_current_span, get_tracer, set_span_in_context
 
 from ava_roles.errors import ToolFailed
-from ava_server.errors import ModelError
+from ava_server.core.errors import ModelError
 
 if TYPE_CHECKING:
     from typing import Self
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ava_audit.rows import RunRow
     from ava_roles.tools.base import ToolOutput
     from ava_server.models.base import Completion
-    from ava_server.result import Ended
+    from ava_server.runs.result import Ended
 
 _tracer = get_tracer("ava")
 _FAILED = frozenset({"error", "guardrail", "abandoned"})

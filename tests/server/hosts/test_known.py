@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ava_server.errors import BadInput
+from ava_server.core.errors import BadInput
 from ava_server.hosts.host import Launch, Place
 from ava_server.hosts.known import HOSTS, find_host, host_of
 

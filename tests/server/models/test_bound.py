@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ava_server.models import bound as bounds
+from ava_server.models import token_bound as bounds
 from ava_server.models.base import AssistantTurn, Known, Request, ToolSchema, ToolTurn, Turn, UserTurn
-from ava_server.models.bound import bound, prompt_bound, text_bound
 from ava_server.models.chat_wire import assistant_message, message
+from ava_server.models.token_bound import bound, prompt_bound, text_bound
 from ava_server.models.wire import tool_use
 
 TOOL = ToolSchema("fetch", "Gets a page.", {"type": "object", "properties": {"url": {"type": "string"}}})

@@ -5,9 +5,14 @@ from typing import Any
 import pytest
 from support.model_server import Say, running_model_server
 
-from ava_server.errors import AvaError, BadInput, ConfigError
+from ava_server.core.errors import AvaError, BadInput, ConfigError
 from ava_server.models.base import AssistantTurn, Request, ToolSchema, ToolTurn, UserTurn
-from ava_server.models.choose import (
+from ava_server.models.clients import ClientPool
+from ava_server.models.factory import build_model, model_of, parameters
+from ava_server.models.http_model import HttpModel
+from ava_server.models.offline import OfflineModel
+from ava_server.models.pricing.prices import Price, Unpriced, UserPrice
+from ava_server.models.selection import (
     KNOWN_URLS,
     SCRIPTED,
     TIERS,
@@ -17,11 +22,6 @@ from ava_server.models.choose import (
     choose,
     default_tiers,
 )
-from ava_server.models.clients import ClientPool
-from ava_server.models.http_model import HttpModel
-from ava_server.models.offline import OfflineModel
-from ava_server.models.wiring import build_model, model_of, parameters
-from ava_server.prices import Price, Unpriced, UserPrice
 
 KEY = "sk-or-v1-0123456789abcdef0123"
 ROUTER = {"openrouter": Provider(api_key=KEY)}

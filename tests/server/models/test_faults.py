@@ -10,11 +10,11 @@ import httpx2
 import pytest
 from support.model_server import Say, events
 
-from ava_server.errors import ModelError
+from ava_server.core.errors import ModelError
+from ava_server.models.answer_errors import may_have_been_billed
 from ava_server.models.base import Completion, Request, UserTurn
 from ava_server.models.chat_wire import ChatWire
 from ava_server.models.clients import ClientPool
-from ava_server.models.endpoint import may_have_been_billed
 from ava_server.models.http_model import HttpModel
 
 KEY = "sk-or-v1-0123456789abcdef0123"

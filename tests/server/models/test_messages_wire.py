@@ -10,7 +10,7 @@ from support import messages_format
 from support.model_server import EVENTS, Fail, Raw, Received, Say, Script, running_model_server
 
 from ava_audit.events import Usage
-from ava_server.errors import ModelError
+from ava_server.core.errors import ModelError
 from ava_server.models import wire_json
 from ava_server.models.base import AssistantTurn, Completion, Request, ToolSchema, ToolTurn, ToolUse, Turn, UserTurn
 from ava_server.models.clients import ClientPool

@@ -12,12 +12,12 @@ from support.certificates import Issued, issue
 from support.model_server import Fail, Gate, ModelServer, Say, running_model_server
 from support.proxy import Proxy, running_proxy
 
-from ava_server.errors import ModelError
+from ava_server.core.errors import ModelError
+from ava_server.models.answer_errors import may_have_been_billed
 from ava_server.models.answer_stream import Deadlines
 from ava_server.models.base import Completion, Request, UserTurn
 from ava_server.models.chat_wire import ChatWire
 from ava_server.models.clients import ClientPool
-from ava_server.models.endpoint import may_have_been_billed
 from ava_server.models.http_model import HttpModel
 
 HOST = "models.example.com"

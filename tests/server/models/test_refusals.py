@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ava_server.errors import ModelError
+from ava_server.core.errors import ModelError
 from ava_server.models import wire_json
-from ava_server.models.endpoint import Endpoint
-from ava_server.models.limits import MOST_S
+from ava_server.models.answer_errors import Endpoint
+from ava_server.models.rate_limits import MOST_S
 
 NOW = datetime(2026, 11, 21, 4, tzinfo=UTC)
 KEY = "sk-or-v1-0123456789abcdef0123"

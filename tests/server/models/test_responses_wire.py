@@ -14,18 +14,18 @@ from support.house import check_requests, hand_over, open_lab
 from support.model_server import EVENTS, JSON, Fail, Gate, Raw, Received, Say, Script, running_model_server
 
 from ava_audit.events import AssistantMessage, CostUpdate, RunClaimed, Usage
-from ava_server.errors import ModelError
+from ava_server.core.errors import ModelError
 from ava_server.models import wire_json
+from ava_server.models.answer_errors import may_have_been_billed
 from ava_server.models.base import AssistantTurn, Completion, Delta, Request, ToolSchema, ToolTurn, Turn, UserTurn
 from ava_server.models.clients import ClientPool
-from ava_server.models.endpoint import may_have_been_billed
 from ava_server.models.http_model import HttpModel
+from ava_server.models.pricing.prices import cost_micros, find_price
 from ava_server.models.responses_answer import ResponsesAnswer
 from ava_server.models.responses_wire import ResponsesWire
 from ava_server.models.sse import EventReader
 from ava_server.models.thinking import thinking_of
 from ava_server.models.wire import MOST_CALLS
-from ava_server.prices import cost_micros, find_price
 
 SEARCH = ToolSchema("search", "Finds things.", {"type": "object", "properties": {"q": {"type": "string"}}})
 TASK = UserTurn("Find the blue door.")

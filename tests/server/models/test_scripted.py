@@ -2,7 +2,7 @@ import anyio
 import pytest
 
 from ava_audit.events import Usage
-from ava_server.errors import ModelError
+from ava_server.core.errors import ModelError
 from ava_server.models.base import AssistantTurn, Completion, Request, ToolTurn, Turn, UserTurn
 from ava_server.models.scripted import Call, ScriptedModel, Step
 

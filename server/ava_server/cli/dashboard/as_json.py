@@ -11,7 +11,7 @@ from ava_server.cli.dashboard.bars import caps_of
 if TYPE_CHECKING:
     from ava_server.cli.dashboard.health import Health
     from ava_server.cli.dashboard.overview import Overview, Shown
-    from ava_server.settings import Settings
+    from ava_server.config.settings import Settings
 
 
 def as_object(settings: Settings, overview: Overview, found: Iterable[Health], confined: str | None) -> dict[str, Any]:

@@ -38,7 +38,7 @@ class Confined:
         self.known(ENDS_WITHIN_S)
 
     def _try(self) -> None:
-        from ava_roles.confine.sandbox import Unavailable
+        from ava_roles.sandbox.sandbox import Unavailable
         from ava_server.cli.doctor.confinement import sandbox
 
         try:

@@ -10,7 +10,7 @@ from ava_server.cli.doctor.data import LITTLE_BYTES
 
 if TYPE_CHECKING:
     from ava_server.cli.dashboard.overview import LogFacts, Overview
-    from ava_server.settings import Settings
+    from ava_server.config.settings import Settings
 
 WORST_FIRST: tuple[State, ...] = ("fault", "warning", "note", "ok")
 LAGS_MUCH = 10_000

@@ -14,7 +14,7 @@ from ava_server.cli.dashboard.health import health
 from ava_server.cli.dashboard.page import Page
 from ava_server.cli.dashboard.stage import Stage
 from ava_server.cli.dashboard.words import joined
-from ava_server.waiting import read_apart, received
+from ava_server.core.blocking import read_apart, received
 
 if TYPE_CHECKING:
     from rich.text import Text

@@ -12,27 +12,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ava_audit.errors import AuditError, DataRootRefused, SchemaNewer, StoreUnavailable
-from ava_audit.migrations import SCHEMA_VERSION
 from ava_audit.rows import UNENDED, WAITING, RunRow
+from ava_audit.store.migrations import SCHEMA_VERSION
 from ava_audit.times import HOUR_US
 from ava_audit.view import View
-from ava_server.access import model_settings
-from ava_server.budget import installation_scope, user_scope, utc_day
+from ava_server.approval.proposals import texts_of
+from ava_server.approval.summary import beginning
+from ava_server.budget.caps import installation_scope, user_scope, utc_day
 from ava_server.cli.dashboard.overview import EXPIRED, ORDER, Budget, LogFacts, Overview, Shown
 from ava_server.cli.peeking import Opened, is_held, opened
 from ava_server.cli.root import has_log
-from ava_server.errors import AvaError
-from ava_server.models.choose import configured
-from ava_server.os_user import os_user
-from ava_server.proposal_words import beginning
-from ava_server.proposing import texts_of
-from ava_server.settings import load_settings
-from ava_server.status import Alive, run_answer, shown_state
-from ava_server.users import day_caps
-from ava_server.waits import NO_SERVER, interrupted_words
+from ava_server.config.credentials import model_settings
+from ava_server.config.settings import load_settings
+from ava_server.config.users import day_caps
+from ava_server.core.errors import AvaError
+from ava_server.core.os_user import os_user
+from ava_server.models.selection import configured
+from ava_server.runs.wait_reasons import NO_SERVER, interrupted_words
+from ava_server.service.status import Alive, run_answer, shown_state
 
 if TYPE_CHECKING:
-    from ava_server.settings import Settings
+    from ava_server.config.settings import Settings
 
 RECENT_US = HOUR_US
 

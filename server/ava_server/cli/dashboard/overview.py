@@ -11,8 +11,8 @@ from ava_audit.rows import WAITING
 if TYPE_CHECKING:
     from ava_audit.errors import AuditError
     from ava_audit.rows import RunRow
-    from ava_server.answers import RunAnswer
-    from ava_server.errors import AvaError
+    from ava_server.core.errors import AvaError
+    from ava_server.service.responses import RunAnswer
 
 EXPIRED = "expired"
 ORDER = (WAITING, "interrupted", "running", "queued", EXPIRED)

@@ -10,12 +10,12 @@ from rich.text import Text
 from ava_audit.money import format_usd
 from ava_audit.rows import WAITING
 from ava_audit.times import format_duration, format_ts, now_us
+from ava_server.approval.run_config import config_of
+from ava_server.approval.summary import one_line
 from ava_server.cli.dashboard.bars import Cap, bar, caps_of
 from ava_server.cli.dashboard.overview import EXPIRED
 from ava_server.cli.dashboard.words import foreign, joined
 from ava_server.cli.terminal import wrapped
-from ava_server.proposal_words import one_line
-from ava_server.run_config import config_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Literal
 
 from ava_server.cli.root import has_log
-from ava_server.data_root import DataRoot, find_data_root
-from ava_server.errors import AvaError, ConfigError
-from ava_server.settings import Settings, load_settings
+from ava_server.config.settings import Settings, load_settings
+from ava_server.core.data_root import DataRoot, find_data_root
+from ava_server.core.errors import AvaError, ConfigError
 
 State = Literal["ok", "note", "warning", "fault"]
 """`note`: worth knowing, and nothing is wrong; `warning`: it works, and may not for long; `fault`: it does not work."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from ava_audit.redact import Redactor
+from ava_audit.redaction.redact import Redactor
 from ava_server.cli.doctor import data, foreign, hosts, log, models, roles, search, secrets, system
 from ava_server.cli.doctor.check import REPORT, Check, Finding, Setup
-from ava_server.errors import AvaError
-from ava_server.keys import list_keys
-from ava_server.secrets_store import read_secrets
+from ava_server.config.keys import list_keys
+from ava_server.config.secrets import read_secrets
+from ava_server.core.errors import AvaError
 
 CHECKS: tuple[tuple[str, Check], ...] = (
     ("python", system.python),

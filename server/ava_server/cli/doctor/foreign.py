@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import anyio
 
 from ava_server.cli.doctor.check import Finding, Setup, log_path
-from ava_server.secrets_store import read_secrets
+from ava_server.config.secrets import read_secrets
 
 if TYPE_CHECKING:
-    from ava_roles.foreign.entry import ServerEntry
-    from ava_roles.foreign.known import Listing
+    from ava_roles.mcp_client.discovery import Listing
+    from ava_roles.mcp_client.entry import ServerEntry
 
 MOST_NAMED = 20
 """Tools of one server that are told by name."""
@@ -39,8 +39,8 @@ def not_asked(setup: Setup) -> list[Finding]:
 def _found(setup: Setup, *, remote: bool) -> list[Finding]:
     if setup.settings is None or not setup.settings.mcp_servers or setup.root is None or log_path(setup) is None:
         return []
-    from ava_server.commands import sandbox_here
-    from ava_server.foreign import Foreign
+    from ava_server.approval.shell_policy import sandbox_here
+    from ava_server.runs.mcp_servers import Foreign
 
     root, settings = setup.root, setup.settings
     foreign = Foreign(settings, lambda: read_secrets(root.secrets_file), lambda: sandbox_here(settings))

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ava_roles.confine.proxies import PROXY_VARIABLES, proxy_place, proxy_url
-from ava_server.access import model_settings
+from ava_roles.net.proxies import PROXY_VARIABLES, proxy_place, proxy_url
 from ava_server.cli.doctor.check import Finding, Setup, State, correct, from_error, log_path
-from ava_server.errors import AvaError
+from ava_server.config.credentials import model_settings
+from ava_server.config.keys import SEARCHES, list_keys
+from ava_server.core.errors import AvaError
 from ava_server.hosts.advice import key_advice
-from ava_server.keys import SEARCHES, list_keys
-from ava_server.models.choose import (
+from ava_server.models.listing import Meant, tier_meanings
+from ava_server.models.pricing.format import price_words
+from ava_server.models.selection import (
     CUSTOM,
     KNOWN_URLS,
     SET_A_MODEL,
@@ -20,8 +22,6 @@ from ava_server.models.choose import (
     configured,
     default_tiers,
 )
-from ava_server.models.listing import Meant, tier_meanings
-from ava_server.price_words import price_words
 
 MEND_KEYS = "Mend that, then run `ava doctor` again; `ava key set PROVIDER` stores a key anew."
 

@@ -15,7 +15,6 @@ import anyio
 from ava_audit.errors import AuditError
 from ava_audit.money import format_usd, micros_from_cents
 from ava_roles.errors import RolesError
-from ava_server.claims import Slots
 from ava_server.cli.app import ReaderGone
 from ava_server.cli.at_desk import propose, session, start
 from ava_server.cli.doctor.check import REPORT, Finding, Setup, from_error
@@ -23,18 +22,19 @@ from ava_server.cli.doctor.models import cheapest, models_of
 from ava_server.cli.reading import note_fetched, whole_answer
 from ava_server.cli.root import has_log
 from ava_server.cli.terminal import someone_there
-from ava_server.desk import Desk
-from ava_server.errors import AvaError, ConfigError
-from ava_server.house import House, open_house, refuse_recursion
-from ava_server.manager import Manager
-from ava_server.models.choose import Choice, configured
-from ava_server.pin import policy_in_force
+from ava_server.config.pin import policy_in_force
+from ava_server.core.errors import AvaError, ConfigError
+from ava_server.models.selection import Choice, configured
+from ava_server.runs.claims import Slots
+from ava_server.runs.manager import Manager
+from ava_server.service.runtime import House, open_house, refuse_recursion
+from ava_server.service.service import Desk
 
 if TYPE_CHECKING:
     from ava_audit.rows import RunRow
-    from ava_server.answers import RunAnswer, SpawnAnswer
-    from ava_server.session import Session
-    from ava_server.settings import Settings
+    from ava_server.config.settings import Settings
+    from ava_server.service.responses import RunAnswer, SpawnAnswer
+    from ava_server.service.session import Session
 
 MOST_CENTS = 5
 TIMEOUT_S = 30.0

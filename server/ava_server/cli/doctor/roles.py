@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from ava_roles.catalog import Catalog
-from ava_roles.confine.sandbox import Sandbox, Unavailable
-from ava_roles.foreign.names import server_of
+from ava_roles.mcp_client.names import server_of
 from ava_roles.role import Role
+from ava_roles.sandbox.sandbox import Sandbox, Unavailable
 from ava_roles.tools.registry import builtin_tools
+from ava_server.approval.coding import CHANGING, changes_files
+from ava_server.approval.shell_policy import usable_here
 from ava_server.cli.doctor import confinement as probes
 from ava_server.cli.doctor.check import Finding, Setup, from_error, log_path
 from ava_server.cli.doctor.models import models_of
 from ava_server.cli.doctor.search import search_engine
-from ava_server.commands import usable_here
-from ava_server.models.choose import Choice
+from ava_server.config.role_folders import places_here
+from ava_server.config.search_engines import without_search
 from ava_server.models.listing import meanings
-from ava_server.role_folders import places_here
-from ava_server.run_tools import RUN_TOOL_NAMES
-from ava_server.searching import without_search
-from ava_server.work_orders import CHANGING, changes_files
+from ava_server.models.selection import Choice
+from ava_server.runs.tools import RUN_TOOL_NAMES
 
 NEEDS_MODEL = (
     "cannot run: no language model is set up, and it takes one to change files",

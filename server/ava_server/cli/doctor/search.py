@@ -9,11 +9,11 @@ import anyio
 from ava_roles.errors import ToolFailed
 from ava_roles.tools.searches import Engine, Found
 from ava_server.cli.doctor.check import Finding, Setup, State, from_error, log_path
-from ava_server.errors import AvaError
-from ava_server.house import refuse_recursion
-from ava_server.keys import read_keys
+from ava_server.config.keys import read_keys
+from ava_server.config.search_engines import ask_engine, engine_of, search_cost
+from ava_server.core.errors import AvaError
 from ava_server.models.clients import ClientPool
-from ava_server.searching import ask_engine, engine_of, search_cost
+from ava_server.service.runtime import refuse_recursion
 
 QUERY = "weather"
 TRY_AGAIN = "Mend that, then run `ava doctor --online` again."

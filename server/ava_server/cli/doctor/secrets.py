@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from ava_roles.placeholders import names_in
 from ava_server.cli.doctor.check import Finding, Setup, from_error, log_path
-from ava_server.errors import ConfigError
-from ava_server.role_folders import places_here
-from ava_server.secrets_store import read_secrets
+from ava_server.config.role_folders import places_here
+from ava_server.config.secrets import read_secrets
+from ava_server.core.errors import ConfigError
 
 NAME = "secrets"
 

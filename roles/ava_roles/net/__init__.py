@@ -1,0 +1,1 @@
+"""Fetching public pages, and nothing else."""

@@ -1,0 +1,129 @@
+"""Which sandbox there is on this machine, and what would mend it where there is none."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from pathlib import Path
+from typing import Literal
+
+from ava_roles.sandbox import linux
+from ava_roles.sandbox.launcher.order import PRLIMIT
+from ava_roles.sandbox.sandbox import Sandbox, Unavailable
+
+_INSTALL = "install bubblewrap (Debian and Ubuntu: apt install bubblewrap; Fedora: dnf install bubblewrap)"
+_PROGRAMS = "/usr/bin:/bin:/usr/local/bin"
+"""Not where the environment says: it may name folders that others can write to."""
+_UIDS = range(58_100, 58_200)
+"""In no range that a distribution gives out, and within what a container usually has."""
+_LEAST_ABI, _ABI_FOR_SIGNALS = 3, 6
+
+_lock = threading.Lock()
+_found: dict[tuple[str, Path], Sandbox | Unavailable] = {}
+
+
+def found(mode: Literal["auto", "none"], state: Path) -> Sandbox | Unavailable:
+    """Return what was found for a folder, looking at the first call. Blocks."""
+    with _lock:
+        if (mode, state) not in _found:
+            _found[mode, state] = _looked_for(mode, state)
+        return _found[mode, state]
+
+
+def _looked_for(mode: str, state: Path) -> Sandbox | Unavailable:
+    try:
+        abi = linux.landlock_abi()
+    except linux.NotOnThisSystem:
+        return Unavailable("commands can be confined on Linux alone", "run Ava on Linux, in WSL 2 or in a container")
+    from ava_roles.sandbox.supervised import How, Supervised
+
+    if mode == "none":
+        return Supervised("none", How(), state)
+    uid = free_uid() if linux.is_root() else 0
+    if uid is None:
+        return Unavailable(
+            f"no user number is free for commands ({_UIDS[0]} to {_UIDS[-1]} all have an account)",
+            "run Ava as an ordinary user",
+        )
+    bwrap = shutil.which("bwrap", path=_PROGRAMS)
+    why: list[str] = []
+    for name, missing, sandbox in (
+        ("bubblewrap", _missing_for_bubblewrap(bwrap), Supervised("bubblewrap", How(uid, bwrap or "", abi), state)),
+        ("Landlock", _missing_for_landlock(abi, uid), Supervised("landlock", How(uid, "", abi), state)),
+    ):
+        fault = missing or _fault(sandbox, state)
+        if fault is None:
+            return sandbox
+        why.append(f"{name}: {fault}")
+    return Unavailable("; ".join(why), _advice(bwrap is not None, why[0]))
+
+
+def _missing_for_bubblewrap(bwrap: str | None) -> str | None:
+    if bwrap is None:
+        return "it is not installed"
+    return None if os.access(PRLIMIT, os.X_OK) else f"{PRLIMIT} is missing (util-linux)"
+
+
+def _missing_for_landlock(abi: int, uid: int) -> str | None:
+    """Return what the kernel lacks; a command of the server's own user could signal it without the last version."""
+    least = _LEAST_ABI if uid else _ABI_FOR_SIGNALS
+    if abi >= least:
+        return None
+    return f"the kernel has version {abi} of it, and {least} is needed" if abi else "the kernel has none"
+
+
+def _fault(sandbox: Sandbox, state: Path) -> str | None:
+    """Try a sandbox, in a thread of its own: the caller's may have an event loop."""
+    from ava_roles.sandbox.probe import fault_of
+
+    says: list[str | None] = []
+
+    def try_it() -> None:
+        try:
+            state.mkdir(mode=0o700, parents=True, exist_ok=True)
+            says.append(fault_of(sandbox, state))
+        except Exception as error:  # what cannot be tried is not trusted
+            says.append(f"it cannot be tried ({type(error).__name__}: {error})")
+
+    thread = threading.Thread(target=try_it, name="ava-sandbox-probe")
+    thread.start()
+    thread.join()
+    return says[0]
+
+
+def _advice(installed: bool, why: str) -> str:
+    """Return what would let bubblewrap work."""
+    if not installed:
+        return _INSTALL
+    if linux.kernel_setting("kernel/apparmor_restrict_unprivileged_userns"):
+        return (
+            "Ubuntu's AppArmor lets bubblewrap make no user namespaces: give /usr/bin/bwrap a profile with `userns,`, "
+            "or sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0"
+        )
+    if 0 in (
+        linux.kernel_setting("user/max_user_namespaces"),
+        linux.kernel_setting("kernel/unprivileged_userns_clone"),
+    ):
+        return "allow user namespaces: sudo sysctl -w user.max_user_namespaces=10000 kernel.unprivileged_userns_clone=1"
+    if "--size" in why:
+        return "install bubblewrap 0.7 or newer"
+    root = "--cap-add SYS_ADMIN " if linux.is_root() else ""
+    return (
+        f"in a container, let it make namespaces and mounts (Docker: {root}--security-opt seccomp=unconfined "
+        "--security-opt apparmor=unconfined --security-opt systempaths=unconfined)"
+    ) + (", or run Ava as an ordinary user" if root else "")
+
+
+def free_uid() -> int | None:
+    """Return a user number that nobody has."""
+    taken = _numbers_in("/etc/passwd") | _numbers_in("/etc/group")
+    return next((uid for uid in _UIDS if uid not in taken), None)
+
+
+def _numbers_in(path: str) -> set[int]:
+    try:
+        lines = Path(path).read_text("utf-8", "replace").splitlines()
+    except OSError:
+        return set()
+    return {int(fields[2]) for line in lines if len(fields := line.split(":")) > 2 and fields[2].isdecimal()}

@@ -1,0 +1,215 @@
+"""Where the commands of one run work: a copy of its workspace, made at the first of them and gone with the run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from threading import Lock
+from typing import Protocol
+
+import anyio
+from anyio.from_thread import check_cancelled
+
+from ava_roles.errors import ToolFailed
+from ava_roles.sandbox.copies import FOLDER_BYTES, FOLDER_FILES, Copied, copy_workspace
+from ava_roles.sandbox.layout import Bench, Laying, read_only_note, without_odd
+from ava_roles.sandbox.paths import Root, shown
+from ava_roles.sandbox.removal import remove_tree
+from ava_roles.sandbox.sandbox import Bind
+from ava_roles.sandbox.toolchains import Toolchains, find_toolchains
+from ava_roles.sandbox.workspace import repository_of
+from ava_roles.tools.threads import run_sync
+
+MAKE_S = 60.0
+"""How long making the copy may take."""
+
+
+class BenchMaker(Protocol):
+    """Where the commands of one run work."""
+
+    @property
+    def network(self) -> bool:
+        """Whether they reach the host's network."""
+        ...
+
+    async def ready(self) -> tuple[Bench, bool]:
+        """Return what commands are given, and whether it was made just now.
+
+        Raises:
+            ToolFailed: It cannot be made; says what would help.
+        """
+        ...
+
+    async def renew(self) -> str:
+        """Make room where its commands have written too much; return what the next command finds."""
+        ...
+
+    async def after_command(self) -> str:
+        """Take back what a command should not have changed; return a sentence on it for the model, or nothing."""
+        ...
+
+
+@dataclass
+class Workbench:
+    """Makes what commands are given, once, and takes it away.
+
+    Attributes:
+        mounts: Commands can be shown a folder under another path than its own.
+        here: The folder for it, which is not there yet.
+        files: The workspace, open; None is none, and commands then work in an empty folder.
+        run_id: Whose commands they are.
+        read_only: Folders of toolchains that the settings name.
+        carry: Folders of the workspace that the role wants shown as they are.
+        home: The user's home folder.
+        closed: Folders that are shown in no case.
+        network: Commands reach the host's network.
+    """
+
+    mounts: bool
+    here: Path
+    files: Root | None
+    run_id: str
+    read_only: Sequence[Path] = ()
+    carry: Sequence[str] = ()
+    home: Path = field(default_factory=Path.home)
+    closed: Sequence[Path] = ()
+    network: bool = False
+    _made: Bench | None = field(default=None, init=False)
+    _turn: anyio.Lock = field(default_factory=anyio.Lock, init=False)
+    _closing: bool = field(default=False, init=False)
+    _busy: Lock = field(default_factory=Lock, init=False)
+
+    async def ready(self) -> tuple[Bench, bool]:
+        """Return what commands are given, and whether it was made just now.
+
+        Raises:
+            ToolFailed: It cannot be made; says what would help.
+        """
+        async with self._turn:
+            if self._made is not None:
+                return self._made, False
+            self._made = await run_sync(self._make, abandon_on_cancel=False)
+            return self._made, True
+
+    async def renew(self) -> str:
+        """Throw it away, so that the next command finds it as the first did; return a sentence of that."""
+        async with self._turn:
+            self._made = None
+            with suppress(OSError):  # it is tried again when it is made
+                await run_sync(self._remove, abandon_on_cancel=False)
+        return "the next command finds a fresh copy"
+
+    async def after_command(self) -> str:
+        """Take nothing back: a copy that is thrown away may be changed everywhere."""
+        return ""
+
+    def close(self) -> None:
+        """Remove it, also while it is being made. Blocking.
+
+        Raises:
+            OSError: Something of it cannot be removed.
+        """
+        self._closing = True
+        self._remove()
+
+    def _remove(self) -> None:
+        with self._busy:
+            remove_tree(self.here)
+
+    def _make(self) -> Bench:
+        with self._busy:
+            until = time.monotonic() + MAKE_S
+
+            def check() -> None:
+                check_cancelled()
+                if self._closing or time.monotonic() > until:
+                    raise ToolFailed(
+                        f"the workspace could not be made ready for commands within {MAKE_S:g} s; go on by reading"
+                    )
+
+            remove_tree(self.here)
+            try:
+                return self._laid_out(check)
+            except BaseException as error:
+                with suppress(OSError):
+                    remove_tree(self.here)
+                if isinstance(error, OSError):
+                    raise ToolFailed(f"the workspace could not be made ready for commands: {error.strerror}") from error
+                raise
+
+    def _laid_out(self, check: Callable[[], None]) -> Bench:
+        for name in ("copy", "home/tmp", "code"):
+            (self.here / name).mkdir(mode=0o755, parents=True)
+        workspace = self.files.path.resolve() if self.files is not None else None
+        copied = Copied()
+        if self.files is not None:
+            repository = repository_of(self.files.path.resolve(), self.home)
+            copied = copy_workspace(
+                self.files, self.here / "copy", repository=repository, home=self.home, carry=self.carry, check=check
+            )
+        dependencies = without_odd(workspace, copied, check)
+        tools = find_toolchains(workspace, dependencies, read_only=self.read_only, home=self.home, closed=self.closed)
+        laying = Laying(self.mounts, self.run_id, self.here / "home", self.here / "code")
+        folder, binds = laying.scratch, laying.beside(tools)
+        if workspace is not None and copied.whole:
+            folder, more = laying.folder(self.here / "copy", workspace, dependencies)
+            binds += more
+        elif workspace is not None:
+            folder = PurePosixPath(workspace)
+            binds += self._as_it_is(workspace, copied)
+        return laying.bench(folder, binds, tools, self._notes(workspace, copied, dependencies, tools, laying))
+
+    def _as_it_is(self, workspace: Path, copied: Copied) -> list[Bind]:
+        """Show a workspace that is too large to be copied."""
+        if copied.hidden and not self.mounts:
+            raise ToolFailed(
+                f"{workspace} is too large to be copied, and {shown(copied.hidden[0])} in it must not be seen by"
+                " commands; have the subagent started with a smaller folder as workspace, or go on by reading"
+            )
+        return [
+            Bind(workspace, PurePosixPath(workspace), direct=True),
+            *(self._mask(workspace, name) for name in copied.hidden),
+        ]
+
+    def _mask(self, workspace: Path, name: str) -> Bind:
+        """Lay something empty over what must not be seen."""
+        empty = self.here / "empty"
+        empty.mkdir(mode=0o755, exist_ok=True)
+        if not (workspace / name).is_dir():
+            empty = empty / "file"
+            empty.touch(mode=0o644)
+        else:
+            empty = empty / "folder"
+            empty.mkdir(mode=0o755, exist_ok=True)
+        return Bind(empty, PurePosixPath(workspace / name))
+
+    def _notes(
+        self,
+        workspace: Path | None,
+        copied: Copied,
+        dependencies: Sequence[str],
+        tools: Toolchains,
+        laying: Laying,
+    ) -> str:
+        if workspace is None:
+            return "[it works in an empty folder, which is gone with this run]"
+        place = shown(str(workspace))
+        if not copied.whole:
+            what = f"more than {FOLDER_FILES:,} files or {FOLDER_BYTES // 1_000_000} MB"
+            notes = [f"it works in {place} itself, which is too large to be copied ({what}): nothing can be written"]
+            notes.append(f"write to {laying.scratch} instead")
+        else:
+            of = "of the checkout, without what git ignores and without .git" if copied.git else "of the folder"
+            notes = [
+                f"it works in a fresh copy of {place}: {copied.files:,} files {of}",
+                "what it changes is thrown away",
+            ]
+        notes += read_only_note(dependencies)
+        notes += [f"left out: {count:,} {why}" for why, count in copied.left_out.items()]
+        if self.network:
+            notes.append("commands reach the network")
+        notes += tools.refused
+        return f"[{'; '.join(notes)}]"

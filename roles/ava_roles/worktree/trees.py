@@ -1,0 +1,304 @@
+"""The two trees of a workshop: the worktree, and the tree that its changes are checked in.
+
+Both are written by git from commits, through a git directory of ours; nothing is registered in the user's repository
+while the work goes on. What would be committed (the candidate) is made of the base and of what differs in the worktree
+within the namespace.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from threading import RLock
+
+from ava_roles.errors import BadNamespace, NoRepository, WorkshopFailed
+from ava_roles.sandbox.paths import Root, shown
+from ava_roles.sandbox.removal import remove_tree
+from ava_roles.worktree.cleanup import is_gits, remove_names, sweep
+from ava_roles.worktree.git import Git, told
+from ava_roles.worktree.order import WorkOrder, within
+from ava_roles.worktree.protected import Protected, protected, same_as_written
+from ava_roles.worktree.repository import Theirs
+from ava_roles.worktree.state import Kept, Place
+
+_SHOWN = 8
+_COARSE_S = 0.05
+"""By so much the times of files are behind the clock, or less."""
+_RULES = (".gitignore", ".gitattributes")
+
+
+class Trees:
+    """The trees of one run. Everything here blocks.
+
+    Args:
+        order: What was approved.
+        place: Where they are, taken hold of.
+        theirs: The user's repository.
+        check: Called again and again while git works.
+    """
+
+    def __init__(self, order: WorkOrder, place: Place, theirs: Theirs) -> None:
+        self.order, self.place, self.theirs = order, place, theirs
+        self.dependencies: tuple[str, ...] = ()
+        self._turn = RLock()
+        self._git: Git | None = None
+        self._protected = Protected()
+
+    @property
+    def git(self) -> Git:
+        """git, with our directory."""
+        assert self._git is not None, "the trees are there"
+        return self._git
+
+    @property
+    def submodules(self) -> frozenset[str]:
+        """The repositories of their own in it."""
+        return self._protected.submodules
+
+    # -- making -------------------------------------------------------------------------------------------------------
+
+    def take_up(self) -> Kept | None:
+        """Take up the trees that an earlier owner left; None where there are none, or only a part of them."""
+        kept = self.place.kept()
+        if kept is None or kept.repository != str(self.theirs.root):
+            return None
+        self._git = Git(self.theirs.program, self.place.git, held=self.place.held)
+        with told("taking up the worktree"):
+            for lock in self.place.git.glob("*.lock"):
+                lock.unlink()
+        if self.git.said("cat-file", "-e", f"{kept.base}^{{commit}}").code != 0:
+            raise WorkshopFailed(
+                f"the commit {kept.base} that this run began at is not in {self.theirs.root} any more (a git gc has"
+                " removed it, or the repository is another one); start the run again"
+            )
+        self._know(kept.base)
+        self.dependencies = kept.dependencies
+        return kept
+
+    def make(self, check: Callable[[], None] = lambda: None) -> Kept:
+        """Make both trees from the commit that was approved, else from what the user has checked out.
+
+        Raises:
+            NoRepository: There is no commit.
+            BadNamespace: It lies in a submodule.
+            WorkshopFailed: They cannot be made; nothing of them is left.
+        """
+        with self.theirs.joined() as joined:
+            base = self.order.base or self.theirs.head(joined)[0]
+            if joined.said("cat-file", "-e", f"{base}^{{commit}}").code != 0:
+                raise NoRepository(
+                    f"the commit {base} that was approved is not in {self.theirs.root} any more; have it proposed anew"
+                )
+        try:
+            with told("making the worktree"):
+                self.place.clear()
+                git = self.theirs.git_folder(self.place.git, joined=False)
+                (self.place.git / "HEAD").write_text(f"{base}\n")
+                self._git = replace(git, held=self.place.held, check=check)
+                for tree, index in ((self.place.tree, self._base_index), (self.place.check, self._check_index)):
+                    tree.mkdir(mode=0o755)
+                    self.git.on(tree, index)("read-tree", "--reset", "-u", base)
+                self._know(base, self.place.tree)
+                kept = Kept(base=base, repository=str(self.theirs.root))
+                self.place.keep(kept)
+        except BaseException:
+            self.place.clear()
+            raise
+        self._git = replace(git, held=self.place.held)
+        return kept
+
+    def _know(self, base: str, tree: Path | None = None) -> None:
+        """Look which paths are not to be touched."""
+        self._protected = protected(self.git, base, tree)
+        for path in self.order.namespace:
+            inside = next((name for name in self._protected.submodules if within((name,), path)), None)
+            if inside is not None:
+                raise BadNamespace(
+                    f"{shown(path)} lies in the submodule {shown(inside)}, a repository of its own; give that as"
+                    " workspace to change it"
+                )
+
+    @property
+    def _base_index(self) -> Path:
+        return self.place.git / "index-base"
+
+    @property
+    def _check_index(self) -> Path:
+        return self.place.git / "index-check"
+
+    # -- the worktree -------------------------------------------------------------------------------------------------
+
+    def tidy(self, check: Callable[[], None] = lambda: None) -> str:
+        """Take back what was changed outside of the namespace, and return what that was, as a sentence or nothing."""
+        with self._turn, told("tidying the worktree"):
+            removed = sweep(self.place.tree, self.place.trash, check)
+            git = replace(self.git, check=check).on(self.place.tree, self._base_index)
+            git.said("update-index", "-q", "--really-refresh")  # it fails for every name that is to be looked at
+            back = [name for name in self._touched(git) if not self.may_change(name)]
+            if back:
+                git("checkout-index", "--force", "--index", "-z", "--stdin", stdin=_lines(back))
+            rules = [name for name in self._rules(git) if not self.may_change(name)]
+            remove_names(self.place.tree, rules, self.place.trash)
+            others = [name for name in self._others(git) if not self.may_change(name)]
+            remove_names(self.place.tree, others, self.place.trash)
+        return self._told_back(removed, back, [*rules, *others])
+
+    def clear(self) -> None:
+        """Remove what git ignores of the worktree, and the home of its commands: none of it is part of the work."""
+        with self._turn, told("making room in the worktree"):
+            git = self.git.on(self.place.tree, self._base_index)
+            ignored = git("ls-files", "-z", "--others", "--ignored", "--exclude-standard", "--directory").names()
+            remove_names(self.place.tree, self._ours(name.rstrip("/") for name in ignored), self.place.trash)
+            remove_tree(self.place.home)
+
+    def may_change(self, name: str) -> bool:
+        """Tell whether a path may be changed."""
+        return (
+            within(self.order.namespace, name)
+            and name not in self._protected.pointers
+            and not any(within((each,), name) for each in self._protected.submodules)
+        )
+
+    def candidate(self, check: Callable[[], None] = lambda: None) -> str:
+        """Return what would be committed, as a tree: the base, and what differs within the namespace."""
+        with self._turn:
+            self.tidy(check)
+            git = replace(self.git, check=check)
+            base = git.on(self.place.tree, self._base_index)
+            index = self.place.git / "index-candidate"
+            with told("reading the worktree"):
+                shutil.copyfile(self._base_index, index)
+            now = git.on(self.place.tree, index)
+            update = ("update-index", "--add", "--remove", "--replace", "-z", "--stdin")
+            if others := list(filter(self.may_change, self._others(base))):
+                now(*update, stdin=_lines(others))
+            if touched := list(filter(self.may_change, self._touched(now))):
+                now(*update, stdin=_lines(touched))
+            return now.line("write-tree")
+
+    def _touched(self, git: Git) -> list[str]:
+        """Return the names of the index that differ in the tree, or are gone from it."""
+        found = self._ours(git("ls-files", "-z", "--modified", "--deleted").names())
+        written = self._protected.written
+        if not written or git.tree is None:
+            return found
+        root = Root.open(git.tree)
+        try:
+            return [name for name in found if name not in written or not same_as_written(root, name, written[name])]
+        finally:
+            root.close()
+
+    def _others(self, git: Git) -> list[str]:
+        """Return what is in the tree and not in the index, and is not ignored."""
+        found = self._ours(git("ls-files", "-z", "--others", "--exclude-standard").names())
+        return [name for name in found if not any(map(is_gits, name.split("/")))]
+
+    def _rules(self, git: Git) -> list[str]:
+        """Return files that would tell git what to ignore, and are not in the index, beside files that are.
+
+        One beside nothing that is tracked is a tool's own, such as in a folder of caches, and tells only of that.
+        """
+        found = git("ls-files", "-z", "--others", "--", *(f":(glob)**/{name}" for name in _RULES)).names()
+        if not found:
+            return []
+        folders = {""}
+        for name in git("ls-files", "-z").names():
+            while (name := name.rpartition("/")[0]) and name not in folders:
+                folders.add(name)
+        return [name for name in self._ours(found) if name.rpartition("/")[0] in folders]
+
+    def _ours(self, names: Iterable[str]) -> list[str]:
+        """Leave out what is laid over the tree to be read only."""
+        return [name for name in dict.fromkeys(names) if not any(within((each,), name) for each in self.dependencies)]
+
+    def _told_back(self, removed: Sequence[str], back: Sequence[str], others: Sequence[str]) -> str:
+        parts: list[str] = []
+        outside = [*(f"{shown(name)} (as it was)" for name in back), *(f"{shown(name)} (removed)" for name in others)]
+        if outside:
+            where = ", ".join(map(shown, self.order.namespace[:_SHOWN]))
+            parts.append(f"only {where} may be changed, and this was taken back: {_some(outside)}")
+        if removed:
+            parts.append(f"removed, because no worktree has it: {_some([shown(name) for name in removed])}")
+        return "; ".join(parts)
+
+    # -- the tree for checks ------------------------------------------------------------------------------------------
+
+    def bring(self, candidate: str, check: Callable[[], None] = lambda: None) -> None:
+        """Bring the tree for checks to a candidate: what is tracked as it is there, and nothing besides.
+
+        What the candidate has git ignore stays from check to check, such as what a compiler has made.
+        """
+        with self._turn, told("making the tree for the check"):
+            tree, trash = self.place.check, self.place.trash
+            tree.mkdir(mode=0o755, exist_ok=True)  # a crash may have come after it was removed
+            sweep(tree, trash, check)
+            git = replace(self.git, check=check).on(tree, self._check_index)
+            before = self._check_index.stat().st_mtime
+            git.said("update-index", "-q", "--really-refresh")
+            if git.line("write-tree") != candidate:
+                _let_a_second_pass(int(before), check)
+            git("read-tree", "--reset", "-u", candidate)
+            remove_names(tree, self._rules(git), trash)
+            beside = set(self.place.known().beside)
+            remove_names(tree, (name for name in self._others(git) if name not in beside), trash)
+            if wrong := self._touched(git):
+                raise WorkshopFailed(f"the tree for the check cannot be written: {_some(list(map(shown, wrong)))}")
+
+    def anew(self, candidate: str) -> None:
+        """Empty the tree for checks, and the home of its commands: what other candidates have left is gone.
+
+        What is written down comes last, so that a crash on the way leads here again.
+        """
+        with self._turn, told("making the tree for the check anew"):
+            self.place.note(setup=None, beside=())
+            remove_tree(self.place.check_home)
+            remove_tree(self.place.check)
+            self.place.check.mkdir(mode=0o755)
+            self.place.note(checked=candidate)
+
+    def beside(self) -> tuple[str, ...]:
+        """Return what is in the tree for checks besides, and is not ignored: what the setup command has made."""
+        return tuple(self._others(self.git.on(self.place.check, self._check_index)))
+
+    def base_tree(self, check: Callable[[], None] = lambda: None) -> str:
+        """Return what the base consists of."""
+        check()
+        return self.git.line("rev-parse", f"{self.place.known().base}^{{tree}}")
+
+    def has_files(self, name: str) -> bool:
+        """Tell whether the base has files in a folder; a submodule is none."""
+        said = self.git("ls-tree", "-r", "-z", "--full-tree", self.place.known().base, "--", name).names()
+        return any(not entry.startswith("160000 ") for entry in said)
+
+
+def remove_workshop(here: Path) -> None:
+    """Remove all of it.
+
+    Raises:
+        WorkshopFailed: Something of it cannot be removed.
+    """
+    with told(f"removing {here}"):
+        remove_tree(here)
+
+
+def _let_a_second_pass(before: int, check: Callable[[], None]) -> None:
+    """Wait until files that are written now have another time than those of the check before.
+
+    What was compiled of a file stays, and Python takes it for that of the new one where size and second are equal.
+    """
+    while before <= time.time() < before + 1 + _COARSE_S:
+        check()
+        time.sleep(0.02)
+
+
+def _lines(names: Iterable[str]) -> bytes:
+    return b"".join(os.fsencode(name) + b"\0" for name in names)
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"{', '.join(names[:_SHOWN])}{more}"

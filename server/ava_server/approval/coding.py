@@ -1,0 +1,161 @@
+"""Work on a repository: what a proposal settles of it, and the order that a workshop is given.
+
+A run changes files if it has one of the tools that do. It works in a worktree of its own, in a namespace that the call
+names, and a command decides whether its work passes; so the call has to come with all that this needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from ava_roles.errors import RolesError
+from ava_roles.role import Role, command_line, parse_role
+from ava_roles.sandbox.sandbox import Sandbox, Unavailable
+from ava_roles.sandbox.workspace import Workspace
+from ava_roles.worktree.inspect import look
+from ava_roles.worktree.order import WorkOrder, namespace_of
+from ava_roles.worktree.verify_command import Found, Several, find_verify
+from ava_server.approval.requests import SpawnArgs
+from ava_server.approval.run_config import Coding, RunConfig
+from ava_server.core.errors import BadInput, Refused
+
+CHANGING = ("edit_file", "write_file")
+"""The tools that change files."""
+
+
+def changes_files(names: Iterable[str]) -> bool:
+    """Tell whether a run with these tools changes files."""
+    return not frozenset(CHANGING).isdisjoint(names)
+
+
+def coding_of(
+    args: SpawnArgs,
+    role: Role,
+    workspace: Workspace,
+    sandbox: Sandbox | Unavailable | None,
+    home: Path,
+    *,
+    changes: bool,
+    files_open: bool,
+) -> Coding | None:
+    """Return what a run would change and how that is checked; None for one that changes no files. Blocking.
+
+    Args:
+        args: What the call gave.
+        role: The role.
+        workspace: The folder, as the workspace rule has it.
+        sandbox: What would confine its commands.
+        home: The user's home folder.
+        changes: It has tools that change files.
+        files_open: It sees the files of that folder.
+
+    Raises:
+        BadInput: An argument is missing, or cannot be used.
+        Refused: Nothing can be changed here; says what to do.
+    """
+    if not changes:
+        for field in ("namespace", "verify"):
+            if getattr(args, field) is not None:
+                with_these = "with these tools " if changes_files(role.tools) else ""
+                raise BadInput(f"{field}: {with_these}{role.name} changes no files; leave it out, or use role coder")
+        return None
+    _confined(role, sandbox)
+    namespace = _namespace(args, role)
+    if not (args.context or "").strip():
+        raise BadInput(
+            f"context: {role.name} changes files and needs it; give related files, decisions and constraints"
+        )
+    if workspace.path is None or not files_open:
+        why = (
+            workspace.why if workspace.path is None else "a role that reaches the web sees only the folder given there"
+        )
+        raise Refused(f"{role.name} changes files of a git repository: give its root in workspace ({why})")
+    try:
+        state = look(workspace.path, home)
+        verify, verify_from = _verify(args, role, workspace.path, home)
+    except RolesError as error:
+        raise Refused(f"workspace: {error}") from error
+    return Coding(
+        repository=str(workspace.path),
+        branch=state.branch,
+        base=state.head,
+        uncommitted=state.uncommitted,
+        namespace=namespace,
+        verify=verify,
+        verify_from=verify_from,
+        setup=role.setup,
+        notes=state.notes,
+    )
+
+
+def order_of(run_id: str, config: RunConfig) -> WorkOrder:
+    """Return the order of a run that changes files."""
+    coding = config.coding
+    assert coding is not None, "it changes files"
+    return WorkOrder(
+        run_id=run_id,
+        repository=Path(coding.repository),
+        base=coding.base,
+        namespace=coding.namespace,
+        verify=coding.verify,
+        setup=coding.setup,
+        carry=parse_role(config.role_text, config.role_source, config.role).carry,
+    )
+
+
+def _confined(role: Role, sandbox: Sandbox | Unavailable | None) -> None:
+    """Refuse where what the model writes would run unconfined: nothing could be promised of the person's files.
+
+    Raises:
+        Refused: Nothing confines commands.
+    """
+    without = f"with blocked_tools {list(CHANGING)} it only reads" if role.name != "coder" else "use code_reviewer"
+    if isinstance(sandbox, Unavailable):
+        raise Refused(
+            f"{role.name} changes files, and what it writes runs when it is verified, which cannot be confined here:"
+            f" {sandbox.why}; {sandbox.what_to_do}, or {without}"
+        )
+    if sandbox is not None and sandbox.kind == "none":
+        raise Refused(
+            f"{role.name} changes files, and what it writes runs when it is verified, which nothing confines here"
+            f' (sandbox.mode = "none"); set sandbox.mode to "auto", or {without}'
+        )
+
+
+def _namespace(args: SpawnArgs, role: Role) -> tuple[str, ...]:
+    if not args.namespace:
+        raise BadInput(
+            f"namespace: {role.name} changes files and needs it; give the files or folders that it may change, relative"
+            ' to the root of the repository, such as ["src/parser", "tests"]'
+        )
+    try:
+        return namespace_of(args.namespace)
+    except RolesError as error:
+        raise BadInput(f"namespace: {error}") from error
+
+
+def _verify(args: SpawnArgs, role: Role, repository: Path, home: Path) -> tuple[str, str]:
+    """Return the command line that decides, and where it is from: the call, the role file, or the project.
+
+    Raises:
+        BadInput: What the call gives is no command line, or none can be told from the project.
+        RolesError: The repository cannot be looked at.
+    """
+    if args.verify is not None:
+        try:
+            return command_line(args.verify.strip()), "given with the call"
+        except ValueError as error:
+            raise BadInput(f"verify: it {error}") from error
+    if role.verify is not None:
+        return role.verify, "from the role file"
+    found = find_verify(repository, home)
+    if isinstance(found, Found):
+        return found.command, f"found: {found.why}"
+    if isinstance(found, Several):
+        named = " or ".join(f"`{each.command}` ({each.why})" for each in found.commands)
+        raise BadInput(f"verify: {repository} may be verified by {named}; give the one that decides")
+    raise BadInput(
+        f"verify: nothing in {repository} says how it is tested; give the command line that its work must pass, or"
+        " `true` if there is nothing to check"
+    )

@@ -1,0 +1,126 @@
+"""Which of the orchestrator's own entries quote a run, without naming it in their header.
+
+A call of `spawn_subagent` has the task before there is a run, and an answer of ours may carry several runs. Erasing a
+run has to find them; what merely names it (a notice that it ended, a list of ids) stays.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+from ava_audit.entries import Entry, entry_of
+from ava_audit.events import SpawnProposed, ToolCall, ToolResult
+from ava_audit.rows import RunRow
+from ava_audit.view import View
+from ava_server.approval.proposals import texts_of
+from ava_server.core.errors import BadInput
+from ava_server.core.ids import AGENT, parse_id
+
+SPAWN = "spawn_subagent"
+_IDS = ("subagent_id", "subagent_ids", "pending_id", "pending_ids", "group_id", "changes")
+_NOTICE = re.compile(r"^Notice: .*$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """What tells that an entry is about a run."""
+
+    ids: frozenset[str]
+    spoken: re.Pattern[str]
+    task: str | None
+
+
+def quoting(view: View, run: RunRow) -> tuple[int, ...]:
+    """Return the `seq` of the entries without this run in their header that carry its words.
+
+    An entry that carries the words of several runs counts: it has one content, that goes or stays as a whole.
+    """
+    texts = texts_of(view, run)
+    ids = frozenset(part for part in (run.id, run.pending_id, run.group_id) if part)
+    own = "|".join(re.escape(part) for part in (run.id, run.pending_id))
+    wanted = _Wanted(ids, re.compile(rf"(?<!\w)(?:{own})(?!\w)"), texts.task if texts else None)
+    mine = _call_that_made(view, run)
+    found = [entry.seq for entry in _own_entries(view, run) if entry.seq == mine or _quotes(view, entry, run, wanted)]
+    return tuple(found)
+
+
+def _own_entries(view: View, run: RunRow) -> Iterator[Entry]:
+    """Yield the calls of our tools by this user that name no run in their header, and their answers."""
+    named = [part.partition("-")[2] for part in (run.id, run.pending_id, run.group_id) if part]
+    likely = " OR ".join(["content LIKE ?"] * (len(named) + 1))
+    where = (
+        "agent_id = ? AND run_id IS NULL AND type IN ('ToolCall', 'ToolResult') AND user_id = ? AND content IS NOT NULL"
+        f" AND ({likely})"
+    )
+    for row in view.rows(where, AGENT, run.user_id, *(f"%{part}%" for part in (SPAWN, *named))):
+        yield entry_of(row[:-1])
+
+
+def _quotes(view: View, entry: Entry, run: RunRow, wanted: _Wanted) -> bool:
+    match entry.fact:
+        case ToolCall(tool=tool) as call:
+            given = _arguments(call)
+            if tool != SPAWN:  # a look has no words
+                return tool != "check_subagent" and bool(wanted.ids & set(_ids_in(given)))
+            same = wanted.task is not None and given.get("task") == wanted.task
+            return same and _made(view, entry, run) in (run.id, None)
+        case ToolResult(tool=tool, output=output):
+            if tool == SPAWN:  # it names another run only where that is repeated, or was there already
+                return f"pending_id: {run.pending_id} " in output
+            return wanted.spoken.search(_NOTICE.sub("", output)) is not None
+        case _:
+            return False
+
+
+def _ids_in(args: dict[str, Any]) -> Iterator[str]:
+    """Yield the ids in a call's arguments as the log has them, however they were written."""
+    for name in _IDS:
+        value = args.get(name)
+        for given in cast("list[Any]", value) if isinstance(value, list | dict) else [value]:
+            for field in ("subagent_id", "pending_id", "group_id"):
+                try:
+                    yield parse_id(field, str(given))
+                except BadInput:
+                    continue
+
+
+def _call_that_made(view: View, run: RunRow) -> int | None:
+    """Return the `seq` of the call by which a run was proposed: its task may have been another run's, or left out."""
+    proposed = next(view.rows("run_id = ? AND type = 'SpawnProposed'", run.id, limit=1), None)
+    if proposed is None:
+        return None
+    where = (
+        "agent_id = ? AND run_id IS NULL AND type = 'ToolCall' AND session_id = ? AND seq < ? AND content IS NOT NULL"
+    )
+    calls = [entry_of(row[:-1]) for row in view.rows(where, AGENT, run.session_id, proposed[0])]
+    for call in reversed(calls):
+        if isinstance(call.fact, ToolCall) and call.fact.tool == SPAWN and _fits(view, call, run):
+            return call.seq if _made(view, call, run) == run.id else None
+    return None
+
+
+def _made(view: View, call: Entry, run: RunRow) -> str | None:
+    """Return the first run that was proposed after a call in its session, and that it fits; None when none was."""
+    where = "agent_id = ? AND type = 'SpawnProposed' AND session_id = ? AND seq > ?"
+    for row in view.rows(where, AGENT, call.who.session_id, call.seq):
+        fact = entry_of(row[:-1]).fact
+        if isinstance(fact, SpawnProposed):
+            other = run if fact.subagent_id == run.id else view.run(fact.subagent_id)
+            if other is not None and _fits(view, call, other):
+                return other.id
+    return None
+
+
+def _fits(view: View, call: Entry, run: RunRow) -> bool:
+    """Tell whether a call can have proposed a run: it gave its task, or none."""
+    assert isinstance(call.fact, ToolCall)
+    texts = texts_of(view, run)
+    return texts is not None and _arguments(call.fact).get("task") in (None, texts.task)
+
+
+def _arguments(call: ToolCall) -> dict[str, Any]:
+    args: object = call.args
+    return cast("dict[str, Any]", args) if isinstance(args, dict) else {}

@@ -1,0 +1,197 @@
+"""Proposals: what would run, and for how much, on the record before anybody decides. Nothing starts by one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ava_audit.events import (
+    AssistantMessage,
+    Channel,
+    Ending,
+    Event,
+    RunEnded,
+    SpawnDecided,
+    SpawnProposed,
+    UserMessage,
+    Who,
+)
+from ava_audit.money import format_usd
+from ava_audit.rows import WAITING, ProposalRow, RunRow
+from ava_audit.store.store import Command, Outcome
+from ava_audit.view import View
+from ava_server.approval.run_config import RunConfig, Texts, digest
+from ava_server.approval.summary import approval_line, proposal_message
+from ava_server.budget.caps import DayCaps, installation_scope, user_scope, utc_day
+from ava_server.core.ids import AGENT
+
+MOST_WAITING = 200
+"""Proposals of one user that may wait at once: each keeps a task, and all are shown to whoever decides."""
+
+
+@dataclass(frozen=True)
+class SpawnLimits:
+    """What limits approvals: a user's spawns in an hour, and the day's money.
+
+    `day_settings` are what holds the user's day and the installation's, as a refusal names them.
+    """
+
+    spawns_per_hour: int
+    days: DayCaps
+    day_settings: tuple[str, str]
+    ttl_us: int
+
+
+@dataclass(frozen=True)
+class Proposed:
+    """A proposal: its ids, its configuration and the words that were shown.
+
+    `state` is that of the run: a repeated `task_id` brings back a proposal that may have been approved already.
+    """
+
+    pending_id: str
+    subagent_id: str
+    state: str
+    config: RunConfig
+    line: str
+    message: str
+    expires_us: int
+
+
+@dataclass(frozen=True)
+class Declined:
+    """A proposal that was refused before it was made: why, and what to do."""
+
+    why: str
+
+
+def propose(
+    config: RunConfig,
+    texts: Texts,
+    who: Who,
+    candidates: tuple[tuple[str, str], ...],
+    limits: SpawnLimits,
+    *,
+    retry_of: str | None = None,
+) -> Command[Proposed | Declined]:
+    """Make a proposal; the same `task_id` and configuration while the first is unended returns the first.
+
+    With the same `task_id` and another configuration it supersedes what still waits.
+
+    Args:
+        config: The resolved configuration.
+        texts: Its words.
+        who: The session and the user that propose.
+        candidates: Fresh `(pending_id, subagent_id)` pairs; the first that nobody has is taken.
+        limits: Proposals live for `ttl_us`; an exhausted day is refused here already.
+        retry_of: The ended run that this one repeats.
+    """
+    sha = digest(config, texts)
+    line, message = approval_line(config, texts), proposal_message(config, texts)
+
+    def command(view: View, now_us: int) -> Outcome[Proposed | Declined]:
+        if config.task_id is not None:
+            for run in view.with_task_id(who.user_id, config.task_id):
+                row = view.proposal(run.pending_id)
+                if row is not None and row.digest == sha and not (run.state == WAITING and row.expires_us <= now_us):
+                    return Outcome(Proposed(row.pending_id, run.id, run.state, config, line, message, row.expires_us))
+        if not config.price.get("free") and (why := exhausted(view, who.user_id, limits, now_us)):
+            return Outcome(Declined(why))
+        superseded, ends = _superseded(view, who, config.task_id)
+        if superseded is None and _waiting(view, who.user_id, now_us) >= MOST_WAITING:
+            return Outcome(
+                Declined(
+                    f"{MOST_WAITING} proposals of {who.user_id} wait already, and no more may. Confirm or reject some"
+                    " with confirm_spawn, or wait until they expire"
+                )
+            )
+        pending_id, run_id = next(
+            pair for pair in candidates if view.proposal(pair[0]) is None and view.run(pair[1]) is None
+        )
+        expires_us = now_us + limits.ttl_us
+        agent = Who(who.session_id, run_id, who.user_id, parent_agent_id=AGENT)
+        proposed = SpawnProposed(
+            pending_id=pending_id,
+            subagent_id=run_id,
+            digest=sha,
+            expires_us=expires_us,
+            config=config.model_dump(mode="json", exclude_none=True),
+            retry_of=retry_of,
+            supersedes=superseded,
+        )
+        task = UserMessage(
+            text=texts.task,
+            kind="task",
+            context=texts.context,
+            system_prompt=texts.system_prompt,
+            rationale=texts.rationale,
+        )
+        events = (
+            Event(who, proposed, run_id=run_id, model=config.model),
+            Event(agent, task, run_id=run_id),
+            Event(who, AssistantMessage(text=f"{message}\n{line}"), run_id=run_id),
+        )
+        return Outcome(Proposed(pending_id, run_id, WAITING, config, line, message, expires_us), (*ends, *events))
+
+    return command
+
+
+def _waiting(view: View, user: str, now_us: int) -> int:
+    """Return how many proposals of a user wait and have not expired."""
+    rows = (view.proposal(run.pending_id) for run in view.runs(user=user, states=(WAITING,), limit=-1))
+    return sum(row is not None and row.expires_us > now_us for row in rows)
+
+
+def _superseded(view: View, who: Who, task_id: str | None) -> tuple[str | None, tuple[Event, ...]]:
+    """Return what waits under the caller's own reference and is proposed otherwise now, with what ends it."""
+    superseded: str | None = None
+    ends: list[Event] = []
+    for run in view.with_task_id(who.user_id, task_id) if task_id is not None else ():
+        row = view.proposal(run.pending_id)
+        if row is not None and row.state == WAITING:
+            superseded = row.pending_id
+            ends += close_proposal(row, run, who, "superseded")
+    return superseded, tuple(ends)
+
+
+def exhausted(view: View, user: str, limits: SpawnLimits, now_us: int) -> str | None:
+    """Return why no money is left today, or None."""
+    day, days = utc_day(now_us), limits.days
+    of_user, of_installation = limits.day_settings
+    for what, scope, cap, setting in (
+        ("you", user_scope(user, day), days.user_micros, of_user),
+        ("this installation", installation_scope(day), days.installation_micros, of_installation),
+    ):
+        spent = view.bucket(scope).committed
+        if cap == 0:  # no day brings more
+            return f"the daily budget of {what} is $0.00, so that only what is free can run; raise {setting}"
+        if spent >= cap:
+            return (
+                f"today's budget of {what} is used up ({format_usd(spent)} of {format_usd(cap)}); it starts anew at"
+                f" 00:00 UTC, or raise {setting}"
+            )
+    return None
+
+
+def texts_of(view: View, run: RunRow) -> Texts | None:
+    """Return a run's texts, or None where they were erased."""
+    entry = view.entry(run.task_seq) if run.task_seq is not None else None
+    if entry is None or not isinstance(entry.fact, UserMessage):
+        return None
+    said = entry.fact
+    return Texts(task=said.text, context=said.context, system_prompt=said.system_prompt, rationale=said.rationale)
+
+
+def close_proposal(
+    row: ProposalRow,
+    run: RunRow,
+    who: Who,
+    decision: Literal["rejected", "expired", "superseded"],
+    *,
+    channel: Channel | None = None,
+    status: Ending | None = None,
+) -> tuple[Event, ...]:
+    """Return the events that end a proposal without a run."""
+    decided = SpawnDecided(pending_id=row.pending_id, decision=decision, channel=channel, digest=row.digest)
+    ended = RunEnded(status=status or decision, stop_reason=f"the proposal was {decision}")
+    return (Event(who, decided, run_id=run.id), Event(who, ended, run_id=run.id))

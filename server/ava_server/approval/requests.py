@@ -1,0 +1,260 @@
+"""The arguments of the six tools, and what is said of one that cannot be used."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+from typing import Annotated, Any, Literal, TypeVar, cast
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from ava_roles.wrap import clean
+from ava_server.core.errors import BadInput
+
+WAIT_LIMIT_S = 45
+"""Hosts cut a call at 60 s: a question and a wait share this many seconds (DESIGN.md section 4)."""
+DEEPEST = 100
+"""Levels of lists and objects that arguments may have; no tool needs ten."""
+EARLIER_MOST = 10
+"""Results of earlier runs that one spawn may name."""
+
+ShortText = Annotated[str, Field(min_length=1)]
+SubagentId = Annotated[str, Field(description="e.g. S-7f3a2b")]
+Wait = Annotated[float, Field(ge=0, le=WAIT_LIMIT_S, description="Seconds to wait for the end, at most 45.")]
+
+
+def _listed(given: Any) -> Any:
+    """Take one text for a list of one: models often give it so."""
+    return [given] if isinstance(given, str) else given
+
+
+def _one_line(name: str | None) -> str | None:
+    """Return a name as it stands in every line about its run, also where others read it: it can end none of them."""
+    return " ".join(clean(name or "")[0].split()) or None
+
+
+class Arguments(BaseModel):
+    """Base of every tool's arguments: unknown ones are refused by name."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Caps(Arguments):
+    """Caps that an approval may lower, and tools that it may take away."""
+
+    timeout: float | None = Field(default=None, gt=0)
+    max_cost_cents: float | None = Field(default=None, gt=0)
+    max_tokens: int | None = Field(default=None, gt=0)
+    max_iterations: int | None = Field(default=None, gt=0)
+    max_tool_calls: int | None = Field(default=None, gt=0)
+
+
+class Changes(Arguments):
+    """What may be changed in an approval: lower caps, fewer tools."""
+
+    caps: Caps | None = None
+    blocked_tools: list[str] | None = None
+
+
+class SpawnArgs(Arguments):
+    """Arguments of `spawn_subagent`."""
+
+    role: ShortText = Field(description="Kind of subagent, see above.")
+    task: str = Field(
+        min_length=1,
+        max_length=100_000,
+        description="One subject: the goal, what counts as done, the form of the answer. It cannot ask back.",
+    )
+    context: str | None = Field(
+        default=None, max_length=200_000, description="Background, constraints, file paths. No credentials."
+    )
+    context_from: Annotated[list[str] | None, BeforeValidator(_listed)] = Field(
+        default=None, max_length=EARLIER_MOST, description="Ids of ended runs whose results it may read."
+    )
+    retry_of: str | None = Field(default=None, description="Id of an ended run whose arguments are the defaults.")
+    system_prompt: str | None = Field(default=None, max_length=50_000, description="Extra role specialisation.")
+    name: Annotated[str | None, AfterValidator(_one_line)] = Field(
+        default=None, max_length=60, description="Short label shown wherever the run is."
+    )
+    model: str | None = Field(default=None, description="fast, balanced, deep, a model id, or provider:id.")
+    timeout: float | None = Field(default=None, gt=0, description="Seconds.")
+    max_cost_cents: float | None = Field(
+        default=None, gt=0, description="10 for a look-up, 50 standard, 200 deep research."
+    )
+    max_tokens: int | None = Field(default=None, gt=0)
+    max_iterations: int | None = Field(default=None, gt=0, description="Model calls.")
+    max_tool_calls: int | None = Field(default=None, gt=0)
+    extended_thinking: bool | None = Field(
+        default=None, description="The model thinks before it answers. Default: the role's."
+    )
+    plan: bool | None = Field(default=None, description="It plans before it works, in 3 turns. Default: the role's.")
+    tools: list[str] | None = Field(default=None, description="Only these of the role's tools.")
+    blocked_tools: list[str] | None = Field(default=None, description="Not these of the role's tools.")
+    namespace: Annotated[list[str] | None, BeforeValidator(_listed)] = Field(
+        default=None,
+        max_length=200,
+        description="Coder needs it: files or folders that it may change, relative to the repository.",
+    )
+    verify: str | None = Field(
+        default=None,
+        max_length=2_000,
+        description="Coder: command line that its work must pass. Default: the role's, or as found.",
+    )
+    workspace: str | None = Field(
+        default=None,
+        description="Folder that it may read. Absolute path. Without it researcher, data_extractor, web_crawler and"
+        " custom see no files.",
+    )
+    output_schema: dict[str, Any] | None = Field(default=None, description="JSON schema that `output` must match.")
+    task_id: str | None = Field(
+        default=None,
+        max_length=64,
+        description="Your own reference. Makes the call idempotent: repeated before the run has ended, it brings back"
+        " the first.",
+    )
+    rationale: str | None = Field(default=None, max_length=2_000, description="Why, for the person who approves.")
+
+
+class ConfirmArgs(Arguments):
+    """Arguments of `confirm_spawn`."""
+
+    pending_ids: Annotated[list[str], BeforeValidator(_listed)] = Field(
+        min_length=1, max_length=20, description="From spawn_subagent."
+    )
+    approving: Annotated[list[str] | None, BeforeValidator(_listed)] = Field(
+        default=None, description="To approve: each proposal's approval_line, letter for letter, in the same order."
+    )
+    decision: Literal["approve", "reject"] = "approve"
+    changes: dict[str, Changes] | None = Field(
+        default=None, description='Only lower: {"P-…": {"caps": {…}, "blocked_tools": […]}}.'
+    )
+    group_max_cost_cents: float | None = Field(default=None, gt=0, description="Of two or more together.")
+    group_timeout: float | None = Field(default=None, gt=0, description="Seconds, of two or more together.")
+    wait_seconds: Wait = 0
+
+
+class CheckArgs(Arguments):
+    """Arguments of `check_subagent`."""
+
+    subagent_id: SubagentId | None = None
+    group_id: str | None = None
+    cursor: str | None = Field(default=None, description="From a long result: goes on in it.")
+    wait_seconds: Wait = 0
+
+
+class MessageArgs(Arguments):
+    """Arguments of `message_subagent`."""
+
+    subagent_id: SubagentId
+    message: str = Field(min_length=1, max_length=20_000)
+
+
+class CancelArgs(Arguments):
+    """Arguments of `cancel_subagent`."""
+
+    subagent_id: SubagentId | None = None
+    group_id: str | None = None
+    pending_id: str | None = None
+    reason: str | None = Field(default=None, max_length=500)
+
+
+class LogArgs(Arguments):
+    """Arguments of `read_ava_logs`."""
+
+    subagent_id: SubagentId | None = None
+    last_n: int = Field(default=50, ge=1, le=500)
+    search: str | None = Field(default=None, description="Words, all of which must occur.")
+    since: str | None = Field(default=None, description="1h, 30 min, yesterday, or an ISO time.")
+    until: str | None = None
+    types: list[str] | None = Field(
+        default=None, description="Event types, or error tool cost thinking spawn complete message session."
+    )
+    session: str | None = None
+    cursor: str | None = None
+
+
+A = TypeVar("A", bound=Arguments)
+
+
+def parse(model: type[A], tool: str, given: dict[str, Any]) -> A:
+    """Return a tool's arguments as its model.
+
+    Raises:
+        BadInput: The first argument that cannot be used: its name, what was given, and one next step.
+    """
+    try:
+        return model.model_validate(given)
+    except ValidationError as error:
+        raise BadInput(_sentence(model, tool, given, error.errors()[0])) from None
+
+
+def refuse_deep(given: dict[str, Any]) -> None:
+    """Refuse arguments that are nested so deeply that walking through them would fail.
+
+    Raises:
+        BadInput: They are.
+    """
+    level: list[Any] = [given]
+    for _depth in range(DEEPEST):
+        level = [
+            inner
+            for outer in level
+            for inner in (cast("list[Any]", list(outer.values())) if isinstance(outer, dict) else outer)
+            if isinstance(inner, dict | list)
+        ]
+        if not level:
+            return
+    raise BadInput(f"the arguments are nested deeper than {DEEPEST} levels; give plain ones")
+
+
+def shown(value: Any) -> str:
+    """Return a value as an error may show it: short, and nothing that looks like a secret."""
+    from ava_audit.redaction.redact import Redactor
+
+    text = json.dumps(value, ensure_ascii=False, default=str) if not isinstance(value, str) else value
+    text, _count = Redactor({}).redact(text)
+    return repr(text if len(text) <= 80 else text[:79] + "…")
+
+
+def _sentence(model: type[Arguments], tool: str, given: dict[str, Any], error: Any) -> str:
+    loc = [str(part) for part in error["loc"]]
+    field, kind = ".".join(loc), str(error["type"])
+    value: Any = error.get("input")
+    ctx: dict[str, Any] = error.get("ctx") or {}
+    known = ", ".join(model.model_fields)
+    if kind == "extra_forbidden":
+        if field == "confirmed":
+            return "confirmed: spawn_subagent never starts anything; call confirm_spawn with the pending_id it returns."
+        close = difflib.get_close_matches(loc[-1], list(model.model_fields), n=1)
+        hint = f"did you mean {close[0]}?" if close and len(loc) == 1 else f"{tool} takes {known}."
+        return f"{field}: {tool} has no argument of that name (given {shown(value)}); {hint}"
+    if kind == "missing":
+        return f"{field}: missing, and {tool} cannot do without it; give it. {tool} takes {known}."
+    if kind in ("string_too_short", "too_short"):
+        what = "an empty list" if isinstance(value, list) else "empty text"
+        return f"{field}: {what} was given; {_advice(field)}"
+    if kind in ("string_too_long", "too_long"):
+        return f"{field}: {len(value):,} long, at most {ctx.get('max_length'):,} are allowed; shorten it."
+    if kind in ("greater_than", "greater_than_equal"):
+        if value == 0:
+            return f"{field}: 0 would allow nothing at all; leave it out for the role's default, or give more than 0."
+        return f"{field}: {shown(value)} is below what it can be; give a number above {ctx.get('gt', ctx.get('ge'))}."
+    if kind in ("less_than", "less_than_equal"):
+        return f"{field}: {shown(value)} is more than {ctx.get('le', ctx.get('lt'))}, the most it can be; give less."
+    if kind == "literal_error":
+        return f"{field}: {shown(value)} is not one of {ctx.get('expected')}; give one of these."
+    if kind == "finite_number" or (isinstance(value, float) and not math.isfinite(value)):
+        return f"{field}: {shown(value)} is not a finite number; give a plain one."
+    wanted = {"int": "a whole number", "float": "a number", "string": "text", "bool": "true or false", "list": "a list"}
+    word = next((text for start, text in wanted.items() if kind.startswith(start)), "another kind of value")
+    return f"{field}: {shown(value)} was given where {word} belongs; give {word}."
+
+
+def _advice(field: str) -> str:
+    return {
+        "task": "say what the subagent shall find out or do, and what counts as done.",
+        "role": "name a role, e.g. researcher.",
+        "pending_ids": "give the pending_id that spawn_subagent returned.",
+        "message": "say what the subagent shall know.",
+    }.get(field, "leave it out, or give one.")

@@ -1,0 +1,386 @@
+"""From the arguments of a spawn to a complete resolved configuration: role, tools, model, price, caps, workspace."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from dataclasses import field as member
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ava_roles.catalog import Catalog
+from ava_roles.errors import RolesError
+from ava_roles.mcp_client.discovery import Listing
+from ava_roles.mcp_client.entry import ServerEntry
+from ava_roles.role import Role
+from ava_roles.sandbox.sandbox import Sandbox, Unavailable
+from ava_roles.sandbox.workspace import Workspace, resolve_workspace
+from ava_roles.tools.base import Tool
+from ava_roles.tools.memory import NAME as RECALL
+from ava_server.approval.coding import changes_files, coding_of
+from ava_server.approval.context_from import NAME as READ_RESULT
+from ava_server.approval.limits import (
+    LONG_OUTPUT,
+    OUTPUT,
+    WRAP_OUTPUT,
+    WRAP_OUTPUT_THINKING,
+    caps_of,
+    estimate,
+    extended_thinking,
+)
+from ava_server.approval.mcp_scope import foreign_scope
+from ava_server.approval.output_schema import check_schema
+from ava_server.approval.requests import SpawnArgs
+from ava_server.approval.run_config import EarlierRun, RunConfig, Texts
+from ava_server.approval.shell_policy import confinement_of, needs_sandbox, not_looked_for, runs_commands, sandbox_for
+from ava_server.approval.summary import reach
+from ava_server.config.secrets import Secret
+from ava_server.config.users import workspace_over_http
+from ava_server.core.errors import BadInput, Refused, ToolMissing
+from ava_server.models.factory import how_it_thinks
+from ava_server.models.selection import ModelSettings, choose, is_configured
+from ava_server.runs.planning import TURNS as PLAN_TURNS
+from ava_server.runs.tools import RUN_TOOL_NAMES
+
+if TYPE_CHECKING:
+    from ava_roles.tools.searches import Engine
+    from ava_server.config.settings import Settings
+
+_URL = re.compile(r"https?://[^\s<>\"']+")
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a proposal is resolved against: everything that is there at this moment.
+
+    Attributes:
+        settings: What is configured.
+        models: Providers, keys, tiers and prices.
+        catalog: The role files, read just now.
+        tools: The tools that exist here, by name: web_search only where one is set up.
+        search: The search engine that is.
+        client_roots: Folders that the client named.
+        cwd: The server's working folder.
+        home: The home folder of the user whom the server runs as.
+        secrets: Reads what secrets are stored; asked only where a role lists some.
+        sandbox: Finds what confines commands and MCP servers; asked only where a role has tools of either. Blocks.
+        durations: Model and active time (microseconds) of the last runs of the role that ended well.
+        notes: There are notes in memory: a tool that would find nothing is not offered.
+        servers: The other MCP servers that are configured.
+        listings: What those of them offer that the role names.
+        remote_roots: Folders of a user over HTTP, who gets no others; None for who is at this machine.
+    """
+
+    settings: Settings
+    models: ModelSettings
+    catalog: Catalog
+    tools: Mapping[str, Tool]
+    search: Engine | None
+    client_roots: Sequence[str]
+    cwd: Path
+    home: Path
+    secrets: Callable[[], Mapping[str, Secret]] = dict
+    sandbox: Callable[[], Sandbox | Unavailable] = not_looked_for
+    durations: Sequence[tuple[str, int]] = ()
+    notes: bool = False
+    servers: Mapping[str, ServerEntry] = member(default_factory=dict[str, ServerEntry])
+    listings: Mapping[str, Listing] = member(default_factory=dict[str, Listing])
+    remote_roots: tuple[Path, ...] | None = None
+
+
+def resolve(
+    args: SpawnArgs, around: Surroundings, earlier: tuple[EarlierRun, ...] = (), degraded: bool = False
+) -> tuple[RunConfig, Texts]:
+    """Return what a spawn would run, complete.
+
+    Reads role files' results and price tables only, but may import the latter: call it in a thread.
+
+    Args:
+        args: What the call gave.
+        around: What is there.
+        earlier: The ended runs that it names in `context_from`, looked up.
+        degraded: It may go without tools that its role needs and that are not there; what was taken away is refused.
+
+    Raises:
+        BadInput: An argument cannot be used.
+        Refused: It may not, or cannot, be run here; the text says what to do.
+    """
+    settings = around.settings
+    if not settings.enabled:
+        raise Refused("subagents are switched off here (enabled = false in config.toml); set it to true to spawn again")
+    try:
+        role = around.catalog.get(args.role)
+    except RolesError as error:
+        raise BadInput(f"role: {error}") from error
+    foreign, foreign_needs = foreign_scope(role, around.servers, around.listings)
+    role, around = foreign.role, replace(around, tools={**around.tools, **foreign.tools()})
+    workspace = _workspace(args, around)
+    narrowed = foreign.narrowed(args)
+    wanted = _wanted(narrowed, role, around)
+    files_open = _files_open(role, wanted, workspace, around.tools)
+    changes = changes_files(wanted)
+    runs = runs_commands(wanted, around.tools) or changes
+    sandbox = sandbox_for(runs, around.sandbox, files_open=files_open)
+    coding = coding_of(args, role, workspace, sandbox, around.home, changes=changes, files_open=files_open)
+    commands = not isinstance(sandbox, Unavailable)
+    tools = _usable(wanted, around, files_open=files_open, commands=commands)
+    unavailable = tuple(name for name in wanted if name not in tools)
+    if earlier and READ_RESULT not in tools:
+        raise BadInput(f"context_from: {role.name} cannot read results without {READ_RESULT}; leave it among its tools")
+    lacks: list[str] = []
+    for need in (*foreign_needs, *role.needs):
+        try:
+            if need in foreign_needs:
+                foreign.check_need(need, tools)
+            else:
+                _need(need, narrowed, role, tools, workspace, around.tools, sandbox)
+        except ToolMissing as missing:
+            if not degraded:
+                raise
+            lacks.append(missing.tool)
+    _something_to_do(narrowed, role, tools, workspace, around.tools)
+    texts = _texts(args, role)
+    if args.output_schema is not None and (fault := check_schema(args.output_schema)):
+        raise BadInput(f"output_schema: {fault}")
+    choice = choose(args.model, role.model, around.models)
+    if choice.wire == "offline":  # it recalls nothing
+        tools = tuple(name for name in tools if name != RECALL)
+    if coding is not None and choice.wire == "offline":
+        raise Refused(
+            f"{role.name} changes files, and no language model is used (the offline reader only reads); set a model",
+            needs_key=None if is_configured(around.models) else "openrouter",
+        )
+    reading = str(workspace.path) if workspace.path and files_open and _sees_files(tools, around.tools) else None
+    runs = coding is not None or needs_sandbox(tools, around.tools)
+    confinement = confinement_of(around.sandbox() if runs else None)
+    network = role.network and (coding is not None or runs_commands(tools, around.tools))
+    if choice.wire == "offline" and earlier:
+        raise BadInput("context_from: the offline reader reads no results of other runs; set a model, or leave it out")
+    if choice.wire == "offline" and reading is None and not _names_pages(args):
+        folder = f"(for example {workspace.path})" if workspace.path else "(an absolute path)"
+        raise Refused(
+            "no language model is used (the offline reader only reads), and there is nothing to read: give workspace"
+            f" {folder}, name pages (https://…) in task, or set a model.",
+            needs_key=None if is_configured(around.models) else "openrouter",
+        )
+    caps, clamped = caps_of(args, role, choice, settings.limits)
+    how = how_it_thinks(choice)
+    thinking, thinking_note = extended_thinking(args, role, choice, how)
+    plan = role.plan if args.plan is None else args.plan
+    if plan and choice.wire != "offline" and caps["max_iterations"] < PLAN_TURNS + 2:
+        raise BadInput(
+            f"max_iterations: planning takes {PLAN_TURNS} turns, and {caps['max_iterations']} leave none for the work;"
+            f" give {PLAN_TURNS + 2} or more, or plan: false"
+        )
+    search = around.search if "web_search" in tools else None
+    config = RunConfig(
+        role=role.name,
+        role_source=role.source,
+        role_text=role.text,
+        model=choice.name,
+        provider=choice.provider,
+        model_id=choice.model_id,
+        tier=choice.tier,
+        base_url=choice.base_url,
+        price=choice.price.as_dict(),
+        max_output=LONG_OUTPUT if thinking or coding is not None else OUTPUT,
+        wrap_output=WRAP_OUTPUT_THINKING if how.always else WRAP_OUTPUT,
+        tools=tools,
+        unavailable_tools=unavailable,
+        lacks=tuple(lacks),
+        workspace=reading,
+        secrets=_secrets(role, tools, around),
+        plan=plan,
+        extended_thinking=thinking,
+        thinking_note=thinking_note,
+        search=search.name if search else "",
+        search_micros=search.cost_micros if search else 0,
+        context_from=earlier,
+        foreign=foreign.uses(tools),
+        foreign_notes=foreign.notes(unavailable),
+        coding=coding,
+        reach=reach(
+            tools, around.tools, reading, len(earlier), confinement, network, coding.namespace if coding else ()
+        ),
+        workspace_given=workspace.given,
+        workspace_named=workspace.named,
+        confinement=confinement,
+        network=network,
+        commands_note=f"{sandbox.why}; {sandbox.what_to_do}" if isinstance(sandbox, Unavailable) else "",
+        files_note="" if reading or not _wants_files(role, around.tools) else _no_files(workspace),
+        estimated_minutes=estimate(role, choice, float(caps["timeout_s"]), around.durations),
+        name=args.name,
+        task_id=args.task_id,
+        output_schema=args.output_schema,
+        clamped=clamped,
+        asked=args.model_dump(mode="json", exclude_unset=True, exclude=set(Texts.model_fields) | {"retry_of"}),
+        **caps,
+    )
+    return config, texts
+
+
+def _texts(args: SpawnArgs, role: Role) -> Texts:
+    """Return the words of the spawn.
+
+    Raises:
+        BadInput: A required text is missing.
+    """
+    if not args.task.strip():
+        raise BadInput("task: only white space was given; say what the subagent shall find out or do")
+    if role.name == "custom" and not (args.system_prompt or "").strip():
+        raise BadInput("system_prompt: role custom has no words of its own; say what kind of subagent it shall be")
+    return Texts(**{field: text for field in Texts.model_fields if (text := getattr(args, field)) is not None})
+
+
+def _workspace(args: SpawnArgs, around: Surroundings) -> Workspace:
+    settings = around.settings
+    if around.remote_roots is not None:
+        return workspace_over_http(args.workspace, around.remote_roots, settings.data_root, around.home)
+    try:
+        return resolve_workspace(
+            asked=args.workspace,
+            client_roots=around.client_roots,
+            env=str(settings.default_workspace) if settings.default_workspace else None,
+            cwd=around.cwd,
+            roots=settings.workspace.roots,
+            data_root=settings.data_root,
+            home=around.home,
+        )
+    except RolesError as error:
+        raise BadInput(str(error)) from error
+
+
+def _wanted(args: SpawnArgs, role: Role, around: Surroundings) -> tuple[str, ...]:
+    """Return the tools that are asked for: the role's, then the allow-list, then the block-list.
+
+    Results of earlier runs are read only where the call named some, and memory where there is a note.
+    """
+    for field, names in (("tools", args.tools or ()), ("blocked_tools", args.blocked_tools or ())):
+        unknown = [name for name in names if name not in role.tools]
+        if unknown:
+            raise BadInput(f"{field}: {role.name} has no tool {unknown[0]!r}; it has {', '.join(role.tools)}")
+    return tuple(
+        name
+        for name in role.tools
+        if (args.tools is None or name in args.tools) and name not in (args.blocked_tools or ())
+        if name != READ_RESULT or args.context_from
+        if name != RECALL or around.notes or name in (args.tools or ())
+    )
+
+
+def _files_open(role: Role, wanted: Sequence[str], workspace: Workspace, tools: Mapping[str, Tool]) -> bool:
+    """Tell whether the run sees files: with a way to the network only when the call itself gave the folder."""
+    networked = any(name in tools and tools[name].spec.network for name in wanted)
+    networked = networked or (role.network and runs_commands(wanted, tools))
+    return workspace.path is not None and (workspace.given or not networked)
+
+
+def _usable(wanted: Sequence[str], around: Surroundings, *, files_open: bool, commands: bool) -> tuple[str, ...]:
+    """Return the tools that are there for this run: files only where it sees some, commands only where confined."""
+    tools = around.tools
+    return tuple(
+        name
+        for name in wanted
+        if name in RUN_TOOL_NAMES
+        or (
+            name in tools and (files_open or not tools[name].spec.files) and (commands or not tools[name].spec.commands)
+        )
+        if name != RECALL or around.notes
+    )
+
+
+def _secrets(role: Role, tools: Sequence[str], around: Surroundings) -> dict[str, tuple[str, ...] | None]:
+    """Return the secrets that the run's calls may use, by the hosts that they are for; None for what is not stored.
+
+    Raises:
+        ConfigError: The file of secrets cannot be read.
+    """
+    if not role.secrets or not any(name in around.tools and around.tools[name].spec.secrets for name in tools):
+        return {}
+    stored = around.secrets()
+    return {name: stored[name].hosts if name in stored else None for name in role.secrets}
+
+
+def _sees_files(tools: Sequence[str], known: Mapping[str, Tool]) -> bool:
+    return any(name in known and (known[name].spec.files or known[name].spec.commands) for name in tools)
+
+
+def _wants_files(role: Role, known: Mapping[str, Tool]) -> bool:
+    return any(name in known and known[name].spec.files for name in role.tools)
+
+
+def _no_files(workspace: Workspace) -> str:
+    """Return why a run sees no files, and how it would."""
+    if workspace.path is not None:
+        return f"a role that reaches the web sees a folder only when the call names it (workspace: {workspace.path})"
+    return workspace.why
+
+
+def _names_pages(args: SpawnArgs) -> bool:
+    return _URL.search(" ".join(part for part in (args.task, args.context) if part)) is not None
+
+
+def _need(
+    need: str,
+    args: SpawnArgs,
+    role: Role,
+    tools: Sequence[str],
+    workspace: Workspace,
+    known: Mapping[str, Tool],
+    sandbox: Sandbox | Unavailable | None,
+) -> None:
+    """Refuse a role that would go without a tool that it needs.
+
+    Raises:
+        ToolMissing: It is not there; says what to do instead.
+        Refused: The call itself took it away.
+    """
+    if need in tools:
+        return
+    if need == "web_search" and need not in known:
+        if _names_pages(args) and "read_webpages" in tools:
+            return  # the pages are named: it can do without looking for them
+        raise ToolMissing(
+            f"{role.name} needs web_search, which is not set up here: name the pages (https://…) in task or"
+            " context, or use role data_extractor or researcher with a workspace. A search is set up with a key of"
+            " Brave or Kagi, or with a SearXNG ([search] searxng in config.toml).",
+            need,
+            needs_key="brave",
+        )
+    if need == READ_RESULT and need in role.tools and need not in (args.blocked_tools or ()):
+        raise ToolMissing(f"{role.name} needs results of earlier subagents; name them in context_from", need)
+    if need == RECALL and need in role.tools and need not in (args.blocked_tools or ()) and args.tools is None:
+        raise ToolMissing(
+            f"{role.name} needs memory, and there is no note in it; write one with `ava memory add NAME`", need
+        )
+    if need not in known:
+        raise ToolMissing(
+            f"{role.name} needs {need}, which this version of Ava does not have yet; use another role", need
+        )
+    if known[need].spec.commands and isinstance(sandbox, Unavailable):
+        raise ToolMissing(
+            f"{role.name} needs {need}, and commands cannot be confined here: {sandbox.why}; {sandbox.what_to_do}", need
+        )
+    if known[need].spec.files and need in role.tools and need not in (args.blocked_tools or ()):
+        raise ToolMissing(f"{role.name} needs files, and sees none: {_no_files(workspace)}", need)
+    raise Refused(f"{role.name} needs {need}, which was taken away; leave it in tools")
+
+
+def _something_to_do(
+    args: SpawnArgs, role: Role, tools: Sequence[str], workspace: Workspace, known: Mapping[str, Tool]
+) -> None:
+    """Refuse a run with nothing at all to work with.
+
+    Raises:
+        Refused: See there; says why.
+    """
+    works = [name for name in role.tools if name in known and (known[name].spec.reads or known[name].spec.commands)]
+    asked = (RECALL,) if RECALL in (args.tools or ()) else ()  # every role has it: to work with, it has to be asked for
+    if args.tools == [RECALL] and RECALL not in tools:
+        raise Refused("no note is in memory to work with; write one with `ava memory add NAME`, or give more tools")
+    if not any(name in (*works, READ_RESULT, *asked) for name in tools) and (works or args.tools):
+        raise Refused(
+            f"{role.name} would have nothing to work with: none of the tools asked for is there."
+            f" Files: {_no_files(workspace)}"
+        )

@@ -1,0 +1,217 @@
+"""A run's complete resolved configuration: what is approved, and what runs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from functools import lru_cache
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from ava_roles.mcp_client.tools import Offered
+from ava_server.models.pricing.prices import Price
+
+NO_COMMANDS = "none needed"
+"""The confinement of a run that runs neither commands nor programs of MCP servers."""
+
+
+class Texts(BaseModel):
+    """The words of a proposal. They stand in the run's first `UserMessage`, so that they can be erased."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    task: str
+    context: str | None = None
+    system_prompt: str | None = None
+    rationale: str | None = None
+
+
+class EarlierRun(BaseModel):
+    """An ended run whose result may be read: nothing of its own words."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    id: str
+    role: str
+    ending: str
+
+
+class ForeignDefinition(BaseModel):
+    """A tool of another MCP server as it was approved: what the model is told of it, and whether it can change things.
+
+    Attributes:
+        tool: As its server spells it.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    tool: str
+    description: str
+    parameters: dict[str, Any]
+    changes: bool
+
+    def offered(self, name: str) -> Offered:
+        """Return it as a run's servers are compared with it."""
+        return Offered(name, self.tool, self.description, self.parameters, self.changes)
+
+
+class ForeignUse(BaseModel):
+    """What a run has of one MCP server, as it was approved.
+
+    Attributes:
+        digest: The server's configuration.
+        where: Its program, or its address.
+        network: Its program gets this machine's network.
+        remote: It is reached by its address, and runs elsewhere.
+        read_write: Folders that its program may write to.
+        tools: Those of its tools that the run has, by full name.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    digest: str
+    where: str
+    network: bool = False
+    remote: bool = False
+    read_write: tuple[str, ...] = ()
+    tools: dict[str, ForeignDefinition] = {}
+
+
+class Coding(BaseModel):
+    """What a run that changes files may change, and what decides whether its work passes.
+
+    Attributes:
+        repository: The root of the user's checkout.
+        branch: The branch that is checked out there; None is a detached HEAD.
+        base: The commit that the work begins at.
+        uncommitted: How many files of the checkout have changes that are no part of the work.
+        namespace: The files and folders that may be changed, relative to the repository's root; `.` is all of it.
+        verify: The command line that decides.
+        verify_from: Where that is from, in words of ours.
+        setup: The command line that makes a tree ready for it.
+        notes: What else there is to know of the repository, in sentences.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    repository: str
+    branch: str | None = None
+    base: str
+    uncommitted: int = 0
+    namespace: tuple[str, ...]
+    verify: str
+    verify_from: str
+    setup: str | None = None
+    notes: tuple[str, ...] = ()
+
+
+class RunConfig(BaseModel):
+    """Everything that was resolved at the proposal, but for the texts. Caps are the run's own.
+
+    Attributes:
+        role_text: The role file's content, read once, at the proposal.
+        model: `provider:id`, as it stands in the log.
+        price: The price per token, as a mapping of `prices.Price`.
+        lacks: Tools that its role needs, and that it goes without because a person at a terminal said so.
+        workspace_given: The call itself gave the workspace, so that a networked role may read it.
+        workspace_named: Somebody beside the call has named a folder that holds it.
+        confinement: What confines its commands, and the programs of its MCP servers (`bubblewrap`, `landlock`,
+            `none`); `none needed` where it has neither.
+        network: Its commands reach the host's network.
+        commands_note: Why a role that has tools for commands goes without, and how it would not; empty where it does.
+        files_note: Why a role that has tools for files sees none, and how it would; empty where it does.
+        secrets: The secrets that the role lists and a tool of the run may send, each with the hosts that it was for;
+            None for one that was not stored.
+        plan: It is to plan before it works.
+        extended_thinking: The model is told to think before it answers.
+        thinking_note: Why it is not, although its role says so; empty where it does not, or is.
+        wrap_output: Most tokens of the wrap-up's answer.
+        search: The engine by which it searches the web; empty where it does not.
+        search_micros: What a search costs there, as far as is known; no cap counts it.
+        context_from: The ended runs whose results it may read.
+        foreign: The other MCP servers whose tools it has, by name.
+        foreign_notes: Why tools of such servers that its role names are not there, a sentence each.
+        coding: What it may change in a repository, and how that is checked; None where it changes no files.
+        reach: What the run may read, reach and change, in a few words of ours.
+        clamped: What was asked above a hard cap, in words.
+        asked: The call's own arguments but for the texts: the defaults of a retry, or of a fresh proposal.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")  # a newer program may have proposed it
+
+    role: str
+    role_source: str
+    role_text: str
+    model: str
+    provider: str
+    model_id: str
+    tier: str | None = None
+    base_url: str | None = None
+    price: dict[str, Any]
+    timeout_s: float
+    max_cost_micros: int
+    max_tokens: int
+    max_iterations: int
+    max_tool_calls: int
+    max_output: int = 4096
+    wrap_output: int = 1024
+    tools: tuple[str, ...]
+    unavailable_tools: tuple[str, ...] = ()
+    lacks: tuple[str, ...] = ()
+    workspace: str | None = None
+    workspace_given: bool = False
+    workspace_named: bool = True
+    confinement: str = NO_COMMANDS
+    network: bool = False
+    commands_note: str = ""
+    files_note: str = ""
+    secrets: dict[str, tuple[str, ...] | None] = {}
+    plan: bool = False
+    extended_thinking: bool = False
+    thinking_note: str = ""
+    search: str = ""
+    search_micros: int = 0
+    context_from: tuple[EarlierRun, ...] = ()
+    foreign: dict[str, ForeignUse] = {}
+    foreign_notes: tuple[str, ...] = ()
+    coding: Coding | None = None
+    reach: str
+    estimated_minutes: tuple[int, int]
+    name: str | None = None
+    task_id: str | None = None
+    output_schema: dict[str, Any] | None = None
+    clamped: tuple[str, ...] = ()
+    asked: dict[str, Any] = {}
+
+    @property
+    def plans(self) -> bool:
+        """Whether it plans before it works; the offline reader has no language model to do it."""
+        return self.plan and not self.model.startswith("offline/")
+
+    def to_price(self) -> Price:
+        """Return the price that was approved."""
+        return Price.from_dict(self.price)
+
+
+@lru_cache(maxsize=128)
+def config_of(stored: str) -> RunConfig:
+    """Return the configuration that a run's row has as JSON; it never changes, and every reservation needs it."""
+    return RunConfig.model_validate_json(stored)
+
+
+CAPS = ("timeout_s", "max_cost_micros", "max_tokens", "max_iterations", "max_tool_calls")
+"""The caps of a run, as fields of its configuration."""
+
+
+def digest(config: RunConfig, texts: Texts) -> str:
+    """Return the hash of what is approved: the complete configuration and the whole texts.
+
+    How long such runs have taken here is no part of it: the same spawn stays the same when another one has ended.
+    """
+    both = {
+        "config": config.model_dump(mode="json", exclude={"estimated_minutes"}),
+        "texts": texts.model_dump(mode="json"),
+    }
+    line = json.dumps(both, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
+    return hashlib.sha256(line.encode()).hexdigest()

@@ -1,0 +1,271 @@
+"""What a person is told before a subagent starts: the proposal in sentences, and the line that an approval repeats."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Mapping, Sequence
+
+from ava_audit.money import format_usd
+from ava_roles.catalog import BUILT_IN_SOURCE
+from ava_roles.mcp_client.names import server_of
+from ava_roles.tools.base import Tool, ToolSpec
+from ava_roles.tools.memory import NAME as RECALL
+from ava_server.approval.context_from import listed
+from ava_server.approval.run_config import Coding, ForeignUse, RunConfig, Texts
+from ava_server.approval.shell_policy import commands_reach
+from ava_server.config.search_engines import TITLES, search_cost
+from ava_server.runs.planning import TURNS as PLAN_TURNS
+
+TASK_CHARS = 120
+SHOWN_CHARS = 600
+"""Characters of a task, and of a reason, that the proposal shows; the digest covers all of them."""
+BESIDES_CHARS = 200
+"""Characters of what a subagent is told beside its task that the proposal shows."""
+READS_SHOWN = 20
+"""Tools of one MCP server that only read, as it says, and that the proposal names; those that change are all named."""
+PATHS, MORE_PATHS, PATH_CHARS = 8, 50, 120
+"""Paths that a line and that the message names, and characters of one; the digest covers all of them."""
+COMMAND_CHARS = 2_000
+"""A command line is shown as a whole: role files and calls may give no longer one."""
+_PLAIN = re.compile(r"[\w./@+=-]{1,120}", re.ASCII)
+_QUOTES = dict.fromkeys(map(ord, '"“”„‟«»＂″‴‶〝〞〟❝❞ʺ˝״⹂🙶🙷🙸'), "'")
+"""Marks that a reader may take for the end of a quotation."""
+_BRACKETS = dict.fromkeys(map(ord, "()（）﹙﹚⁽⁾₍₎❨❩⸨⸩"), "'")
+"""Marks that a reader may take for the end of a name."""
+_UNSEEN = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u2800\u3164\uffa0")
+"""Characters that show nothing, though Unicode counts them among letters, marks and symbols."""
+
+
+def approval_line(config: RunConfig, texts: Texts) -> str:
+    """Return the line that an approval must repeat, letter for letter: role, caps, reach, and the task's beginning."""
+    cost = "free" if config.price.get("free") else f"at most {format_usd(config.max_cost_micros, exact=True)}"
+    and_time = (
+        f"{cost}, at most {minutes(config.timeout_s)}" if cost == "free" else f"{cost} and {minutes(config.timeout_s)}"
+    )
+    without = f" without {' and '.join(config.lacks)}" if config.lacks else ""
+    return _line(f"{config.role}{without}, {and_time}, {config.reach}: {beginning(texts.task)}")
+
+
+def reach(
+    tools: Sequence[str],
+    known: Mapping[str, Tool],
+    workspace: str | None,
+    earlier: int,
+    confinement: str,
+    network: bool,
+    namespace: Sequence[str] = (),
+) -> str:
+    """Return what a run may read, reach and change, in a few words, from what its tools say of themselves."""
+    specs = [known[name].spec for name in tools if name in known]
+    web = any(spec.network and spec.foreign is None for spec in specs)
+    parts: list[str] = []
+    if workspace is not None:
+        changes = f", change {_paths(namespace)} on a new branch of it" if namespace else ""
+        parts.append(f"can read {workspace}{changes}" + (" and reach the web" if web else ""))
+    elif web:
+        parts.append("can search and read the web" if "web_search" in tools else "can read the web")
+    if namespace or any(spec.commands for spec in specs):  # what was changed is verified by a command
+        runs = commands_reach(
+            specs,
+            confinement,
+            copy="worktree" if namespace else "copy" if workspace is not None else None,
+            network=network,
+        )
+        parts.append(runs if parts else f"can {runs}")
+    if foreign := [spec for spec in specs if spec.foreign is not None]:
+        uses = _reach_of_servers(foreign, confinement)
+        parts.append(uses if parts else f"can {uses}")
+    words = ["the notes in memory"] if RECALL in tools else []
+    if earlier:
+        results = "the result of 1 earlier subagent" if earlier == 1 else f"the results of {earlier} earlier subagents"
+        words.insert(0, results)
+    if not words:
+        return ", ".join(parts) or "can reach neither files nor the web"
+    if not parts:
+        return f"can read {' and '.join(words)}, and reach neither files nor the web"
+    return f"{', '.join(parts)}, and read {' and '.join(words)}"
+
+
+def _reach_of_servers(specs: Sequence[ToolSpec], confinement: str) -> str:
+    """Return which MCP servers a run may use, and what the worst of their tools may do."""
+    names = sorted({server_of(spec.name) or "" for spec in specs})
+    loose = confinement == "none" and any(spec.program for spec in specs)
+    may = ["WITHOUT A SANDBOX, with all that you may do yourself"] if loose else []
+    may += ["reaches the network"] if any(spec.network for spec in specs) else []
+    may += ["can change things"] if any(spec.writes for spec in specs) else []
+    which = f"the MCP server {names[0]}" if len(names) == 1 else f"the MCP servers {' and '.join(names)}"
+    return f"use {which}" + (f" ({', '.join(may)})" if may else "")
+
+
+def _paths(namespace: Sequence[str]) -> str:
+    """Return the paths that may be changed; one that is no plain path stands in quotes."""
+    if tuple(namespace) == (".",):
+        return "everything"
+    named = [path if _PLAIN.fullmatch(path) else _quoted(path, PATH_CHARS) for path in namespace[:PATHS]]
+    more = len(namespace) - len(named)
+    return ", ".join(named) + (f" and {more} more" if more else "")
+
+
+def group_line(count: int, cap_micros: int | None, timeout_s: float | None) -> str:
+    """Return the last line of an approval of several: how many, under which caps; None is free."""
+    parts = ["free" if cap_micros is None else f"at most {format_usd(cap_micros, exact=True)}"]
+    if timeout_s is not None:
+        parts.append(f"at most {minutes(timeout_s)}" if cap_micros is None else minutes(timeout_s))
+    return f"{count} subagents together, {(', ' if cap_micros is None else ' and ').join(parts)}"
+
+
+def beginning(task: str) -> str:
+    """Return a task's first 120 characters, white space and invisible characters made one space, cut with `…`."""
+    return one_line(task, TASK_CHARS)
+
+
+def one_line(text: str, most: int) -> str:
+    """Return a text's first characters as one line that can neither hide nor turn around anything, cut with `…`."""
+    plain = _line(text[: most * 20])  # white space and what is not seen shrink, and nobody reads on for ever
+    return plain if len(plain) <= most else plain[:most].rstrip() + "…"
+
+
+def _line(text: str) -> str:
+    """Return a text as one line: a name, a folder or a model may not look like another line of ours."""
+    return re.sub(r"\s+", " ", "".join(" " if _unseen(char) else char for char in text)).strip()
+
+
+def _unseen(char: str) -> bool:
+    if char.isascii():
+        return not char.isprintable()
+    variation = "\ufe00" <= char <= "\ufe0f" or "\U000e0100" <= char <= "\U000e01ef"
+    return variation or char in _UNSEEN or unicodedata.category(char) in ("Cf", "Cc", "Cn", "Co", "Cs")
+
+
+def _quoted(text: str, most: int) -> str:
+    """Return words that a model wrote, told apart from ours: one line, in quotes that nothing in it can close."""
+    return f'"{one_line(text, most).translate(_QUOTES)}"'
+
+
+def minutes(seconds: float) -> str:
+    """Return a duration as an approval line has it: `10 min`, `45 s`."""
+    whole = round(seconds)
+    return f"{whole // 60} min" if whole >= 60 and whole % 60 == 0 else f"{seconds:g} s"
+
+
+def proposal_message(config: RunConfig, texts: Texts) -> str:
+    """Return the proposal for the person who approves: plain sentences, dollars, no JSON."""
+    low, high = config.estimated_minutes
+    free = bool(config.price.get("free"))
+    label = f"{config.role} ({config.name.translate(_QUOTES | _BRACKETS)})" if config.name else config.role
+    lines = [f"Ava wants to start a {label}: {_quoted(texts.task, SHOWN_CHARS)}."]
+    can = config.reach
+    sees = config.workspace or config.confinement == "none" or any(use.read_write for use in config.foreign.values())
+    lines.append(f"It {can}." if sees else f"It {can}; it cannot read your files.")
+    cost = "costs nothing" if free else f"costs at most {format_usd(config.max_cost_micros, exact=True)}"
+    about = f"{low} to {high} minutes" if low < high else minutes(high * 60)
+    lines.append(f"It takes about {about}, at most {minutes(config.timeout_s)}, and {cost}.")
+    # Up to here it is what has to be seen first: a host may show three lines, and the others when asked to.
+    if config.lacks:
+        which = "which is not there" if len(config.lacks) == 1 else "which are not there"
+        lines.append(f"It goes without {' and '.join(config.lacks)}, {which}, although its role needs that.")
+    if config.coding is not None:
+        lines.extend(_coding_lines(config.coding))
+    if config.search:
+        cost = search_cost(config.search_micros)
+        lines.append(f"Its web searches go to {TITLES.get(config.search, config.search)}, {cost}.")
+    if config.confinement == "none":
+        lines.append(
+            'Nothing confines what it runs here (sandbox.mode = "none" in config.toml): that can read, change and send'
+            " whatever you can."
+        )
+    if config.role_source != BUILT_IN_SOURCE:
+        lines.append(f"Its role is no built-in one, but the file {_quoted(config.role_source, BESIDES_CHARS)}.")
+    if config.context_from:
+        lines.append(f"Results that it may read: {listed(config.context_from)}.")
+    lines.extend(_server_line(name, use, config) for name, use in config.foreign.items())
+    lines.extend(f"{note}." for note in config.foreign_notes)
+    if config.files_note:
+        lines.append(f"No files because: {config.files_note}.")
+    for what, given in (("Its instructions", texts.system_prompt), ("It is told besides", texts.context)):
+        if given:
+            lines.append(f"{what}, {len(given):,} characters: {_quoted(given, BESIDES_CHARS)}.")
+    if config.model.startswith("offline/"):
+        lines.append(
+            "No language model is used: the offline reader finds passages that have words of the task, and quotes"
+            " them; it writes nothing of its own."
+        )
+    else:
+        thinks = ", which is told to think before it answers" if config.extended_thinking else ""
+        lines.append(f"Model: {config.model}{' (free)' if free else ''}{thinks}.")
+    if config.thinking_note:
+        lines.append(f"It does not think first: {config.thinking_note}.")
+    turns, calls, tokens = config.max_iterations, config.max_tool_calls, config.max_tokens
+    lines.append(f"At most {turns:,} turns, {calls:,} tool calls and {tokens:,} tokens.")
+    if config.plan:
+        lines.append(_plan_line(config))
+    lines.extend(_secret_lines(config))
+    if config.unavailable_tools:
+        lines.append(f"Not available here: {', '.join(config.unavailable_tools)}.")
+    if config.commands_note:
+        lines.append(f"No commands because: {config.commands_note}.")
+    lines.extend(f"{note[0].upper()}{note[1:]}." for note in config.clamped)
+    if texts.rationale:
+        lines.append(f"Why: {_quoted(texts.rationale.rstrip('. '), SHOWN_CHARS)}.")
+    return "\n".join(map(_line, lines))
+
+
+def _coding_lines(coding: Coding) -> list[str]:
+    """Return what a person has to know of work on their repository: where, on what, and what decides."""
+    whole = coding.namespace == (".",)
+    of = f"{coding.repository}, from commit {coding.base[:12]} ({coding.branch or 'detached HEAD'})"
+    lines = [
+        f"It works in a worktree of its own of {of}, and may change {'all of it' if whole else 'only these paths'}"
+        + ("." if whole else f": {', '.join(_quoted(path, PATH_CHARS) for path in coding.namespace[:MORE_PATHS])}."),
+        "What it changes comes on a new branch, ava/S-… after its id; your checkout, its branch and its index stay as"
+        " they are, and merging is left to you.",
+    ]
+    if (more := len(coding.namespace) - MORE_PATHS) > 0:
+        lines.append(f"And {more} more paths.")
+    lines.append(f"Its work must pass `{one_line(coding.verify, COMMAND_CHARS)}` ({coding.verify_from}).")
+    if coding.setup is not None:
+        lines.append(f"Before that runs `{one_line(coding.setup, COMMAND_CHARS)}` (from the role file).")
+    lines.extend(f"{note[0].upper()}{note[1:]}." for note in coding.notes)
+    return lines
+
+
+def _plan_line(config: RunConfig) -> str:
+    if not config.plans:
+        return "It does not plan first, because there is no language model to do it."
+    return f"It plans first and then works: planning takes {PLAN_TURNS} of its {config.max_iterations} turns."
+
+
+def _server_line(name: str, use: ForeignUse, config: RunConfig) -> str:
+    """Return what the person must know of an MCP server: where it is, what it may, which of its tools change things."""
+    may: list[str] = []
+    if not use.remote and config.confinement == "none":
+        may.append("not confined at all")
+    elif not use.remote:
+        may.append("with this machine's network" if use.network else "without a network")
+        may.append(f"may write to {', '.join(use.read_write)}" if use.read_write else "sees none of your folders")
+        may.append(f"confined by {config.confinement}")
+    had = {full.removeprefix(f"mcp__{name}__"): tool for full, tool in use.tools.items() if full in config.tools}
+    reads = [own for own, tool in had.items() if not tool.changes]
+    changes = [own for own, tool in had.items() if tool.changes]
+    more = f" and {len(reads) - READS_SHOWN} more" if len(reads) > READS_SHOWN else ""
+    has = [f"it says that these only read: {', '.join(reads[:READS_SHOWN])}{more}"] if reads else []
+    has += [f"can change things: {', '.join(changes)}"] if changes else []
+    if not had:
+        return f"MCP server {name}: none of its tools is left."
+    return f"MCP server {name} ({'; '.join([use.where, *may])}): {'; '.join(has)}."
+
+
+def _secret_lines(config: RunConfig) -> list[str]:
+    """Return what the person must know of secrets: which may be sent where, and which the role would miss."""
+    usable = [f"{name} (only for {', '.join(hosts)})" for name, hosts in config.secrets.items() if hosts]
+    unbound = [name for name, hosts in config.secrets.items() if hosts == ()]
+    missing = [name for name, hosts in config.secrets.items() if hosts is None]
+    lines: list[str] = []
+    if usable:
+        lines.append(f"Its calls may use the secret{'s' if len(usable) > 1 else ''} {', '.join(usable)}.")
+    if unbound:
+        lines.append(f"Stored, but for no host, so that no call can use it: {', '.join(unbound)}.")
+    if missing:
+        lines.append(f"Its role lists secrets that nobody has stored: {', '.join(missing)} (`ava secret set NAME`).")
+    return lines

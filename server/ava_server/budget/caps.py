@@ -1,0 +1,266 @@
+"""Caps: no call is sent whose worst case does not fit every one of them.
+
+A reservation is a pair that must fit as a pair: the call at its worst, and the wrap-up after it. The call's share is
+settled with the call; the wrap-up's share stays held until the next reservation takes its place or the run ends.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ava_audit.entries import Entry
+from ava_audit.errors import StaleOwner
+from ava_audit.events import CostReserved, CostUpdate, Event, Fence, Settlement, Usage, Who
+from ava_audit.rows import RUNNING, RunRow
+from ava_audit.store.store import Command, Outcome, T
+from ava_audit.view import View, loads
+from ava_server.approval.run_config import config_of
+from ava_server.models.pricing.prices import COST_PARTS, Price, cost_by, cost_micros
+
+Purpose = Literal["retries", "plan"]
+"""What a call is for, when not for the work itself: its whole cost is told apart from what the work cost."""
+CapName = Literal[
+    "max_cost_cents", "max_tokens", "group_max_cost", "user_daily_cents", "installation_daily_cents", "overrun"
+]
+
+
+MESSAGES = ("UserMessage",)
+
+
+@dataclass(frozen=True)
+class DayCaps:
+    """What may be spent in a UTC day, in micro-USD; 0 means nothing."""
+
+    user_micros: int
+    installation_micros: int
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A model call that wants to be sent: its entry but for the scopes, and what it can count against `max_tokens`.
+
+    `tokens` is the most that the call can count, `wrap_tokens` the most that the wrap-up after it can.
+    """
+
+    fact: CostReserved
+    tokens: int
+    wrap_tokens: int
+
+
+@dataclass(frozen=True)
+class Reservation:
+    """A granted call: the entry that holds its worst case, and its place in the log."""
+
+    fact: CostReserved
+    tokens: int
+    seq: int
+
+
+@dataclass(frozen=True)
+class Messages:
+    """A call that was not reserved because somebody has written to the run: its request has to show what."""
+
+    entries: tuple[Entry, ...]
+
+
+@dataclass(frozen=True)
+class CapReached:
+    """A refused call: which cap it does not fit, and what is left under that cap (micro-USD, or tokens)."""
+
+    cap: CapName
+    left: int
+
+    @property
+    def status(self) -> Literal["cost_exceeded", "token_exceeded"]:
+        """The ending that this cap leads to."""
+        return "token_exceeded" if self.cap == "max_tokens" else "cost_exceeded"
+
+
+def utc_day(now_us: int) -> str:
+    """Return the UTC day of a moment, as `YYYY-MM-DD`."""
+    return time.strftime("%Y-%m-%d", time.gmtime(now_us // 1_000_000))
+
+
+def scopes_of(run: RunRow, now_us: int) -> tuple[str, ...]:
+    """Return the scopes of every cap that covers a run's call made now: run, group, user-day, installation-day."""
+    day = utc_day(now_us)
+    group = (run.group_id,) if run.group_id else ()
+    return (run.id, *group, user_scope(run.user_id, day), installation_scope(day))
+
+
+def user_scope(user: str, day: str) -> str:
+    """Return the scope of a user's day."""
+    return f"user:{user}:{day}"
+
+
+def installation_scope(day: str) -> str:
+    """Return the scope of the installation's day."""
+    return f"all:{day}"
+
+
+def money_left(view: View, run: RunRow, caps: DayCaps, now_us: int) -> tuple[CapName, int]:
+    """Return the tightest money cap over a run and what is left under it in micro-USD, its own wrap-up not counted."""
+    config = config_of(run.config)
+    day = utc_day(now_us)
+    limits: list[tuple[CapName, str, int]] = [("max_cost_cents", run.id, config.max_cost_micros)]
+    if run.group_id and (group := view.group(run.group_id)):
+        limits.append(("group_max_cost", run.group_id, group.cap_micros))
+    limits.append(("user_daily_cents", user_scope(run.user_id, day), caps.user_micros))
+    limits.append(("installation_daily_cents", installation_scope(day), caps.installation_micros))
+    own = set[str](loads(run.wrap_scopes) or ())
+    left: list[tuple[CapName, int]] = []
+    for name, scope, cap in limits:
+        committed = view.bucket(scope).committed - (run.wrap_micros if scope in own else 0)
+        left.append((name, cap - committed))
+    return min(left, key=lambda item: item[1])
+
+
+def reserve(fence: Fence, who: Who, asked: Asked, caps: DayCaps) -> Command[Reservation | CapReached]:
+    """Hold a call's worst case and the wrap-up's in every covering cap at once, or say which one it does not fit.
+
+    The command raises StaleOwner for an older claim, also where the call would not fit: what is left is no longer its
+    owner's to be told, and a refusal appends nothing by which the store would notice.
+    """
+
+    def command(view: View, now_us: int) -> Outcome[Reservation | CapReached]:
+        run = view.run(fence.run_id)
+        assert run is not None, "a claim is of a run that exists"
+        if run.generation != fence.generation or run.state != RUNNING:
+            raise StaleOwner(f"{run.id} is no longer owned by this claim (generation {fence.generation})")
+        if run.overrun:
+            return Outcome(CapReached("overrun", 0))
+        cap, left = money_left(view, run, caps, now_us)
+        fact = asked.fact.model_copy(update={"scopes": scopes_of(run, now_us)})
+        if fact.micros + fact.wrap_micros > max(left, 0):
+            return Outcome(CapReached(cap, max(left, 0)))
+        config = config_of(run.config)
+        tokens_left = config.max_tokens - run.tokens
+        if asked.tokens + asked.wrap_tokens > tokens_left:
+            return Outcome(CapReached("max_tokens", max(tokens_left, 0)))
+        event = Event(who=who, fact=fact, fence=fence, model=config.model)
+        return Outcome(Reservation(fact, asked.tokens, view.head() + 1), (event,))
+
+    return command
+
+
+def messages_first(run_id: str, looked: int, command: Command[T]) -> Command[T | Messages]:
+    """Return a command that does nothing but answer with the messages to a run, where some came after `looked`."""
+
+    def unless(view: View, now_us: int) -> Outcome[Any]:
+        messages = view.entries(run_id, looked, MESSAGES)
+        return Outcome(Messages(tuple(messages))) if messages else command(view, now_us)
+
+    return unless
+
+
+@dataclass(frozen=True)
+class Spend:
+    """What a settled call cost, in micro-USD, and whether that was more than was reserved for it."""
+
+    micros: int
+    overrun: bool
+
+
+def settlement_event(
+    fence: Fence | None,
+    run_id: str,
+    who: Who,
+    model: str,
+    price: Price,
+    *,
+    turn: int,
+    attempt: int,
+    reserved_micros: int,
+    reserved_tokens: int,
+    settlement: Settlement,
+    usage: Usage | None = None,
+    reported_micros: int | None = None,
+    request_id: str | None = None,
+    duration_ms: int | None = None,
+    purpose: Purpose | None = None,
+) -> tuple[Event, Spend]:
+    """Return the event that settles a call.
+
+    `billed` books what the provider reported, else the price table's figure; `not_billed` books nothing; `unknown`
+    books the full reservation, in money and in tokens. More than was reserved is booked in full and flagged. With a
+    `purpose` all of it is booked under that, whatever its settlement is.
+    """
+    parts: dict[str, int] = {}
+    if settlement == "not_billed":
+        cost, tokens, usage = 0, 0, None
+    elif settlement == "unknown" or usage is None:
+        settlement = "unknown"
+        cost, tokens, usage = max(reserved_micros, reported_micros or 0), reserved_tokens, None
+        parts = {"uncosted": cost}
+    else:
+        # A gateway that reports 0 for a model with a price does not know it: the table does.
+        cost = reported_micros or cost_micros(price, usage)
+        tokens = usage.counted
+        parts = cost_by(price, usage, cost)
+    if purpose is not None:
+        parts = {purpose: cost}
+    overrun = cost > reserved_micros or tokens > reserved_tokens
+    fact = CostUpdate(
+        turn=turn,
+        attempt=attempt,
+        settlement=settlement,
+        tokens=tokens,
+        cost_cents=cost / 10_000,
+        reserved_micros=reserved_micros,
+        thinking_tokens=usage.thinking_tokens if usage else 0,
+        price_source="provider" if reported_micros else price.source,
+        request_id=request_id,
+        overrun=overrun,
+        free=price.free and cost == 0,
+        cost_by={name: parts[name] for name in COST_PARTS if parts.get(name)},
+    )
+    event = Event(
+        who=who,
+        fact=fact,
+        fence=fence,
+        run_id=run_id,
+        usage=usage,
+        cost_micros=cost,
+        model=model,
+        duration_ms=duration_ms,
+    )
+    return event, Spend(cost, overrun)
+
+
+def paid_for(fact: CostUpdate) -> bool:
+    """Tell whether a settlement booked an attempt as paid, or as maybe paid: asking again is then paid for twice."""
+    return fact.settlement != "not_billed"
+
+
+def in_flight_purpose(view: View, run: RunRow) -> Purpose | None:
+    """Return what a run's call in flight is for, from the log: the plan, or `retries` of a turn that was paid."""
+    held = loads(run.in_flight)
+    if held is not None and held.get("phase"):
+        return "plan"
+    if held is None or held["attempt"] == 1:
+        return None
+    settled = (entry.fact for entry in view.entries(run.id, 0, ("CostUpdate",)))
+    paid = any(isinstance(fact, CostUpdate) and fact.turn == held["turn"] and paid_for(fact) for fact in settled)
+    return "retries" if paid else None
+
+
+def unsettled(
+    run: RunRow, who: Who, fence: Fence | None = None, *, purpose: Purpose | None = None
+) -> tuple[Event, ...]:
+    """Return the settlement, as unknown, of a call that was left in flight: by a dead owner, or by a fault of ours.
+
+    With a fence the owner itself settles; without one it is the command that takes the run from its owner.
+    """
+    held = loads(run.in_flight)
+    if held is None:
+        return ()
+    config = config_of(run.config)
+    event, _spend = settlement_event(
+        fence, run.id, who, run.model, config.to_price(),
+        turn=held["turn"], attempt=held["attempt"], reserved_micros=held["micros"],
+        reserved_tokens=held["prompt_tokens"] + held["max_output"], settlement="unknown",
+        purpose=purpose,
+    )  # fmt: skip
+    return (event,)

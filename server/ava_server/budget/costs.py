@@ -1,0 +1,265 @@
+"""Why a run cost what it did: each attempt, the tool outputs that were sent again and again, and who set its caps.
+
+Only a view, from the run's entries and the changes of settings. What the figures need stands in header columns and in
+facts that are no transcript, so that they stay when a run's words are erased; what a tool output cost does not.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ava_audit.entries import Entry
+from ava_audit.events import (
+    CostReserved,
+    CostUpdate,
+    Settlement,
+    ToolCall,
+    ToolResult,
+    Usage,
+)
+from ava_audit.rows import RunRow
+from ava_server.approval.run_config import config_of
+from ava_server.budget.cap_history import CapNote, cap_notes
+from ava_server.models.base import AssistantTurn, ToolTurn, Turn, UserTurn
+from ava_server.models.pricing.prices import COST_PARTS, Price, nanos_of, rate_for
+from ava_server.runs.history import History, Recipe
+
+DEAREST = 3
+"""How many tool outputs are named."""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One model call: what it used, and what it cost in micro-USD.
+
+    Attributes:
+        settlement: How it was settled; None while it is in flight, when `micros` is 0 and `reserved` is held.
+        usage: The tokens that the provider reported; None where nobody knows.
+        purpose: `retries` or `plan`, where all of the cost is booked under that.
+    """
+
+    turn: int
+    attempt: int
+    settlement: Settlement | None
+    usage: Usage | None
+    micros: int
+    reserved: int
+    overrun: bool = False
+    purpose: str | None = None
+
+
+@dataclass
+class ToolCost:
+    """A tool's output as later turns sent it: how often, and about what that cost in micro-USD."""
+
+    seq: int
+    tool: str
+    args: Any
+    chars: int
+    sent: int = 0
+    micros: float = 0.0
+
+
+@dataclass(frozen=True)
+class Cache:
+    """What the provider's cache changed, in micro-USD: what reading saved, and what writing cost on top."""
+
+    saved: int
+    premium: int
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Everything that a run has cost, and what for.
+
+    Attributes:
+        outputs: The tool outputs, dearest first; None where they were erased.
+    """
+
+    attempts: tuple[Attempt, ...]
+    outputs: tuple[ToolCost, ...] | None
+    cost_by: dict[str, int]
+    cache: Cache
+    caps: tuple[CapNote, ...]
+
+    @property
+    def micros(self) -> int:
+        """What all attempts have cost."""
+        return sum(attempt.micros for attempt in self.attempts)
+
+    @property
+    def unknown(self) -> tuple[Attempt, ...]:
+        """The attempts that were booked at their worst case, because nobody knows what they cost."""
+        return tuple(attempt for attempt in self.attempts if attempt.settlement == "unknown")
+
+
+def costs_of(run: RunRow, entries: Sequence[Entry], changed: Iterable[Entry] = ()) -> Costs:
+    """Return what a run has cost, and what for.
+
+    Args:
+        run: The run.
+        entries: Its entries.
+        changed: The changes of settings in the whole log.
+    """
+    config = config_of(run.config)
+    price = config.to_price()
+    walk = _Walk(run.id, price)
+    for entry in entries:
+        walk.add(entry)
+    attempts = tuple(walk.attempts)
+    parts = {name: walk.parts.get(name, 0) for name in COST_PARTS}
+    outputs = None
+    if not walk.erased:
+        outputs = tuple(sorted(walk.outputs.values(), key=lambda one: (one.micros, one.chars * one.sent), reverse=True))
+    return Costs(
+        attempts=attempts,
+        outputs=outputs,
+        cost_by={name: micros for name, micros in parts.items() if micros},
+        cache=_cache(price, attempts),
+        caps=tuple(cap_notes(run, config, entries, changed)),
+    )
+
+
+@dataclass
+class _Part:
+    """One piece of a prompt: its length in characters, and the tool output that it is, if it is one."""
+
+    seq: int | None
+    chars: int
+
+
+@dataclass
+class _Walk:
+    """Goes through a run's entries and remembers of each attempt what its prompt was made of."""
+
+    run_id: str
+    price: Price
+    attempts: list[Attempt] = field(default_factory=list[Attempt])
+    outputs: dict[int, ToolCost] = field(default_factory=dict[int, ToolCost])
+    parts: dict[str, int] = field(default_factory=dict[str, int])
+    erased: bool = False
+
+    def __post_init__(self) -> None:
+        self._history = History(self.run_id)
+        self._calls: dict[str, ToolCall] = {}
+        self._held: CostReserved | None = None
+        self._prompt: list[_Part] = []
+
+    def add(self, entry: Entry) -> None:
+        fact = entry.fact
+        if fact is None:
+            self.erased = self.erased or entry.type in ("ToolResult", "RunStarted")
+            return
+        own = entry.generation is not None
+        match fact:
+            case CostReserved():
+                self._held = fact
+                if not self.erased and self._history.prefix is not None:
+                    self._prompt = self._parts_of(Recipe(fact.upto_seq, fact.elide, fact.notice))
+                self.attempts.append(Attempt(fact.turn, fact.attempt, None, None, 0, fact.micros))
+            case CostUpdate():
+                self._settled(fact, entry)
+            case ToolCall() if own and fact.call_id:
+                self._calls[fact.call_id] = fact
+            case ToolResult() if own and fact.call_id:
+                call = self._calls.get(fact.call_id)
+                args = call.args if call is not None else None
+                self.outputs[entry.seq] = ToolCost(entry.seq, fact.tool, args, len(fact.output))
+            case _:
+                pass
+        self._history.add(entry.seq, fact, entry.usage, fenced=own)
+
+    def _settled(self, fact: CostUpdate, entry: Entry) -> None:
+        cost = entry.cost_micros or 0
+        usage = entry.usage
+        if usage is not None:  # the header has no column for what of the output was thinking
+            usage = usage.model_copy(update={"thinking_tokens": fact.thinking_tokens})
+        purpose = next((name for name in ("retries", "plan") if name in fact.cost_by), None)
+        attempt = Attempt(
+            fact.turn, fact.attempt, fact.settlement, usage, cost, fact.reserved_micros, fact.overrun, purpose
+        )
+        place = next(
+            (
+                number
+                for number, known in enumerate(self.attempts)
+                if known.settlement is None and (known.turn, known.attempt) == (fact.turn, fact.attempt)
+            ),
+            None,
+        )
+        if place is None:
+            self.attempts.append(attempt)
+        else:
+            self.attempts[place] = attempt
+        known = dict(fact.cost_by)
+        known["input"] = known.get("input", 0) + cost - sum(known.values())
+        for name, micros in known.items():
+            self.parts[name] = self.parts.get(name, 0) + micros
+        if fact.settlement != "not_billed" and self._held is not None and not self.erased:
+            self._share(
+                usage or Usage(input_tokens=self._held.prompt_tokens, output_tokens=self._held.max_output), cost
+            )
+        self._prompt = []
+
+    def _parts_of(self, recipe: Recipe) -> list[_Part]:
+        prefix = self._history.prefix
+        assert prefix is not None
+        first = len(prefix.system) + sum(len(json.dumps(tool, ensure_ascii=False)) for tool in prefix.tools)
+        parts = [_Part(None, first)]
+        for seq, turn in self._history.parts(recipe):
+            parts.append(_Part(seq if isinstance(turn, ToolTurn) else None, _chars(turn)))
+        return parts
+
+    def _share(self, usage: Usage, cost: int) -> None:
+        """Give each tool output in the prompt its share of what the call has cost, by its characters."""
+        chars = sum(part.chars for part in self._prompt)
+        before = 0
+        for part in self._prompt:
+            if part.seq in self.outputs and chars:
+                output = self.outputs[part.seq]
+                output.sent += 1
+                output.micros += cost * _share_of_call(self.price, usage, before / chars, (before + part.chars) / chars)
+            before += part.chars
+
+
+def _chars(turn: Turn) -> int:
+    match turn:
+        case UserTurn() | ToolTurn():
+            return len(turn.text)
+        case AssistantTurn():
+            return len(json.dumps(turn.raw, ensure_ascii=False))
+
+
+def _share_of_call(price: Price, usage: Usage, begins: float, ends: float) -> float:
+    """Return which part of a call's cost a stretch of its prompt is; both ends as shares of the prompt.
+
+    The first tokens of a prompt are those that were read from the cache, the next those that were written to it.
+    """
+    prompt = usage.input_tokens + usage.cache_read_tokens + usage.cache_write_tokens
+    whole = sum(nanos_of(price, usage).values())
+    if not prompt:
+        return 0.0
+    if not whole:  # a cost without a price of ours counts as input
+        return ends - begins
+    rate = rate_for(price, usage)
+    low, high, at, nanos = begins * prompt, ends * prompt, 0, 0.0
+    for tokens, each in (
+        (usage.cache_read_tokens, rate.cache_read),
+        (usage.cache_write_tokens, rate.cache_write),
+        (usage.input_tokens, rate.input),
+    ):
+        nanos += max(0.0, min(high, at + tokens) - max(low, at)) * each
+        at += tokens
+    return nanos / whole
+
+
+def _cache(price: Price, attempts: Iterable[Attempt]) -> Cache:
+    saved = premium = 0
+    for attempt in attempts:
+        if attempt.usage is not None:
+            rate = rate_for(price, attempt.usage)
+            saved += attempt.usage.cache_read_tokens * (rate.input - rate.cache_read)
+            premium += attempt.usage.cache_write_tokens * (rate.cache_write - rate.input)
+    return Cache(round(saved / 1000), round(premium / 1000))

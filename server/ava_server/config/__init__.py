@@ -1,0 +1,1 @@
+"""What a person has configured: settings, keys, secrets, tokens, users, role trust."""

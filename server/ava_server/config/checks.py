@@ -1,0 +1,278 @@
+"""What is checked of settings before and after pydantic reads them, and what is said of a wrong one."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, cast, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from ava_audit.redaction.redact import Redactor
+from ava_roles.net.urls import masked
+from ava_roles.placeholders import PLACEHOLDER
+from ava_server.config.host_placeholders import placeholder_in
+from ava_server.core.errors import ConfigError
+
+PREFIX = "AVA_"
+OWN_NAMES = frozenset(
+    {"DATA_ROOT", "MODEL_BASE_URL", "MODEL_API_KEY", "MODEL", "WORKSPACE", "DAILY_USD", "HOST", "RUN_ID", "TOKEN"}
+)
+"""Variables beside the settings: of one process, never of `config.toml`."""
+
+FILE_ONLY = ("on_event", "prices", "users", "mcp_servers")
+"""What runs programs, prices budgets or lets people in: the environment of one process may not say it."""
+
+PROXY = ("fetch", "proxy")
+"""A setting whose value may hold a user and a password."""
+
+_STRICTEST_FIRST: dict[tuple[str, ...], tuple[object, ...]] = {
+    ("enabled",): (False, True),
+    ("approval",): ("human", "ask", "auto"),
+    ("sandbox", "mode"): ("auto", "none"),
+}
+_LOWER_IS_STRICTER = (("limits",), ("auto_approve_cents",), ("auto_approve_daily_cents",))
+_FEWER_IS_STRICTER = ("sandbox", "read_only")
+_ROOTS = ("workspace", "roots")
+
+_SECRET_NAME = re.compile(
+    r"(?:\A|[_.-])(?:api_?key|secret_?key|access_?key|private_?key|key|token|secret|password|passwd|passphrase"
+    r"|credentials?|authorization|cookie)\Z",
+    re.IGNORECASE,
+)
+_DOLLARS = re.compile(r"([0-9]{1,9})(?:\.([0-9]{1,2}))?")
+
+
+def environment_tree(env: Mapping[str, str], model: type[BaseModel]) -> dict[str, Any]:
+    """Return the settings that `AVA_A__B` variables hold, as nested tables of text and JSON lists.
+
+    Empty variables count as unset: install dialogs pass them for fields that were left blank. Unknown ones
+    are left to whoever they belong to, unless they look like a setting of ours misspelt.
+
+    Raises:
+        ConfigError: A variable looks like a setting and is none, or holds broken JSON or an unfilled placeholder.
+    """
+    _refuse_unfilled("AVA_WORKSPACE", env.get("AVA_WORKSPACE", ""))
+    tree: dict[str, Any] = {}
+    for name in sorted(env):
+        rest = name.removeprefix(PREFIX)
+        if rest == name or rest in OWN_NAMES or rest.startswith("KEY_") or not env[name].strip():
+            continue
+        path = rest.lower().split("__")
+        if path[0] not in model.model_fields:
+            _refuse_misspelt(name, rest, model)
+            continue
+        table = tree
+        for part in path[:-1]:
+            below: object = table.setdefault(part, {})
+            if not isinstance(below, dict):
+                raise ConfigError(f"{name}: {part} is set as a value of its own as well; unset one of them.")
+            table = cast("dict[str, Any]", below)
+        table[path[-1]] = _read(name, env[name].strip())
+    return tree
+
+
+def _refuse_unfilled(name: str, given: str) -> None:
+    """Refuse a folder of which the host has left a part unfilled: it would be passed over as one that is not there."""
+    placeholder = placeholder_in(given)
+    if placeholder:
+        raise ConfigError(
+            f"{name} is {shown(given.strip())}; allowed is a folder from the root on, e.g. /srv/code. This host has put"
+            f" nothing in the place of {shown(placeholder)}: write the folder there, or leave the variable out."
+        )
+
+
+def _refuse_misspelt(name: str, rest: str, model: type[BaseModel]) -> None:
+    known = [*(field.upper() for field in model.model_fields), *OWN_NAMES]
+    near = difflib.get_close_matches(rest.split("__")[0], known, n=1, cutoff=0.75)
+    if near or "__" in rest:
+        hint = f"; did you mean {PREFIX}{near[0]}{rest[len(rest.split('__')[0]) :]}?" if near else "."
+        raise ConfigError(f"The environment variable {name} is no setting of Ava{hint} Correct or unset it.")
+
+
+def _read(name: str, text: str) -> Any:
+    if not text.startswith(("[", "{")):
+        return text
+    try:
+        return json.loads(text)
+    except ValueError:
+        raise ConfigError(f'{name} is {shown(text)}; give a list or table as JSON, e.g. ["/srv/code"].') from None
+
+
+def cents(name: str, dollars: str) -> int:
+    """Return the cents of an amount in dollars, such as `5` or `2.50`.
+
+    Raises:
+        ConfigError: It is none: negative, with a fraction of a cent, or with more than digits and a point.
+    """
+    match = _DOLLARS.fullmatch(dollars)
+    if match is None:
+        raise ConfigError(
+            f"{name} is {shown(dollars)}; allowed is an amount in dollars from 0 up with at most two decimals, "
+            "such as 5 or 2.50, without a sign."
+        )
+    return int(match[1]) * 100 + int((match[2] or "").ljust(2, "0"))
+
+
+def refuse_secrets(data: Mapping[str, Any], origin: str) -> None:
+    """Refuse keys and passwords among settings; `{{secret:NAME}}` may stand for one in an MCP server's entry.
+
+    Raises:
+        ConfigError: A setting is named like a key, or its value looks like one; the value is not shown.
+    """
+    for path, value in leaves(data):
+        last = path[len(path) - 1]
+        if PLACEHOLDER.search(str(value)):
+            continue
+        name = ".".join(path)
+        if path[0] == "mcp_servers":
+            if _SECRET_NAME.search(last) or _is_key(value):
+                raise ConfigError(
+                    f"{origin}: {name} holds a secret, and settings are no place for one. "
+                    "Store it with `ava secret set NAME` and write {{secret:NAME}} in its place."
+                )
+        elif _SECRET_NAME.search(last) and path[0] != "prices":
+            provider = path[1] if path[0] == "providers" and len(path) > 2 else _provider_in(last)
+            raise ConfigError(
+                f"{origin}: {name} is a key, and settings are no place for one. "
+                f"Remove it and use `ava key set {provider}`."
+            )
+        elif _is_key(value):
+            raise ConfigError(
+                f"{origin}: the value of {name} looks like a key or holds a password, and settings are no "
+                f"place for one. Use `ava key set PROVIDER` for a key, {variable(path)} for an address."
+            )
+
+
+def _provider_in(name: str) -> str:
+    return re.sub(r"[_-]?(?:api)?[_-]?(?:key|token|secret)\Z", "", name.lower()) or "PROVIDER"
+
+
+def _is_key(value: object) -> bool:
+    return isinstance(value, str) and bool(Redactor({}).find_shapes(value))
+
+
+def leaves(data: Mapping[str, object], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], object]]:
+    """Yield every value in nested tables and lists with the names that lead to it, at least one."""
+    for key, value in data.items():
+        for item in cast("list[object]", value) if isinstance(value, list) else [value]:
+            if isinstance(item, Mapping):
+                yield from leaves(cast("Mapping[str, object]", item), (*path, key))
+            else:
+                yield (*path, key), item
+
+
+def refuse_looser(given: Mapping[str, Any], before: BaseModel, after: BaseModel, config: str) -> None:
+    """Refuse what the environment would loosen of what limits everybody; tightening is its own affair.
+
+    Raises:
+        ConfigError: A variable is looser than `config.toml` (or its default), or may only stand there.
+    """
+    for path in dict.fromkeys(path for path, _ in leaves(given)):
+        name = variable(path)
+        if path[0] in FILE_ONLY:
+            raise ConfigError(f"{name} is set in the environment, but {path[0]} may only stand in {config}. Unset it.")
+        old, new = _at(before, path), _at(after, path)
+        if _looser(path, old, new):
+            raise ConfigError(
+                f"{name} is {shown(new)}, looser than the {shown(old)} that holds for everybody. "
+                f"The environment may only tighten it; to loosen it, set {'.'.join(path)} in {config}."
+            )
+
+
+def _looser(path: tuple[str, ...], old: Any, new: Any) -> bool:
+    if path in _STRICTEST_FIRST:
+        order = _STRICTEST_FIRST[path]
+        return order.index(new) > order.index(old)
+    if path[:1] in _LOWER_IS_STRICTER:
+        return bool(new > old)
+    if path == _FEWER_IS_STRICTER:
+        return not set(new) <= set(old)
+    return path == _ROOTS and bool(old) and not all(any(root.is_relative_to(own) for own in old) for root in new)
+
+
+def _at(settings: BaseModel, path: tuple[str, ...]) -> Any:
+    value: Any = settings
+    for part in path:
+        value = cast("dict[str, Any]", value).get(part) if isinstance(value, dict) else getattr(value, part, None)
+    return value
+
+
+def variable(path: tuple[str, ...]) -> str:
+    """Return the environment variable of a setting."""
+    return PREFIX + "__".join(part.upper() for part in path)
+
+
+def explained(error: ValidationError, model: type[BaseModel], origin: str | None) -> ConfigError:
+    """Return what a person needs to know of a wrong setting; no origin means the environment."""
+    wrong = error.errors(include_url=False)
+    first = wrong[0]
+    path = tuple(str(part) for part in first["loc"])
+    place = f"{origin}: {'.'.join(path)}" if origin else variable(path)
+    if not path:
+        text = f"{origin or 'The environment'} does not fit; needed is {_allowed(dict(first))}."
+    elif first["type"] == "extra_forbidden":
+        fields = sorted(_fields_at(model, path[:-1]))
+        known = {name: name if origin else variable((*path[:-1], name)) for name in fields}
+        near = difflib.get_close_matches(path[-1], fields, n=1, cutoff=0.5)
+        hint = f"did you mean {known[near[0]]}?" if near else f"known there: {', '.join(known.values())}."
+        text = f"{place} is no setting; {hint}"
+    elif first["type"] == "missing":
+        text = f"{place} is missing; add it."
+    else:
+        given = masked(first["input"]) if path == PROXY and isinstance(first["input"], str) else first["input"]
+        text = f"{place} is {shown(given)}; allowed is {_allowed(dict(first))}."
+    more = f" ({len(wrong) - 1} more after this one.)" if len(wrong) > 1 else ""
+    return ConfigError(text + more)
+
+
+def _fields_at(model: type[BaseModel], path: tuple[str, ...]) -> list[str]:
+    current: Any = model
+    for part in path:
+        if isinstance(current, type) and issubclass(current, BaseModel):
+            current = current.model_fields[part].annotation
+        else:
+            current = next((arg for arg in reversed(get_args(current)) if arg is not type(None)), None)
+    return list(current.model_fields) if isinstance(current, type) and issubclass(current, BaseModel) else []
+
+
+def _allowed(error: dict[str, Any]) -> str:
+    context: dict[str, Any] = error.get("ctx", {})
+    kind = str(error["type"])
+    if kind == "literal_error":
+        return str(context["expected"]).replace("'", "")
+    if kind == "value_error":
+        return str(context["error"])
+    if kind == "greater_than_equal":
+        return f"a number from {context['ge']} up"
+    for start, text in _KINDS.items():
+        if kind.startswith(start):
+            return text
+    return str(error["msg"])[:1].lower() + str(error["msg"])[1:]
+
+
+_KINDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "finite": "a number",
+    "bool": "true or false",
+    "string": "text in quotes",
+    "path": "a folder in quotes",
+    "tuple": "a list",
+    "list": "a list",
+    "dict": "a table",
+    "model": "a table",
+}
+
+
+def shown(value: object) -> str:
+    """Return a value for an error text: short, and without what looks like a key."""
+    if isinstance(value, Mapping):
+        return "a table"
+    if isinstance(value, tuple | list | set):
+        value = [str(item) for item in cast("list[object]", value)]
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    text, _ = Redactor({}).redact(text)
+    return text if len(text) <= 80 else text[:80] + "…"

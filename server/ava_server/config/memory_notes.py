@@ -1,0 +1,210 @@
+"""Writing memory: what a person or an orchestrator keeps for subagents, checked, whole, and one writer at a time."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Generator
+from contextlib import contextmanager
+
+from ava_audit.redaction.redact import Redactor
+from ava_roles.errors import ToolFailed
+from ava_roles.memory import NAME_RULE, NOTE_BYTES, NOTES_MOST, Memory, Note, Notes, is_note_name
+from ava_server.core.atomic_file import replace_file
+from ava_server.core.errors import BadInput, ConfigError, Refused
+from ava_server.core.private_file import make_private_folder
+
+LOCK_TIMEOUT_S = 10.0
+
+
+def note_name(given: str) -> str:
+    """Return a note's name.
+
+    Raises:
+        BadInput: It can be none; it is not repeated, for it may be a text or a secret in a name's place.
+    """
+    name = given.strip().removesuffix(".md")
+    if not is_note_name(name):
+        raise BadInput(f"A note's name has {NAME_RULE}, such as house-rules (no name of a device, such as con).")
+    return name
+
+
+def text_of(data: bytes) -> str:
+    """Return the text that was piped in or that an editor left, with the line ends of this system's own.
+
+    Raises:
+        BadInput: It is too long, or no text.
+    """
+    if len(data) > NOTE_BYTES:
+        raise BadInput(f"The text has more than {NOTE_BYTES:,} bytes. Put it into several notes, or shorten it.")
+    try:
+        return data.removeprefix(codecs.BOM_UTF8).decode("utf-8").replace("\r\n", "\n")
+    except UnicodeDecodeError:
+        raise BadInput("The text is not UTF-8; nothing was written.") from None
+
+
+class Notebook:
+    """Reads and writes the notes of one user.
+
+    Args:
+        memory: Where they are.
+        redactor: Finds secrets in what is to be written; one that is only read needs none.
+    """
+
+    def __init__(self, memory: Memory, redactor: Redactor | None = None) -> None:
+        self.memory = memory
+        self._redactor = redactor or Redactor({})
+
+    def all(self) -> Notes:
+        """Return what is there.
+
+        Raises:
+            ConfigError: The folder cannot be read, or may not be trusted.
+        """
+        with self._told():
+            return self.memory.read()
+
+    def find(self, name: str) -> Note | None:
+        """Return a note, or None where there is none.
+
+        Raises:
+            ConfigError: It, or the folder, cannot be read or may not be trusted.
+        """
+        with self._told():
+            return self.memory.note(name)
+
+    def get(self, name: str) -> Note:
+        """Return a note.
+
+        Raises:
+            BadInput: There is none.
+            ConfigError: It, or the folder, cannot be read or may not be trusted.
+        """
+        note = self.find(name)
+        if note is None:
+            raise BadInput(f"There is no note {name}. `ava memory` shows what there is.")
+        return note
+
+    def add(self, name: str, text: str, *, append: bool = False) -> Note:
+        """Write a new note, or with `append` put the text at the end of one that is there.
+
+        Raises:
+            BadInput: It is there already, or the text can be none or holds a secret.
+            ConfigError: The folder may not be trusted, read or written.
+        """
+        if not text.strip():
+            raise BadInput("No text was given; nothing was written.")
+        with self._alone():
+            before = self.find(name)
+            if before is not None and not append:
+                raise BadInput(
+                    f"There is a note {name} already ({before.size:,} bytes). Add to it with --append, change it with"
+                    f" `ava memory edit {name}`, or choose another name."
+                )
+            old = before.text if before is not None else ""
+            gap = "\n" if old and not old.endswith("\n") else ""
+            return self._write(name, old + gap + text, new=before is None)
+
+    def replace(self, name: str, text: str, instead_of: Note | None) -> Note:
+        """Write a note in the place of what it was when it was read; None says that there was none.
+
+        Raises:
+            Refused: It has changed since.
+            BadInput: The text can be none, or holds a secret.
+            ConfigError: The folder may not be trusted, read or written.
+        """
+        if not text.strip():
+            raise BadInput(f"Nothing is left of it. `ava memory remove {name}` takes a note away.")
+        with self._alone():
+            now = self.find(name)
+            if (now.text if now else None) != (instead_of.text if instead_of else None):
+                raise Refused(f"{name} was changed by somebody else meanwhile; nothing was replaced.")
+            return self._write(name, text, new=now is None)
+
+    def remove(self, name: str) -> None:
+        """Remove a note, also one that cannot be read.
+
+        Raises:
+            BadInput: There is none.
+            ConfigError: The folder may not be trusted or written.
+        """
+        with self._alone():
+            try:
+                self.memory.path(name).unlink()
+            except FileNotFoundError:
+                raise BadInput(f"There is no note {name}. `ava memory` shows what there is.") from None
+
+    def make_folder(self) -> None:
+        """Make the folder, for its owner alone, if it is missing.
+
+        Raises:
+            ConfigError: It cannot be made, or may not be trusted.
+        """
+        make_private_folder(self.memory.folder)
+        with self._told():
+            self.memory.check()
+
+    def _write(self, name: str, text: str, *, new: bool) -> Note:
+        text = text if text.endswith("\n") else f"{text}\n"
+        self._refuse_secrets(name, text)
+        try:
+            data = text.encode("utf-8")
+        except UnicodeEncodeError:
+            raise BadInput("The text is not UTF-8; nothing was written.") from None
+        if "\0" in text:
+            raise BadInput("The text has a zero byte, so it is none; nothing was written.")
+        if len(data) > NOTE_BYTES:
+            raise BadInput(
+                f"{name} would have {len(data):,} bytes, more than {NOTE_BYTES:,}; nothing was written. Put it into"
+                " several notes, or shorten it."
+            )
+        if new and len(self.memory.read().notes) >= NOTES_MOST:
+            raise BadInput(f"There are {NOTES_MOST} notes already; remove one, or add to one with --append.")
+        replace_file(self.memory.path(name), data)
+        return self.get(name)
+
+    def _refuse_secrets(self, name: str, text: str) -> None:
+        """Refuse what a model must not see; a note is read by models.
+
+        Raises:
+            BadInput: Says what it is and where, never its value.
+        """
+        instead = (
+            "Store it with `ava secret set NAME --for HOST` and write {{secret:NAME}} in its place, for roles that list"
+            " NAME under secrets. Nothing was written."
+        )
+        if self._redactor.redact(name)[1]:
+            raise BadInput(f"The name holds what looks like a key or secret, and models read it. {instead}")
+        if self._redactor.redact_values(text)[1]:
+            raise BadInput(f"The text holds a key or secret that is stored here, and models read it. {instead}")
+        if shapes := self._redactor.find_shapes(text):
+            line = text.count("\n", 0, shapes[0].start) + 1
+            raise BadInput(f"Line {line} holds what looks like a key ({shapes[0].name}), and models read it. {instead}")
+
+    @contextmanager
+    def _alone(self) -> Generator[None]:
+        """Let nobody else write meanwhile.
+
+        Raises:
+            ConfigError: The folder may not be trusted, read or written.
+        """
+        import portalocker
+
+        self.make_folder()
+        folder = self.memory.folder
+        try:
+            with portalocker.Lock(folder / ".lock", timeout=LOCK_TIMEOUT_S), self._told():
+                yield
+        except portalocker.LockException:
+            raise ConfigError(
+                f"Another `ava memory` is writing in {folder}, for {LOCK_TIMEOUT_S:.0f} s now. End it and try again."
+            ) from None
+        except OSError as failed:
+            raise ConfigError(f"{folder} cannot be written: {failed.strerror or type(failed).__name__}.") from failed
+
+    @contextmanager
+    def _told(self) -> Generator[None]:
+        """Tell a person what a tool would tell a model, with the folder."""
+        try:
+            yield
+        except ToolFailed as failed:
+            raise ConfigError(f"{self.memory.folder}: {failed}.") from None

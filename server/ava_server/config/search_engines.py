@@ -1,0 +1,143 @@
+"""Web searches: which engine is set up, and the way to it, which is the way of model calls."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+import anyio
+import anyio.to_thread
+
+from ava_audit.money import format_usd
+from ava_roles.errors import ToolFailed
+from ava_roles.net.body import Body
+from ava_roles.tools.engines import Brave, Kagi, Searxng
+from ava_roles.tools.searches import Ask, Engine, Found, Reply, search
+from ava_roles.tools.web_search import NAME
+from ava_server.config.keys import Key, key_among
+from ava_server.core.errors import AvaError
+
+if TYPE_CHECKING:
+    import httpx2
+
+    from ava_server.config.credentials import Access
+    from ava_server.config.settings import SearchSettings
+    from ava_server.models.clients import ClientPool
+
+T = TypeVar("T")
+CONNECT_S = 10.0
+MOST_BYTES = 2_000_000
+TITLES: Mapping[str, str] = {engine.name: engine.title for engine in (Kagi, Brave, Searxng)}
+ORDER = tuple(TITLES)
+"""Who is asked where several are set up."""
+
+
+def engine_of(settings: SearchSettings, stored: Mapping[str, Key], name: str | None = None) -> Engine | None:
+    """Return the search engine that is set up, or None.
+
+    Args:
+        settings: What is configured.
+        stored: The keys in `keys.toml`.
+        name: The one that is meant; None is the one that the settings choose.
+
+    Raises:
+        ConfigError: The key in the environment cannot be one.
+    """
+    meant = [each for each in ORDER if settings.engine in ("auto", each) and name in (None, each)]
+    made = (_made(each, settings, stored) for each in meant)
+    return next((engine for engine in made if engine is not None), None)
+
+
+def _made(name: str, settings: SearchSettings, stored: Mapping[str, Key]) -> Engine | None:
+    if name == "searxng":
+        return Searxng(settings.searxng) if settings.searxng else None
+    key = key_among(stored, name)
+    if key is None:
+        return None
+    return Kagi(settings.kagi_url, key.value) if name == "kagi" else Brave(settings.brave_url, key.value)
+
+
+def search_cost(micros: int) -> str:
+    """Return what a search costs, in words that say what counts it."""
+    return f"about {format_usd(micros, exact=True)} each, which no cap on money counts" if micros else "free"
+
+
+def without_search(tools: Mapping[str, T]) -> dict[str, T]:
+    """Return tools as they are where no search is set up."""
+    return {name: tool for name, tool in tools.items() if name != NAME}
+
+
+@dataclass(frozen=True)
+class ApprovedSearch:
+    """The search of one run: by the engine that was approved, with the key that it has now.
+
+    Attributes:
+        name: The engine.
+        access: Knows what is set up now.
+        clients: The connections of model calls, which honour the proxy and the certificates of the environment.
+    """
+
+    name: str
+    access: Access
+    clients: ClientPool
+
+    async def __call__(self, query: str, count: int) -> Found:
+        """Search.
+
+        Raises:
+            ToolFailed: It brought nothing.
+        """
+        try:
+            engine = await anyio.to_thread.run_sync(self.access.search, self.name)
+        except AvaError as error:
+            raise ToolFailed("no key can be read here at the moment (`ava doctor` tells a person why)") from error
+        if engine is None:
+            raise ToolFailed("the web search was taken away since this run was approved; read pages that you know")
+        return await ask_engine(engine, query, count, self.clients)
+
+
+async def ask_engine(engine: Engine, query: str, count: int, clients: ClientPool) -> Found:
+    """Ask an engine, once.
+
+    Raises:
+        ToolFailed: It brought no answer; the text says why, and what to do.
+    """
+
+    async def send(ask: Ask) -> Reply:
+        try:
+            async with clients.client() as client:
+                return await _exchange(client, ask, engine.title)
+        except zlib.error:
+            raise ToolFailed(f"{engine.title} answered in a broken encoding; try again later") from None
+
+    return await search(engine, query, count, send)
+
+
+async def _exchange(client: httpx2.AsyncClient, ask: Ask, title: str) -> Reply:
+    """Send a request and read the whole answer.
+
+    Raises:
+        ToolFailed: None came, or one that is too large.
+    """
+    import httpx2
+
+    headers = {"accept": "application/json", "accept-encoding": "gzip", "user-agent": "Ava", **ask.headers}
+    timeout = httpx2.Timeout(None, connect=CONNECT_S)
+    try:
+        async with client.stream(ask.method, ask.url, headers=headers, json=ask.body, timeout=timeout) as response:
+            encoding = response.headers.get("content-encoding", "").strip().lower()
+            body = Body(MOST_BYTES, gzipped=encoding in ("gzip", "x-gzip"))
+            async for chunk in response.aiter_raw():
+                if not body.add(chunk):
+                    break
+            named = {name.lower(): value for name, value in response.headers.items()}
+            status = response.status_code
+    except (httpx2.ConnectError, httpx2.ProxyError) as error:
+        raise ToolFailed(f"{title} cannot be reached: {error or type(error).__name__}; try again later") from None
+    except httpx2.TransportError as error:  # its words may repeat what was sent
+        raise ToolFailed(f"{title} did not answer ({type(error).__name__}); try again later") from None
+    if body.truncated:
+        raise ToolFailed(f"{title} answered with more than {MOST_BYTES:,} bytes; ask for fewer results")
+    return Reply(status, named, bytes(body.data))

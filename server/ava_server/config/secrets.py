@@ -1,0 +1,180 @@
+"""Secrets for tool calls: kept in `secrets/secrets.toml` of the data root, for its owner's eyes alone.
+
+A value is in no repr and in no error text. With it stand the hosts that it may be sent to: a page that talks a model
+into sending it elsewhere gets nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from ava_roles.placeholders import SECRET_NAME, bound_host, means_one
+from ava_roles.wrap import clean
+from ava_server.core.errors import BadInput, ConfigError
+from ava_server.core.private_file import PrivateFile
+
+if TYPE_CHECKING:
+    from tomlkit import TOMLDocument
+
+SHORTEST, LONGEST = 8, 8_192
+MOST_DIGITS = 6
+"""A name with more digits may be a secret in a name's place."""
+
+
+@dataclass(frozen=True)
+class Secret:
+    """A stored secret.
+
+    Attributes:
+        name: As role files and placeholders write it; case counts.
+        value: In no repr.
+        hosts: Where it may be sent: `host`, or `host:port`. Without any no tool can use it.
+        set_at: When it was stored, UTC, as ISO 8601.
+    """
+
+    name: str
+    value: str = field(repr=False)
+    hosts: tuple[str, ...]
+    set_at: str
+
+
+def secret_name(given: str) -> str:
+    """Return a secret's name.
+
+    Raises:
+        BadInput: It can be none, or may be a secret itself; it is not shown.
+    """
+    name = given.strip()
+    if not SECRET_NAME.fullmatch(name):
+        raise BadInput(
+            "A secret's name has letters, digits, `_`, `.` and `-`, a letter or `_` first, at most 64 characters, such"
+            " as TICKETS_TOKEN. Give the value only when you are asked for it."
+        )
+    if may_be_secret(name):
+        raise BadInput(
+            "What was given as the name may be a secret itself, and is not taken. Choose a name with at most"
+            f" {MOST_DIGITS} digits, such as TICKETS_TOKEN; the value is asked for."
+        )
+    return name
+
+
+def may_be_secret(name: str) -> bool:
+    """Tell whether what was given as a name may be a value in its place, and is not to be repeated."""
+    from ava_audit.redaction.redact import Redactor
+
+    return sum(char.isdigit() for char in name) > MOST_DIGITS or bool(Redactor({}).find_shapes(name))
+
+
+def hosts_of(given: Sequence[str]) -> tuple[str, ...]:
+    """Return hosts as secrets are bound to them, each once.
+
+    Raises:
+        BadInput: One of them can be none.
+    """
+    hosts: list[str] = []
+    for text in (part for each in given for part in each.split(",") if part.strip()):
+        try:
+            hosts.append(bound_host(text))
+        except ValueError as wrong:
+            shown = clean(text.strip())[0][:80]
+            raise BadInput(f"--for {'' if may_be_secret(shown) else repr(shown)}: {wrong}") from None
+    return tuple(dict.fromkeys(hosts))
+
+
+def read_secrets(path: Path) -> dict[str, Secret]:
+    """Return the stored secrets by name, all of one reading; none when there is no file.
+
+    Raises:
+        ConfigError: The file or its folder may not be trusted or read, or it holds what is no secret.
+    """
+    file = _file(path)
+    file.check_folder()
+    return {name: _secret(name, entry, file) for name, entry in file.entries().items()}
+
+
+def set_secret(name: str, value: str, hosts: Sequence[str] | None, path: Path) -> Secret:
+    """Store a secret, atomically and for its owner alone; one that is there is replaced.
+
+    Args:
+        name: Its name.
+        value: Its value; white space around it is not part of it.
+        hosts: Where it may be sent; None keeps what was said when it was stored before.
+        path: `secrets.toml` of the data root.
+
+    Raises:
+        BadInput: Name, value or a host cannot be one; the value is not shown.
+        ConfigError: The file or its folder may not be trusted, read or written.
+    """
+    name, value = secret_name(name), value.strip()
+    if fault := _fault(value):
+        raise BadInput(f"That is no value for {name}: {fault}. Nothing is stored.")
+    bound = None if hosts is None else hosts_of(hosts)
+    _file(path).make_folder()
+    before = read_secrets(path).get(name)
+    if bound is None:
+        bound = before.hosts if before is not None else ()
+    secret = Secret(name, value, bound, datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
+
+    def edit(document: TOMLDocument) -> None:
+        document[name] = {"value": value, "for": list(secret.hosts), "set": secret.set_at}
+
+    _file(path).change(lambda: read_secrets(path), edit)
+    return secret
+
+
+def remove_secret(name: str, path: Path) -> bool:
+    """Remove a secret; False when there was none of this name.
+
+    Raises:
+        BadInput: The name can be none.
+        ConfigError: The file or its folder may not be trusted, read or written.
+    """
+    name = secret_name(name)
+    if name not in read_secrets(path):
+        return False
+
+    def edit(document: TOMLDocument) -> None:
+        if name in document:
+            del document[name]
+
+    _file(path).change(lambda: read_secrets(path), edit)
+    return True
+
+
+def _file(path: Path) -> PrivateFile:
+    return PrivateFile(path, "secrets", "ava secret", "ava secret set NAME")
+
+
+def _secret(name: str, entry: object, file: PrivateFile) -> Secret:
+    fields = cast("dict[str, Any]", entry) if isinstance(entry, dict) else {}
+    value, hosts, set_at = fields.get("value"), fields.get("for", []), fields.get("set", "")
+    texts = cast("list[object]", hosts) if isinstance(hosts, list) else [None]
+    names = [text for text in texts if isinstance(text, str)]
+    if (
+        not SECRET_NAME.fullmatch(name)
+        or not isinstance(value, str)
+        or _fault(value)
+        or len(names) != len(texts)
+        or not isinstance(set_at, str)
+    ):
+        raise ConfigError(f"{file.path}: an entry is not as `ava secret set` writes it. {file.anew}")
+    return Secret(name, value, tuple(names), set_at[:40])
+
+
+def _fault(value: str) -> str | None:
+    """Return why a value can be no secret, without showing it."""
+    if len(value) < SHORTEST:
+        return f"it has fewer than {SHORTEST} characters, and would be found in ordinary words"
+    if len(value) > LONGEST:
+        return f"it has more than {LONGEST:,} characters"
+    if not value.isprintable() or clean(value)[0] != value:
+        return "it has a line break, a tab or a character that cannot be seen"
+    if value != value.strip():
+        return "it has white space around it"
+    if means_one(value):
+        return "it is a placeholder"
+    return None

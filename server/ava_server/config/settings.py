@@ -1,0 +1,387 @@
+"""Settings: `config.toml` of the data root under `AVA_*` variables, read once at start.
+
+What limits everybody (day caps, approval, auto ceilings, the sandbox, the hard caps, `enabled`) comes from
+the data root; the environment may tighten it for its own process and never loosen it.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, cast
+from urllib.parse import urlsplit
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    model_validator,
+)
+
+from ava_roles.mcp_client.names import SERVER_NAME
+from ava_roles.net.proxies import proxy_url
+from ava_roles.placeholders import means_one
+from ava_server.config import checks
+from ava_server.config.providers import PROVIDERS
+from ava_server.core.data_root import DataRoot, absolute_folder, find_data_root
+from ava_server.core.errors import ConfigError
+from ava_server.models.pricing.prices import is_local
+
+Policy = Literal["ask", "human", "auto"]
+TTL_UNDER_HUMAN_S = 86_400
+BUNDLE = "bundle"
+"""AVA_HOST of a server that runs from the extension of Claude Desktop."""
+BUNDLE_DAILY_USD = "5"
+"""What its install dialog proposes, also where somebody has emptied the field."""
+_IN_ENVIRONMENT = "where Ava is given its variables"
+FOR_EVERYBODY = ("enabled", "approval", "auto_approve_cents", "auto_approve_daily_cents", "limits", "sandbox")
+"""What limits everybody: a change of it is on the record, and the environment may only tighten it."""
+SELF_KNOWN_PROVIDERS = frozenset({"custom", *(name for name, known in PROVIDERS.items() if known.models)})
+
+
+def _no_bool(value: object) -> object:
+    if isinstance(value, bool):
+        raise ValueError("a whole number")  # pydantic reports no TypeError
+    return value
+
+
+def _search_url(url: str) -> str:
+    """Return the address of a search engine: over https, or in one's own network."""
+    url = http_url(url)
+    parts = urlsplit(url)
+    if parts.scheme != "https" and not is_local(url) and "." in (parts.hostname or ""):
+        raise ValueError(
+            "an address that begins with https://, or one in your own network such as http://127.0.0.1:8888"
+        )
+    return url
+
+
+def http_url(url: str) -> str:
+    """Return the address of an endpoint.
+
+    Raises:
+        ValueError: It is none, or holds what may be a secret; the text says what is allowed.
+    """
+    try:
+        parts = urlsplit(url)
+        fits = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        fits = False
+    else:
+        if parts.username is not None or parts.password is not None or parts.query or parts.fragment:
+            raise ValueError("an address without a user, a password or a query in it")
+    if not fits:
+        raise ValueError("an address such as https://host/v1 or http://127.0.0.1:11434/v1")
+    return url.rstrip("/")
+
+
+Count = Annotated[int, BeforeValidator(_no_bool), Field(ge=0)]
+Cap = Annotated[int, BeforeValidator(_no_bool), Field(ge=1)]
+Usd = Annotated[float, BeforeValidator(_no_bool), Field(ge=0, allow_inf_nan=False)]
+Folder = Annotated[Path, AfterValidator(absolute_folder)]
+Url = Annotated[str, AfterValidator(http_url)]
+SearchUrl = Annotated[str, AfterValidator(lambda text: _search_url(text) if text else text)]
+ProxyUrl = Annotated[str, AfterValidator(lambda text: proxy_url(text) if text else text)]
+
+
+class Table(BaseModel):
+    """Base of every table of settings: fixed once read, unknown names refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+class Limits(Table):
+    """What everybody is held to; 0 means that nothing may be spent or run, never unlimited."""
+
+    running_per_user: Count = 3
+    running: Count = 10
+    spawns_per_hour: Count = 10
+    user_daily_cents: Count = 1000
+    installation_daily_cents: Count = 2500
+    max_cost_cents: Cap = 500
+    max_timeout_s: Cap = 3600
+    max_tokens: Cap = 200_000
+    max_tokens_deep: Cap = 1_000_000
+    max_iterations: Cap = 100
+    max_tool_calls: Cap = 200
+
+
+class Tiers(Table):
+    """The models of the tiers, each a `provider:id`; None is the one of `tiers.toml`."""
+
+    fast: str | None = None
+    balanced: str | None = None
+    deep: str | None = None
+
+
+class ProviderSettings(Table):
+    """A provider: its address, the format that it speaks (None: as its address says), and whether it can stream."""
+
+    base_url: Url | None = None
+    wire: Literal["chat_completions", "messages", "responses"] | None = None
+    stream: bool = True
+
+
+class PriceSettings(Table):
+    """What a model costs, in USD per million tokens (`per_request`: in USD)."""
+
+    input: Usd
+    output: Usd
+    cache_read: Usd | None = None
+    cache_write: Usd | None = None
+    per_request: Usd = 0.0
+
+
+class WorkspaceSettings(Table):
+    """Folders beneath which a workspace may lie; none means the one that the rule finds."""
+
+    roots: tuple[Folder, ...] = ()
+
+
+class SandboxSettings(Table):
+    """How child commands are confined, and further folders that they may read."""
+
+    mode: Literal["auto", "none"] = "auto"
+    read_only: tuple[Folder, ...] = ()
+
+
+class FetchSettings(Table):
+    """The proxy through which pages are fetched; empty is none. It may hold a password, so no repr shows it."""
+
+    proxy: ProxyUrl = Field(default="", repr=False)
+
+
+class SearchSettings(Table):
+    """Who searches the web, and where each is asked; `auto`: Kagi with its key, else Brave with its, else a SearXNG."""
+
+    engine: Literal["auto", "kagi", "brave", "searxng", "none"] = "auto"
+    searxng: SearchUrl = ""
+    kagi_url: SearchUrl = PROVIDERS["kagi"].base_url
+    brave_url: SearchUrl = PROVIDERS["brave"].base_url
+
+
+class RolesSettings(Table):
+    """Whether Claude Code's agent files, the project's `.claude/agents` and the user's, are roles as well."""
+
+    claude_agents: bool = False
+
+
+class McpServerSettings(Table):
+    """Another MCP server whose tools a role may name: a command or a URL."""
+
+    command: str | None = None
+    args: tuple[str, ...] = ()
+    env: dict[str, str] = Field(default_factory=dict)
+    url: Url | None = None
+    headers: dict[str, str] = Field(default_factory=dict)
+    network: bool = False
+    read_write: tuple[Folder, ...] = ()
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Self:
+        if (self.command is None) == (self.url is None):
+            raise ValueError("either command (with args and env) or url (with headers)")
+        if self.command is None and (self.args or self.env or self.network or self.read_write):
+            raise ValueError("args, env, network and read_write only beside command")
+        if self.url is None and self.headers:
+            raise ValueError("headers only beside url")
+        if means_one([self.command, *self.args, self.url]):
+            raise ValueError("{{secret:NAME}} in env or headers only: others see what a program is started with")
+        return self
+
+
+class UserSettings(Table):
+    """What one user of the HTTP server may do; None is what holds for everybody."""
+
+    workspaces: tuple[Folder, ...] = ()
+    daily_cents: Count | None = None
+    running: Count | None = None
+    roles: tuple[str, ...] | None = None
+    approval: Policy | None = None
+
+
+class Configured(Table):
+    """The settings as they may stand in `config.toml`, with their defaults."""
+
+    enabled: bool = True
+    approval: Policy = "ask"
+    auto_approve_cents: Count = 0
+    auto_approve_daily_cents: Count = 0
+    proposal_ttl_s: Cap = 600
+    background: bool = False
+    mirror: bool = True
+    retention_days: Cap = 90
+    on_event: tuple[str, ...] = ()
+    limits: Limits = Limits()
+    models: Tiers = Tiers()
+    providers: dict[str, ProviderSettings] = Field(default_factory=dict)
+    prices: dict[str, PriceSettings] = Field(default_factory=dict)
+    workspace: WorkspaceSettings = WorkspaceSettings()
+    sandbox: SandboxSettings = SandboxSettings()
+    fetch: FetchSettings = FetchSettings()
+    search: SearchSettings = SearchSettings()
+    roles: RolesSettings = RolesSettings()
+    mcp_servers: dict[str, McpServerSettings] = Field(default_factory=dict)
+    users: dict[str, UserSettings] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _addresses(self) -> Self:
+        for name, provider in self.providers.items():
+            if provider.base_url is None and name not in SELF_KNOWN_PROVIDERS:
+                raise ValueError(f"a table with base_url for the provider {name}, whose address is not known")
+        for name in self.mcp_servers:
+            if not SERVER_NAME.fullmatch(name):
+                raise ValueError(
+                    "names of MCP servers with letters, digits, - and single _ in between, at most 32 characters"
+                )
+        return self
+
+
+class Settings(Configured):
+    """Everything that is configured: the settings, and what belongs to this process alone.
+
+    Attributes:
+        data_root: The folder in which everything is kept.
+        model_base_url: AVA_MODEL_BASE_URL: one compatible endpoint for everything.
+        model_api_key: AVA_MODEL_API_KEY, for that endpoint.
+        model: AVA_MODEL.
+        default_workspace: AVA_WORKSPACE, as it was given.
+        daily_cents: AVA_DAILY_USD in cents; it has tightened `limits.user_daily_cents` already.
+        user_limit_cents: `limits.user_daily_cents` as it was before that; None without AVA_DAILY_USD.
+        from_environment: The paths of the settings that variables of this process hold.
+        for_everybody: What limits everybody, as the data root has it: before any variable tightened it.
+    """
+
+    data_root: Path
+    model_base_url: Url | None = None
+    model_api_key: SecretStr | None = None
+    model: str | None = None
+    default_workspace: Path | None = None
+    daily_cents: Count | None = None
+    user_limit_cents: Count | None = None
+    from_environment: frozenset[tuple[str, ...]] = frozenset()
+    for_everybody: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def paths(self) -> DataRoot:
+        """The places in the data root."""
+        return DataRoot(self.data_root)
+
+    @property
+    def proposal_lifetime_s(self) -> int:
+        """Seconds for which a proposal waits under the configured policy."""
+        return self.lifetime_under(self.approval)
+
+    def lifetime_under(self, policy: Policy) -> int:
+        """Return the seconds for which a proposal waits: 24 hours under `human`, unless `proposal_ttl_s` is set."""
+        if policy == "human" and "proposal_ttl_s" not in self.model_fields_set:
+            return TTL_UNDER_HUMAN_S
+        return self.proposal_ttl_s
+
+    @property
+    def user_day_setting(self) -> str:
+        """What holds the user's day, and where it stands: the lower of the limit and AVA_DAILY_USD, or both."""
+        limit = self.where("limits", "user_daily_cents")
+        if self.daily_cents is None or self.user_limit_cents is None or self.daily_cents > self.user_limit_cents:
+            return limit
+        own = f"AVA_DAILY_USD {_IN_ENVIRONMENT}"
+        return own if self.daily_cents < self.user_limit_cents else f"{limit}, and {own}"
+
+    @property
+    def installation_day_setting(self) -> str:
+        """What holds the installation's day, and where it stands."""
+        return self.where("limits", "installation_daily_cents")
+
+    def where(self, *path: str) -> str:
+        """Return a setting with the place in which a change of it counts: a variable lies over the file."""
+        if path in self.from_environment:
+            return f"{checks.variable(path)} {_IN_ENVIRONMENT}"
+        return f"{'.'.join(path)} in config.toml"
+
+
+def limits_of(configured: Configured) -> dict[str, Any]:
+    """Return what limits everybody, by the setting's name in `config.toml`, as JSON has it."""
+    found: dict[str, Any] = {}
+    for name, value in configured.model_dump(mode="json", include=set(FOR_EVERYBODY)).items():
+        if isinstance(value, dict):
+            found |= {f"{name}.{key}": item for key, item in cast("dict[str, Any]", value).items()}
+        else:
+            found[name] = value
+    return found
+
+
+def load_settings(data_root: Path | None = None, env: Mapping[str, str] | None = None) -> Settings:
+    """Return the settings of `config.toml` under those of the environment; nothing is created.
+
+    Args:
+        data_root: The data root, in place of AVA_DATA_ROOT.
+        env: The environment; None is this process's.
+
+    Raises:
+        ConfigError: A setting is wrong, unknown, a key, or looser than the environment may make it.
+    """
+    env = os.environ if env is None else env
+    root = find_data_root(data_root, env)
+    in_file = _read_config(root.config)
+    checks.refuse_secrets(in_file, str(root.config))
+    in_env = checks.environment_tree(env, Configured)
+    own: dict[str, Any] = {
+        "model_base_url": env.get("AVA_MODEL_BASE_URL", "").strip() or None,
+        "model_api_key": env.get("AVA_MODEL_API_KEY", "").strip() or None,
+        "model": env.get("AVA_MODEL", "").strip() or None,
+        "default_workspace": env.get("AVA_WORKSPACE", "").strip() or None,
+        "from_environment": frozenset(path for path, _value in checks.leaves(in_env)),
+    }
+    daily = env.get("AVA_DAILY_USD", "").strip() or (BUNDLE_DAILY_USD if env.get("AVA_HOST") == BUNDLE else "")
+    daily_cents = checks.cents("AVA_DAILY_USD", daily) if daily else None
+    try:
+        base = Configured.model_validate(in_file)
+    except ValidationError as wrong:
+        raise checks.explained(wrong, Configured, str(root.config)) from None
+    try:
+        own |= {"data_root": root.path, "for_everybody": limits_of(base)}
+        settings = Settings.model_validate({**_laid_over(in_file, in_env), **own})
+    except ValidationError as wrong:
+        raise checks.explained(wrong, Configured, None) from None
+    checks.refuse_looser(in_env, base, settings, str(root.config))
+    return settings if daily_cents is None else _tightened(settings, daily_cents)
+
+
+def _tightened(settings: Settings, daily_cents: int) -> Settings:
+    """Return the settings with no more to spend in a day than this process may."""
+    limit = settings.limits.user_daily_cents
+    limits = settings.limits.model_copy(update={"user_daily_cents": min(daily_cents, limit)})
+    return settings.model_copy(update={"limits": limits, "daily_cents": daily_cents, "user_limit_cents": limit})
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        if path.is_fifo():  # reading it would wait for ever
+            raise ConfigError(f"{path} is a pipe, and no file of settings. Put a file there, or remove it.")
+        return tomllib.loads(path.read_text("utf-8"))
+    except (FileNotFoundError, NotADirectoryError):  # a root that is no folder is told when it is opened
+        return {}
+    except tomllib.TOMLDecodeError as wrong:
+        raise ConfigError(f"{path} is no valid TOML: {wrong}. Correct it there.") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} is not UTF-8 text. Save it as UTF-8.") from None
+    except OSError as failed:
+        why = failed.strerror or type(failed).__name__
+        raise ConfigError(f"{path} cannot be read: {why}. Make it readable for this user, or remove it.") from failed
+
+
+def _laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Return two nested tables as one; where both have a value, the one above."""
+    merged = dict(below)
+    for key, value in above.items():
+        under = merged.get(key)
+        if isinstance(under, dict) and isinstance(value, dict):
+            value = _laid_over(cast("dict[str, Any]", under), cast("dict[str, Any]", value))
+        merged[key] = value
+    return merged

@@ -1,0 +1,1 @@
+"""What every other package may use: errors, ids, private files, the data root, threads."""

@@ -1,0 +1,50 @@
+"""Ids and names: how people and models write ids, with or without prefix and in any case, and how a run is called."""
+
+from __future__ import annotations
+
+import re
+import secrets
+
+from ava_audit.rows import RunRow
+from ava_server.core.errors import BadInput
+
+AGENT = "ava"
+"""The orchestrator's agent id in the log."""
+
+_FORMS = {
+    "subagent_id": ("S-", 6, "a subagent id looks like S-7f3a2b"),
+    "pending_id": ("P-", 8, "a pending id looks like P-1c22b09d"),
+    "group_id": ("G-", 7, "a group id looks like G-4e1b2c3"),
+}
+
+
+def new_id(field: str) -> str:
+    """Return a random id of a field's form; whether it is free is for the command that takes it to see."""
+    prefix, digits, _hint = _FORMS[field]
+    return prefix + secrets.token_hex(4)[:digits]
+
+
+def parse_id(field: str, given: str, argument: str | None = None) -> str:
+    """Return an id in its canonical form.
+
+    Args:
+        field: `subagent_id`, `pending_id` or `group_id`.
+        given: What was given.
+        argument: How the error names the argument; by the field, if that is not said.
+
+    Raises:
+        BadInput: It does not have the form.
+    """
+    prefix, digits, hint = _FORMS[field]
+    text = given.strip().lower()
+    bare = text.removeprefix(prefix.lower())
+    if not re.fullmatch(rf"[0-9a-f]{{{digits}}}", bare):
+        raise BadInput(
+            f"{argument or field}: {given[:40]!r} is not an id; {hint}. Call check_subagent without an id for the list."
+        )
+    return prefix + bare
+
+
+def label(run: RunRow) -> str:
+    """Return how a run is called: role and id, with its name where it has one."""
+    return f"{run.role} {run.name} ({run.id})" if run.name else f"{run.role} {run.id}"

@@ -1,0 +1,161 @@
+"""`/approvals`: a person decides from elsewhere about what waits, with a token of the scope `approve`.
+
+It is no tool of MCP, so no model reaches it. What is decided goes the way of every decision: the lines letter for
+letter, the digest of all that was shown, and into the log under the channel `http`.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from ava_audit.errors import AuditError
+from ava_server.approval.pending import all_pending
+from ava_server.core.errors import AvaError, BadInput, Refused
+from ava_server.core.ids import parse_id
+from ava_server.http.errors import forbidden
+from ava_server.mcp_server.app import OF_REQUEST, App, session_over_http
+
+if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
+
+    from ava_audit.view import View
+    from ava_server.config.tokens import Token
+    from ava_server.service.session import Session
+
+BODY_BYTES = 256 * 1024
+CLIENT = "approvals"
+
+
+class Decision(BaseModel):
+    """What is decided.
+
+    Attributes:
+        decision: Approve or reject.
+        pending_ids: Of which proposals; two or more are approved as one group.
+        approving: Their approval lines, letter for letter, and the line of several together.
+        digests: The digest of each, as it was shown.
+        group_max_cost_cents: What several may cost together.
+        group_timeout: How many seconds they may take together.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    decision: Literal["approve", "reject"]
+    pending_ids: list[str] = Field(min_length=1, max_length=50)
+    approving: list[str] | None = None
+    digests: dict[str, str] = Field(default_factory=dict)
+    group_max_cost_cents: float | int | None = None
+    group_timeout: float | int | None = None
+
+
+async def approvals(app: App, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer one request."""
+    token: Token = scope[OF_REQUEST]
+    request = Request(scope, receive)
+    if "approve" not in token.scopes:
+        response: Response = forbidden(token, "approve")
+    elif request.method == "GET":
+        response = await _waiting(app, token)
+    elif request.method == "POST":
+        response = await _decided(app, token, request)
+    else:
+        response = Response(status_code=405, headers={"Allow": "GET, POST"})
+    await response(scope, receive, send)
+
+
+async def _waiting(app: App, token: Token) -> Response:
+    now_us = time.time_ns() // 1000
+    try:
+        found = await app.house.store.read(lambda view: all_pending(view, token.user, now_us))
+    except AuditError as error:
+        return _wrong(503, error)
+    return _json({"user": token.user, "proposals": [one.model_dump() for one in found]})
+
+
+async def _decided(app: App, token: Token, request: Request) -> Response:
+    try:
+        wanted = Decision.model_validate_json(await _body(request))
+        ids = [parse_id("pending_id", given, "pending_ids") for given in wanted.pending_ids]
+    except ValidationError as wrong:
+        first = wrong.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the body"
+        return _wrong(400, BadInput(f"{where}: {first['msg']}; docs/http.md has the form"))
+    except BadInput as error:
+        return _wrong(400, error)
+    desk = app.desk_for((token, None), lambda: _session(token))
+    app.begin(desk.session)
+    try:
+        if wanted.decision == "approve":
+            await _refuse_another(app, token, ids, wanted.digests)
+        given = wanted.model_dump(exclude={"digests"}, exclude_none=True)
+        answer = await desk.call("confirm_spawn", {**given, "pending_ids": ids}, _silent, raises=True)
+    except BadInput as error:
+        return _wrong(400, error)
+    except Refused as error:
+        return _wrong(409, error)
+    except (AvaError, AuditError) as error:
+        return _wrong(503, error)
+    said = answer.structured()
+    kept: dict[str, Any] = {
+        name: said[name] for name in ("status", "decisions", "group_id", "approval_lines") if name in said
+    }
+    decided = any(made.get("refused_because") is None for made in kept.get("decisions", ()))
+    return _json(kept, 200 if decided else 409)
+
+
+async def _body(request: Request) -> bytes:
+    """Return a request's body.
+
+    Raises:
+        BadInput: It is too long.
+    """
+    body = b""
+    async for piece in request.stream():
+        body += piece
+        if len(body) > BODY_BYTES:
+            raise BadInput(f"the body: it is longer than {BODY_BYTES:,} bytes; decide about fewer at once")
+    return body
+
+
+async def _refuse_another(app: App, token: Token, ids: list[str], digests: dict[str, str]) -> None:
+    """Refuse an approval of something else than was shown.
+
+    Raises:
+        BadInput: The digest of one is missing.
+        Refused: It is another one.
+    """
+    shown = {parse_id("pending_id", given, "digests"): digest for given, digest in digests.items()}
+    if missing := [pending_id for pending_id in ids if pending_id not in shown]:
+        raise BadInput(f"digests: that of {missing[0]} is missing; give the one that GET /approvals had")
+
+    def query(view: View) -> dict[str, str]:
+        rows = [view.proposal(pending_id) for pending_id in ids]
+        return {row.pending_id: row.digest for row in rows if row is not None and row.user_id == token.user}
+
+    found = await app.house.store.read(query)
+    for pending_id, digest in found.items():  # what is not there is told by the decision, in its own words
+        if shown[pending_id] != digest:
+            raise Refused(f"{pending_id} is not what was shown (its digest is another one); look at it again")
+
+
+def _session(token: Token) -> Session:
+    session = session_over_http(token, CLIENT)
+    session.channel, session.pin_given, session.by = "http", True, "person"
+    return session
+
+
+async def _silent(_line: str) -> None:
+    """Say nothing: nobody waits here."""
+
+
+def _json(body: dict[str, Any], status: int = 200) -> Response:
+    return JSONResponse(body, status, headers={"Cache-Control": "no-store"})
+
+
+def _wrong(status: int, error: Exception) -> Response:
+    return _json({"error": "refused", "error_description": str(error)}, status)

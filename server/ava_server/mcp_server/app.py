@@ -1,0 +1,410 @@
+"""The MCP server: what is wired to what. `initialize` is answered first; the data root is opened after it."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+import anyio
+from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
+from mcp.server.lowlevel import NotificationOptions, Server
+from mcp.server.models import InitializationOptions
+from mcp.shared.exceptions import MCPError
+from mcp_types import INTERNAL_ERROR
+
+from ava_server.core.working_folder import NOWHERE, home_folder, working_folder
+from ava_server.mcp_server.subscriptions import Updates
+
+if TYPE_CHECKING:
+    from ava_audit.rows import RunRow
+    from ava_roles.catalog import Catalog
+    from ava_server.config.role_folders import Places
+    from ava_server.config.settings import Settings
+    from ava_server.config.tokens import Token
+    from ava_server.service.runtime import House
+    from ava_server.service.service import Desk
+    from ava_server.service.session import Session
+
+log = logging.getLogger("ava.app")
+CLOSE_WITHIN_S = 4.0
+HTTP = "http"
+OF_REQUEST = "ava.token"
+"""Under this name the token stands in the scope of a request."""
+CLIENT_CHARS = 100
+MOST_DESKS, MOST_OF_TOKEN = 2_000, 50
+"""Pairs of a token and a client's name that are remembered at once: in all, and of one token."""
+OPEN_WITHIN_S = 20.0
+"""How long a call waits for the data root to be opened: migrations of a large log take seconds."""
+
+
+class _Opening:
+    """One try to open the data root: over when `done`, and failed when it has an error."""
+
+    def __init__(self) -> None:
+        self.done = anyio.Event()
+        self.error: Exception | None = None
+
+
+class App:
+    """One server in one process: the house, once it is open, and the session that uses it."""
+
+    def __init__(self, load: Callable[[], Settings], transport: str) -> None:
+        self.transport = transport
+        self._load = load
+        self._wanted = anyio.Event()
+        self._opening: _Opening | None = None
+        self._closing = anyio.Event()
+        self._greeting = anyio.Lock()
+        self._keeping = anyio.CancelScope(shield=True)
+        self._house: House | None = None
+        self._desks: dict[tuple[Token | None, str | None], Desk] = {}
+        self.updates = Updates(self._role_places)
+        self._opened = anyio.Event()
+        self._telling = anyio.CancelScope()
+
+    async def keep_open(self) -> None:
+        """Open the data root when it is wanted first, and keep it open until the server ends.
+
+        One that cannot be opened is tried again with the next call: a person may have mended it meanwhile.
+        """
+        while self._house is None:
+            await self._wanted.wait()
+            self._wanted = anyio.Event()
+            opening = self._opening
+            if self._closing.is_set() or opening is None:
+                return
+            try:
+                # Shielded: a cancelled server still says farewell and stops its runs; `close` sets the deadline.
+                with anyio.CancelScope(shield=True) as self._keeping:
+                    async with AsyncExitStack() as stack:
+                        self._house = house = await self._enter(stack)
+                        opening.done.set()
+                        self._opened.set()
+                        await self._closing.wait()
+                        for desk in self._desks.values():
+                            self._farewell(house, desk)
+            except Exception as error:  # told to whoever calls: the server itself goes on and says what is wrong
+                if self._house is not None:
+                    raise
+                log.error("the data root could not be opened: %s", error)
+                opening.error = error
+                opening.done.set()
+
+    async def tell(self) -> None:
+        """Tell clients what changes, while the data root is open. Apart from `keep_open`, whose end is in a hurry."""
+        with self._telling:
+            await self._opened.wait()
+            await self.updates.follow(self.house)
+
+    async def _enter(self, stack: AsyncExitStack) -> House:
+        modules = await anyio.to_thread.run_sync(_import_house)
+        settings = self._load()
+        # Over HTTP the runs of every user are this server's to look after.
+        serves = None if self.transport != HTTP else _everybodys
+        house: House = await stack.enter_async_context(modules(settings, serves=serves))
+        return house
+
+    def start(self) -> None:
+        """Begin to open the data root; twice is harmless."""
+        if self._opening is None:
+            self._open_anew()
+
+    def _open_anew(self) -> _Opening:
+        self._opening = opening = _Opening()
+        self._wanted.set()
+        return opening
+
+    def close(self) -> None:
+        """Begin to close it, within 4 s; twice is harmless."""
+        if self._house is None:  # nothing was acknowledged, so nothing is lost
+            self._keeping.cancel()
+        elif not self._closing.is_set():
+            self._keeping.deadline = anyio.current_time() + CLOSE_WITHIN_S
+        self._closing.set()
+        self.updates.close()
+        self._telling.cancel()
+        self._wanted.set()
+
+    async def desk(self, ctx: ServerRequestContext[App, Any]) -> Desk:
+        """Return the desk of the session, waiting for the data root to be open.
+
+        Raises:
+            AvaError: It could not be opened; says why.
+        """
+        house = await self.opened()
+        desk = self._desk_of(ctx, house)
+        async with self._greeting:  # a second call that comes meanwhile waits for what the first one asks the client
+            await self._greet(ctx, desk.session)
+        return desk
+
+    async def opened(self) -> House:
+        """Return the house, waiting for the data root to be open.
+
+        Raises:
+            AvaError: It could not be opened; says why.
+        """
+        from ava_server.core.errors import ConfigError
+
+        opening = self._opening
+        if opening is None or opening.error is not None:
+            opening = self._open_anew()
+        with anyio.move_on_after(OPEN_WITHIN_S):
+            await opening.done.wait()
+        if opening.error is not None:
+            raise ConfigError(str(opening.error)) from opening.error
+        if self._house is None:
+            raise ConfigError(f"the data root is not open after {OPEN_WITHIN_S:.0f} s; try again in a moment")
+        return self._house
+
+    def _desk_of(self, ctx: ServerRequestContext[App, Any], house: House) -> Desk:
+        """Return the session's desk: the one that there is, or over HTTP that of the token and the client's name."""
+        from ava_server.service.session import Session
+
+        if self.transport != HTTP:
+            return self.desk_for((None, ""), lambda: Session(user=house.user, transport=self.transport))
+        token = token_of(ctx)
+        client = ctx.session.client_params
+        name = client.client_info.name[:CLIENT_CHARS] if client is not None else ""
+        return self.desk_for((token, name), lambda: session_over_http(token, name))
+
+    def desk_for(self, key: tuple[Token | None, str | None], session: Callable[[], Session]) -> Desk:
+        """Return the desk of a session, which is made where there is none yet; only where the data root is open.
+
+        Args:
+            key: The token as it is now, with its scopes, and the client's name; None is no client, but a person.
+            session: Makes the session.
+        """
+        from ava_server.service.service import Desk
+
+        desk = self._desks.get(key)
+        if desk is None:
+            # Whoever makes up names loses what was noted of the polls of their own oldest one.
+            own = [each for each in self._desks if each[0] == key[0]]
+            if len(own) >= MOST_OF_TOKEN or len(self._desks) >= MOST_DESKS:
+                self._farewell(self.house, self._desks.pop(own[0] if own else next(iter(self._desks))))
+            desk = self._desks[key] = Desk(self.house, session())
+            self.house.manager.adopt_session(desk.session.id)
+        return desk
+
+    async def remote_roles(self, ctx: ServerRequestContext[App, Any]) -> Catalog | None:
+        """Return the roles of the user over HTTP; None for who is at this machine."""
+        if self.transport != HTTP:
+            return None
+        desk = await self.desk(ctx)
+        return await self.house.catalog((), remote=desk.session.user)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the data root is open, and not about to be closed."""
+        return self._house is not None and not self._closing.is_set()
+
+    def caller(self, ctx: ServerRequestContext[App, Any]) -> str | None:
+        """Return the user that a call came from; None is the one of this machine.
+
+        Raises:
+            Refused: It came over HTTP, and without a token.
+        """
+        return token_of(ctx).user if self.transport == HTTP else None
+
+    def _role_places(self, house: House) -> Places:
+        """Return where the role files lie that clients are told of. Blocking."""
+        from ava_server.config.role_folders import Places, places_of
+
+        if self.transport == HTTP:
+            return Places(house.settings.paths, None, False, None)
+        roots = next((desk.session.roots for desk in self._desks.values()), ())
+        return places_of(house.settings, client_roots=roots, cwd=working_folder() or NOWHERE, home=home_folder())
+
+    @property
+    def house(self) -> House:
+        """The open house; only after `opened`."""
+        assert self._house is not None
+        return self._house
+
+    async def _greet(self, ctx: ServerRequestContext[App, Any], session: Session) -> None:
+        """Write the session's first entry, with what the client has said of itself."""
+        if session.started:
+            return
+        client = ctx.session.client_params
+        if client is not None:
+            session.client = client.client_info.name[:CLIENT_CHARS]
+            session.client_version = client.client_info.version[:CLIENT_CHARS]
+        session.protocol = ctx.protocol_version
+        self.begin(session)
+        if not session.remote:  # folders of another machine mean nothing here
+            session.roots = await _roots(ctx)
+
+    def begin(self, session: Session) -> None:
+        """Write a session's first entry; twice is harmless."""
+        from ava_audit.events import Event, SessionStart
+        from ava_audit.store.store import append
+
+        if session.started:
+            return
+        session.started, here = True, working_folder()
+        fact = SessionStart(
+            client=session.client,
+            client_version=session.client_version,
+            protocol=session.protocol,
+            transport=session.transport,
+            folder=str(here) if here is not None and not session.remote else None,
+            token=session.token.name if session.token is not None else None,
+        )
+        self.house.store.post(append(Event(session.who, fact)))
+
+    def _farewell(self, house: House, desk: Desk) -> None:
+        """Write a session's last entry, and let go of what is remembered of it."""
+        from ava_audit.events import Event, SessionEnd
+        from ava_audit.store.store import append
+
+        if desk.session.started:
+            house.store.post(append(Event(desk.session.who, SessionEnd(reason="the connection ended"))))
+        house.manager.forget_session(desk.session.id)
+
+
+def session_over_http(token: Token, client: str) -> Session:
+    """Return the session of a token and a client's name: a label for the log, the same after a new start."""
+    from ava_server.service.session import Session
+
+    label = hashlib.sha256(f"{token.id}\0{client}".encode("utf-8", "replace")).hexdigest()[:12]
+    return Session(user=token.user, transport=HTTP, id=f"sess-{label}", client=client or None, token=token)
+
+
+def token_of(ctx: ServerRequestContext[App, Any]) -> Token:
+    """Return the token that a call over HTTP came with.
+
+    Raises:
+        Refused: There is none: nothing is done for nobody.
+    """
+    from ava_server.config.tokens import Token
+    from ava_server.core.errors import Refused
+
+    token = ctx.request.scope.get(OF_REQUEST) if ctx.request is not None else None
+    if not isinstance(token, Token):
+        raise Refused("this call came without a token, and nothing is done for nobody")
+    return token
+
+
+def _everybodys(_run: RunRow) -> bool:
+    return True
+
+
+class _Server(Server[App]):
+    """The SDK's server, which says at the handshake that its lists change."""
+
+    def create_initialization_options(
+        self,
+        notification_options: NotificationOptions | None = None,
+        experimental_capabilities: dict[str, dict[str, Any]] | None = None,
+        extensions: dict[str, dict[str, Any]] | None = None,
+    ) -> InitializationOptions:
+        """Return what the handshake is answered with."""
+        changing = NotificationOptions(prompts_changed=True, resources_changed=True, tools_changed=True)
+        return super().create_initialization_options(
+            notification_options or changing, experimental_capabilities, extensions
+        )
+
+
+def build_server(load: Callable[[], Settings], *, transport: str = "stdio", app: App | None = None) -> Server[App]:
+    """Return the MCP server.
+
+    Args:
+        load: Reads the settings; called after `initialize` was answered.
+        transport: What the log calls the connection.
+        app: What serves; made of the others where it is not given.
+    """
+    from ava_server.core.errors import BadInput
+    from ava_server.mcp_server import completion, prompts, resources, subscriptions, tools
+    from ava_server.mcp_server.elicitation import Sealing
+    from ava_server.service.render_text import INSTRUCTIONS
+    from ava_server.telemetry.requests import keep_words_out
+
+    @asynccontextmanager
+    async def lifespan(_server: Server[App]) -> AsyncGenerator[App]:
+        serving = app or App(load, transport)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(serving.keep_open)
+            tasks.start_soon(serving.tell)
+            try:
+                yield serving
+            finally:
+                serving.close()
+
+    async def open_after_answer(ctx: ServerRequestContext[App, Any], call_next: CallNext) -> HandlerResult:
+        try:
+            result = await call_next(ctx)
+            if ctx.method == "notifications/initialized":
+                with suppress(BadInput):  # there are too many: this one has to ask
+                    ctx.lifespan_context.updates.join(ctx, ctx.lifespan_context.caller(ctx))
+            return result
+        except Exception as error:
+            raise _explained(error) from error
+        finally:
+            ctx.lifespan_context.start()
+
+    server: Server[App] = _Server(
+        "ava",
+        version=version("ava-subagents"),
+        title="Ava",
+        instructions=INSTRUCTIONS,
+        lifespan=lifespan,
+        get_tool_input_schema=tools.input_schema,
+        on_list_tools=tools.list_tools,
+        on_call_tool=tools.call_tool,
+        on_list_resources=resources.list_resources,
+        on_list_resource_templates=resources.list_templates,
+        on_read_resource=resources.read_resource,
+        on_subscribe_resource=subscriptions.subscribe,
+        on_unsubscribe_resource=subscriptions.unsubscribe,
+        on_subscriptions_listen=subscriptions.listen,
+        on_list_prompts=prompts.list_prompts,
+        on_get_prompt=prompts.get_prompt,
+        on_completion=completion.complete,
+    )
+    keep_words_out(server)
+    server.middleware.append(open_after_answer)
+    server.middleware.append(Sealing())
+    return server
+
+
+async def _roots(ctx: ServerRequestContext[App, Any]) -> tuple[str, ...]:
+    """Return the folders that the client names, where it can be asked."""
+    capabilities = ctx.session.client_capabilities
+    if capabilities is None or capabilities.roots is None or not ctx.session.can_send_request:
+        return ()
+    import warnings
+
+    with anyio.move_on_after(2), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # roots are deprecated, and still how hosts of the handshake era name a folder
+        try:
+            answer = await ctx.session.list_roots()  # pyright: ignore[reportDeprecated]
+        except Exception as error:  # a client that declares roots and cannot say them is no reason to fail
+            log.info("the client did not name its folders: %s", error)
+            return ()
+        return tuple(str(root.uri) for root in answer.roots)
+    return ()
+
+
+def _explained(error: Exception) -> Exception:
+    """Turn an error of ours into one that reaches the host in its own words: resources have no other way."""
+    from ava_audit.errors import AuditError
+    from ava_roles.errors import RolesError
+    from ava_server.core.errors import AvaError
+
+    if isinstance(error, AvaError | AuditError | RolesError):
+        return MCPError(code=INTERNAL_ERROR, message=str(error))
+    return error
+
+
+def _import_house() -> Any:
+    """Import what takes long, off the event loop."""
+    from importlib import import_module
+
+    from ava_server.service.runtime import open_house
+
+    import_module("ava_server.service.service")  # the first call needs it too
+    return open_house

@@ -1,0 +1,183 @@
+"""Asking a person through the client, in both eras of the protocol.
+
+Up to 2025-11-25 the server sends the question inside the call, and waits for the answer, for 45 seconds at most. From
+2026-07-28 on the call ends with the question, and the client calls again with the answer and with what it was given to
+keep (the request state): the question's hash, sealed under a key in the data root, so that a new server of the same
+data root knows it again. An answer without it, or to a question that is another one by now, is asked for anew.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import anyio.to_thread
+import mcp_types as types
+from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
+from mcp.shared.exceptions import MCPError
+from mcp_types.methods import is_input_required
+from pydantic import ValidationError
+
+from ava_server.core.errors import AvaError, ConfigError
+
+if TYPE_CHECKING:
+    from mcp.server.request_state import RequestStateBoundary
+    from tomlkit import TOMLDocument
+
+    from ava_server.approval.questions import Question, Reply
+    from ava_server.mcp_server.app import App
+
+log = logging.getLogger("ava.eliciting")
+ASK_S = 45.0
+"""No call may take longer: some hosts cut it off at 60 s."""
+ANSWER_S = 600.0
+"""How long a client may keep a question that it was given: as long as a proposal waits."""
+ASKING = "confirm_spawn"
+_ANSWER = "approval"
+_STATE, _RESPONSES = "requestState", "inputResponses"
+
+
+def can_ask(ctx: ServerRequestContext[App, Any]) -> bool:
+    """Tell whether the client says that it can show a form to a person."""
+    capabilities = ctx.session.client_capabilities
+    elicitation = capabilities.elicitation if capabilities is not None else None
+    # A client of before 2025-11-25 names no kinds, and means forms.
+    return elicitation is not None and (elicitation.form is not None or elicitation.url is None)
+
+
+class Asking:
+    """The person behind one call.
+
+    Args:
+        ctx: The call.
+        params: Its parameters, with the answer where the client has asked already.
+    """
+
+    def __init__(self, ctx: ServerRequestContext[App, Any], params: types.CallToolRequestParams) -> None:
+        self._ctx = ctx
+        self._params = params
+
+    async def ask(self, question: Question) -> Reply:
+        """Ask, and return what came of it.
+
+        Raises:
+            AnsweredLater: The answer comes with another call.
+        """
+        from ava_server.approval.questions import AnsweredLater, Reply
+
+        if self._ctx.session.can_send_request:
+            closing = self._ctx.lifespan_context.house.closing
+            with anyio.move_on_after(ASK_S) as asking, closing.question(asking):
+                return _reply(await self._send(question))
+            return Reply("silent")
+        answer = (self._params.input_responses or {}).get(_ANSWER)
+        if not isinstance(answer, types.ElicitResult) or self._params.request_state != question.sha():
+            raise AnsweredLater(question)
+        return _reply(answer)
+
+    async def _send(self, question: Question) -> types.ElicitResult:
+        """Send the question; a client that cannot ask after all counts as one whose person closed it.
+
+        So does one whose answer is none: nobody knows what its person has said.
+        """
+        try:
+            return await self._ctx.session.elicit_form(question.text, question.schema(), self._ctx.request_id)
+        except (MCPError, ValidationError) as error:
+            log.warning("the client could not ask: %s", type(error).__name__)
+            return types.ElicitResult(action="cancel")
+
+
+def asked_back(question: Question) -> types.InputRequiredResult:
+    """Return the end of a call whose question the client has to ask."""
+    form = types.ElicitRequestFormParams(message=question.text, requested_schema=question.schema())
+    return types.InputRequiredResult(
+        input_requests={_ANSWER: types.ElicitRequest(params=form)}, request_state=question.sha()
+    )
+
+
+def _reply(answer: types.ElicitResult) -> Reply:
+    from ava_server.approval.questions import Reply
+
+    return Reply(answer.action, dict(answer.content or {}) if answer.action == "accept" else {})
+
+
+class Sealing:
+    """Seals what a client keeps with a question, and opens it when the answer comes."""
+
+    def __init__(self) -> None:
+        self._boundary: RequestStateBoundary | None = None
+        self._opening = anyio.Lock()
+
+    async def __call__(self, ctx: ServerRequestContext[App, Any], call_next: CallNext) -> HandlerResult:
+        """Be the server's middleware."""
+        if ctx.method != "tools/call" or ctx.params is None or ctx.params.get("name") != ASKING:
+            return await call_next(ctx)
+        if ctx.session.can_send_request or not can_ask(ctx):  # nothing has to be kept
+            return await call_next(_without_answer(ctx, ctx.params))
+        try:
+            boundary = await self._open(ctx)
+        except AvaError as error:
+            result = await call_next(_without_answer(ctx, ctx.params))
+            # Without the key no answer could be known again, and the person would be asked for ever.
+            return _not_asked(error) if is_input_required(result) else result
+        try:
+            return await boundary(ctx, call_next)
+        except MCPError as error:
+            if error.error.data != {"reason": "invalid_request_state"}:
+                raise
+        return await boundary(_without_answer(ctx, ctx.params), call_next)  # asked anew, and nothing starts
+
+    async def _open(self, ctx: ServerRequestContext[App, Any]) -> RequestStateBoundary:
+        async with self._opening:
+            if self._boundary is None:
+                await ctx.lifespan_context.desk(ctx)
+                path = ctx.lifespan_context.house.settings.paths.question_key
+                self._boundary = await anyio.to_thread.run_sync(_boundary, path)
+            return self._boundary
+
+
+def _not_asked(why: AvaError) -> types.CallToolResult:
+    from ava_server.mcp_server.tools import result_of
+    from ava_server.service.responses import FAILED, ConfirmAnswer
+
+    message = f"the person cannot be asked, so nothing was started: {why}"
+    return result_of(ConfirmAnswer(status=FAILED, message=message))
+
+
+def _boundary(path: Path) -> RequestStateBoundary:
+    from mcp.server.request_state import RequestStateBoundary, RequestStateSecurity
+
+    return RequestStateBoundary(RequestStateSecurity(keys=[question_key(path)], ttl=ANSWER_S), default_audience="ava")
+
+
+def _without_answer(ctx: ServerRequestContext[App, Any], params: Mapping[str, Any]) -> ServerRequestContext[App, Any]:
+    left = {name: value for name, value in params.items() if name not in (_STATE, _RESPONSES)}
+    return replace(ctx, params=left)
+
+
+def question_key(path: Path) -> str:
+    """Return the key of a data root's questions; the first who needs it makes it. Blocking.
+
+    Raises:
+        ConfigError: The file may not be trusted, read or written.
+    """
+    from ava_server.core.private_file import PrivateFile
+
+    file = PrivateFile(path, "key of open questions", "ava serve", "ava serve")
+    file.make_folder()
+
+    def edit(document: TOMLDocument) -> None:
+        document.setdefault("key", secrets.token_hex(32))
+
+    key = file.entries().get("key")
+    if key is None:
+        file.change(lambda: None, edit)
+        key = file.entries().get("key")
+    if not isinstance(key, str) or len(key) < 64:
+        raise ConfigError(f"{path} holds no key of 64 characters. Remove the file; Ava makes another one.")
+    return key

@@ -1,0 +1,143 @@
+"""The prompts: what a person picks in the host, and the words that their model then reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import mcp_types as types
+from mcp.server.context import ServerRequestContext
+from mcp.shared.exceptions import MCPError
+
+from ava_server.core.errors import BadInput
+from ava_server.core.ids import parse_id
+from ava_server.core.pagination import refuse_cursor
+from ava_server.service.render_text import ASK_ON, DECIDE, DELEGATE
+
+if TYPE_CHECKING:
+    from ava_server.mcp_server.app import App
+
+    Ctx = ServerRequestContext[App, Any]
+
+
+@dataclass(frozen=True)
+class Argument:
+    """An argument of a prompt.
+
+    Attributes:
+        name: Its name.
+        description: What it is, on one line.
+        missing: What is asked where it is not given; empty where it need not be.
+        id_field: The field whose form its value has, where that is an id.
+        words: What a prompt says besides where it is given, if it need not be.
+    """
+
+    name: str
+    description: str
+    missing: str = ""
+    id_field: str = ""
+    words: str = ""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt: its words have a place for each argument that must be given."""
+
+    name: str
+    title: str
+    description: str
+    words: str
+    arguments: tuple[Argument, ...]
+
+    def text(self, given: Mapping[str, str]) -> str:
+        """Return its words with what was given.
+
+        Raises:
+            BadInput: An argument is missing, or is no id.
+        """
+        values: dict[str, str] = {}
+        more = ""
+        for argument in self.arguments:
+            value = given.get(argument.name, "").strip()
+            if argument.missing and not value:
+                raise BadInput(f"{self.name} needs a {argument.name}: {argument.missing}")
+            if argument.id_field and value:
+                value = parse_id(argument.id_field, value)
+            values[argument.name] = value
+            if argument.words and value:
+                more += argument.words.format(value)
+        return self.words.format(**values) + more
+
+
+PROMPTS = (
+    Prompt(
+        "delegate",
+        "Delegate",
+        "Hand a task over to a subagent.",
+        DELEGATE,
+        (
+            Argument("task", "What to hand over.", missing="what shall be handed over?"),
+            Argument("role", "Which role it is for.", words="Role: {}\n"),
+            Argument("model", "Which model is to do it: a tier, or provider:id.", words="Model: {}\n"),
+        ),
+    ),
+    Prompt(
+        "ask_on",
+        "Ask on",
+        "Ask a question about what a subagent has found.",
+        ASK_ON,
+        (
+            Argument("subagent_id", "The subagent, e.g. S-7f3a2b.", "which one has ended?", id_field="subagent_id"),
+            Argument("question", "What else you want to know.", missing="what else do you want to know?"),
+        ),
+    ),
+    Prompt(
+        "decide",
+        "Decide",
+        "Have a proposal shown again, and decide about it.",
+        DECIDE,
+        (Argument("pending_id", "The proposal, e.g. P-1c22b09d.", "which one waits?", id_field="pending_id"),),
+    ),
+)
+
+
+async def list_prompts(ctx: Ctx, params: types.PaginatedRequestParams | None) -> types.ListPromptsResult:
+    """List the prompts; the roles stand in the description of the argument that takes one."""
+    from ava_server.mcp_server.tools import roles_now
+
+    refuse_cursor(params)
+    names = ", ".join((await roles_now(ctx)).by_name)
+    more = {"role": f" One of: {names}. Without one, your model chooses."}
+    return types.ListPromptsResult(
+        prompts=[
+            types.Prompt(
+                name=prompt.name,
+                title=prompt.title,
+                description=prompt.description,
+                arguments=[
+                    types.PromptArgument(
+                        name=argument.name,
+                        description=argument.description + more.get(argument.name, ""),
+                        required=bool(argument.missing),
+                    )
+                    for argument in prompt.arguments
+                ],
+            )
+            for prompt in PROMPTS
+        ]
+    )
+
+
+async def get_prompt(ctx: Ctx, params: types.GetPromptRequestParams) -> types.GetPromptResult:
+    """Return a prompt with what was given to it."""
+    prompt = next((prompt for prompt in PROMPTS if prompt.name == params.name), None)
+    if prompt is None:
+        known = ", ".join(prompt.name for prompt in PROMPTS)
+        raise MCPError(code=types.INVALID_PARAMS, message=f"no prompt {params.name[:80]!r}; there are {known}")
+    try:
+        text = prompt.text(params.arguments or {})
+    except BadInput as error:
+        raise MCPError(code=types.INVALID_PARAMS, message=str(error)) from error
+    message = types.PromptMessage(role="user", content=types.TextContent(type="text", text=text))
+    return types.GetPromptResult(description=prompt.description, messages=[message])

@@ -1,0 +1,241 @@
+"""The stdio transport: ended by end of stdin, SIGTERM or SIGINT, each within 5 s and with everything on record.
+
+The SDK's own `run()` dies at SIGTERM without clean-up, hangs at SIGINT on the thread that reads stdin, and leaves a
+line that is no JSON-RPC without an answer (shared/notes/mcp-sdk.md). Here the event loop reads and writes where the
+system lets it, signals end the one task that serves, and what cannot be read is answered as JSON-RPC wants.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import stat
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import IO, TYPE_CHECKING, Any, cast
+
+import anyio
+import mcp_types as types
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+from mcp.shared.message import SessionMessage
+
+from ava_server.core.blocking import read_apart
+from ava_server.core.shutdown import Ending, deaf_to_signals
+from ava_server.core.stderr_log import log_to_stderr
+from ava_server.mcp_server.app import build_server
+
+if TYPE_CHECKING:
+    from ava_server.config.settings import Settings
+
+LINE_BYTES = 16 * 1024 * 1024
+"""A longer message than any host sends is refused; it is never held as a whole."""
+LAST_WORDS_S = 1.0
+"""How long the last answers may take on their way to a host that has closed stdin and may not read any more."""
+_EDGE = 300
+_ID = rb'"id"\s*:\s*(-?\d{1,18}|"[^"\\]{1,200}")\s*'
+_ID_FIRST = re.compile(rb'\s*\{\s*(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?' + _ID)
+_ID_LAST = re.compile(_ID + rb"\}\s*\Z")
+
+Write = Callable[[bytes], Awaitable[None]]
+"""Writes one message to the host, whole."""
+
+
+class TooLong:
+    """A message that was longer than `LINE_BYTES`: its id, where it can be told from its beginning or end."""
+
+    def __init__(self, head: bytes, tail: bytes) -> None:
+        match = _ID_FIRST.match(head) or _ID_LAST.search(tail)
+        self.id: str | int | None = json.loads(match[1]) if match else None
+
+
+def serve(load: Callable[[], Settings]) -> int:
+    """Serve one host over stdin and stdout until it goes away; returns the exit code."""
+    log_to_stderr("ava: %(message)s")
+    return anyio.run(_serve, load)
+
+
+async def _serve(load: Callable[[], Settings]) -> int:
+    server = build_server(load)
+    ending = Ending()
+    async with anyio.create_task_group() as tasks:
+        await tasks.start(ending.watch)
+        with ending.serving:
+            lines, write = await _open_wire()
+            incoming, read = anyio.create_memory_object_stream[SessionMessage | Exception]()
+            answers, outgoing = anyio.create_memory_object_stream[SessionMessage]()
+            async with anyio.create_task_group() as writing:
+                writing.start_soon(_write, outgoing, write)
+                async with anyio.create_task_group() as reading:
+                    reading.start_soon(_read, lines, incoming, answers.clone(), ending)
+                    await server.run(cast("Any", read), cast("Any", answers), server.create_initialization_options())
+                    reading.cancel_scope.cancel()
+                writing.cancel_scope.deadline = anyio.current_time() + LAST_WORDS_S
+        ending.begin(0)
+        tasks.cancel_scope.cancel()
+    deaf_to_signals()
+    return ending.code or 0
+
+
+# -- messages ---------------------------------------------------------------------------------------------------------
+
+
+async def _read(
+    lines: AsyncIterator[bytes | TooLong],
+    incoming: MemoryObjectSendStream[SessionMessage | Exception],
+    answers: MemoryObjectSendStream[SessionMessage],
+    ending: Ending,
+) -> None:
+    """Hand on the host's messages until its end; answer those that are none."""
+    async with incoming, answers:
+        try:
+            async for line in lines:
+                if isinstance(line, bytes) and not line.strip():
+                    continue
+                message = _message(line)
+                if isinstance(message, types.JSONRPCError):
+                    await answers.send(SessionMessage(message))
+                else:
+                    await incoming.send(SessionMessage(message))
+        except (ConnectionError, anyio.BrokenResourceError, anyio.ClosedResourceError):
+            pass  # the host, or the server, has gone meanwhile
+        ending.begin(0)
+
+
+def _message(line: bytes | TooLong) -> Any:
+    """Return a line as a message; as the error that answers it when it is none."""
+    if isinstance(line, TooLong):
+        return _refusal(types.INVALID_REQUEST, f"the message is longer than {LINE_BYTES:,} bytes; send less", line.id)
+    try:
+        return types.jsonrpc_message_adapter.validate_json(line, by_name=False)
+    except ValueError:
+        pass
+    try:
+        value = json.loads(line.decode())  # more lenient: the id of a request with, say, half a surrogate
+    except (ValueError, RecursionError):
+        return _refusal(types.PARSE_ERROR, "the line is not JSON in UTF-8", None)
+    given = cast("dict[str, Any]", value).get("id") if isinstance(value, dict) else None
+    named = given if isinstance(given, str | int) and not isinstance(given, bool) else None
+    return _refusal(types.INVALID_REQUEST, "the line is not a JSON-RPC 2.0 message", named)
+
+
+def _refusal(code: int, why: str, request_id: str | int | None) -> types.JSONRPCError:
+    return types.JSONRPCError(jsonrpc="2.0", id=request_id, error=types.ErrorData(code=code, message=why))
+
+
+async def _write(outgoing: MemoryObjectReceiveStream[SessionMessage], write: Write) -> None:
+    """Write what the server says until it has no more to say, or the host has gone."""
+    gone = False
+    async with outgoing:
+        async for item in outgoing:
+            text = item.message.model_dump_json(by_alias=True, exclude_unset=True)
+            try:
+                if not gone:
+                    await write(text.encode() + b"\n")
+            except OSError:  # nobody reads any more; the end of stdin is what ends the server
+                gone = True
+
+
+# -- the wire ---------------------------------------------------------------------------------------------------------
+
+
+async def _open_wire() -> tuple[AsyncIterator[bytes | TooLong], Write]:
+    """Take stdin and stdout for the messages alone.
+
+    What else runs in this process reads an empty stdin, and what it prints goes to stderr.
+    """
+    source, sink = os.fdopen(os.dup(0), "rb", buffering=0), os.fdopen(os.dup(1), "wb", buffering=0)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)
+    return await _lines_of(source), await _writer_to(sink)
+
+
+async def _lines_of(source: IO[bytes]) -> AsyncIterator[bytes | TooLong]:
+    """Return the lines of stdin, read by the event loop where the system can; by a thread elsewhere."""
+    if _can_be_awaited(source):
+        loop = asyncio.get_running_loop()
+        reader = asyncio.StreamReader(limit=LINE_BYTES, loop=loop)
+        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader, loop=loop), source)
+        return _streamed(reader)
+    return _threaded(os.fdopen(os.dup(source.fileno()), "rb"))
+
+
+def _can_be_awaited(file: IO[bytes]) -> bool:
+    """Tell whether the event loop can wait for a file: what hosts give, and a person's terminal; no /dev/null."""
+    mode = os.fstat(file.fileno()).st_mode
+    return sys.platform != "win32" and (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or file.isatty())
+
+
+async def _streamed(reader: asyncio.StreamReader) -> AsyncIterator[bytes | TooLong]:
+    while True:
+        try:
+            yield await reader.readuntil(b"\n")
+        except asyncio.IncompleteReadError as end:
+            if end.partial:
+                yield end.partial
+            return
+        except asyncio.LimitOverrunError as long:
+            yield await _skip(reader, long.consumed)
+
+
+async def _skip(reader: asyncio.StreamReader, consumed: int) -> TooLong:
+    """Read past a line that is too long."""
+    head = tail = b""
+    while True:
+        piece = await reader.readexactly(consumed)
+        head = head or piece[:_EDGE]
+        tail = (tail + piece)[-_EDGE:]
+        try:
+            piece = await reader.readuntil(b"\n")
+            return TooLong(head, (tail + piece)[-_EDGE:])
+        except asyncio.IncompleteReadError as end:
+            return TooLong(head, (tail + end.partial)[-_EDGE:])
+        except asyncio.LimitOverrunError as long:
+            consumed = long.consumed
+
+
+async def _threaded(source: IO[bytes]) -> AsyncIterator[bytes | TooLong]:
+    def piece() -> bytes:
+        try:
+            return source.readline(LINE_BYTES)
+        except OSError:  # the host has gone
+            return b""
+
+    while line := await read_apart(piece):
+        if len(line) < LINE_BYTES or line.endswith(b"\n"):
+            yield line
+            continue
+        head, tail = line[:_EDGE], line[-_EDGE:]
+        while line and not line.endswith(b"\n"):
+            line = await read_apart(piece)
+            tail = (tail + line)[-_EDGE:]
+        yield TooLong(head, tail)
+
+
+async def _writer_to(sink: IO[bytes]) -> Write:
+    """Return what writes to stdout: the event loop where the system can, so that nothing hangs on a deaf host."""
+    if _can_be_awaited(sink):
+        loop = asyncio.get_running_loop()
+        protocol = asyncio.StreamReaderProtocol(asyncio.StreamReader(loop=loop), loop=loop)
+        pipe, _protocol = await loop.connect_write_pipe(lambda: protocol, sink)
+        pipe.set_write_buffer_limits(0)  # `drain` then means written
+        stream = asyncio.StreamWriter(pipe, protocol, None, loop)
+
+        async def write_now(data: bytes) -> None:
+            stream.write(data)
+            await stream.drain()
+
+        return write_now
+
+    def whole(data: bytes) -> None:
+        left = memoryview(data)
+        while left:
+            left = left[sink.write(left) :]
+
+    async def write_in_thread(data: bytes) -> None:
+        await anyio.to_thread.run_sync(whole, data, abandon_on_cancel=True)
+
+    return write_in_thread

@@ -1,0 +1,284 @@
+"""What has changed, told to clients: runs that they follow, and lists.
+
+Up to 2025-11-25 a client names the resources that it follows (`resources/subscribe`), and is told of every list. From
+2026-07-28 on it opens a stream (`subscriptions/listen`) and names there all that it wants to be told of. News of runs
+come from the log, so it does not matter which process looks after them; role files are looked at every other second.
+Nothing is looked at while nobody listens.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import anyio.abc
+import mcp_types as types
+from mcp.server.context import ServerRequestContext
+from mcp.server.subscriptions import (
+    ListenHandler,
+    PromptsListChanged,
+    ResourcesListChanged,
+    ResourceUpdated,
+    ToolsListChanged,
+)
+from mcp.shared.exceptions import MCPError
+
+from ava_audit.errors import AuditError
+from ava_server.core.blocking import read_apart
+from ava_server.core.drain import ENDS_SOON
+from ava_server.core.errors import AvaError, BadInput, Refused
+from ava_server.mcp_server.listeners import Listener, Stream, Voice
+from ava_server.mcp_server.resources import own_of
+
+if TYPE_CHECKING:
+    from ava_server.config.role_folders import Places
+    from ava_server.mcp_server.app import App
+    from ava_server.service.access import Own
+    from ava_server.service.runtime import House
+
+    Ctx = ServerRequestContext[App, Any]
+
+log = logging.getLogger("ava.updates")
+RUNS_EVERY_S = 1.0
+ROLES_EVERY_S = 2.0
+MOST_CLIENTS, MOST_URIS = 2_000, 200
+"""Streams and connections that are told at once, and resources that one of them follows."""
+ROLES = "ava://roles"
+_FOLLOWED = re.compile(r"ava://runs/(?P<id>[^/]+)(?:/transcript)?\Z")
+_SHOWN_IN_LISTS = ("SpawnProposed", "SpawnDecided", "RunClaimed", "RunStarted", "RunEnded")
+"""Entries after which a run stands in the list of resources, or is called otherwise there."""
+
+
+class Updates:
+    """Tells clients what has changed, each only of what is its user's own.
+
+    Args:
+        places: Returns where the role files lie whose list clients are told of. Blocking.
+    """
+
+    def __init__(self, places: Callable[[House], Places]) -> None:
+        self._places = places
+        self._house: House | None = None
+        self._speaking: anyio.abc.TaskGroup | None = None
+        self._somebody = anyio.Event()
+        self._listeners: set[Listener] = set()
+        self._voices: dict[str, tuple[Voice, Listener]] = {}
+        self._streams: set[ListenHandler] = set()
+        self._seen = 0
+        self._closed = False
+        self._roles: tuple[object, ...] | None = None
+
+    async def follow(self, house: House) -> None:
+        """Look for what has changed, and tell it, until cancelled."""
+        self._house, self._seen = house, house.store.head
+        try:
+            async with anyio.create_task_group() as self._speaking:
+                for voice, _listener in self._voices.values():
+                    self._speaking.start_soon(voice.speak)
+                self._speaking.start_soon(self._follow_runs, house)
+                await self._follow_roles(house)
+        finally:
+            self._speaking = None
+
+    def close(self) -> None:
+        """End every stream in the way that says so to its client, and open no other. Twice is harmless."""
+        self._closed = True
+        for stream in self._streams:
+            stream.close()
+
+    async def begin(self) -> None:
+        """Look at the role files as they are: what changes from now on is told."""
+        from ava_server.config.role_folders import ROLES_S
+
+        if self._roles is None and self._house is not None:
+            with anyio.move_on_after(ROLES_S):
+                self._roles = await self._look(self._house)
+
+    # -- who listens ------------------------------------------------------------------------------------------------
+
+    def join(self, ctx: Ctx, user: str | None) -> Listener:
+        """Tell a connection of the handshake era from now on, until it ends; twice is harmless.
+
+        Raises:
+            BadInput: There are too many.
+        """
+        key = _connection(ctx)
+        if key not in self._voices:
+            self._refuse_more()
+            voice = Voice(ctx.session)
+            listener = Listener(user, voice.tell)
+            self._voices[key] = voice, listener
+            self._add(listener)
+            if self._speaking is not None:
+                self._speaking.start_soon(voice.speak)
+            # The SDK hands this out nowhere else, and nothing else tells when a connection has ended.
+            connection = ctx.session._connection  # pyright: ignore[reportPrivateUsage]
+            connection.exit_stack.callback(self._leave, key)
+        return self._voices[key][1]
+
+    def _leave(self, key: str) -> None:
+        voice, listener = self._voices.pop(key)
+        voice.end()
+        self._remove(listener)
+
+    async def listen(
+        self, ctx: Ctx, params: types.SubscriptionsListenRequestParams, user: str | None, uris: dict[str, str | None]
+    ) -> types.SubscriptionsListenResult:
+        """Serve a stream of the stateless era; of the resources named, those in `uris` count.
+
+        Raises:
+            BadInput: There are too many.
+            Refused: It is about to end.
+        """
+        if self._closed:
+            raise Refused(ENDS_SOON)
+        self._refuse_more()
+        stream = Stream()
+        listen = ListenHandler(stream, max_subscriptions=1)
+        listener = Listener(user, stream.tell)
+        listener.uris = uris
+        await self.begin()
+        heard = params.notifications.model_copy(update={"resource_subscriptions": list(uris) or None})
+        with self._listening(listener, listen):
+            return await listen(ctx, params.model_copy(update={"notifications": heard}))
+
+    @contextmanager
+    def _listening(self, listener: Listener, handler: ListenHandler) -> Generator[None]:
+        self._add(listener)
+        self._streams.add(handler)
+        try:
+            yield
+        finally:
+            self._remove(listener)
+            self._streams.discard(handler)
+
+    def _refuse_more(self) -> None:
+        if len(self._listeners) >= MOST_CLIENTS:
+            raise BadInput(f"{MOST_CLIENTS:,} clients are told of changes already; ask for what has changed instead")
+
+    def _add(self, listener: Listener) -> None:
+        if not self._listeners and self._house is not None:
+            self._seen = self._house.store.head
+        self._listeners.add(listener)
+        self._somebody.set()
+
+    def _remove(self, listener: Listener) -> None:
+        self._listeners.discard(listener)
+        if not self._listeners:
+            self._roles = None  # nobody looks any more
+
+    async def _wait_for_somebody(self) -> None:
+        while not self._listeners:
+            if self._somebody.is_set():  # two wait for the same one
+                self._somebody = anyio.Event()
+            await self._somebody.wait()
+
+    # -- what has changed -------------------------------------------------------------------------------------------
+
+    async def _follow_runs(self, house: House) -> None:
+        while True:
+            await self._wait_for_somebody()
+            head = await house.store.newer_than(self._seen)
+            try:
+                changed = await house.store.read(lambda view: view.changed_after(self._seen, _SHOWN_IN_LISTS))
+            except AuditError as error:  # who calls a tool is told; here it is tried again
+                log.info("what has changed could not be read: %s", error)
+            else:
+                self._seen = head
+                self._tell_of_runs(house, changed)
+            await anyio.sleep(RUNS_EVERY_S)
+
+    def _tell_of_runs(self, house: House, changed: Sequence[tuple[str, str, bool]]) -> None:
+        owners = {run_id: user for run_id, user, _listed in changed}
+        listed = {user for _run_id, user, in_list in changed if in_list}
+        for listener in list(self._listeners):
+            user = listener.user or house.user
+            if user in listed:
+                listener.tell(ResourcesListChanged())
+            for uri, run_id in listener.uris.items():
+                if run_id is not None and owners.get(run_id) == user:
+                    listener.tell(ResourceUpdated(uri))
+
+    async def _follow_roles(self, house: House) -> None:
+        while True:
+            await self._wait_for_somebody()
+            look = await self._look(house)
+            if self._roles is not None and look is not None and look != self._roles:
+                self._tell_of_roles()
+            self._roles = look or self._roles
+            await anyio.sleep(ROLES_EVERY_S)
+
+    async def _look(self, house: House) -> tuple[object, ...] | None:
+        """Return how the role files look; None where that cannot be told, and the next look may."""
+        try:
+            return await read_apart(lambda: self._places(house).look())
+        except (AvaError, OSError, RuntimeError) as error:  # the working folder is gone, say
+            log.info("the role files cannot be looked at: %s", error)
+            return None
+
+    def _tell_of_roles(self) -> None:
+        for listener in list(self._listeners):
+            listener.tell(ToolsListChanged())
+            listener.tell(PromptsListChanged())
+            for uri, run_id in listener.uris.items():
+                if run_id is None:
+                    listener.tell(ResourceUpdated(uri))
+
+
+async def listen(ctx: Ctx, params: types.SubscriptionsListenRequestParams) -> types.SubscriptionsListenResult:
+    """Serve `subscriptions/listen`: resources that are not there for this user are left out of what is acknowledged."""
+    app = ctx.lifespan_context
+    own = await own_of(ctx)
+    uris: dict[str, str | None] = {}
+    for uri in (params.notifications.resource_subscriptions or [])[:MOST_URIS]:
+        with suppress(BadInput):
+            uris[uri] = await _run_of(own, uri)
+    return await app.updates.listen(ctx, params, app.caller(ctx), uris)
+
+
+async def subscribe(ctx: Ctx, params: types.SubscribeRequestParams) -> types.EmptyResult:
+    """Serve `resources/subscribe`."""
+    app, uri = ctx.lifespan_context, str(params.uri)
+    try:
+        run_id = await _run_of(await own_of(ctx), uri)
+        listener = app.updates.join(ctx, app.caller(ctx))
+        if len(listener.uris) >= MOST_URIS and uri not in listener.uris:
+            raise BadInput(f"a client follows {MOST_URIS} resources at most; unsubscribe from one first")
+    except BadInput as error:
+        raise MCPError(code=types.INVALID_PARAMS, message=str(error), data={"uri": uri}) from error
+    listener.uris[uri] = run_id
+    await app.updates.begin()
+    return types.EmptyResult()
+
+
+async def unsubscribe(ctx: Ctx, params: types.UnsubscribeRequestParams) -> types.EmptyResult:
+    """Serve `resources/unsubscribe`; of what is not followed it is harmless."""
+    app = ctx.lifespan_context
+    app.updates.join(ctx, app.caller(ctx)).uris.pop(str(params.uri), None)
+    return types.EmptyResult()
+
+
+async def _run_of(own: Own, uri: str) -> str | None:
+    """Return the run of a resource that can be followed; None is the roles.
+
+    Raises:
+        BadInput: There is none of this address for this user, or it has no updates.
+    """
+    if uri == ROLES:
+        return None
+    match = _FOLLOWED.fullmatch(uri)
+    if match is None:
+        raise BadInput(
+            f"{uri[:100]!r} has no updates; {ROLES}, ava://runs/S-… and ava://runs/S-…/transcript have, and an artifact"
+            " changes with its run"
+        )
+    return (await own.run(match["id"], "uri")).id
+
+
+def _connection(ctx: Ctx) -> str:
+    """Return what tells a connection of the handshake era from others: there is one alone, but over HTTP."""
+    return ctx.request.headers.get("mcp-session-id", "") if ctx.request is not None else ""

@@ -1,0 +1,295 @@
+"""The six tools as hosts see them: the border where models come in and our errors become answers."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Any, cast
+
+import anyio
+import anyio.to_thread
+import mcp_types as types
+from mcp.server.context import ServerRequestContext
+
+from ava_server.core.errors import AvaError
+from ava_server.core.pagination import refuse_cursor
+from ava_server.service.responses import (
+    FAILED,
+    Answer,
+    CancelAnswer,
+    CheckAnswer,
+    ConfirmAnswer,
+    LogAnswer,
+    MessageAnswer,
+    SpawnAnswer,
+)
+
+if TYPE_CHECKING:
+    from ava_roles.catalog import Catalog
+    from ava_server.approval.requests import Arguments
+    from ava_server.mcp_server.app import App
+
+log = logging.getLogger("ava.tools")
+ROLES_CHARS = 1_200
+FAULT = "a fault of Ava itself, written to its standard error; try again, and report it if it comes back"
+_LOADED = {"anthropic/alwaysLoad": True}
+_ASKED = {"anthropic/requiresUserInteraction": True}
+"""Claude Code then asks a person before every call, whatever its rules allow (from 2.1.199 on). A client that can show
+our own question needs no second one."""
+
+
+async def list_tools(
+    ctx: ServerRequestContext[App, Any], params: types.PaginatedRequestParams | None
+) -> types.ListToolsResult:
+    """List the six tools; the roles stand in the description of `spawn_subagent`."""
+    from ava_server.mcp_server.elicitation import can_ask
+
+    refuse_cursor(params)
+    catalog = await roles_now(ctx)
+    listed = await anyio.to_thread.run_sync(tools_now, catalog)
+    if can_ask(ctx):
+        listed = [
+            tool.model_copy(update={"meta": _LOADED}) if tool.name == "confirm_spawn" else tool for tool in listed
+        ]
+    return types.ListToolsResult(tools=listed)
+
+
+async def call_tool(
+    ctx: ServerRequestContext[App, Any], params: types.CallToolRequestParams
+) -> types.CallToolResult | types.InputRequiredResult:
+    """Call one of the tools. Whatever goes wrong is an answer that says so, in both forms."""
+    from ava_server.approval.questions import AnsweredLater
+    from ava_server.mcp_server.elicitation import Asking, asked_back, can_ask
+
+    began = anyio.current_time()
+
+    async def progress(line: str) -> None:
+        await ctx.session.report_progress(anyio.current_time() - began, None, line)
+
+    try:
+        desk = await ctx.lifespan_context.desk(ctx)
+        person = Asking(ctx, params) if can_ask(ctx) else None
+        answer = await desk.call(params.name, dict(params.arguments or {}), progress, person=person)
+    except AnsweredLater as asked:
+        return asked_back(asked.question)
+    except AvaError as error:
+        answer = Answer(status=FAILED, message=str(error))
+    except Exception as error:
+        from ava_audit.errors import AuditError
+
+        if isinstance(error, AuditError):
+            answer = Answer(status=FAILED, message=str(error))
+        else:
+            log.exception("%s failed", params.name)
+            answer = Answer(status=FAILED, message=f"{params.name}: {FAULT}")
+    return result_of(answer)
+
+
+def result_of(answer: Answer) -> types.CallToolResult:
+    """Return an answer as hosts get it, in both forms."""
+    from ava_server.service.render_text import text_of
+
+    return types.CallToolResult(
+        content=[types.TextContent(type="text", text=text_of(answer))],
+        structured_content=answer.structured(),
+        is_error=answer.status == FAILED,
+    )
+
+
+async def roles_now(ctx: ServerRequestContext[App, Any]) -> Catalog:
+    """Return the roles that lists name: those of the user over HTTP, else those at hand here."""
+    from ava_roles.catalog import Catalog
+    from ava_server.config import role_folders
+    from ava_server.core.blocking import read_apart
+
+    found = await ctx.lifespan_context.remote_roles(ctx)
+    if found is not None:
+        return found
+    with anyio.move_on_after(role_folders.ROLES_S):
+        found = await read_apart(_catalog)
+    if found is None:  # a folder of role files does not answer; who spawns is told so
+        found = await anyio.to_thread.run_sync(Catalog.load)
+    return found
+
+
+@cache
+def _fixed_tools() -> tuple[types.Tool, ...]:
+    from ava_server.approval import requests
+
+    def tool(
+        name: str,
+        title: str,
+        description: str,
+        takes: type[Arguments],
+        gives: type[Answer],
+        annotations: types.ToolAnnotations,
+        *,
+        meta: dict[str, Any] | None = None,
+    ) -> types.Tool:
+        return types.Tool(
+            name=name,
+            title=title,
+            description=description,
+            input_schema=_small(takes.model_json_schema()),
+            output_schema=_small(gives.model_json_schema(mode="serialization"), output=True),
+            annotations=annotations,
+            _meta=meta,
+        )
+
+    reads = types.ToolAnnotations(read_only_hint=True, open_world_hint=False)
+    return (
+        tool(
+            "spawn_subagent",
+            "Propose a subagent",
+            "Propose a subagent that works in the background. Starts nothing: it returns a price tag to show the"
+            " person, and confirm_spawn starts it when they agree. Say 'requested', never 'started'.",
+            requests.SpawnArgs,
+            SpawnAnswer,
+            types.ToolAnnotations(
+                read_only_hint=False, destructive_hint=False, idempotent_hint=False, open_world_hint=False
+            ),
+            meta=_LOADED,
+        ),
+        tool(
+            "confirm_spawn",
+            "Start approved subagents",
+            "Start (or reject) proposed subagents, after the person agreed. This spends money. `approving` repeats each"
+            " approval_line letter for letter. Two or more ids become a group under one cost cap; give their last line"
+            " too, as the refusal shows it.",
+            requests.ConfirmArgs,
+            ConfirmAnswer,
+            types.ToolAnnotations(
+                read_only_hint=False, destructive_hint=True, idempotent_hint=False, open_world_hint=True
+            ),
+            meta=_LOADED | _ASKED,
+        ),
+        tool(
+            "check_subagent",
+            "Look after subagents",
+            "Status of a subagent, or its result when it has ended; without an id, all that wait, run or ended lately.",
+            requests.CheckArgs,
+            CheckAnswer,
+            reads,
+            meta=_LOADED,
+        ),
+        tool(
+            "message_subagent",
+            "Message a subagent",
+            "Send a running subagent a message, read before its next turn. It may steer the work, never widen it.",
+            requests.MessageArgs,
+            MessageAnswer,
+            types.ToolAnnotations(read_only_hint=False, destructive_hint=False, open_world_hint=False),
+        ),
+        tool(
+            "cancel_subagent",
+            "Cancel a subagent",
+            "End a subagent, a group or a proposal within 5 s. What it has so far is kept and returned.",
+            requests.CancelArgs,
+            CancelAnswer,
+            types.ToolAnnotations(
+                read_only_hint=False, destructive_hint=False, idempotent_hint=True, open_world_hint=False
+            ),
+        ),
+        tool(
+            "read_ava_logs",
+            "Read Ava's log",
+            "Read what happened: one subagent's log, the last entries, or a search. For diagnosis.",
+            requests.LogArgs,
+            LogAnswer,
+            reads,
+        ),
+    )
+
+
+def input_schema(name: str) -> Mapping[str, Any] | None:
+    """Return what a tool takes; None for a name that none has. Without it, each call over HTTP lists all tools."""
+    return next((tool.input_schema for tool in _fixed_tools() if tool.name == name), None)
+
+
+def tools_now(catalog: Catalog | None = None) -> list[types.Tool]:
+    """Return the tools, with the roles that there are at this moment. Reads the role files: call it in a thread.
+
+    Args:
+        catalog: The roles, where they are not to be read.
+    """
+    catalog = _catalog() if catalog is None else catalog
+    spawn, *others = _fixed_tools()
+    text = f"{spawn.description}\nRoles:\n{catalog.describe(ROLES_CHARS)}{_limits_of(catalog)}"
+    return [spawn.model_copy(update={"description": text}), *others]
+
+
+def _catalog() -> Catalog:
+    """Return the roles as the working folder has them: what a client names of its own is known only in a call."""
+    from ava_server.config.role_folders import places_here
+    from ava_server.config.settings import load_settings
+    from ava_server.core.data_root import find_data_root
+
+    root = settings = None
+    with contextlib.suppress(AvaError):  # what is wrong is told by every call; the tools are listed all the same
+        root = find_data_root()
+        settings = load_settings()
+    return places_here(root, settings).load()
+
+
+def _limits_of(catalog: Catalog) -> str:
+    """Return a line on the roles that cannot run here, or only in part, for want of a tool that they need."""
+    from ava_roles.mcp_client.names import server_of
+    from ava_roles.tools.registry import builtin_tools
+    from ava_server.config.search_engines import without_search
+
+    known = builtin_tools()
+    known = known if _searches() else without_search(known)
+    lacking = {
+        role.name: [need for need in role.needs if need not in known and server_of(need) is None]
+        for role in catalog.roles
+    }  # a foreign server's tools are looked for at the proposal
+    pages = [name for name, needs in lacking.items() if needs == ["web_search"]]
+    never = [name for name, needs in lacking.items() if needs and name not in pages]
+    lines = ""
+    if pages:
+        lines += (
+            f"\nThere is no search here, so {', '.join(pages)} works only when the task names the pages (https://…)."
+        )
+    if never:
+        lines += f"\nThis version cannot run {', '.join(never)} yet."
+    return lines
+
+
+def _searches() -> bool:
+    """Tell whether a web search is set up at this moment."""
+    from ava_server.config.keys import read_keys
+    from ava_server.config.search_engines import engine_of
+    from ava_server.config.settings import load_settings
+
+    try:
+        settings = load_settings()
+        return engine_of(settings.search, read_keys(settings.paths.keys)) is not None
+    except (AvaError, OSError):  # told by every call; the tools are listed all the same
+        return False
+
+
+def _small(schema: Any, *, output: bool = False) -> Any:
+    """Return a JSON schema without what costs tokens and says nothing: titles, null alternatives, defaults of null."""
+    if isinstance(schema, list):
+        return [_small(item, output=output) for item in cast("list[Any]", schema)]
+    if not isinstance(schema, dict):
+        return schema
+    small: dict[str, Any] = {}
+    for key, value in cast("dict[str, Any]", schema).items():
+        if (key == "title" and isinstance(value, str)) or (key == "default" and value in (None, [], {}, "", 0)):
+            continue
+        if output and key == "additionalProperties" and value is not False:
+            continue
+        small[key] = (
+            {name: _small(item, output=output) for name, item in cast("dict[str, Any]", value).items()}
+            if key in ("properties", "$defs")
+            else _small(value, output=output)
+        )
+    options: list[Any] = small.get("anyOf", [])
+    kept = [option for option in options if option != {"type": "null"}]
+    if len(kept) == 1 and len(kept) < len(options):
+        del small["anyOf"]
+        small = {**kept[0], **small}
+    return small

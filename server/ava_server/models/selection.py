@@ -1,0 +1,332 @@
+"""Which model a run gets: what was asked for, what is configured, and what it costs."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import date
+from functools import cache
+from importlib.resources import files
+from typing import Literal, get_args
+from urllib.parse import urlsplit
+
+from ava_server.config.providers import PROVIDERS
+from ava_server.core.errors import BadInput, ConfigError
+from ava_server.models.pricing.prices import Price, UserPrice, find_price, is_local, marked_price
+
+Tier = Literal["fast", "balanced", "deep"]
+WireName = Literal["chat_completions", "messages", "responses", "offline", "scripted"]
+SaidBy = Literal["AVA_MODEL_BASE_URL", "AVA_MODEL", "settings", "tiers.toml", "nobody"]
+TIERS: tuple[str, ...] = get_args(Tier)
+UNNAMED: Tier = "balanced"
+"""The tier of a run whose role names a model and no tier."""
+OFFLINE = "offline/extractive"
+SCRIPTED = "scripted:demo"
+"""Exists only where AVA_MODEL asks for it by this name, and no endpoint is set: the script of `ava demo --scripted`."""
+CUSTOM = "custom"
+KNOWN_URLS: Mapping[str, str] = {name: known.base_url for name, known in PROVIDERS.items() if known.models}
+KNOWN_WIRES: Mapping[str, WireName] = {"api.anthropic.com": "messages", "api.openai.com": "responses"}
+"""The hosts that speak something else than chat completions."""
+SET_A_MODEL = (
+    "Store a key with `ava key set openrouter`, or set AVA_MODEL_BASE_URL and AVA_MODEL to any "
+    "OpenAI-compatible endpoint."
+)
+
+
+@dataclass(frozen=True)
+class Provider:
+    """A provider that is configured.
+
+    Attributes:
+        base_url: Its address, where that is not a known one.
+        api_key: Its key.
+        wire: The format that it speaks; None is the one that is known of its address, else chat completions.
+        streaming: It can stream.
+    """
+
+    base_url: str | None = None
+    api_key: str | None = field(default=None, repr=False)
+    wire: WireName | None = None
+    streaming: bool = True
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """What the settings say about models.
+
+    Attributes:
+        base_url: AVA_MODEL_BASE_URL: one endpoint for everything, called `custom`.
+        api_key: AVA_MODEL_API_KEY, for that endpoint.
+        model: AVA_MODEL: that endpoint's model, or without one the model to use when none is asked for.
+        tiers: `[models]`: tier to `provider:id`.
+        providers: Those with a key or an address.
+        prices: The user's own prices, by `provider:id` or by id alone.
+    """
+
+    base_url: str | None = None
+    api_key: str | None = field(default=None, repr=False)
+    model: str | None = None
+    tiers: Mapping[str, str] = field(default_factory=dict[str, str])
+    providers: Mapping[str, Provider] = field(default_factory=dict[str, Provider])
+    prices: Mapping[str, UserPrice] = field(default_factory=dict[str, UserPrice])
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A model that was chosen: all that is needed to show it, price it and call it.
+
+    Attributes:
+        provider: The provider's name.
+        model_id: Its id of the model.
+        name: `provider:id`, as it stands in proposals and in the log.
+        tier: The tier that it was chosen for.
+        wire: How it is spoken to.
+        price: What it costs.
+        base_url: Where it is; None for the offline reader.
+        api_key: The key; never shown.
+        streaming: Answers are asked for as a stream.
+    """
+
+    provider: str
+    model_id: str
+    name: str
+    tier: str
+    wire: WireName
+    price: Price
+    base_url: str | None = None
+    api_key: str | None = field(default=None, repr=False)
+    streaming: bool = True
+
+
+def choose(wanted: str | None, tier: str, settings: ModelSettings) -> Choice:
+    """Return the model for a run.
+
+    Args:
+        wanted: A tier, `provider:id`, an id, or nothing.
+        tier: The role's `model`, which counts when nothing is asked for: a tier, or a model as in `wanted`.
+        settings: What is configured.
+
+    Raises:
+        BadInput: There is no such model or tier, or it is not clear whose it is.
+        ConfigError: The settings name a provider or an address that cannot be used.
+        Unpriced: Nobody says what it costs.
+    """
+    wanted = (wanted or "").strip()
+    if wanted in TIERS:
+        wanted, tier = "", wanted
+    if tier not in TIERS:
+        wanted, tier = wanted or tier.strip(), UNNAMED
+    if wanted in ("offline", OFFLINE):
+        return _offline(tier)
+    if settings.model == SCRIPTED and not settings.base_url and wanted in ("", SCRIPTED):
+        return _scripted(tier)
+    if not wanted.isprintable() or " " in wanted:  # it is shown to the person who approves, and may not be a sentence
+        raise BadInput(
+            f"model: {wanted[:80]!r} has white space or invisible characters, and no model's id has; leave them out"
+        )
+    providers = configured(settings)
+    if not wanted:
+        wanted, said_by = meant_by(tier, settings, providers)
+        if said_by == "nobody":
+            return _offline(tier)
+    name, model_id = _whose(wanted, settings, providers)
+    provider = providers[name]
+    base_url = provider.base_url or KNOWN_URLS[name]
+    check_address(name, base_url, provider.api_key)
+    wire = wire_of(provider, base_url)
+    price = price_over(wire, name, model_id, base_url, settings.prices)
+    return Choice(
+        provider=name,
+        model_id=model_id,
+        name=f"{name}:{model_id}",
+        tier=tier,
+        wire=wire,
+        price=price,
+        base_url=base_url,
+        api_key=provider.api_key,
+        streaming=provider.streaming,
+    )
+
+
+def wire_of(provider: Provider, base_url: str) -> WireName:
+    """Return the format that a provider speaks: as the settings say, else as its address is known for."""
+    return provider.wire or KNOWN_WIRES.get(host_of(base_url), "chat_completions")
+
+
+def marks_cache(wire: WireName, base_url: str, model_id: str) -> bool:
+    """Tell whether requests say what is to be cached: Anthropic's models want that, also behind OpenRouter."""
+    if wire == "messages":
+        return True
+    at_openrouter = host_of(base_url) == host_of(KNOWN_URLS["openrouter"])
+    return at_openrouter and model_id.removeprefix("~").startswith("anthropic/")
+
+
+def price_over(
+    wire: WireName, provider: str, model_id: str, base_url: str, overrides: Mapping[str, UserPrice]
+) -> Price:
+    """Return what a model costs when it is asked in this format.
+
+    Raises:
+        Unpriced: Nobody says what it costs.
+    """
+    price = find_price(provider, model_id, base_url=base_url, overrides=overrides)
+    return marked_price(price) if marks_cache(wire, base_url, model_id) else price
+
+
+def host_of(base_url: str | None) -> str:
+    """Return the host of an address; nothing where there is none."""
+    return urlsplit(base_url or "").hostname or ""
+
+
+def configured(settings: ModelSettings) -> dict[str, Provider]:
+    """Return the providers that can be called: with an address, and a key where one is needed."""
+    usable: dict[str, Provider] = {}
+    if settings.base_url:
+        own = settings.providers.get(CUSTOM, Provider())  # `providers.custom` is about this endpoint
+        usable[CUSTOM] = Provider(settings.base_url, settings.api_key, own.wire, own.streaming)
+    for name, provider in settings.providers.items():
+        if ":" in name:  # a model's name is read up to the first one
+            raise ConfigError(f"providers.{name}: a provider's name has no colon; call it {name.replace(':', '-')}.")
+        if provider.base_url or (name in KNOWN_URLS and provider.api_key):
+            usable.setdefault(name, provider)
+    return usable
+
+
+def is_configured(settings: ModelSettings) -> bool:
+    """Tell whether there is any language model to ask."""
+    return bool(configured(settings)) or settings.model == SCRIPTED
+
+
+def default_tiers() -> Mapping[str, Mapping[str, str]]:
+    """Return `tiers.toml`: provider to tier to id."""
+    return _shipped_tiers()[1]
+
+
+def tiers_reviewed() -> date:
+    """Return the day on which `tiers.toml` was looked over."""
+    return _shipped_tiers()[0]
+
+
+@cache
+def _shipped_tiers() -> tuple[date, Mapping[str, Mapping[str, str]]]:
+    read = tomllib.loads(files("ava_server.models").joinpath("tiers.toml").read_text(encoding="utf-8"))
+    return read.pop("reviewed"), read
+
+
+def _offline(tier: str) -> Choice:
+    price = Price(0, 0, 0, 0, source="free (offline)", free=True)
+    return Choice("offline", "extractive", OFFLINE, tier, "offline", price)
+
+
+def _scripted(tier: str) -> Choice:
+    price = Price(0, 0, 0, 0, source="free (scripted)", free=True)
+    provider, _, model_id = SCRIPTED.partition(":")
+    return Choice(provider, model_id, SCRIPTED, tier, "scripted", price)
+
+
+def meant_by(tier: str, settings: ModelSettings, providers: Mapping[str, Provider]) -> tuple[str, SaidBy]:
+    """Return which model a tier means and who says so: nobody when no provider is configured at all.
+
+    Raises:
+        ConfigError: What is configured names none.
+    """
+    if settings.base_url:
+        if not settings.model:
+            raise ConfigError(
+                f"AVA_MODEL_BASE_URL is set to {_host(settings.base_url)}, but AVA_MODEL is not; set it to "
+                "the id of a model there."
+            )
+        return f"{CUSTOM}:{settings.model}", "AVA_MODEL_BASE_URL"
+    if settings.model:
+        return settings.model, "AVA_MODEL"
+    if tier in settings.tiers:
+        return settings.tiers[tier], "settings"
+    for name, ids in default_tiers().items():
+        if name in providers:
+            return f"{name}:{ids[tier]}", "tiers.toml"
+    if providers:
+        names = " and ".join(providers)
+        raise ConfigError(
+            f"No model is set for tier {tier!r}, and {names} has no default. Add it to config.toml: "
+            f'[models] {tier} = "{next(iter(providers))}:ID"'
+        )
+    return "", "nobody"
+
+
+def _whose(wanted: str, settings: ModelSettings, providers: Mapping[str, Provider]) -> tuple[str, str]:
+    """Split `provider:id`, or find the one provider that knows an id."""
+    prefix, colon, rest = wanted.partition(":")
+    if colon and prefix in providers:
+        if rest.strip():
+            return prefix, rest.strip()
+        raise BadInput(f"model: {wanted!r} names a provider without a model; write {prefix}:ID")
+    if colon and prefix in settings.providers and prefix not in KNOWN_URLS:
+        raise BadInput(
+            f"model: {wanted!r} needs the address of {prefix}; add base_url to [providers.{prefix}] in config.toml"
+        )
+    if colon and prefix in KNOWN_URLS:
+        raise BadInput(f"model: {wanted!r} needs a key for {prefix}, and there is none.", needs_key=prefix)
+    if not providers:
+        raise BadInput(
+            f"model: {wanted!r} cannot be used, because no model is configured. Ava needs a key, or AVA_MODEL_BASE_URL"
+            " and AVA_MODEL of any OpenAI-compatible endpoint.",
+            needs_key="openrouter",
+        )
+    knowing = [name for name, provider in providers.items() if _knows(name, provider, wanted, settings)]
+    if len(knowing) > 1:
+        choices = " or ".join(f"{name}:{wanted}" for name in knowing)
+        raise BadInput(f"model: {' and '.join(knowing)} both know {wanted!r}; write {choices}")
+    if knowing:
+        return knowing[0], wanted
+    open_ended = [name for name in providers if name not in KNOWN_URLS]
+    if len(providers) == 1 and open_ended:
+        return open_ended[0], wanted  # an endpoint of the user's own, whose models nobody lists
+    raise BadInput(
+        f"model: no configured provider knows {wanted!r} (configured: {', '.join(providers)}); write "
+        f"provider:ID, or a tier: {', '.join(TIERS)}"
+    )
+
+
+def _knows(name: str, provider: Provider, model_id: str, settings: ModelSettings) -> bool:
+    """Tell whether a provider is known to have a model: by the settings, or by the price table."""
+    if name == CUSTOM and settings.model == model_id:
+        return True
+    own = f"{name}:{model_id}"
+    if own in settings.prices or own in settings.tiers.values():
+        return True
+    from ava_server.models.pricing.table import known_ids, look_up
+
+    address = provider.base_url or KNOWN_URLS.get(name)
+    priced = isinstance(look_up(name, model_id, base_url=address), Price)
+    return priced or model_id.lower() in known_ids(name, address)
+
+
+def check_address(name: str, base_url: str, api_key: str | None) -> None:
+    """Refuse what could not be sent, or would send a key in the clear.
+
+    Raises:
+        ConfigError: The address or the key cannot be used.
+    """
+    try:
+        parts = urlsplit(base_url)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        usable = False
+        parts = urlsplit("")
+    if not usable or parts.username or parts.query or parts.fragment:
+        raise ConfigError(
+            f"The base URL of {name} ({_host(base_url)}) cannot be used; write it like https://host/v1, "
+            "without user, password or query."
+        )
+    if api_key and not (api_key.isascii() and api_key.isprintable() and " " not in api_key):
+        raise ConfigError(f"The key of {name} has characters that no key has; store it again: `ava key set {name}`")
+    inside = is_local(base_url) or "." not in (parts.hostname or "")  # a name of this network, such as a container's
+    if api_key and parts.scheme == "http" and not inside:
+        raise ConfigError(f"The base URL of {name} would send its key unencrypted to {parts.hostname}; use https.")
+
+
+def _host(base_url: str) -> str:
+    """Return an address as an error may show it: without user and password."""
+    scheme, _, rest = base_url.partition("://")
+    return f"{scheme}://{rest.rpartition('@')[2]}" if rest else base_url.rpartition("@")[2]

@@ -1,0 +1,1 @@
+"""Runs: the manager, the loop and the life cycle."""

@@ -1,0 +1,207 @@
+"""What a run has changed: the message of its commit, the part of its result that tells of it, and that in words.
+
+Names of files, and what the verify command printed, are a subagent's or a repository's words; they stand with all else
+that is untrusted. Branch, commits, counts and outcomes are ours.
+"""
+
+from __future__ import annotations
+
+import shlex
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ava_audit.events import CommandRun, WorkChecked, WorktreeReady
+from ava_roles.worktree.branch import Branch, Changed
+from ava_roles.wrap import clean
+from ava_server.approval.run_config import Coding
+from ava_server.runs.submit import cut
+
+SUBJECT_CHARS, TASK_CHARS, BODY_COLUMNS = 72, 400, 72
+KINDS = ("added", "changed", "removed")
+FILES = 300
+"""Files that a result names."""
+LATE = "it was not there within the time that an ending has, and is made right after"
+_ENDED: Mapping[str, str] = {
+    "timeout": "did not end in its time",
+    "memory": "was ended for taking more than 2 GiB of memory",
+    "disk": "was ended for writing more than 1 GiB",
+    "signal": "was ended by a signal",
+}
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What became of a run's changes.
+
+    Attributes:
+        branch: Where they are; None where nothing was changed, or they could not be kept.
+        fault: Why they could not be kept; empty where they were.
+    """
+
+    branch: Branch | None = None
+    fault: str = ""
+
+
+def how(run: CommandRun) -> str:
+    """Return how a command ended, as the end of a sentence: `failed with exit code 1 after 3.2 s`."""
+    after = f" after {run.took_s:g} s"
+    if run.passed:
+        return f"passed{after}"
+    if run.ended != "exited":
+        return f"{_ENDED.get(run.ended, 'was ended')}{after}"
+    return f"failed with exit code {run.code}{after}"
+
+
+# -- the commit -------------------------------------------------------------------------------------------------------
+
+
+def commit_message(
+    run_id: str,
+    coding: Coding,
+    *,
+    summary: str = "",
+    task: str = "",
+    before: CommandRun | None = None,
+    passed: CommandRun | None = None,
+    status: str = "",
+) -> str:
+    """Return the message of the commit: what in its subject, why and how it was verified below, the run in a trailer.
+
+    Args:
+        run_id: The run.
+        coding: What was approved.
+        summary: What the model says that it did; empty where it has not come to that.
+        task: What it was asked.
+        before: How the verify command came out before the work.
+        passed: How it came out on exactly this; None where it was not verified.
+        status: How the run ended, where it was not verified.
+    """
+    asked = _line(task)
+    subject = _line(summary) or (f"Unfinished: {asked}" if asked else f"Unfinished work of {run_id}")
+    verify = f"`{_line(coding.verify)}`"
+    if passed is not None:
+        was = "" if before is None else f" (before the change it {how(before)})"
+        verified = f"Verified: {verify} {how(passed)}{was}."
+    else:
+        ended = f": the run ended as {status} before" if status else ": the run ended before"
+        verified = f"Not verified{ended} its work passed {verify}."
+    paragraphs = [f"Task: {cut(asked, TASK_CHARS)}" if asked else "", verified]
+    body = [textwrap.fill(part, BODY_COLUMNS, break_long_words=False, break_on_hyphens=False) for part in paragraphs]
+    return "\n\n".join([cut(subject, SUBJECT_CHARS), *(part for part in body if part), f"Ava-Run: {run_id}"]) + "\n"
+
+
+def _line(text: str) -> str:
+    """Return the first line of a text that has words: one line, with nothing in it that is not seen."""
+    first = next((line for line in clean(text)[0].splitlines() if line.strip()), "")
+    return " ".join("".join(char if char.isprintable() else " " for char in first).split())
+
+
+# -- the result -------------------------------------------------------------------------------------------------------
+
+
+def changes_of(
+    coding: Coding, ready: WorktreeReady | None, check: WorkChecked | None, kept: Kept | None, *, verified: bool
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return what a result tells of changes: what is ours to say, and what others have named or printed.
+
+    Args:
+        coding: What was approved.
+        ready: The worktree as it was before the work; None where it was never ready.
+        check: The last time that the work was checked.
+        kept: What became of the changes; None where nobody could look.
+        verified: What is kept is what passed.
+    """
+    kept = kept or Kept()
+    branch = kept.branch
+    files = branch.changed if branch is not None else ()
+    tests = {kind: [each.path for each in files if each.test and each.kind == kind] for kind in KINDS}
+    notes = [*(branch.notes if branch is not None else ()), *coding.notes]
+    ours: dict[str, Any] = {
+        "repository": coding.repository,
+        "branch": branch.name if branch is not None else None,
+        "base": branch.base if branch is not None else coding.base,
+        "head": branch.head if branch is not None else None,
+        "not_kept": kept.fault or None,
+        "files": len(files),
+        "added": sum(each.added for each in files),
+        "removed": sum(each.removed for each in files),
+        **{f"tests_{kind}": len(paths) for kind, paths in tests.items()},
+        "verified": verified,
+        "verify": {
+            "command": coding.verify,
+            "before": _outcome(ready.verify if ready is not None else None),
+            "after": _outcome(check.verify if check is not None else None),
+            "runs": check.number if check is not None else 0,
+        },
+        "to_merge": f"git -C {shlex.quote(coding.repository)} merge {shlex.quote(branch.name)}" if branch else None,
+        "notes": notes,
+    }
+    theirs: dict[str, Any] = {
+        "files": [_file(each) for each in files[:FILES]],
+        **{f"tests_{kind}": paths[:FILES] for kind, paths in tests.items()},
+    }
+    if check is not None and not check.verify.passed:
+        theirs["failing"] = check.verify.output
+    return ours, {name: value for name, value in theirs.items() if value}
+
+
+def _outcome(run: CommandRun | None) -> dict[str, Any] | None:
+    return None if run is None else {"passed": run.passed, "code": run.code, "seconds": run.took_s, "ended": run.ended}
+
+
+def _file(each: Changed) -> dict[str, Any]:
+    return {"path": each.path, "kind": each.kind, "added": each.added, "removed": each.removed}
+
+
+# -- in words ---------------------------------------------------------------------------------------------------------
+
+
+def changes_lines(run_id: str, ours: Mapping[str, Any]) -> list[str]:
+    """Return what is ours to say of changes, in lines for people and models."""
+    lines: list[str] = []
+    if ours["not_kept"]:
+        lines.append(f"What it changed is NOT on a branch: {ours['not_kept']}")
+    elif ours["branch"] is None:
+        lines.append("Nothing was changed; there is no branch.")
+    else:
+        files = "1 file" if ours["files"] == 1 else f"{ours['files']:,} files"
+        lines.append(
+            f"Branch {ours['branch']} of {ours['repository']}: {files}, +{ours['added']:,} −{ours['removed']:,}, commit"
+            f" {ours['head'][:12]} on {ours['base'][:12]}."
+        )
+    verify = ours["verify"]
+    before, after = (_outcome_words(verify[when]) for when in ("before", "after"))
+    if ours["verified"]:
+        lines.append(f"Verified: `{verify['command']}` {after}; before the work it {before}.")
+    else:
+        last = f" the last time it ran, it {after}" if verify["after"] else " it was not run on the work"
+        lines.append(f"NOT VERIFIED by `{verify['command']}`:{last}; before the work it {before}.")
+    for kind in KINDS:
+        if count := ours[f"tests_{kind}"]:
+            one, many = "test file, or file that decides what is tested, was", "files that decide what is tested, were"
+            look = "" if kind == "added" else ": look at that before you rely on the tests"
+            lines.append(f"{f'1 {one}' if count == 1 else f'{count:,} test files, or {many}'} {kind}{look}.")
+    if ours["to_merge"]:
+        lines.append(f"See it: ava show {run_id} --diff   Merge it: {ours['to_merge']}")
+    lines.extend(f"Note: {note}." for note in ours["notes"])
+    return lines
+
+
+def _outcome_words(outcome: Mapping[str, Any] | None) -> str:
+    if outcome is None:
+        return "was not run"
+    return how(CommandRun(**{**outcome, "took_s": outcome["seconds"]}))
+
+
+def changed_lines(theirs: Mapping[str, Any]) -> list[str]:
+    """Return what others have named or printed of changes, in lines: to be wrapped by whoever shows them."""
+    files: Sequence[Mapping[str, Any]] = theirs.get("files", ())
+    lines = [f"{str(each['kind']).capitalize()}: {each['path']} +{each['added']} −{each['removed']}" for each in files]
+    for kind in KINDS:
+        if paths := theirs.get(f"tests_{kind}"):
+            lines.append(f"Tests, and what decides on them, {kind}: {', '.join(paths)}")
+    if failing := theirs.get("failing"):
+        lines.append(f"What failed:\n{failing}")
+    return lines

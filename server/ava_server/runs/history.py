@@ -1,0 +1,421 @@
+"""A run's history, folded from its entries: every request can be rebuilt from the log, byte for byte.
+
+The same fold serves a new run, a resumed one and the test that compares: `add` takes each entry in order, `turns`
+answers the conversation as the model is shown it under a recipe (`upto_seq`, what is elided, which notice is added).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ava_audit.entries import Entry
+from ava_audit.events import (
+    AssistantMessage,
+    CostReserved,
+    CostUpdate,
+    ErrorOccurred,
+    Fact,
+    GuardrailTripped,
+    LastTurn,
+    PlanPhase,
+    PlanReady,
+    RunStarted,
+    ToolCall,
+    ToolResult,
+    Usage,
+    UserMessage,
+    WorkChecked,
+    WorktreeReady,
+)
+from ava_roles.tools.edits import EDIT_FILE, WRITE_FILE
+from ava_server.budget.caps import Purpose, paid_for
+from ava_server.models.base import AssistantTurn, Known, Request, ToolSchema, ToolTurn, ToolUse, Turn, UserTurn
+from ava_server.models.printed_calls import Printed, read_printed
+from ava_server.models.wire import tool_use
+from ava_server.runs.answer_faults import Fault, FaultKind, fault_in_calls, fault_of
+from ava_server.runs.planning import PlanState
+from ava_server.runs.submit import NAME as SUBMIT
+
+SCRATCHPAD = "scratchpad"
+"""The tool whose results are never left out: notes are there to survive trimming."""
+
+UNWRITTEN = 0
+"""The `seq` of a result that is folded before it is written."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a request adds to the history before it: how far it reads, what it leaves out, what it says."""
+
+    upto_seq: int
+    elide: tuple[int, ...] = ()
+    notice: str | None = None
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """How often a call came in a row with one and the same result."""
+
+    output_sha: str
+    count: int
+
+
+@dataclass
+class _Item:
+    """One turn of the conversation, the entry that it came from, and the step of planning with whose end it goes."""
+
+    seq: int
+    turn: Turn
+    phase: PlanPhase | None = None
+
+
+@dataclass
+class History:
+    """What a run has said, called and been told so far."""
+
+    run_id: str
+    prefix: RunStarted | None = None
+    task: UserMessage | None = None
+    answer: AssistantMessage | None = None
+    turn: int = 0
+    attempt: int = 0
+    answered: bool = True
+    tool_calls: int = 0
+    last_message_seq: int = 0
+    known: Known | None = None
+    calls: tuple[ToolUse, ...] = ()
+    results: dict[str, ToolResult] = field(default_factory=dict[str, ToolResult])
+    started: dict[str, ToolCall] = field(default_factory=dict[str, ToolCall])
+    outputs: list[tuple[int, ToolResult]] = field(default_factory=list[tuple[int, ToolResult]])
+    words: list[str] = field(default_factory=list[str])
+    notes: list[str] = field(default_factory=list[str])
+    repeats: dict[str, Repeat] = field(default_factory=dict[str, Repeat])
+    told: set[str] = field(default_factory=set[str])
+    unknown_attempts: int = 0
+    paid_attempts: int = 0
+    last: LastTurn | None = None
+    thinks: bool = True
+    forgetful: bool = False
+    said_tokens: int = 0
+    fault: Fault | None = None
+    faults: tuple[FaultKind, ...] = ()
+    tripped: GuardrailTripped | None = None
+    failed_edits: dict[str, int] = field(default_factory=dict[str, int])
+    drafts: list[Any] = field(default_factory=list[Any])
+    malformed: int = 0
+    worktree: WorktreeReady | None = None
+    check: WorkChecked | None = None
+    last_check: WorkChecked | None = None
+    planning: PlanState = field(default_factory=PlanState)
+    cost_by: dict[str, int] = field(default_factory=dict[str, int])
+    tool_counts: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
+    _items: list[_Item] = field(default_factory=list[_Item])
+    _waiting: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
+    _arrived: dict[str, int] = field(default_factory=dict[str, int])
+    _elided: set[int] = field(default_factory=set[int])
+    _results_in: bool = True
+
+    def add_all(self, entries: Iterable[Entry]) -> None:
+        """Fold entries as they stand in the log."""
+        for entry in entries:
+            if entry.fact is not None:
+                self.add(entry.seq, entry.fact, entry.usage, fenced=entry.generation is not None)
+
+    def add(self, seq: int, fact: Fact, usage: Usage | None = None, *, fenced: bool = True) -> None:
+        """Fold one entry; `fenced` tells a run's own entries from what others wrote about it."""
+        match fact:
+            case RunStarted():
+                self.prefix = fact
+            case UserMessage(kind="task"):
+                self.last_message_seq = max(self.last_message_seq, seq)  # it is read once, and not drained again
+                self.task = fact
+                self._items.append(_Item(seq, UserTurn(fact.text)))
+            case UserMessage(kind="message"):
+                self.last_message_seq = max(self.last_message_seq, seq)
+                self._waiting.append((seq, fact.text))
+            case CostReserved():
+                self._reserved(seq, fact)
+            case CostUpdate():
+                self._settled(fact, usage)
+            case AssistantMessage() if fenced and self.planning.on:
+                self._planned(seq, fact)
+            case AssistantMessage() if fenced:
+                self._said(seq, fact)
+            case PlanReady() if fenced:
+                self._ready(fact)
+            case WorktreeReady() if fenced:
+                self.worktree = fact
+                self._items.append(_Item(seq, UserTurn(fact.told)))
+            case WorkChecked() if fenced:
+                self.check = self.last_check = fact
+                if fact.call_id is None and not fact.verify.passed:  # else the result of the call says it
+                    self._items.append(_Item(seq, UserTurn(fact.told)))
+            case ToolCall() if fenced:
+                self.tool_calls += 1
+                if fact.call_id:
+                    self.started[fact.call_id] = fact
+            case ToolResult() if fenced:
+                self._answered(seq, fact)
+            case ErrorOccurred(kind="thinking") if fenced:
+                self._forget()
+            case GuardrailTripped(action="ended"):
+                self.tripped = fact
+            case _:
+                pass
+
+    def place(self, seq: int, result: Fact) -> None:
+        """Say where the newest result, which was folded before it was written, stands in the log."""
+        assert isinstance(result, ToolResult)
+        assert self.outputs[-1] == (UNWRITTEN, result), "it is the newest"
+        self.outputs[-1] = (seq, result)
+        if result.call_id is not None:
+            self._arrived[result.call_id] = seq
+
+    # -- the conversation -----------------------------------------------------------------------------------------
+
+    def turns(self, recipe: Recipe) -> tuple[Turn, ...]:
+        """Return the conversation as a request with this recipe shows it."""
+        return tuple(turn for _seq, turn in self.parts(recipe))
+
+    def parts(self, recipe: Recipe) -> list[tuple[int, Turn]]:
+        """Return the turns of that conversation, each with the `seq` of the entry that it comes from."""
+        new = set(recipe.elide) - self._elided
+        elided = self._elided | new
+        shown: list[tuple[int, Turn]] = []
+        edited = False
+        for item in [*self._items, *self._added(recipe)]:
+            edited = edited or item.seq in new
+            shown.append((item.seq, _shown(item, elided, edited)))
+        return shown
+
+    def request(self, recipe: Recipe, max_output: int, thinking: int = 0) -> Request:
+        """Return the whole request; the run must have its prefix."""
+        assert self.prefix is not None, "a run starts with its prefix"
+        return Request(
+            model=self.prefix.model.partition(":")[2] or self.prefix.model,
+            system=self.prefix.system,
+            tools=tuple(ToolSchema(**tool) for tool in self.prefix.tools),
+            turns=self.turns(recipe),
+            max_output=max_output,
+            thinking=thinking,
+        )
+
+    def printed(self, text: str) -> Printed | None:
+        """Return what of an answer's words looks like tool calls."""
+        if self.prefix is None:
+            return None
+        tools = tuple(ToolSchema(**tool) for tool in self.prefix.tools)
+        return read_printed(text, tools, self._read)
+
+    def open_calls(self) -> tuple[ToolUse, ...]:
+        """Return the last answer's tool calls that have no result yet."""
+        return tuple(call for call in self.calls if call.call_id not in self.results)
+
+    @property
+    def purpose(self) -> Purpose | None:
+        """What the call in flight is for: the plan, or `retries` once an earlier attempt of its turn was paid."""
+        if self.planning.phase is not None:
+            return "plan"
+        return "retries" if self.paid_attempts else None
+
+    def elidable(self) -> list[tuple[int, int]]:
+        """Return `(seq, characters saved)` of tool results that may be elided, oldest first; none of the last turn."""
+        found: list[tuple[int, int]] = []
+        kept = self._elided | set(self._arrived.values())
+        for item in self._items:
+            if isinstance(item.turn, ToolTurn) and item.seq not in kept and item.turn.name != SCRATCHPAD:
+                saved = len(item.turn.text) - len(_line(item.seq, item.turn))
+                if saved > 0:
+                    found.append((item.seq, saved))
+        return found
+
+    def fresh_results(self) -> tuple[int, ...]:
+        """Return the `seq` of the last answer's tool results, which a wrap-up may elide."""
+        return tuple(
+            item.seq
+            for item in self._pending_results()
+            if isinstance(item.turn, ToolTurn)
+            and item.turn.name != SCRATCHPAD
+            and len(_line(item.seq, item.turn)) < len(item.turn.text)
+        )
+
+    # -- folding --------------------------------------------------------------------------------------------------
+
+    def _read(self) -> Iterable[str]:
+        """Return everything that came from elsewhere: what the tools brought, and the context that was handed on."""
+        if self.task is not None and self.task.context:
+            yield self.task.context
+        for _seq, result in self.outputs:
+            yield result.output
+
+    def _added(self, recipe: Recipe) -> list[_Item]:
+        """Return what a request adds: the last answer's results in call order, messages that came, its notice."""
+        added = self._pending_results()
+        added.extend(_Item(seq, UserTurn(_message(text))) for seq, text in self._waiting if seq <= recipe.upto_seq)
+        if recipe.notice:
+            added.append(_Item(0, UserTurn(recipe.notice)))
+        return added
+
+    def _pending_results(self) -> list[_Item]:
+        if self._results_in:
+            return []
+        return [
+            _Item(self._arrived[call.call_id], ToolTurn(call.call_id, call.name, self.results[call.call_id].output))
+            for call in self.calls
+            if call.call_id in self.results
+        ]
+
+    def _reserved(self, seq: int, fact: CostReserved) -> None:
+        recipe = Recipe(fact.upto_seq, fact.elide, fact.notice)
+        self._edit(set(fact.elide) - self._elided)
+        for item in self._added(recipe):  # a notice has no entry of its own
+            self._items.append(_Item(item.seq or seq, item.turn, None if item.seq else fact.phase))
+        self.planning.asked(fact.phase)
+        self._results_in = True
+        self.told.update(fact.notices)
+        self.last = fact.last
+        self.thinks = fact.thinking > 0
+        self._elided.update(fact.elide)
+        self._waiting = [(at, text) for at, text in self._waiting if at > fact.upto_seq]
+        if fact.turn != self.turn:
+            self.unknown_attempts = self.paid_attempts = 0
+        self.turn, self.attempt, self.answered = fact.turn, fact.attempt, False
+        self.said_tokens = fact.max_output
+
+    def _settled(self, fact: CostUpdate, usage: Usage | None) -> None:
+        for name, micros in fact.cost_by.items():
+            self.cost_by[name] = self.cost_by.get(name, 0) + micros
+        if paid_for(fact):
+            self.paid_attempts += 1
+        if fact.settlement == "unknown":
+            self.unknown_attempts += 1
+        elif usage is not None:
+            total = usage.input_tokens + usage.cache_read_tokens + usage.cache_write_tokens + usage.output_tokens
+            # The answer follows as the next item; its tokens are in the count, so it is covered too.
+            self.known = Known(prompt_tokens=total, turns=len(self._items) + 1)
+            self.said_tokens = usage.output_tokens
+
+    def _said(self, seq: int, fact: AssistantMessage) -> None:
+        self.answer, self.answered, self.check = fact, True, None
+        self.calls = tuple(tool_use(call["call_id"], call["name"], call["raw_args"]) for call in fact.calls)
+        self.fault = None
+        if not self.calls:
+            self._judged(fault_of(fact, self.said_tokens, self.printed(fact.text)))
+        if self.fault is None or self.fault.kind != "refusal":  # what is said in declining is no part of an answer
+            self.words.append(fact.text)
+        if fact.printed and self.known is not None:  # it was counted as it was printed, and is sent back as calls
+            self.known = Known(self.known.prompt_tokens, min(self.known.turns, len(self._items)))
+        self.results, self.started, self._arrived = {}, {}, {}
+        self._results_in = False
+        self._items.append(_Item(seq, AssistantTurn(fact.raw or {})))
+
+    def _judged(self, fault: Fault | None) -> None:
+        """Fold what was wrong with the last answer; one that could be used ends the row of those that could not."""
+        self.fault = fault
+        self.faults = () if fault is None else (*self.faults, fault.kind)
+
+    def _planned(self, seq: int, fact: AssistantMessage) -> None:
+        """Fold the answer of a planning call: words, of which nothing is called."""
+        self.answered = True
+        self.words.append(fact.text)
+        phase = self.planning.phase
+        if self.planning.answered(fact):
+            self._items.append(_Item(seq, AssistantTurn(fact.raw or {}), phase))
+        else:
+            self._drop(lambda item: item.phase == phase)
+
+    def _ready(self, fact: PlanReady) -> None:
+        """Fold the end of planning: of all that was said in it, the plan stays."""
+        self.answered, self.planning.ready = True, fact
+        steps = [item for item in self._items if item.phase is not None and isinstance(item.turn, AssistantTurn)]
+        plan = steps[-1] if fact.plan else None
+        self._drop(lambda item: item.phase is not None and item is not plan)
+        if plan is not None:
+            plan.phase, self.words = None, [fact.plan]
+
+    def _drop(self, gone: Callable[[_Item], bool]) -> None:
+        """Take turns out of the conversation; what was reported for it still covers those that stay."""
+        if self.known is not None:
+            covered = sum(not gone(item) for item in self._items[: self.known.turns])
+            self.known = Known(self.known.prompt_tokens, covered)
+        self._edit({item.seq for item in self._items if gone(item)})
+        self._items = [item for item in self._items if not gone(item)]
+
+    def _forget(self) -> None:
+        """Leave out all that the model has thought: the provider does not take it back."""
+        self.thinks, self.forgetful = False, True
+        for item in self._items:
+            if isinstance(item.turn, AssistantTurn):
+                item.turn = replace(item.turn, without_thinking=True)
+
+    def _edit(self, seqs: Collection[int]) -> None:
+        """Mark the answers that stand behind the first of these entries: what was before them is changed."""
+        edited = False
+        for item in self._items if seqs else ():
+            if edited and isinstance(item.turn, AssistantTurn):
+                item.turn = replace(item.turn, edited_before=True)
+            edited = edited or item.seq in seqs
+
+    def _answered(self, seq: int, fact: ToolResult) -> None:
+        if fact.call_id is None:
+            return
+        self.results[fact.call_id] = fact
+        self._arrived[fact.call_id] = seq
+        self.outputs.append((seq, fact))
+        counts = self.tool_counts.setdefault(self._tool_name(fact.tool), [0, 0])
+        counts[0 if fact.success else 1] += 1
+        call = next((call for call in self.calls if call.call_id == fact.call_id), None)
+        if call is not None and call.name == SUBMIT and not fact.success:
+            self.drafts.append(call.raw_args if call.args is None else dict(call.args))
+            self.malformed += self.check is None  # what was checked had the right form
+        if call is not None:
+            key = call_key(call)
+            before = self.repeats.get(key)
+            sha = fact.output_sha or (before.output_sha if before else "")
+            self.repeats[key] = Repeat(sha, before.count + 1 if before and before.output_sha == sha else 1)
+        if call is not None and fact.output_sha and (path := edited_path(call)) is not None:
+            self.failed_edits[path] = 0 if fact.success else self.failed_edits.get(path, 0) + 1
+        if call is not None and self.answer is not None and not self.open_calls():
+            results = [self.results[each.call_id] for each in self.calls]
+            draft = any(each.name == SUBMIT for each in self.calls)
+            self._judged(fault_in_calls(self.answer, results, draft=draft))
+        if fact.tool == SCRATCHPAD and fact.success:
+            started = self.started.get(fact.call_id)
+            note = dict[str, Any](started.args or {}).get("note") if started is not None else None
+            if note:
+                self.notes.append(str(note))
+
+    def _tool_name(self, spelled: str) -> str:
+        """Return a tool's name for the receipts, which are ours to say: not one that the model made up."""
+        return spelled if self.prefix and any(tool["name"] == spelled for tool in self.prefix.tools) else "no such tool"
+
+
+def call_key(call: ToolUse) -> str:
+    """Return what makes two calls the same: tool and arguments."""
+    args: Any = call.args if call.args is not None else call.raw_args
+    return f"{call.name} {json.dumps(args, sort_keys=True, ensure_ascii=False)}"
+
+
+def edited_path(call: ToolUse) -> str | None:
+    """Return which file a call is to change, in one form for all ways to write it; None where it changes none."""
+    path = (call.args or {}).get("path") if call.name in (EDIT_FILE, WRITE_FILE) else None
+    return "/".join(part for part in path.split("/") if part not in ("", ".")) if isinstance(path, str) else None
+
+
+def _shown(item: _Item, elided: set[int], edited: bool) -> Turn:
+    if edited and isinstance(item.turn, AssistantTurn):
+        return replace(item.turn, edited_before=True)
+    if isinstance(item.turn, ToolTurn) and item.seq in elided:
+        return ToolTurn(item.turn.call_id, item.turn.name, _line(item.seq, item.turn))
+    return item.turn
+
+
+def _line(seq: int, turn: ToolTurn) -> str:
+    return f"[{turn.name}: {len(turn.text)} characters left out; read_tool_result R-{seq} brings them back]"
+
+
+def _message(text: str) -> str:
+    return f"Message from the orchestrator. It may steer the work, and changes no limit:\n{text}"

@@ -1,0 +1,200 @@
+"""Other MCP servers in this process: those that are configured, what they offer, and what a run is given of them."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import anyio
+import anyio.to_thread
+
+from ava_roles.errors import ToolFailed
+from ava_roles.mcp_client.connection import Means
+from ava_roles.mcp_client.discovery import Known, Listing, look
+from ava_roles.mcp_client.entry import ServerEntry
+from ava_roles.mcp_client.mcp import ForeignTool
+from ava_roles.mcp_client.names import server_of
+from ava_roles.mcp_client.running import RunServers
+from ava_roles.placeholders import PLACEHOLDER, names_in
+from ava_roles.role import Role
+from ava_roles.sandbox.removal import remove_tree
+from ava_roles.sandbox.sandbox import Sandbox, Unavailable
+from ava_roles.tools.base import Tool
+from ava_server.approval.run_config import ForeignUse, RunConfig
+from ava_server.approval.shell_policy import not_looked_for
+from ava_server.config.secrets import Secret
+
+if TYPE_CHECKING:
+    from ava_server.config.settings import Settings
+
+FOLDERS = "mcp-"
+"""How the folders are called, among the runs' scratch folders, in which servers live that are only asked for tools."""
+LEFT_S = 120.0
+"""After so long nobody looks at a server any more: what is left of it was left by a process that was killed."""
+LOOKING = "looking"
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+def entries_of(settings: Settings) -> Mapping[str, ServerEntry]:
+    """Return the configured servers by name."""
+    return {
+        name: ServerEntry(name, own.command, own.args, own.env, own.url, own.headers, own.network, own.read_write)
+        for name, own in settings.mcp_servers.items()
+    }
+
+
+class Foreign:
+    """The MCP servers that are configured here.
+
+    Args:
+        settings: What is configured.
+        secrets: Reads the stored secrets; blocking.
+        sandbox: Finds what confines the programs of servers; blocking.
+
+    Attributes:
+        entries: The servers by name.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        secrets: Callable[[], Mapping[str, Secret]],
+        sandbox: Callable[[], Sandbox | Unavailable],
+    ) -> None:
+        self.entries = entries_of(settings)
+        self._settings = settings
+        self._secrets = secrets
+        self._sandbox = sandbox
+        self._known = Known(self._looking)
+
+    async def listings(self, role: Role) -> Mapping[str, Listing]:
+        """Return what the servers offer that a role names, asked now where nobody knows; 10 s at most."""
+        names = dict.fromkeys(server for tool in role.tools if (server := server_of(tool)) is not None)
+        return await self._known.offers(self.entries[name] for name in names if name in self.entries)
+
+    def cannot(self, config: RunConfig) -> str | None:
+        """Return why a run cannot have the servers here that it was approved with, or None; starts none."""
+        for name, use in used(config).items():
+            entry = self.entries.get(name)
+            if entry is None:
+                return f"the MCP server {name} is not configured here"
+            if entry.digest != use.digest:
+                return f"the MCP server {name} is configured otherwise than it was when this was approved"
+        return None
+
+    def of_run(self, config: RunConfig, run_id: str, scratch: Path, sandbox: Sandbox | None) -> RunServers:
+        """Return the servers of a run, not yet started.
+
+        Args:
+            config: What was approved.
+            run_id: Whose they are.
+            scratch: The run's folder.
+            sandbox: Confines those that are programs; None where none is.
+        """
+        uses = used(config)
+        if not uses:
+            return RunServers()
+
+        approved = {
+            name: [tool.offered(full) for full, tool in use.tools.items() if full in config.tools]
+            for name, use in uses.items()
+        }
+        means = self._means(run_id, scratch, sandbox or not_looked_for())
+        changed = self._known.forget  # what was remembered is no longer so: the next proposal asks again
+        return RunServers({name: self.entries[name] for name in uses}, approved, means, changed=changed)
+
+    async def look(self, names: Iterable[str]) -> Mapping[str, Listing]:
+        """Ask servers now, side by side and each for 10 s at most, for somebody who wants to know how they are."""
+        found: dict[str, Listing] = {}
+
+        async def one(entry: ServerEntry) -> None:
+            found[entry.name] = await look(entry, await self._looking(entry))
+
+        async with anyio.create_task_group() as tasks:
+            for name in names:
+                tasks.start_soon(one, self.entries[name])
+        return found
+
+    def sweep(self) -> None:
+        """Remove what looking at servers left behind in a process that was killed. Blocking."""
+        for left in self._settings.paths.scratch.glob(f"{FOLDERS}*"):
+            with contextlib.suppress(OSError):  # another process is at it
+                if left.stat().st_mtime < time.time() - LEFT_S:
+                    remove_tree(left)
+
+    async def _looking(self, entry: ServerEntry) -> Means:
+        wanted = self._sandbox if entry.command is not None else not_looked_for
+        return self._means(LOOKING, self._settings.paths.scratch, await anyio.to_thread.run_sync(wanted))
+
+    def _means(self, run_id: str, scratch: Path, sandbox: Sandbox | Unavailable) -> Means:
+        def folder(name: str) -> Path:
+            scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
+            return Path(tempfile.mkdtemp(prefix=f"{FOLDERS}{name}-", dir=scratch))
+
+        def fill(values: Mapping[str, str], url: str | None) -> Mapping[str, str]:
+            return filled(values, url, self._secrets)
+
+        settings = self._settings
+        return Means(run_id, sandbox, settings.sandbox.read_only, (settings.data_root,), folder, fill)
+
+
+def used(config: RunConfig) -> Mapping[str, ForeignUse]:
+    """Return the servers of which a run still has a tool."""
+    return {name: use for name, use in config.foreign.items() if any(tool in config.tools for tool in use.tools)}
+
+
+def foreign_tools(config: RunConfig, servers: RunServers) -> Mapping[str, Tool]:
+    """Return the tools that a run has of its servers."""
+    return {
+        full: ForeignTool(name, tool.offered(full), servers, network=use.remote or use.network, program=not use.remote)
+        for name, use in used(config).items()
+        for full, tool in use.tools.items()
+        if full in config.tools
+    }
+
+
+def filled(
+    values: Mapping[str, str], url: str | None, secrets: Callable[[], Mapping[str, Secret]]
+) -> Mapping[str, str]:
+    """Return an environment, or headers, with the values of secrets in the place of their placeholders. Blocking.
+
+    That they may be used here stands in `config.toml`; to an address they go only where that is one of the secret's
+    hosts, if it has any, and over https, or to this machine itself.
+
+    Args:
+        values: What is configured.
+        url: Where they are sent; None for a program.
+        secrets: Reads what is stored.
+
+    Raises:
+        ToolFailed: One of them cannot be put in; says what to do, to be read after the server's name.
+    """
+    names = names_in(list(values.values()))
+    if not names:
+        return values
+    stored = secrets()
+    for name in names:
+        secret = stored.get(name)
+        if secret is None:
+            raise ToolFailed(f"cannot be used: the secret {name} is not stored here (`ava secret set {name}`)")
+        if url is not None and (fault := _elsewhere(secret, url)):
+            raise ToolFailed(f"cannot be used: {fault}")
+    return {key: PLACEHOLDER.sub(lambda found: stored[found[1]].value, text) for key, text in values.items()}
+
+
+def _elsewhere(secret: Secret, url: str) -> str | None:
+    parts = urlsplit(url)
+    host = (parts.hostname or "").lower()
+    if host in _LOOPBACK:
+        return None
+    if parts.scheme != "https":
+        return f"the secret {secret.name} is sent over https alone"
+    named = host if parts.port in (None, 443) else f"{host}:{parts.port}"
+    if secret.hosts and named not in secret.hosts:
+        return f"the secret {secret.name} is for {', '.join(secret.hosts)}, not for {named}"
+    return None

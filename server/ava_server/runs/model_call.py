@@ -1,0 +1,198 @@
+"""Asking: one attempt of a model call, and its settlement. Retries are the loop's: each is a reservation of its own."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import anyio
+import anyio.lowlevel
+
+from ava_audit.errors import EntryTooLarge
+from ava_audit.events import AssistantMessage, ErrorOccurred, ExtendedThinking, Fact, Settlement
+from ava_audit.times import US_PER_S, format_duration, iso_second, iso_utc, now_us
+from ava_server.approval.run_config import RunConfig
+from ava_server.budget.caps import Reservation, settlement_event
+from ava_server.core.errors import ModelError
+from ava_server.models.answer_errors import may_have_been_billed
+from ava_server.models.base import Completion, Model, Request, ToolUse
+from ava_server.models.printed_calls import MessageMaker, with_calls
+from ava_server.runs.answer_faults import CUT, REFUSED
+from ava_server.runs.log import RunLog
+from ava_server.runs.planning import DOING
+from ava_server.runs.reservation import UNKNOWN_ATTEMPTS
+from ava_server.runs.result import Ended
+from ava_server.runs.stream_progress import Heard
+from ava_server.telemetry import spans
+
+ATTEMPTS = 4
+"""Attempts of one turn before a pause, or between two."""
+PAUSE_FROM_S = 60.0
+"""A wait that is longer than this holds no slot: the run pauses."""
+PAUSE_MOST_S = 24 * 3600.0
+"""A provider that takes no calls for longer than this ends the run: nobody would look for it any more."""
+PAUSED_ATTEMPTS = 24
+"""Attempts of one turn over all its pauses: a limit that never ends is no limit, but a refusal."""
+SETTLE_S = 3.0
+
+
+@dataclass(frozen=True)
+class Paused:
+    """A run that goes on when the provider takes calls again.
+
+    Attributes:
+        until_us: Microseconds UTC before which nothing is sent.
+        why: Why, in a sentence of ours.
+    """
+
+    until_us: int
+    why: str
+
+
+class Asking:
+    """Makes the model calls of one run."""
+
+    def __init__(
+        self,
+        run_log: RunLog,
+        config: RunConfig,
+        model: Model,
+        say: Callable[[str], None],
+        left_s: Callable[[], float],
+        begun: Callable[[Sequence[ToolUse]], Sequence[Fact]],
+    ) -> None:
+        self._log = run_log
+        self._config = config
+        self._price = config.to_price()
+        self._model = model
+        self._say = say
+        self._left_s = left_s
+        self._begun = begun
+        self._tried = (0, 0)  # the turn at hand, and its attempts under this claim
+
+    async def once(self, reserved: Reservation, request: Request) -> Completion | Ended | Paused | None:
+        """Make one attempt and settle it; None when another attempt shall follow."""
+        began = time.monotonic()
+        doing = DOING[reserved.fact.phase] if reserved.fact.phase else "Thinking"
+        self._say(doing)
+        sending = False
+        try:
+            await anyio.lowlevel.checkpoint_if_cancelled()  # cancelled before anything was sent: costs nothing
+            sending = True
+            with spans.chat(self._log.run, self._log.history.prefix, reserved.fact) as span:
+                async with self._model.stream(request) as stream:
+                    with Heard(doing, self._say) as heard:
+                        async for delta in stream:
+                            heard.add(delta)
+                completion = stream.completion
+                span.answered(completion)
+        except ModelError as error:
+            return await self._failed(reserved, error, _since(began))
+        except anyio.get_cancelled_exc_class():
+            with anyio.CancelScope(shield=True), anyio.move_on_after(SETTLE_S):
+                await self._settle(reserved, "unknown" if sending else "not_billed", took_ms=_since(began))
+            raise
+        held = reserved.fact
+        as_it_came = completion
+        if held.phase is None:
+            completion = self._with_printed_calls(completion, held.turn, self._model.assistant_message)
+        usage = completion.usage
+        event, _spend = settlement_event(
+            self._log.fence, self._log.run.id, self._log.who, self._config.model, self._price,
+            turn=held.turn, attempt=held.attempt, reserved_micros=held.micros, reserved_tokens=reserved.tokens,
+            settlement="billed" if usage is not None else "unknown", usage=usage,
+            reported_micros=completion.cost_micros, request_id=completion.request_id, duration_ms=_since(began),
+            purpose=self._log.history.purpose,
+        )  # fmt: skip
+        said = AssistantMessage(
+            text=completion.text,
+            turn=held.turn,
+            attempt=held.attempt,
+            raw=dict(completion.raw),
+            calls=tuple(
+                {"call_id": call.call_id, "name": call.name, "raw_args": call.raw_args} for call in completion.calls
+            ),
+            stop_reason=completion.stop_reason,
+            request_id=completion.request_id,
+            notes=completion.notes,
+            printed=completion is not as_it_came or None,
+        )
+        events = [event, self._log.event(said, model=self._config.model)]
+        if completion.thinking:
+            events.append(self._log.event(ExtendedThinking(thinking=completion.thinking, turn=held.turn)))
+        # In a last turn no tool is called, nor in planning; and the last call of an answer that was cut may be none.
+        if held.last is None and held.phase is None and completion.stop_reason not in CUT:
+            events += [self._log.event(fact) for fact in self._begun(completion.calls)]
+        try:
+            await self._log.append(events)
+        except EntryTooLarge as error:  # it is paid for all the same, with what the provider said it cost
+            fact = ErrorOccurred(error=str(error), kind="bad_answer", turn=held.turn, attempt=held.attempt)
+            await self._log.append([event, self._log.event(fact)])
+            return Ended("error", "an answer too large to be kept", error_kind="bad_answer", error_message=str(error))
+        return completion
+
+    def _with_printed_calls(self, completion: Completion, turn: int, message: MessageMaker) -> Completion:
+        """Return an answer that calls nothing with the calls that it printed, where they can be made; else as it is."""
+        if completion.calls or completion.stop_reason in CUT | REFUSED:
+            return completion
+        printed = self._log.history.printed(completion.text)
+        return with_calls(completion, printed, turn, message) if printed is not None and printed.calls else completion
+
+    async def _failed(self, reserved: Reservation, error: ModelError, took_ms: int) -> Ended | Paused | None:
+        """Settle a failed attempt, and wait for the next one if there is any point in it."""
+        settlement: Settlement = "unknown" if may_have_been_billed(error) else "not_billed"
+        held = reserved.fact
+        forgetful = self._log.history.forgetful  # before this error is folded, which may make it so
+        fact = ErrorOccurred(
+            error=str(error), kind=error.kind, what_to_do=error.what_to_do, turn=held.turn, attempt=held.attempt,
+            request_id=error.request_id,
+        )  # fmt: skip
+        await self._settle(reserved, settlement, took_ms=took_ms, also=fact)
+        turn, tries = self._tried
+        self._tried = (held.turn, tries + 1 if turn == held.turn else 1)
+        wait_s = error.again_after_s
+        again = error.retryable or (error.kind == "usage_limit" and wait_s is not None)
+        again = again and not (error.kind == "thinking" and forgetful)
+        if again and self._log.history.unknown_attempts < UNKNOWN_ATTEMPTS:
+            if wait_s is not None and (wait_s > PAUSE_FROM_S or wait_s >= self._left_s()):
+                if wait_s <= PAUSE_MOST_S and held.attempt < PAUSED_ATTEMPTS:
+                    return self._pause(wait_s)
+            elif self._tried[1] < ATTEMPTS:
+                wait_s = wait_s if wait_s is not None else _back_off(self._tried[1])
+                if wait_s < self._left_s():
+                    until_us = now_us() + round(wait_s * US_PER_S)
+                    self._say(f"Waiting {format_duration(wait_s)} for the model, until {iso_second(until_us)}")
+                    await anyio.sleep(wait_s)
+                    return None
+        reason = f"the model failed {held.attempt} times" if held.attempt > 1 else "the model failed"
+        if again and wait_s is not None and wait_s > PAUSE_MOST_S:
+            until_us = now_us() + round(wait_s * US_PER_S)
+            reason = f"{self._config.provider} takes no more calls until {iso_second(until_us)}; no run waits so long"
+        return Ended("error", reason, error_kind=error.kind, error_message=str(error), what_to_do=error.what_to_do)
+
+    def _pause(self, wait_s: float) -> Paused:
+        # Not all at the same moment: what one limit stopped would run into it again together.
+        until_us = time.time_ns() // 1000 + round((wait_s + random.uniform(0, min(wait_s / 20, 5.0))) * 1e6)  # noqa: S311
+        return Paused(until_us, f"{self._config.provider} takes no more calls until {iso_utc(until_us)}")
+
+    async def _settle(
+        self, reserved: Reservation, settlement: Settlement, *, took_ms: int, also: Fact | None = None
+    ) -> None:
+        held = reserved.fact
+        event, _spend = settlement_event(
+            self._log.fence, self._log.run.id, self._log.who, self._config.model, self._price,
+            turn=held.turn, attempt=held.attempt, reserved_micros=held.micros, reserved_tokens=reserved.tokens,
+            settlement=settlement, duration_ms=took_ms, purpose=self._log.history.purpose,
+        )  # fmt: skip
+        await self._log.append([event] if also is None else [event, self._log.event(also)])
+
+
+def _back_off(attempt: int) -> float:
+    """Return a jittered wait in seconds that doubles with each attempt: about 1, 2, 4."""
+    return float(2 ** (attempt - 1)) * random.uniform(0.75, 1.25)  # noqa: S311
+
+
+def _since(began: float) -> int:
+    return round((time.monotonic() - began) * 1000)

@@ -1,0 +1,373 @@
+"""What a run works with: model, tools, folders, prefix. Made when it is claimed, and taken away when it has ended."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import anyio
+import anyio.to_thread
+
+from ava_audit.events import RunStarted
+from ava_audit.money import format_usd
+from ava_audit.rows import RunRow
+from ava_roles.prompt import system_prompt
+from ava_roles.role import parse_role
+from ava_roles.sandbox.paths import Root
+from ava_roles.sandbox.removal import remove_tree
+from ava_roles.sandbox.sandbox import Sandbox, Unavailable
+from ava_roles.tools.base import Place, Tool
+from ava_roles.tools.shell import RunBash
+from ava_roles.worktree.session import Workshop
+from ava_server.approval.coding import order_of
+from ava_server.approval.context_from import NAME as READ_RESULT
+from ava_server.approval.context_from import ReadSubagentResult, listed
+from ava_server.approval.proposals import texts_of
+from ava_server.approval.run_config import NO_COMMANDS, RunConfig, Texts, config_of
+from ava_server.approval.shell_policy import bench_of, remove_benches, runs_commands, strength
+from ava_server.approval.summary import minutes
+from ava_server.config.search_engines import ApprovedSearch
+from ava_server.core.errors import AvaError, ConfigError
+from ava_server.models.factory import model_of, parameters
+from ava_server.models.selection import Choice, choose
+from ava_server.runs.changes import Kept
+from ava_server.runs.context import Prepared
+from ava_server.runs.history import History
+from ava_server.runs.manager import CannotHonour
+from ava_server.runs.mcp_servers import foreign_tools
+from ava_server.runs.secret_injection import Lending
+from ava_server.runs.submit import schema as submit_schema
+from ava_server.runs.tools import RUN_TOOL_NAMES, run_tools
+from ava_server.runs.worktrees import Worktrees
+
+if TYPE_CHECKING:
+    from ava_server.service.runtime import House
+
+log = logging.getLogger("ava.outfitting")
+
+WINDOW = 128_000
+"""Tokens of context that a model is taken to hold when its price table does not say."""
+
+
+OPEN_S = 5.0
+OPENINGS = 4
+T = TypeVar("T")
+
+
+class Outfitting:
+    """Gives runs what they work with, from what a process has open."""
+
+    def __init__(self, house: House) -> None:
+        self.worktrees = Worktrees(house.settings.paths.worktrees, Path.home())
+        self._house = house
+        self._opening = anyio.CapacityLimiter(OPENINGS)
+
+    async def honour(self, run: RunRow) -> None:
+        """Look whether a run can be run here as it was approved; opens nothing.
+
+        Raises:
+            CannotHonour: It cannot; says what it waits for.
+        """
+        config = config_of(run.config)
+        await self._choice(config)
+        here = {*self._house.tools, *RUN_TOOL_NAMES, *(name for use in config.foreign.values() for name in use.tools)}
+        missing = [name for name in config.tools if name not in here]
+        if missing:
+            raise CannotHonour(f"the tool {missing[0]} is not available in this version")
+        await self._search(config)
+        if (why := self._house.foreign.cannot(config)) is not None:
+            raise CannotHonour(why)
+        if await self._house.store.read(lambda view: texts_of(view, run)) is None:
+            raise CannotHonour("its task was erased")
+        await self._confined(config.confinement)
+        await self._as_it_began(run)
+        workspace = config.workspace
+        if workspace:
+            await self._opened(lambda: _open_workspace(workspace).close())
+
+    async def prepare(self, run: RunRow, history: History) -> Prepared:
+        """Make everything that a claimed run works with.
+
+        Raises:
+            CannotHonour: It cannot be run here, after all.
+        """
+        config = config_of(run.config)
+        texts = await self._house.store.read(lambda view: texts_of(view, run))
+        if texts is None:
+            raise CannotHonour("its task was erased")
+        choice = replace(await self._choice(config), price=config.to_price())  # the price that was approved
+        scratch = self._house.settings.paths.scratch / run.id
+        results = ReadSubagentResult(self._house.store, run.user_id, config.context_from)
+        sandbox = await self._confined(config.confinement)
+        servers = self._house.foreign.of_run(config, run.id, scratch, sandbox)
+        tools: dict[str, Tool] = {
+            **self._house.tools,
+            **run_tools(history, scratch, results),
+            **foreign_tools(config, servers),
+        }
+        if config.coding is not None:
+            tools["run_bash"] = RunBash(in_worktree=True)
+        own = {name: tools[name] for name in config.tools}
+        search = await self._search(config)
+        confinement = sandbox.kind if sandbox is not None else NO_COMMANDS
+        started = history.prefix or _started(config, texts, own, parameters(choice), confinement)
+        model = model_of(started.model, started.parameters, choice.api_key, self._house.clients)
+        await self._opened(lambda: remove_benches(scratch))
+        # Last of all that may fail: whoever is told that it cannot be run here leaves nothing open.
+        files, artifacts = await self._opened(lambda: self._open_folders(config, run.id))
+        networked = any(tool.spec.network and tool.spec.foreign is None for tool in own.values())
+        settings, workshop, bench = self._house.settings, None, None
+        if config.coding is not None and sandbox is not None:
+            workshop = self._workshop(run, config, sandbox)
+        elif sandbox is not None and runs_commands(config.tools, own):
+            bench = bench_of(run, config, files, scratch, sandbox, settings)
+
+        def close(ended: bool) -> None:
+            if workshop is not None:
+                workshop.close()
+            if bench is not None:
+                with contextlib.suppress(OSError):  # a command that is still being ended; it goes with the run
+                    bench.close()
+            for root in (files, artifacts):
+                if root is not None:
+                    root.close()
+            if ended:
+                self.tidy(run)
+
+        return Prepared(
+            model=model,
+            started=started,
+            tools=own,
+            place=Place(
+                files=files,
+                fetch=self._house.fetcher if networked else None,
+                search=search,
+                artifacts=artifacts,
+                memory=self._house.memory(run.user_id),
+                sandbox=sandbox if bench is not None or workshop is not None else None,
+                bench=bench,
+            ),
+            redactor=self._house.access.redactor,
+            lending=Lending(config.role, config.secrets, self._house.access),
+            scratch=scratch,
+            servers=servers,
+            caps=self._house.day_caps(run.user_id),
+            window=choice.price.window or WINDOW,
+            worktrees=self.worktrees,
+            workshop=workshop,
+            artifacts=lambda: self.artifacts(run.id),
+            close=close,
+        )
+
+    async def _as_it_began(self, run: RunRow) -> None:
+        """Look whether this version can speak to the run's model as the run began.
+
+        Raises:
+            CannotHonour: It cannot.
+        """
+        entry = await self._house.store.read(lambda view: view.last_entry(run.id, "RunStarted"))
+        if entry is None or not isinstance(entry.fact, RunStarted):
+            return
+        try:
+            model_of(entry.fact.model, entry.fact.parameters, None, self._house.clients)
+        except ConfigError as error:
+            raise CannotHonour(str(error)) from error
+        await self._confined(entry.fact.confinement)
+
+    async def _confined(self, approved: str) -> Sandbox | None:
+        """Return what confines what a run runs here, at least as well as it was approved; None where it runs nothing.
+
+        Raises:
+            CannotHonour: Nothing here does.
+        """
+        if approved == NO_COMMANDS:
+            return None
+        found = await anyio.to_thread.run_sync(self._house.sandbox, limiter=self._opening)
+        if isinstance(found, Unavailable):
+            raise CannotHonour(f"what it runs cannot be confined here: {found.why}")
+        if strength(found.kind) < strength(approved):
+            raise CannotHonour(f"what it runs is to be confined by {approved}, and here it would be by {found.kind}")
+        return found
+
+    async def _choice(self, config: RunConfig) -> Choice:
+        """Return the model that was approved, with this process's key.
+
+        Raises:
+            CannotHonour: It is not configured here, or leads elsewhere.
+        """
+        try:
+            choice = await anyio.to_thread.run_sync(
+                lambda: choose(config.model, config.tier or "balanced", self._house.access.models)
+            )
+        except AvaError as error:
+            raise CannotHonour(str(error)) from error
+        if choice.base_url != config.base_url:
+            raise CannotHonour(f"it was approved for {config.base_url}, and {config.provider} is now {choice.base_url}")
+        return choice
+
+    async def _search(self, config: RunConfig) -> ApprovedSearch | None:
+        """Return the search that was approved; None for a run that does not search.
+
+        Raises:
+            CannotHonour: It is not set up here.
+        """
+        if not config.search:
+            return None
+        try:
+            engine = await anyio.to_thread.run_sync(self._house.access.search, config.search)
+        except AvaError as error:
+            raise CannotHonour(str(error)) from error
+        if engine is None:
+            raise CannotHonour(f"its web search ({config.search}) is not set up here")
+        return ApprovedSearch(config.search, self._house.access, self._house.clients)
+
+    async def _opened(self, work: Callable[[], T]) -> T:
+        """Open what may lie on a disk that does not answer, in one of few threads that nobody else needs.
+
+        Raises:
+            CannotHonour: It does not answer.
+        """
+        try:
+            with anyio.fail_after(OPEN_S):
+                return await anyio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=self._opening)
+        except TimeoutError:
+            raise CannotHonour(f"its folders do not answer within {OPEN_S:g} s") from None
+
+    def _workshop(self, run: RunRow, config: RunConfig, sandbox: Sandbox) -> Workshop:
+        """Return where a run changes files; nothing of it is there before the run begins."""
+        settings = self._house.settings
+        return Workshop(
+            order_of(run.id, config),
+            self.worktrees.here(run.id),
+            sandbox,
+            home=Path.home(),
+            read_only=settings.sandbox.read_only,
+            closed=(settings.data_root,),
+            network=config.network,
+        )
+
+    def _open_folders(self, config: RunConfig, run_id: str) -> tuple[Root | None, Root | None]:
+        """Open what a run reads and where it hands over; one that changes files sees its worktree, once it is there."""
+        files = _open_workspace(config.workspace) if config.workspace and config.coding is None else None
+        if "save_artifact" not in config.tools:
+            return files, None
+        folder = self._house.settings.paths.artifacts / run_id
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            return files, Root.open(folder)
+        except BaseException:
+            if files is not None:
+                files.close()
+            raise
+
+    def artifacts(self, run_id: str) -> list[dict[str, Any]]:
+        """Return name, size in bytes and sha256 of each file that a run has handed over. Blocking."""
+        found = list_artifacts(self._house.settings.paths.artifacts / run_id)
+        return [{**file, "name": self._house.access.redactor.redact(file["name"])[0]} for file in found]
+
+    def left(self, run: RunRow, task: str) -> Kept | None:
+        """Bring onto its branch what a run that nobody works on has changed; None for one that changes no files."""
+        return self.worktrees.left(run, task)
+
+    def tidy(self, run: RunRow) -> None:
+        """Remove what was only an ended run's own: its worktree, its scratch folder, an empty folder of artifacts."""
+        if config_of(run.config).coding is not None:
+            self.worktrees.tidy(run)
+        self.tidy_scratch(run.id)
+
+    def tidy_scratch(self, run_id: str) -> None:
+        """Remove an ended run's scratch folder, and a folder of artifacts that stayed empty."""
+        try:
+            remove_tree(self._house.settings.paths.scratch / run_id)
+        except OSError as error:  # the next start sweeps; what a command still writes is ended with its owner
+            log.warning("the scratch folder of %s was not all removed: %s", run_id, error)
+        with contextlib.suppress(OSError):  # not empty, or never made
+            (self._house.settings.paths.artifacts / run_id).rmdir()
+
+
+def _open_workspace(workspace: str) -> Root:
+    """Open the workspace of a run.
+
+    Raises:
+        CannotHonour: It cannot be opened.
+    """
+    try:
+        return Root.open(Path(workspace))
+    except OSError as error:
+        raise CannotHonour(f"its workspace {workspace} cannot be opened: {error.strerror}") from error
+
+
+def list_artifacts(folder: Path) -> list[dict[str, Any]]:
+    """Return name, size in bytes and sha256 of each file that a run handed over."""
+    try:
+        paths = sorted(folder.iterdir()) if folder.is_dir() else []
+    except OSError as error:  # a result is not lost, nor a run kept from its end, because its files cannot be listed
+        log.warning("the artifacts in %s cannot be listed: %s", folder.name, error)
+        return []
+    found: list[dict[str, Any]] = []
+    for path in paths:
+        if path.is_file() and not path.is_symlink():
+            try:
+                data = path.read_bytes()
+            except OSError as error:
+                log.warning("%s cannot be listed: %s", path.name, error)
+                continue
+            found.append({"name": path.name, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()})
+    return found
+
+
+@lru_cache(maxsize=32)
+def _shared(text: str) -> str:
+    """Return a text as it was had first: a thousand runs of one role keep one prompt."""
+    return text
+
+
+def _started(
+    config: RunConfig, texts: Texts, tools: Mapping[str, Tool], wire: Mapping[str, Any], confinement: str
+) -> RunStarted:
+    """Return the run's rendered prefix."""
+    role = parse_role(config.role_text, config.role_source, config.role)
+    free = bool(config.price.get("free"))
+    limits = {
+        "time": minutes(config.timeout_s),
+        "money": "free" if free else format_usd(config.max_cost_micros, exact=True),
+        "tokens": f"{config.max_tokens:,}",
+        "turns": str(config.max_iterations),
+        "tool calls": str(config.max_tool_calls),
+    }
+    specs = [tools[name].spec for name in sorted(tools)]
+    submit = submit_schema(config.output_schema)
+    schemas = (
+        *({"name": spec.name, "description": spec.description, "parameters": spec.schema()} for spec in specs),
+        {"name": submit.name, "description": submit.description, "parameters": dict(submit.parameters)},
+    )
+    text = _shared(
+        system_prompt(
+            role,
+            system_prompt=texts.system_prompt,
+            context=texts.context,
+            results=listed(config.context_from) if READ_RESULT in tools else "",
+            tools=specs,
+            limits=limits,
+            output_schema=config.output_schema,
+        )
+    )
+    return RunStarted(
+        system=text,
+        tools=schemas,
+        model=config.model,
+        price=config.price,
+        limits=limits,
+        parameters=dict(wire),
+        max_output=config.max_output,
+        nonce=secrets.token_hex(8),
+        workspace=config.workspace,
+        confinement=confinement,
+    )

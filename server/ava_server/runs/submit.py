@@ -1,0 +1,132 @@
+"""`submit_result`: the one tool by which a subagent hands over its answer."""
+
+from __future__ import annotations
+
+import contextlib
+from functools import cache
+from typing import Any, cast
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from ava_server.approval.output_schema import fault, placed
+from ava_server.models.base import ToolSchema, ToolUse
+from ava_server.models.wire_json import object_fault
+
+NAME = "submit_result"
+SUMMARY_CHARS = 500
+FINDINGS, CAVEATS = 100, 50
+"""What a result carries of each; more is left out, with a caveat that says so: the work is not lost for it."""
+CLAIM_CHARS, QUOTE_CHARS, SOURCE_CHARS, CAVEAT_CHARS = 2_000, 4_000, 2_000, 1_000
+
+
+class Finding(BaseModel):
+    """One claim, where it comes from, and the words that show it."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    claim: str
+    source_url: str | None = None
+    quote: str | None = None
+    source_name: str | None = None
+
+
+class SubmitArgs(BaseModel):
+    """What a subagent hands over."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    summary: str = Field(description="What was found, in at most 500 characters.")
+    output: Any = Field(default=None, description="The answer itself: text, or JSON where that was asked for.")
+    confidence: float | None = Field(
+        default=None, ge=0, le=1, description="How sure you are, 0 to 1; leave it out if you cannot say."
+    )
+    caveats: list[str] = Field(default_factory=list, description="What is missing, doubtful or was tried in vain.")
+    findings: list[Finding] = Field(
+        default_factory=list[Finding],
+        description=f"At most {FINDINGS} claims with source and a quote, letter for letter as a tool gave it.",
+    )
+
+    @field_validator("caveats", mode="before")
+    @classmethod
+    def _one_is_a_list(cls, value: Any) -> Any:
+        """Models often give one caveat as plain text."""
+        if value is None:
+            return []
+        return [value] if isinstance(value, str) else value
+
+
+def schema(output_schema: dict[str, Any] | None) -> ToolSchema:
+    """Return the tool as the model is shown it; `output_schema` stands in for `output` when the spawn gave one."""
+    parameters = _free_form()
+    if output_schema is not None:
+        form = placed(output_schema, "#/properties/output")
+        output = {**form, "description": "The answer, in exactly this form."}
+        parameters = {
+            **parameters,
+            "properties": {**parameters["properties"], "output": output},
+            "required": ["summary", "output"],
+        }
+    return ToolSchema(NAME, "Hand over the result and end the run. Call it once, when the work is done.", parameters)
+
+
+@cache
+def _free_form() -> dict[str, Any]:
+    """Return the schema of a result in no given form: one for all, to be read only."""
+    return SubmitArgs.model_json_schema()
+
+
+def accept(call: ToolUse, output_schema: dict[str, Any] | None) -> SubmitArgs | str:
+    """Return what was handed over, or what is wrong with it, for the model to mend."""
+    if call.args is None:
+        return f"the arguments are not a JSON object: {object_fault(call.raw_args)}; send them again as one object"
+    try:
+        submitted = SubmitArgs.model_validate(call.args)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])[:120]
+        return f"{where}: {first['msg']}; submit_result takes {', '.join(SubmitArgs.model_fields)}"
+    if output_schema is not None and (wrong := fault(submitted.output, output_schema)) is not None:
+        return wrong
+    return _bounded(submitted)
+
+
+def _bounded(submitted: SubmitArgs) -> SubmitArgs:
+    """Return a result that fits everything that follows; what was cut is said in its caveats."""
+    findings = [_short(finding) for finding in submitted.findings[:FINDINGS]]
+    cuts = sum(short != whole for short, whole in zip(findings, submitted.findings, strict=False))
+    caveats = [cut(caveat, CAVEAT_CHARS) for caveat in submitted.caveats[:CAVEATS]]
+    if cuts:
+        caveats.append(f"{cuts} finding{'s were' if cuts > 1 else ' was'} cut: too long.")
+    if (more := len(submitted.findings) - FINDINGS) > 0:
+        caveats.append(f"{more} finding{'s were' if more > 1 else ' was'} left out: a result carries {FINDINGS}.")
+    if (more := len(submitted.caveats) - CAVEATS) > 0:
+        caveats.append(f"{more} caveat{'s were' if more > 1 else ' was'} left out: a result carries {CAVEATS}.")
+    return submitted.model_copy(update={"findings": findings, "caveats": caveats})
+
+
+def findings_in(draft: Any) -> list[Finding]:
+    """Return the findings of a draft that was not accepted: those that have the form of one."""
+    given = cast("dict[str, Any]", draft).get("findings") if isinstance(draft, dict) else None
+    found: list[Finding] = []
+    for each in cast("list[Any]", given)[:FINDINGS] if isinstance(given, list) else ():
+        with contextlib.suppress(ValidationError):
+            found.append(_short(Finding.model_validate(each)))
+    return found
+
+
+def _short(finding: Finding) -> Finding:
+    return Finding(
+        claim=cut(finding.claim, CLAIM_CHARS) if len(finding.claim) > CLAIM_CHARS else finding.claim,
+        source_url=finding.source_url and finding.source_url[:SOURCE_CHARS],
+        quote=finding.quote and finding.quote[:QUOTE_CHARS],  # what is left still stands there, letter for letter
+        source_name=finding.source_name and finding.source_name[:SOURCE_CHARS],
+    )
+
+
+def cut(text: str, limit: int = SUMMARY_CHARS) -> str:
+    """Return text cut at a word, so that it has at most `limit` characters."""
+    text = text.strip()
+    if len(text) <= limit:
+        return text
+    short = text[: limit - 1].rsplit(None, 1)[0] if " " in text[: limit - 1] else text[: limit - 1]
+    return short.rstrip() + "…"

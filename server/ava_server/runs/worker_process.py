@@ -1,0 +1,96 @@
+"""The worker of a data root: a detached process in which runs go on when their host has gone (`background = true`)."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import IO
+
+import anyio.to_thread
+
+from ava_audit.store.locks import Held, try_hold
+from ava_server.core.data_root import DataRoot
+from ava_server.runs.manager import CannotHonour
+
+log = logging.getLogger("ava.hiring")
+
+IDLE_S = 60.0
+"""A worker that has had nothing to do for so long goes away."""
+TRY_FOR_S = 1.0
+"""Somebody who only looks whether a worker is there holds its lock for a moment."""
+WORDS_BYTES = 256 * 1024
+
+
+def take_post(root: DataRoot) -> Held | None:
+    """Return the lock of the data root's one worker, or None: there is one. Blocking."""
+    end = time.monotonic() + TRY_FOR_S
+    while (held := try_hold(root.worker_lock)) is None and time.monotonic() < end:
+        time.sleep(0.05)
+    return held
+
+
+class Hiring:
+    """Sees to it that a data root has a worker while there is something to do.
+
+    Args:
+        root: The data root.
+        command: What starts a worker; by default this program does, with this process's environment.
+    """
+
+    def __init__(
+        self, root: DataRoot, command: tuple[str, ...] = (sys.executable, "-m", "ava_server", "worker")
+    ) -> None:
+        self._root = root
+        self._command = command
+        self._started: subprocess.Popen[bytes] | None = None
+
+    async def __call__(self) -> None:
+        """Start a worker if there is none; one that was just started is given its time.
+
+        Raises:
+            CannotHonour: It ended at once; says where its words are.
+            OSError: It cannot be started.
+        """
+        await anyio.to_thread.run_sync(self._see_to_it)
+
+    def _see_to_it(self) -> None:
+        code = self._started.poll() if self._started is not None else None
+        if self._started is not None and code is None:
+            return
+        held = try_hold(self._root.worker_lock)
+        if held is None:
+            return
+        held.release()
+        if code:
+            self._started = None
+            raise CannotHonour(f"the worker ended at once with code {code}; see {self._root.worker_words}")
+        with _words(self._root.worker_words) as words:
+            self._started = subprocess.Popen(  # noqa: S603 - this very program
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=words,
+                cwd=self._root.path,
+                env={**os.environ, "AVA_DATA_ROOT": str(self._root.path)},
+                start_new_session=True,
+                creationflags=_APART,
+                close_fds=True,
+            )
+        log.info("started a worker, process %s", self._started.pid)
+
+
+_APART = getattr(subprocess, "DETACHED_PROCESS", 0) | getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
+"""On Windows, what a session of its own is elsewhere."""
+
+
+def _words(path: Path) -> IO[bytes]:
+    """Open the file for what a worker says, for its owner alone; what is too long begins anew."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0)
+    file = os.fdopen(os.open(path, flags, 0o600), "ab")
+    if file.tell() > WORDS_BYTES:
+        file.truncate(0)
+    return file

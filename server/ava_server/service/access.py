@@ -1,0 +1,134 @@
+"""What every tool of the desk stands on: the house, the session, and only what belongs to its user."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from ava_audit.events import Who
+from ava_audit.rows import RunRow
+from ava_audit.view import loads
+from ava_server.config.tokens import Scope
+from ava_server.core.errors import AvaError, BadInput, Refused
+from ava_server.core.ids import AGENT, parse_id
+from ava_server.service.runtime import House
+from ava_server.service.session import Session
+
+
+class Own:
+    """The runs and groups of a session's user; another user's do not exist for it.
+
+    Attributes:
+        house: What this process has open.
+        session: Whom the desk serves.
+    """
+
+    def __init__(self, house: House, session: Session) -> None:
+        self.house = house
+        self.session = session
+        self.store = house.store
+
+    async def refuse_without_pin(self, why: str) -> None:
+        """Refuse what only the approval PIN allows, where it does and this session has not been given it.
+
+        Raises:
+            Refused: It does; says `why`.
+            ConfigError: Whether it does cannot be told.
+        """
+        if await self.house.policy(self.session.user) == "human" and not self.session.pin_given:
+            raise Refused(why)
+
+    def refuse_without(self, scope: Scope) -> None:
+        """Refuse what the session's token does not allow; an auditor may read.
+
+        Raises:
+            Refused: Says which scope it takes.
+        """
+        if not (self.session.may(scope) or (scope == "read" and self.session.audits)):
+            have = ", ".join(self.session.token.scopes) if self.session.token is not None else "none"
+            raise Refused(
+                f"this takes a token of the scope {scope}, and the one in use has {have}; whoever runs the server makes"
+                f" another one: ava token create NAME --user {self.session.user} --scope {scope}"
+            )
+
+    async def run(self, given: str, field: str, *, reading: bool = False) -> RunRow:
+        """Return a run of this user; one of another's too where an auditor is `reading`.
+
+        Raises:
+            BadInput: There is none; another user's does not exist for this one.
+        """
+        if given.strip().lower().startswith("p-"):  # a proposal's id names its run as well
+            pending_id = parse_id("pending_id", given, field)
+            row = await self.store.read(lambda view: view.proposal(pending_id))
+            asked, run_id = pending_id, row.run_id if row is not None else None
+        else:
+            asked = run_id = parse_id("subagent_id", given, field)
+        run = await self.store.read(lambda view: view.run(run_id)) if run_id is not None else None
+        if run is None or not self.owns(run, reading=reading):
+            raise BadInput(f"{field}: no subagent {asked} of yours is known; check_subagent without an id lists them")
+        return run
+
+    def owns(self, run: RunRow, *, reading: bool = False) -> bool:
+        """Tell whether a run exists for this session; an auditor's `reading` sees all."""
+        return run.user_id == self.session.user or (reading and self.session.audits)
+
+    def is_here(self, run: RunRow) -> bool:
+        """Tell whether a run is this session's, or works where this session's host does: it is told of first."""
+        if run.session_id == self.session.id:
+            return True
+        workspace = loads(run.config).get("workspace")
+        if workspace is None or self.session.remote:  # folders of another machine mean nothing here
+            return False
+        folders = [Path(unquote(urlsplit(root).path)) for root in self.session.roots]
+        try:
+            folders = folders or [Path.cwd()]
+        except OSError:  # it was removed
+            return False
+        return any(Path(workspace).is_relative_to(folder) for folder in folders)
+
+    async def pending_id(self, given: str) -> str:
+        """Return the id of a proposal, given that or the id of its run.
+
+        Raises:
+            BadInput: It is neither.
+        """
+        if not given.strip().lower().startswith("s-"):
+            return parse_id("pending_id", given)
+        return (await self.run(given, "pending_ids")).pending_id
+
+    async def rows(self, run_ids: list[str]) -> list[RunRow]:
+        """Return the runs of these ids."""
+        rows = await self.store.read(lambda view: [view.run(run_id) for run_id in run_ids])
+        return [row for row in rows if row is not None]
+
+    async def group(self, given: str, *, reading: bool = False) -> list[RunRow]:
+        """Return the runs of a group of this user; of another's too where an auditor is `reading`.
+
+        Raises:
+            BadInput: There is none.
+        """
+        group_id = parse_id("group_id", given)
+        rows = await self.store.read(lambda view: view.group_runs(group_id))
+        own = [row for row in rows if self.owns(row, reading=reading)]
+        if not own:
+            raise BadInput(f"group_id: no group {group_id} of yours is known; confirm_spawn of two or more makes one")
+        return own
+
+    def explained(self, error: Exception) -> str:
+        """Return an error's text, and where a key would mend it how this host takes one."""
+        provider = error.needs_key if isinstance(error, AvaError) else None
+        text = f"{error} {self.key_advice(provider)}" if provider else str(error)
+        if not self.session.remote or isinstance(error, BadInput):  # that repeats what was given, right or wrong
+            return text
+        # Where the server keeps its things is no business of who sits elsewhere.
+        return text.replace(str(self.house.settings.data_root), "the data root")
+
+    def key_advice(self, provider: str) -> str:
+        """Return how a person gives this server a provider's key, in the words of this session's host."""
+        from ava_server.hosts.advice import key_advice
+
+        return key_advice(provider, self.session.client)
+
+    def agent_of(self, run: RunRow) -> Who:
+        """Return a run as the log names it, under this session."""
+        return Who(self.session.id, run.id, run.user_id, parent_agent_id=AGENT)

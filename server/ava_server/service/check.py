@@ -1,0 +1,185 @@
+"""Looking after runs: `check_subagent`, and the wait that `confirm_spawn` shares with it."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import anyio
+import anyio.to_thread
+
+from ava_audit.rows import QUEUED, UNENDED, RunRow
+from ava_audit.times import HOUR_US
+from ava_audit.view import View
+from ava_server.approval.requests import CheckArgs, parse, shown
+from ava_server.core.errors import BadInput
+from ava_server.core.ids import label
+from ava_server.runs.claims import paused
+from ava_server.service.access import Own
+from ava_server.service.call_context import Caller, Progress
+from ava_server.service.responses import Answer, CheckAnswer, RunAnswer
+from ava_server.service.status import INTERRUPTED, json_chars, room_for, run_answer, shown_state
+
+RUNS_CHARS, NAMED = 8_200, 20
+"""Characters, as JSON, of the runs in one answer; and how many of the others are named with their state."""
+PROGRESS_EVERY_S = 5.0
+LOOK_EVERY_S = 0.05
+CURSOR_DIGITS = 9
+
+
+class Looking:
+    """Shows runs as they are, and waits for their end."""
+
+    def __init__(self, own: Own) -> None:
+        self._own = own
+        self._house = own.house
+        self._store = own.store
+
+    async def check(self, given: dict[str, Any], caller: Caller) -> Answer:
+        """Do `check_subagent`.
+
+        Raises:
+            BadInput: An argument cannot be used.
+        """
+        args = parse(CheckArgs, "check_subagent", given)
+        offset = _cursor(args.cursor)
+        if args.subagent_id is None and args.group_id is None:
+            if args.wait_seconds:
+                raise BadInput("wait_seconds: only with subagent_id or group_id, there is nothing else to wait for")
+            runs, message = fitting(await self._going_on())
+            if not runs:
+                message = "No subagents: none waits, runs, or ended in the last 60 minutes."
+            return CheckAnswer(status="list", message=message, runs=runs)
+        if args.group_id is not None:
+            members = await self._own.group(args.group_id, reading=True)
+            rows = await self._waited_for(members, args.wait_seconds, caller.progress)
+        else:
+            run = await self._own.run(args.subagent_id or "", "subagent_id", reading=True)
+            rows = await self._waited_for([run], args.wait_seconds, caller.progress)
+        runs = await self.answers(rows, offset=offset)
+        status = runs[0].state if len(runs) == 1 else "group"
+        runs, message = fitting(runs)
+        return CheckAnswer(status=status, message=message, runs=runs)
+
+    async def _going_on(self) -> list[RunAnswer]:
+        """Return everything that waits, is queued, runs, ended in the last 60 minutes or was never fetched."""
+        now_us = time.time_ns() // 1000
+        user, alive = self._own.session.user, self._house.instances.alive
+        whose = None if self._own.session.audits else user
+
+        def query(view: View) -> list[RunAnswer]:
+            rows = view.runs(user=whose, states=UNENDED)[::-1]  # the newest first: an answer may not carry them all
+            rows += view.runs(user=whose, ended_since_us=now_us - HOUR_US)[::-1]
+            rows += [row for row in view.unfetched(user) if row.ended_us and row.ended_us < now_us - HOUR_US]
+            answers = [run_answer(view, row, alive, now_us, result=False) for row in rows]
+            self._name_others(answers, rows)
+            return [
+                run
+                for run, row in zip(answers, rows, strict=True)
+                if run.state != "expired" or _expires_us(view, row) >= now_us - HOUR_US
+            ]
+
+        return await self._store.read(query)
+
+    async def answers(self, rows: list[RunRow], *, offset: int = 0) -> list[RunAnswer]:
+        """Return runs as they are shown; `offset` goes on in a long output."""
+        now_us = time.time_ns() // 1000
+        alive = self._house.instances.alive
+
+        room = room_for(sum(row.ended for row in rows))
+
+        def query(view: View) -> list[RunAnswer]:
+            return [run_answer(view, view.run(row.id) or row, alive, now_us, offset=offset, room=room) for row in rows]
+
+        answers = await self._store.read(query)
+        self._name_others(answers, rows)
+        for answer in answers:
+            if answer.state in (QUEUED, INTERRUPTED) and not answer.waits_for:  # what is in the log is a moment behind
+                answer.waits_for = self._house.manager.waiting_for.get(answer.subagent_id)
+            answer.untrusted_activity = self._house.manager.activity(answer.subagent_id) or answer.untrusted_activity
+            if answer.error and answer.error.get("kind") == "auth" and answer.model:  # its log knows of no host
+                answer.error["what_to_do"] = self._own.key_advice(answer.model.partition(":")[0])
+        return answers
+
+    def _name_others(self, answers: list[RunAnswer], rows: list[RunRow]) -> None:
+        """Say whose runs they are that an auditor reads."""
+        for answer, row in zip(answers, rows, strict=True):
+            if not self._own.owns(row):
+                answer.status_line = f"[{row.user_id}] {answer.status_line}"
+
+    async def _waited_for(self, rows: list[RunRow], wait_s: float, progress: Progress) -> list[RunRow]:
+        return await self.wait([row.id for row in rows], wait_s, progress) if wait_s else rows
+
+    async def wait(self, run_ids: list[str], wait_s: float, progress: Progress) -> list[RunRow]:
+        """Wait until all of these have ended or are paused, or the time is over; a host that cancels ends the wait."""
+        deadline = anyio.current_time() + wait_s
+        while True:
+            seen = self._store.head
+            rows = await self._own.rows(run_ids)
+            left = deadline - anyio.current_time()
+            if left <= 0 or self._house.closing.begun or _nothing_to_wait_for(rows):
+                return rows
+            with anyio.move_on_after(min(left, PROGRESS_EVERY_S)) as waiting, self._house.closing.wait(waiting):
+                await self._news_of(run_ids, seen)
+                continue
+            going_on = next((row for row in rows if not row.ended), None)
+            if going_on is not None:
+                state = await anyio.to_thread.run_sync(shown_state, going_on, self._house.instances.alive)
+                await progress(f"{label(going_on)}: {self._house.manager.activity(going_on.id) or state}")
+
+    async def _news_of(self, run_ids: list[str], seen: int) -> None:
+        """Return when one of these runs may have ended: polled at the log's pace, not at every commit."""
+        while True:
+            seen = await self._store.newer_than(seen)
+            if _nothing_to_wait_for(await self._own.rows(run_ids)):
+                return
+            await anyio.sleep(LOOK_EVERY_S)
+
+
+def _nothing_to_wait_for(rows: list[RunRow]) -> bool:
+    """Tell whether each of these runs has ended, or is paused until its provider takes calls again."""
+    now_us = time.time_ns() // 1000
+    return all(row.ended or paused(row, now_us) for row in rows)
+
+
+def fitting(runs: list[RunAnswer]) -> tuple[list[RunAnswer], str | None]:
+    """Return as many runs as one answer carries, and a sentence about the others."""
+    kept: list[RunAnswer] = []
+    used = 0
+    for run in runs:
+        used += json_chars(run.model_dump(mode="json", exclude_none=True))
+        if kept and used > RUNS_CHARS:
+            break
+        kept.append(run)
+    others = runs[len(kept) :]
+    if not others:
+        return kept, None
+    named = ", ".join(f"{called(run)} {run.state}" for run in others[:NAMED])
+    more = f" and {len(others) - NAMED} more" if len(others) > NAMED else ""
+    return kept, (
+        f"{len(runs)} in all. Not shown here: {named}{more}. Call check_subagent with the subagent_id of one."
+    )
+
+
+def called(run: RunAnswer) -> str:
+    """Return a run's id, and its name beside it where it has one."""
+    return f"{run.name} ({run.subagent_id})" if run.name else run.subagent_id
+
+
+def dumped(runs: list[RunAnswer]) -> list[dict[str, Any]]:
+    """Return runs as plain JSON."""
+    return [run.model_dump(mode="json", exclude_none=True) for run in runs]
+
+
+def _cursor(given: str | None) -> int:
+    if given is None:
+        return 0
+    if not given.isdecimal() or len(given) > CURSOR_DIGITS:
+        raise BadInput(f"cursor: {shown(given)} is not a cursor of a result; give the one that the last answer had")
+    return int(given)
+
+
+def _expires_us(view: View, row: RunRow) -> int:
+    """Return when a run's proposal expires, or expired."""
+    proposal = view.proposal(row.pending_id)
+    return proposal.expires_us if proposal is not None else row.created_us

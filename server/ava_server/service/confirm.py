@@ -1,0 +1,211 @@
+"""Deciding: `confirm_spawn`. Where the client can ask its person, the person answers, and the model cannot."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from ava_audit.errors import AuditError
+from ava_audit.money import micros_from_cents
+from ava_audit.store.store import Outcome
+from ava_server.approval.checks import Approval, Decided, weigh
+from ava_server.approval.decisions import approve, refuse, reject
+from ava_server.approval.questions import UNASKED, Person, lowered, question
+from ava_server.approval.requests import WAIT_LIMIT_S, Changes, ConfirmArgs, parse
+from ava_server.core.errors import BadInput, Refused
+from ava_server.core.ids import new_id, parse_id
+from ava_server.service.access import Own
+from ava_server.service.call_context import Caller, Progress
+from ava_server.service.check import Looking, dumped, fitting
+from ava_server.service.responses import Answer, ConfirmAnswer, OneDecision
+from ava_server.service.resume import Resuming
+from ava_server.service.spawn import Spawning, started_next
+
+ONLY_PIN = (
+    'approval = "human": only the approval PIN approves, in a terminal: `ava approve {ids}`. No tool can; show the'
+    " person that command"
+)
+NOT_ASKED = (
+    "If nobody can be asked here (a host without a screen answers like this by itself), a person approves it in a"
+    " terminal, with `ava approve {ids}`; the policy auto (config.toml) starts small ones without a question"
+)
+
+
+class Confirming:
+    """Takes decisions on proposals."""
+
+    def __init__(self, own: Own, looking: Looking, spawning: Spawning) -> None:
+        self._own = own
+        self._house = own.house
+        self._store = own.store
+        self._session = own.session
+        self._looking = looking
+        self._spawning = spawning
+        self._resuming = Resuming(own)
+
+    async def confirm(self, given: dict[str, Any], caller: Caller) -> Answer:
+        """Do `confirm_spawn`.
+
+        Raises:
+            BadInput: An argument cannot be used.
+            Refused: Nothing can be approved over this channel.
+            AnsweredLater: The person is asked, and the client calls again.
+        """
+        began = time.monotonic()
+        args = parse(ConfirmArgs, "confirm_spawn", given)
+        if (run := await self._resuming.interrupted(args)) is not None:
+            self._house.closing.refuse_new()
+            answer = await self._resuming.resume(args, run, caller.person)
+            if answer.status == "resumed":
+                await self._wait_for(answer, [run.id], _left(args, began), caller.progress)
+            return answer
+        ids = tuple(dict.fromkeys([await self._own.pending_id(given) for given in args.pending_ids]))
+        if args.decision == "approve":
+            self._house.closing.refuse_new()
+        if args.decision == "reject":
+            decided = await self._store.do(reject(ids, self._session.who, self._session.channel))
+        else:
+            decided = await self._approve(args, ids, caller.person)
+        return await self._answer(args, decided, _left(args, began), caller.progress)
+
+    async def _approve(self, args: ConfirmArgs, ids: tuple[str, ...], person: Person | None) -> Decided:
+        """Approve, once the person has agreed where one can be asked.
+
+        Raises:
+            BadInput: An argument cannot be used.
+            Refused: Only a person's own channel approves.
+            AnsweredLater: The person is asked, and the client calls again.
+        """
+        if not self._house.settings.enabled:
+            raise Refused("subagents are switched off here (enabled = false in config.toml); nothing was started")
+        await self._own.refuse_without_pin(ONLY_PIN.format(ids=" ".join(ids)))
+        changes = {parse_id("pending_id", key): _caps_of(value) for key, value in (args.changes or {}).items()}
+        _refuse_what_hits_nothing(args, ids, changes)
+        asked = Approval(
+            pending_ids=ids,
+            approving=tuple(args.approving) if args.approving is not None else None,
+            changes=changes,
+            group_max_micros=micros_from_cents(args.group_max_cost_cents) if args.group_max_cost_cents else None,
+            group_timeout_s=args.group_timeout,
+            group_id=new_id("group_id"),
+        )
+        if person is not None:
+            return await self._ask(asked, person)
+        who, channel = self._session.who, self._session.channel
+        return await self._store.do(approve(asked, who, channel, self._house.spawn_limits_of(who.user_id)))
+
+    async def _ask(self, asked: Approval, person: Person) -> Decided:
+        """Ask the person, and approve what was agreed to; what cannot start is refused without a question."""
+        who, limits = self._session.who, self._house.spawn_limits_of(self._session.user)
+        now_us = time.time_ns() // 1000
+        weighed = await self._store.read(lambda view: weigh(view, asked, who, limits, now_us))
+        if isinstance(weighed, Outcome):
+            return await self._store.do(refuse(asked, who, limits))
+        reply = await person.ask(question(weighed))
+        if reply.action != "accept":
+            return Decided(tuple(member.refused(UNASKED[reply.action]) for member in weighed.members), unasked=True)
+        # A PIN may have been set while the question stood there.
+        await self._own.refuse_without_pin(ONLY_PIN.format(ids=" ".join(asked.pending_ids)))
+        agreed = lowered(weighed, asked, reply)
+        return await self._store.do(approve(agreed, who, "elicitation", limits))
+
+    async def _answer(self, args: ConfirmArgs, decided: Decided, wait_s: float, progress: Progress) -> ConfirmAnswer:
+        self._house.manager.poke()
+        decisions = [
+            OneDecision(
+                pending_id=made.pending_id,
+                subagent_id=made.subagent_id,
+                status=made.status,
+                refused_because=made.refused_because,
+            )
+            for made in decided.decisions
+        ]
+        rows = {row.id: row for row in await self._own.rows([d.subagent_id for d in decisions if d.subagent_id])}
+        for decision, made in zip(decisions, decided.decisions, strict=True):
+            if row := rows.get(made.subagent_id or ""):
+                decision.name, decision.task_id = row.name, row.task_id
+            if made.expired and made.subagent_id and args.decision == "approve":
+                at_desk = self._session.transport == "terminal" or self._session.channel == "http"
+                if at_desk:  # its folders are not those of whoever proposed it
+                    decision.refused_because = "it expired before it was approved; have it proposed anew"
+                else:
+                    await self._spawning.renew(decision, made.subagent_id)
+        started = [made.subagent_id for made in decided.decisions if made.status == "approved" and made.subagent_id]
+        answer = ConfirmAnswer(
+            status="approved" if started else ("rejected" if args.decision == "reject" else "refused"),
+            decisions=decisions,
+            group_id=decided.group_id,
+            approval_lines=list(decided.approval_lines) or None,
+            next=_next(started, decided),
+        )
+        if started:
+            await self._wait_for(answer, started, wait_s, progress)
+        return answer
+
+    async def _wait_for(self, answer: ConfirmAnswer, started: list[str], wait_s: float, progress: Progress) -> None:
+        try:
+            await self._after_approval(answer, started, wait_s, progress)
+        except AuditError as error:  # what was approved is approved: it must not be proposed and paid for again
+            answer.message = f"Approved; how it goes cannot be read at this moment: {error}"
+
+    async def _after_approval(
+        self, answer: ConfirmAnswer, started: list[str], wait_s: float, progress: Progress
+    ) -> None:
+        rows = await self._looking.wait(started, wait_s, progress)
+        shown_runs = await self._looking.answers(rows)
+        for decision in answer.decisions:
+            run = next((run for run in shown_runs if run.subagent_id == decision.subagent_id), None)
+            if run is not None:
+                decision.status = run.state
+                decision.queue_position = run.queue_position
+        ended = [run for run, row in zip(shown_runs, rows, strict=True) if row.ended]
+        if ended:
+            shown, answer.message = fitting(ended)
+            answer.runs = dumped(shown)
+        if len(ended) == len(started):
+            answer.next = "It has ended." if len(started) == 1 else "All of them have ended."
+
+
+def _left(args: ConfirmArgs, began: float) -> float:
+    """Return how long the call may still wait: what a question took is gone."""
+    return min(args.wait_seconds, max(0.0, WAIT_LIMIT_S - (time.monotonic() - began)))
+
+
+def _caps_of(changes: Changes) -> dict[str, Any]:
+    caps = changes.caps.model_dump(exclude_none=True) if changes.caps else {}
+    if "timeout" in caps:
+        caps["timeout_s"] = caps.pop("timeout")
+    if "max_cost_cents" in caps:
+        caps["max_cost_micros"] = micros_from_cents(caps.pop("max_cost_cents"))
+    if changes.blocked_tools:
+        caps["blocked_tools"] = list(changes.blocked_tools)
+    return caps
+
+
+def _refuse_what_hits_nothing(args: ConfirmArgs, ids: tuple[str, ...], changes: dict[str, Any]) -> None:
+    """Refuse limits that would be passed over in silence.
+
+    Raises:
+        BadInput: A change is of another proposal, or a group's limit was given for one.
+    """
+    for pending_id in changes:
+        if pending_id not in ids:
+            raise BadInput(f"changes: {pending_id} is not among pending_ids; give it there too, or leave it out")
+    for field in ("group_max_cost_cents", "group_timeout"):
+        if len(ids) == 1 and getattr(args, field) is not None:
+            raise BadInput(
+                f"{field}: it is for two or more together, and one was given; lower its own caps with"
+                f' changes {{"{ids[0]}": {{"caps": …}}}}'
+            )
+
+
+def _next(started: list[str], decided: Decided) -> str:
+    if started:
+        return started_next(started[0], decided.group_id)
+    if decided.unasked:
+        ids = " ".join(made.pending_id for made in decided.decisions)
+        waits = "the proposal still waits" if len(decided.decisions) == 1 else "the proposals still wait"
+        return f"Nothing was started, and {waits}. {NOT_ASKED.format(ids=ids)}."
+    if any(made.running for made in decided.decisions):
+        return "Nothing new was started; what was approved before goes on."
+    return "Nothing was started."

@@ -1,0 +1,287 @@
+"""The one way to the six tools: every call is on the record, and a mistake of the caller is an answer."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from typing import Any, cast
+
+import anyio.to_thread
+
+from ava_audit.errors import AuditError, SchemaNewer, StoreUnavailable
+from ava_audit.events import Event, ToolCall, ToolResult
+from ava_audit.money import format_usd
+from ava_audit.rows import RUNNING, RunRow
+from ava_audit.storable import storable
+from ava_audit.store.store import Command, Outcome, append
+from ava_audit.times import HOUR_US
+from ava_audit.view import View
+from ava_roles.errors import RolesError
+from ava_server.approval.questions import AnsweredLater, Person
+from ava_server.approval.requests import refuse_deep, shown
+from ava_server.config.tokens import Scope
+from ava_server.core.errors import AvaError, BadInput
+from ava_server.core.ids import label, parse_id
+from ava_server.runs.claims import left_to_be_resumed
+from ava_server.service.access import Own
+from ava_server.service.call_context import Caller, Progress
+from ava_server.service.check import Looking, dumped
+from ava_server.service.confirm import Confirming
+from ava_server.service.logs import Reading
+from ava_server.service.render_text import text_of
+from ava_server.service.responses import (
+    FAILED,
+    Answer,
+    CancelAnswer,
+    CheckAnswer,
+    ConfirmAnswer,
+    LogAnswer,
+    MessageAnswer,
+    SpawnAnswer,
+)
+from ava_server.service.runtime import House
+from ava_server.service.session import Session
+from ava_server.service.spawn import Spawning
+from ava_server.service.status import carried, since_words
+from ava_server.service.steer import Steering
+
+log = logging.getLogger("ava.desk")
+NOTICES = 5
+CANCEL = "cancel_subagent"
+READING = ("check_subagent", "read_ava_logs")
+TAKES: Mapping[str, Scope] = {
+    "spawn_subagent": "spawn",
+    "confirm_spawn": "spawn",
+    "check_subagent": "read",
+    "message_subagent": "spawn",
+    CANCEL: "spawn",
+    "read_ava_logs": "read",
+}
+"""What a token must allow for each tool."""
+
+Handler = Callable[[dict[str, Any], Caller], Awaitable[Answer]]
+
+
+class Desk:
+    """The six tools for one session.
+
+    Attributes:
+        session: Whom it serves.
+    """
+
+    def __init__(self, house: House, session: Session) -> None:
+        self._house = house
+        self._store = house.store
+        self._redactor = house.access.redactor
+        self.session = self._session = session
+        self._own = own = Own(house, session)
+        looking = Looking(own)
+        spawning, steering, reading = Spawning(own), Steering(own, looking), Reading(own)
+        self._handlers: dict[str, Handler] = {
+            "spawn_subagent": spawning.spawn,
+            "confirm_spawn": Confirming(own, looking, spawning).confirm,
+            "check_subagent": looking.check,
+            "message_subagent": steering.message,
+            CANCEL: steering.cancel,
+            "read_ava_logs": reading.read,
+        }
+
+    async def call(
+        self,
+        tool: str,
+        given: dict[str, Any],
+        progress: Progress,
+        *,
+        person: Person | None = None,
+        raises: bool = False,
+        degraded: bool = False,
+    ) -> Answer:
+        """Do what a tool was called for; a mistake of the caller is an answer, not an exception.
+
+        Args:
+            tool: Its name.
+            given: Its arguments.
+            progress: Told how a wait goes on.
+            person: Who can be asked in the middle of the call; None where nobody can.
+            raises: Once it is on the record, raise a mistake, for a caller who tells kinds of them apart.
+            degraded: What is proposed may go without tools that its role needs and that are not there: said by a
+                person at a terminal, beside the arguments.
+
+        Raises:
+            AvaError: There is no such tool, or its arguments are too deep; with `raises`, any other mistake too.
+            RolesError: With `raises`.
+            AuditError: With `raises`.
+            AnsweredLater: The person is asked, and the client calls again with the answer.
+        """
+        handler = self._handlers.get(tool)
+        if handler is None:
+            raise BadInput(f"there is no tool {shown(tool)}; there are {', '.join(self._handlers)}")
+        refuse_deep(given)
+        await self._house.access.refresh()
+        reading = tool in READING
+        called = self._called(tool, given)
+        began = time.monotonic()
+        mistake: Exception | None = None
+        try:
+            if tool == CANCEL:  # an ending acts in memory first, also while the log is out of reach
+                self._store.post(called)
+            elif not reading:  # it acts: what it was called for is on the disk before it does
+                await self._store.do(called)
+            self._own.refuse_without(TAKES[tool])
+            self._refuse_keys(given)
+            answer = await handler(cast("dict[str, Any]", self._redacted(given)), Caller(progress, person, degraded))
+        except (AvaError, RolesError, AuditError) as error:
+            mistake = error
+            message, _count = self._redactor.redact(self._own.explained(error))
+            answer = _FAILURES[tool](status=FAILED, message=message)
+        except AnsweredLater as asked:
+            self._store.post(append(self._answered(tool, f"Nothing was started: {asked}.", began, success=True)))
+            raise
+        except Exception:
+            self._store.post(append(self._answered(tool, "a fault of Ava itself", began, success=False)))
+            raise
+        try:
+            answer.notices = await self._notices(answer) or None
+            out_of_reach = isinstance(mistake, StoreUnavailable | SchemaNewer)  # who was kept waiting is not again
+            await self._record(called, tool, answer, began, reading=reading, waits=not out_of_reach)
+        except AuditError as error:  # what was done is done: its answer is given, and says what is missing
+            log.warning("the answer of %s is not on the record: %s", tool, error)
+        if raises and mistake is not None:
+            raise mistake
+        return answer
+
+    async def _notices(self, answer: Answer) -> list[str]:
+        """Return a line for each run of this user that ended in the last hour and that nobody has fetched.
+
+        Those of this workspace come first. Before them all, one for each that was interrupted so long ago that it waits
+        for its user to say that it goes on.
+        """
+        in_it = {run["subagent_id"] for run in _runs_in(answer)}
+        now_us = time.time_ns() // 1000
+
+        def query(view: View) -> tuple[list[RunRow], list[RunRow]]:
+            running = view.runs(user=self._session.user, states=(RUNNING,))
+            return [row for row in running if left_to_be_resumed(row, now_us)], view.unfetched(self._session.user)
+
+        silent, rows = await self._store.read(query)
+        gone = await anyio.to_thread.run_sync(self._house.manager.endings.gone, silent) if silent else frozenset[str]()
+        interrupted = [
+            f"{label(row)} was interrupted {since_words(now_us - (row.last_us or 0))} ago and waits: confirm_spawn with"
+            f' pending_ids ["{row.id}"] has it go on, so does `ava resume {row.id}`; cancel_subagent ends it'
+            for row in silent
+            if row.instance in gone
+        ]
+        ended = [
+            f"{label(row)} ended: {row.state}, {format_usd(row.cost_micros)}; call check_subagent for its result"
+            for row in sorted(rows, key=lambda row: not self._own.is_here(row))
+            if row.id not in in_it and (row.ended_us or 0) >= now_us - HOUR_US
+        ]
+        return [*interrupted, *ended][:NOTICES]
+
+    async def _record(
+        self, called: Command[None], tool: str, answer: Answer, began: float, *, reading: bool, waits: bool
+    ) -> None:
+        """Log the answer: before it is given if it carries a result, not at all if a poll saw nothing new."""
+        results = [run for run in _runs_in(answer) if run.get("untrusted_result")]
+        failed = answer.status == FAILED
+        text = text_of(answer)
+        if tool == "check_subagent" and not failed and not results:
+            looks = {run["subagent_id"]: (run["state"], run.get("iteration")) for run in _runs_in(answer)}
+            looks.setdefault("", (len(looks), None))
+            if all(self._session.seen.get(run_id) == look for run_id, look in looks.items()):
+                return
+            self._session.seen.update(looks)
+        if isinstance(answer, LogAnswer) and not failed:  # what was read is in the log already
+            text = f"{len(answer.untrusted_entries)} entries"
+        result = self._answered(tool, text, began, success=not failed)
+        if reading:
+            self._store.post(called)
+        # What an auditor reads is no news less for its user.
+        own = await self._own.rows([str(run["subagent_id"]) for run in results])
+        fetched = tuple(carried(self._session.who, tool, row.id) for row in own if self._own.owns(row))
+        if waits and (results or not reading):
+            await self._store.do(append(result, *fetched))
+        else:
+            self._store.post(append(result))
+
+    def _called(self, tool: str, given: dict[str, Any]) -> Command[None]:
+        """Return the command that logs a call; it names a run in its header only if that is this user's."""
+        args, _changes = storable(self._redacted(given))  # too long to be kept is also too long to be accepted
+        fact = ToolCall(tool=tool, args=args)
+
+        def command(view: View, _now_us: int) -> Outcome[None]:
+            run_id = _run_in(given)
+            run = view.run(run_id) if run_id is not None else None
+            own = run is not None and run.user_id == self._session.user
+            return Outcome(None, (Event(self._session.who, fact, run_id=run_id if own else None),))
+
+        return command
+
+    def _answered(self, tool: str, text: str, began: float, *, success: bool) -> Event:
+        stored, _count = self._redactor.redact(text)
+        took_ms = round((time.monotonic() - began) * 1000)
+        return Event(self._session.who, ToolResult(tool=tool, success=success, output=stored), duration_ms=took_ms)
+
+    def _refuse_keys(self, given: dict[str, Any]) -> None:
+        """Refuse a call that has the form of a key in any of its texts: neither model nor log may see one.
+
+        Raises:
+            BadInput: Names the argument, and what to do instead.
+        """
+        for where, text in _texts(given):
+            shapes = self._redactor.find_shapes(text)
+            if shapes:
+                raise BadInput(
+                    f"{where[:60]}: it contains what looks like a key ({shapes[0].name}), and neither the subagent,"
+                    " its provider nor the log may have it: a person can store it with `ava secret set NAME --for"
+                    " HOST`; then write {{secret:NAME}} in its place, for a role whose file lists NAME under secrets"
+                )
+
+    def _redacted(self, value: Any) -> Any:
+        if isinstance(value, str):
+            text, _count = self._redactor.redact(value)
+            return text
+        if isinstance(value, dict):
+            members = cast("dict[str, Any]", value)
+            return {self._redacted(str(key)): self._redacted(item) for key, item in members.items()}
+        if isinstance(value, list):
+            return [self._redacted(item) for item in cast("list[Any]", value)]
+        return value
+
+
+_FAILURES: dict[str, type[Answer]] = {
+    "spawn_subagent": SpawnAnswer,
+    "confirm_spawn": ConfirmAnswer,
+    "check_subagent": CheckAnswer,
+    "message_subagent": MessageAnswer,
+    "cancel_subagent": CancelAnswer,
+    "read_ava_logs": LogAnswer,
+}
+
+
+def _texts(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """Yield every text in arguments, names of arguments included, with where it stands."""
+    if isinstance(value, str):
+        yield path, value
+    elif isinstance(value, dict):
+        for name, item in cast("dict[Any, Any]", value).items():
+            yield f"{path} (a name in it)" if path else "an argument's name", str(name)
+            yield from _texts(item, path or str(name))
+    elif isinstance(value, list):
+        for item in cast("list[Any]", value):
+            yield from _texts(item, path)
+
+
+def _runs_in(answer: Answer) -> list[dict[str, Any]]:
+    if isinstance(answer, CheckAnswer):
+        return dumped(answer.runs)
+    return (answer.runs or []) if isinstance(answer, ConfirmAnswer | CancelAnswer) else []
+
+
+def _run_in(given: dict[str, Any]) -> str | None:
+    value = given.get("subagent_id")
+    try:
+        return parse_id("subagent_id", value) if isinstance(value, str) else None
+    except BadInput:
+        return None

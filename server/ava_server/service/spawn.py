@@ -1,0 +1,252 @@
+"""Proposing: `spawn_subagent`. Under the policy `auto`, a proposal below its ceilings is approved with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import anyio.to_thread
+
+from ava_audit.errors import AuditError
+from ava_audit.money import cents, micros_from_cents
+from ava_audit.rows import WAITING, RunRow
+from ava_audit.times import iso_utc
+from ava_roles.errors import RolesError
+from ava_roles.mcp_client.names import server_of
+from ava_roles.tools.base import Tool
+from ava_roles.tools.memory import NAME as RECALL
+from ava_server.approval.context_from import check_earlier
+from ava_server.approval.decisions import Ceilings, approve_by_itself
+from ava_server.approval.proposals import Declined, Proposed, propose, texts_of
+from ava_server.approval.requests import SpawnArgs, parse
+from ava_server.approval.resolve import resolve
+from ava_server.approval.run_config import EarlierRun, RunConfig, Texts, config_of
+from ava_server.core.errors import AvaError, BadInput, Refused
+from ava_server.core.ids import label, new_id
+from ava_server.models.selection import OFFLINE, is_configured
+from ava_server.runs.tools import RUN_TOOL_NAMES
+from ava_server.service.access import Own
+from ava_server.service.call_context import Caller
+from ava_server.service.responses import Answer, Minutes, OneDecision, SpawnAnswer
+
+HANDS_OVER = "save_artifact"
+"""It writes into a folder of Ava's own, as part of the result."""
+_BY_PIN = (
+    "Requested, not started. Show the person the message, and that they start it with `ava approve {pending_id}` in a"
+    " terminal: no tool can. Then check_subagent tells how it goes."
+)
+_ASKS = (
+    'Requested, not started. Call confirm_spawn with pending_ids ["{pending_id}"] and approving [the approval_line]:'
+    " the person is shown the message then, and only they can answer."
+)
+CANDIDATES = 4
+"""Ids that a proposal may choose from: that all of them are taken happens once in 10^20 spawns."""
+
+
+class Spawning:
+    """Makes proposals."""
+
+    def __init__(self, own: Own) -> None:
+        self._own = own
+        self._house = own.house
+        self._store = own.store
+        self._session = own.session
+
+    async def spawn(self, given: dict[str, Any], caller: Caller) -> Answer:
+        """Do `spawn_subagent`.
+
+        Raises:
+            BadInput: An argument cannot be used.
+            Refused: It may not be proposed, or cannot be run here.
+        """
+        retried: RunRow | None = None
+        if isinstance(given.get("retry_of"), str):
+            retried, given = await self._retry(given)
+        args = parse(SpawnArgs, "spawn_subagent", given)
+        retried_id = retried.id if retried else None
+        return await self._propose(args, retried_id, asks=caller.person is not None, degraded=caller.degraded)
+
+    async def _propose(
+        self,
+        args: SpawnArgs,
+        retry_of: str | None = None,
+        *,
+        asks: bool = False,
+        may_start: bool = True,
+        degraded: bool = False,
+    ) -> SpawnAnswer:
+        """Make a proposal.
+
+        Args:
+            args: What is to be proposed.
+            retry_of: The ended run that it repeats.
+            asks: The client asks its person, who then decides in that question.
+            may_start: The policy auto may start it.
+            degraded: It may go without tools that its role needs and that are not there.
+        """
+        self._house.closing.refuse_new()
+        policy = await self._house.policy(self._session.user)
+        around = await self._house.surroundings(
+            self._session.roots, args.role, self._session.user, args.workspace, remote=self._session.remote
+        )
+        earlier = await self._earlier(args.context_from or ())
+        config, texts = await anyio.to_thread.run_sync(resolve, args, around, earlier, degraded)
+        candidates = tuple((new_id("pending_id"), new_id("subagent_id")) for _ in range(CANDIDATES))
+        limits = self._house.limits_under(policy, self._session.user)
+        command = propose(config, texts, self._session.who, candidates, limits, retry_of=retry_of)
+        made = await self._store.do(command)
+        if isinstance(made, Declined):
+            raise Refused(made.why)
+        answer = _proposal(made)
+        if made.state == WAITING and (policy == "human" or asks):
+            answer.next = (_BY_PIN if policy == "human" else _ASKS).format(pending_id=made.pending_id)
+        by_itself = may_start and self._session.transport != "terminal"  # where a person is asked anyway
+        if by_itself and policy == "auto" and made.state == WAITING:
+            await self._by_itself(made, answer)
+        if made.state == WAITING and config.model == OFFLINE and not is_configured(around.models):
+            answer.message = f"{answer.message}\nTo have a language model do it: {self._own.key_advice('openrouter')}"
+        return answer
+
+    async def _by_itself(self, made: Proposed, answer: SpawnAnswer) -> None:
+        """Approve a proposal that stays below the ceilings of `auto`; another one waits, and its answer says why."""
+        settings = self._house.settings
+        ceilings = Ceilings(
+            micros_from_cents(settings.auto_approve_cents), micros_from_cents(settings.auto_approve_daily_cents)
+        )
+        why = not_by_itself(made.config, self._house.tools)
+        if why is None and await self._house.policy(self._session.user) != "auto":  # a PIN may have been set since
+            why = "the policy is another one by now"
+        if why is None:
+            command = approve_by_itself(
+                made.pending_id, self._session.who, self._house.spawn_limits_of(self._session.user), ceilings
+            )
+            (decision,) = (await self._store.do(command)).decisions
+            started = decision.status == "approved" or decision.running  # by a call with the same task_id, just now
+            why = None if started else decision.refused_because
+        if why is not None:
+            answer.message = f"{answer.message}\nIt does not start by itself: {why}."
+            return
+        self._house.manager.poke()
+        answer.status = "approved"
+        answer.approval_line = answer.expires_at = None
+        answer.message = f"Started without a question, by the policy auto.\n{answer.message}"
+        answer.next = started_next(made.subagent_id)
+
+    async def _earlier(self, given: Sequence[str]) -> tuple[EarlierRun, ...]:
+        """Return the ended runs of this user whose results are named."""
+        rows = {row.id: row for row in [await self._own.run(each, "context_from") for each in given]}
+        return await self._store.read(lambda view: check_earlier(view, tuple(rows.values())))
+
+    async def _retry(self, given: dict[str, Any]) -> tuple[RunRow, dict[str, Any]]:
+        """Return the run that is repeated, and its arguments with the given ones laid over."""
+        run = await self._own.run(str(given["retry_of"]), "retry_of")
+        if not run.ended:
+            raise BadInput(f"retry_of: {label(run)} has not ended; wait for it, or cancel it first")
+        texts = await self._store.read(lambda view: texts_of(view, run))
+        if texts is None:
+            raise BadInput(f"retry_of: the task of {label(run)} was erased; propose it anew")
+        before = _arguments(run, texts)
+        before.pop("task_id", None)
+        return run, {**before, **given}
+
+    async def renew(self, decision: OneDecision, run_id: str) -> None:
+        """Lay a fresh proposal beside the refusal of an expired one, or why none can be made."""
+        try:
+            fresh = await self._fresh(run_id)
+        except (AvaError, RolesError, AuditError) as error:  # what was decided is decided, and its answer is given
+            decision.refused_because = f"it expired, and no fresh proposal can be made: {self._own.explained(error)}"
+        else:
+            decision.fresh = fresh.structured() if fresh is not None else None
+
+    async def _fresh(self, run_id: str) -> SpawnAnswer | None:
+        """Make a fresh proposal, with new figures, of one that has expired."""
+        run = await self._store.read(lambda view: view.run(run_id))
+        texts = await self._store.read(lambda view: texts_of(view, run)) if run else None
+        if run is None or texts is None:
+            return None
+        return await self._propose(parse(SpawnArgs, "spawn_subagent", _arguments(run, texts)), may_start=False)
+
+
+def _proposal(made: Proposed) -> SpawnAnswer:
+    config = made.config
+    answer = SpawnAnswer(
+        status=made.state,
+        pending_id=made.pending_id,
+        subagent_id=made.subagent_id,
+        name=config.name,
+        task_id=config.task_id,
+        approval_line=made.line,
+        message=made.message,
+        estimated_minutes=Minutes(min=config.estimated_minutes[0], max=config.estimated_minutes[1]),
+        max_cost_cents=cents(config.max_cost_micros),
+        model=config.model,
+        tools=list(config.tools),
+        unavailable_tools=list(config.unavailable_tools) or None,
+        limits={
+            "timeout": config.timeout_s,
+            "max_cost_cents": cents(config.max_cost_micros),
+            "max_tokens": config.max_tokens,
+            "max_iterations": config.max_iterations,
+            "max_tool_calls": config.max_tool_calls,
+        },
+        expires_at=iso_utc(made.expires_us),
+        next=(
+            "Requested, not started. Show the person the message; when they agree, call confirm_spawn with "
+            f'pending_ids ["{made.pending_id}"] and approving [the approval_line].'
+        ),
+    )
+    if made.state != WAITING:  # the same task_id again: what it names has been approved already
+        which = f"{config.name} ({made.subagent_id})" if config.name else made.subagent_id
+        answer.message = f"task_id {config.task_id} is {which} already, and that is {made.state}."
+        answer.next = f'Nothing new was proposed. Call check_subagent with subagent_id "{made.subagent_id}".'
+        answer.approval_line = answer.expires_at = None
+    return answer
+
+
+def _arguments(run: RunRow, texts: Texts) -> dict[str, Any]:
+    """Return the arguments with which a run was proposed."""
+    config = config_of(run.config)
+    return {**config.asked, **texts.model_dump(exclude_none=True)}
+
+
+def started_next(run_id: str, group_id: str | None = None) -> str:
+    """Return what to do once something has started."""
+    whom = f'group_id "{group_id}"' if group_id else f'subagent_id "{run_id}"'
+    return (
+        f"Started in the background. You are not woken when it ends: tell the person to ask for news, then call"
+        f" check_subagent with {whom}, not more often than every 30 s."
+    )
+
+
+def not_by_itself(config: RunConfig, tools: Mapping[str, Tool]) -> str | None:
+    """Return why a run may not start without a question, whatever it costs, or None.
+
+    What it does has to stay without effect on anything but its own result, and what it reads here must have no way out.
+    """
+    if foreign := sorted({server_of(name) or "" for name in config.tools if server_of(name)}):
+        return f"only the MCP server {foreign[0]} itself says what its tools do"
+    unknown = [name for name in config.tools if name not in tools and name not in RUN_TOOL_NAMES]
+    if unknown:
+        return f"what {', '.join(unknown)} may do is not known here"
+    if config.confinement == "none":
+        return 'nothing confines its commands (sandbox.mode = "none")'
+    if config.coding is not None:
+        return f"it changes files of {config.coding.repository}, on a branch"
+    specs = [tools[name].spec for name in config.tools if name in tools]
+    if running := [spec.name for spec in specs if spec.commands]:
+        return f"it may run commands; with blocked_tools {running} it goes without"
+    changing = [spec.name for spec in specs if not spec.read_only and spec.name != HANDS_OVER]
+    if changing:
+        return f"{', '.join(changing)} may change something"
+    if config.search_micros:
+        return "its web searches cost money, which the ceilings do not count"
+    network = any(spec.network for spec in specs)
+    if network and (config.workspace or config.context_from):
+        return "it reads what is yours and reaches the web"
+    if network and RECALL in config.tools:
+        return f"it reads the notes in memory and reaches the web (blocked_tools: {RECALL})"
+    if any(hosts for hosts in config.secrets.values()):
+        return "it may send a secret"
+    if config.workspace and not config.workspace_named:  # the workspace rule then leaves it to whoever sees the path
+        return f"nobody but the call says that it may read {config.workspace} ([workspace] roots in config.toml)"
+    return None
