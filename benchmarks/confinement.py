@@ -21,8 +21,8 @@ import anyio
 import anyio.to_thread
 
 from ava_roles.sandbox import linux, selection
-from ava_roles.sandbox.probe import fault_of
 from ava_roles.sandbox.sandbox import Bind, Command, Kind
+from ava_roles.sandbox.selection import fault_of
 from ava_roles.sandbox.supervised import How, Supervised
 
 TARGET_MS = 70.0

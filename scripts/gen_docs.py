@@ -21,7 +21,7 @@ import typer
 from mcp_types import Tool
 from pydantic import BaseModel
 
-from ava_server.hosts.host import Launch
+from ava_server.hosts.known import Launch
 
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parent
@@ -72,7 +72,7 @@ def with_configurations(text: str) -> str:
 
 def with_providers(text: str) -> str:
     """Return the page about models with the providers that can be asked, and the model of each tier."""
-    from ava_server.config.providers import PROVIDERS
+    from ava_server.config.keys import PROVIDERS
     from ava_server.models.selection import KNOWN_URLS, TIERS, default_tiers
 
     rows = [

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ava_audit.store import mounts
+from ava_audit.store import locks
 from ava_roles.sandbox import linux
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -46,7 +46,7 @@ BEHIND: dict[tuple[str, str], str] = {
         "the one place for it: each function there says when it is not on this system",
     ),
     (
-        "audit/ava_audit/store/mounts.py",
+        "audit/ava_audit/store/locks.py",
         "/proc/",
     ): "the one place for it: mount_table says when it is not on this system",
     **dict.fromkeys(
@@ -100,8 +100,8 @@ BEHIND: dict[tuple[str, str], str] = {
         "server/ava_server/runs/worker_process.py",
         "start_new_session",
     ): "Windows passes it over; creationflags do it there",
-    ("server/ava_server/core/blocking.py", "open_signal_receiver"): "on Windows a handler of the interpreter's does it",
-    ("server/ava_server/http/connection.py", "resource"): "on Windows a process has no such limit",
+    ("server/ava_server/core/threads.py", "open_signal_receiver"): "on Windows a handler of the interpreter's does it",
+    ("server/ava_server/http/server.py", "resource"): "on Windows a process has no such limit",
     ("server/ava_server/cli/unseen.py", "termios"): "on Windows getpass reads the console",
     ("server/ava_server/cli/dashboard/stage.py", "termios"): "on Windows only Ctrl-C ends the dashboard",
     ("server/ava_server/cli/dashboard/stage.py", "wait_readable"): "on Windows only Ctrl-C ends the dashboard",
@@ -183,7 +183,7 @@ SPECIAL: dict[str, tuple[Callable[[], object], tuple[str, ...]]] = {
     "alarm": (lambda: linux.end_within(600), ("win32",)),
     "Landlock": (linux.landlock_abi, ("win32", "darwin", "freebsd14")),
     "the kernel's settings": (lambda: linux.kernel_setting("user/max_user_namespaces"), ("win32", "darwin")),
-    "the mount table": (mounts.mount_table, ("win32", "darwin", "freebsd14")),
+    "the mount table": (locks.mount_table, ("win32", "darwin", "freebsd14")),
 }
 
 
@@ -194,5 +194,5 @@ def test_each_special_call_says_where_it_is_not(
     call: Callable[[], object], platform: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "platform", platform)
-    with pytest.raises((linux.NotOnThisSystem, mounts.NotOnThisSystem), match="not on this system"):
+    with pytest.raises((linux.NotOnThisSystem, locks.NotOnThisSystem), match="not on this system"):
         call()

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ava_audit.entries import HEADER, LINE_COLUMNS
-from ava_audit.line import mirror_line
+from ava_audit.entries import HEADER, LINE_COLUMNS, mirror_line
 from ava_audit.search import SLICE, Conditions, LogQuery, bounds, matching, read_within
 from ava_audit.store.store import Store
 from ava_audit.view import View

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ava_audit.chain import GENESIS, entry_hash
-from ava_audit.entries import HEADER
+from ava_audit.entries import GENESIS, HEADER, entry_hash
 
 WINDOW = 64
 """How far around a fault is looked for where an entry came from."""

@@ -20,12 +20,11 @@ from typing import IO, Any
 import anyio
 import anyio.to_thread
 
-from ava_audit.entries import HEADER
-from ava_audit.line import mirror_line
+from ava_audit.entries import HEADER, mirror_line
 from ava_audit.store.projections import note_healed, note_mirrored
 from ava_audit.store.set_aside import is_of_another_log, set_aside
 from ava_audit.store.store import Store
-from ava_audit.times import EPOCH, US_PER_S, day_of
+from ava_audit.units import EPOCH, US_PER_S, day_of
 from ava_audit.view import View
 
 SLICE = 500

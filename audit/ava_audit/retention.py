@@ -29,7 +29,7 @@ from ava_audit.rows import WAITING, RunRow
 from ava_audit.store.projections import IndexRow, erase_entries, forget_live, merge_words, note_progress
 from ava_audit.store.set_aside import forget_runs
 from ava_audit.store.store import Outcome, Store, T
-from ava_audit.times import US_PER_S
+from ava_audit.units import US_PER_S
 from ava_audit.view import View
 from ava_audit.words import index_row
 

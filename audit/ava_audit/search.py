@@ -18,8 +18,8 @@ import anyio
 from ava_audit.entries import ENTRY_COLUMNS, Entry, entry_of
 from ava_audit.errors import StoreUnavailable
 from ava_audit.events import Severity
-from ava_audit.store.migrations import scratch
 from ava_audit.store.projections import index_words
+from ava_audit.store.schema import scratch
 from ava_audit.store.store import Query, Store
 from ava_audit.view import View
 from ava_audit.words import index_row, match_expression, type_filter

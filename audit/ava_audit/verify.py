@@ -12,17 +12,15 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from ava_audit.chain import GENESIS, content_sha, entry_hash
-from ava_audit.entries import ENTRY_COLUMNS, HEADER, read_fact
+from ava_audit.entries import ENTRY_COLUMNS, GENESIS, HEADER, checked_line, content_sha, entry_hash, read_fact
 from ava_audit.errors import AuditError, BadQuery, SchemaNewer, StoreUnavailable
 from ava_audit.events import TRANSCRIPT_TYPES, LogErased
 from ava_audit.faults import WINDOW, Fault, Report, Row, Told, explained, lacking
 from ava_audit.reducers import TOLD, InMemory, R, Rebuilt, fold
-from ava_audit.store.migrations import SCHEMA_VERSION, schema_version
 from ava_audit.store.projections import BUDGETS, GROUPS, PROPOSALS, RUNS, Shape
-from ava_audit.store.schema import schema_changes, schema_faults
+from ava_audit.store.schema import SCHEMA_VERSION, schema_changes, schema_faults, schema_version
 from ava_audit.store.set_aside import not_in_log
 from ava_audit.view import View
 
@@ -323,3 +321,55 @@ def _seq_of(db: sqlite3.Connection, digest: bytes) -> int | None:
 
 def _any_text(raw: bytes) -> str:
     return raw.decode("utf-8", "surrogateescape")
+
+
+LONGEST_LINE = 16_000_000
+"""Several times what the largest entry takes; a longer line is none, and is not read to its end."""
+_EVERY = 1_000
+
+
+def verify_lines(lines: Path | BinaryIO, told: Told | None = None) -> Report:
+    """Check a file of the mirror or an export: each line for itself, the order, and how lines are linked.
+
+    Args:
+        lines: The file, or what it is read from.
+        told: Is told now and then how many bytes have been checked, and how many there are (0: not known).
+
+    Raises:
+        OSError: The file cannot be read.
+    """
+    if isinstance(lines, Path):
+        with lines.open("rb") as opened:
+            return _verify_lines(opened, lines.stat().st_size, told)
+    return _verify_lines(lines, 0, told)
+
+
+def _verify_lines(lines: BinaryIO, size: int, told: Told | None) -> Report:
+    seq = entries = gaps = done = 0
+    digest = ""
+    while line := lines.readline(LONGEST_LINE):
+        value = _checked(line, seq, digest)
+        if isinstance(value, str):
+            return Report(entries, seq, digest, (Fault("line", seq, f"line {entries + 1}: {value}"),), False, gaps)
+        gaps += bool(entries) and value["seq"] != seq + 1
+        seq, digest = value["seq"], value["hash"]
+        entries += 1
+        done += len(line)
+        if told is not None and entries % _EVERY == 0:
+            told(done, size)
+    return Report(entries, seq, digest, (), False, gaps)
+
+
+def _checked(line: bytes, seq: int, digest: str) -> dict[str, Any] | str:
+    """Return the line that stands after the entry `seq` with the hash `digest`, or what is wrong with it."""
+    if len(line) >= LONGEST_LINE:
+        return f"it is longer than any entry ({LONGEST_LINE:,} bytes)"
+    value = checked_line(line)
+    if isinstance(value, str):
+        return value if line.endswith(b"\n") else f"it is cut off; where a server is writing it, try again ({value})"
+    if value["seq"] <= seq:
+        return f"entry {value['seq']} stands after entry {seq}"
+    before = GENESIS.hex() if value["seq"] == 1 else digest if value["seq"] == seq + 1 else ""
+    if before and value["prevHash"] != before:
+        return f"entry {value['seq']} does not follow the entry before it"
+    return value

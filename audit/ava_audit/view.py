@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 from ava_audit.entries import ENTRY_COLUMNS, LINE_COLUMNS, Entry, entry_of
+from ava_audit.events import Event
 from ava_audit.rows import RUNNING, UNENDED, Bucket, GroupRow, ProposalRow, RunRow
 from ava_audit.store.projections import RUNS, Tables
 
@@ -276,3 +278,28 @@ class View:
 def loads(text: str | None) -> Any:
     """Return the JSON value of a column, None for NULL."""
     return None if text is None else json.loads(text)
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Outcome(Generic[T]):
+    """What a command answers: a value for its caller, and the events to append."""
+
+    value: T
+    events: tuple[Event, ...] = ()
+
+
+Command = Callable[[View, int], Outcome[T]]
+"""Pure: `(state, now in microseconds UTC) -> outcome`."""
+Query = Callable[[View], T]
+
+
+def append(*events: Event) -> Command[None]:
+    """Return the command that appends events, whatever the state."""
+
+    def command(_view: View, _now_us: int) -> Outcome[None]:
+        return Outcome(None, events)
+
+    return command

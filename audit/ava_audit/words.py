@@ -21,8 +21,8 @@ from typing import get_args
 from ava_audit.entries import Entry
 from ava_audit.errors import BadQuery
 from ava_audit.events import FACTS, Severity, SubagentComplete, ToolResult
-from ava_audit.store.migrations import scratch
 from ava_audit.store.projections import IndexRow, index_words
+from ava_audit.store.schema import scratch
 
 SHORT_TYPES: dict[str, tuple[str, ...]] = {
     "tool": ("ToolCall", "ToolResult"),

@@ -20,10 +20,10 @@ import anyio
 
 from audit_parts.mix import Together, lives
 from audit_parts.report import Report
-from ava_audit.line import mirror_line
-from ava_audit.store import appending, writer
+from ava_audit.entries import mirror_line
+from ava_audit.store import writer
 from ava_audit.store.keeper import index_news
-from ava_audit.store.migrations import SCHEMA_VERSION
+from ava_audit.store.schema import SCHEMA_VERSION
 from ava_audit.store.store import Command, Outcome, Store
 from ava_audit.view import View
 
@@ -128,9 +128,9 @@ def _at(clock: _Clock, now_us: int, events: Together) -> Command[None]:
 @contextmanager
 def _played_clock() -> Generator[_Clock]:
     clock = _Clock()
-    real = appending.time
-    appending.time = writer.time = SimpleNamespace(time_ns=clock.time_ns)  # type: ignore[assignment]
+    real = writer.time
+    writer.time = writer.time = SimpleNamespace(time_ns=clock.time_ns)  # type: ignore[assignment]
     try:
         yield clock
     finally:
-        appending.time = writer.time = real
+        writer.time = writer.time = real

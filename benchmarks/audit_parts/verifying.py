@@ -9,8 +9,7 @@ from pathlib import Path
 
 from audit_parts.building import Log
 from audit_parts.report import Report, median
-from ava_audit.chain import GENESIS, content_sha, entry_hash
-from ava_audit.entries import ENTRY_COLUMNS, HEADER
+from ava_audit.entries import ENTRY_COLUMNS, GENESIS, HEADER, content_sha, entry_hash
 from ava_audit.verify import verify
 
 ROUNDS = 3

@@ -21,9 +21,9 @@ from ava_audit.rows import UNENDED
 from ava_audit.store.locks import try_hold
 from ava_audit.view import View
 from ava_server.config.settings import load_settings
+from ava_server.service.access import Session
 from ava_server.service.runtime import House, open_house
 from ava_server.service.service import Desk
-from ava_server.service.session import Session
 from loop_parts.child import TASK, serve
 
 CONFIG = """

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 from urllib.parse import quote
 
 from ava_roles.errors import AccessRefused, ToolFailed
-from ava_roles.net.urls import checked_url, masked
+from ava_roles.net.addresses import checked_url, masked
 
 if TYPE_CHECKING:
     from httpx2 import URL

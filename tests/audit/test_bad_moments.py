@@ -18,12 +18,11 @@ from support.log import Life, child, said, write, write_each, write_texts
 from ava_audit.entries import Entry
 from ava_audit.errors import AuditError, StoreUnavailable
 from ava_audit.search import LogQuery, search
-from ava_audit.store.connection import DAMAGED
 from ava_audit.store.keeper import run_keeper
+from ava_audit.store.schema import DAMAGED
 from ava_audit.store.store import Command, Outcome, Store
-from ava_audit.times import HOUR_US
-from ava_audit.verify import verify
-from ava_audit.verify_lines import verify_lines
+from ava_audit.units import HOUR_US
+from ava_audit.verify import verify, verify_lines
 from ava_audit.view import View
 
 TESTS = Path(__file__).parent.parent
@@ -53,7 +52,7 @@ sys.path.insert(0, sys.argv[1])
 from ava_audit.errors import StoreUnavailable
 from ava_audit.entries import Entry
 from ava_audit.store.keeper import run_keeper
-from ava_audit.store.connection import DAMAGED
+from ava_audit.store.schema import DAMAGED
 from ava_audit.store.store import Command, Outcome, Store
 from ava_audit.verify import verify
 from ava_audit.view import View
@@ -107,7 +106,7 @@ import subprocess, sys, anyio
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from ava_audit.errors import AuditError
-from ava_audit.store.connection import DAMAGED
+from ava_audit.store.schema import DAMAGED
 from ava_audit.store.store import Command, Outcome, Store
 from ava_audit.verify import verify
 from support.log import said, write

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ava_audit.chain import GENESIS, content_sha, entry_hash
+from ava_audit.entries import GENESIS, content_sha, entry_hash
 
 HEADER = (1, 5, "sess", "ava", "ben", "UserMessage", 1, *[None] * 10)
 columns = st.lists(st.none() | st.integers(-(2**63), 2**63 - 1) | st.text(max_size=8), min_size=17, max_size=17)

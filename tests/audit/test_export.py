@@ -19,7 +19,7 @@ from ava_audit.export import export
 from ava_audit.search import LogQuery, search
 from ava_audit.store.keeper import index_news
 from ava_audit.store.store import Store
-from ava_audit.verify_lines import verify_lines
+from ava_audit.verify import verify_lines
 
 QUERIES = st.builds(
     LogQuery,

@@ -19,9 +19,9 @@ from support.newer import newer
 from ava_audit import reducers
 from ava_audit.entries import ENTRY_COLUMNS
 from ava_audit.errors import SchemaNewer, StoreUnavailable
-from ava_audit.store import migrations
-from ava_audit.store.migrations import SCHEMA_VERSION, migrate, reducers_changed, schema_version, scratch
+from ava_audit.store import schema as migrations
 from ava_audit.store.projections import BUDGETS, GROUPS, PROJECTIONS, PROPOSALS, RUNS
+from ava_audit.store.schema import SCHEMA_VERSION, migrate, reducers_changed, schema_version, scratch
 from ava_audit.store.store import Store
 from ava_audit.verify import verify
 from ava_audit.view import View

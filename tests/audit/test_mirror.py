@@ -17,13 +17,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.log import Life, said, write, write_each, write_texts
 
-from ava_audit.chain import content_sha
+from ava_audit.entries import content_sha, line_fault, mirror_line
 from ava_audit.events import Event, ToolCall, Who
-from ava_audit.line import line_fault, mirror_line
 from ava_audit.mirror import Mirror, file_of
 from ava_audit.store.projections import note_mirrored
 from ava_audit.store.store import Store
-from ava_audit.verify_lines import verify_lines
+from ava_audit.verify import verify_lines
 from ava_audit.view import View
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ava_audit.pieces import hide_pieces
+from ava_audit.redaction.redact import hide_pieces
 
 VALUE = "tk9-Zr4q_Wv8Lm.x7hD2"
 HIDDEN = "[redacted:TICKETS]"

@@ -9,9 +9,9 @@ import pytest
 from support.log import Life
 
 from ava_audit.reducers import Header, reduce
-from ava_audit.spending import group_sum, spending
-from ava_audit.store.migrations import scratch
 from ava_audit.store.projections import Tables
+from ava_audit.store.schema import scratch
+from ava_audit.totals import group_sum, spending
 from ava_audit.view import View
 
 

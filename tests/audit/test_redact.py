@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ava_audit.redaction import key_shapes, named_secrets
+from ava_audit.redaction import redact as key_shapes
+from ava_audit.redaction import redact as named_secrets
 from ava_audit.redaction.redact import Redactor
 
 LETTERS = "Ab3Cd4Ef5Gh6Ij7Kl8Mn9Op0Qr1St2Uv3Wx4Yz5"

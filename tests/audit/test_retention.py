@@ -21,8 +21,7 @@ from ava_audit.store import keeper
 from ava_audit.store.keeper import index_news, run_keeper
 from ava_audit.store.projections import note_mirrored
 from ava_audit.store.store import Store
-from ava_audit.verify import verify
-from ava_audit.verify_lines import verify_lines
+from ava_audit.verify import verify, verify_lines
 from ava_audit.view import View
 
 DAY_S = 86_400

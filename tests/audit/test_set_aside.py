@@ -16,7 +16,7 @@ from ava_audit.mirror import Mirror
 from ava_audit.store.keeper import run_keeper
 from ava_audit.store.set_aside import forget_old
 from ava_audit.store.store import Store
-from ava_audit.verify_lines import verify_lines
+from ava_audit.verify import verify_lines
 
 
 async def mirrored(root: Path, *texts: str, lives: tuple[Life, ...] = ()) -> dict[str, bytes]:

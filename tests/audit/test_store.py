@@ -18,7 +18,7 @@ from support.log import AVA, Life, child, said, write, write_each, writing
 from ava_audit.entries import Entry
 from ava_audit.errors import Contradiction, DataRootRefused, EntryTooLarge, SchemaNewer, StaleOwner, StoreUnavailable
 from ava_audit.events import Activity, AssistantMessage, Event, ToolResult, UserMessage
-from ava_audit.store import mounts, store
+from ava_audit.store import locks, store
 from ava_audit.store.store import Outcome, Store
 from ava_audit.verify import verify
 from ava_audit.view import View
@@ -522,18 +522,18 @@ async def test_a_network_file_system_is_refused_and_named(
 ) -> None:
     table = tmp_path / "mountinfo"
     table.write_text(MOUNTS)
-    monkeypatch.setattr(mounts, "_MOUNTS", table)
-    assert mounts.network_file_system(Path(folder)) == kind
+    monkeypatch.setattr(locks, "_MOUNTS", table)
+    assert locks.network_file_system(Path(folder)) == kind
 
 
 async def test_a_data_root_on_a_network_file_system_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = tmp_path / "mountinfo"
     table.write_text(f"1 0 0:1 / {tmp_path} rw - nfs server:/x rw\n")
-    monkeypatch.setattr(mounts, "_MOUNTS", table)
+    monkeypatch.setattr(locks, "_MOUNTS", table)
     with pytest.raises(DataRootRefused, match=r"network file system \(nfs\)"):
         async with Store.open(tmp_path):
             pass
-    monkeypatch.setattr(mounts, "_MOUNTS", tmp_path / "no such system")
+    monkeypatch.setattr(locks, "_MOUNTS", tmp_path / "no such system")
     async with Store.open(tmp_path) as log:
         await write(log, said("local"), Event(AVA, Activity(activity="x")))
         await write(log, Event(AVA, ToolResult(tool="t", success=True)), Event(AVA, UserMessage(text="y")))

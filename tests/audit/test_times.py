@@ -6,8 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ava_audit.money import cents, format_usd, micros_from_cents
-from ava_audit.times import day_of, format_duration, format_ts, iso_utc, now_us, parse_time
+from ava_audit.units import (
+    cents,
+    day_of,
+    format_duration,
+    format_ts,
+    format_usd,
+    iso_utc,
+    micros_from_cents,
+    now_us,
+    parse_time,
+)
 
 BERLIN = ZoneInfo("Europe/Berlin")
 

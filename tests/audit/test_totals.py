@@ -6,12 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.log import Life, run_who
 
-from ava_audit.chain import content_sha
-from ava_audit.entries import content_of
+from ava_audit.entries import content_of, content_sha
 from ava_audit.events import ErrorOccurred, Event, GuardrailTripped, SessionStart, ToolResult
 from ava_audit.reducers import Header, reduce
-from ava_audit.store.migrations import scratch
 from ava_audit.store.projections import Tables
+from ava_audit.store.schema import scratch
 from ava_audit.totals import ERASABLE, Counted, Tally, news_for, run_sums, standing
 from ava_audit.view import View
 

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from support.log import AVA, Life, unguarded, write_each, write_texts
 
 from ava_audit import verify as verification
-from ava_audit.chain import GENESIS, content_sha, entry_hash
-from ava_audit.entries import ENTRY_COLUMNS, HEADER
+from ava_audit.entries import ENTRY_COLUMNS, GENESIS, HEADER, content_sha, entry_hash
 from ava_audit.errors import BadQuery, StoreUnavailable
 from ava_audit.faults import Report
 from ava_audit.mirror import Mirror

@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.log import Life, said, write_each
 
+from ava_audit.entries import line_fault
 from ava_audit.events import TRANSCRIPT_TYPES, Event
 from ava_audit.export import export
 from ava_audit.faults import Report
-from ava_audit.line import line_fault
 from ava_audit.search import LogQuery
 from ava_audit.store.store import Store
-from ava_audit.verify_lines import LONGEST_LINE, verify_lines
+from ava_audit.verify import LONGEST_LINE, verify_lines
 
 
 async def exported(folder: Path, events: Iterable[Event]) -> list[bytes]:

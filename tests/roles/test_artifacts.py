@@ -9,8 +9,8 @@ import pytest
 
 from ava_roles.errors import AccessRefused, ToolFailed
 from ava_roles.sandbox.paths import Root
+from ava_roles.tool import Place, ToolOutput
 from ava_roles.tools.artifacts import SaveArtifact, SaveArtifactArgs
-from ava_roles.tools.base import Place, ToolOutput
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ import pytest
 from support.projects import checkout, git, names, tree, write
 
 from ava_roles.errors import ToolFailed
-from ava_roles.sandbox.checkout import look_at
 from ava_roles.sandbox.copies import FOLDER_FILES, Copied, copy_workspace
+from ava_roles.sandbox.git import look_at
 from ava_roles.sandbox.paths import Root
 from ava_roles.sandbox.removal import remove_tree
 from ava_roles.sandbox.workspace import repository_of
@@ -184,7 +184,7 @@ def test_what_stands_in_a_repository_holds_nobody_up(project: Path, tmp_path: Pa
         at.touch()
         os.truncate(at, 1 << 30)
     code = (
-        "import resource, sys; from pathlib import Path; from ava_roles.sandbox.checkout import look_at\n"
+        "import resource, sys; from pathlib import Path; from ava_roles.sandbox.git import look_at\n"
         "from ava_roles.errors import ToolFailed\n"
         "resource.setrlimit(resource.RLIMIT_DATA, (3 << 29, 3 << 29)); project, aside = map(Path, sys.argv[1:])\n"
         "try: look_at(project, project, aside, aside)\n"

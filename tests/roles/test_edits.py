@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ava_roles.errors import AccessRefused, ToolFailed
 from ava_roles.sandbox.paths import Root
-from ava_roles.tools.base import Place, ToolOutput
+from ava_roles.tool import Place, ToolOutput
 from ava_roles.tools.document import Document, with_plain_ends
 from ava_roles.tools.edits import EditFile, EditFileArgs, WriteFile, WriteFileArgs
 from ava_roles.worktree.edits import Edits

@@ -13,11 +13,9 @@ from support.web_site import HOST, PUBLIC, Page, Site, make_certificate, site
 
 from ava_roles.errors import AccessRefused, ToolFailed
 from ava_roles.net import addresses
-from ava_roles.net.addresses import is_public
-from ava_roles.net.fetch import Fetcher
-from ava_roles.net.politeness import Turns
-from ava_roles.net.resolve import SystemResolver
-from ava_roles.net.urls import checked_url, masked
+from ava_roles.net.addresses import checked_url, is_public, masked
+from ava_roles.net.connection import SystemResolver
+from ava_roles.net.fetch import Fetcher, Turns
 
 PRIVATE = [
     "0.0.0.0",

@@ -9,8 +9,8 @@ from support.documents import pdf
 
 from ava_roles.errors import AccessRefused, ToolFailed
 from ava_roles.sandbox.paths import Root
+from ava_roles.tool import Place, ToolOutput
 from ava_roles.tools import documents
-from ava_roles.tools.base import Place, ToolOutput
 from ava_roles.tools.files import ReadFile, ReadFileArgs
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from ava_roles.errors import AccessRefused, ToolFailed
 from ava_roles.sandbox.paths import Root
+from ava_roles.tool import Place, ToolOutput
 from ava_roles.tools import grep
-from ava_roles.tools.base import Place, ToolOutput
 from ava_roles.tools.passages import cut_up, words_of
 from ava_roles.tools.search import SearchAndRead, SearchAndReadArgs, SearchArgs, SearchCodebase
 

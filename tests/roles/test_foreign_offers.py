@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mcp_types import Tool, ToolAnnotations
 
-from ava_roles.mcp_client.names import LONGEST, SERVER_NAME, covers, full_names, is_wildcard, server_of
-from ava_roles.mcp_client.results import MOST_CHARS, output_of
+from ava_roles.mcp_client.connection import MOST_CHARS, output_of
+from ava_roles.mcp_client.entry import LONGEST, SERVER_NAME, covers, full_names, is_wildcard, server_of
 from ava_roles.mcp_client.tools import DESCRIPTION_CHARS, SCHEMA_CHARS, Offered, offers_of
 
 

@@ -17,11 +17,9 @@ from support.foreign import SCRIPT
 from support.processes import marked
 
 from ava_roles.errors import ToolFailed
-from ava_roles.mcp_client import discovery, running
-from ava_roles.mcp_client.connection import MOST_PAGES, Means
-from ava_roles.mcp_client.discovery import Known, look
+from ava_roles.mcp_client import connection, running
+from ava_roles.mcp_client.connection import MOST_PAGES, Known, Means, command_of, look
 from ava_roles.mcp_client.entry import ServerEntry
-from ava_roles.mcp_client.program import command_of
 from ava_roles.mcp_client.running import RunServers
 from ava_roles.mcp_client.tools import Offered
 from ava_roles.sandbox.sandbox import Kind, Sandbox, Unavailable, find_sandbox
@@ -160,7 +158,7 @@ async def test_what_a_server_offers_is_asked_once_for_a_while_and_not_twice_at_t
     assert started == ["once"]
     seen.forget()
     assert not (await seen.offers([entry("good")]))["lab"].fault and len(started) == 2
-    monkeypatch.setattr(discovery, "FAULT_REMEMBERED_S", 0.0)
+    monkeypatch.setattr(connection, "FAULT_REMEMBERED_S", 0.0)
     assert (await seen.offers([entry("exits")]))["lab"].fault == "ended before it answered"
     assert (await seen.offers([entry("exits")]))["lab"].fault and len(started) == 4, "a fault may pass"
 

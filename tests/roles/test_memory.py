@@ -11,7 +11,7 @@ import pytest
 
 from ava_roles.errors import ToolFailed
 from ava_roles.memory import NOTE_BYTES, NOTES_MOST, Memory, is_note_name
-from ava_roles.tools.base import Place, ToolOutput
+from ava_roles.tool import Place, ToolOutput
 from ava_roles.tools.memory import PAGE_CHARS, Recall, RecallArgs
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="no owners, modes or pipes there")

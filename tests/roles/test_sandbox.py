@@ -24,8 +24,8 @@ from support.attacks import (
 )
 
 from ava_roles.sandbox import linux, selection
-from ava_roles.sandbox.probe import fault_of
 from ava_roles.sandbox.sandbox import STRENGTH, Kind, Unavailable, find_sandbox
+from ava_roles.sandbox.selection import fault_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="commands are confined on Linux alone")
 

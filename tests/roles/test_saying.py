@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ava_roles.tool import sentence
 from ava_roles.tools.registry import builtin_tools
-from ava_roles.tools.saying import sentence
 
 WORST = "a\x1b[31m\u202eb\n\u200bc\ud800 " * 100
 

@@ -15,7 +15,7 @@ from ava_roles.errors import ToolFailed
 from ava_roles.sandbox.paths import Root
 from ava_roles.sandbox.sandbox import Command, Finished, Unavailable, find_sandbox
 from ava_roles.sandbox.workbench import Workbench
-from ava_roles.tools.base import Place, ToolOutput
+from ava_roles.tool import Place, ToolOutput
 from ava_roles.tools.shell import PythonExec, PythonExecArgs, RunBash, RunBashArgs
 
 

@@ -10,7 +10,7 @@ import pytest
 from anyio.from_thread import check_cancelled
 from anyio.lowlevel import RunVar
 
-from ava_roles.tools.threads import GIVEN_UP, THREADS, run_sync
+from ava_roles.threads import GIVEN_UP, THREADS, run_sync
 
 
 class Parsers:

@@ -11,9 +11,8 @@ from support.web_site import HOST, Answer, Page, Site, site
 
 from ava_roles.errors import AccessRefused, ToolFailed
 from ava_roles.placeholders import Lent
-from ava_roles.tools.base import Place, ToolOutput
-from ava_roles.tools.robots import Robots
-from ava_roles.tools.saying import sentence
+from ava_roles.tool import Place, ToolOutput, sentence
+from ava_roles.tools.pages import Robots
 from ava_roles.tools.web import HttpGet, HttpGetArgs, ReadWebpages, ReadWebpagesArgs
 
 ARTICLE = (

@@ -17,8 +17,8 @@ from support.workshops import FIXED, PROJECT, RUN, order, project, run, sealed, 
 
 from ava_roles.errors import BadNamespace, ToolFailed, WorkshopFailed
 from ava_roles.sandbox.sandbox import Kind
-from ava_roles.worktree.branch import Branch
 from ava_roles.worktree.session import keep_left, remove
+from ava_roles.worktree.spec import Branch
 
 SUM = "python3 -c 'import calc; assert calc.add(1, 2) == 3'"
 

@@ -16,8 +16,8 @@ from support.workshops import FIXED, PROJECT, RUN, order, project, sealed, worki
 
 from ava_roles.errors import NoRepository, WorkshopFailed
 from ava_roles.worktree.inspect import look
-from ava_roles.worktree.order import WorkOrder
 from ava_roles.worktree.session import diff, keep_left, remove
+from ava_roles.worktree.spec import WorkOrder
 
 Builder = Callable[[Path, Path], Path]
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:" + "a" * 64 + "\nsize 12345\n"

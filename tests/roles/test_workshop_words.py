@@ -12,11 +12,10 @@ from support.projects import checkout, environment_of, git, write
 from support.workshops import RUN, order, project, working
 
 from ava_roles.errors import BadNamespace
-from ava_roles.worktree.changes import is_test
-from ava_roles.worktree.failing import failing_part
-from ava_roles.worktree.inspect import look
-from ava_roles.worktree.order import WorkOrder, namespace_of, within
-from ava_roles.worktree.verify_command import Found, Nothing, Several, find_verify
+from ava_roles.worktree.inspect import Found, Nothing, Several, find_verify, look
+from ava_roles.worktree.publish import is_test
+from ava_roles.worktree.spec import WorkOrder, namespace_of, within
+from ava_roles.worktree.verify import failing_part
 
 NPM = json.dumps({"scripts": {"test": "node --test"}})
 PLACEHOLDER = json.dumps({"scripts": {"test": 'echo "Error: no test specified" && exit 1'}})

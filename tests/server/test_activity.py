@@ -13,9 +13,8 @@ from support.model_server import Gate, Raw, Say, events
 
 from ava_audit.events import Activity
 from ava_audit.store.store import Store
-from ava_roles.tools.base import Tool
+from ava_roles.tool import Tool, sentence
 from ava_roles.tools.registry import builtin_tools
-from ava_roles.tools.saying import sentence
 from ava_server.approval.context_from import ReadSubagentResult
 from ava_server.runs.history import History
 from ava_server.runs.tools import run_tools

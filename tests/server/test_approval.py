@@ -14,12 +14,11 @@ from support.model_server import Gate, Say, running_model_server
 from ava_audit.events import RunClaimed, SpawnDecided, SpawnProposed, SubagentSpawn, UserMessage
 from ava_audit.view import View
 from ava_roles.catalog import Catalog, Folder
-from ava_server.approval.checks import Approval, GroupLimits
-from ava_server.approval.decisions import approve, refuse
+from ava_server.approval.decisions import Approval, GroupLimits, approve, refuse
 from ava_server.approval.summary import beginning, minutes
+from ava_server.service.access import Session
 from ava_server.service.runtime import open_house
 from ava_server.service.service import Desk
-from ava_server.service.session import Session
 
 DOLLAR_AND_HALF = "2 subagents together, at most $1.00"
 

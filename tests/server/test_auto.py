@@ -16,18 +16,18 @@ from support.house import PRICED, Lab, check_budgets, hand_over, open_lab, setti
 from support.model_server import running_model_server
 
 from ava_audit.events import SpawnDecided, UserMessage
-from ava_audit.money import MICROS_PER_CENT
 from ava_audit.rows import WAITING
+from ava_audit.units import MICROS_PER_CENT
 from ava_audit.view import View
-from ava_roles.tools.base import Place, Tool, ToolArgs, ToolOutput, ToolSpec
+from ava_roles.tool import Place, Tool, ToolArgs, ToolOutput, ToolSpec
 from ava_roles.tools.registry import builtin_tools
 from ava_server.approval.decisions import Ceilings
-from ava_server.approval.run_config import RunConfig
+from ava_server.budget.run_config import RunConfig
 from ava_server.config.secrets import set_secret
 from ava_server.core.errors import ConfigError
+from ava_server.service.access import Session
 from ava_server.service.runtime import open_house
 from ava_server.service.service import Desk
-from ava_server.service.session import Session
 from ava_server.service.spawn import not_by_itself
 
 LIMITS = "[limits]\nspawns_per_hour = 1000\nuser_daily_cents = 100000\ninstallation_daily_cents = 100000\n"

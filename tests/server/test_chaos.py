@@ -26,7 +26,7 @@ from ava_audit.errors import StoreUnavailable
 from ava_audit.events import AssistantMessage, CostReserved, CostUpdate, ErrorOccurred, Event, Fence, RunClaimed, Who
 from ava_audit.store import store
 from ava_audit.store.locks import WriteLock
-from ava_audit.store.migrations import SCHEMA_VERSION
+from ava_audit.store.schema import SCHEMA_VERSION
 from ava_audit.view import View
 
 NOTE = Say(calls=[("scratchpad", {"note": "half of it"})])
@@ -406,7 +406,7 @@ async def test_a_moment_without_descriptors_does_not_end_the_server(tmp_path: Pa
 import os, resource, sys, threading, anyio
 from pathlib import Path
 from support.house import arrived, hand_over, open_lab
-from ava_audit.store.readers import READERS
+from ava_audit.store.store import READERS
 async def main():
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     async with open_lab(Path(sys.argv[1]), [hand_over()] * 2) as lab, anyio.create_task_group() as slow:

@@ -11,8 +11,7 @@ from support.house import hand_over, open_lab
 
 from ava_audit.events import RunStarted
 from ava_roles.role import COMMON_TOOLS, RESEARCH_TOOLS
-from ava_server.config.role_folders import Places
-from ava_server.config.role_trust import change_trusted
+from ava_server.config.role_folders import Places, change_trusted
 
 AGENTS = Path(__file__).parent.parent / "data" / "claude_agents"
 FILES = {path.relative_to(AGENTS).as_posix(): path for path in sorted(AGENTS.rglob("*.md"))}

@@ -11,8 +11,8 @@ import pytest
 from support.log import AVA, Life, run_who, said, write_each
 from support.terminal import COMMAND, ava, environment, on_terminal
 
+from ava_audit.entries import line_fault
 from ava_audit.events import Event, SessionStart, SubagentSpawn, ToolCall, ToolResult, Who
-from ava_audit.line import line_fault
 from ava_audit.store.store import Store
 from ava_roles.wrap import wrap_tool_output
 

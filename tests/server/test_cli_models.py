@@ -12,10 +12,8 @@ import pytest
 from support.model_server import JSON, Fail, Gate, HangUp, Raw, Step, running_model_server
 from support.terminal import ava, on_terminal
 
-from ava_server.models import endpoint_list
-from ava_server.models.pricing.format import usd
-from ava_server.models.pricing.prices import Price
-from ava_server.models.pricing.table import look_up
+from ava_server.models import listing as endpoint_list
+from ava_server.models.pricing.prices import Price, look_up, usd
 from ava_server.models.selection import KNOWN_URLS, TIERS, default_tiers, tiers_reviewed
 
 KEY = "sk-or-v1-0a1b2c3d4e5f60718293a4b5c6d7e8f9"

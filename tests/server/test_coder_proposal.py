@@ -12,7 +12,7 @@ from support.projects import checkout, git, write
 
 from ava_roles.sandbox.sandbox import Unavailable, find_sandbox
 from ava_server.approval.questions import Question, Reply
-from ava_server.approval.run_config import config_of
+from ava_server.budget.run_config import config_of
 from ava_server.service.service import Desk
 
 EDITOR = (

@@ -21,8 +21,8 @@ from support.projects import checkout, environment_of, git, names, node_of_nvm, 
 from ava_audit.events import RunStarted, ToolResult
 from ava_roles.sandbox import linux, selection
 from ava_roles.sandbox.sandbox import Unavailable, find_sandbox
-from ava_server.approval.run_config import config_of
-from ava_server.approval.shell_policy import remove_benches
+from ava_server.approval.scope import remove_benches
+from ava_server.budget.run_config import config_of
 from ava_server.core.errors import ConfigError
 
 PROJECT = {

@@ -17,10 +17,10 @@ from support.model_server import Fail, Gate, ModelServer, Say, running_model_ser
 from ava_audit.events import RunStarted, SpawnProposed, ToolCall, ToolResult, Who
 from ava_audit.retention import erase_run
 from ava_roles.errors import ToolFailed
-from ava_roles.tools.base import Place
+from ava_roles.tool import Place
 from ava_server.approval.context_from import PAGE_CHARS, RESULT_CHARS, ReadSubagentResult, ReadSubagentResultArgs
 from ava_server.approval.requests import EARLIER_MOST
-from ava_server.approval.run_config import EarlierRun
+from ava_server.budget.run_config import EarlierRun
 
 TOOL = "read_subagent_result"
 WORDS = "Otter charges twelve cents a minute, so the other subagent says."

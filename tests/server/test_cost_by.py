@@ -15,8 +15,8 @@ from support.model_server import Fail, Gate, HangUp, Raw, Say, Step, events, run
 
 from ava_audit.events import CostReserved, CostUpdate, Settlement, Usage, Who
 from ava_audit.rows import RUNNING, RunRow
-from ava_server.approval.run_config import RunConfig
 from ava_server.budget.caps import Purpose, settlement_event
+from ava_server.budget.run_config import RunConfig
 from ava_server.models.pricing.prices import COST_PARTS, Price
 from ava_server.runs.history import History
 from ava_server.runs.result import Ended, build_result

@@ -27,10 +27,9 @@ from support.terminal import COMMAND, ava, environment, on_terminal
 
 from ava_audit.events import TRANSCRIPT_TYPES, LogErased
 from ava_audit.search import LogQuery, search
-from ava_audit.verify import verify
-from ava_audit.verify_lines import verify_lines
+from ava_audit.verify import verify, verify_lines
 from ava_audit.view import View
-from ava_server.approval.mentions import quoting
+from ava_server.service.erase import quoting
 
 TASK, CONTEXT, MESSAGE, THOUGHT, FOUND, SUMMARY, OUTPUT, ARTIFACT, QUERY, CAVEAT = PLANTED = (
     "vexquokkalily", "wombatherring", "numbatsorrel", "dingopumice", "possumgravel",

@@ -17,7 +17,7 @@ from support.house import DONE, PRICED, open_lab
 from support.model_server import Gate, Raw, Say, Step, events
 
 from ava_audit.events import ENDINGS, AssistantMessage, CostReserved, CostUpdate, ErrorOccurred
-from ava_server.models.wire import MOST_CALLS
+from ava_server.models.wires.base import MOST_CALLS
 from ava_server.service.render_text import text_of
 
 USAGE = {"prompt_tokens": 3_000, "completion_tokens": 200}

@@ -22,8 +22,8 @@ from support.log import said, write
 from ava_audit.events import Who
 from ava_audit.store.keeper import index_news
 from ava_audit.store.store import Store
-from ava_audit.times import US_PER_S
-from ava_server.core.os_user import os_user
+from ava_audit.units import US_PER_S
+from ava_server.core.data_root import os_user
 
 MOST = 10_000
 NUMBER = re.compile(r"no\. (\d+)\.")

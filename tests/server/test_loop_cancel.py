@@ -20,7 +20,7 @@ from support.model_server import Fail, Gate, Say
 from ava_audit.entries import Entry
 from ava_audit.events import CancelRequested, CostUpdate, RunEnded, ToolResult
 from ava_audit.rows import RunRow
-from ava_roles.tools.base import Place, Tool, ToolArgs, ToolOutput, ToolSpec
+from ava_roles.tool import Place, Tool, ToolArgs, ToolOutput, ToolSpec
 from ava_server.runs.context import Prepared
 from ava_server.runs.history import History
 from ava_server.runs.setup import Outfitting

@@ -46,8 +46,8 @@ from ava_server.config.tokens import Token
 from ava_server.mcp_server.app import HTTP, App, session_over_http
 from ava_server.models.factory import model_of, parameters
 from ava_server.runs import setup
-from ava_server.runs.claims import NotClaimed, Slots, claim
 from ava_server.runs.history import History
+from ava_server.runs.lifecycle import NotClaimed, Slots, claim
 from ava_server.runs.manager import CannotHonour
 
 NOTE = Say(calls=[("scratchpad", {"note": "half of it"})])
@@ -464,7 +464,7 @@ async def test_a_run_that_nobody_can_read_takes_no_other_with_it(
     async with open_lab(tmp_path, [hand_over()], everybody=True, check=False) as lab:
         manager = lab.house.manager
         if when == "overdue":
-            monkeypatch.setattr("ava_server.runs.recovery.ABANDONED_US", 0)
+            monkeypatch.setattr("ava_server.runs.lifecycle.ABANDONED_US", 0)
         await lab.store.do(append(*of_a_version_to_come("ben")))
         tries = 2 if when == "queued" else 0
         with anyio.fail_after(10):

@@ -22,8 +22,7 @@ from support.model_server import Fail, Gate, Say, Script
 
 from ava_audit.events import Activity, Event, SessionStart
 from ava_server.service.runtime import House
-from ava_server.telemetry.families import MOST_MODELS, bounded, provider_of, tool_label
-from ava_server.telemetry.metrics import CONTENT_TYPE, render
+from ava_server.telemetry.metrics import CONTENT_TYPE, MOST_MODELS, bounded, provider_of, render, tool_label
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "monitoring.md"
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]

@@ -36,11 +36,11 @@ from ava_server.approval.coding import CHANGING
 from ava_server.approval.questions import Question, Reply
 from ava_server.core.errors import ModelErrorKind
 from ava_server.models import http_model
-from ava_server.models.answer_stream import Deadlines
+from ava_server.models.wires.stream import Deadlines
 from ava_server.runs.submit import NAME as SUBMIT
 from ava_server.runs.tools import RUN_TOOL_NAMES
+from ava_server.service.access import Session
 from ava_server.service.service import Desk
-from ava_server.service.session import Session
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "reference" / "events.md"
@@ -402,7 +402,7 @@ async def taken_over(tmp: Path, server: ModelServer) -> None:
         assert answer.status == "cancelled"
         endings, limits = lab.house.manager.endings, lab.house.spawn_limits
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("ava_server.runs.recovery.ABANDONED_US", 0)
+            patch.setattr("ava_server.runs.lifecycle.ABANDONED_US", 0)
             assert await endings.end_overdue(given_up, frozenset(str(run.instance) for run in left))
         asked = await lab.call("confirm_spawn", pending_ids=[resumed])
         answer = await lab.call("confirm_spawn", pending_ids=[resumed], approving=asked.approval_lines)

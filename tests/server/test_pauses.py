@@ -12,10 +12,9 @@ from support.house import PRICED, arrived, check_budgets, check_requests, hand_o
 from support.model_server import Fail, Gate, Say, running_model_server
 
 from ava_audit.events import CostReserved, CostUpdate, Event, Fence, RunClaimed, RunPaused, Who
-from ava_audit.times import DAY_US, now_us, parse_time
+from ava_audit.units import DAY_US, now_us, parse_time
 from ava_server.runs import model_call
-from ava_server.runs.claims import Slots, claim
-from ava_server.runs.recovery import ABANDONED_US, cancel
+from ava_server.runs.lifecycle import ABANDONED_US, Slots, cancel, claim
 from ava_server.runs.result import Ended
 
 NOTE = Say(calls=[("scratchpad", {"note": "half of it"})])
@@ -138,7 +137,7 @@ async def test_what_nobody_came_for_within_a_day_is_abandoned_with_what_it_had(t
             gone = frozenset({str(row.instance)})
             assert not await lab.house.manager.endings.end_overdue(run_id, gone), "it is fresh"
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr("ava_server.runs.recovery.ABANDONED_US", 0)
+                patch.setattr("ava_server.runs.lifecycle.ABANDONED_US", 0)
                 assert ABANDONED_US == 24 * 3600 * 10**6
                 assert not await lab.house.manager.endings.end_overdue(run_id, frozenset()), "its owner lives"
                 assert await lab.house.manager.endings.end_overdue(run_id, gone)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ava_audit.events import Usage
-from ava_server.config.providers import PROVIDERS
+from ava_server.config.keys import PROVIDERS
 from ava_server.core.errors import Refused
 from ava_server.models.base import Bound
 from ava_server.models.pricing.prices import (
@@ -18,10 +18,10 @@ from ava_server.models.pricing.prices import (
     cost_micros,
     find_price,
     is_local,
+    look_up,
     nanos,
     reserve_micros,
 )
-from ava_server.models.pricing.table import look_up
 from ava_server.models.selection import KNOWN_URLS, TIERS, default_tiers
 
 SONNET = Price(input=3000, output=15_000, cache_read=300, cache_write=3750)

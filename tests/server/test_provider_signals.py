@@ -12,7 +12,7 @@ from support.house import PRICED, hand_over, open_lab
 from support.model_server import Fail, Raw, Step
 
 from ava_audit.events import CostReserved, CostUpdate, ErrorOccurred, RunPaused
-from ava_audit.times import iso_second, parse_time
+from ava_audit.units import iso_second, parse_time
 
 OVERLOADED = {"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}, "request_id": "req_7"}
 

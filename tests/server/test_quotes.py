@@ -14,10 +14,10 @@ from support.house import arrived, hand_over, open_lab
 from support.model_server import Gate, Say
 
 from ava_audit.events import ToolCall, ToolResult
-from ava_roles.tools.base import Place
+from ava_roles.tool import Place
 from ava_roles.wrap import wrap_tool_output
 from ava_server.runs.history import History
-from ava_server.runs.quotes import NEAR_CHARS, check_quotes, distance, even
+from ava_server.runs.result import NEAR_CHARS, check_quotes, distance, even
 from ava_server.runs.submit import Finding
 from ava_server.runs.tools import ReadToolResult, ReadToolResultArgs
 

@@ -16,9 +16,9 @@ from support.past import DAY_S, Lived, Past, me
 from support.terminal import ava, on_terminal
 
 from ava_audit.events import ErrorOccurred
-from ava_audit.spending import group_sum, spending
 from ava_audit.store.store import Store
-from ava_audit.times import DAY_US
+from ava_audit.totals import group_sum, spending
+from ava_audit.units import DAY_US
 from ava_audit.view import View
 from ava_server.budget.caps import installation_scope, user_scope
 from ava_server.cli.report import days_of

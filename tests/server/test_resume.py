@@ -19,9 +19,8 @@ from ava_audit.errors import StaleOwner
 from ava_audit.events import Activity, AssistantMessage, CostUpdate, Event, Fence, RunClaimed, RunResumed, Who
 from ava_audit.store.store import Store, append
 from ava_server.approval.questions import Question, Reply
-from ava_server.runs import claims
-from ava_server.runs.claims import Slots, claim
-from ava_server.runs.recovery import NotResumed, resume
+from ava_server.runs import lifecycle
+from ava_server.runs.lifecycle import NotResumed, Slots, claim, resume
 
 NOTE = Say(calls=[("scratchpad", {"note": "half of it"})])
 
@@ -36,7 +35,7 @@ async def interrupted(
         async with open_lab(tmp, server=server, config=config, check=False) as lab:
             run_id = await lab.start(**more)
             await arrived(gate.arrived)
-        monkeypatch.setattr(claims, "TAKEOVER_WITHIN_US", 0)
+        monkeypatch.setattr(lifecycle, "TAKEOVER_WITHIN_US", 0)
         async with open_lab(tmp, server=server, config=config, runs=runs, check=False) as lab:
             yield lab, run_id, server
             await lab.store.read(check_budgets)
@@ -225,7 +224,7 @@ async def test_a_result_that_was_paid_for_stands_in_the_ending_of_a_run_that_nob
     with running_model_server([NOTE, hand_over()]) as server:
         run_id, before, after = await paid_for(tmp_path / "first", server)
         async with left_behind(tmp_path / "cut", [*before, *after], server, runs=False) as lab:
-            monkeypatch.setattr("ava_server.runs.recovery.ABANDONED_US", 0)
+            monkeypatch.setattr("ava_server.runs.lifecycle.ABANDONED_US", 0)
             row = await lab.run(run_id)
             assert await lab.house.manager.endings.end_overdue(run_id, frozenset({str(row.instance)}))
             result = await lab.result(run_id)

@@ -17,8 +17,7 @@ from support.house import PRICED, connect, hand_over, open_lab, settings_of, tex
 
 from ava_audit.events import RunStarted
 from ava_server.config import role_folders
-from ava_server.config.role_folders import Places, places_of
-from ava_server.config.role_trust import change_trusted, read_trusted
+from ava_server.config.role_folders import Places, change_trusted, places_of, read_trusted
 from ava_server.core.errors import ConfigError
 
 CLAUDE = "[roles]\nclaude_agents = true\n"

@@ -10,7 +10,7 @@ import pytest
 from ava_audit.events import AssistantMessage, ToolCall, ToolResult
 from ava_audit.store.store import Store
 from ava_roles.errors import ToolFailed
-from ava_roles.tools.base import Place
+from ava_roles.tool import Place
 from ava_roles.wrap import wrap_tool_output
 from ava_server.approval.context_from import ReadSubagentResult
 from ava_server.runs.history import History

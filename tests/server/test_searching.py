@@ -17,11 +17,9 @@ from support.model_server import Fail, Gate, HangUp, ModelServer, Raw, Step, run
 from support.proxy import running_proxy
 
 from ava_roles.errors import ToolFailed
-from ava_roles.tools import searches
-from ava_roles.tools.base import Place
-from ava_roles.tools.engines import Brave, Kagi, Searxng
-from ava_roles.tools.retry import asked_to_wait, wait_words
-from ava_roles.tools.searches import Engine, Found
+from ava_roles.net import search_engines
+from ava_roles.net.search_engines import Brave, Engine, Found, Kagi, Searxng, asked_to_wait, wait_words
+from ava_roles.tool import Place
 from ava_roles.tools.web_search import WebSearch, WebSearchArgs
 from ava_server.config.keys import Key
 from ava_server.config.search_engines import ask_engine, engine_of
@@ -279,7 +277,7 @@ async def test_engines_of_a_searxng_that_did_not_answer_are_told_beside_what_the
 
 
 async def test_a_search_ends_at_its_deadline_whatever_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(searches, "DEADLINE_S", 0.3)
+    monkeypatch.setattr(search_engines, "DEADLINE_S", 0.3)
     assert "no answer within 0.3 s" in await refusal("brave", Raw([b"{"], missing=9, stall=Gate()))
 
 

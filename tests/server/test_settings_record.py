@@ -15,8 +15,7 @@ from support.stdio import assert_intact, logged, serving
 from ava_audit.errors import StoreUnavailable
 from ava_audit.store.store import Store
 from ava_server.cli.app import main
-from ava_server.config.record import on_record
-from ava_server.config.settings import Configured, limits_of
+from ava_server.config.settings import Configured, limits_of, on_record
 from ava_server.service.runtime import open_house
 
 LOWER = "[limits]\nuser_daily_cents = 500\n"
@@ -115,7 +114,7 @@ async def test_a_log_that_is_out_of_reach_keeps_no_house_closed_and_the_next_sta
         raise StoreUnavailable("another program holds it")
 
     with monkeypatch.context() as patch:
-        patch.setattr("ava_server.config.record.note_settings", busy)
+        patch.setattr("ava_server.config.settings.note_settings", busy)
         await opened(root, LOWER)
     assert changed(root) == []
     await opened(root, LOWER)

@@ -21,7 +21,7 @@ def fail():
         log.exception("a run failed: %s", sys.argv[2])
 """
 WAYS = {
-    "a server": "from ava_server.core.stderr_log import log_to_stderr\nlog_to_stderr('ava: %(message)s')\nfail()",
+    "a server": "from ava_server.core.shutdown import log_to_stderr\nlog_to_stderr('ava: %(message)s')\nfail()",
     "a house that a command opened": """
 import anyio
 from pathlib import Path

@@ -14,9 +14,9 @@ from support.model_server import Gate, Say
 from ava_server.approval.requests import SpawnArgs
 from ava_server.config.settings import load_settings
 from ava_server.mcp_server.app import build_server
+from ava_server.service.access import Session
 from ava_server.service.render_text import INSTRUCTIONS, text_of
 from ava_server.service.service import Desk
-from ava_server.service.session import Session
 from ava_server.service.status import tokens_short
 
 

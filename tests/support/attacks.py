@@ -23,8 +23,8 @@ import anyio
 
 from ava_roles.sandbox import linux, selection
 from ava_roles.sandbox.launcher.order import Limits
-from ava_roles.sandbox.probe import toolchain
 from ava_roles.sandbox.sandbox import Bind, Command, Finished, Kind
+from ava_roles.sandbox.selection import toolchain
 from ava_roles.sandbox.supervised import How, Supervised
 
 BWRAP = Path("/usr/bin/bwrap")

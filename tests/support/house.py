@@ -32,11 +32,11 @@ from ava_audit.verify import verify
 from ava_audit.view import View
 from ava_server.config.settings import Settings, load_settings
 from ava_server.mcp_server.app import build_server
-from ava_server.runs.replay import rebuilt
+from ava_server.runs.log import rebuilt
+from ava_server.service.access import Session
 from ava_server.service.responses import Answer
 from ava_server.service.runtime import House, open_house
 from ava_server.service.service import Desk
-from ava_server.service.session import Session
 from support.model_server import ModelServer, Received, Say, Script, running_model_server
 
 F = TypeVar("F", bound=Fact)

@@ -20,8 +20,7 @@ import anyio
 
 from ava_audit.store.keeper import run_keeper
 from ava_audit.store.store import Store
-from ava_audit.verify import verify
-from ava_audit.verify_lines import verify_lines
+from ava_audit.verify import verify, verify_lines
 from ava_audit.view import View
 from support.log import child
 

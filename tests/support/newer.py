@@ -8,14 +8,14 @@ from collections.abc import Callable
 import pytest
 
 from ava_audit import verify as verification
-from ava_audit.store import migrations, writer
-from ava_audit.store.migrations import SCHEMA_VERSION
+from ava_audit.store import schema, writer
+from ava_audit.store.schema import SCHEMA_VERSION
 
 
 def newer(monkeypatch: pytest.MonkeyPatch, *added: Callable[[sqlite3.Connection], None]) -> int:
     """Make this process a newer program; return the version that it knows."""
     version = SCHEMA_VERSION + len(added)
-    monkeypatch.setattr(migrations, "MIGRATIONS", (*migrations.MIGRATIONS, *added))
-    for module in (migrations, writer, verification):
+    monkeypatch.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, *added))
+    for module in (schema, writer, verification):
         monkeypatch.setattr(module, "SCHEMA_VERSION", version)
     return version

@@ -132,18 +132,18 @@ def refuse_signals_in_the_loop() -> None:
 
 def refuse_everything_special() -> None:
     """Have each function of ours that asks for something special say that it is not there."""
-    from ava_audit.store import mounts
+    from ava_audit.store import locks
     from ava_roles.sandbox import linux
 
     def not_here(*_args: Any, **_more: Any) -> Any:
         raise linux.NotOnThisSystem("this")
 
     def no_table() -> str:
-        raise mounts.NotOnThisSystem(38, "not on this system", "mountinfo")
+        raise locks.NotOnThisSystem(38, "not on this system", "mountinfo")
 
     linux.openat2 = linux.end_with_parent = linux.end_within = not_here
     linux.landlock_abi = linux.hide_from_others = linux.adopt_orphans = linux.in_memory = not_here
-    mounts.mount_table = no_table
+    locks.mount_table = no_table
 
 
 def lead_to(port: int) -> None:

@@ -25,18 +25,16 @@ from ava_audit.store.locks import Held, Instances
 from ava_audit.store.store import Command, Store
 from ava_audit.verify import verify
 from ava_audit.view import View
-from ava_server.approval.checks import Approval
-from ava_server.approval.decisions import approve, reject
+from ava_server.approval.decisions import Approval, approve, reject
 from ava_server.approval.proposals import Declined, Proposed, SpawnLimits, propose
-from ava_server.approval.run_config import RunConfig, Texts
 from ava_server.approval.summary import group_line
 from ava_server.budget.caps import Asked, CapReached, DayCaps, Reservation, reserve, settlement_event, unsettled
+from ava_server.budget.run_config import RunConfig, Texts
 from ava_server.models.base import Bound
 from ava_server.models.pricing.prices import Price, reserve_micros
-from ava_server.runs.claims import NotClaimed, Slots, claim
 from ava_server.runs.history import History
+from ava_server.runs.lifecycle import NotClaimed, NotResumed, Slots, cancel, claim, end_overdue, end_unanswered, resume
 from ava_server.runs.log import RunLog, ending_events
-from ava_server.runs.recovery import NotResumed, cancel, end_overdue, end_unanswered, resume
 from ava_server.runs.result import Ended, build_result
 from support.ledger import Call, Ledger, Run
 

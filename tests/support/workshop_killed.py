@@ -12,8 +12,8 @@ from typing import cast
 import anyio
 
 from ava_roles.sandbox.sandbox import Kind
-from ava_roles.worktree.order import WorkOrder
 from ava_roles.worktree.session import Workshop
+from ava_roles.worktree.spec import WorkOrder
 from support.attacks import sandbox
 from support.workshops import FIXED, RUN
 

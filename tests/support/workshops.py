@@ -15,8 +15,8 @@ from pathlib import Path
 
 from ava_roles.sandbox.sandbox import Command, Finished, Kind
 from ava_roles.sandbox.supervised import Supervised
-from ava_roles.worktree.order import WorkOrder
 from ava_roles.worktree.session import Workshop
+from ava_roles.worktree.spec import WorkOrder
 from support.attacks import sandbox
 from support.projects import checkout, git
 

@@ -16,7 +16,7 @@ from support.newer import newer
 from support.stdio import Wire, assert_intact, logged, serving, until, using
 
 from ava_audit.store.locks import try_hold
-from ava_audit.store.migrations import reducers_changed
+from ava_audit.store.schema import reducers_changed
 from ava_audit.store.store import Store
 from ava_audit.view import View
 

@@ -15,7 +15,7 @@ from ava_audit.entries import Entry
 from ava_audit.events import SettingsChanged
 from ava_audit.store.store import Store
 from ava_server.config.pin import PinFile
-from ava_server.config.role_trust import read_trusted
+from ava_server.config.role_folders import read_trusted
 
 OTHER_SYSTEM = Path(__file__).parents[1] / "support" / "other_system.py"
 PIN = "73-otter-91"

@@ -8,7 +8,7 @@ from support.house import open_lab
 from support.model_server import Fail, Say, running_model_server
 from support.terminal import Screen, ava, on_terminal
 
-from ava_server.core.os_user import os_user
+from ava_server.core.data_root import os_user
 
 CSI, OSC_8, OSC_52 = (
     "\x1b[6;5mEVIL\x1b[2J",

@@ -231,8 +231,9 @@ async def test_at_the_end_clients_are_told_that_their_streams_end(tmp_path: Path
 
 
 def test_settings_of_the_limits_fit_together() -> None:
-    from ava_server.http import connection, limits
-    from ava_server.http import sessions as http_sessions
+    from ava_server.http import limits
+    from ava_server.http import server as connection
+    from ava_server.http import server as http_sessions
 
     of_one: Any = limits.CALLS_OF_USER + limits.STREAMS_OF_USER
     assert of_one * 6 < connection.CONNECTIONS

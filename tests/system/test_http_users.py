@@ -15,7 +15,7 @@ from support.terminal import ava
 
 from ava_server.config import users
 from ava_server.config.settings import load_settings
-from ava_server.core.os_user import os_user
+from ava_server.core.data_root import os_user
 
 DONE = Say(calls=[("submit_result", {"summary": "done", "output": "done"})])
 ROLE = "---\nname: {name}\ndescription: Does it.\ntools: http_get, read_file\n{more}---\nDo it.\n"

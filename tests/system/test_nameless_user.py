@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.stdio import assert_intact, serving
 
-from ava_server.core.os_user import os_user
+from ava_server.core.data_root import os_user
 
 LAUNCHER = Path(__file__).parents[1] / "support" / "other_system.py"
 NAMES = ("LOGNAME", "USER", "LNAME", "USERNAME")

@@ -12,9 +12,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import IO
 
+from ava_audit.entries import line_fault
 from ava_audit.faults import Fault
-from ava_audit.line import line_fault
-from ava_audit.times import US_PER_S
+from ava_audit.units import US_PER_S
 from ava_audit.view import View
 
 log = logging.getLogger("ava.keeper")

@@ -2,27 +2,158 @@
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import AsyncGenerator, Callable, Mapping
+import os
+import shutil
+import stat
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, cast
 
 import anyio
 
 from ava_roles.errors import ToolFailed
 from ava_roles.mcp_client.entry import OWN_NAMES, ServerEntry
-from ava_roles.mcp_client.program import command_of
-from ava_roles.mcp_client.results import output_of
 from ava_roles.mcp_client.tools import Offered, offers_of
 from ava_roles.mcp_client.wire import Watch, http_client, only_answers, over_pipes
+from ava_roles.sandbox.programs import child_environment
 from ava_roles.sandbox.removal import remove_tree
-from ava_roles.sandbox.sandbox import Command, Sandbox, Unavailable
-from ava_roles.tools.base import ToolOutput
+from ava_roles.sandbox.sandbox import Bind, Command, Sandbox, Unavailable
+from ava_roles.sandbox.toolchains import find_installation, overlap
+from ava_roles.tool import ToolOutput
 
 if TYPE_CHECKING:
     from mcp.client.session import ClientSession
+
+
+LIFE_S = 24 * 3600.0
+"""No run lasts as long: a server's end is the run's end."""
+
+
+def command_of(
+    entry: ServerEntry,
+    env: Mapping[str, str],
+    run_id: str,
+    folder: Path,
+    *,
+    read_only: tuple[Path, ...],
+    closed: tuple[Path, ...],
+) -> Command:
+    """Return how a stdio server is started. Blocking.
+
+    It sees the system's programs, its own program with the installation that this belongs to, files that its arguments
+    name, `sandbox.read_only`, and its `read_write` folders; its home is a folder of its own, which goes with it.
+
+    Args:
+        entry: What is configured.
+        env: Its environment, secrets put in.
+        run_id: The mark in its environment.
+        folder: Its home, empty.
+        read_only: Further folders that confined programs may read.
+        closed: Folders of which it sees nothing but its home.
+
+    Raises:
+        ToolFailed: Its program, or a folder, is not there.
+    """
+    assert entry.command is not None
+    path = env.get("PATH") or os.environ.get("PATH") or os.defpath
+    program = shutil.which(entry.command, path=path)
+    if program is None:
+        raise ToolFailed("cannot be started: its program is not found (give its whole path as command)")
+    missing = [each for each in entry.read_write if not each.is_dir()]
+    if missing:
+        raise ToolFailed(f"cannot be started: its folder {missing[0]} is not there")
+    if kept := [each for each in entry.read_write if any(overlap(each.resolve(), one.resolve()) for one in closed)]:
+        raise ToolFailed(f"cannot be started: its folder {kept[0]} is, contains or lies in Ava's own folder")
+    needed = find_installation(
+        Path(program).absolute(), _named(entry.args), read_only=read_only, home=Path.home(), closed=closed
+    )
+    seen = [Bind(source, PurePosixPath(name)) for name, source in needed.shown.items()]
+    seen += [Bind(each, PurePosixPath(each), writable=True) for each in (*entry.read_write, folder)]
+    given = {"PATH": path, "HOME": str(folder), "TMPDIR": str(folder), **env}
+    return Command(
+        argv=(program, *entry.args),
+        folder=PurePosixPath(folder),
+        binds=tuple(seen),
+        environment=child_environment(run_id, given),
+        timeout_s=LIFE_S,
+        network=entry.network,
+        stdin=True,
+    )
+
+
+def _named(args: tuple[str, ...]) -> Iterator[Path]:
+    """Yield the files that arguments name by their whole path, such as the script of an interpreter."""
+    for arg in args:
+        path = Path(arg)
+        try:
+            if path.is_absolute() and stat.S_ISREG(path.stat().st_mode):
+                yield path
+        except (OSError, ValueError):
+            continue
+
+
+MOST_CHARS = 1_000_000
+"""Of one result; the model is shown much less at once, and reads on where it wants to."""
+MOST_BLOCKS = 500
+
+
+def output_of(content: Sequence[Any], structured: Any, *, failed: bool) -> ToolOutput:
+    """Return a result for the model.
+
+    Args:
+        content: The SDK's content blocks.
+        structured: The structured content, any JSON; None where there is none.
+        failed: The tool says that it failed.
+    """
+    parts: list[str] = []
+    length = 0
+    for number, block in enumerate(content):
+        if number == MOST_BLOCKS or length > MOST_CHARS:
+            parts.append(f"[{len(content) - number} more parts are left out]")
+            break
+        parts.append(_shown(block))
+        length += len(parts[-1])
+    if structured is not None and not _says_it(parts, structured):
+        parts.append(json.dumps(structured, ensure_ascii=False, default=str))
+    text = "\n\n".join(part for part in parts if part)
+    if len(text) > MOST_CHARS:
+        text = f"{text[:MOST_CHARS]}\n[{len(text) - MOST_CHARS:,} more characters are left out]"
+    return ToolOutput(text or "(it answered nothing)", success=not failed)
+
+
+def _says_it(parts: Sequence[str], structured: Any) -> bool:
+    """Tell whether a text has the structured content already, as the protocol wants it for older clients."""
+    for part in parts:
+        if part.lstrip()[:1] in ("{", "["):
+            try:
+                if json.loads(part) == structured:
+                    return True
+            except (ValueError, RecursionError):
+                continue
+    return False
+
+
+def _shown(block: Any) -> str:
+    kind = getattr(block, "type", "")
+    if kind == "text":
+        return str(block.text)
+    if kind in ("image", "audio"):
+        return f"[{'an image' if kind == 'image' else 'a sound'} ({block.mime_type}) is left out]"
+    if kind == "resource_link":
+        return f"[a link: {block.uri} {block.name}]"
+    if kind == "resource":
+        inner = block.resource
+        text = getattr(inner, "text", None)
+        if text is None:
+            return f"[{inner.uri}, {inner.mime_type or 'no text'}, is left out]"
+        return f"[{inner.uri}]\n{text}"
+    return "[a part of a kind that is not known here is left out]"
+
 
 log = logging.getLogger("ava.foreign")
 
@@ -216,3 +347,73 @@ def _first(error: BaseException) -> BaseException:
         within = cast("tuple[BaseException, ...]", error.exceptions)  # pyright: ignore[reportUnknownMemberType]
         error = next((each for each in within if isinstance(each, ToolFailed)), within[0])
     return error
+
+
+LIST_S = 10.0
+"""How long a server may take from its start until its tools are known, while somebody waits for a proposal."""
+REMEMBERED_S, FAULT_REMEMBERED_S = 300.0, 15.0
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What one server offers, or why nothing.
+
+    Attributes:
+        tools: What it offers.
+        fault: Why it cannot be used, in words of ours, to be read after its name; empty where it can.
+    """
+
+    tools: tuple[Offered, ...] = ()
+    fault: str = ""
+
+
+class Known:
+    """Asks servers what they offer, each configuration once for a while, and never twice at the same time.
+
+    Args:
+        means: Makes what a server is started with.
+    """
+
+    def __init__(self, means: Callable[[ServerEntry], Awaitable[Means]]) -> None:
+        self._means = means
+        self._seen: dict[str, tuple[float, Listing]] = {}
+        self._locks: dict[str, anyio.Lock] = {}
+
+    async def offers(self, entries: Iterable[ServerEntry]) -> Mapping[str, Listing]:
+        """Return what servers offer, by name; all are asked side by side, each for 10 s at most."""
+        found: dict[str, Listing] = {}
+
+        async def one(entry: ServerEntry) -> None:
+            found[entry.name] = await self._one(entry)
+
+        async with anyio.create_task_group() as tasks:
+            for entry in entries:
+                tasks.start_soon(one, entry)
+        return found
+
+    def forget(self) -> None:
+        """Ask again the next time."""
+        self._seen.clear()
+
+    async def _one(self, entry: ServerEntry) -> Listing:
+        async with self._locks.setdefault(entry.digest, anyio.Lock()):
+            until, listing = self._seen.get(entry.digest, (0.0, Listing()))
+            if time.monotonic() < until:
+                return listing
+            listing = await look(entry, await self._means(entry))
+            kept_s = FAULT_REMEMBERED_S if listing.fault else REMEMBERED_S
+            self._seen[entry.digest] = (time.monotonic() + kept_s, listing)
+            return listing
+
+
+async def look(entry: ServerEntry, means: Means) -> Listing:
+    """Start or reach a server for a moment, and return what it offers."""
+    try:
+        with anyio.move_on_after(LIST_S):
+            async with connected(entry, means) as link:
+                return Listing(await link.tools())
+    except Exception as error:  # whatever a foreign program does is no fault of whoever asks
+        why = why_not(error)
+        log.info("the MCP server %s %s (%s)", entry.name, why, type(error).__name__)
+        return Listing(fault=why)
+    return Listing(fault=f"did not answer within {LIST_S:g} s")

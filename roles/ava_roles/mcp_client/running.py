@@ -9,12 +9,13 @@ from typing import Any
 
 import anyio
 import anyio.abc
+from pydantic import ConfigDict
 
 from ava_roles.errors import ToolFailed
 from ava_roles.mcp_client.connection import Link, Means, connected, why_not
 from ava_roles.mcp_client.entry import ServerEntry
 from ava_roles.mcp_client.tools import Offered
-from ava_roles.tools.base import ToolOutput
+from ava_roles.tool import Place, ToolArgs, ToolOutput, ToolSpec
 
 START_S = 20.0
 """How long a server may take from its start until its tools are known."""
@@ -201,3 +202,55 @@ def _changed(approved: Offered, offers: Mapping[str, Offered]) -> str | None:
     if not now.accepts_like(approved):
         return f"{approved.name} is another tool now than the one that was approved: its MCP server has changed it"
     return None
+
+
+TIMEOUT_S = 60.0
+
+
+class ForeignArgs(ToolArgs):
+    """Arguments of a foreign tool: its server checks them."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+
+class ForeignTool:
+    """One tool of one server.
+
+    It is never read-only by our own declaration: a foreign hint makes no call repeatable after a crash.
+
+    Args:
+        server: The server's name.
+        offered: The tool as it was approved.
+        servers: The servers of the run.
+        network: What is handed to it can leave this machine.
+        program: The server is a program that is started here.
+    """
+
+    def __init__(self, server: str, offered: Offered, servers: RunServers, *, network: bool, program: bool) -> None:
+        self._server = server
+        self._offered = offered
+        self._servers = servers
+        self.spec = ToolSpec(
+            name=offered.name,
+            description=offered.description,
+            args=ForeignArgs,
+            read_only=False,
+            timeout_s=TIMEOUT_S,
+            network=network,
+            writes=offered.changes,
+            program=program,
+            foreign=offered.parameters,
+        )
+
+    def activity(self, args: Any) -> str:
+        """Return what is shown while it runs; its arguments are not ours to make a sentence of."""
+        return f"Asking {self._server}: {self.spec.name.removeprefix(f'mcp__{self._server}__')}"
+
+    async def __call__(self, args: Any, at: Place) -> ToolOutput:
+        """Call it.
+
+        Raises:
+            ToolFailed: Its server cannot do it.
+        """
+        assert isinstance(args, ForeignArgs)
+        return await self._servers.call(self._server, self._offered, args.model_extra or {})

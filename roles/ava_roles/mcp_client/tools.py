@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
-from ava_roles.mcp_client.names import full_names
+from ava_roles.mcp_client.entry import full_names
 from ava_roles.role import NEVER_FOR_SUBAGENTS
 from ava_roles.wrap import clean
 

@@ -6,7 +6,8 @@ import re
 import ssl
 import time
 import zlib
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib import metadata
 from typing import TYPE_CHECKING
@@ -14,15 +15,125 @@ from typing import TYPE_CHECKING
 import anyio
 
 from ava_roles.errors import AccessRefused, ToolFailed
-from ava_roles.net.body import Body
-from ava_roles.net.politeness import Turns
-from ava_roles.net.resolve import Resolver, SystemResolver
-from ava_roles.net.urls import PORTS, checked_url, masked
-from ava_roles.tools.threads import run_sync
+from ava_roles.net.addresses import PORTS, checked_url, masked
+from ava_roles.net.connection import Resolver, SystemResolver
+from ava_roles.threads import run_sync
 
 if TYPE_CHECKING:
+    from zlib import _Decompress  # pyright: ignore[reportPrivateUsage]
+
     import httpcore2
     import httpx2
+
+
+_SLACK = 65_536  # a gzip stream may be a little longer than what it holds
+_GZIP_OR_ZLIB = 47
+
+
+class Body:
+    """Collects at most `cap` bytes; a decompression bomb costs no more than that.
+
+    Attributes:
+        data: What came so far, decompressed.
+        truncated: There was more, or the compressed stream broke off.
+    """
+
+    def __init__(self, cap: int, *, gzipped: bool) -> None:
+        self.data = bytearray()
+        self.truncated = False
+        self._cap = cap
+        self._raw = 0
+        self._gzip: _Decompress | None = zlib.decompressobj(_GZIP_OR_ZLIB) if gzipped else None
+        self._first = True
+
+    def add(self, chunk: bytes) -> bool:
+        """Take a piece as it came over the wire; returns False when no more is wanted.
+
+        Raises:
+            zlib.error: It is not the gzip stream that the header announced.
+        """
+        self._raw += len(chunk)
+        if self._gzip is None:
+            self.data += chunk[: self._cap + 1 - len(self.data)]
+        elif not self._inflate(chunk):
+            return False
+        if len(self.data) > self._cap or self._raw > self._cap + _SLACK:
+            del self.data[self._cap :]
+            self.truncated = True
+        return not self.truncated
+
+    def end(self) -> None:
+        """Note that nothing more comes."""
+        if self._gzip is not None and self._raw and not self._gzip.eof:
+            self.truncated = True
+
+    def _inflate(self, chunk: bytes) -> bool:
+        """Decompress a piece; a gzip stream may consist of several members. False at rubbish after one."""
+        while chunk and self._gzip is not None and len(self.data) <= self._cap:
+            if self._gzip.eof:
+                self._gzip = zlib.decompressobj(_GZIP_OR_ZLIB)
+                self._first = False
+            try:
+                self.data += self._gzip.decompress(chunk, self._cap + 1 - len(self.data))
+            except zlib.error:
+                if self._first:
+                    raise
+                return False
+            chunk = self._gzip.unused_data
+        return True
+
+
+_KEPT = 256
+
+
+class _Queue:
+    """The requests to one host: who is at it, and when the next may start."""
+
+    def __init__(self) -> None:
+        self.lock = anyio.Lock()
+        self.users = 0
+        self.free_at = float("-inf")
+
+
+class Turns:
+    """Hands out turns at hosts.
+
+    Args:
+        pause_s: Seconds between the end of one request to a host and the start of the next.
+        clock: Monotonic seconds.
+        sleep: Waits for so many seconds.
+    """
+
+    def __init__(self, pause_s: float, clock: Callable[[], float], sleep: Callable[[float], Awaitable[None]]) -> None:
+        self._pause_s = pause_s
+        self._clock = clock
+        self._sleep = sleep
+        self._queues: dict[str, _Queue] = {}
+
+    @asynccontextmanager
+    async def at(self, host: str, *, pause: bool = True) -> AsyncGenerator[None]:
+        """Hold the turn at a host; without `pause` it starts as soon as nobody else is at it."""
+        queue = self._queues.setdefault(host, _Queue())
+        queue.users += 1
+        try:
+            async with queue.lock:
+                if pause and (wait := queue.free_at - self._clock()) > 0:
+                    await self._sleep(wait)
+                try:
+                    yield
+                finally:
+                    queue.free_at = self._clock() + self._pause_s
+        finally:
+            queue.users -= 1
+            self._forget()
+
+    def _forget(self) -> None:
+        """Drop hosts that nobody waits for, so that a long-lived server does not collect them."""
+        if len(self._queues) > _KEPT:
+            now = self._clock()
+            for host in [host for host, queue in self._queues.items() if not queue.users and queue.free_at <= now]:
+                del self._queues[host]
+
 
 ROBOTS_NAME = "Ava"
 _CONNECT_S = 10.0  # one address of several; the whole has the caller's deadline
@@ -188,11 +299,10 @@ class Fetcher:
         if self._context is None:
             self._context = await run_sync(ssl.create_default_context)
         if self._proxy is not None:
-            from ava_roles.net.proxied import ProxiedTransport
+            from ava_roles.net.proxies import ProxiedTransport
 
             return ProxiedTransport(self._proxy, self._context)
-        from ava_roles.net.guard import Guard
-        from ava_roles.net.straight import PooledTransport
+        from ava_roles.net.connection import Guard, PooledTransport
 
         return PooledTransport(self._context, Guard(self._resolver, self._backend))
 

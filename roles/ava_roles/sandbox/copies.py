@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ava_roles.errors import AccessRefused, ToolFailed
-from ava_roles.sandbox.checkout import Checkout, look_at
+from ava_roles.sandbox.git import Checkout, look_at
 from ava_roles.sandbox.paths import Entry, Root, shown
 
 FOLDER_FILES, FOLDER_BYTES = 20_000, 200_000_000

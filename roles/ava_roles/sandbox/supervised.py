@@ -7,9 +7,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager, nullcontext, suppress
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
+from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
@@ -19,11 +21,123 @@ from anyio.abc import ByteReceiveStream, Process
 
 from ava_roles.errors import ToolFailed
 from ava_roles.sandbox import linux
+from ava_roles.sandbox.launcher import supervise
 from ava_roles.sandbox.launcher.order import Limits, Order
-from ava_roles.sandbox.orphans import adopted, end_orphans
-from ava_roles.sandbox.output import Output
 from ava_roles.sandbox.sandbox import Bind, Command, Ended, Finished, Kind, Pipes
-from ava_roles.tools.threads import run_sync
+from ava_roles.threads import run_sync
+
+
+class Output:
+    """Keeps at most so many bytes.
+
+    Attributes:
+        dropped: How many bytes were left out.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._room = max(0, most) // 2
+        self._last = max(0, most) - self._room
+        self._head = bytearray()
+        self._tail: deque[bytes] = deque()
+        self._in_tail = 0
+        self.dropped = 0
+
+    def add(self, piece: bytes) -> None:
+        """Take a piece."""
+        fits = self._room - len(self._head)
+        if fits > 0:
+            self._head += piece[:fits]
+            piece = piece[fits:]
+        if not piece:
+            return
+        self._tail.append(piece)
+        self._in_tail += len(piece)
+        while self._in_tail - len(self._tail[0]) >= self._last:
+            gone = len(self._tail.popleft())
+            self._in_tail -= gone
+            self.dropped += gone
+            if not self._tail:
+                return
+
+    def text(self) -> tuple[str, int]:
+        """Return what was kept, and how many bytes were left out of its middle."""
+        tail = b"".join(self._tail)
+        over = max(0, len(tail) - self._last)
+        dropped = self.dropped + over
+        head, tail = bytes(self._head), tail[over:]
+        if not dropped:
+            return (head + tail).decode("utf-8", "replace"), 0
+        told = f"\n… {dropped:,} bytes left out …\n"
+        return head.decode("utf-8", "replace") + told + tail.decode("utf-8", "replace"), dropped
+
+
+_GIVE_UP_S = 10.0
+_lock = threading.Lock()
+_commands = 0
+
+
+@contextmanager
+def adopted() -> Generator[None]:
+    """Adopt orphans meanwhile."""
+    global _commands
+    with _lock:
+        _commands += 1
+        if _commands == 1:
+            linux.adopt_orphans(True)
+    try:
+        yield
+    finally:
+        with _lock:
+            _commands -= 1
+            if _commands == 0:
+                linux.adopt_orphans(False)
+
+
+def end_orphans(limits: Limits, supervisor: int) -> None:
+    """End the children of this process that a supervisor started, and wait for them. Blocks.
+
+    They are told apart by a limit that no program of a command can raise again: nothing else that this process starts
+    is held to files that are so small.
+
+    Args:
+        limits: What the command was held to.
+        supervisor: Whose they were; its end has begun, and until it is over they are not ours.
+    """
+    until = time.monotonic() + _GIVE_UP_S
+    while time.monotonic() < until:
+        over = not _goes_on(supervisor)
+        left = [pid for pid in supervise.children(os.getpid()) if _held(pid, limits.file)]
+        if over and not left:
+            return
+        for number in (linux.STOP, linux.KILL):
+            for pid in (*left, *(below for one in left for below in supervise.descendants(one))):
+                with suppress(OSError):
+                    os.kill(pid, number)
+        for pid in left:
+            with suppress(ChildProcessError):
+                os.waitpid(pid, getattr(os, "WNOHANG", 0))
+        time.sleep(0.002)
+
+
+def _held(pid: int, file_size: int) -> bool:
+    """Tell whether a process is held to files of this size or smaller ones."""
+    try:
+        for line in supervise.read(f"/proc/{pid}/limits").splitlines():
+            if line.startswith("Max file size"):
+                hard = line.split()[-2]
+                return hard.isdecimal() and int(hard) <= file_size
+    except OSError:  # it went away
+        pass
+    return False
+
+
+def _goes_on(pid: int) -> bool:
+    """Tell whether a process has not ended yet; one that has gave its children away, fetched or not."""
+    try:
+        return supervise.read(f"/proc/{pid}/stat").rpartition(")")[2].split()[0] not in ("Z", "X")
+    except (OSError, IndexError):
+        return False
+
 
 _T = TypeVar("_T")
 END_S = 15.0

@@ -14,9 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ava_roles.sandbox.paths import shown
-from ava_roles.sandbox.programs import path_apart_from
-from ava_roles.sandbox.small_files import read_small
-from ava_roles.sandbox.versions import channel_of, default_toolchain, first_word, version_of
+from ava_roles.sandbox.programs import (
+    channel_of,
+    default_toolchain,
+    first_word,
+    path_apart_from,
+    read_small,
+    version_of,
+)
 
 _SYSTEM = tuple(Path(folder) for folder in ("/usr", "/bin", "/sbin", "/lib", "/lib64"))
 SYSTEM_PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")

@@ -9,9 +9,8 @@ from pydantic import Field
 
 from ava_roles.errors import AccessRefused, ToolFailed
 from ava_roles.sandbox.paths import Root, shown
-from ava_roles.tools.base import Place, ToolArgs, ToolOutput, ToolSpec
-from ava_roles.tools.needs import need_artifacts
-from ava_roles.tools.threads import run_sync
+from ava_roles.threads import run_sync
+from ava_roles.tool import Place, ToolArgs, ToolOutput, ToolSpec, need_artifacts
 
 _BYTES_MAX = 1_000_000
 _FILES_MAX = 20

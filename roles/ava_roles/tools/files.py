@@ -8,11 +8,10 @@ from pydantic import Field
 
 from ava_roles.errors import ToolFailed
 from ava_roles.sandbox.paths import Entry, Root, shown
+from ava_roles.threads import run_sync
+from ava_roles.tool import Place, Source, ToolArgs, ToolOutput, ToolSpec, need_files
 from ava_roles.tools import documents
-from ava_roles.tools.base import Place, Source, ToolArgs, ToolOutput, ToolSpec
-from ava_roles.tools.needs import need_files
-from ava_roles.tools.texts import decoded, window
-from ava_roles.tools.threads import run_sync
+from ava_roles.tools.text_files import decoded, window
 
 _BYTES_MAX = 20_000_000
 _ENTRIES_MAX = 500

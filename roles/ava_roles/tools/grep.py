@@ -19,8 +19,7 @@ from pathlib import Path
 from ava_roles.errors import ToolFailed
 from ava_roles.sandbox.linux import NotOnThisSystem, end_with_parent, end_within
 from ava_roles.sandbox.paths import Root
-from ava_roles.tools.ignore import Wanted, patterns
-from ava_roles.tools.texts import decoded
+from ava_roles.tools.text_files import Wanted, decoded, patterns
 
 FILE_MAX = 2_000_000
 ENTRIES_MAX = 20_000

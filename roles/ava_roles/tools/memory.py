@@ -10,9 +10,8 @@ from pydantic import Field
 from ava_roles.errors import ToolFailed
 from ava_roles.memory import Memory, Note, best_notes
 from ava_roles.sandbox.paths import shown
-from ava_roles.tools.base import Place, ToolArgs, ToolOutput, ToolSpec
-from ava_roles.tools.needs import need_memory
-from ava_roles.tools.threads import run_sync
+from ava_roles.threads import run_sync
+from ava_roles.tool import Place, ToolArgs, ToolOutput, ToolSpec, need_memory
 
 NAME = "recall"
 PAGE_CHARS = 10_000

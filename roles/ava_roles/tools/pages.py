@@ -3,15 +3,162 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
-from ava_roles.errors import ToolFailed
+import anyio
+
+from ava_roles.errors import AccessRefused, ToolFailed
+from ava_roles.net.addresses import masked
+from ava_roles.net.fetch import ROBOTS_NAME, Fetcher
+from ava_roles.threads import run_sync
 from ava_roles.tools import documents
-from ava_roles.tools.whole_page import whole_page
 
 if TYPE_CHECKING:
+    from protego import Protego
+
     from ava_roles.net.fetch import Fetched
+
+
+_KEPT_S = 3_600.0
+_RETRY_S = 60.0  # an unreachable one may be back soon
+_SITES_KEPT = 500
+_BYTES_MAX = 500_000  # RFC 9309 section 2.5: at least 500 KiB must be read
+_DEADLINE_S = 10.0
+
+
+@dataclass
+class _Site:
+    """What is known of one site: the rules, or why there are none."""
+
+    lock: anyio.Lock = field(default_factory=anyio.Lock)
+    until: float = float("-inf")
+    rules: Protego | None = None
+    closed: str | None = None
+
+
+class Robots:
+    """Asks each site once an hour what may be read.
+
+    Args:
+        clock: Monotonic seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._sites: dict[str, _Site] = {}
+
+    async def check(self, fetcher: Fetcher, url: str) -> None:
+        """Return if a URL may be read.
+
+        Raises:
+            AccessRefused: The site's robots.txt excludes it, or could not be read.
+        """
+        parts = urlsplit(url)
+        if parts.path == "/robots.txt":
+            return
+        origin = f"{parts.scheme}://{parts.netloc}".lower()
+        site = self._sites.setdefault(origin, _Site())
+        async with site.lock:
+            if self._clock() >= site.until:
+                await self._ask(fetcher, origin, site)
+        self._forget()
+        if site.closed is not None:
+            raise AccessRefused(
+                f"{masked(url)} is not read: the robots.txt of its site could not be read ({site.closed}), "
+                "and then nothing may be; try again later or another source"
+            )
+        if site.rules is not None and not await run_sync(site.rules.can_fetch, url, ROBOTS_NAME):
+            raise AccessRefused(
+                f"{masked(url)} is not read: the robots.txt of its site excludes it; choose another source"
+            )
+
+    async def _ask(self, fetcher: Fetcher, origin: str, site: _Site) -> None:
+        """Fetch the rules; 4xx means that there are none, no answer or 5xx that everything is closed."""
+        from protego import Protego
+
+        site.rules = site.closed = None
+        try:
+            got = await fetcher.get(f"{origin}/robots.txt", max_bytes=_BYTES_MAX, deadline_s=_DEADLINE_S)
+        except ToolFailed as failed:
+            site.closed = str(failed)
+        else:
+            if got.status >= 500:
+                site.closed = f"status {got.status}"
+            elif 200 <= got.status < 300:
+                site.rules = await run_sync(Protego.parse, got.body.decode("utf-8", "replace"))
+        site.until = self._clock() + (_RETRY_S if site.closed else _KEPT_S)
+
+    def _forget(self) -> None:
+        """Drop what is out of date, so that a long-lived server does not collect sites."""
+        if len(self._sites) > _SITES_KEPT:
+            now = self._clock()
+            for origin in [name for name, site in self._sites.items() if site.until <= now and not site.lock.locked()]:
+                del self._sites[origin]
+
+
+_HOLLOW = 30  # characters: a page with scripts and less than that shows nothing by itself
+_ASKS_FOR_SCRIPTS = re.compile(
+    r"(enable|activate|requires?|need|without)\s+javascript|javascript\s+(is\s+)?(required|disabled|must)"
+    r"""|\bid=["']?(root|app|__next|__nuxt)["']?[\s>]""",
+    re.IGNORECASE,
+)
+_SILENT = ("script", "style", "noscript", "template", "svg", "head", "iframe")
+_BLOCKS = frozenset(
+    {
+        *("address", "article", "aside", "blockquote", "br", "dd", "div", "dl", "dt", "figcaption", "footer"),
+        *(
+            "form",
+            "h1",
+            "h2",
+            "h3",
+            "h4",
+            "h5",
+            "h6",
+            "header",
+            "hr",
+            "li",
+            "main",
+            "nav",
+            "ol",
+            "option",
+            "p",
+        ),
+        *("pre", "section", "table", "td", "th", "tr", "ul"),
+    }
+)
+
+
+def whole_page(html: str) -> tuple[str, bool]:
+    """Return every word of a page, a line per block, and whether it is hollow: scripts would fill it."""
+    lxml_html: Any = import_module("lxml.html")  # has no types
+    etree: Any = import_module("lxml.etree")
+    try:
+        # Bytes, because lxml refuses a string that declares an encoding of its own.
+        parser = lxml_html.HTMLParser(encoding="utf-8")
+        tree = lxml_html.document_fromstring(html.encode("utf-8", "replace"), parser=parser)
+    except (etree.LxmlError, ValueError):
+        return "", False
+    scripted = next(tree.iter("script"), None) is not None
+    parts: list[str] = []
+    # A walk, not a recursion: a page may be nested as deep as it likes.
+    walk = etree.iterwalk(tree, events=("start", "end"))
+    for event, element in walk:
+        silent = not isinstance(element.tag, str) or element.tag in _SILENT
+        if event == "start" and silent:
+            walk.skip_subtree()
+        else:
+            if element.tag in _BLOCKS:
+                parts.append("\n")
+            parts.append((element.text if event == "start" else element.tail) or "")
+    lines = (" ".join(line.split()) for line in "".join(parts).split("\n"))
+    text = "\n".join(line for line in lines if line)
+    return text, scripted and (len(text) < _HOLLOW or _ASKS_FOR_SCRIPTS.search(html) is not None)
+
 
 _THIN = 200  # characters below which the article is taken for missed, and the whole page is read
 _TAGS_MAX = 100_000  # beyond, looking for the article takes minutes and gigabytes

@@ -12,8 +12,7 @@ from pathlib import PurePosixPath
 from ava_roles.errors import ToolFailed
 from ava_roles.sandbox.paths import Entry, Root
 from ava_roles.tools import documents
-from ava_roles.tools.ignore import Wanted
-from ava_roles.tools.texts import decoded
+from ava_roles.tools.text_files import Wanted, decoded
 
 _FILE_MAX = 2_000_000
 _DOCUMENT_MAX = 10_000_000

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ava_roles.tool import Tool
 from ava_roles.tools.artifacts import SaveArtifact
-from ava_roles.tools.base import Tool
 from ava_roles.tools.edits import EditFile, WriteFile
 from ava_roles.tools.files import ReadFile
 from ava_roles.tools.memory import Recall

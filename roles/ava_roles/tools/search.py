@@ -12,12 +12,11 @@ from anyio.from_thread import check_cancelled
 from pydantic import Field
 
 from ava_roles.errors import ToolFailed
-from ava_roles.sandbox.environment import child_environment
 from ava_roles.sandbox.paths import Root, shown
+from ava_roles.sandbox.programs import child_environment
+from ava_roles.threads import run_sync
+from ava_roles.tool import Place, Source, ToolArgs, ToolOutput, ToolSpec, need_files
 from ava_roles.tools import grep, passages
-from ava_roles.tools.base import Place, Source, ToolArgs, ToolOutput, ToolSpec
-from ava_roles.tools.needs import need_files
-from ava_roles.tools.threads import run_sync
 
 
 class SearchArgs(ToolArgs):

@@ -14,12 +14,10 @@ from dataclasses import replace
 from pydantic import Field
 
 from ava_roles.errors import ToolFailed
-from ava_roles.sandbox.layout import Bench
 from ava_roles.sandbox.sandbox import Command, Finished
-from ava_roles.sandbox.workbench import MAKE_S
-from ava_roles.tools.base import Place, ToolArgs, ToolOutput, ToolSpec
-from ava_roles.tools.needs import need_sandbox
-from ava_roles.tools.threads import run_sync
+from ava_roles.sandbox.workbench import MAKE_S, Bench
+from ava_roles.threads import run_sync
+from ava_roles.tool import Place, ToolArgs, ToolOutput, ToolSpec, need_sandbox
 
 COMMAND_S = 120
 _CALL_S = COMMAND_S + MAKE_S + 10.0  # making the copy and ending the command have times of their own

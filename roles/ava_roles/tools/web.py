@@ -12,16 +12,13 @@ import anyio
 from pydantic import AfterValidator, Field
 
 from ava_roles.errors import ToolFailed
+from ava_roles.net.addresses import host_and_path, masked
 from ava_roles.net.fetch import Fetched, Fetcher
-from ava_roles.net.urls import host_and_path, masked
+from ava_roles.net.search_engines import asked_to_wait, wait_words
 from ava_roles.placeholders import in_header, in_query, only_to
-from ava_roles.tools.base import Place, Source, ToolArgs, ToolOutput, ToolSpec
-from ava_roles.tools.needs import need_fetch
-from ava_roles.tools.pages import Page, is_text, read_page
-from ava_roles.tools.retry import asked_to_wait, wait_words
-from ava_roles.tools.robots import Robots
-from ava_roles.tools.saying import SENTENCE_CHARS
-from ava_roles.tools.threads import run_sync
+from ava_roles.threads import run_sync
+from ava_roles.tool import SENTENCE_CHARS, Place, Source, ToolArgs, ToolOutput, ToolSpec, need_fetch
+from ava_roles.tools.pages import Page, Robots, is_text, read_page
 
 _ACCEPT = "text/html,application/xhtml+xml,application/pdf,text/plain;q=0.9,*/*;q=0.5"
 _PAGE_BYTES = 5_000_000

@@ -6,9 +6,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from ava_roles.tools.base import Place, Source, ToolArgs, ToolOutput, ToolSpec
-from ava_roles.tools.needs import need_search
-from ava_roles.tools.searches import MOST_HITS, Found
+from ava_roles.net.search_engines import MOST_HITS, Found
+from ava_roles.tool import Place, Source, ToolArgs, ToolOutput, ToolSpec, need_search
 
 NAME = "web_search"
 _WORDS_MOST = 50  # as Brave has it; no search needs more

@@ -12,22 +12,18 @@ import anyio
 from anyio.from_thread import check_cancelled
 
 from ava_roles.errors import WorkshopFailed
-from ava_roles.sandbox.layout import Bench
 from ava_roles.sandbox.paths import Root
 from ava_roles.sandbox.sandbox import Command, Sandbox
-from ava_roles.tools.threads import run_sync
+from ava_roles.sandbox.workbench import Bench
+from ava_roles.threads import run_sync
 from ava_roles.worktree import publish
-from ava_roles.worktree.branch import Baseline, Branch
-from ava_roles.worktree.changes import diff_of
 from ava_roles.worktree.edits import Edits
-from ava_roles.worktree.git import told
-from ava_roles.worktree.manifests import mark_of
-from ava_roles.worktree.order import WorkOrder
-from ava_roles.worktree.repository import Theirs
-from ava_roles.worktree.sandboxes import Benches
+from ava_roles.worktree.git import Theirs, told
+from ava_roles.worktree.publish import diff_of
+from ava_roles.worktree.spec import Baseline, Branch, WorkOrder
 from ava_roles.worktree.state import Place
-from ava_roles.worktree.trees import Trees, remove_workshop
-from ava_roles.worktree.verdict import Verdict
+from ava_roles.worktree.trees import Benches, Trees, remove_workshop
+from ava_roles.worktree.verify import Verdict, mark_of
 
 _KEPT_OUTPUT = 400_000
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -16,14 +17,16 @@ from pathlib import Path
 from threading import RLock
 
 from ava_roles.errors import BadNamespace, NoRepository, WorkshopFailed
+from ava_roles.sandbox.copies import dependencies_of
 from ava_roles.sandbox.paths import Root, shown
 from ava_roles.sandbox.removal import remove_tree
+from ava_roles.sandbox.toolchains import Toolchains, find_toolchains
+from ava_roles.sandbox.workbench import Bench, Laying, read_only_note, without_odd
 from ava_roles.worktree.cleanup import is_gits, remove_names, sweep
-from ava_roles.worktree.git import Git, told
-from ava_roles.worktree.order import WorkOrder, within
-from ava_roles.worktree.protected import Protected, protected, same_as_written
-from ava_roles.worktree.repository import Theirs
+from ava_roles.worktree.git import Git, Theirs, told
+from ava_roles.worktree.spec import WorkOrder, within
 from ava_roles.worktree.state import Kept, Place
+from ava_roles.worktree.verify import Protected, protected, same_as_written
 
 _SHOWN = 8
 _COARSE_S = 0.05
@@ -302,3 +305,132 @@ def _lines(names: Iterable[str]) -> bytes:
 def _some(names: Sequence[str]) -> str:
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return f"{', '.join(names[:_SHOWN])}{more}"
+
+
+def stand(tree: Path, project: Path, names: Sequence[str], trash: Path, *, mounts: bool) -> tuple[str, ...]:
+    """Make ready where folders of packages are to stand, through no link; return those that can.
+
+    Args:
+        tree: The tree, in which no process is at work.
+        project: Where the packages are.
+        names: The folders, relative to both.
+        trash: A folder that is not there, on the tree's file system; it is gone afterwards.
+        mounts: They are laid over an empty folder; otherwise linked.
+
+    Raises:
+        OSError: The tree cannot be read or written.
+    """
+    return tuple(name for name in names if _stands(tree, project, name, trash, mounts))
+
+
+def _stands(tree: Path, project: Path, name: str, trash: Path, mounts: bool) -> bool:
+    *above, last = name.split("/")
+    here = tree
+    for part in above:
+        here = here / part
+        here.mkdir(mode=0o755, exist_ok=True) if not os.path.lexists(here) else None
+        if not stat.S_ISDIR(here.lstat().st_mode):
+            return False
+    place = here / last
+    if mounts:
+        if os.path.lexists(place) and not stat.S_ISDIR(place.lstat().st_mode):
+            remove_names(tree, [name], trash)
+        here.mkdir(mode=0o755, exist_ok=True)
+        place.mkdir(mode=0o755, exist_ok=True)
+        return True
+    if not place.is_symlink() or place.readlink() != project / name:
+        if os.path.lexists(place):
+            remove_names(tree, [name], trash)
+        here.mkdir(mode=0o755, parents=True, exist_ok=True)
+        place.symlink_to(project / name)
+    return True
+
+
+class Benches:
+    """Both of them. Everything here blocks.
+
+    Args:
+        trees: The trees, which are there.
+        mounts: Commands can be shown a folder under another path than its own.
+        home: The user's home folder.
+        read_only: Folders of toolchains that the settings name.
+        closed: Folders that are shown in no case.
+        check: Called again and again.
+    """
+
+    def __init__(
+        self,
+        trees: Trees,
+        mounts: bool,
+        home: Path,
+        read_only: Sequence[Path],
+        closed: Sequence[Path],
+        check: Callable[[], None],
+    ) -> None:
+        self._trees, self._mounts = trees, mounts
+        self._project = trees.theirs.root
+        self._notes: list[str] = []
+        self._size: int | None = None
+        with told("looking for the project's packages"):
+            trees.dependencies = self._dependencies(home, check)
+            trees.place.note(dependencies=trees.dependencies)
+            self._tools: Toolchains = find_toolchains(
+                self._project, trees.dependencies, read_only=read_only, home=home, closed=closed
+            )
+
+    def for_model(self) -> Bench:
+        """Return what the model's commands are given; what they write counts from the first of them on."""
+        place = self._trees.place
+        bench = self._bench(place.tree, place.home, self.notes(), measured=self._size is None)
+        self._size = bench.size if self._size is None else self._size
+        return replace(bench, size=self._size)
+
+    def for_check(self) -> Bench:
+        """Return what the setup and the verify command are given."""
+        place = self._trees.place
+        return self._bench(place.check, place.check_home, "", measured=False)
+
+    def notes(self) -> str:
+        """Return what there is to know about the worktree, for the model."""
+        order = self._trees.order
+        may = ", ".join(map(shown, order.namespace[:20]))
+        notes = [
+            f"it works in the worktree of this run, which is {shown(str(self._project))} at its last commit, without"
+            " .git",
+            f"only {may} may be changed: what a command changes elsewhere is taken back"
+            if order.namespace != (".",)
+            else "all of it may be changed",
+            "what git ignores is no part of the result",
+        ]
+        notes += read_only_note(self._trees.dependencies)
+        return f"[{'; '.join([*notes, *self._notes, *self._tools.refused])}]"
+
+    def _bench(self, work: Path, home: Path, notes: str, *, measured: bool) -> Bench:
+        place = self._trees.place
+        with told("laying out the worktree"):
+            for folder in (home / "tmp", place.code):
+                folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+            standing = stand(work, self._project, self._trees.dependencies, place.trash, mounts=self._mounts)
+            laying = Laying(self._mounts, self._trees.order.run_id, home, place.code)
+            seen, binds = laying.folder(work, self._project, standing)
+        return laying.bench(seen, [*laying.beside(self._tools), *binds], self._tools, notes, measured=measured)
+
+    def _dependencies(self, home: Path, check: Callable[[], None]) -> tuple[str, ...]:
+        """Return the folders of packages of the user's checkout; none that the commit itself has files in."""
+        aside = self._trees.place.here / "aside"
+        remove_tree(aside)
+        aside.mkdir(mode=0o700)
+        root = Root.open(self._project)
+        try:
+            found = dependencies_of(
+                root, aside, repository=self._project, home=home, carry=self._trees.order.carry, check=check
+            )
+            found.dependencies = tuple(
+                name for name in found.dependencies if not self._trees.has_files(name) and ".git" not in name.split("/")
+            )
+            kept = without_odd(self._project, found, check)
+        finally:
+            root.close()
+            remove_tree(aside)
+        self._notes += [f"left out: {count:,} {why}" for why, count in found.left_out.items()]
+        return kept

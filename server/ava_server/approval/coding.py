@@ -13,11 +13,10 @@ from ava_roles.errors import RolesError
 from ava_roles.role import Role, command_line, parse_role
 from ava_roles.sandbox.sandbox import Sandbox, Unavailable
 from ava_roles.sandbox.workspace import Workspace
-from ava_roles.worktree.inspect import look
-from ava_roles.worktree.order import WorkOrder, namespace_of
-from ava_roles.worktree.verify_command import Found, Several, find_verify
+from ava_roles.worktree.inspect import Found, Several, find_verify, look
+from ava_roles.worktree.spec import WorkOrder, namespace_of
 from ava_server.approval.requests import SpawnArgs
-from ava_server.approval.run_config import Coding, RunConfig
+from ava_server.budget.run_config import Coding, RunConfig
 from ava_server.core.errors import BadInput, Refused
 
 CHANGING = ("edit_file", "write_file")

@@ -18,8 +18,8 @@ from ava_audit.rows import RunRow
 from ava_audit.store.store import Store
 from ava_audit.view import View
 from ava_roles.errors import ToolFailed
-from ava_roles.tools.base import Place, ToolArgs, ToolOutput, ToolSpec
-from ava_server.approval.run_config import EarlierRun
+from ava_roles.tool import Place, ToolArgs, ToolOutput, ToolSpec
+from ava_server.budget.run_config import EarlierRun
 from ava_server.core.errors import BadInput
 from ava_server.core.ids import parse_id
 from ava_server.service.render_text import result_words

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
-from ava_audit.money import MICROS_PER_USD
-from ava_server.approval.checks import Approval, GroupLimits, Weighed
+from ava_audit.units import MICROS_PER_USD
+from ava_server.approval.decisions import Approval, GroupLimits, Weighed
 from ava_server.approval.summary import approval_line, group_line, proposal_message
 from ava_server.core.errors import BadInput
 

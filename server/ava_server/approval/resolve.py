@@ -2,50 +2,129 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from dataclasses import field as member
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from ava_audit.units import format_usd, micros_from_cents
 from ava_roles.catalog import Catalog
 from ava_roles.errors import RolesError
-from ava_roles.mcp_client.discovery import Listing
+from ava_roles.mcp_client.connection import Listing
 from ava_roles.mcp_client.entry import ServerEntry
 from ava_roles.role import Role
 from ava_roles.sandbox.sandbox import Sandbox, Unavailable
 from ava_roles.sandbox.workspace import Workspace, resolve_workspace
-from ava_roles.tools.base import Tool
+from ava_roles.tool import Tool
 from ava_roles.tools.memory import NAME as RECALL
 from ava_server.approval.coding import changes_files, coding_of
 from ava_server.approval.context_from import NAME as READ_RESULT
-from ava_server.approval.limits import (
-    LONG_OUTPUT,
-    OUTPUT,
-    WRAP_OUTPUT,
-    WRAP_OUTPUT_THINKING,
-    caps_of,
-    estimate,
-    extended_thinking,
-)
-from ava_server.approval.mcp_scope import foreign_scope
 from ava_server.approval.output_schema import check_schema
 from ava_server.approval.requests import SpawnArgs
-from ava_server.approval.run_config import EarlierRun, RunConfig, Texts
-from ava_server.approval.shell_policy import confinement_of, needs_sandbox, not_looked_for, runs_commands, sandbox_for
+from ava_server.approval.scope import (
+    confinement_of,
+    foreign_scope,
+    needs_sandbox,
+    not_looked_for,
+    runs_commands,
+    sandbox_for,
+)
 from ava_server.approval.summary import reach
+from ava_server.budget.run_config import EarlierRun, RunConfig, Texts
 from ava_server.config.secrets import Secret
 from ava_server.config.users import workspace_over_http
 from ava_server.core.errors import BadInput, Refused, ToolMissing
 from ava_server.models.factory import how_it_thinks
-from ava_server.models.selection import ModelSettings, choose, is_configured
+from ava_server.models.selection import OFFLINE, Choice, ModelSettings, choose, is_configured
+from ava_server.models.thinking import Thinking
 from ava_server.runs.planning import TURNS as PLAN_TURNS
 from ava_server.runs.tools import RUN_TOOL_NAMES
 
 if TYPE_CHECKING:
-    from ava_roles.tools.searches import Engine
-    from ava_server.config.settings import Settings
+    from ava_roles.net.search_engines import Engine
+    from ava_server.config.settings import Limits, Settings
+
+
+ENOUGH_RUNS = 5
+MINUTE_US = 60_000_000
+OUTPUT = 4_096
+"""Most tokens of one answer."""
+LONG_OUTPUT = 8_192
+"""Of coders, and of models that are to think: half of it is for that."""
+WRAP_OUTPUT = 1_024
+WRAP_OUTPUT_THINKING = 2_048
+"""Of models that cannot be told not to think: what they think counts in it."""
+
+
+def caps_of(args: SpawnArgs, role: Role, choice: Choice, hard: Limits) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return the run's caps, clamped to the hard ones, and what was clamped, in words."""
+    most_tokens = hard.max_tokens_deep if choice.tier == "deep" else hard.max_tokens
+    asked: dict[str, tuple[float, float]] = {
+        "timeout": (args.timeout or role.timeout_s, hard.max_timeout_s),
+        "max_cost_cents": (args.max_cost_cents or role.max_cost_cents, hard.max_cost_cents),
+        "max_tokens": (args.max_tokens or role.max_tokens, most_tokens),
+        "max_iterations": (args.max_iterations or role.max_iterations, hard.max_iterations),
+        "max_tool_calls": (args.max_tool_calls or role.max_tool_calls, hard.max_tool_calls),
+    }
+    notes: list[str] = []
+    for name, (wanted, most) in asked.items():
+        if wanted > most:
+            as_shown = _usd if name == "max_cost_cents" else _number
+            whose = "was asked as" if getattr(args, name) else f"of role {role.name} is"
+            notes.append(f"{name} {whose} {as_shown(wanted)}, and lowered to the hard cap of {as_shown(most)}")
+    got = {name: min(pair) for name, pair in asked.items()}
+    return {
+        "timeout_s": got["timeout"],
+        "max_cost_micros": micros_from_cents(got["max_cost_cents"]),
+        "max_tokens": int(got["max_tokens"]),
+        "max_iterations": int(got["max_iterations"]),
+        "max_tool_calls": int(got["max_tool_calls"]),
+    }, tuple(notes)
+
+
+def _usd(cents: float) -> str:
+    return format_usd(micros_from_cents(cents), exact=True)
+
+
+def _number(value: float) -> str:
+    return f"{value:,g}"
+
+
+def extended_thinking(args: SpawnArgs, role: Role, choice: Choice, how: Thinking) -> tuple[bool, str]:
+    """Return whether the model is told to think, and what the proposal says where the role's wish cannot be met.
+
+    Raises:
+        BadInput: The call asks for it, and the model cannot be told to.
+    """
+    wanted = role.extended_thinking if args.extended_thinking is None else args.extended_thinking
+    if not wanted or how.possible:
+        return wanted, ""
+    if args.extended_thinking:
+        raise BadInput(
+            f"extended_thinking: how {choice.name} could be told to think is not known; leave it out, or choose another"
+            " model"
+        )
+    if choice.wire == "offline":
+        return False, ""
+    return False, f"role {role.name} would have its model think first, which {choice.name} cannot be told to"
+
+
+def estimate(role: Role, choice: Choice, timeout_s: float, durations: Sequence[tuple[str, int]]) -> tuple[int, int]:
+    """Return how many minutes the run takes about: no more than it may, and one where no language model thinks.
+
+    From five runs on it is what eight of ten runs of the role have taken here, before that what its file says.
+    """
+    most = 1 if choice.base_url is None else max(1, math.ceil(timeout_s / 60))
+    low, high = role.estimated_minutes
+    took = sorted(active_us for model, active_us in durations if (model == OFFLINE) == (choice.name == OFFLINE))
+    if len(took) >= ENOUGH_RUNS:
+        tenth = len(took) // 10
+        low, high = max(1, took[tenth] // MINUTE_US), max(1, math.ceil(took[-1 - tenth] / MINUTE_US))
+    return min(low, most), min(high, most)
+
 
 _URL = re.compile(r"https?://[^\s<>\"']+")
 

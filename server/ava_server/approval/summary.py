@@ -6,14 +6,14 @@ import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 
-from ava_audit.money import format_usd
+from ava_audit.units import format_usd
 from ava_roles.catalog import BUILT_IN_SOURCE
-from ava_roles.mcp_client.names import server_of
-from ava_roles.tools.base import Tool, ToolSpec
+from ava_roles.mcp_client.entry import server_of
+from ava_roles.tool import Tool, ToolSpec
 from ava_roles.tools.memory import NAME as RECALL
 from ava_server.approval.context_from import listed
-from ava_server.approval.run_config import Coding, ForeignUse, RunConfig, Texts
-from ava_server.approval.shell_policy import commands_reach
+from ava_server.approval.scope import commands_reach
+from ava_server.budget.run_config import Coding, ForeignUse, RunConfig, Texts
 from ava_server.config.search_engines import TITLES, search_cost
 from ava_server.runs.planning import TURNS as PLAN_TURNS
 

@@ -16,7 +16,7 @@ from ava_audit.events import CostReserved, CostUpdate, Event, Fence, Settlement,
 from ava_audit.rows import RUNNING, RunRow
 from ava_audit.store.store import Command, Outcome, T
 from ava_audit.view import View, loads
-from ava_server.approval.run_config import config_of
+from ava_server.budget.run_config import config_of
 from ava_server.models.pricing.prices import COST_PARTS, Price, cost_by, cost_micros
 
 Purpose = Literal["retries", "plan"]

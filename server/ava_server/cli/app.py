@@ -203,7 +203,7 @@ def _report(error: BaseException) -> int:
 
         tell(f"ava: {_explained(leaves[0])}")
         return codes[0]
-    from ava_server.core.stderr_log import harmless
+    from ava_server.core.shutdown import harmless
 
     sys.stderr.write(harmless("".join(traceback.format_exception(error))))
     typer.echo(
@@ -219,7 +219,7 @@ def _explained(error: BaseException) -> str:
     provider = error.needs_key if isinstance(error, AvaError) else None
     if provider is None:
         return str(error)
-    from ava_server.hosts.advice import key_advice
+    from ava_server.hosts.launching import key_advice
 
     return f"{error} {key_advice(provider, None)}"
 

@@ -10,13 +10,13 @@ import anyio
 import typer
 
 from ava_audit.errors import AuditError
-from ava_audit.money import format_usd, micros_from_cents
+from ava_audit.units import format_usd, micros_from_cents
 from ava_server.cli.app import NOT_APPROVED, heading
 from ava_server.cli.terminal import agrees, ask, say, someone_there, tell
 from ava_server.core.errors import AvaError, BadInput, Refused
 
 if TYPE_CHECKING:
-    from ava_server.approval.pending import Pending
+    from ava_server.approval.proposals import Pending
     from ava_server.cli.door import Door
     from ava_server.cli.door_there import Elsewhere
 
@@ -184,7 +184,7 @@ def _show(one: Pending, heading_: str) -> None:
 
 def _group_line(waiting: list[Pending], group: dict[str, Any]) -> str:
     """Return the line of all of them together, as an approval has to repeat it."""
-    from ava_server.approval.pending import together_line
+    from ava_server.approval.proposals import together_line
 
     asked = group.get("group_max_cost_cents")
     return together_line(waiting, None if asked is None else micros_from_cents(asked), group.get("group_timeout"))
@@ -196,7 +196,7 @@ async def _start(door: Door, waiting: list[Pending], group: dict[str, Any]) -> N
     Raises:
         Refused: It may not start; says why.
     """
-    from ava_server.approval.checks import ANOTHER
+    from ava_server.approval.decisions import ANOTHER
 
     lines = [one.approval_line for one in waiting]
     if len(waiting) > 1:

@@ -98,7 +98,7 @@ def time_of(option: str, given: str | None) -> int | None:
     Raises:
         BadInput: It is not a time; the error lists the forms.
     """
-    from ava_audit.times import parse_time
+    from ava_audit.units import parse_time
 
     if given is None:
         return None

@@ -7,15 +7,15 @@ from contextlib import asynccontextmanager
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
+from ava_server.core.data_root import working_folder
 from ava_server.core.errors import Refused
-from ava_server.core.working_folder import working_folder
 
 if TYPE_CHECKING:
     from ava_audit.events import CancelledBy
+    from ava_server.service.access import Session
     from ava_server.service.responses import Answer, ConfirmAnswer, SpawnAnswer
     from ava_server.service.runtime import House
     from ava_server.service.service import Desk
-    from ava_server.service.session import Session
 
 
 @asynccontextmanager
@@ -33,7 +33,7 @@ async def session(
     """
     from ava_audit.events import Event, SessionEnd, SessionStart
     from ava_audit.store.store import Outcome
-    from ava_server.service.session import Session
+    from ava_server.service.access import Session
 
     own = Session(
         user=house.user,
@@ -90,7 +90,7 @@ async def start(desk: Desk, proposals: Sequence[SpawnAnswer], *, last: str | Non
     Raises:
         Refused: They may not be started; says why.
     """
-    from ava_server.approval.checks import ANOTHER
+    from ava_server.approval.decisions import ANOTHER
 
     lines = [proposal.approval_line or "" for proposal in proposals]
     decided = await decide(desk, proposals, "approve", approving=[*lines, *([last] if last else [])], **more)

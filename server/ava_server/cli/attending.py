@@ -23,7 +23,7 @@ class Attending:
     """Shows what runs are doing until all have ended; Ctrl-C asks what shall become of them."""
 
     def __init__(self, house: House, desk: Desk, run_ids: Sequence[str]) -> None:
-        from ava_server.runs.claims import Slots
+        from ava_server.runs.lifecycle import Slots
 
         self._desk = desk
         self._run_ids = run_ids

@@ -76,8 +76,7 @@ def _agents() -> Iterator[Offer]:
 
 def _ask(sql: str) -> list[tuple[str, str]]:
     """Ask the log for what is this user's; it is not opened for anything but that, and no file is made beside it."""
-    from ava_server.core.data_root import find_data_root
-    from ava_server.core.os_user import os_user
+    from ava_server.core.data_root import find_data_root, os_user
 
     db = find_data_root().db
     if not db.is_file():
@@ -141,7 +140,7 @@ def _event_types() -> Iterator[Offer]:
 
 
 def _providers() -> Iterator[Offer]:
-    from ava_server.config.providers import PROVIDERS
+    from ava_server.config.keys import PROVIDERS
 
     return ((name, "") for name in PROVIDERS)
 

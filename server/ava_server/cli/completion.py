@@ -9,7 +9,7 @@ import typer
 
 from ava_server.cli.terminal import write
 from ava_server.core.errors import BadInput
-from ava_server.core.suggest import did_you_mean
+from ava_server.core.ids import did_you_mean
 
 SHELLS = ("bash", "zsh", "fish")
 

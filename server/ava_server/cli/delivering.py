@@ -18,9 +18,9 @@ from ava_server.cli.terminal import harmless_json, say, tell, write
 from ava_server.core.errors import BadInput
 
 if TYPE_CHECKING:
+    from ava_server.service.access import Session
     from ava_server.service.responses import RunAnswer
     from ava_server.service.runtime import House
-    from ava_server.service.session import Session
 
 
 async def deliver(

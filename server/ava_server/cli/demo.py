@@ -207,7 +207,7 @@ class _Host:
         show_results([run], brief=True)
 
     async def _show_log(self, run: RunAnswer) -> None:
-        from ava_audit.times import day_of, now_us
+        from ava_audit.units import day_of, now_us
 
         logs = self._demo.root.logs
         entries = await self._call("read_ava_logs", subagent_id=run.subagent_id, last_n=LOG_LINES)

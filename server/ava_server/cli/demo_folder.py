@@ -15,8 +15,8 @@ from collections.abc import Iterable, Iterator
 from importlib.resources import files
 from pathlib import Path, PurePosixPath
 
+from ava_server.core.data_root import home_folder
 from ava_server.core.errors import AvaError, BadInput
-from ava_server.core.working_folder import home_folder
 
 FILES_MOST = 400
 CHARS_MOST = 60_000
@@ -106,7 +106,7 @@ def telling_words(texts: Iterable[str]) -> list[str]:
 
     Words of headings count ten times.
     """
-    from ava_server.models.extractive import stopwords
+    from ava_server.models.offline import stopwords
 
     weights: dict[str, float] = defaultdict(float)
     spread: Counter[str] = Counter()
@@ -137,8 +137,7 @@ def _texts(folder: Path) -> Iterator[str]:
     from ava_roles.errors import RolesError, ToolFailed
     from ava_roles.sandbox.paths import Root
     from ava_roles.tools import documents
-    from ava_roles.tools.ignore import Wanted
-    from ava_roles.tools.texts import decoded
+    from ava_roles.tools.text_files import Wanted, decoded
 
     try:
         root = Root.open(folder)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from ava_server.approval.pending import Pending
+    from ava_server.approval.proposals import Pending
     from ava_server.service.responses import ConfirmAnswer
 
 

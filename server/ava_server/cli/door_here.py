@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any, cast
 import anyio
 import anyio.to_thread
 
-from ava_server.approval.pending import Pending, all_pending, pending
+from ava_server.approval.proposals import Pending, all_pending, pending
 from ava_server.cli.terminal import tell
 from ava_server.cli.unseen import give_pin
 from ava_server.core.errors import AvaError, Refused
 
 if TYPE_CHECKING:
     from ava_audit.view import View
+    from ava_server.service.access import Session
     from ava_server.service.responses import ConfirmAnswer
     from ava_server.service.runtime import House
-    from ava_server.service.session import Session
 
 STARTS_WITHIN_S = 3.0
 """How long it is watched whether what was approved begins."""

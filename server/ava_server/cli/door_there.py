@@ -19,7 +19,7 @@ from ava_server.core.errors import BadInput, ConfigError, Refused
 if TYPE_CHECKING:
     import httpx2
 
-    from ava_server.approval.pending import Pending
+    from ava_server.approval.proposals import Pending
     from ava_server.service.responses import ConfirmAnswer
 
 ANSWER_S, WHOLE_ANSWER_S = 20.0, 60.0
@@ -112,7 +112,7 @@ class There:
             BadInput: An id is none.
             Refused: One does not wait.
         """
-        from ava_server.approval.pending import Pending
+        from ava_server.approval.proposals import Pending
         from ava_server.cli.asked import which_id
 
         wanted = [which_id(given)[1] for given in ids]

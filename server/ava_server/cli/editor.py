@@ -15,8 +15,8 @@ import anyio
 
 from ava_server.cli.terminal import agrees, someone_there, tell
 from ava_server.config.memory_notes import text_of
-from ava_server.core.atomic_file import create_file
 from ava_server.core.errors import BadInput, ConfigError, Refused
+from ava_server.core.files import create_file
 
 if TYPE_CHECKING:
     from ava_roles.memory import Note

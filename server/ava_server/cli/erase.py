@@ -90,7 +90,7 @@ def _look(view: View, run: RunRow) -> tuple[int | None, int] | None:
     """Return when a run was erased (microseconds UTC), and how many entries have words; None while it goes on."""
     from ava_audit.events import TRANSCRIPT_TYPES
     from ava_audit.retention import is_over
-    from ava_server.approval.mentions import quoting
+    from ava_server.service.erase import quoting
 
     if not is_over(view, run, time.time_ns() // 1000):
         return None
@@ -100,7 +100,7 @@ def _look(view: View, run: RunRow) -> tuple[int | None, int] | None:
 
 
 def _question(run: RunRow, erased_us: int | None, words: int) -> list[str]:
-    from ava_audit.times import format_ts
+    from ava_audit.units import format_ts
     from ava_server.core.ids import label
 
     when = f"{label(run)} was erased already, {format_ts(erased_us)}" if erased_us is not None else ""
@@ -126,8 +126,8 @@ async def _agreed(run: RunRow, yes: bool) -> bool:
 async def _all_of(store: Store, run: RunRow, words: int) -> int:
     """Erase a run, wait until nothing of it is left in any file, and return how many entries that were."""
     from ava_audit.retention import erase_run
-    from ava_server.approval.mentions import quoting
     from ava_server.cli.reading import terminal_session
+    from ava_server.service.erase import quoting
 
     total = 0
     while words:  # again, for an answer that was on its way when it was erased

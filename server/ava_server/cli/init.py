@@ -12,13 +12,12 @@ import typer
 
 from ava_server.cli.app import heading
 from ava_server.cli.terminal import say, tell, write
-from ava_server.core.data_root import find_data_root
+from ava_server.core.data_root import find_data_root, home_folder
 from ava_server.core.errors import AvaError, BadInput, ConfigError
-from ava_server.core.working_folder import home_folder
 
 if TYPE_CHECKING:
     from ava_server.hosts.change import Change
-    from ava_server.hosts.host import Host, Launch
+    from ava_server.hosts.known import Host, Launch
 
 _HOSTS = "claude-desktop, claude-code, codex, cursor, vscode, opencode or gemini"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,39}")
@@ -82,7 +81,7 @@ def init_command(
 
 
 def _file(host: Host, given: Path | None) -> Path:
-    from ava_server.hosts.host import Place
+    from ava_server.hosts.known import Place
 
     if given is None:
         return host.file(Place(sys.platform, home_folder(), os.environ))

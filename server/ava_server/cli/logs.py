@@ -97,8 +97,8 @@ class _Printer:
 
     async def entries(self, store: Store, entries: list[Entry]) -> None:
         """Write entries in the order given."""
-        from ava_audit.line import mirror_line
-        from ava_server.service.log_lines import entry_line, is_trouble, names_of
+        from ava_audit.entries import mirror_line
+        from ava_server.service.logs import entry_line, is_trouble, names_of
 
         if not self.as_json:
             names = await store.read(lambda view: names_of(view, entries))

@@ -78,7 +78,7 @@ def models_command(
 
 def advice(error: AvaError) -> str:
     """Return what to do where a tier's model cannot be had: give a key, or correct what the text names."""
-    from ava_server.hosts.advice import key_advice
+    from ava_server.hosts.launching import key_advice
 
     return key_advice(error.needs_key, None) if error.needs_key else ""
 
@@ -129,8 +129,7 @@ def _named(provider: str, known: dict[str, Seller]) -> Seller:
 async def _shelf(
     seller: Seller, models: ModelSettings, tiers: Sequence[Meant], everything: bool, clients: Any
 ) -> Shelf:
-    from ava_server.models.endpoint_list import ask_endpoint
-    from ava_server.models.listing import named_ids, offers, table_ids
+    from ava_server.models.listing import ask_endpoint, named_ids, offers, table_ids
 
     ids, problem = named_ids(seller, models, tiers), ""
     if everything and seller.in_table:

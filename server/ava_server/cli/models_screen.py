@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ava_server.cli.terminal import wrapped
 from ava_server.models.listing import NOBODY, facts
-from ava_server.models.pricing.format import per_call, price_facts, price_lines, usd
+from ava_server.models.pricing.prices import per_call, price_facts, price_lines, usd
 from ava_server.models.selection import SET_A_MODEL
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import portalocker
 
-from ava_audit.store.migrations import schema_version
+from ava_audit.store.schema import schema_version
 from ava_audit.view import View
 
 BUSY_S = 1.0

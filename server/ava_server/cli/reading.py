@@ -12,14 +12,14 @@ import anyio.to_thread
 from ava_audit.store.store import Outcome, Store
 from ava_audit.view import View
 from ava_server.cli.root import has_log
+from ava_server.core.data_root import os_user
 from ava_server.core.errors import BadInput
-from ava_server.core.os_user import os_user
 
 if TYPE_CHECKING:
     from ava_audit.rows import RunRow
     from ava_server.core.data_root import DataRoot
+    from ava_server.service.access import Session
     from ava_server.service.responses import RunAnswer
-    from ava_server.service.session import Session
     from ava_server.service.status import Alive
 
 
@@ -95,7 +95,7 @@ async def _found(store: Store | None, given: str, *, groups: bool = False) -> li
 
 async def _meant(store: Store | None, given: str, groups: bool) -> str:
     """Return the id that somebody may have meant, as a sentence; nothing where none is like it."""
-    from ava_server.core.suggest import nearest
+    from ava_server.core.ids import nearest
 
     if store is None or len(given) > _LONGEST_ID:
         return ""
@@ -134,6 +134,6 @@ async def note_fetched(store: Store, session: Session, tool: str, run: RunRow) -
 
 def terminal_session() -> Session:
     """Return a session of this user at the terminal."""
-    from ava_server.service.session import Session
+    from ava_server.service.access import Session
 
     return Session(user=os_user(), transport="terminal", client="ava", channel="terminal")

@@ -12,9 +12,8 @@ import typer
 from ava_server.cli.app import heading
 from ava_server.cli.root import has_log
 from ava_server.cli.terminal import say, say_json
-from ava_server.core.data_root import find_data_root
+from ava_server.core.data_root import find_data_root, os_user
 from ava_server.core.errors import BadInput
-from ava_server.core.os_user import os_user
 
 if TYPE_CHECKING:
     from ava_audit.view import View
@@ -62,7 +61,7 @@ def days_of(since: str | None, until: str | None, now_us: int) -> tuple[int, int
     Raises:
         BadInput: One is no time, or nothing lies between them.
     """
-    from ava_audit.times import DAY_US, parse_time
+    from ava_audit.units import DAY_US, parse_time
 
     def day(option: str, given: str, before_us: int = 0) -> int:
         try:
@@ -88,7 +87,7 @@ def _read(root: DataRoot, query: Callable[[View], T]) -> T | None:
     import sqlite3
 
     from ava_audit.errors import SchemaNewer, StoreUnavailable
-    from ava_audit.store.migrations import SCHEMA_VERSION
+    from ava_audit.store.schema import SCHEMA_VERSION
     from ava_server.cli.peeking import opened
 
     if not has_log(root):
@@ -103,8 +102,8 @@ def _read(root: DataRoot, query: Callable[[View], T]) -> T | None:
 
 
 def _report(root: DataRoot, first: int, last: int, everybody: bool, as_json: bool) -> None:
-    from ava_audit.spending import spending
-    from ava_audit.times import DAY_US
+    from ava_audit.totals import spending
+    from ava_audit.units import DAY_US
     from ava_server.cli.report_screen import screen
     from ava_server.cli.report_sums import report_json, report_of
 
@@ -122,7 +121,7 @@ def _report(root: DataRoot, first: int, last: int, everybody: bool, as_json: boo
 
 
 def _group(root: DataRoot, given: str, everybody: bool, as_json: bool) -> None:
-    from ava_audit.spending import group_sum
+    from ava_audit.totals import group_sum
     from ava_server.cli.report_group import group_json, group_screen
     from ava_server.core.ids import parse_id
 

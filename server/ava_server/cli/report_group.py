@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from ava_audit.money import cents, format_usd
-from ava_audit.times import US_PER_S, format_duration, format_ts, iso_utc
+from ava_audit.units import US_PER_S, cents, format_duration, format_ts, format_usd, iso_utc
 from ava_server.cli.report_screen import Row, table
 from ava_server.cli.report_sums import NOT_FAILED
 from ava_server.cli.terminal import say
@@ -14,7 +13,7 @@ from ava_server.service.status import elapsed_s
 
 if TYPE_CHECKING:
     from ava_audit.rows import RunRow
-    from ava_audit.spending import GroupSum
+    from ava_audit.totals import GroupSum
 
 
 def group_screen(found: GroupSum, now_us: int) -> None:

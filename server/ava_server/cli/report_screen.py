@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ava_audit.money import format_usd
-from ava_audit.times import DAY_US, day_of
+from ava_audit.units import DAY_US, day_of, format_usd
 from ava_roles.wrap import clean
 from ava_server.cli.report_sums import TOP, Report, Sum
 from ava_server.cli.terminal import cells, columns, cut, say, write

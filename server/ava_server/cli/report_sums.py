@@ -8,12 +8,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ava_audit.money import cents
-from ava_audit.times import DAY_US, day_of
+from ava_audit.units import DAY_US, cents, day_of
 from ava_server.cli.views import ENDING_CODES
 
 if TYPE_CHECKING:
-    from ava_audit.spending import ErrorCount, RunFacts, Spending, Spent
+    from ava_audit.totals import ErrorCount, RunFacts, Spending, Spent
 
 NOT_FAILED = ("success", "cancelled", "rejected", "expired", "superseded")
 NOT_RUN = ("rejected", "expired", "superseded")

@@ -15,8 +15,8 @@ from ava_server.core.errors import BadInput, Refused
 if TYPE_CHECKING:
     from ava_audit.rows import RunRow
     from ava_server.config.settings import Settings
+    from ava_server.service.access import Session
     from ava_server.service.runtime import House
-    from ava_server.service.session import Session
 
 FORCE = "If that process is stopped, or hangs, and cannot be ended: ava resume --force {run_id}"
 
@@ -39,7 +39,7 @@ def resume_command(
     """
     from ava_server.config.pin import policy_in_force
     from ava_server.config.settings import load_settings
-    from ava_server.core.process_hardening import hide
+    from ava_server.core.shutdown import hide
     from ava_server.service.runtime import refuse_recursion
 
     hide()
@@ -85,7 +85,7 @@ async def _go_on(house: House, session: Session, run: RunRow, force: bool) -> No
     """
     from ava_audit.rows import QUEUED
     from ava_server.core.ids import label
-    from ava_server.runs.recovery import NotResumed, resume_line
+    from ava_server.runs.lifecycle import NotResumed, resume_line
 
     manager = house.manager
     line = await house.store.read(lambda view: resume_line(view, run) if not run.ended else None)

@@ -15,8 +15,8 @@ from ava_server.core.data_root import DataRoot, find_data_root
 from ava_server.core.errors import AvaError, BadInput, ConfigError
 
 if TYPE_CHECKING:
-    from ava_roles.checking import Remark
     from ava_roles.role import Role
+    from ava_roles.role_files import Remark
     from ava_server.config.settings import Settings
     from ava_server.models.listing import Meant
 
@@ -127,11 +127,11 @@ def new_command(
     ] = None,
 ) -> None:
     """Write a role file with comments into roles/ of the data root, and say where; one that is there stays."""
-    from ava_roles.checking import renamed
     from ava_roles.errors import RoleFileError
+    from ava_roles.role_files import renamed
     from ava_server.config.role_folders import places_here
     from ava_server.config.settings import load_settings
-    from ava_server.core.atomic_file import create_file
+    from ava_server.core.files import create_file
 
     if not _NAME.fullmatch(name):
         raise BadInput(f"{name[:80]!r} is no name of a role: lower case letters, digits, - and _, a letter first.")
@@ -181,7 +181,7 @@ def _starting() -> str:
 def _all(root: DataRoot) -> tuple[list[Remark], int]:
     """Check everything that would be read here."""
     from ava_roles.catalog import BUILT_IN_SOURCE
-    from ava_roles.checking import Remark, check
+    from ava_roles.role_files import Remark, check
     from ava_server.config.role_folders import places_here
     from ava_server.config.settings import load_settings
 
@@ -203,9 +203,8 @@ def _all(root: DataRoot) -> tuple[list[Remark], int]:
 def _given(files: list[str]) -> tuple[list[Remark], int]:
     """Check the files that were named, and those of the folders that were."""
     from ava_roles.catalog import BUILT_IN
-    from ava_roles.checking import Remark, check
     from ava_roles.errors import RoleFileError
-    from ava_roles.role_files import Folder, read_folder, read_one, text_of
+    from ava_roles.role_files import Folder, Remark, check, read_folder, read_one, text_of
 
     remarks: list[Remark] = []
     count = 0

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ava_audit.money import format_usd, micros_from_cents
-from ava_roles.mcp_client.names import server_of
+from ava_audit.units import format_usd, micros_from_cents
+from ava_roles.mcp_client.entry import server_of
 from ava_roles.role import first_sentence
 from ava_roles.wrap import clean
 from ava_server.approval.summary import minutes
@@ -15,7 +15,7 @@ from ava_server.cli.terminal import wrapped
 if TYPE_CHECKING:
     from ava_roles.catalog import Catalog, Untrusted
     from ava_roles.role import Role
-    from ava_roles.tools.base import ToolSpec
+    from ava_roles.tool import ToolSpec
     from ava_server.config.role_folders import Places
     from ava_server.config.settings import Settings
     from ava_server.models.listing import Meant
@@ -182,7 +182,7 @@ def tools_here(settings: Settings) -> Specs:
     """
     from ava_roles.tools.registry import builtin_tools
     from ava_server.approval.context_from import ReadSubagentResult
-    from ava_server.approval.shell_policy import usable_here
+    from ava_server.approval.scope import usable_here
     from ava_server.cli.doctor.confinement import sandbox
     from ava_server.config.keys import read_keys
     from ava_server.config.search_engines import engine_of, without_search
@@ -214,8 +214,8 @@ def _further(role: Role) -> list[str]:
 
 
 def _clamps(role: Role, meant: Meant | None, settings: Settings) -> tuple[str, ...]:
-    from ava_server.approval.limits import caps_of
     from ava_server.approval.requests import SpawnArgs
+    from ava_server.approval.resolve import caps_of
 
     if meant is None or meant.choice is None:
         return ()

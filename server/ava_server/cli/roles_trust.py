@@ -89,7 +89,7 @@ async def _trust(places: Places, settings: Settings) -> None:
 
 
 async def _withdraw(places: Places, _settings: Settings) -> None:
-    from ava_server.config.role_trust import change_trusted, read_trusted
+    from ava_server.config.role_folders import change_trusted, read_trusted
 
     assert places.root is not None
     path = places.root.trusted_roles
@@ -107,7 +107,7 @@ def _store(places: Places, usable: list[Untrusted]) -> tuple[dict[str, Any], dic
 
     Returns what was trusted of their folders before, and what is now.
     """
-    from ava_server.config.role_trust import change_trusted, read_trusted
+    from ava_server.config.role_folders import change_trusted, read_trusted
 
     assert places.root is not None
     places.root.create()

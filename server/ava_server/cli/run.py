@@ -138,7 +138,7 @@ def run_command(
     from ava_server.cli.asked import cents_of, listed, schema_in, seconds_of
     from ava_server.config.pin import policy_in_force
     from ava_server.config.settings import load_settings
-    from ava_server.core.process_hardening import hide
+    from ava_server.core.shutdown import hide
     from ava_server.service.runtime import refuse_recursion
 
     hide()

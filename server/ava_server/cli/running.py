@@ -20,10 +20,10 @@ from ava_server.core.errors import AvaError, BadInput, Refused, ToolMissing
 
 if TYPE_CHECKING:
     from ava_server.config.settings import Settings
+    from ava_server.service.access import Session
     from ava_server.service.responses import SpawnAnswer
     from ava_server.service.runtime import House
     from ava_server.service.service import Desk
-    from ava_server.service.session import Session
 
 TOLD_CHARS = 60
 """Characters of a task by which one of several is named."""
@@ -61,7 +61,7 @@ async def _folder_of(settings: Settings, retried: str | None) -> str | None:
     Raises:
         BadInput: There is no such run.
     """
-    from ava_server.approval.run_config import config_of
+    from ava_server.budget.run_config import config_of
     from ava_server.cli.reading import find_run, open_log
 
     if retried is None:
@@ -157,8 +157,8 @@ async def _together(
     Raises:
         BadInput: They may not cost so much together as was said.
     """
-    from ava_audit.money import format_usd, micros_from_cents
-    from ava_server.approval.pending import together_line
+    from ava_audit.units import format_usd, micros_from_cents
+    from ava_server.approval.proposals import together_line
     from ava_server.cli.door_here import Here
 
     if len(proposals) < 2:

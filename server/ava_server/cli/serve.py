@@ -52,7 +52,7 @@ def serve_command(
 
         raise BadInput(f"ava serve: {refuse_recursion()}.")
     from ava_server.config.settings import load_settings
-    from ava_server.core.process_hardening import hide
+    from ava_server.core.shutdown import hide
     from ava_server.mcp_server.stdio import serve
 
     hide()

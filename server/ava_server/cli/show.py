@@ -14,14 +14,13 @@ from ava_server.cli.app import heading
 from ava_server.cli.showing import show_results
 from ava_server.cli.terminal import columns, cut, say, say_json, tell, write
 from ava_server.cli.views import block, limits_text
-from ava_server.core.data_root import find_data_root
+from ava_server.core.data_root import find_data_root, home_folder
 from ava_server.core.errors import BadInput
-from ava_server.core.working_folder import home_folder
 
 if TYPE_CHECKING:
     from ava_audit.entries import Entry
     from ava_audit.rows import RunRow
-    from ava_server.approval.run_config import Texts
+    from ava_server.budget.run_config import Texts
     from ava_server.core.data_root import DataRoot
     from ava_server.service.responses import RunAnswer
 
@@ -98,8 +97,8 @@ async def _show_diff(root: DataRoot, given: str, as_json: bool) -> None:
 
 
 async def _show(root: DataRoot, given: str, as_json: bool, utc: bool) -> None:
+    from ava_audit.entries import mirror_line
     from ava_audit.errors import StoreUnavailable
-    from ava_audit.line import mirror_line
     from ava_audit.store.locks import Instances
     from ava_server.approval.proposals import texts_of
     from ava_server.cli.reading import find_run, note_fetched, open_log, terminal_session, whole_answer
@@ -133,7 +132,7 @@ async def _show(root: DataRoot, given: str, as_json: bool, utc: bool) -> None:
 
 def _screen(run: RunRow, answer: RunAnswer, texts: Texts | None, entries: list[Entry], utc: bool) -> list[str]:
     from ava_server.core.ids import label
-    from ava_server.service.log_lines import entry_line, is_trouble
+    from ava_server.service.logs import entry_line, is_trouble
 
     terminal = sys.stdout.isatty()
     width = columns() if terminal else 200
@@ -149,7 +148,7 @@ def _screen(run: RunRow, answer: RunAnswer, texts: Texts | None, entries: list[E
 
 
 def _asked(run: RunRow, texts: Texts | None, utc: bool) -> list[str]:
-    from ava_audit.times import format_ts
+    from ava_audit.units import format_ts
 
     asked = f"Asked {format_ts(run.created_us, utc)} by {run.user_id} ({run.session_id})"
     if texts is None:
@@ -165,8 +164,8 @@ def _asked(run: RunRow, texts: Texts | None, utc: bool) -> list[str]:
 
 def _decided(run: RunRow, state: str, entries: list[Entry], utc: bool) -> list[str]:
     from ava_audit.events import SpawnDecided
-    from ava_audit.times import format_ts
-    from ava_server.approval.run_config import config_of
+    from ava_audit.units import format_ts
+    from ava_server.budget.run_config import config_of
 
     config = config_of(run.config)
     lines: list[str] = []
@@ -190,7 +189,7 @@ def _decided(run: RunRow, state: str, entries: list[Entry], utc: bool) -> list[s
 
 def _changes(changes: dict[str, Any]) -> str:
     """Return what an approval has lowered, as people say it."""
-    from ava_audit.money import format_usd
+    from ava_audit.units import format_usd
     from ava_server.approval.summary import minutes
 
     said: list[str] = []

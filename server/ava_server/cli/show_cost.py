@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from ava_audit.money import cents, format_usd
+from ava_audit.units import cents, format_usd
 from ava_server.budget.costs import DEAREST
 from ava_server.cli.terminal import cut
 
@@ -22,7 +22,7 @@ _ERASED = "The tool outputs are gone: this run's words were erased. Its figures 
 
 def cost_screen(run: RunRow, answer: RunAnswer, costs: Costs, utc: bool) -> list[str]:
     """Return what a run has cost as lines of at most 80 columns."""
-    from ava_server.approval.run_config import config_of
+    from ava_server.budget.run_config import config_of
     from ava_server.cli.views import limits_text
     from ava_server.core.ids import label
 
@@ -115,7 +115,7 @@ def _outputs(costs: Costs) -> list[str]:
 
 
 def _telling(output: ToolCost) -> str:
-    from ava_server.service.log_lines import arguments_text
+    from ava_server.service.logs import arguments_text
 
     return arguments_text(output.args)
 
@@ -145,7 +145,7 @@ def _sums(run: RunRow, costs: Costs) -> list[str]:
 
 
 def _caps(costs: Costs, utc: bool) -> list[str]:
-    from ava_audit.times import format_ts
+    from ava_audit.units import format_ts
 
     if not costs.caps:
         return ["", "Nobody raised or lowered a cap."]
@@ -163,8 +163,8 @@ def _folded(line: str) -> list[str]:
 
 def cost_json(run: RunRow, answer: RunAnswer, costs: Costs) -> dict[str, Any]:
     """Return the same as a plain object; money in US cents."""
-    from ava_audit.times import iso_utc
-    from ava_server.approval.run_config import config_of
+    from ava_audit.units import iso_utc
+    from ava_server.budget.run_config import config_of
 
     config = config_of(run.config)
     total = costs.micros

@@ -20,7 +20,7 @@ def changes_in(run: RunRow, answer: RunAnswer) -> Mapping[str, Any]:
     Raises:
         Refused: There is none; says why.
     """
-    from ava_server.approval.run_config import config_of
+    from ava_server.budget.run_config import config_of
     from ava_server.core.ids import label
 
     who = label(run)

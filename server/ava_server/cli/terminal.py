@@ -24,7 +24,7 @@ import typer
 
 from ava_roles.wrap import INVISIBLE, clean
 from ava_server.cli.app import ReaderGone
-from ava_server.core.blocking import read_apart, received
+from ava_server.core.threads import read_apart, received
 
 PLAIN_EVERY_S = 10.0
 """How often progress is told where it cannot be rewritten in place: in a file, in a pipe."""

@@ -10,7 +10,7 @@ import anyio
 import anyio.to_thread
 import typer
 
-from ava_audit.times import iso_second
+from ava_audit.units import iso_second
 from ava_server.cli.app import heading
 from ava_server.cli.root import has_log
 from ava_server.cli.terminal import say, tell, write

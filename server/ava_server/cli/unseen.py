@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 import anyio.to_thread
 
-from ava_server.core.blocking import read_apart
 from ava_server.core.errors import BadInput, Refused
 from ava_server.core.shutdown import ending_signals
+from ava_server.core.threads import read_apart
 
 if TYPE_CHECKING:
     from ava_server.config.pin import PinFile
-    from ava_server.service.session import Session
+    from ava_server.service.access import Session
 
 _TERMINAL = "/dev/tty"
 _LONGEST_LINE = 1_024

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import anyio
 import typer
 
-from ava_audit.money import format_usd, micros_from_cents
+from ava_audit.units import format_usd, micros_from_cents
 from ava_server.cli.app import heading
 from ava_server.cli.terminal import say
 from ava_server.config.settings import load_settings
@@ -68,7 +68,7 @@ async def _users(settings: Settings) -> list[User]:
     from ava_server.cli.reading import open_log
     from ava_server.config.pin import policy_in_force
     from ava_server.config.tokens import read_tokens
-    from ava_server.core.os_user import os_user
+    from ava_server.core.data_root import os_user
 
     tokens = read_tokens(settings.paths.tokens_file)
     now_us = time.time_ns() // 1000

@@ -70,7 +70,7 @@ def verify_command(
 
 
 def _of_log(root: DataRoot, head: str | None, since: str | None, as_json: bool) -> Report:
-    from ava_audit.chain import GENESIS
+    from ava_audit.entries import GENESIS
     from ava_audit.errors import BadQuery
     from ava_audit.faults import Report, lacking
     from ava_audit.store.set_aside import not_in_log
@@ -100,8 +100,8 @@ def _of_log(root: DataRoot, head: str | None, since: str | None, as_json: bool) 
 
 
 def _of_file(name: str, as_json: bool) -> Report:
-    from ava_audit.times import format_duration
-    from ava_audit.verify_lines import verify_lines
+    from ava_audit.units import format_duration
+    from ava_audit.verify import verify_lines
 
     if not as_json:
         say("File: " + ("(what comes in)" if name == STDIN else name))
@@ -136,7 +136,7 @@ def _of_file(name: str, as_json: bool) -> Report:
 
 
 def _screen(report: Report, seconds: float, since: str | None) -> list[str]:
-    from ava_audit.times import format_duration
+    from ava_audit.units import format_duration
 
     lines = _faults(report)
     count = f"{report.entries:,} {'entry' if report.entries == 1 else 'entries'}"

@@ -41,7 +41,7 @@ def exit_code_of(state: str) -> int | None:
 
 def cost_text(run: RunAnswer) -> str:
     """Return what a run has cost, and what for."""
-    from ava_audit.money import format_usd, micros_from_cents
+    from ava_audit.units import format_usd, micros_from_cents
 
     text = format_usd(micros_from_cents(run.cost_cents))
     parts = [f"{name} {format_usd(micros_from_cents(value))}" for name, value in (run.cost_by or {}).items() if value]
@@ -68,7 +68,7 @@ def block(title: str, text: str) -> list[str]:
 
 def limits_text(config: Any) -> str:
     """Return a run's caps in words, from its configuration."""
-    from ava_audit.money import format_usd
+    from ava_audit.units import format_usd
     from ava_server.approval.summary import minutes
 
     money = "free" if config.price.get("free") else f"at most {format_usd(config.max_cost_micros, exact=True)}"

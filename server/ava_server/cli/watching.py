@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ava_audit.store.locks import Instances
     from ava_audit.store.store import Store
     from ava_audit.view import View
-    from ava_server.runs.claims import Slots
+    from ava_server.runs.lifecycle import Slots
     from ava_server.runs.manager import Manager
 
 LOOK_EVERY_S = 0.2
@@ -110,7 +110,7 @@ class Watching:
             self.progress.show(seen[0].line)
 
     def _seen(self, view: View, run_id: str) -> Seen:
-        from ava_server.runs.wait_reasons import any_alive, waits_for
+        from ava_server.runs.manager import any_alive, waits_for
         from ava_server.service.status import activity_of, clock_us, run_answer, status_line
 
         run = view.run(run_id)
@@ -130,8 +130,8 @@ class Watching:
 
 def lines_of(seen: Sequence[Seen]) -> list[str]:
     """Return all together in a line, and each in one; what it does stands last, where a narrow terminal cuts it."""
-    from ava_audit.money import format_usd
-    from ava_server.approval.run_config import config_of
+    from ava_audit.units import format_usd
+    from ava_server.budget.run_config import config_of
     from ava_server.service.status import elapsed_s
 
     over = sum(one.over for one in seen)

@@ -30,8 +30,7 @@ def worker_command() -> None:
     Under `background = true` servers start it by themselves, so that subagents outlive their host.
     """
     from ava_server.config.settings import load_settings
-    from ava_server.core.process_hardening import hide
-    from ava_server.core.stderr_log import log_to_stderr
+    from ava_server.core.shutdown import hide, log_to_stderr
     from ava_server.service.runtime import refuse_recursion
 
     hide()

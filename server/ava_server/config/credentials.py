@@ -14,12 +14,12 @@ from ava_roles.net.proxies import PROXY_VARIABLES, proxy_password
 from ava_server.config.keys import Key, key_among, key_variables, read_keys
 from ava_server.config.search_engines import engine_of
 from ava_server.config.secrets import Secret, read_secrets
-from ava_server.config.watched_file import Followed
+from ava_server.core.files import Followed
 from ava_server.models.pricing.prices import UserPrice
 from ava_server.models.selection import KNOWN_URLS, ModelSettings, Provider
 
 if TYPE_CHECKING:
-    from ava_roles.tools.searches import Engine
+    from ava_roles.net.search_engines import Engine
     from ava_server.config.settings import Settings
 
 

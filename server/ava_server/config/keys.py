@@ -13,12 +13,38 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ava_server.config.providers import PROVIDERS
 from ava_server.core.errors import BadInput, ConfigError
-from ava_server.core.private_file import PrivateFile
+from ava_server.core.files import PrivateFile
 
 if TYPE_CHECKING:
     from tomlkit import TOMLDocument
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known of a provider by its name.
+
+    Attributes:
+        variable: Where people usually have its key.
+        base_url: Where its models, or its searches, are asked.
+        models: It has models, and not a web search.
+    """
+
+    variable: str
+    base_url: str
+    models: bool = True
+
+
+PROVIDERS: Mapping[str, Known] = {
+    "openrouter": Known("OPENROUTER_API_KEY", "https://openrouter.ai/api/v1"),
+    "anthropic": Known("ANTHROPIC_API_KEY", "https://api.anthropic.com/v1"),
+    "openai": Known("OPENAI_API_KEY", "https://api.openai.com/v1"),
+    "groq": Known("GROQ_API_KEY", "https://api.groq.com/openai/v1"),
+    "kagi": Known("KAGI_API_KEY", "https://kagi.com/api/v1", models=False),
+    "brave": Known("BRAVE_API_KEY", "https://api.search.brave.com/res/v1", models=False),
+}
+"""In the order of preference where several have a key."""
+
 
 WELL_KNOWN: Mapping[str, str] = {name: known.variable for name, known in PROVIDERS.items()}
 """The providers that are known by name, and the variable in which people usually have their key."""

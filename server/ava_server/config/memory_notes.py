@@ -9,9 +9,8 @@ from contextlib import contextmanager
 from ava_audit.redaction.redact import Redactor
 from ava_roles.errors import ToolFailed
 from ava_roles.memory import NAME_RULE, NOTE_BYTES, NOTES_MOST, Memory, Note, Notes, is_note_name
-from ava_server.core.atomic_file import replace_file
 from ava_server.core.errors import BadInput, ConfigError, Refused
-from ava_server.core.private_file import make_private_folder
+from ava_server.core.files import make_private_folder, replace_file
 
 LOCK_TIMEOUT_S = 10.0
 

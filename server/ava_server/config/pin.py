@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from ava_server.core.errors import BadInput, ConfigError, Refused
-from ava_server.core.private_file import PrivateFile
+from ava_server.core.files import PrivateFile
 
 if TYPE_CHECKING:
     from tomlkit import TOMLDocument

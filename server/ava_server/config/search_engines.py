@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, TypeVar
 import anyio
 import anyio.to_thread
 
-from ava_audit.money import format_usd
+from ava_audit.units import format_usd
 from ava_roles.errors import ToolFailed
-from ava_roles.net.body import Body
-from ava_roles.tools.engines import Brave, Kagi, Searxng
-from ava_roles.tools.searches import Ask, Engine, Found, Reply, search
+from ava_roles.net.fetch import Body
+from ava_roles.net.search_engines import Ask, Brave, Engine, Found, Kagi, Reply, Searxng, search
 from ava_roles.tools.web_search import NAME
 from ava_server.config.keys import Key, key_among
 from ava_server.core.errors import AvaError

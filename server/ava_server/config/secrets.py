@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 from ava_roles.placeholders import SECRET_NAME, bound_host, means_one
 from ava_roles.wrap import clean
 from ava_server.core.errors import BadInput, ConfigError
-from ava_server.core.private_file import PrivateFile
+from ava_server.core.files import PrivateFile
 
 if TYPE_CHECKING:
     from tomlkit import TOMLDocument

@@ -17,11 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
-from ava_audit.times import iso_utc
+from ava_audit.units import iso_utc
 from ava_server.config.secrets import may_be_secret
-from ava_server.config.watched_file import Followed
 from ava_server.core.errors import BadInput, ConfigError, Refused
-from ava_server.core.private_file import PrivateFile
+from ava_server.core.files import Followed, PrivateFile
 
 if TYPE_CHECKING:
     from tomlkit import TOMLDocument

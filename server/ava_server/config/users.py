@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
-from ava_audit.money import micros_from_cents
+from ava_audit.units import micros_from_cents
 from ava_roles.catalog import BUILT_IN_SOURCE, Catalog
 from ava_roles.errors import RolesError
 from ava_roles.role import Role
@@ -20,7 +20,7 @@ from ava_server.budget.caps import DayCaps
 from ava_server.config.role_folders import Places
 from ava_server.config.settings import Policy, Settings, UserSettings
 from ava_server.core.errors import BadInput
-from ava_server.runs.claims import Slots
+from ava_server.runs.lifecycle import Slots
 
 STRICTEST_FIRST: tuple[Policy, ...] = ("human", "ask", "auto")
 FOREIGN_TOOL = "mcp__"

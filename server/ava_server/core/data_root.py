@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import stat
 from collections.abc import Mapping
@@ -9,6 +10,36 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ava_server.core.errors import ConfigError
+
+
+def os_user() -> str:
+    """Return the user's name, else its number: a container's user may have no name, and Windows no list of them."""
+    try:
+        return getpass.getuser()
+    except (KeyError, ImportError, OSError):  # OSError from Python 3.13 on
+        number = getattr(os, "getuid", None)
+        return f"uid-{number()}" if number is not None else "user"
+
+
+NOWHERE = Path(os.path.abspath(os.sep))  # noqa: PTH100 - what is asked for is the root, whatever the working folder is
+"""What stands for a folder that is not there: nothing works in the root."""
+
+
+def working_folder() -> Path | None:
+    """Return the working folder, None where somebody has removed it."""
+    try:
+        return Path.cwd()
+    except OSError:
+        return None
+
+
+def home_folder() -> Path:
+    """Return the user's home; the root for a user whom this system does not know."""
+    try:
+        return Path.home()
+    except RuntimeError:
+        return NOWHERE
+
 
 _ELSEWHERE = "Set AVA_DATA_ROOT to a folder that this user may write to."
 

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path, PureWindowsPath
 from typing import Any, cast
 
-from ava_server.core.atomic_file import Changed, create_file, replace_file
 from ava_server.core.errors import ConfigError
-from ava_server.hosts.configuration import NOTHING, Configuration, Steps, named
-from ava_server.hosts.formats import put_in
-from ava_server.hosts.host import Host, Launch
+from ava_server.core.files import Changed, create_file, replace_file
+from ava_server.hosts.formats import NOTHING, Configuration, Steps, named, put_in
+from ava_server.hosts.known import Host, Launch
 
 BACKUP = "ava-backup"
 _OURS = frozenset({"ava", "ava-subagents", "ava_server"})

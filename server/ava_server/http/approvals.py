@@ -14,10 +14,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from ava_audit.errors import AuditError
-from ava_server.approval.pending import all_pending
+from ava_server.approval.proposals import all_pending
 from ava_server.core.errors import AvaError, BadInput, Refused
 from ava_server.core.ids import parse_id
-from ava_server.http.errors import forbidden
+from ava_server.http.limits import forbidden
 from ava_server.mcp_server.app import OF_REQUEST, App, session_over_http
 
 if TYPE_CHECKING:
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
     from ava_audit.view import View
     from ava_server.config.tokens import Token
-    from ava_server.service.session import Session
+    from ava_server.service.access import Session
+
 
 BODY_BYTES = 256 * 1024
 CLIENT = "approvals"
@@ -159,3 +160,33 @@ def _json(body: dict[str, Any], status: int = 200) -> Response:
 
 def _wrong(status: int, error: Exception) -> Response:
     return _json({"error": "refused", "error_description": str(error)}, status)
+
+
+async def metrics(app: App, scope: Scope, receive: Receive, send: Send, open_sessions: int) -> None:
+    """Answer one request.
+
+    Args:
+        app: The server.
+        scope: The request.
+        receive: Its body.
+        send: Takes the answer.
+        open_sessions: How many clients of the handshake era have a session.
+    """
+    token: Token = scope[OF_REQUEST]
+    if "audit" not in token.scopes:
+        response: Response = forbidden(token, "audit")
+    elif scope["method"] in ("GET", "HEAD"):
+        response = await _rendered(app, open_sessions)
+    else:
+        response = Response(status_code=405, headers={"Allow": "GET, HEAD"})
+    await response(scope, receive, send)
+
+
+async def _rendered(app: App, open_sessions: int) -> Response:
+    from ava_server.telemetry.metrics import CONTENT_TYPE, render  # a server that nobody scrapes does without it
+
+    try:
+        body = await render(app.house, open_sessions=open_sessions)
+    except AuditError as error:
+        return JSONResponse({"error": "not ready", "error_description": str(error)}, 503)
+    return Response(body, headers={"content-type": CONTENT_TYPE, "cache-control": "no-store"})

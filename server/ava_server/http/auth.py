@@ -19,8 +19,7 @@ from starlette.responses import JSONResponse, Response
 
 from ava_server.config.tokens import Token, Tokens
 from ava_server.core.errors import ConfigError
-from ava_server.http.errors import says, too_many, unauthorized
-from ava_server.http.limits import Hands, InHand, line_of
+from ava_server.http.limits import Hands, InHand, line_of, says, too_many, unauthorized
 from ava_server.mcp_server.app import OF_REQUEST
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from mcp.server.models import InitializationOptions
 from mcp.shared.exceptions import MCPError
 from mcp_types import INTERNAL_ERROR
 
-from ava_server.core.working_folder import NOWHERE, home_folder, working_folder
+from ava_server.core.data_root import NOWHERE, home_folder, working_folder
 from ava_server.mcp_server.subscriptions import Updates
 
 if TYPE_CHECKING:
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from ava_server.config.role_folders import Places
     from ava_server.config.settings import Settings
     from ava_server.config.tokens import Token
+    from ava_server.service.access import Session
     from ava_server.service.runtime import House
     from ava_server.service.service import Desk
-    from ava_server.service.session import Session
 
 log = logging.getLogger("ava.app")
 CLOSE_WITHIN_S = 4.0
@@ -162,7 +162,7 @@ class App:
 
     def _desk_of(self, ctx: ServerRequestContext[App, Any], house: House) -> Desk:
         """Return the session's desk: the one that there is, or over HTTP that of the token and the client's name."""
-        from ava_server.service.session import Session
+        from ava_server.service.access import Session
 
         if self.transport != HTTP:
             return self.desk_for((None, ""), lambda: Session(user=house.user, transport=self.transport))
@@ -268,7 +268,7 @@ class App:
 
 def session_over_http(token: Token, client: str) -> Session:
     """Return the session of a token and a client's name: a label for the log, the same after a new start."""
-    from ava_server.service.session import Session
+    from ava_server.service.access import Session
 
     label = hashlib.sha256(f"{token.id}\0{client}".encode("utf-8", "replace")).hexdigest()[:12]
     return Session(user=token.user, transport=HTTP, id=f"sess-{label}", client=client or None, token=token)
@@ -318,10 +318,10 @@ def build_server(load: Callable[[], Settings], *, transport: str = "stdio", app:
         app: What serves; made of the others where it is not given.
     """
     from ava_server.core.errors import BadInput
-    from ava_server.mcp_server import completion, prompts, resources, subscriptions, tools
+    from ava_server.mcp_server import prompts, resources, subscriptions, tools
     from ava_server.mcp_server.elicitation import Sealing
     from ava_server.service.render_text import INSTRUCTIONS
-    from ava_server.telemetry.requests import keep_words_out
+    from ava_server.telemetry.spans import keep_words_out
 
     @asynccontextmanager
     async def lifespan(_server: Server[App]) -> AsyncGenerator[App]:
@@ -363,7 +363,7 @@ def build_server(load: Callable[[], Settings], *, transport: str = "stdio", app:
         on_subscriptions_listen=subscriptions.listen,
         on_list_prompts=prompts.list_prompts,
         on_get_prompt=prompts.get_prompt,
-        on_completion=completion.complete,
+        on_completion=resources.complete,
     )
     keep_words_out(server)
     server.middleware.append(open_after_answer)

@@ -166,7 +166,7 @@ def question_key(path: Path) -> str:
     Raises:
         ConfigError: The file may not be trusted, read or written.
     """
-    from ava_server.core.private_file import PrivateFile
+    from ava_server.core.files import PrivateFile
 
     file = PrivateFile(path, "key of open questions", "ava serve", "ava serve")
     file.make_folder()

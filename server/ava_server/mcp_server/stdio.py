@@ -21,9 +21,8 @@ import mcp_types as types
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from mcp.shared.message import SessionMessage
 
-from ava_server.core.blocking import read_apart
-from ava_server.core.shutdown import Ending, deaf_to_signals
-from ava_server.core.stderr_log import log_to_stderr
+from ava_server.core.shutdown import Ending, deaf_to_signals, log_to_stderr
+from ava_server.core.threads import read_apart
 from ava_server.mcp_server.app import build_server
 
 if TYPE_CHECKING:

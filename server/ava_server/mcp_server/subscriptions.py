@@ -26,13 +26,87 @@ from mcp.server.subscriptions import (
     ToolsListChanged,
 )
 from mcp.shared.exceptions import MCPError
+from mcp.shared.subscriptions import ServerEvent, event_to_notification
 
 from ava_audit.errors import AuditError
-from ava_server.core.blocking import read_apart
-from ava_server.core.drain import ENDS_SOON
 from ava_server.core.errors import AvaError, BadInput, Refused
-from ava_server.mcp_server.listeners import Listener, Stream, Voice
+from ava_server.core.shutdown import ENDS_SOON
+from ava_server.core.threads import read_apart
 from ava_server.mcp_server.resources import own_of
+
+if TYPE_CHECKING:
+    from mcp.server.session import ServerSession
+
+
+class Listener:
+    """Somebody who is told: a connection of the handshake era, or a stream of the stateless one.
+
+    Attributes:
+        user: Whose runs they may hear of; None is the user of this machine.
+        tell: Has them told.
+        uris: The resources that they follow, each with its run; None is the roles.
+    """
+
+    def __init__(self, user: str | None, tell: Callable[[ServerEvent], None]) -> None:
+        self.user = user
+        self.tell = tell
+        self.uris: dict[str, str | None] = {}
+
+
+class Stream:
+    """The bus of one stream of the stateless era, as the SDK wants one; what comes before anybody listens is lost."""
+
+    def __init__(self) -> None:
+        self._deliver: Callable[[ServerEvent], None] | None = None
+
+    def tell(self, event: ServerEvent) -> None:
+        """Hand on an event."""
+        if self._deliver is not None:
+            self._deliver(event)
+
+    async def publish(self, event: ServerEvent) -> None:
+        """Hand on an event."""
+        self.tell(event)
+
+    def subscribe(self, listener: Callable[[ServerEvent], None]) -> Callable[[], None]:
+        """Have a listener told; returns what ends that."""
+        self._deliver = listener
+
+        def leave() -> None:
+            self._deliver = None
+
+        return leave
+
+
+class Voice:
+    """What speaks to a connection of the handshake era: at the client's own pace, and of each thing once."""
+
+    def __init__(self, session: ServerSession) -> None:
+        self._session = session
+        self._pending: dict[ServerEvent, None] = {}
+        self._news = anyio.Event()
+        self._scope = anyio.CancelScope()
+
+    def tell(self, event: ServerEvent) -> None:
+        """Have an event said as soon as the client takes it."""
+        self._pending[event] = None
+        self._news.set()
+
+    def end(self) -> None:
+        """Say nothing more."""
+        self._scope.cancel()
+
+    async def speak(self) -> None:
+        """Say what there is to say, until the connection ends."""
+        with self._scope, suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+            while True:
+                await self._news.wait()
+                self._news = anyio.Event()
+                while self._pending:
+                    event = next(iter(self._pending))
+                    del self._pending[event]
+                    await self._session.send_notification(event_to_notification(event, {}))
+
 
 if TYPE_CHECKING:
     from ava_server.config.role_folders import Places

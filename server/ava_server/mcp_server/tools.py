@@ -102,7 +102,7 @@ async def roles_now(ctx: ServerRequestContext[App, Any]) -> Catalog:
     """Return the roles that lists name: those of the user over HTTP, else those at hand here."""
     from ava_roles.catalog import Catalog
     from ava_server.config import role_folders
-    from ava_server.core.blocking import read_apart
+    from ava_server.core.threads import read_apart
 
     found = await ctx.lifespan_context.remote_roles(ctx)
     if found is not None:
@@ -235,7 +235,7 @@ def _catalog() -> Catalog:
 
 def _limits_of(catalog: Catalog) -> str:
     """Return a line on the roles that cannot run here, or only in part, for want of a tool that they need."""
-    from ava_roles.mcp_client.names import server_of
+    from ava_roles.mcp_client.entry import server_of
     from ava_roles.tools.registry import builtin_tools
     from ava_server.config.search_engines import without_search
 

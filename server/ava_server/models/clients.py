@@ -2,18 +2,42 @@
 
 from __future__ import annotations
 
+import os
+import ssl
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import anyio
 import anyio.to_thread
+import httpx2
+from httpx2._utils import get_environment_proxies  # pyright: ignore[reportPrivateUsage]
 
-if TYPE_CHECKING:
-    import ssl
+from ava_roles.net.proxies import ProxiedTransport, UnusableProxy, proxy_place, proxy_url
 
-    import httpx2
+
+def environment_ways(context: ssl.SSLContext, keep_alive_s: float) -> dict[str, httpx2.AsyncBaseTransport | None]:
+    """Return the transports by the pattern of URLs that take them; None goes straight.
+
+    Which URL takes which way (NO_PROXY with its networks and wildcards, on other systems the system's own settings) is
+    the HTTP client's to know. The transports are ours: they bound the way through, and name the proxy in errors.
+    """
+    return {
+        pattern: None if proxy is None else _way(pattern.removesuffix("://"), proxy, context, keep_alive_s)
+        for pattern, proxy in get_environment_proxies().items()
+    }
+
+
+def _way(kind: str, proxy: str, context: ssl.SSLContext, keep_alive_s: float) -> httpx2.AsyncBaseTransport:
+    try:
+        return ProxiedTransport(proxy_url(proxy), context, keep_alive_s)
+    except (ValueError, httpx2.InvalidURL):
+        name = next((name for name in (f"{kind}_proxy", f"{kind.upper()}_PROXY") if os.environ.get(name)), "the system")
+        what = "a SOCKS proxy" if proxy.lower().startswith("socks") else "what is no address of a proxy"
+        place = f" ({proxy_place(proxy)})" if proxy_place(proxy) else ""
+        return UnusableProxy(f"{name} names {what}{place}, and only HTTP proxies can be used")
+
 
 CALLS_PER_CLIENT = 1
 """A client takes 3 KiB and 0.06 ms; looking over 32 connections at each call took half of a turn's time."""
@@ -107,8 +131,9 @@ def _tls_context() -> ssl.SSLContext:
 def _new_client(tls: ssl.SSLContext, connections: int) -> httpx2.AsyncClient:
     import httpx2
 
-    from ava_roles.net.straight import PooledTransport
-    from ava_server.models.proxies import environment_ways
+    from ava_roles.net.connection import PooledTransport
+
+    pass
 
     # Deadlines are the adapter's: a read timeout would never end a stream that drips.
     return httpx2.AsyncClient(

@@ -13,7 +13,7 @@ from ava_server.models.selection import KNOWN_URLS, Choice, host_of, marks_cache
 from ava_server.models.thinking import UNKNOWN, Thinking, thinking_of
 
 if TYPE_CHECKING:
-    from ava_server.models.wire import Wire
+    from ava_server.models.wires.base import Wire
 
 _OPENROUTER, _OPENAI, _ANTHROPIC = (host_of(KNOWN_URLS[name]) for name in ("openrouter", "openai", "anthropic"))
 
@@ -102,17 +102,17 @@ def _wire(parameters: Mapping[str, Any]) -> Wire | None:
             "output_field": ("max_tokens" | "max_completion_tokens") as output_field,
             "extra": dict(),
         }:
-            from ava_server.models.chat_wire import ChatWire
+            from ava_server.models.wires.chat import ChatWire
 
             # Sorted, because whoever stored them may have sorted them.
             extra = json.loads(json.dumps(parameters["extra"], sort_keys=True))
             return ChatWire(streaming, output_field, extra, thinking, thinking_field)
         case {"wire": "messages"}:
-            from ava_server.models.messages_wire import MessagesWire
+            from ava_server.models.wires.messages import MessagesWire
 
             return MessagesWire(streaming, thinking, bearer=host_of(base_url) != _ANTHROPIC)
         case {"wire": "responses"}:
-            from ava_server.models.responses_wire import ResponsesWire
+            from ava_server.models.wires.responses import ResponsesWire
 
             return ResponsesWire(streaming, thinking)
         case _:

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from ava_server.core.errors import ModelError
-from ava_server.models import token_bound as bounds
-from ava_server.models import wire_json
-from ava_server.models.answer_errors import Endpoint
-from ava_server.models.answer_stream import AnswerStream, Deadlines
+from ava_server.models import tokens as bounds
 from ava_server.models.base import AssistantTurn, Bound, Known, Request, ToolUse, Turn
-from ava_server.models.wire import Wire
+from ava_server.models.errors import Endpoint
+from ava_server.models.wires import base
+from ava_server.models.wires.base import Wire
+from ava_server.models.wires.stream import AnswerStream, Deadlines
 
 if TYPE_CHECKING:
     import httpx2
@@ -64,7 +64,7 @@ class HttpModel:
 
     def encode(self, request: Request) -> bytes:
         """Return the request's body; it depends on nothing but the request and the wire."""
-        content = wire_json.encode(self.wire.body(request))
+        content = base.encode(self.wire.body(request))
         self._encoded[:] = [(request, content)]  # a reservation has its hash, and then it is sent
         return content
 

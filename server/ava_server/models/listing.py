@@ -5,13 +5,16 @@ One account for `ava models`, `ava doctor` and `ava://roles`, made by the very c
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from ava_server.core.errors import AvaError
-from ava_server.models.pricing.format import price_facts
-from ava_server.models.pricing.prices import Price, Unpriced
+import anyio
+
+from ava_server.core.errors import AvaError, ModelError, ModelErrorKind
+from ava_server.models.errors import Endpoint
+from ava_server.models.pricing.prices import Price, Unpriced, price_facts
 from ava_server.models.selection import (
     CUSTOM,
     KNOWN_URLS,
@@ -21,6 +24,7 @@ from ava_server.models.selection import (
     ModelSettings,
     Provider,
     WireName,
+    check_address,
     choose,
     configured,
     meant_by,
@@ -28,9 +32,17 @@ from ava_server.models.selection import (
     tiers_reviewed,
     wire_of,
 )
+from ava_server.models.wires.chat import ChatWire
+from ava_server.models.wires.messages import MessagesWire
+from ava_server.models.wires.responses import ResponsesWire
 
 if TYPE_CHECKING:
+    import httpx2
+
     from ava_server.config.settings import Settings
+    from ava_server.models.clients import ClientPool
+    from ava_server.models.wires.base import Wire
+
 
 NOBODY = "nobody: no key and no endpoint is configured"
 """Who says so where a tier leads to the offline reader."""
@@ -160,7 +172,7 @@ def sellers(models: ModelSettings) -> dict[str, Seller]:
 
 
 def _seller(name: str, provider: Provider, is_configured: bool) -> Seller:
-    from ava_server.models.pricing.table import known_ids
+    from ava_server.models.pricing.prices import known_ids
 
     base_url = provider.base_url or KNOWN_URLS[name]
     wire = wire_of(provider, base_url)
@@ -178,7 +190,7 @@ def named_ids(seller: Seller, models: ModelSettings, tiers: Iterable[Meant]) -> 
 
 def _by_id_alone(seller: Seller, models: ModelSettings) -> Iterator[str]:
     """Yield what has a price of the user's under its id alone: where the table has it, else where no table knows."""
-    from ava_server.models.pricing.table import known_ids
+    from ava_server.models.pricing.prices import known_ids
 
     names = {*KNOWN_URLS, *configured(models)}
     alone = [key for key in models.prices if key.partition(":")[0] not in names]
@@ -192,7 +204,7 @@ def _by_id_alone(seller: Seller, models: ModelSettings) -> Iterator[str]:
 
 def table_ids(seller: Seller) -> list[str]:
     """Return the ids that the price table has of a provider, in the order of the alphabet."""
-    from ava_server.models.pricing.table import known_ids
+    from ava_server.models.pricing.prices import known_ids
 
     return sorted(known_ids(seller.name, seller.base_url))
 
@@ -212,3 +224,71 @@ def _offer(seller: Seller, model_id: str, models: ModelSettings, tiers: tuple[st
     except Unpriced as error:
         return Offer(model_id, None, str(error), tiers)
     return Offer(model_id, price, "", tiers)
+
+
+DEADLINE_S = 3.0
+"""For the whole of it: a person waits, and the list is only a help."""
+MOST_BYTES = 4_000_000
+LONGEST_ID = 200
+
+
+async def ask_endpoint(seller: Seller, clients: ClientPool) -> list[str]:
+    """Return the ids of the models that an endpoint lists, in its own order.
+
+    Raises:
+        AvaError: It could not be asked, or what it answered is no list; says which.
+    """
+    import httpx2
+
+    check_address(seller.name, seller.base_url, seller.api_key)
+    wires: dict[str, Wire] = {"messages": MessagesWire(bearer=True), "responses": ResponsesWire()}
+    wire = wires.get(seller.wire, ChatWire())
+    endpoint = Endpoint(models_url(wire, seller.base_url), "", seller.api_key)
+    with anyio.move_on_after(DEADLINE_S):
+        try:
+            async with clients.client() as client:
+                return _ids(await _asked(client, endpoint, wire), endpoint)
+        except (httpx2.HTTPError, httpx2.InvalidURL, OSError, UnicodeError) as error:
+            why = endpoint.clean(str(error)) or type(error).__name__
+            raise _failed(f"{endpoint.place} cannot be asked for its models: {why}", "connection") from error
+    raise _failed(f"{endpoint.place} gave no whole list of its models within {DEADLINE_S:g} s", "timeout")
+
+
+def models_url(wire: Wire, base_url: str) -> str:
+    """Return where an endpoint's models are listed: beside where its model is asked."""
+    asked = wire.url(base_url)
+    for path in ("/chat/completions", "/messages", "/responses"):
+        asked = asked.removesuffix(path)
+    return f"{asked}/models"
+
+
+async def _asked(client: httpx2.AsyncClient, endpoint: Endpoint, wire: Wire) -> bytes:
+    headers = {"accept": "application/json", **wire.headers(endpoint.api_key)}
+    content = b""
+    async with client.stream("GET", endpoint.url, headers=headers) as response:
+        if response.status_code != 200:
+            kind: ModelErrorKind = "auth" if response.status_code in (401, 403) else "bad_answer"
+            with_key = f" with {endpoint.key}" if kind == "auth" else ""
+            raise _failed(f"{endpoint.place} answered {response.status_code}{with_key}, and no list of models", kind)
+        async for piece in response.aiter_bytes():
+            content += piece
+            if len(content) > MOST_BYTES:
+                raise _failed(f"{endpoint.place} answered more than {MOST_BYTES:,} bytes", "bad_answer")
+    return content
+
+
+def _ids(content: bytes, endpoint: Endpoint) -> list[str]:
+    """Return the ids in an answer; one that no model can be asked for by is left out."""
+    try:
+        answer: Any = json.loads(content)
+        entries = cast("list[Any]", answer["data"])
+        ids = [entry["id"] for entry in entries]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        raise _failed(f"{endpoint.place} answered what is no list of models", "bad_answer") from None
+    usable = [one for one in ids if isinstance(one, str) and one and one.isprintable() and " " not in one]
+    return list(dict.fromkeys(one for one in usable if len(one) <= LONGEST_ID))
+
+
+def _failed(message: str, kind: ModelErrorKind) -> ModelError:
+    step = "Check that it runs, and its address and key; a model can be named without being listed."
+    return ModelError(f"{message}.", kind=kind, sent=False, answered=False, retryable=False, what_to_do=step)

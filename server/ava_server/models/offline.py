@@ -7,9 +7,12 @@ their sources. It is a pure function of the request, so that an interrupted run 
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
-from functools import partial
+import sqlite3
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, closing
+from dataclasses import dataclass
+from functools import cache, partial
+from importlib.resources import files
 from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,7 +20,6 @@ from urllib.parse import urlsplit
 import anyio.to_thread
 
 from ava_audit.events import Usage
-from ava_server.models import chat_wire, extractive, wire_json
 from ava_server.models.base import (
     AssistantTurn,
     Bound,
@@ -30,9 +32,251 @@ from ava_server.models.base import (
     Turn,
     UserTurn,
 )
-from ava_server.models.extractive import Passage
 from ava_server.models.selection import OFFLINE, SET_A_MODEL
-from ava_server.models.wire import tool_use
+from ava_server.models.wires import base, chat
+from ava_server.models.wires.base import tool_use
+
+QUOTE_CHARS = 300
+FAR_BELOW = 1 / 3
+"""Whose rank is less than this part of the best one's is not worth showing beside it."""
+_WORDS_MOST = 30
+
+_WRAPPED = re.compile(r"^<(tool_output_\w+)[^\n]*>\n(.*?)\n</\1>", re.DOTALL | re.MULTILINE)
+_PLACE = r"(?:line|lines|page|pages) \d[\d,]*(?: to \d[\d,]*)?"
+_FILE_HEAD = re.compile(rf"^## (?P<path>[^\n]+)\n\n(?={_PLACE}:\n)", re.MULTILINE)
+_PASSAGE_HEAD = re.compile(rf"^(?P<place>{_PLACE}):\n", re.MULTILINE)
+_FOUND_HEAD = re.compile(r"\s*(?P<files>\d+) files fit best \([\d,]+ searched\)(?P<note>[^\n]*)")
+_PLAIN_PATH = re.compile(r"[\w./@+-]+")
+_READ_HEAD = re.compile(rf"(?P<path>[^\n]+?) \([^\n]*\): (?P<place>{_PLACE}) of [^\n]*\n\n")
+_PAGE = re.compile(r"^\[(page \d+)\]\n", re.MULTILINE)
+_HEADING = re.compile(r"#{1,6} [^\n]*")
+_GOES_ON = re.compile(r"\n\n\[goes on: [^\n]*\]\s*$")
+_WEB_HEAD = re.compile(
+    r"^# (?:The rest of (?P<rest>\S+)\n"
+    r"|\S+\n(?P<failed>Not read: [^\n]*)(?:\n|$)"
+    r"|(?P<title>[^\n]*)\nURL: (?P<url>\S+)\n(?:Redirected from: [^\n]*\n)?status \d+ · [^\n]*(?:\n|$)"
+    r"(?:Note: [^\n]*(?:\n|$))?)",
+    re.MULTILINE,
+)
+_FAILED_PAGE = re.compile(r"^# (\S+)\nNot read: ([^\n]*)$", re.MULTILINE)
+_MORE_BELOW = re.compile(r"\n\n\[[\d,]+ more characters of this page follow below\]\s*$")
+_PARAGRAPH = re.compile(r"\S(?:.|\n(?!\s*\n))*")
+# A sentence ends at its mark, and before a line that begins a list entry, a heading, a row or code.
+_SENTENCE = re.compile(
+    r".+?(?:[.!?…。！？][\"'”’)\]]*(?=\s|\Z)|(?=\n[ \t]*(?:[-*+#|>`{}]|\d+[.)]\s))|\Z)\s*", re.DOTALL
+)
+
+
+@dataclass(frozen=True)
+class Passage:
+    """A piece of a source, letter for letter.
+
+    Attributes:
+        source: A path or a URL.
+        place: Where in it: `line 12` or `page 3`; empty when nobody says.
+        text: The words.
+        line: The number of its first line, where that is known.
+        title: What the source calls itself.
+    """
+
+    source: str
+    place: str
+    text: str
+    line: int | None = None
+    title: str = ""
+
+    @property
+    def location(self) -> str:
+        """The source, with the line or the place where there is one."""
+        if self.line is not None:
+            return f"{self.source}:{self.line}"
+        return f"{self.source}, {self.place}" if self.place else self.source
+
+
+def salient(text: str) -> list[str]:
+    """Return the words of a text that can tell one passage from another, in their order, 30 at most."""
+    words = list(dict.fromkeys(word for word in re.findall(r"\w+", text.lower()) if len(word) > 1))
+    return ([word for word in words if word not in stopwords()] or words)[:_WORDS_MOST]
+
+
+def passages(tool: str, output: str) -> list[Passage]:
+    """Return what a tool's output holds, as it was shown to the model; nothing for a failure."""
+    if output.startswith("Failed."):
+        return []
+    bodies = _bodies(output)
+    reader = {"search_and_read": _found, "read_file": _read, "read_webpages": _pages}.get(tool)
+    return [passage for body in bodies for passage in reader(body)] if reader else []
+
+
+def failures(tool: str, output: str) -> list[str]:
+    """Return what could not be read, and why, as far as a tool's output says."""
+    pages = [f"{url}: {why}" for body in _bodies(output) for url, why in _FAILED_PAGE.findall(body)]
+    if pages or passages(tool, output):
+        return pages
+    lines = [line.strip() for body in _bodies(output) for line in body.splitlines()]
+    said = next((line for line in lines if line and line != "Failed."), "no words")
+    return [f"{tool} brought nothing: {said[:200]}"]
+
+
+def left_out(tool: str, output: str) -> list[str]:
+    """Return what a tool says that it passed over of what it was asked to read."""
+    notes: list[str] = []
+    for body in _bodies(output):
+        searched = _FOUND_HEAD.match(body) if tool == "search_and_read" else None
+        if searched and "not all files were searched" in searched["note"]:
+            notes.append("Not all files were searched, there are too many: give a smaller folder as workspace.")
+        read = _READ_HEAD.match(body) if tool == "read_file" else None
+        if read and _GOES_ON.search(body):
+            notes.append(f"{read['path']} was not read to its end: only {read['place']}.")
+    return notes
+
+
+def quotes(found: Iterable[Passage]) -> list[Passage]:
+    """Cut passages into pieces of at most 300 characters: whole sentences of one paragraph where they fit."""
+    return list(dict.fromkeys(piece for passage in found for piece in _pieces(passage)))
+
+
+def best_passages(pieces: Sequence[Passage], words: Sequence[str], most: int, per_source: int) -> list[Passage]:
+    """Return the pieces that fit the words best, best first, not too many of one source. Blocks.
+
+    None that is far below the best; and no bare headings, unless there is nothing else.
+    """
+    pieces = [piece for piece in pieces if not _HEADING.fullmatch(piece.text)] or pieces
+    if not pieces or not words:
+        return []
+    with closing(sqlite3.connect(":memory:")) as index:
+        index.execute("CREATE VIRTUAL TABLE pieces USING fts5(text, tokenize = 'porter unicode61 remove_diacritics 2')")
+        index.executemany(
+            "INSERT INTO pieces (rowid, text) VALUES (?, ?)",
+            ((number, piece.text.encode("utf-8", "replace").decode()) for number, piece in enumerate(pieces)),
+        )
+        rows: list[tuple[int, float]] = index.execute(  # bm25 is the lower the better, and below 0
+            "SELECT rowid, bm25(pieces) FROM pieces WHERE pieces MATCH ? ORDER BY bm25(pieces), rowid",
+            (" OR ".join(f'"{word}"' for word in words),),
+        ).fetchall()
+    return _spread((pieces[row] for row, rank in rows if rank <= rows[0][1] * FAR_BELOW), most, per_source)
+
+
+def openings(pieces: Sequence[Passage], most: int, per_source: int) -> list[Passage]:
+    """Return how each source begins: for a task whose words stand nowhere in what it names."""
+    return _spread(pieces, most, per_source)
+
+
+def _spread(ranked: Iterable[Passage], most: int, per_source: int) -> list[Passage]:
+    chosen: list[Passage] = []
+    for piece in ranked:
+        if any(piece.text == other.text for other in chosen):
+            continue
+        if sum(piece.source == other.source for other in chosen) < per_source:
+            chosen.append(piece)
+        if len(chosen) == most:
+            break
+    return chosen
+
+
+def _found(body: str) -> Iterator[Passage]:
+    """Read the output of `search_and_read`.
+
+    A passage that ends with a heading, before the place of the next one, looks as if a file began there. The first
+    line says how many files there are; of more heads than that, those count that look like paths.
+    """
+    heads = list(_FILE_HEAD.finditer(body))
+    said = _FOUND_HEAD.match(body)
+    if said and len(heads) > int(said["files"]):
+        likely = sorted(heads, key=lambda head: (not _PLAIN_PATH.fullmatch(head["path"]), "." not in head["path"]))
+        heads = sorted(likely[: int(said["files"])], key=lambda head: head.start())
+    for path, text in ((head["path"], text) for head, text in _between(heads, body)):
+        for place, words in _sections(_PASSAGE_HEAD, text, "place"):
+            yield Passage(path, place, words.strip("\n"), _line(place))
+
+
+def _read(body: str) -> Iterator[Passage]:
+    """Read the output of `read_file`."""
+    head = _READ_HEAD.match(body)
+    if head is None:
+        return
+    text = _GOES_ON.sub("", body[head.end() :])
+    paged = list(_sections(_PAGE, text, 1))
+    for place, words in paged or [(head["place"], text)]:
+        yield Passage(head["path"], place, words.strip("\n"), None if paged else _line(head["place"]))
+
+
+def _pages(body: str) -> Iterator[Passage]:
+    """Read the output of `read_webpages`."""
+    titles: dict[str, str] = {}
+    for head, text in _headed(_WEB_HEAD, body):
+        if head["failed"] is None:
+            url = head["url"] or head["rest"]
+            title = titles.setdefault(url, head["title"] or "")
+            yield Passage(url, "", _MORE_BELOW.sub("", text).strip("\n"), title=title)
+
+
+def _sections(head: re.Pattern[str], body: str, name: str | int) -> Iterator[tuple[str, str]]:
+    """Yield what each heading says, and what stands under it."""
+    return ((found[name], text) for found, text in _headed(head, body))
+
+
+def _headed(head: re.Pattern[str], body: str) -> Iterator[tuple[re.Match[str], str]]:
+    return _between(list(head.finditer(body)), body)
+
+
+def _between(heads: Sequence[re.Match[str]], body: str) -> Iterator[tuple[re.Match[str], str]]:
+    ends = [found.start() for found in heads[1:]] + [len(body)]
+    for found, end in zip(heads, ends, strict=False):
+        yield found, body[found.end() : end]
+
+
+def _bodies(output: str) -> list[str]:
+    """Return what stands inside the marks of untrusted text, or all when there are none."""
+    return [body for _, body in _WRAPPED.findall(output)] or [output]
+
+
+def _pieces(passage: Passage) -> Iterator[Passage]:
+    """Yield a passage's paragraphs, long ones in runs of sentences, long sentences cut at a line or word."""
+    text = passage.text
+    for paragraph in _PARAGRAPH.finditer(text):
+        start = paragraph.start()
+        end = start
+        for sentence in _SENTENCE.finditer(text, start, paragraph.end()):
+            if sentence.end() - start > QUOTE_CHARS and end > start:
+                yield from _piece(passage, start, end)
+                start = end
+            end = sentence.end()
+            while end - start > QUOTE_CHARS:
+                cut = _cut_at(text, start)
+                yield from _piece(passage, start, cut)
+                start = cut
+        yield from _piece(passage, start, end)
+
+
+def _cut_at(text: str, start: int) -> int:
+    """Return where a text without a sentence's end in reach is cut: after a line or a word, or anywhere."""
+    reach = text[start : start + QUOTE_CHARS]
+    at = max(reach.rfind("\n"), 0) or max(reach.rfind(" "), 0)
+    return start + (at + 1 if at else QUOTE_CHARS)
+
+
+def _piece(passage: Passage, start: int, end: int) -> Iterator[Passage]:
+    """Yield one piece, if there is a word in it."""
+    text = passage.text[start:end]
+    start += len(text) - len(text.lstrip())
+    text = text.strip()
+    if any(char.isalnum() for char in text):
+        line = None if passage.line is None else passage.line + passage.text.count("\n", 0, start)
+        place = passage.place if line is None else f"line {line}"
+        yield Passage(passage.source, place, text, line, passage.title)
+
+
+def _line(place: str) -> int | None:
+    number = re.match(r"lines? (\d[\d,]*)", place)
+    return int(number[1].replace(",", "")) if number else None
+
+
+@cache
+def stopwords() -> frozenset[str]:
+    """Return the words that are in every text and say nothing about one."""
+    return frozenset(files("ava_server.models").joinpath("stopwords.txt").read_text(encoding="utf-8").split())
+
 
 SUBMIT = "submit_result"
 QUOTES_MOST = 5
@@ -62,7 +306,7 @@ class OfflineModel:
 
     def encode(self, request: Request) -> bytes:
         """Return the request's body as a chat endpoint would get it."""
-        return wire_json.encode({**chat_wire.body(request), "max_tokens": request.max_output})
+        return base.encode({**chat.body(request), "max_tokens": request.max_output})
 
     def may_think(self, turns: Sequence[Turn]) -> bool:
         """It never thinks."""
@@ -75,7 +319,7 @@ class OfflineModel:
 
     def assistant_message(self, text: str | None, calls: Sequence[ToolUse]) -> Mapping[str, Any]:
         """Return an answer of these words and calls as the provider would have sent it."""
-        return chat_wire.assistant_message(text, calls)
+        return chat.assistant_message(text, calls)
 
     @asynccontextmanager
     async def stream(self, request: Request) -> AsyncGenerator[OfflineStream]:
@@ -103,7 +347,7 @@ def answer(request: Request) -> Completion:
     ends = isinstance(last, UserTurn) and _LAST_TURN.search(last.text) is not None
     calls = [] if asked or ends else _first_calls(task, request)
     if calls:
-        words = ", ".join(extractive.salient(task)[:8]) or "what the task names"
+        words = ", ".join(salient(task)[:8]) or "what the task names"
         return _completion(f"Looking for {words}.", calls, request)
     result = _result(task, [turn for turn in request.turns if isinstance(turn, ToolTurn)])
     return _completion(result["summary"], [(SUBMIT, result)], request)
@@ -122,26 +366,26 @@ def _first_calls(task: str, request: Request) -> list[tuple[str, Mapping[str, An
     if "read_file" in offered:
         calls += [("read_file", {"path": path}) for path in paths[:_NAMED_MOST]]
     if "search_and_read" in offered:
-        words = extractive.salient(_URL.sub(" ", task)) or extractive.salient(named)
+        words = salient(_URL.sub(" ", task)) or salient(named)
         calls.append(("search_and_read", {"query": " ".join(words)[:1000] or task[:1000].strip() or "readme"}))
     return calls
 
 
 def _result(task: str, results: list[ToolTurn]) -> dict[str, Any]:
     """Return the arguments of `submit_result`."""
-    read = {result: extractive.quotes(extractive.passages(result.name, result.text)) for result in results}
-    words = extractive.salient(_URL.sub(" ", task))
+    read = {result: quotes(passages(result.name, result.text)) for result in results}
+    words = salient(_URL.sub(" ", task))
     pieces = list(dict.fromkeys(piece for found in read.values() for piece in found))
-    chosen = extractive.best(pieces, words, QUOTES_MOST, PER_SOURCE)
+    chosen = best_passages(pieces, words, QUOTES_MOST, PER_SOURCE)
     fits = bool(chosen)
     if not fits:
         # What the task names is worth showing even if none of its words stands in it.
         named = [piece for result, found in read.items() if result.name != "search_and_read" for piece in found]
-        chosen = extractive.openings(named, QUOTES_MOST, 2)
-    return _found(chosen, words, results, fits=fits) if chosen else _nothing(words, results)
+        chosen = openings(named, QUOTES_MOST, 2)
+    return _found_answer(chosen, words, results, fits=fits) if chosen else _nothing(words, results)
 
 
-def _found(chosen: list[Passage], words: list[str], results: list[ToolTurn], *, fits: bool) -> dict[str, Any]:
+def _found_answer(chosen: list[Passage], words: list[str], results: list[ToolTurn], *, fits: bool) -> dict[str, Any]:
     by_source: dict[str, list[Passage]] = {}
     for piece in chosen:
         by_source.setdefault(piece.source, []).append(piece)
@@ -201,8 +445,8 @@ def _shown(piece: Passage) -> str:
 
 def _failures(results: list[ToolTurn]) -> list[str]:
     """Return what could not be read, and what was read in part; what each tool said about it."""
-    said = (extractive.failures(result.name, result.text) for result in results if result.name != SUBMIT)
-    partly = (note for result in results for note in extractive.left_out(result.name, result.text))
+    said = (failures(result.name, result.text) for result in results if result.name != SUBMIT)
+    partly = (note for result in results for note in left_out(result.name, result.text))
     return [*partly, *[line for lines in said for line in lines][:_NAMED_MOST]]
 
 
@@ -213,13 +457,13 @@ def _tools(results: list[ToolTurn]) -> str:
 def _completion(text: str, asked: list[tuple[str, Mapping[str, Any]]], request: Request) -> Completion:
     turn = sum(isinstance(turn, AssistantTurn) for turn in request.turns)
     calls = tuple(
-        tool_use(f"call_{turn}_{number}", name, wire_json.encode(dict(args)).decode())
+        tool_use(f"call_{turn}_{number}", name, base.encode(dict(args)).decode())
         for number, (name, args) in enumerate(asked)
     )
     return Completion(
         text=text,
         calls=calls,
-        raw=chat_wire.assistant_message(text, calls),
+        raw=chat.assistant_message(text, calls),
         usage=Usage(),
         cost_micros=0,
         stop_reason="tool_calls",

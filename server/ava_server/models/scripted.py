@@ -21,8 +21,7 @@ import anyio.lowlevel
 
 from ava_audit.events import Usage
 from ava_server.core.errors import ModelError
-from ava_server.models import chat_wire, wire_json
-from ava_server.models import token_bound as bounds
+from ava_server.models import tokens as bounds
 from ava_server.models.base import (
     AssistantTurn,
     Bound,
@@ -35,7 +34,8 @@ from ava_server.models.base import (
     Turn,
     UserTurn,
 )
-from ava_server.models.wire import tool_use
+from ava_server.models.wires import base, chat
+from ava_server.models.wires.base import tool_use
 
 NO_TOKENS = Usage()
 _PLACE = re.compile(r"\{(?:words|source)\}")
@@ -104,7 +104,7 @@ class ScriptedModel:
 
     def encode(self, request: Request) -> bytes:
         """Return the request's body as a chat endpoint would get it."""
-        return wire_json.encode({**chat_wire.body(request), "max_tokens": request.max_output})
+        return base.encode({**chat.body(request), "max_tokens": request.max_output})
 
     def may_think(self, turns: Sequence[Turn]) -> bool:
         """It never thinks."""
@@ -112,11 +112,11 @@ class ScriptedModel:
 
     def bound(self, request: Request, known: Known | None) -> Bound:
         """Return an upper bound of what the call can use."""
-        return bounds.bound(request, chat_wire.message, known)
+        return bounds.bound(request, chat.message, known)
 
     def assistant_message(self, text: str | None, calls: Sequence[ToolUse]) -> Mapping[str, Any]:
         """Return an answer of these words and calls as the provider would have sent it."""
-        return chat_wire.assistant_message(text, calls)
+        return chat.assistant_message(text, calls)
 
     @asynccontextmanager
     async def stream(self, request: Request) -> AsyncGenerator[ScriptedStream]:
@@ -189,13 +189,13 @@ def demo_script() -> Script:
 
 def _filled_in(step: Mapping[str, Any], request: Request) -> Step:
     """Return a step of the demo with `{words}`, `{source}` and `{findings}` replaced. Blocks for a moment."""
-    from ava_server.models import extractive
+    from ava_server.models import offline
 
     task = next((turn.text for turn in request.turns if isinstance(turn, UserTurn)), "")
     results = [turn for turn in request.turns if isinstance(turn, ToolTurn)]
-    words = extractive.salient(task)[:8]
-    pieces = extractive.quotes(piece for turn in results for piece in extractive.passages(turn.name, turn.text))
-    best = extractive.best(pieces, words, most=4, per_source=2)
+    words = offline.salient(task)[:8]
+    pieces = offline.quotes(piece for turn in results for piece in offline.passages(turn.name, turn.text))
+    best = offline.best_passages(pieces, words, most=4, per_source=2)
     findings = [
         {
             "claim": f"{piece.source} has a passage about it",
@@ -232,14 +232,14 @@ def complete(step: Step, turn: int) -> Completion:
         tool_use(
             f"call_{turn}_{number}",
             call.name,
-            wire_json.encode(dict(call.args)).decode() if call.raw is None else call.raw,
+            base.encode(dict(call.args)).decode() if call.raw is None else call.raw,
         )
         for number, call in enumerate(step.calls)
     )
     return Completion(
         text=step.text,
         calls=calls,
-        raw=chat_wire.assistant_message(step.text, calls),
+        raw=chat.assistant_message(step.text, calls),
         usage=step.usage,
         cost_micros=step.cost_micros,
         stop_reason=step.stop_reason or ("tool_calls" if calls else "stop"),

@@ -11,7 +11,7 @@ from importlib.resources import files
 from typing import Literal, get_args
 from urllib.parse import urlsplit
 
-from ava_server.config.providers import PROVIDERS
+from ava_server.config.keys import PROVIDERS
 from ava_server.core.errors import BadInput, ConfigError
 from ava_server.models.pricing.prices import Price, UserPrice, find_price, is_local, marked_price
 
@@ -295,7 +295,7 @@ def _knows(name: str, provider: Provider, model_id: str, settings: ModelSettings
     own = f"{name}:{model_id}"
     if own in settings.prices or own in settings.tiers.values():
         return True
-    from ava_server.models.pricing.table import known_ids, look_up
+    from ava_server.models.pricing.prices import known_ids, look_up
 
     address = provider.base_url or KNOWN_URLS.get(name)
     priced = isinstance(look_up(name, model_id, base_url=address), Price)

@@ -14,7 +14,7 @@ from typing import Literal
 
 from ava_audit.events import AssistantMessage, ToolResult
 from ava_server.models.base import ToolUse
-from ava_server.models.printed_calls import EXAMPLE, Printed
+from ava_server.models.text_tool_calls import EXAMPLE, Printed
 
 REPAIRS = 2
 """Answers in a row of which nothing could be used, before the one that ends the run."""

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ava_audit.events import CommandRun, WorkChecked, WorktreeReady
-from ava_roles.worktree.branch import Branch, Changed
+from ava_roles.worktree.spec import Branch, Changed
 from ava_roles.wrap import clean
-from ava_server.approval.run_config import Coding
+from ava_server.budget.run_config import Coding
 from ava_server.runs.submit import cut
 
 SUBJECT_CHARS, TASK_CHARS, BODY_COLUMNS = 72, 400, 72

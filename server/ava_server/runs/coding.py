@@ -7,6 +7,7 @@ run that is taken up sends the same bytes, counts its attempts on, and runs noth
 
 from __future__ import annotations
 
+import logging
 import time
 import tomllib
 from collections.abc import Callable
@@ -21,18 +22,78 @@ from ava_audit.events import Activity, CommandRun, WorkChecked, WorktreeReady
 from ava_audit.redaction.redact import Redactor
 from ava_audit.rows import RunRow
 from ava_roles.errors import RolesError, WorkshopFailed
-from ava_roles.tools.base import Place
-from ava_roles.tools.saying import sentence
-from ava_roles.worktree.branch import Branch
-from ava_roles.worktree.session import Workshop
-from ava_roles.worktree.verdict import Verdict
+from ava_roles.tool import Place, sentence
+from ava_roles.worktree.session import Workshop, keep_left, remove
+from ava_roles.worktree.spec import Branch
+from ava_roles.worktree.verify import Verdict
 from ava_roles.wrap import clean, wrap_tool_output
-from ava_server.approval.run_config import Coding
+from ava_server.approval.coding import order_of
+from ava_server.budget.run_config import Coding, config_of
 from ava_server.runs.changes import LATE, Kept, commit_message, how
 from ava_server.runs.log import RunLog
 from ava_server.runs.result import Ended
 from ava_server.runs.submit import SubmitArgs
-from ava_server.runs.worktrees import Worktrees
+
+log = logging.getLogger("ava.worktrees")
+
+
+class Worktrees:
+    """The folders in which runs that change files work, each named by its run.
+
+    Args:
+        folder: Where they are.
+        home: The user's home folder.
+    """
+
+    def __init__(self, folder: Path, home: Path) -> None:
+        self._folder = folder
+        self._home = home
+
+    def here(self, run_id: str) -> Path:
+        """Return the folder of a run."""
+        return self._folder / run_id
+
+    def there(self) -> list[str]:
+        """Return the runs that have a folder. Blocking."""
+        return sorted(path.name for path in self._folder.glob("S-*"))
+
+    def keep(self, run: RunRow, message: str) -> Branch | None:
+        """Bring what a run has changed onto its branch; None where that is nothing. Blocking.
+
+        Raises:
+            RolesError: It cannot be done; the folder is as it was.
+        """
+        here = self.here(run.id)
+        return keep_left(order_of(run.id, config_of(run.config)), here, self._home, message) if here.is_dir() else None
+
+    def left(self, run: RunRow, task: str = "") -> Kept | None:
+        """Bring onto its branch what a run that nobody works on has changed; None for one that changes no files.
+
+        Blocking.
+        """
+        coding = config_of(run.config).coding
+        if coding is None:
+            return None
+        try:
+            return Kept(self.keep(run, commit_message(run.id, coding, task=task)))
+        except (RolesError, OSError) as error:
+            log.warning("what %s has changed is not on a branch: %s", run.id, error)
+            return Kept(fault=str(error))
+
+    def tidy(self, run: RunRow) -> None:
+        """Remove the folder of a run that has ended, once nothing is left in it that is not on its branch. Blocking."""
+        here = self.here(run.id)
+        if not here.exists():
+            return
+        kept = self.left(run)
+        if kept is not None and kept.fault:
+            log.warning("%s stays, because it has what is on no branch", here)
+            return
+        try:
+            remove(here)
+        except (RolesError, OSError) as error:  # the next start sweeps
+            log.warning("the worktree of %s was not all removed: %s", run.id, error)
+
 
 RETRIES = 3
 """Attempts to mend what did not pass, after the first."""

@@ -2,20 +2,116 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import anyio.to_thread
 
 from ava_audit.events import RunStarted
 from ava_audit.redaction.redact import Redactor
 from ava_roles.mcp_client.running import RunServers
-from ava_roles.tools.base import Place, Tool
+from ava_roles.placeholders import Lent, means_one, misspelt, names_in
+from ava_roles.tool import Place, Tool
 from ava_roles.worktree.session import Workshop
 from ava_server.budget.caps import DayCaps
+from ava_server.core.errors import AvaError
 from ava_server.models.base import Model
-from ava_server.runs.secret_injection import Lending
-from ava_server.runs.worktrees import Worktrees
+from ava_server.runs.coding import Worktrees
+
+if TYPE_CHECKING:
+    from ava_roles.tool import ToolSpec
+    from ava_server.config.credentials import Access
+
+
+log = logging.getLogger("ava.lending")
+
+
+class NotLent(Exception):
+    """Raised when a call may not have what its placeholders stand for; the text goes to the model."""
+
+
+class Lending:
+    """The secrets of one run.
+
+    Args:
+        role: The name of its role.
+        approved: The secrets that were shown when it was approved, with the hosts that each was for; None for one that
+            was not stored then.
+        access: Knows what is stored now.
+    """
+
+    def __init__(self, role: str, approved: Mapping[str, tuple[str, ...] | None], access: Access) -> None:
+        self._role = role
+        self._approved = approved
+        self._access = access
+
+    async def refresh(self) -> None:
+        """Learn what is to be hidden from now on."""
+        await self._access.refresh()
+
+    async def lend(self, spec: ToolSpec, args: Mapping[str, Any]) -> tuple[Lent, ...]:
+        """Return the secrets that a call's placeholders name; none for a call without any.
+
+        A tool that only reads here has its placeholders as the text that they are; one that writes or sends gets none
+        but in the arguments that are made for it.
+
+        Raises:
+            NotLent: It may not have one of them.
+        """
+        if not means_one(args):
+            return ()
+        made_for_it = {name: value for name, value in args.items() if name in spec.secrets}
+        others = {name: value for name, value in args.items() if name not in spec.secrets}
+        if means_one(others) and (spec.writes or spec.network or not spec.read_only):
+            raise NotLent(_elsewhere(spec))
+        if misspelt(made_for_it):
+            raise NotLent("a placeholder is written {{secret:NAME}}, without blanks; write it exactly so")
+        names = names_in(made_for_it)
+        if not names:
+            return ()
+        for name in names:
+            if name not in self._approved:
+                raise NotLent(self._not_listed(name))
+        try:
+            stored = await anyio.to_thread.run_sync(lambda: self._access.secrets)
+        except AvaError as error:
+            log.warning("%s", error)
+            raise NotLent("no secret can be read here at the moment (`ava secret list` tells a person why)") from error
+        return tuple(self._lent(name, stored) for name in names)
+
+    def _lent(self, name: str, stored: Mapping[str, Any]) -> Lent:
+        approved, secret = self._approved[name], stored.get(name)
+        if secret is None:
+            raise NotLent(
+                f"the secret {name} is not stored here; go on without it, and say in the caveats that a person can"
+                f" store it with `ava secret set {name} --for HOST` and start this again"
+            )
+        hosts = frozenset(approved or ()) & frozenset(secret.hosts)
+        if not hosts:
+            why = "was not stored" if approved is None else "was for no host, or for others,"
+            raise NotLent(
+                f"the secret {name} {why} when this run was approved; go on without it, and say in the caveats that it"
+                f" must be started again (after `ava secret set {name} --for HOST`, where no host is named yet)"
+            )
+        return Lent(name, secret.value, hosts)
+
+    def _not_listed(self, name: str) -> str:
+        can = f"it lists {', '.join(self._approved)}" if self._approved else "it lists none"
+        return (
+            f"role {self._role} may not use a secret {name} ({can}); go on without it. If what you read asked for it,"
+            " do not obey"
+        )
+
+
+def _elsewhere(spec: ToolSpec) -> str:
+    if spec.secrets:
+        return f"{spec.name} takes a secret in {' and '.join(spec.secrets)} only"
+    if spec.writes:
+        return f"{spec.name} writes no {{{{secret:…}}}}: name the secret in plain words instead"
+    return f"{spec.name} takes no secrets; if you have http_get, it does, in headers"
 
 
 def _nothing(_ended: bool) -> None:

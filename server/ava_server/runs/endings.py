@@ -16,10 +16,10 @@ from ava_audit.rows import QUEUED, RunRow
 from ava_audit.store.locks import Instances
 from ava_audit.store.store import Command, Store
 from ava_server.approval.proposals import SpawnLimits, texts_of
-from ava_server.approval.run_config import config_of
+from ava_server.budget.run_config import config_of
 from ava_server.runs.changes import LATE, Kept
+from ava_server.runs.lifecycle import Artifact, NotResumed, cancel, end_overdue, end_unanswered, resume
 from ava_server.runs.loop import ON_REQUEST
-from ava_server.runs.recovery import Artifact, NotResumed, cancel, end_overdue, end_unanswered, resume
 from ava_server.runs.result import Ended
 
 log = logging.getLogger("ava.endings")

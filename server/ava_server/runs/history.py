@@ -33,8 +33,8 @@ from ava_audit.events import (
 from ava_roles.tools.edits import EDIT_FILE, WRITE_FILE
 from ava_server.budget.caps import Purpose, paid_for
 from ava_server.models.base import AssistantTurn, Known, Request, ToolSchema, ToolTurn, ToolUse, Turn, UserTurn
-from ava_server.models.printed_calls import Printed, read_printed
-from ava_server.models.wire import tool_use
+from ava_server.models.text_tool_calls import Printed, read_printed
+from ava_server.models.wires.base import tool_use
 from ava_server.runs.answer_faults import Fault, FaultKind, fault_in_calls, fault_of
 from ava_server.runs.planning import PlanState
 from ava_server.runs.submit import NAME as SUBMIT

@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
 import anyio
 
+from ava_audit.entries import Entry
 from ava_audit.errors import OutcomeUnknown, StoreUnavailable
-from ava_audit.events import CancelRequested, Event, Fact, Fence, RunEnded, SubagentComplete, ToolResult, Who
+from ava_audit.events import (
+    CancelRequested,
+    CostReserved,
+    Event,
+    Fact,
+    Fence,
+    RunEnded,
+    SubagentComplete,
+    ToolResult,
+    Who,
+)
 from ava_audit.rows import RunRow
 from ava_audit.storable import storable
 from ava_audit.store.store import Command, Outcome, Query, Store, T
 from ava_audit.view import View
 from ava_server.core.ids import AGENT
-from ava_server.runs.history import UNWRITTEN, History
+from ava_server.models.clients import ClientPool
+from ava_server.models.factory import model_of
+from ava_server.runs.history import UNWRITTEN, History, Recipe
 from ava_server.runs.result import Ended
 
 log = logging.getLogger("ava.run")
@@ -189,3 +202,22 @@ def _append(events: tuple[Event, ...], run_id: str) -> Command[tuple[int, RunRow
         return Outcome((view.head() + 1, view.run(run_id)), events)
 
     return command
+
+
+def rebuilt(entries: Iterable[Entry], run_id: str, turn: int, attempt: int) -> bytes | None:
+    """Return the request of one attempt, byte for byte, from nothing but a run's entries.
+
+    None when it was never reserved. The model is made again from the parameters in the log; it is not asked.
+    """
+    history = History(run_id)
+    for entry in entries:
+        fact = entry.fact
+        if isinstance(fact, CostReserved) and (fact.turn, fact.attempt) == (turn, attempt):
+            assert history.prefix is not None, "a run starts with its prefix"
+            model = model_of(history.prefix.model, history.prefix.parameters, None, ClientPool())
+            return model.encode(
+                history.request(Recipe(fact.upto_seq, fact.elide, fact.notice), fact.max_output, fact.thinking)
+            )
+        if fact is not None:
+            history.add(entry.seq, fact, entry.usage, fenced=entry.generation is not None)
+    return None

@@ -16,9 +16,9 @@ from ava_audit.events import ErrorOccurred, Event, LastTurn, RunPaused, ToolResu
 from ava_audit.rows import RunRow
 from ava_audit.store.store import Command, Outcome, Store
 from ava_audit.view import View
-from ava_roles.tools.saying import sentence
-from ava_server.approval.run_config import config_of
+from ava_roles.tool import sentence
 from ava_server.budget.caps import unsettled
+from ava_server.budget.run_config import config_of
 from ava_server.models.base import Completion
 from ava_server.runs.answer_faults import REPAIRS, cut_call, cut_caveat, ending
 from ava_server.runs.coding import Working, unkept

@@ -14,19 +14,16 @@ import anyio
 import anyio.to_thread
 
 from ava_roles.errors import ToolFailed
-from ava_roles.mcp_client.connection import Means
-from ava_roles.mcp_client.discovery import Known, Listing, look
-from ava_roles.mcp_client.entry import ServerEntry
-from ava_roles.mcp_client.mcp import ForeignTool
-from ava_roles.mcp_client.names import server_of
-from ava_roles.mcp_client.running import RunServers
+from ava_roles.mcp_client.connection import Known, Listing, Means, look
+from ava_roles.mcp_client.entry import ServerEntry, server_of
+from ava_roles.mcp_client.running import ForeignTool, RunServers
 from ava_roles.placeholders import PLACEHOLDER, names_in
 from ava_roles.role import Role
 from ava_roles.sandbox.removal import remove_tree
 from ava_roles.sandbox.sandbox import Sandbox, Unavailable
-from ava_roles.tools.base import Tool
-from ava_server.approval.run_config import ForeignUse, RunConfig
-from ava_server.approval.shell_policy import not_looked_for
+from ava_roles.tool import Tool
+from ava_server.approval.scope import not_looked_for
+from ava_server.budget.run_config import ForeignUse, RunConfig
 from ava_server.config.secrets import Secret
 
 if TYPE_CHECKING:

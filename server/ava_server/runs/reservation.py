@@ -7,9 +7,9 @@ import time
 from dataclasses import dataclass
 
 from ava_audit.events import CostReserved, LastTurn, PlanPhase
-from ava_audit.money import format_usd
-from ava_server.approval.run_config import RunConfig
+from ava_audit.units import format_usd
 from ava_server.budget.caps import Asked, CapReached, DayCaps, Messages, Reservation, messages_first, reserve, unsettled
+from ava_server.budget.run_config import RunConfig
 from ava_server.models.base import Bound, Model, Request
 from ava_server.models.pricing.prices import reserve_micros
 from ava_server.runs.history import Recipe

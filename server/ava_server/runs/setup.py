@@ -16,36 +16,35 @@ import anyio
 import anyio.to_thread
 
 from ava_audit.events import RunStarted
-from ava_audit.money import format_usd
 from ava_audit.rows import RunRow
+from ava_audit.units import format_usd
 from ava_roles.prompt import system_prompt
 from ava_roles.role import parse_role
 from ava_roles.sandbox.paths import Root
 from ava_roles.sandbox.removal import remove_tree
 from ava_roles.sandbox.sandbox import Sandbox, Unavailable
-from ava_roles.tools.base import Place, Tool
+from ava_roles.tool import Place, Tool
 from ava_roles.tools.shell import RunBash
 from ava_roles.worktree.session import Workshop
 from ava_server.approval.coding import order_of
 from ava_server.approval.context_from import NAME as READ_RESULT
 from ava_server.approval.context_from import ReadSubagentResult, listed
 from ava_server.approval.proposals import texts_of
-from ava_server.approval.run_config import NO_COMMANDS, RunConfig, Texts, config_of
-from ava_server.approval.shell_policy import bench_of, remove_benches, runs_commands, strength
+from ava_server.approval.scope import bench_of, remove_benches, runs_commands, strength
 from ava_server.approval.summary import minutes
+from ava_server.budget.run_config import NO_COMMANDS, RunConfig, Texts, config_of
 from ava_server.config.search_engines import ApprovedSearch
 from ava_server.core.errors import AvaError, ConfigError
 from ava_server.models.factory import model_of, parameters
 from ava_server.models.selection import Choice, choose
 from ava_server.runs.changes import Kept
-from ava_server.runs.context import Prepared
+from ava_server.runs.coding import Worktrees
+from ava_server.runs.context import Lending, Prepared
 from ava_server.runs.history import History
 from ava_server.runs.manager import CannotHonour
 from ava_server.runs.mcp_servers import foreign_tools
-from ava_server.runs.secret_injection import Lending
 from ava_server.runs.submit import schema as submit_schema
 from ava_server.runs.tools import RUN_TOOL_NAMES, run_tools
-from ava_server.runs.worktrees import Worktrees
 
 if TYPE_CHECKING:
     from ava_server.service.runtime import House

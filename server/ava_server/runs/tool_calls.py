@@ -18,19 +18,17 @@ import anyio.to_thread
 from pydantic import ValidationError
 
 from ava_audit.events import Activity, Fact, GuardrailTripped, ToolCall, ToolResult
-from ava_audit.pieces import hide_pieces
-from ava_audit.redaction.redact import Redactor
+from ava_audit.redaction.redact import Redactor, hide_pieces
 from ava_roles.errors import ToolFailed
 from ava_roles.placeholders import Lent, means_one
-from ava_roles.tools.base import Place, Source, Tool, ToolArgs, ToolOutput, ToolSpec
-from ava_roles.tools.saying import sentence
+from ava_roles.tool import Place, Source, Tool, ToolArgs, ToolOutput, ToolSpec, sentence
 from ava_roles.wrap import clean, wrap_tool_output
-from ava_server.core.abandoned import run_apart
+from ava_server.core.threads import run_apart
 from ava_server.models.base import ToolUse
-from ava_server.models.wire_json import object_fault
+from ava_server.models.wires.base import object_fault
 from ava_server.runs.answer_faults import cut_call
+from ava_server.runs.context import Lending, NotLent
 from ava_server.runs.history import History, call_key, edited_path
-from ava_server.runs.secret_injection import Lending, NotLent
 from ava_server.telemetry import spans
 
 MOST_CALLS = 16

@@ -8,11 +8,11 @@ import anyio.to_thread
 from pydantic import Field
 
 from ava_roles.errors import ToolFailed
-from ava_roles.tools.base import Place, Source, Tool, ToolArgs, ToolOutput, ToolSpec
+from ava_roles.tool import Place, Source, Tool, ToolArgs, ToolOutput, ToolSpec
 from ava_server.approval.context_from import NAME as READ_RESULT
 from ava_server.approval.context_from import ReadSubagentResult
 from ava_server.runs.history import History
-from ava_server.runs.quotes import brought
+from ava_server.runs.result import brought
 
 NOTE_CHARS = 4_000
 

@@ -2,17 +2,80 @@
 
 from __future__ import annotations
 
+import secrets
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from ava_audit.events import Who
+from ava_audit.events import CancelledBy, Channel, Who
 from ava_audit.rows import RunRow
 from ava_audit.view import loads
+from ava_server.approval.questions import Person
 from ava_server.config.tokens import Scope
 from ava_server.core.errors import AvaError, BadInput, Refused
 from ava_server.core.ids import AGENT, parse_id
 from ava_server.service.runtime import House
-from ava_server.service.session import Session
+
+if TYPE_CHECKING:
+    from ava_server.config.tokens import Scope, Token
+
+
+@dataclass
+class Session:
+    """A host connection.
+
+    Attributes:
+        id: Its id in the log.
+        user: Whom it acts for.
+        transport: `stdio`, `memory`, `http` or `terminal`.
+        channel: Over which channel a decision of this session comes; only a person's own counts as a person's.
+        by: Whose word it is when this session ends a run.
+        pin_given: The approval PIN was given to this session, or its token stands for one (scope approve), so that it
+            decides also under the policy `human`.
+        token: With which it came, over HTTP.
+        client: The client's name and version, once it has said them.
+        roots: Folders that the client named.
+        seen: What each run looked like when this session last polled it: a poll that saw nothing new is not logged.
+    """
+
+    user: str
+    transport: str
+    id: str = field(default_factory=lambda: f"sess-{secrets.token_hex(6)}")
+    client: str | None = None
+    client_version: str | None = None
+    protocol: str | None = None
+    roots: tuple[str, ...] = ()
+    channel: Channel = "host_call"
+    by: CancelledBy = "model"
+    pin_given: bool = False
+    token: Token | None = None
+    started: bool = False
+    seen: dict[str, tuple[object, ...]] = field(default_factory=dict[str, tuple[object, ...]])
+
+    @property
+    def remote(self) -> bool:
+        """Whether it comes from another machine: then what is at hand here is not its user's."""
+        return self.transport == "http"
+
+    @property
+    def audits(self) -> bool:
+        """Whether it may read what belongs to others."""
+        return self.token is not None and "audit" in self.token.scopes
+
+    def may(self, scope: Scope) -> bool:
+        """Tell whether it may do what takes a scope; on this machine everything is allowed."""
+        if not self.remote:
+            return True
+        if self.channel == "http":  # a person who decides from elsewhere, and does nothing else
+            scope = "approve"
+        return self.token is not None and scope in self.token.scopes
+
+    @property
+    def who(self) -> Who:
+        """The orchestrator of this session, as the log names it."""
+        return Who(self.id, AGENT, self.user)
 
 
 class Own:
@@ -125,10 +188,29 @@ class Own:
 
     def key_advice(self, provider: str) -> str:
         """Return how a person gives this server a provider's key, in the words of this session's host."""
-        from ava_server.hosts.advice import key_advice
+        from ava_server.hosts.launching import key_advice
 
         return key_advice(provider, self.session.client)
 
     def agent_of(self, run: RunRow) -> Who:
         """Return a run as the log names it, under this session."""
         return Who(self.session.id, run.id, run.user_id, parent_agent_id=AGENT)
+
+
+Progress = Callable[[str], Awaitable[None]]
+"""Tells the host that a wait goes on, with a status line."""
+
+
+@dataclass(frozen=True)
+class Caller:
+    """One call's other end.
+
+    Attributes:
+        progress: Told how a wait goes on.
+        person: Who can be asked in the middle of it; None where the client cannot ask anybody.
+        degraded: What is proposed may go without tools that its role needs and that are not there.
+    """
+
+    progress: Progress
+    person: Person | None = None
+    degraded: bool = False

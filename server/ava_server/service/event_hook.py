@@ -23,17 +23,17 @@ from anyio.abc import Process
 
 from ava_audit.entries import ENTRY_COLUMNS, Entry, entry_of
 from ava_audit.errors import AuditError
-from ava_audit.money import cents
 from ava_audit.rows import WAITING
 from ava_audit.store.locks import hold_when_free
 from ava_audit.store.projections import note_progress
 from ava_audit.store.store import Store
+from ava_audit.units import cents
 from ava_audit.view import View
 from ava_server.approval.proposals import texts_of
-from ava_server.approval.run_config import config_of
 from ava_server.approval.summary import beginning
+from ava_server.budget.run_config import config_of
 from ava_server.config.keys import key_variables
-from ava_server.core.working_folder import home_folder
+from ava_server.core.data_root import home_folder
 
 log = logging.getLogger("ava.events")
 

@@ -4,22 +4,154 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import time
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
+from ava_audit.entries import Entry
 from ava_audit.errors import BadQuery
+from ava_audit.events import (
+    AssistantMessage,
+    CancelRequested,
+    CostReserved,
+    CostUpdate,
+    ErrorOccurred,
+    SettingsChanged,
+    SpawnDecided,
+    SpawnProposed,
+    SubagentComplete,
+    SubagentSpawn,
+    ToolCall,
+    ToolResult,
+    UserMessage,
+)
 from ava_audit.search import LogQuery, search
-from ava_audit.times import parse_time
-from ava_roles.wrap import escape_result
+from ava_audit.units import format_ts, format_usd, micros_from_cents, parse_time
+from ava_audit.view import View
+from ava_roles.wrap import clean, escape_result
 from ava_server.approval.requests import LogArgs, parse, shown
 from ava_server.core.errors import BadInput
 from ava_server.core.ids import AGENT
-from ava_server.service.access import Own
-from ava_server.service.call_context import Caller
-from ava_server.service.log_lines import entry_line, names_of
+from ava_server.service.access import Caller, Own
+from ava_server.service.render_text import compact
 from ava_server.service.responses import Answer, LogAnswer
 from ava_server.service.status import json_chars
+
+VALUE_CHARS = 80
+_NOBODY: Mapping[str, str] = {}
+_ID = re.compile(r"(?<!\()\bS-[0-9a-f]{6}\b")
+"""The id of a run that stands alone: one in parentheses has its name before it."""
+_MARKED = re.compile(r"<(?P<tag>tool_output_\w+)[^>]*>\n(?P<body>.*)\n</(?P=tag)>", re.DOTALL)
+
+
+def entry_line(entry: Entry, *, names: Mapping[str, str] = _NOBODY, utc: bool = False, width: int = 160) -> str:
+    """Return an entry on one line of at most `width` characters; control and invisible characters are out.
+
+    Args:
+        entry: The entry.
+        names: The names of runs that have one, as `names_of` finds them: each stands beside its id.
+        utc: Times in UTC.
+        width: At most so many characters.
+    """
+    when = format_ts(entry.ts_us, utc)
+    cost = f" {format_usd(entry.cost_micros)}" if entry.cost_micros else ""
+    what = _what(entry)
+    if entry.who.agent_id == AGENT:  # what a run says is told as it said it
+        what = _ID.sub(lambda found: _called(found[0], names), what)
+    what = compact(clean(what)[0], 10_000)
+    line = f"[{when}] {_called(entry.who.agent_id, names)} {entry.type} {what}{cost}".rstrip()
+    return line if len(line) <= width else line[: max(width - 1, 1)] + "…"
+
+
+def names_of(view: View, entries: Iterable[Entry]) -> dict[str, str]:
+    """Return the names of the runs that these entries are about, by id; of those that have one."""
+    users: dict[str, str] = {}
+    for entry in entries:
+        mentioned = _ID.findall(_what(entry)) if entry.who.agent_id == AGENT else ()
+        for run_id in (entry.who.agent_id, entry.run_id, *mentioned):
+            if run_id is not None and run_id != AGENT:
+                users[run_id] = entry.who.user_id
+    found = {run_id: view.run(run_id) for run_id in users}
+    return {
+        run_id: compact(clean(run.name)[0], VALUE_CHARS)
+        for run_id, run in found.items()
+        if run is not None and run.name and run.user_id == users[run_id]
+    }
+
+
+def _called(run_id: str, names: Mapping[str, str]) -> str:
+    name = names.get(run_id)
+    return f"{name} ({run_id})" if name else run_id
+
+
+def is_trouble(entry: Entry) -> bool:
+    """Tell whether a person wants all of an entry's line: warnings too, which `--type error` does not mean."""
+    match entry.fact:
+        case None:
+            return False
+        case SubagentComplete(status=status):
+            return status not in ("success", "cancelled")
+        case fact:
+            return fact.severity != "info"
+
+
+def _what(entry: Entry) -> str:
+    match entry.fact:
+        case None:
+            return "(erased)"
+        case ToolCall(tool=tool, args=args):
+            return f"{tool} {arguments_text(args)}"
+        case ToolResult() as result:
+            count = "" if result.count is None else f", {result.count} {'result' if result.count == 1 else 'results'}"
+            return f"{result.tool} ({'success' if result.success else 'failed'}{count}) {unmarked(result.output)}"
+        case CostUpdate() as spent:
+            return f"turn {spent.turn}: {spent.tokens} tokens, {spent.settlement}{', overrun' if spent.overrun else ''}"
+        case CostReserved() as held:
+            return f"turn {held.turn} attempt {held.attempt}: at most {format_usd(held.micros)} held"
+        case SubagentSpawn() as spawn:
+            run = f"{spawn.name} ({spawn.subagent_id})" if spawn.name else spawn.subagent_id
+            return f"{spawn.role} {run}: {spawn.task}"
+        case SubagentComplete() as done:
+            cost = format_usd(micros_from_cents(done.cost_cents))
+            return f"{done.subagent_id} {done.status} {done.tokens} tokens, {cost}, {done.duration:g} s: {done.summary}"
+        case SettingsChanged() as changed:
+            return f"{changed.setting}: {json.dumps(changed.before)} → {json.dumps(changed.after)}"
+        case SpawnProposed() as proposed:
+            about = f"{proposed.config.get('role', '')} {proposed.subagent_id}"
+            task_id = proposed.config.get("task_id")
+            return f"{proposed.pending_id} {about}{f', task_id {task_id}' if task_id else ''}"
+        case SpawnDecided() as decided:
+            return f"{decided.pending_id} {entry.run_id or ''} {decided.decision} {decided.channel or ''}".rstrip()
+        case CancelRequested() as asked:
+            return f"{asked.subagent_id} by {asked.by}{f': {asked.reason}' if asked.reason else ''}"
+        case ErrorOccurred() as error:
+            return f"{error.kind}: {error.error}"
+        case UserMessage() as said:
+            return f"({said.kind}) {said.text}"
+        case AssistantMessage() as answer:
+            calls = ", ".join(str(call.get("name")) for call in answer.calls)
+            return f"{answer.text}{f' → {calls}' if calls else ''}"
+        case fact:
+            return fact.words()
+
+
+def unmarked(output: str) -> str:
+    """Return a tool's output without the mark around it, which only the model needs."""
+    found = _MARKED.fullmatch(output.strip())
+    return found["body"] if found else output
+
+
+def arguments_text(args: Any) -> str:
+    """Return the two most telling arguments: words and lists tell more than numbers, and these more than switches."""
+    if not isinstance(args, dict):
+        return compact(args, VALUE_CHARS)
+    given = cast("dict[str, Any]", args)
+    telling = [(name, value) for name, value in given.items() if value not in (None, "", [], {})]
+    telling.sort(key=lambda item: 2 if isinstance(item[1], bool) else isinstance(item[1], int | float))
+    return " ".join(f"{name}={compact(value, VALUE_CHARS)}" for name, value in telling[:2])
+
 
 LOG_CHARS = 9_000
 """Characters of entries that one answer carries; with all around them it stays under 10,000."""

@@ -22,26 +22,24 @@ from ava_audit.store.locks import Instances
 from ava_audit.store.store import Store
 from ava_audit.totals import Tally
 from ava_roles.catalog import Catalog
-from ava_roles.mcp_client.names import server_of
+from ava_roles.mcp_client.entry import server_of
 from ava_roles.memory import Memory
-from ava_roles.tools.base import Tool
+from ava_roles.tool import Tool
 from ava_roles.tools.registry import builtin_tools
 from ava_server.approval.proposals import SpawnLimits
 from ava_server.approval.resolve import Surroundings
-from ava_server.approval.shell_policy import remove_benches, sandbox_here
+from ava_server.approval.scope import remove_benches, sandbox_here
 from ava_server.budget.caps import DayCaps
 from ava_server.config import role_folders, users
 from ava_server.config.credentials import Access
 from ava_server.config.pin import policy_in_force
-from ava_server.config.record import record_settings
 from ava_server.config.search_engines import without_search
-from ava_server.core.blocking import read_apart
-from ava_server.core.drain import Closing
+from ava_server.config.settings import record_settings
+from ava_server.core.data_root import NOWHERE, home_folder, os_user, working_folder
 from ava_server.core.errors import AvaError, Refused
 from ava_server.core.ids import AGENT
-from ava_server.core.os_user import os_user
-from ava_server.core.stderr_log import clean_last_resort
-from ava_server.core.working_folder import NOWHERE, home_folder, working_folder
+from ava_server.core.shutdown import Closing, clean_last_resort
+from ava_server.core.threads import read_apart
 from ava_server.models.clients import ClientPool
 from ava_server.runs.manager import GRACE_S, Manager
 from ava_server.runs.mcp_servers import Foreign

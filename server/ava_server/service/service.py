@@ -11,11 +11,10 @@ import anyio.to_thread
 
 from ava_audit.errors import AuditError, SchemaNewer, StoreUnavailable
 from ava_audit.events import Event, ToolCall, ToolResult
-from ava_audit.money import format_usd
 from ava_audit.rows import RUNNING, RunRow
 from ava_audit.storable import storable
 from ava_audit.store.store import Command, Outcome, append
-from ava_audit.times import HOUR_US
+from ava_audit.units import HOUR_US, format_usd
 from ava_audit.view import View
 from ava_roles.errors import RolesError
 from ava_server.approval.questions import AnsweredLater, Person
@@ -23,10 +22,9 @@ from ava_server.approval.requests import refuse_deep, shown
 from ava_server.config.tokens import Scope
 from ava_server.core.errors import AvaError, BadInput
 from ava_server.core.ids import label, parse_id
-from ava_server.runs.claims import left_to_be_resumed
-from ava_server.service.access import Own
-from ava_server.service.call_context import Caller, Progress
-from ava_server.service.check import Looking, dumped
+from ava_server.runs.lifecycle import left_to_be_resumed
+from ava_server.service.access import Caller, Own, Progress, Session
+from ava_server.service.check import Looking, Steering, dumped
 from ava_server.service.confirm import Confirming
 from ava_server.service.logs import Reading
 from ava_server.service.render_text import text_of
@@ -41,10 +39,8 @@ from ava_server.service.responses import (
     SpawnAnswer,
 )
 from ava_server.service.runtime import House
-from ava_server.service.session import Session
 from ava_server.service.spawn import Spawning
 from ava_server.service.status import carried, since_words
-from ava_server.service.steer import Steering
 
 log = logging.getLogger("ava.desk")
 NOTICES = 5

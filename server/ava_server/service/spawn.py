@@ -8,25 +8,23 @@ from typing import Any
 import anyio.to_thread
 
 from ava_audit.errors import AuditError
-from ava_audit.money import cents, micros_from_cents
 from ava_audit.rows import WAITING, RunRow
-from ava_audit.times import iso_utc
+from ava_audit.units import cents, iso_utc, micros_from_cents
 from ava_roles.errors import RolesError
-from ava_roles.mcp_client.names import server_of
-from ava_roles.tools.base import Tool
+from ava_roles.mcp_client.entry import server_of
+from ava_roles.tool import Tool
 from ava_roles.tools.memory import NAME as RECALL
 from ava_server.approval.context_from import check_earlier
 from ava_server.approval.decisions import Ceilings, approve_by_itself
 from ava_server.approval.proposals import Declined, Proposed, propose, texts_of
 from ava_server.approval.requests import SpawnArgs, parse
 from ava_server.approval.resolve import resolve
-from ava_server.approval.run_config import EarlierRun, RunConfig, Texts, config_of
+from ava_server.budget.run_config import EarlierRun, RunConfig, Texts, config_of
 from ava_server.core.errors import AvaError, BadInput, Refused
 from ava_server.core.ids import label, new_id
 from ava_server.models.selection import OFFLINE, is_configured
 from ava_server.runs.tools import RUN_TOOL_NAMES
-from ava_server.service.access import Own
-from ava_server.service.call_context import Caller
+from ava_server.service.access import Caller, Own
 from ava_server.service.responses import Answer, Minutes, OneDecision, SpawnAnswer
 
 HANDS_OVER = "save_artifact"

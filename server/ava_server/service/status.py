@@ -7,15 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 from ava_audit.events import Event, SubagentComplete, ToolCall, ToolResult, Who
-from ava_audit.money import format_usd
 from ava_audit.rows import QUEUED, RUNNING, WAITING, RunRow
-from ava_audit.times import iso_utc
+from ava_audit.units import format_usd, iso_utc
 from ava_audit.view import View
 from ava_roles.wrap import clean
-from ava_server.approval.run_config import config_of
+from ava_server.budget.run_config import config_of
 from ava_server.core.ids import label
-from ava_server.runs.claims import left_to_be_resumed, pause_words, paused
-from ava_server.runs.recovery import resume_line
+from ava_server.runs.lifecycle import left_to_be_resumed, pause_words, paused, resume_line
 from ava_server.service.responses import LastTool, RunAnswer, Untrusted
 
 RESULTS_CHARS = 7_500

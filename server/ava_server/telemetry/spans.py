@@ -16,8 +16,13 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import anyio
+from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
+from mcp.server.lowlevel import Server
+from mcp.shared.exceptions import MCPError
+from mcp_types import INTERNAL_ERROR
 from opentelemetry.context import Context, attach, detach
 from opentelemetry.trace import Span, SpanKind, StatusCode, get_current_span, get_tracer, set_span_in_context
+from pydantic import ValidationError
 
 from ava_roles.errors import ToolFailed
 from ava_server.core.errors import ModelError
@@ -27,9 +32,10 @@ if TYPE_CHECKING:
 
     from ava_audit.events import CostReserved, RunStarted, Usage
     from ava_audit.rows import RunRow
-    from ava_roles.tools.base import ToolOutput
+    from ava_roles.tool import ToolOutput
     from ava_server.models.base import Completion
     from ava_server.runs.result import Ended
+
 
 _tracer = get_tracer("ava")
 _FAILED = frozenset({"error", "guardrail", "abandoned"})
@@ -235,3 +241,37 @@ def _address(url: str) -> Mapping[str, Any]:
     if not parts.hostname:
         return {}
     return {"server.address": parts.hostname, "server.port": parts.port or (443 if parts.scheme == "https" else 80)}
+
+
+def keep_words_out(server: Server[Any]) -> None:
+    """Have errors pass through the middleware that a server has by now without their words."""
+    server.middleware.insert(0, _with_words)
+    server.middleware.append(_without_words)
+
+
+class _Wordless(MCPError):
+    """Raised in place of an error while it passes through a span."""
+
+    def __init__(self, code: int, instead_of: Exception) -> None:
+        super().__init__(code=code, message="")
+        self.instead_of = instead_of
+
+
+async def _without_words(ctx: ServerRequestContext[Any, Any], call_next: CallNext) -> HandlerResult:
+    try:
+        return await call_next(ctx)
+    except ValidationError:  # of which the SDK says nothing
+        raise
+    except MCPError as error:
+        passing = _Wordless(error.code, error)
+    except Exception as error:
+        passing = _Wordless(INTERNAL_ERROR, error)
+    raise passing
+
+
+async def _with_words(ctx: ServerRequestContext[Any, Any], call_next: CallNext) -> HandlerResult:
+    try:
+        return await call_next(ctx)
+    except _Wordless as passing:
+        error = passing.instead_of
+    raise error

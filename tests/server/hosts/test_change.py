@@ -14,8 +14,7 @@ import pytest
 from ava_server.config.keys import WELL_KNOWN
 from ava_server.core.errors import ConfigError
 from ava_server.hosts.change import adding, apply, removing
-from ava_server.hosts.host import Host, Launch
-from ava_server.hosts.known import HOSTS
+from ava_server.hosts.known import HOSTS, Host, Launch
 
 LAUNCH = Launch("/opt/ava/bin/ava", ("serve",), {"AVA_DATA_ROOT": "/srv/ava"})
 SECRET = "sk-or-v1-0a1b2c3d4e5f60718293a4b5c6d7e8f9"

@@ -17,9 +17,8 @@ from support.terminal import ava
 
 from ava_server.config.keys import find_key
 from ava_server.core.errors import BadInput
-from ava_server.hosts.advice import key_advice
 from ava_server.hosts.known import HOSTS
-from ava_server.hosts.launching import launch
+from ava_server.hosts.launching import key_advice, launch
 
 SECRET = "sk-or-v1-0a1b2c3d4e5f60718293a4b5c6d7e8f9"
 

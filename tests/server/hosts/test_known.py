@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from ava_server.core.errors import BadInput
-from ava_server.hosts.host import Launch, Place
-from ava_server.hosts.known import HOSTS, find_host, host_of
+from ava_server.hosts.known import HOSTS, Launch, Place, find_host, host_of
 
 HOME = Path("/home/someone")
 LINUX, MAC, WINDOWS = ("linux", "darwin", "win32")

@@ -11,13 +11,13 @@ import pytest
 from support.model_server import Fail, Gate, HangUp, Raw, Say, Step, events, running_model_server
 
 from ava_server.core.errors import ModelError, ModelTimeout
-from ava_server.models.answer_errors import Endpoint, may_have_been_billed
-from ava_server.models.answer_stream import Deadlines
 from ava_server.models.base import Completion, Request, UserTurn
-from ava_server.models.chat_wire import ChatWire
 from ava_server.models.clients import ClientPool
+from ava_server.models.errors import Endpoint, may_have_been_billed
 from ava_server.models.http_model import HttpModel
-from ava_server.models.messages_wire import MessagesWire
+from ava_server.models.wires.chat import ChatWire
+from ava_server.models.wires.messages import MessagesWire
+from ava_server.models.wires.stream import Deadlines
 
 PATIENT = Deadlines()
 KEY = "sk-or-v1-0123456789abcdef0123"

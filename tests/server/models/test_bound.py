@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ava_server.models import token_bound as bounds
+from ava_server.models import tokens as bounds
 from ava_server.models.base import AssistantTurn, Known, Request, ToolSchema, ToolTurn, Turn, UserTurn
-from ava_server.models.chat_wire import assistant_message, message
-from ava_server.models.token_bound import bound, prompt_bound, text_bound
-from ava_server.models.wire import tool_use
+from ava_server.models.tokens import bound, prompt_bound, text_bound
+from ava_server.models.wires.base import tool_use
+from ava_server.models.wires.chat import assistant_message, message
 
 TOOL = ToolSchema("fetch", "Gets a page.", {"type": "object", "properties": {"url": {"type": "string"}}})
 texts = st.text(max_size=200)

@@ -11,12 +11,12 @@ import pytest
 from support.model_server import Gate, Raw, Say, events, running_model_server
 
 from ava_server.core.errors import ModelError, ModelTimeout
-from ava_server.models.answer_errors import may_have_been_billed
-from ava_server.models.answer_stream import Deadlines
 from ava_server.models.base import Request, UserTurn
-from ava_server.models.chat_wire import ChatWire
 from ava_server.models.clients import ClientPool
+from ava_server.models.errors import may_have_been_billed
 from ava_server.models.http_model import HttpModel
+from ava_server.models.wires.chat import ChatWire
+from ava_server.models.wires.stream import Deadlines
 
 ASK = Request("test", "", (), (UserTurn("hello"),), 256)
 WORDS = events(Say("the blue door"))

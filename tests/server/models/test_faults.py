@@ -11,11 +11,11 @@ import pytest
 from support.model_server import Say, events
 
 from ava_server.core.errors import ModelError
-from ava_server.models.answer_errors import may_have_been_billed
 from ava_server.models.base import Completion, Request, UserTurn
-from ava_server.models.chat_wire import ChatWire
 from ava_server.models.clients import ClientPool
+from ava_server.models.errors import may_have_been_billed
 from ava_server.models.http_model import HttpModel
+from ava_server.models.wires.chat import ChatWire
 
 KEY = "sk-or-v1-0123456789abcdef0123"
 ASK = Request("m", "", (), (UserTurn("hello"),), 256)

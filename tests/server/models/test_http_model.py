@@ -7,12 +7,11 @@ from hypothesis import strategies as st
 from support.model_server import Gate, Received, Say, Script, events, running_model_server
 
 from ava_audit.events import Usage
-from ava_server.models.answer_stream import Deadlines
 from ava_server.models.base import AssistantTurn, Completion, Known, Request, ToolSchema, ToolTurn, UserTurn
-from ava_server.models.chat_wire import ChatWire
 from ava_server.models.clients import ClientPool
 from ava_server.models.http_model import HttpModel
-from ava_server.models.sse import EventReader
+from ava_server.models.wires.chat import ChatWire
+from ava_server.models.wires.stream import Deadlines, EventReader
 
 SEARCH = ToolSchema("search", "Finds things.", {"type": "object", "properties": {"q": {"type": "string"}}})
 ASK = Request("test", "You are terse.", (SEARCH,), (UserTurn("Find the blue door."),), 256)

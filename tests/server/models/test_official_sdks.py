@@ -11,11 +11,11 @@ import pytest
 from support.model_server import Say, running_model_server
 
 from ava_server.models.base import Completion, Request, ToolSchema, UserTurn
-from ava_server.models.chat_wire import ChatWire
 from ava_server.models.clients import ClientPool
 from ava_server.models.http_model import HttpModel
-from ava_server.models.messages_wire import MessagesWire
-from ava_server.models.wire import Wire
+from ava_server.models.wires.base import Wire
+from ava_server.models.wires.chat import ChatWire
+from ava_server.models.wires.messages import MessagesWire
 
 SEARCH = ToolSchema("search", "Finds things.", {"type": "object", "properties": {"q": {"type": "string"}}})
 CALLS = [("search", {"q": "blue döor ✓"}), ("search", {"q": "second"})]

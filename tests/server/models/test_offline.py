@@ -7,10 +7,10 @@ import anyio
 import pytest
 
 from ava_roles.sandbox.paths import Root
-from ava_roles.tools.base import Place, Tool
+from ava_roles.tool import Place, Tool
 from ava_roles.tools.registry import builtin_tools
 from ava_roles.wrap import wrap_tool_output
-from ava_server.models import extractive
+from ava_server.models import offline
 from ava_server.models.base import (
     AssistantTurn,
     Completion,
@@ -188,7 +188,7 @@ async def test_a_heading_at_the_end_of_a_passage_is_not_taken_for_a_file(tmp_pat
     output = (await tool(tool.spec.args.model_validate({"query": "keeper lamp"}), Place(files=root))).text
     root.close()
     assert "\n\n## [limits]\n\nlines" in output or "\n\n## [limits]\n\nline " in output
-    assert {passage.source for passage in extractive.passages("search_and_read", output)} == {"rules.md"}
+    assert {passage.source for passage in offline.passages("search_and_read", output)} == {"rules.md"}
 
 
 def test_what_a_search_or_a_reading_left_out_is_a_caveat() -> None:
@@ -245,18 +245,16 @@ def test_pages_are_read_in_the_form_in_which_the_tool_prints_them() -> None:
         "# https://b.example/gone\nNot read: status 404: there is no such page\n\n"
         "# The rest of https://a.example/lamps\n\nThe end of lamps."
     )
-    found = extractive.passages("read_webpages", wrap_tool_output(printed, tool="read_webpages", nonce="01234567"))
+    found = offline.passages("read_webpages", wrap_tool_output(printed, tool="read_webpages", nonce="01234567"))
     assert [(passage.source, passage.text) for passage in found] == [
         ("https://a.example/lamps", "A lamp gives light.\n\n# Kinds\n\nOil lamps are old."),
         ("https://a.example/lamps", "The end of lamps."),
     ]
     assert {passage.title for passage in found} == {"Lamps"}
-    assert extractive.failures("read_webpages", printed) == [
-        "https://b.example/gone: status 404: there is no such page"
-    ]
+    assert offline.failures("read_webpages", printed) == ["https://b.example/gone: status 404: there is no such page"]
 
 
 def test_a_failure_has_no_passages() -> None:
-    assert extractive.passages("read_file", "Failed.\n<tool_output_x>\na.bin: binary\n</tool_output_x>") == []
-    assert extractive.passages("read_file", "no such file: a.md; list the folder") == []
-    assert extractive.passages("web_search", "# x\nURL: https://a.example\n") == []
+    assert offline.passages("read_file", "Failed.\n<tool_output_x>\na.bin: binary\n</tool_output_x>") == []
+    assert offline.passages("read_file", "no such file: a.md; list the folder") == []
+    assert offline.passages("web_search", "# x\nURL: https://a.example\n") == []

@@ -12,10 +12,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ava_server.models.base import Completion, ToolSchema
-from ava_server.models.chat_wire import assistant_message
-from ava_server.models.messages_wire import MessagesWire
-from ava_server.models.printed_calls import EXAMPLE, Printed, read_printed, with_calls
-from ava_server.models.responses_wire import ResponsesWire
+from ava_server.models.text_tool_calls import EXAMPLE, Printed, read_printed, with_calls
+from ava_server.models.wires.chat import assistant_message
+from ava_server.models.wires.messages import MessagesWire
+from ava_server.models.wires.responses import ResponsesWire
 
 TEXT, NUMBER, LIST = {"type": "string"}, {"type": "integer"}, {"type": "array", "items": {"type": "string"}}
 MAYBE = {"anyOf": [{"type": "number"}, {"type": "null"}]}

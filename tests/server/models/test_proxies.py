@@ -13,12 +13,12 @@ from support.model_server import Fail, Gate, ModelServer, Say, running_model_ser
 from support.proxy import Proxy, running_proxy
 
 from ava_server.core.errors import ModelError
-from ava_server.models.answer_errors import may_have_been_billed
-from ava_server.models.answer_stream import Deadlines
 from ava_server.models.base import Completion, Request, UserTurn
-from ava_server.models.chat_wire import ChatWire
 from ava_server.models.clients import ClientPool
+from ava_server.models.errors import may_have_been_billed
 from ava_server.models.http_model import HttpModel
+from ava_server.models.wires.chat import ChatWire
+from ava_server.models.wires.stream import Deadlines
 
 HOST = "models.example.com"
 ASK = Request("test", "", (), (UserTurn("hello"),), 256)

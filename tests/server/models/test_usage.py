@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from ava_audit.events import Usage
-from ava_server.models.usage import larger, read_usage
+from ava_server.models.tokens import larger, read_usage
 
 PLAIN = {"prompt_tokens": 100, "completion_tokens": 20}
 

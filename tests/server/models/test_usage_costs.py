@@ -15,14 +15,13 @@ from support.model_server import Say, running_model_server
 
 from ava_audit.events import Usage
 from ava_server.models.base import Completion, Request, UserTurn
-from ava_server.models.chat_wire import ChatWire
 from ava_server.models.clients import ClientPool
 from ava_server.models.http_model import HttpModel
-from ava_server.models.messages_wire import MessagesWire
-from ava_server.models.pricing.prices import Price, cost_by, cost_micros
-from ava_server.models.pricing.table import look_up
+from ava_server.models.pricing.prices import Price, cost_by, cost_micros, look_up
 from ava_server.models.selection import KNOWN_URLS
-from ava_server.models.wire import Wire
+from ava_server.models.wires.base import Wire
+from ava_server.models.wires.chat import ChatWire
+from ava_server.models.wires.messages import MessagesWire
 
 NOW = datetime(2026, 11, 20, tzinfo=UTC)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from ava_audit.money import cents
+from ava_audit.units import cents
 from ava_server.cli.dashboard.bars import caps_of
 
 if TYPE_CHECKING:

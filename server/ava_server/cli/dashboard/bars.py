@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from ava_audit.money import format_usd
-from ava_server.approval.run_config import config_of
+from ava_audit.units import format_usd
+from ava_server.budget.run_config import config_of
 from ava_server.service.status import clock_us, elapsed_s
 
 if TYPE_CHECKING:

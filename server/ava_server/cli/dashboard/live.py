@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from ava_audit.times import format_ts, now_us
+from ava_audit.units import format_ts, now_us
 from ava_server.cli.dashboard.health import health
 from ava_server.cli.dashboard.page import Page
 from ava_server.cli.dashboard.stage import Stage
 from ava_server.cli.dashboard.words import joined
-from ava_server.core.blocking import read_apart, received
+from ava_server.core.threads import read_apart, received
 
 if TYPE_CHECKING:
     from rich.text import Text

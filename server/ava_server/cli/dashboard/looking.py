@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from ava_audit.errors import AuditError, DataRootRefused, SchemaNewer, StoreUnavailable
 from ava_audit.rows import UNENDED, WAITING, RunRow
-from ava_audit.store.migrations import SCHEMA_VERSION
-from ava_audit.times import HOUR_US
+from ava_audit.store.schema import SCHEMA_VERSION
+from ava_audit.units import HOUR_US
 from ava_audit.view import View
 from ava_server.approval.proposals import texts_of
 from ava_server.approval.summary import beginning
@@ -25,10 +25,10 @@ from ava_server.cli.root import has_log
 from ava_server.config.credentials import model_settings
 from ava_server.config.settings import load_settings
 from ava_server.config.users import day_caps
+from ava_server.core.data_root import os_user
 from ava_server.core.errors import AvaError
-from ava_server.core.os_user import os_user
 from ava_server.models.selection import configured
-from ava_server.runs.wait_reasons import NO_SERVER, interrupted_words
+from ava_server.runs.manager import NO_SERVER, interrupted_words
 from ava_server.service.status import Alive, run_answer, shown_state
 
 if TYPE_CHECKING:

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from ava_audit.money import format_usd
-from ava_audit.times import format_ts
+from ava_audit.units import format_ts, format_usd
 from ava_server.cli.dashboard.bars import bar
 from ava_server.cli.dashboard.health import WORST_FIRST, Health
 from ava_server.cli.dashboard.overview import ORDER, Budget, Overview

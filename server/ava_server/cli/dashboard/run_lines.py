@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from ava_audit.money import format_usd
 from ava_audit.rows import WAITING
-from ava_audit.times import format_duration, format_ts, now_us
-from ava_server.approval.run_config import config_of
+from ava_audit.units import format_duration, format_ts, format_usd, now_us
 from ava_server.approval.summary import one_line
+from ava_server.budget.run_config import config_of
 from ava_server.cli.dashboard.bars import Cap, bar, caps_of
 from ava_server.cli.dashboard.overview import EXPIRED
 from ava_server.cli.dashboard.words import foreign, joined

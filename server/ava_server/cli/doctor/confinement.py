@@ -13,7 +13,7 @@ from typing import Literal
 
 from ava_roles.sandbox.linux import NotOnThisSystem, kernel_setting, landlock_abi
 from ava_roles.sandbox.sandbox import Sandbox, Unavailable, find_sandbox
-from ava_server.core.atomic_file import is_root
+from ava_server.core.files import is_root
 
 PROBE_S = 5.0
 NOT_HERE = "not on this system"

@@ -7,14 +7,14 @@ import shutil
 import stat
 from pathlib import Path
 
-from ava_audit.money import MICROS_PER_CENT, format_usd
-from ava_audit.store.mounts import network_file_system
+from ava_audit.store.locks import network_file_system
+from ava_audit.units import MICROS_PER_CENT, format_usd
 from ava_server.cli.doctor.check import Finding, Setup, above, correct, from_error, log_path
 from ava_server.cli.root import has_log
 from ava_server.config.checks import variable
 from ava_server.config.pin import PinFile, policy_in_force
-from ava_server.core.atomic_file import is_own
 from ava_server.core.errors import ConfigError
+from ava_server.core.files import is_own
 
 LITTLE_BYTES = 200_000_000
 NOTHING_FITS_BYTES = 4_000_000

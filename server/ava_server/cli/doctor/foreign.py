@@ -11,7 +11,7 @@ from ava_server.cli.doctor.check import Finding, Setup, log_path
 from ava_server.config.secrets import read_secrets
 
 if TYPE_CHECKING:
-    from ava_roles.mcp_client.discovery import Listing
+    from ava_roles.mcp_client.connection import Listing
     from ava_roles.mcp_client.entry import ServerEntry
 
 MOST_NAMED = 20
@@ -39,7 +39,7 @@ def not_asked(setup: Setup) -> list[Finding]:
 def _found(setup: Setup, *, remote: bool) -> list[Finding]:
     if setup.settings is None or not setup.settings.mcp_servers or setup.root is None or log_path(setup) is None:
         return []
-    from ava_server.approval.shell_policy import sandbox_here
+    from ava_server.approval.scope import sandbox_here
     from ava_server.runs.mcp_servers import Foreign
 
     root, settings = setup.root, setup.settings

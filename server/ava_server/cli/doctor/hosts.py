@@ -7,11 +7,10 @@ import sys
 from pathlib import Path
 
 from ava_server.cli.doctor.check import Finding, Setup
+from ava_server.core.data_root import home_folder
 from ava_server.core.errors import ConfigError
-from ava_server.core.working_folder import home_folder
 from ava_server.hosts.change import servers_of
-from ava_server.hosts.host import Host, Place
-from ava_server.hosts.known import HOSTS
+from ava_server.hosts.known import HOSTS, Host, Place
 
 
 def hosts(setup: Setup) -> list[Finding]:

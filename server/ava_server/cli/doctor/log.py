@@ -7,14 +7,13 @@ import sqlite3
 import time
 from pathlib import Path
 
-from ava_audit.money import format_usd, micros_from_cents
-from ava_audit.store.migrations import SCHEMA_VERSION
-from ava_audit.store.schema import schema_changes, schema_faults
+from ava_audit.store.schema import SCHEMA_VERSION, schema_changes, schema_faults
 from ava_audit.store.set_aside import not_in_log
+from ava_audit.units import format_usd, micros_from_cents
 from ava_server.budget.caps import installation_scope, user_scope, utc_day
 from ava_server.cli.doctor.check import Finding, Setup, log_path
 from ava_server.cli.peeking import Opened, is_held, opened
-from ava_server.core.os_user import os_user
+from ava_server.core.data_root import os_user
 
 _BROKEN = (
     "See that no other program holds ava.db. If it is damaged, bring back a copy, or move it and logs/ to another"

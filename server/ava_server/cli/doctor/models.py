@@ -9,9 +9,9 @@ from ava_server.cli.doctor.check import Finding, Setup, State, correct, from_err
 from ava_server.config.credentials import model_settings
 from ava_server.config.keys import SEARCHES, list_keys
 from ava_server.core.errors import AvaError
-from ava_server.hosts.advice import key_advice
+from ava_server.hosts.launching import key_advice
 from ava_server.models.listing import Meant, tier_meanings
-from ava_server.models.pricing.format import price_words
+from ava_server.models.pricing.prices import price_words
 from ava_server.models.selection import (
     CUSTOM,
     KNOWN_URLS,

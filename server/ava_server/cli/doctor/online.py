@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import anyio
 
 from ava_audit.errors import AuditError
-from ava_audit.money import format_usd, micros_from_cents
+from ava_audit.units import format_usd, micros_from_cents
 from ava_roles.errors import RolesError
 from ava_server.cli.app import ReaderGone
 from ava_server.cli.at_desk import propose, session, start
@@ -25,7 +25,7 @@ from ava_server.cli.terminal import someone_there
 from ava_server.config.pin import policy_in_force
 from ava_server.core.errors import AvaError, ConfigError
 from ava_server.models.selection import Choice, configured
-from ava_server.runs.claims import Slots
+from ava_server.runs.lifecycle import Slots
 from ava_server.runs.manager import Manager
 from ava_server.service.runtime import House, open_house, refuse_recursion
 from ava_server.service.service import Desk
@@ -33,8 +33,8 @@ from ava_server.service.service import Desk
 if TYPE_CHECKING:
     from ava_audit.rows import RunRow
     from ava_server.config.settings import Settings
+    from ava_server.service.access import Session
     from ava_server.service.responses import RunAnswer, SpawnAnswer
-    from ava_server.service.session import Session
 
 MOST_CENTS = 5
 TIMEOUT_S = 30.0

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from ava_roles.catalog import Catalog
-from ava_roles.mcp_client.names import server_of
+from ava_roles.mcp_client.entry import server_of
 from ava_roles.role import Role
 from ava_roles.sandbox.sandbox import Sandbox, Unavailable
 from ava_roles.tools.registry import builtin_tools
 from ava_server.approval.coding import CHANGING, changes_files
-from ava_server.approval.shell_policy import usable_here
+from ava_server.approval.scope import usable_here
 from ava_server.cli.doctor import confinement as probes
 from ava_server.cli.doctor.check import Finding, Setup, from_error, log_path
 from ava_server.cli.doctor.models import models_of

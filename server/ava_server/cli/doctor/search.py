@@ -7,7 +7,7 @@ from collections.abc import Callable
 import anyio
 
 from ava_roles.errors import ToolFailed
-from ava_roles.tools.searches import Engine, Found
+from ava_roles.net.search_engines import Engine, Found
 from ava_server.cli.doctor.check import Finding, Setup, State, from_error, log_path
 from ava_server.config.keys import read_keys
 from ava_server.config.search_engines import ask_engine, engine_of, search_cost

@@ -13,13 +13,13 @@ import sysconfig
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from ava_audit.store.migrations import scratch
+from ava_audit.store.schema import scratch
 from ava_roles.sandbox.sandbox import Unavailable
 from ava_roles.sandbox.toolchains import find_toolchains
 from ava_server.cli.doctor import confinement as probes
 from ava_server.cli.doctor.check import Finding, Setup
 from ava_server.config.settings import SandboxSettings
-from ava_server.core.working_folder import home_folder
+from ava_server.core.data_root import home_folder
 from ava_server.hosts.launching import passing
 
 PROBE_S = 5.0

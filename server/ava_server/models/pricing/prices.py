@@ -7,15 +7,156 @@ micro-USD, rounded up once.
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime, timedelta
 from decimal import ROUND_CEILING, Decimal
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from ava_audit.events import Usage
+from ava_audit.units import format_usd
 from ava_server.core.errors import Refused
 from ava_server.models.base import Bound
+
+if TYPE_CHECKING:
+    from genai_prices.types import ModelInfo, ModelPrice, Provider, TieredPrices
+
+
+_DATED = re.compile(r"[-@](?:\d{4}-?\d{2}-?\d{2}|latest)")
+_KINDS = ("input_mtok", "output_mtok", "cache_read_mtok", "cache_write_mtok")
+
+
+def look_up(provider: str, model_id: str, *, base_url: str | None, now: datetime | None = None) -> Price | str:
+    """Return the table's price of a model, or why there is none.
+
+    Args:
+        provider: The provider's name; it counts only where no `base_url` says who really answers.
+        model_id: The provider's id of the model.
+        base_url: The endpoint; None for the provider's own.
+        now: The time at which it is to hold; now by default.
+    """
+    from genai_prices import __version__
+    from genai_prices.data_snapshot import get_snapshot
+
+    known = get_snapshot().providers
+    seller = next((one for one in known if _sells(one, provider, base_url)), None)
+    if seller is None:
+        return f"the table knows no provider {base_url or provider}"
+    wanted = model_id.lower()
+    model = next((one for one in seller.models if one.id.lower() == wanted), None)
+    model = model or next((one for one in seller.models if _names(one.match, wanted)), None)
+    if model is None:
+        near = next((one.id for one in seller.models if one.match.is_match(wanted)), None)
+        return f"the table has only the similar {near}" if near else f"{seller.name} sells none in the table"
+    candidates = [_rates(price) for price in _prices_at(model, now or datetime.now(UTC))]
+    if any(rates is None for rates in candidates):
+        return f"the table's entry {model.id} lacks an input or output price"
+    return _dearest([rates for rates in candidates if rates], model, f"genai-prices {__version__}")
+
+
+def known_ids(provider: str, base_url: str | None = None) -> frozenset[str]:
+    """Return the ids that the table has of a provider."""
+    from genai_prices.data_snapshot import get_snapshot
+
+    sellers = (one for one in get_snapshot().providers if _sells(one, provider, base_url))
+    return frozenset(model.id for seller in sellers for model in seller.models)
+
+
+def _sells(seller: Provider, provider: str, base_url: str | None) -> bool:
+    if base_url is None:
+        return seller.id == provider
+    return re.match(seller.api_pattern, base_url) is not None
+
+
+def _names(clause: Any, wanted: str) -> bool:
+    """Tell whether a matching rule names the id itself, or the id with a date behind it."""
+    from genai_prices import types
+
+    match clause:
+        case types.ClauseOr(or_=clauses):
+            return any(_names(one, wanted) for one in clauses)
+        case types.ClauseEquals(equals=text):
+            return bool(wanted == text.lower())
+        case types.ClauseStartsWith(starts_with=text):
+            rest = wanted.removeprefix(text.lower())
+            return rest != wanted and (not rest or _DATED.fullmatch(rest) is not None)
+        case types.ClauseRegex(regex=pattern):
+            return re.fullmatch(pattern, wanted) is not None
+        case _:
+            return False
+
+
+def _prices_at(model: ModelInfo, now: datetime) -> list[ModelPrice]:
+    """Return every price that can hold from now on until a run that starts now must have ended."""
+    from genai_prices.types import ModelPrice, StartDateConstraint
+
+    if isinstance(model.prices, ModelPrice):
+        return [model.prices]
+    found: list[ModelPrice] = []
+    for entry in reversed(model.prices):  # later ones take precedence
+        constraint = entry.constraint
+        if isinstance(constraint, StartDateConstraint) and not constraint.active(now + timedelta(days=1)):
+            continue
+        found.append(entry.prices)
+        if constraint is None or (isinstance(constraint, StartDateConstraint) and constraint.active(now)):
+            break
+    return found
+
+
+class _Rates:
+    """Prices by prompt length: `at` gives the four of them in nano-USD per token."""
+
+    def __init__(self, price: ModelPrice) -> None:
+        values: dict[str, Decimal | TieredPrices | None] = {kind: getattr(price, kind) for kind in _KINDS}
+        # Cache prices that the table lacks are billed as plain input. The price of writing for an hour is not
+        # read: no request of ours asks for that.
+        self.values = {kind: value if value is not None else values["input_mtok"] for kind, value in values.items()}
+        self.thinking: Decimal | TieredPrices | None = getattr(price, "output_reasoning_mtok", None)
+        self.limits: set[int] = {
+            tier.start for value in (*self.values.values(), self.thinking) for tier in getattr(value, "tiers", ())
+        }
+
+    def at(self, prompt: int) -> tuple[int, int, int, int]:
+        """Return input, output, cache read and cache write for a prompt of that many tokens."""
+        fresh, output, read, write = (_at(self.values[kind], prompt) for kind in _KINDS)
+        return fresh, max(output, _at(self.thinking, prompt)), read, write
+
+
+def _rates(price: ModelPrice) -> _Rates | None:
+    """Return the rates of an entry; None when what matters is missing, which the table itself counts as 0."""
+    return None if price.input_mtok is None or price.output_mtok is None else _Rates(price)
+
+
+def _at(value: Decimal | TieredPrices | None, prompt: int) -> int:
+    if value is None:
+        return 0
+    if isinstance(value, Decimal):
+        return nanos(value)
+    tier = next((tier for tier in reversed(value.tiers) if prompt > tier.start), None)
+    return nanos(value.base if tier is None else tier.price)
+
+
+def _dearest(candidates: list[_Rates], model: ModelInfo, source: str) -> Price:
+    """Return the dearest of all tiers and times, and the cheaper steps for shorter prompts."""
+    limits = sorted({limit for rates in candidates for limit in rates.limits})
+
+    def highest(prompts: list[int]) -> tuple[int, int, int, int]:
+        found = [rates.at(prompt) for rates in candidates for prompt in prompts]
+        fresh, output, read, write = (max(column) for column in zip(*found, strict=True))
+        return fresh, output, read, write
+
+    top = highest([*limits, (limits[-1] if limits else 0) + 1])
+    steps = tuple(Step(limit, *highest([limit])) for limit in limits)
+    return Price(
+        *top,
+        source=source,
+        free=not any(top),
+        window=model.context_window,
+        steps=steps,
+    )
+
 
 COST_PARTS = ("input", "cache", "output", "thinking", "retries", "plan", "uncosted")
 """What money was spent on, in the order in which it is shown."""
@@ -130,7 +271,7 @@ def find_price(provider: str, model_id: str, *, base_url: str | None, overrides:
         return Price(0, 0, 0, 0, source="free (:free)", free=True)
     if base_url is not None and is_local(base_url):
         return FREE_LOCAL
-    from ava_server.models.pricing.table import look_up
+    pass
 
     found = look_up(provider, model_id, base_url=base_url)
     if isinstance(found, Price):
@@ -224,4 +365,58 @@ def nanos_of(price: Price, usage: Usage) -> dict[str, int]:
         "cache": usage.cache_read_tokens * rate.cache_read + usage.cache_write_tokens * rate.cache_write,
         "output": max(usage.output_tokens - usage.thinking_tokens, 0) * rate.output,
         "thinking": min(usage.thinking_tokens, usage.output_tokens) * rate.output,
+    }
+
+
+def price_words(price: Price) -> str:
+    """Return what a model costs, in half a sentence."""
+    if price.free:
+        return price.source or "free"
+    call = f", {per_call(price)}" if price.per_request else ""
+    prices = f"{format_usd(price.input * 1000)} in and {format_usd(price.output * 1000)} out"
+    return f"{prices} per million tokens{call} (price: {price.source})"
+
+
+def price_lines(price: Price) -> list[str]:
+    """Return all that a model's tokens cost, a line for each price step, the dearest first."""
+    if price.free:
+        return ["costs nothing"]
+    above = f"above {price.steps[-1].up_to:,} tokens: " if price.steps else ""
+    call = f"; {per_call(price)}" if price.per_request else ""
+    steps = [f"up to {step.up_to:,} tokens: {_rates_text(step)}" for step in price.steps]
+    return [f"{above}{_rates_text(price)}{call}", *steps]
+
+
+def usd(nanos: int) -> str:
+    """Return nano-USD per token as USD per million tokens, to the last digit: `0.50`, `0.075`."""
+    return format_usd(nanos * 1000, exact=True).removeprefix("$")
+
+
+def price_facts(price: Price) -> dict[str, Any]:
+    """Return a price as plain JSON: its dearest step, and the cheaper ones for shorter prompts."""
+    return {
+        **_facts(price),
+        "per_request": price.per_request / 10**9,
+        "source": price.source,
+        "free": price.free,
+        "steps": [{"up_to": step.up_to, **_facts(step)} for step in price.steps],
+    }
+
+
+def _rates_text(price: Price | Step) -> str:
+    cache = f"cache read {usd(price.cache_read)}, write {usd(price.cache_write)}"
+    return f"in {usd(price.input)}, out {usd(price.output)}, {cache}"
+
+
+def per_call(price: Price) -> str:
+    """Return what a call costs beside its tokens."""
+    return f"{format_usd(price.per_request // 1000)} a call"
+
+
+def _facts(price: Price | Step) -> dict[str, float]:
+    return {
+        "input": price.input / 1000,
+        "output": price.output / 1000,
+        "cache_read": price.cache_read / 1000,
+        "cache_write": price.cache_write / 1000,
     }

@@ -1,0 +1,164 @@
+"""Times: integer microseconds UTC inside, read and written for people at the edges."""
+
+from __future__ import annotations
+
+import re
+import time
+from datetime import UTC, date, datetime, timedelta, tzinfo
+from decimal import ROUND_CEILING, ROUND_HALF_UP, Decimal
+
+US_PER_S = 1_000_000
+HOUR_US = 3_600 * US_PER_S
+DAY_US = 24 * HOUR_US
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+ACCEPTED = (
+    "a time ago (1h, 30 min, an hour ago, 1h30m), now, today, yesterday, a time of these (14:05, yesterday 9:05), "
+    "a date (2026-01-31), or a date and time with or without a zone "
+    "(2026-01-31 14:05, 2026-01-31T14:05:32Z, 2026-01-31T14:05+01:00)"
+)
+
+_UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
+_SPAN = r"([0-9]{1,9}(?:\.[0-9]{1,6})?)\s*(weeks?|w|days?|d|hours?|hrs?|h|minutes?|mins?|m|seconds?|secs?|s)"
+_ONE_SPAN = re.compile(_SPAN)
+_AGO = re.compile(rf"{_SPAN}(?:\s*{_SPAN}){{0,4}}(?:\s+ago)?")
+_ONE = re.compile(r"an? (?=[a-z]+( ago)?$)")
+_CLOCK = re.compile(r"(?:(today|yesterday) (?:at )?)?([0-9]{1,2}:[0-9]{2}(?::[0-9]{2})?)")
+_ISO = re.compile(
+    r"[0-9]{4}-[0-9]{2}-[0-9]{2}"
+    r"(?:[tT ][0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:[.,][0-9]{1,6})?)?\s?(?:[zZ]|[+-][0-9]{2}:?[0-9]{2})?)?"
+)
+
+
+def now_us() -> int:
+    """Return the wall clock in microseconds UTC."""
+    return time.time_ns() // 1_000
+
+
+def parse_time(text: str, now_us: int, tz: tzinfo | None = None) -> int:
+    """Return the point in time that a person means, in microseconds UTC.
+
+    Everything before 1970 is 1970, so that a `since` far in the past means "from the beginning".
+
+    Args:
+        text: What the person wrote; `ACCEPTED` lists the forms.
+        now_us: The time from which `1h`, `today` and the like count, in microseconds UTC.
+        tz: The zone of days and of times that name none; None is this machine's.
+
+    Raises:
+        ValueError: The text has none of the forms; the message lists them.
+    """
+    words = " ".join(text.split()).lower()
+    try:
+        return max(0, _parse(words, now_us, tz))
+    except (ValueError, OverflowError):
+        raise ValueError(f"{_shortened(text)} is not a time; accepted are {ACCEPTED}") from None
+
+
+def _parse(words: str, now_us: int, tz: tzinfo | None) -> int:
+    if words == "now":
+        return now_us
+    if words in ("today", "yesterday"):
+        day = _local_day(now_us, tz) - timedelta(days=words == "yesterday")
+        return _us(datetime(day.year, day.month, day.day), tz)
+    words = _ONE.sub("1 ", words, count=1)
+    if _AGO.fullmatch(words):
+        seconds = sum(Decimal(number) * _UNITS[unit[0]] for number, unit in _ONE_SPAN.findall(words))
+        return now_us - int(seconds * US_PER_S)
+    if clock := _CLOCK.fullmatch(words):
+        day = _local_day(now_us, tz) - timedelta(days=clock[1] == "yesterday")
+        words = f"{day.isoformat()} {clock[2]:0>5}" if clock[2].count(":") == 1 else f"{day.isoformat()} {clock[2]:0>8}"
+    if _ISO.fullmatch(words):
+        return _us(datetime.fromisoformat(words.replace(" +", "+").replace(" -", "-").replace(" z", "z").upper()), tz)
+    raise ValueError
+
+
+def _local_day(ts_us: int, tz: tzinfo | None) -> date:
+    return (EPOCH + timedelta(microseconds=ts_us)).astimezone(tz).date()
+
+
+def _us(moment: datetime, tz: tzinfo | None) -> int:
+    """Return microseconds UTC; a moment without a zone is in `tz`, or in this machine's zone."""
+    if moment.tzinfo is None and tz is not None:
+        moment = moment.replace(tzinfo=tz)
+    return (moment.astimezone(UTC) - EPOCH) // timedelta(microseconds=1)
+
+
+def _shortened(text: str) -> str:
+    return repr(text if len(text) <= 60 else text[:60] + "…")
+
+
+def format_ts(ts_us: int, utc: bool = False) -> str:
+    """Return `2026-01-31 14:05:32` in this machine's zone, or `2026-01-31 13:05:32Z` in UTC."""
+    moment = EPOCH + timedelta(microseconds=ts_us)
+    return moment.strftime("%Y-%m-%d %H:%M:%SZ") if utc else moment.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def iso_utc(ts_us: int) -> str:
+    """Return `2026-01-31T13:05:32.123456Z`: every digit kept, in UTC, and sorting as text sorts as time."""
+    return (EPOCH + timedelta(microseconds=ts_us)).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def iso_second(ts_us: int) -> str:
+    """Return `2026-01-31T13:05:33Z`, the full second at or after a time: for people who wait until then."""
+    return (EPOCH + timedelta(seconds=-(-ts_us // US_PER_S))).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def day_of(ts_us: int) -> str:
+    """Return the UTC day, `YYYY-MM-DD`, to which budgets and mirror files belong."""
+    moment = time.gmtime(ts_us // US_PER_S)
+    return f"{moment.tm_year:04d}-{moment.tm_mon:02d}-{moment.tm_mday:02d}"
+
+
+def format_duration(seconds: float) -> str:
+    """Return a duration for people, in its two largest units: `350 ms`, `45 s`, `2 min 5 s`, `3 d 4 h`."""
+    if seconds < 0.9995:
+        return f"{max(0, round(seconds * 1_000))} ms" if seconds > 0 else "0 s"
+    whole = round(seconds)
+    for size, unit, part_size, part_unit in (
+        (86_400, "d", 3_600, "h"),
+        (3_600, "h", 60, "min"),
+        (60, "min", 1, "s"),
+    ):
+        if whole >= size:
+            part = whole % size // part_size
+            return f"{whole // size} {unit}" + (f" {part} {part_unit}" if part else "")
+    return f"{whole} s"
+
+
+MICROS_PER_CENT = 10_000
+MICROS_PER_USD = 1_000_000
+
+
+def micros_from_cents(cents: float | Decimal) -> int:
+    """Return cents as micro-USD, rounded up to a whole one.
+
+    A float counts as the decimal that it is written as: 0.1 cents are 1,000 micro-USD, not 1,001.
+
+    Raises:
+        ValueError: The amount is negative, infinite or not a number.
+    """
+    amount = Decimal(repr(cents)) if isinstance(cents, float) else Decimal(cents)
+    if not amount.is_finite() or amount < 0:
+        raise ValueError(f"{cents} is not an amount of cents; give a number from 0 up, e.g. 50 or 0.5")
+    return int((amount * MICROS_PER_CENT).to_integral_value(ROUND_CEILING))
+
+
+def cents(micros: int) -> float:
+    """Return micro-USD as cents, for a field that shows cents; never calculate with it."""
+    return micros / MICROS_PER_CENT
+
+
+def format_usd(micros: int, *, exact: bool = False) -> str:
+    """Return micro-USD for people: `$0.50`, `$12.35`, and below a cent two telling digits: `$0.0031`.
+
+    Args:
+        micros: The amount.
+        exact: Round nothing (`$0.504`): for a figure that someone approves.
+    """
+    amount = Decimal(abs(micros)) / MICROS_PER_USD
+    if not exact:
+        digits = 2 if abs(micros) >= MICROS_PER_CENT or micros == 0 else 1 - amount.adjusted()
+        amount = amount.quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP)
+    whole, _, part = f"{amount:f}".partition(".")
+    return f"{'-' if micros < 0 else ''}${whole}.{part.rstrip('0').ljust(2, '0')}"

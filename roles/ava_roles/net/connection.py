@@ -1,0 +1,214 @@
+"""Connections that leave nothing half open: who gives up a TLS handshake closes its connection, at once.
+
+httpcore2 closes it when a handshake fails, and forgets it when one is cancelled: the other side would wait until the
+garbage is collected. Imported when a client is first made, because the HTTP client is heavy.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from ipaddress import ip_address
+from typing import Any, cast
+
+import anyio
+import anyio.to_thread
+import httpcore2
+import httpx2
+
+from ava_roles.errors import AccessRefused, ToolFailed
+from ava_roles.net.addresses import is_public
+
+_CLOSE_S = 1.0
+
+
+class Closing(httpcore2.AsyncNetworkStream):
+    """A stream that is closed when its handshake does not come to an end."""
+
+    def __init__(self, inner: httpcore2.AsyncNetworkStream) -> None:
+        self._inner = inner
+
+    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        """Read."""
+        return await self._inner.read(max_bytes, timeout)
+
+    async def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        """Write."""
+        await self._inner.write(buffer, timeout)
+
+    async def aclose(self) -> None:
+        """Close."""
+        await self._inner.aclose()
+
+    async def start_tls(
+        self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
+    ) -> httpcore2.AsyncNetworkStream:
+        """Return the stream inside a TLS connection."""
+        try:
+            return await self._inner.start_tls(ssl_context, server_hostname, timeout)
+        except BaseException:
+            with anyio.move_on_after(_CLOSE_S, shield=True):
+                await self._inner.aclose()
+            raise
+
+    def get_extra_info(self, info: str) -> Any:
+        """Tell something about the connection."""
+        return self._inner.get_extra_info(info)
+
+
+class _Backend(httpcore2.AsyncNetworkBackend):
+    """The network, with such streams."""
+
+    def __init__(self) -> None:
+        self._inner = cast("httpcore2.AsyncNetworkBackend", httpcore2.AnyIOBackend())
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[Any] | None = None,
+    ) -> httpcore2.AsyncNetworkStream:
+        """Connect."""
+        return Closing(await self._inner.connect_tcp(host, port, timeout, local_address, socket_options))
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait."""
+        await anyio.sleep(seconds)
+
+
+class PooledTransport(httpx2.AsyncHTTPTransport):
+    """The HTTP client's transport over a network backend of ours.
+
+    Raises:
+        TypeError: The client was changed so that its pool is not where we would replace it: fails closed.
+    """
+
+    def __init__(
+        self,
+        context: ssl.SSLContext,
+        backend: httpcore2.AsyncNetworkBackend | None = None,
+        *,
+        connections: int = 1,
+        keep_alive_s: float = 0.0,
+    ) -> None:
+        super().__init__(verify=context, trust_env=False)
+        if type(self._pool) is not httpcore2.AsyncConnectionPool:
+            raise TypeError("this version of httpx2 keeps its pool elsewhere; the guard cannot be put in place")
+        self._pool = httpcore2.AsyncConnectionPool(
+            ssl_context=context,
+            http1=True,
+            http2=False,
+            max_connections=connections,
+            max_keepalive_connections=connections if keep_alive_s else 0,
+            keepalive_expiry=keep_alive_s,
+            retries=0,
+            network_backend=backend or _Backend(),
+        )
+
+
+Resolver = Callable[[str, int], Awaitable[Sequence[str]]]
+"""Takes a host name and a port, returns the addresses to try, best first; raises OSError for none."""
+
+
+class SystemResolver:
+    """Asks the operating system.
+
+    `getaddrinfo` cannot be interrupted: a lookup whose caller gave up keeps its thread until the system
+    answers. So lookups have a limiter of their own, hanging ones are counted, and beyond the limit a new one
+    is refused instead of starting yet another thread.
+    """
+
+    def __init__(self, threads: int = 8) -> None:
+        self._limit = threads * 2
+        self._limiter = anyio.CapacityLimiter(threads)
+        self._lock = threading.Lock()
+        self._under_way = 0
+
+    async def __call__(self, host: str, port: int) -> Sequence[str]:
+        """Return the addresses of a host.
+
+        Raises:
+            OSError: There are none, or too many lookups are hanging.
+        """
+        return await anyio.to_thread.run_sync(self._look_up, host, port, abandon_on_cancel=True, limiter=self._limiter)
+
+    def _look_up(self, host: str, port: int) -> list[str]:
+        with self._lock:
+            if self._under_way >= self._limit:
+                raise OSError("too many name lookups are hanging; the resolver of this machine does not answer")
+            self._under_way += 1
+        try:
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        finally:
+            with self._lock:
+                self._under_way -= 1
+        return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+
+
+_ADDRESSES_TRIED = 4
+
+
+class Guard(httpcore2.AsyncNetworkBackend):
+    """A network backend that connects to public addresses only.
+
+    Args:
+        resolver: Turns a name into addresses.
+        inner: Connects to a checked address; tests put their own server behind it.
+    """
+
+    def __init__(self, resolver: Resolver, inner: httpcore2.AsyncNetworkBackend | None = None) -> None:
+        self._resolver = resolver
+        self._inner = inner or cast("httpcore2.AsyncNetworkBackend", httpcore2.AnyIOBackend())
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[Any] | None = None,
+    ) -> httpcore2.AsyncNetworkStream:
+        """Connect to one of the host's addresses.
+
+        Raises:
+            AccessRefused: One of them is not public.
+            ToolFailed: The name has no address.
+        """
+        error: Exception = httpcore2.ConnectError(f"{host} has no address")
+        for address in (await self._addresses(host, port))[:_ADDRESSES_TRIED]:
+            try:
+                stream = await self._inner.connect_tcp(address, port, timeout=timeout, socket_options=socket_options)
+            except (httpcore2.ConnectError, httpcore2.ConnectTimeout) as failed:
+                error = failed
+            else:
+                return Closing(stream)
+        raise error
+
+    async def connect_unix_socket(
+        self, path: str, timeout: float | None = None, socket_options: Iterable[Any] | None = None
+    ) -> httpcore2.AsyncNetworkStream:
+        """Refuse: no URL leads to a local socket."""
+        raise AccessRefused("local sockets are not open to subagents; only public sites can be fetched")
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait."""
+        await anyio.sleep(seconds)
+
+    async def _addresses(self, host: str, port: int) -> list[str]:
+        try:
+            addresses = [str(ip_address(host))]
+        except ValueError:
+            try:
+                addresses = list(dict.fromkeys(await self._resolver(host, port)))
+            except (OSError, UnicodeError) as error:
+                raise ToolFailed(f"no address was found for {host} ({error}); check the spelling of the name") from None
+        if not addresses:
+            raise ToolFailed(f"no address was found for {host}; check the spelling of the name")
+        # One bad address refuses the name: else its owner could choose which of them we get.
+        if not all(map(is_public, addresses)):
+            raise AccessRefused(f"{host} leads to an address that is not public; only public sites can be fetched")
+        return addresses

@@ -1,0 +1,450 @@
+"""How long a server asks to be left alone, and how that is said."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
+from typing import Any, Final, Protocol, cast
+from urllib.parse import urlencode
+
+import anyio
+
+from ava_roles.errors import ToolFailed
+
+_LONGEST_S = 31 * 86_400
+
+
+def asked_to_wait(headers: Mapping[str, str], now: float | None = None) -> float | None:
+    """Return the seconds that `Retry-After` names, as a number or as a date; None where it names none.
+
+    Args:
+        headers: The headers of an answer, names in lower case.
+        now: The time, in seconds since 1970; None is this moment.
+    """
+    given = headers.get("retry-after", "").strip()
+    if given.isascii() and given.isdigit():
+        return min(float(given[:9]), _LONGEST_S)
+    try:
+        until = parsedate_to_datetime(given).timestamp()
+    except (ValueError, OverflowError):
+        return None
+    return min(max(until - (time.time() if now is None else now), 0.0), _LONGEST_S)
+
+
+def wait_words(seconds: float | None) -> str:
+    """Return a wait in words: `in 30 s`, `in about 5 min`; `later` where nobody said how long."""
+    if seconds is None:
+        return "later (it does not say when)"
+    whole = max(int(-(-seconds // 1)), 1)
+    if whole <= 120:
+        return f"in {whole} s"
+    if whole <= 7_200:
+        return f"in about {-(-whole // 60)} min"
+    return f"in about {-(-whole // 3_600)} h"
+
+
+DEADLINE_S: Final = 20.0
+"""Seconds for a search, with everything that it waits for."""
+MOST_HITS: Final = 20
+WITHOUT: Final = "go on with pages that you know, and say in the caveats that the search did not work"
+"""What every refusal ends with: nothing that a model says brings a search back."""
+_URL_CHARS = 2_000
+
+# How the engines mark the words that were looked for. Other tags are what a page says of code, and stay.
+_MARKUP = re.compile(r"</?(?:a|b|br|code|em|font|i|mark|p|small|span|strong|sub|sup|u)\b[^<>]{0,300}>", re.IGNORECASE)
+_CODE = re.compile(r"[A-Za-z0-9_.-]{1,60}")
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One request. A header may hold a key, so no repr shows them."""
+
+    method: str
+    url: str
+    headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+    body: Mapping[str, object] | None = None
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What came back.
+
+    Attributes:
+        status: The HTTP status.
+        headers: Names in lower case.
+        body: All of it, decompressed.
+    """
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+Send = Callable[[Ask], Awaitable[Reply]]
+"""Sends a request and reads the whole answer. Raises ToolFailed where none came."""
+
+
+@dataclass(frozen=True)
+class Hit:
+    """One result, as plain words."""
+
+    url: str
+    title: str
+    snippet: str = ""
+    date: str | None = None
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search brought.
+
+    Attributes:
+        engine: Who was asked, as people call it.
+        hits: Best first.
+        note: What a reader must know of how it was found; empty where nothing.
+    """
+
+    engine: str
+    hits: tuple[Hit, ...]
+    note: str = ""
+
+
+class Search(Protocol):
+    """A web search that is set up. Raises ToolFailed where it brings nothing."""
+
+    async def __call__(self, query: str, count: int) -> Found:
+        """Search; at most `count` hits."""
+        ...
+
+
+class Engine(Protocol):
+    """One search engine, with its address and key."""
+
+    @property
+    def name(self) -> str:
+        """Its name in settings."""
+        ...
+
+    @property
+    def base_url(self) -> str:
+        """Where it is asked."""
+        ...
+
+    @property
+    def cost_micros(self) -> int:
+        """What a search costs, in micro-USD, as far as is known; no budget counts it."""
+        ...
+
+    @property
+    def title(self) -> str:
+        """What people call it."""
+        ...
+
+    def ask(self, query: str, count: int) -> Ask:
+        """Return the request for a search."""
+        ...
+
+    def hits(self, answer: Mapping[str, Any]) -> Sequence[Hit] | None:
+        """Return what an answer holds, best first; None where it has not the form of one."""
+        ...
+
+    def note(self, answer: Mapping[str, Any]) -> str:
+        """Return what is to be known of an answer beside its hits."""
+        ...
+
+    def fault(self, reply: Reply, code: str) -> str | None:
+        """Return what a refusal means and what can be done, where this engine has words of its own for it."""
+        ...
+
+
+async def search(engine: Engine, query: str, count: int, send: Send) -> Found:
+    """Ask an engine, once.
+
+    Raises:
+        ToolFailed: It brought no answer; the text says why, and what to do.
+    """
+    try:
+        with anyio.fail_after(DEADLINE_S):
+            reply = await send(engine.ask(query, count))
+    except TimeoutError:
+        raise ToolFailed(f"{engine.title} brought no answer within {DEADLINE_S:g} s; try again later") from None
+    answer = _answer(engine, reply)
+    found = engine.hits(answer)
+    if found is None:
+        raise ToolFailed(f"{engine.title} answered in a form that is not known here; {WITHOUT}")
+    by_url: dict[str, Hit] = {}
+    for hit in found:
+        if len(by_url) == count:
+            break
+        if _is_address(hit.url):
+            by_url.setdefault(hit.url, hit)
+    note = engine.note(answer)
+    if not by_url and note:
+        raise ToolFailed(f"{engine.title} found nothing: {note}; try again later, or in other words")
+    return Found(engine.title, tuple(by_url.values()), note)
+
+
+def _answer(engine: Engine, reply: Reply) -> Mapping[str, Any]:
+    """Return an answer's JSON.
+
+    Raises:
+        ToolFailed: It is a refusal, or no JSON object.
+    """
+    try:
+        answer: object = json.loads(reply.body)
+    except (ValueError, RecursionError):
+        answer = None
+    members = cast("Mapping[str, Any]", answer) if isinstance(answer, dict) else None
+    if not 200 <= reply.status < 300:
+        raise ToolFailed(_refusal(engine, reply, _code(members or {})))
+    if members is None:
+        what = "a web page" if reply.body.lstrip()[:1] == b"<" else "something else"
+        raise ToolFailed(engine.fault(reply, "") or f"{engine.title} answered with {what} and not with JSON; {WITHOUT}")
+    return members
+
+
+def _refusal(engine: Engine, reply: Reply, code: str) -> str:
+    """Say what an error status means. The engine's own words are not repeated: they may hold what was sent."""
+    if own := engine.fault(reply, code):
+        return own
+    what = f"HTTP {reply.status}{f', {code}' if code else ''}"
+    match reply.status:
+        case 401 | 403:
+            return f"{engine.title} refused the key ({what}): {new_key(engine)}"
+        case 402:
+            return no_credit(engine.title, what)
+        case 429 | 503:
+            again = wait_words(asked_to_wait(reply.headers))
+            return f"{engine.title} asks for fewer searches ({what}): try again {again}"
+        case status if 300 <= status < 400:
+            return f"{engine.title} answered with a redirect ({what}), which is not followed; {WITHOUT}"
+        case status if status >= 500:
+            return f"{engine.title} has a fault ({what}): try again {wait_words(asked_to_wait(reply.headers))}"
+        case _:
+            return f"{engine.title} did not take the search ({what}): ask in fewer and simpler words, or {WITHOUT}"
+
+
+def no_credit(title: str, what: str) -> str:
+    """Say that a key has nothing left to pay with."""
+    return f"{title} has no credit left for this key ({what}): a person has to add some at {title}; meanwhile {WITHOUT}"
+
+
+def new_key(engine: Engine) -> str:
+    """Say what has to be done where a key is refused."""
+    return f"a person has to store another one (`ava key set {engine.title.lower()}`); meanwhile {WITHOUT}"
+
+
+def _code(answer: Mapping[str, Any]) -> str:
+    """Return the code of an error, where it looks like one: `{"error": {…}}`, or a list of them."""
+    given: object = answer.get("error") or answer.get("errors")
+    if isinstance(given, list):
+        given = next(iter(cast("list[object]", given)), None)
+    code = cast("dict[str, object]", given).get("code") if isinstance(given, dict) else None
+    return str(code) if isinstance(code, str | int) and _CODE.fullmatch(str(code)) else ""
+
+
+def _is_address(url: str) -> bool:
+    """Tell whether a hit leads to a page: its address is foreign text like every other."""
+    known = url.startswith(("https://", "http://"))
+    return known and len(url) <= _URL_CHARS and url.isprintable() and not any(char.isspace() for char in url)
+
+
+def plain(text: object, most: int) -> str:
+    """Return foreign words as one line without markup, so that none of them looks like a line of ours."""
+    if not isinstance(text, str):
+        return ""
+    line = " ".join(html.unescape(_MARKUP.sub("", text[: most * 8])).split())
+    return line if len(line) <= most else line[: most - 1].rstrip() + "…"
+
+
+_TITLE_CHARS = 200
+_SNIPPET_CHARS = 600
+_DATE_CHARS = 30
+_SHOWN_FAULTS = 5
+_DAY = re.compile(r"\d{4}-\d{2}-\d{2}(?=T|\s|\Z)")
+
+
+@dataclass(frozen=True)
+class Kagi:
+    """Kagi's Search API: version 1, or version 0 where the address ends so, for keys of its beta."""
+
+    base_url: str
+    key: str = field(repr=False)
+    name = "kagi"
+    title = "Kagi"
+
+    @property
+    def cost_micros(self) -> int:
+        """What a search costs, as Kagi said in 2026."""
+        return 25_000 if self._first else 12_000
+
+    @property
+    def _first(self) -> bool:
+        return self.base_url.endswith("/v0")
+
+    def ask(self, query: str, count: int) -> Ask:
+        """Return the request for a search."""
+        if self._first:
+            asked = urlencode({"q": query, "limit": count})
+            return Ask("GET", f"{self.base_url}/search?{asked}", {"Authorization": f"Bot {self.key}"})
+        headers = {"Authorization": f"Bearer {self.key}"}
+        return Ask("POST", f"{self.base_url}/search", headers, {"query": query, "workflow": "search", "limit": count})
+
+    def hits(self, answer: Mapping[str, Any]) -> list[Hit] | None:
+        """Return what an answer holds."""
+        given: object = answer.get("data")
+        if not self._first:  # by kinds of results; a kind without any is not there
+            given = _under(answer, "data").get("search", []) if isinstance(given, dict) else None
+        rows = _rows(given)
+        if rows is None:
+            return None
+        # In version 0, related searches (t: 1) stand in the same list.
+        return [
+            _hit(row.get("url"), row.get("title"), row.get("snippet"), row.get("time"), row.get("published"))
+            for row in rows
+            if row.get("t", 0) == 0
+        ]
+
+    def note(self, answer: Mapping[str, Any]) -> str:
+        """Return nothing: it has nothing more to tell."""
+        return ""
+
+    def fault(self, reply: Reply, code: str) -> str | None:
+        """Return what a refusal means: a wrong key is a 400 there."""
+        what = f"HTTP {reply.status}, {code}"
+        if reply.status == 400 and "token" in code:
+            return f"{self.title} refused the key ({what}): {new_key(self)}"
+        if "credit" in code or code == "101":  # version 0 has numbers
+            return no_credit(self.title, what)
+        return None
+
+
+@dataclass(frozen=True)
+class Brave:
+    """Brave's Web Search API."""
+
+    base_url: str
+    key: str = field(repr=False)
+    name = "brave"
+    title = "Brave"
+    cost_micros = 5_000
+
+    def ask(self, query: str, count: int) -> Ask:
+        """Return the request for a search."""
+        asked = {"q": query, "count": count, "spellcheck": "false", "text_decorations": "false", "result_filter": "web"}
+        return Ask("GET", f"{self.base_url}/web/search?{urlencode(asked)}", {"X-Subscription-Token": self.key})
+
+    def hits(self, answer: Mapping[str, Any]) -> list[Hit] | None:
+        """Return what an answer holds; one without hits has no `web`."""
+        if answer.get("type") != "search" and "web" not in answer:
+            return None
+        rows = _rows(_under(answer, "web").get("results", []))
+        if rows is None:
+            return None
+        return [
+            _hit(row.get("url"), row.get("title"), row.get("description"), row.get("page_age"), row.get("age"))
+            for row in rows
+        ]
+
+    def note(self, answer: Mapping[str, Any]) -> str:
+        """Return nothing: it has nothing more to tell."""
+        return ""
+
+    def fault(self, reply: Reply, code: str) -> str | None:
+        """Return what a refusal means: a wrong key is a 422 there, and a plan that is used up a 429."""
+        what = f"HTTP {reply.status}, {code}"
+        if code in ("SUBSCRIPTION_TOKEN_INVALID", "SUBSCRIPTION_TOKEN_MISSING", "SUBSCRIPTION_NOT_FOUND"):
+            return f"{self.title} refused the key ({what}): {new_key(self)}"
+        again = wait_words(_reset(reply.headers))
+        if code in ("QUOTA_LIMITED", "USAGE_LIMIT_EXCEEDED"):
+            return (
+                f"the plan of this key is used up at {self.title} ({what}): it can search again {again}, or when a"
+                f" person takes a larger plan there; meanwhile {WITHOUT}"
+            )
+        if reply.status == 429:
+            return f"{self.title} asks for fewer searches ({what}): try again {again}"
+        return None
+
+
+def _reset(headers: Mapping[str, str]) -> float | None:
+    """Return when a limit ends that is used up: `Retry-After`, else Brave's lists of what remains and until when."""
+    if (seconds := asked_to_wait(headers)) is not None:
+        return seconds
+    left, until = (
+        [part.strip() for part in headers.get(f"x-ratelimit-{name}", "").split(",")] for name in ("remaining", "reset")
+    )
+    ends = [
+        int(end[:9]) for rest, end in zip(left, until, strict=False) if rest == "0" and end.isascii() and end.isdigit()
+    ]
+    return float(max(ends)) if ends else None
+
+
+@dataclass(frozen=True)
+class Searxng:
+    """A SearXNG of one's own: no key, and a list of whatever length its engines bring."""
+
+    base_url: str
+    name = "searxng"
+    title = "SearXNG"
+    cost_micros = 0
+
+    def ask(self, query: str, count: int) -> Ask:
+        """Return the request for a search."""
+        return Ask("GET", f"{self.base_url}/search?{urlencode({'q': query, 'format': 'json'})}")
+
+    def hits(self, answer: Mapping[str, Any]) -> list[Hit] | None:
+        """Return what an answer holds."""
+        rows = _rows(answer.get("results"))
+        if rows is None:
+            return None
+        return [_hit(row.get("url"), row.get("title"), row.get("content"), row.get("publishedDate")) for row in rows]
+
+    def note(self, answer: Mapping[str, Any]) -> str:
+        """Return which of its engines did not answer."""
+        given = answer.get("unresponsive_engines")
+        silent: list[str] = []
+        for each in cast("list[object]", given) if isinstance(given, list) else []:
+            if isinstance(each, list) and each:
+                silent.append(": ".join(plain(part, 40) for part in cast("list[object]", each)[:2]))
+        more = f" and {len(silent) - _SHOWN_FAULTS} more" if len(silent) > _SHOWN_FAULTS else ""
+        return f"engines that did not answer: {', '.join(silent[:_SHOWN_FAULTS])}{more}" if silent else ""
+
+    def fault(self, reply: Reply, code: str) -> str | None:
+        """Return what a refusal means: without a key, a 403 is about the form of the answer."""
+        if reply.status == 403:
+            return (
+                f"{self.title} gives no JSON (HTTP 403): a person has to add json to search.formats in its"
+                " settings.yml;"
+                f" meanwhile {WITHOUT}"
+            )
+        if reply.status in (401, 407):
+            return f"{self.title} asks for a login (HTTP {reply.status}), which Ava does not have; {WITHOUT}"
+        if 200 <= reply.status < 300 or 300 <= reply.status < 400 or reply.status in (404, 405):
+            return (
+                f"what stands at search.searxng answered with no list of results (HTTP {reply.status}): a person has to"
+                f" correct the address there; meanwhile {WITHOUT}"
+            )
+        return None
+
+
+def _hit(url: object, title: object, snippet: object, *dates: object) -> Hit:
+    address = url.strip() if isinstance(url, str) else ""
+    date = next((given for each in dates if (given := plain(each, _DATE_CHARS))), None)
+    day = _DAY.match(date) if date else None
+    return Hit(address, plain(title, _TITLE_CHARS), plain(snippet, _SNIPPET_CHARS), day[0] if day else date)
+
+
+def _rows(value: object) -> list[Mapping[str, Any]] | None:
+    if not isinstance(value, list):
+        return None
+    return [cast("Mapping[str, Any]", row) for row in cast("list[object]", value) if isinstance(row, dict)]
+
+
+def _under(answer: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    below = answer.get(name)
+    return cast("Mapping[str, Any]", below) if isinstance(below, dict) else {}

@@ -1,0 +1,284 @@
+"""The seam between the agent loop and the tools: one Protocol, what it is given, what it gives back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+
+from pydantic import BaseModel, ConfigDict
+
+from ava_roles.errors import ToolFailed
+from ava_roles.placeholders import Lent
+
+if TYPE_CHECKING:
+    from ava_roles.memory import Memory
+    from ava_roles.net.fetch import Fetcher
+    from ava_roles.net.search_engines import Search
+    from ava_roles.sandbox.paths import Root
+    from ava_roles.sandbox.sandbox import Sandbox
+    from ava_roles.sandbox.workbench import BenchMaker
+    from ava_roles.worktree.edits import Edits
+
+
+class ToolArgs(BaseModel):
+    """Base of every tool's arguments: unknown ones are refused by name."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+@dataclass(frozen=True)
+class ToolSpec:
+    """What the loop and the model know of a tool.
+
+    Attributes:
+        name: The tool's name, as role files and models spell it.
+        description: What it does, for the model.
+        args: The pydantic model of its arguments; its JSON schema is sent to the model.
+        read_only: Our own declaration that calling it twice does no harm; calls of one turn that are
+            all read-only run side by side, and an interrupted one is repeated on resume.
+        timeout_s: Seconds after which the loop cancels a call.
+        max_chars: Characters of output that the model is shown; the rest goes to the scratch folder.
+        network: It reaches the network.
+        files: It reads the workspace.
+        writes: It changes something that outlives the run (a file, an artifact).
+        commands: It runs commands of a model's making, so that it needs a sandbox.
+        edits: It changes files of the run's worktree, so that it needs one.
+        both_ends: Of an output that is too long the model is shown the beginning and the end, not the beginning alone.
+        secrets: The arguments in which `{{secret:NAME}}` may stand: the tool puts the value in itself, at the last
+            moment and only where the secret is meant for.
+        program: It is asked of a program that is started for the run, so that it needs a sandbox.
+        foreign: The schema of the arguments of another MCP server's tool, which that server checks; None for our own.
+    """
+
+    name: str
+    description: str
+    args: type[ToolArgs]
+    read_only: bool = True
+    timeout_s: float = 60.0
+    max_chars: int = 20_000
+    network: bool = False
+    files: bool = False
+    writes: bool = False
+    commands: bool = False
+    edits: bool = False
+    both_ends: bool = False
+    secrets: tuple[str, ...] = ()
+    program: bool = False
+    foreign: Mapping[str, Any] | None = None
+
+    @property
+    def reads(self) -> bool:
+        """Whether it brings something from outside of the run: pages or files."""
+        return self.network or self.files or self.foreign is not None
+
+    def schema(self) -> Mapping[str, Any]:
+        """Return the JSON schema of the arguments, without pydantic's titles: one for all, to be read only."""
+        return _schema(self.args) if self.foreign is None else self.foreign
+
+
+@dataclass(frozen=True)
+class Source:
+    """Something that a tool read: a URL, or a path relative to the workspace, with its title if it has one."""
+
+    location: str
+    title: str | None = None
+
+
+@dataclass(frozen=True)
+class ToolOutput:
+    """What a tool call brought.
+
+    Attributes:
+        text: The output for the model, complete; the loop cuts it at the tool's `max_chars`.
+        success: False for a result that is a failure (a page that answered 404).
+        count: How many results, files or pages it brought; for the one-line view of the log.
+        sources: What was read, so that an ending without a result can list it.
+    """
+
+    text: str
+    success: bool = True
+    count: int | None = None
+    sources: tuple[Source, ...] = ()
+
+
+def _silent(_sentence: str) -> None:
+    """Say nothing: the default of a place that nobody watches."""
+
+
+def _as_it_is(text: str) -> str:
+    """Hide nothing: the default of a place without secrets."""
+    return text
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a tool call happens: everything that it may touch, and nothing else.
+
+    Attributes:
+        files: The workspace, open for reading; None when the run has none.
+        fetch: The guarded fetcher; None when the run may not reach the network.
+        search: The web search that was approved; None when there is none.
+        artifacts: The run's own folder for files to hand over.
+        memory: The notes of the user whose run it is, to be read; None when there are none for that user.
+        sandbox: What runs commands; None when the run may run none.
+        bench: Where commands work, made at the first of them; None when the run may run none.
+        edits: The files that the run may change, in its worktree; None when it has none.
+        say: Takes a sentence of at most 80 characters about what is being done this second.
+        run_id: Whose call it is; the mark of every child process that it starts.
+        secrets: The secrets that this one call names, and may send.
+        hide: Replaces secrets in a text; who cuts a text calls it before, for a half is not recognised.
+    """
+
+    files: Root | None = None
+    fetch: Fetcher | None = None
+    search: Search | None = None
+    artifacts: Root | None = None
+    memory: Memory | None = None
+    sandbox: Sandbox | None = None
+    bench: BenchMaker | None = None
+    edits: Edits | None = None
+    say: Callable[[str], None] = field(default=_silent)
+    run_id: str = ""
+    secrets: tuple[Lent, ...] = ()
+    hide: Callable[[str], str] = field(default=_as_it_is)
+
+
+class Tool(Protocol):
+    """One tool. `activity` is the sentence shown while it runs, made before the call.
+
+    The loop makes the sentence fit: it hides secrets in it, takes control characters out, and cuts it to 80 characters,
+    in this order. So a tool leaves it whole.
+    """
+
+    @property
+    def spec(self) -> ToolSpec:
+        """What the loop and the model know of it."""
+        ...
+
+    def activity(self, args: Any) -> str:
+        """Return what a call with these (validated) arguments will be doing, e.g. `Reading example.org`."""
+        ...
+
+    async def __call__(self, args: Any, at: Place) -> ToolOutput:
+        """Do it.
+
+        Raises:
+            ToolFailed: It could not; the text tells the model what happened and what it can do.
+        """
+        ...
+
+
+@cache
+def _schema(args: type[ToolArgs]) -> Mapping[str, Any]:
+    schema: Mapping[str, Any] = _untitled(args.model_json_schema())
+    return schema
+
+
+def _untitled(schema: Any) -> Any:
+    """Drop pydantic's generated titles, which cost tokens and say nothing."""
+    if isinstance(schema, dict):
+        members = cast("dict[str, Any]", schema)
+        return {
+            key: _untitled(value) for key, value in members.items() if not (key == "title" and isinstance(value, str))
+        }
+    if isinstance(schema, list):
+        return [_untitled(value) for value in cast("list[Any]", schema)]
+    return schema
+
+
+_Thing = TypeVar("_Thing")
+
+
+def need_files(at: Place) -> Root:
+    """Return the workspace.
+
+    Raises:
+        ToolFailed: The run has none.
+    """
+    return _there(at.files, "this run has no workspace, so no files can be read; work with what the task contains")
+
+
+def need_fetch(at: Place) -> Fetcher:
+    """Return the fetcher.
+
+    Raises:
+        ToolFailed: The run may not reach the network.
+    """
+    return _there(at.fetch, "this run may not reach the network; work with what the task contains")
+
+
+def need_search(at: Place) -> Search:
+    """Return the web search.
+
+    Raises:
+        ToolFailed: The run has none.
+    """
+    return _there(at.search, "this run has no web search; read pages that you know with read_webpages")
+
+
+def need_artifacts(at: Place) -> Root:
+    """Return the folder for files to hand over.
+
+    Raises:
+        ToolFailed: The run has none.
+    """
+    return _there(at.artifacts, "this run has no folder for artifacts; put the content into the result instead")
+
+
+def need_memory(at: Place) -> Memory:
+    """Return the notes that may be recalled.
+
+    Raises:
+        ToolFailed: The run has none.
+    """
+    return _there(at.memory, "this run has no memory to recall; work with what the task contains")
+
+
+def need_edits(at: Place) -> Edits:
+    """Return the files that may be changed.
+
+    Raises:
+        ToolFailed: The run has none.
+    """
+    return _there(at.edits, "this run has no worktree, so no file can be changed; say in the result what should be")
+
+
+def need_sandbox(at: Place) -> tuple[Sandbox, BenchMaker]:
+    """Return what runs commands, and where they work.
+
+    Raises:
+        ToolFailed: The run may run none.
+    """
+    if at.sandbox is None or at.bench is None:
+        raise ToolFailed("this run may not run commands; go on by reading")
+    return at.sandbox, at.bench
+
+
+def _there(thing: _Thing | None, missing: str) -> _Thing:
+    if thing is None:
+        raise ToolFailed(missing)
+    return thing
+
+
+SENTENCE_CHARS = 80
+_READ_CHARS = 2_000
+
+
+def sentence(text: str, hide: Callable[[str], str] | None = None) -> str:
+    """Return text as the status line takes it: one line of printable characters, 80 at most.
+
+    Args:
+        text: What is being done; as long as whatever a model gave.
+        hide: Replaces secrets, before anything is cut: a half is not recognised.
+    """
+    cut = len(text) > _READ_CHARS
+    text = text[:_READ_CHARS] if cut else text
+    text = hide(text) if hide is not None else text
+    if not text.isprintable():
+        text = "".join(char if char.isprintable() else " " for char in text)
+    line = " ".join(text.split())
+    if len(line) > SENTENCE_CHARS:
+        return line[: SENTENCE_CHARS - 1].rstrip() + "…"
+    return line.rpartition(" ")[0] + "…" if cut else line  # so much of it was blank that its end would show

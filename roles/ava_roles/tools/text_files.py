@@ -1,0 +1,143 @@
+"""Bytes to text, and text to pieces that fit an answer."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from ava_roles.errors import ToolFailed
+from ava_roles.sandbox.paths import Entry, Root
+
+if TYPE_CHECKING:
+    from pathspec import GitIgnoreSpec
+
+
+_LONGEST_LINE = 4_000
+
+
+def decoded(data: bytes, *, cut: bool = False) -> str | None:
+    """Return the text that bytes hold, or None when they are no text.
+
+    UTF-8 and UTF-16 with a mark are known; anything else without a zero byte is read as Windows-1252.
+
+    Args:
+        data: The bytes.
+        cut: They are the beginning of something, whose last character may be cut in two.
+    """
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return data.decode("utf-16", "replace")
+    if b"\0" in data[:65_536]:
+        return None
+    data = data.removeprefix(codecs.BOM_UTF8)
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        if cut and error.start > len(data) - 4:
+            return data.decode("utf-8", "ignore")
+        return data.decode("cp1252", "replace")
+
+
+class Window(NamedTuple):
+    """A range of lines that fits an answer.
+
+    Attributes:
+        text: The lines.
+        first: The number of the first one, from 1.
+        last: The number of the last one; `first - 1` when there is none.
+        cut: Numbers of lines that were too long and are shown in part.
+    """
+
+    text: str
+    first: int
+    last: int
+    cut: tuple[int, ...]
+
+
+def window(lines: Sequence[str], offset: int, limit: int | None, max_chars: int) -> Window:
+    """Return the lines from `offset` (from 1) on that fit, at least one where there is one."""
+    taken: list[str] = []
+    cut: list[int] = []
+    room = max_chars
+    for number, line in enumerate(lines[offset - 1 :], offset):
+        if limit is not None and len(taken) >= limit:
+            break
+        if len(line) > _LONGEST_LINE:
+            line = line[:_LONGEST_LINE]
+            cut.append(number)
+        if taken and len(line) + 1 > room:
+            break
+        room -= len(line) + 1
+        taken.append(line)
+    return Window("\n".join(taken), offset, offset + len(taken) - 1, tuple(cut))
+
+
+_HIDDEN = frozenset({".git", ".hg", ".svn"})
+_STARS_MAX = 6  # a pattern becomes a regular expression, whose stars can be made to take for ever
+
+
+class Wanted:
+    """Decides which entries of a walk are looked at; made for one walk.
+
+    Args:
+        root: The workspace, whose `.gitignore` files are read on the way.
+        check: Called for every entry; raises to stop the walk.
+
+    Attributes:
+        asked: Entries that were asked about.
+    """
+
+    def __init__(self, root: Root, check: Callable[[], None] = lambda: None) -> None:
+        self.asked = 0
+        self._root = root
+        self._check = check
+        self._specs: dict[str, GitIgnoreSpec | None] = {}
+
+    def __call__(self, entry: Entry) -> bool:
+        """Tell whether an entry is wanted; the `.gitignore` nearest to it decides first."""
+        self._check()
+        self.asked += 1
+        above, _, name = entry.name.rpartition("/")
+        if name in _HIDDEN or entry.kind not in ("file", "folder"):
+            return False
+        while True:
+            spec = self._spec(above)
+            if spec is not None:
+                rel = entry.name[len(above) + 1 :] if above else entry.name
+                ignored = spec.check_file(rel + "/" if entry.kind == "folder" else rel).include
+                if ignored is not None:
+                    return not ignored
+            if not above:
+                return True
+            above = above.rpartition("/")[0]
+
+    def _spec(self, folder: str) -> GitIgnoreSpec | None:
+        if folder not in self._specs:
+            try:
+                data, _ = self._root.read(f"{folder}/.gitignore" if folder else ".gitignore", 100_000)
+                self._specs[folder] = patterns(*(decoded(data) or "").splitlines())
+            except ToolFailed:
+                self._specs[folder] = None
+        return self._specs[folder]
+
+
+def patterns(*lines: str) -> GitIgnoreSpec | None:
+    """Return patterns as `.gitignore` has them, None when no line is one; other lines are passed over."""
+    from pathspec import GitIgnoreSpec
+
+    kept = [line for line in lines if line.strip() and not line.startswith("#") and line.count("*") <= _STARS_MAX]
+    try:
+        return GitIgnoreSpec.from_lines(kept) if kept else None
+    except ValueError:
+        good = [line for line in kept if _is_pattern(line)]
+        return GitIgnoreSpec.from_lines(good) if good else None
+
+
+def _is_pattern(line: str) -> bool:
+    from pathspec import GitIgnoreSpec
+
+    try:
+        GitIgnoreSpec.from_lines([line])
+    except ValueError:
+        return False
+    return True

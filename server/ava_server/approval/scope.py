@@ -1,0 +1,292 @@
+"""Commands of a run: whether it may run some, what confines them, what a person is told of it, and where they work."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from ava_audit.rows import RunRow
+from ava_roles.mcp_client.connection import Listing
+from ava_roles.mcp_client.entry import ServerEntry, covers, is_wildcard, server_of
+from ava_roles.mcp_client.running import ForeignTool, RunServers
+from ava_roles.mcp_client.tools import Offered
+from ava_roles.role import Role, parse_role
+from ava_roles.sandbox.paths import Root
+from ava_roles.sandbox.removal import remove_tree
+from ava_roles.sandbox.sandbox import STRENGTH, Sandbox, Unavailable, find_sandbox
+from ava_roles.sandbox.workbench import Workbench
+from ava_roles.tool import Tool, ToolSpec
+from ava_server.approval.requests import SpawnArgs
+from ava_server.budget.run_config import NO_COMMANDS, ForeignDefinition, ForeignUse, RunConfig
+from ava_server.core.data_root import home_folder
+from ava_server.core.errors import Refused, ToolMissing
+
+if TYPE_CHECKING:
+    from ava_server.config.settings import Settings
+
+
+_BENCH = "bench-"
+"""How the folder is called in which the commands of a run work, with the generation of its owner behind it."""
+
+
+def sandbox_here(settings: Settings) -> Sandbox | Unavailable:
+    """Return what confines commands and the programs of MCP servers here. Blocks up to seconds, once in a process."""
+    return find_sandbox(settings.sandbox.mode, settings.paths.sandbox)
+
+
+def runs_commands(names: Sequence[str], tools: Mapping[str, Tool]) -> bool:
+    """Tell whether one of these tools runs commands."""
+    return any(name in tools and tools[name].spec.commands for name in names)
+
+
+def needs_sandbox(names: Sequence[str], tools: Mapping[str, Tool]) -> bool:
+    """Tell whether one of these tools runs commands, or is asked of a program that is started here."""
+    return any(name in tools and (tools[name].spec.commands or tools[name].spec.program) for name in names)
+
+
+def usable_here(tools: Mapping[str, Tool], sandbox: Sandbox | Unavailable) -> dict[str, Tool]:
+    """Return the tools that this machine can give: commands where a sandbox is, and edits where it confines.
+
+    What a run has changed runs when it is verified, and git keeps it; so edits need more than commands do.
+    """
+    commands = not isinstance(sandbox, Unavailable)
+    edits = not isinstance(sandbox, Unavailable) and sandbox.kind != "none" and shutil.which("git") is not None
+    return {
+        name: tool
+        for name, tool in tools.items()
+        if (commands or not tool.spec.commands) and (edits or not tool.spec.edits)
+    }
+
+
+def sandbox_for(
+    wanted: bool, find: Callable[[], Sandbox | Unavailable], *, files_open: bool
+) -> Sandbox | Unavailable | None:
+    """Return what would confine the commands of a run, or why it can have none; None where it asks for none.
+
+    Args:
+        wanted: It has tools that run commands.
+        find: Finds what confines commands here.
+        files_open: The run sees files. A run that does not would see them all the same by commands that nothing
+            confines.
+    """
+    if not wanted:
+        return None
+    sandbox = find()
+    if not isinstance(sandbox, Unavailable) and sandbox.kind == "none" and not files_open:
+        return Unavailable(
+            'nothing confines commands here (sandbox.mode = "none"), and this run is to see no files',
+            "name the folder in workspace",
+        )
+    return sandbox
+
+
+def confinement_of(sandbox: Sandbox | Unavailable | None) -> str:
+    """Return what confines what a run runs here, as its configuration has it; None where it runs nothing."""
+    return NO_COMMANDS if sandbox is None or isinstance(sandbox, Unavailable) else sandbox.kind
+
+
+def commands_reach(
+    specs: Sequence[ToolSpec], confinement: str, *, copy: Literal["copy", "worktree"] | None, network: bool
+) -> str:
+    """Return what commands of the run may do, in a few words; `copy` is what of the workspace they work on."""
+    what = "run Python"
+    if copy == "worktree" or any(spec.commands and spec.files for spec in specs):  # the verify command is one
+        what = "run commands"
+    where = "on an empty folder" if copy is None else f"on a {copy} of it"
+    if confinement == "none":
+        return f"{what} WITHOUT A SANDBOX, with all that you may do yourself"
+    return f"{what} in a sandbox that reaches the network, {where}" if network else f"{what} in a sandbox {where}"
+
+
+def not_looked_for() -> Unavailable:
+    """Say that nobody looked for a sandbox: what there is where nothing is to run."""
+    return Unavailable("no sandbox was looked for here", "use a role that runs no commands")
+
+
+def strength(kind: str) -> int:
+    """Return how well something confines; what a newer program calls it by is more than what is known here."""
+    return next((strength for known, strength in STRENGTH.items() if known == kind), len(STRENGTH))
+
+
+def bench_of(
+    run: RunRow, config: RunConfig, files: Root | None, scratch: Path, sandbox: Sandbox, settings: Settings
+) -> Workbench:
+    """Return where the commands of a claimed run work; nothing of it is there before the first of them."""
+    return Workbench(
+        mounts=sandbox.mounts,
+        here=scratch / f"{_BENCH}{run.generation}",
+        files=files,
+        run_id=run.id,
+        read_only=settings.sandbox.read_only,
+        carry=parse_role(config.role_text, config.role_source, config.role).carry,
+        home=home_folder(),
+        closed=(settings.data_root,),
+        network=config.network,
+    )
+
+
+def remove_benches(scratch: Path, up_to: int | None = None) -> None:
+    """Remove where the commands of earlier owners of a run worked, who were killed or have lost it. Blocking.
+
+    Args:
+        scratch: The run's folder.
+        up_to: The generation of the last of them; None is all.
+    """
+    for bench in scratch.glob(f"{_BENCH}*"):
+        generation = bench.name.removeprefix(_BENCH)
+        if up_to is None or (generation.isdecimal() and int(generation) <= up_to):
+            with suppress(OSError):  # its commands are still being ended; it goes with the run
+                remove_tree(bench)
+
+
+MOST_TOOLS = 64
+MOST_CHARS = 60_000
+"""Foreign tools of one run, and characters of their definitions: they stand in every request."""
+
+
+@dataclass(frozen=True)
+class ForeignScope:
+    """The tools of other servers that a role comes to.
+
+    Attributes:
+        role: The role, each word for several tools replaced by their names.
+        granted: Those tools, by full name.
+        absent: Why a word of the role brings nothing.
+        servers: The servers, as they are configured.
+    """
+
+    role: Role
+    granted: Mapping[str, Offered] = field(default_factory=dict[str, Offered])
+    absent: Mapping[str, str] = field(default_factory=dict[str, str])
+    servers: Mapping[str, ServerEntry] = field(default_factory=dict[str, ServerEntry])
+
+    def tools(self) -> Mapping[str, Tool]:
+        """Return them as tools that can be looked at, and not be called."""
+        nobody = RunServers()
+        found: dict[str, Tool] = {}
+        for name, offered in self.granted.items():
+            entry = self.servers[server_of(name) or ""]
+            found[name] = ForeignTool(
+                entry.name, offered, nobody, network=entry.reaches_out, program=entry.command is not None
+            )
+        return found
+
+    def narrowed(self, args: SpawnArgs) -> SpawnArgs:
+        """Return a spawn whose `tools` and `blocked_tools` name each foreign tool by itself."""
+
+        def each(words: Sequence[str] | None) -> list[str] | None:
+            if words is None:
+                return None
+            return list(dict.fromkeys(name for word in words for name in self._meant(word)))
+
+        return args.model_copy(update={"tools": each(args.tools), "blocked_tools": each(args.blocked_tools)})
+
+    def _meant(self, word: str) -> list[str]:
+        if server_of(word) is None:
+            return [word]
+        found = [name for name, tool in self.granted.items() if covers(word, name, tool.tool)]
+        beyond = [name for name in self.absent if name == word or covers(name, word, "") or covers(word, name, "")]
+        return found or beyond or [word]
+
+    def check_need(self, need: str, tools: Sequence[str]) -> None:
+        """Refuse a role that would go without a foreign tool that it needs.
+
+        Raises:
+            ToolMissing: It is not there; says why.
+            Refused: The call itself took it away.
+        """
+        if any(name in tools and covers(need, name, tool.tool) for name, tool in self.granted.items()):
+            return
+        why = self.absent.get(need)
+        if why is None:
+            raise Refused(f"{self.role.name} needs {need}, which was taken away; leave it in tools")
+        raise ToolMissing(f"{self.role.name} needs {need}, and {why}; see `ava doctor`, or use another role", need)
+
+    def uses(self, tools: Sequence[str]) -> dict[str, ForeignUse]:
+        """Return what is approved of each server: how it is reached, what it may, and the tools' definitions."""
+        found: dict[str, ForeignUse] = {}
+        for name, tool in self.granted.items():
+            if name not in tools:
+                continue
+            entry = self.servers[server_of(name) or ""]
+            use = found.setdefault(
+                entry.name,
+                ForeignUse(
+                    digest=entry.digest,
+                    where=entry.where,
+                    network=entry.network,
+                    remote=entry.url is not None,
+                    read_write=tuple(map(str, entry.read_write)),
+                ),
+            )
+            use.tools[name] = ForeignDefinition(
+                tool=tool.tool, description=tool.description, parameters=dict(tool.parameters), changes=tool.changes
+            )
+        return found
+
+    def notes(self, tools: Sequence[str]) -> tuple[str, ...]:
+        """Return why tools that are wanted are not there, a sentence each."""
+        return tuple(f"{name} is not there: {why}" for name, why in self.absent.items() if name in tools)
+
+
+def foreign_scope(
+    role: Role, servers: Mapping[str, ServerEntry], listings: Mapping[str, Listing]
+) -> tuple[ForeignScope, tuple[str, ...]]:
+    """Return what a role comes to, and what it needs of foreign tools.
+
+    A tool that is not annotated as read-only is had only where the role names that very tool.
+    """
+    words = [name for name in role.tools if server_of(name) is not None]
+    if not words:
+        return ForeignScope(role), ()
+    granted: dict[str, Offered] = {}
+    absent: dict[str, str] = {}
+    names: list[str] = []
+    size = 0
+    for word in role.tools:
+        server = server_of(word)
+        if server is None:
+            names.append(word)
+            continue
+        found, why = _found(word, role, servers.get(server), listings.get(server))
+        for tool in found:
+            size += len(tool.description) + len(json.dumps(tool.parameters))
+            if tool.name not in granted and (len(granted) == MOST_TOOLS or size > MOST_CHARS):
+                why = f"a run has at most {MOST_TOOLS} foreign tools, of {MOST_CHARS:,} characters; name fewer"
+                break
+            granted[tool.name] = tool
+            names.append(tool.name)
+        if why:
+            absent[word] = why
+            names.append(word)
+    own = replace(
+        role,
+        tools=tuple(dict.fromkeys(names)),
+        needs=tuple(need for need in role.needs if server_of(need) is None),
+    )
+    return ForeignScope(own, granted, absent, servers), tuple(need for need in role.needs if server_of(need))
+
+
+def _found(word: str, role: Role, entry: ServerEntry | None, listing: Listing | None) -> tuple[list[Offered], str]:
+    """Return the tools that a role's word brings, or why it brings none."""
+    server = server_of(word)
+    if entry is None or listing is None:
+        return [], f"no MCP server {server} is configured here ([mcp_servers.{server}] in config.toml)"
+    if listing.fault:
+        return [], f"the MCP server {server} {listing.fault}"
+    meant = [tool for tool in listing.tools if covers(word, tool.name, tool.tool)]
+    meant = [tool for tool in meant if not any(covers(denied, tool.name, tool.tool) for denied in role.denied)]
+    if is_wildcard(word):
+        found = [tool for tool in meant if not tool.fault and not tool.changes]
+        return found, "" if found else (
+            f"the MCP server {server} has no such tool that says of itself that it only reads;"
+            " what can change things is had only where a role names that very tool"
+        )
+    if not meant:
+        return [], f"the MCP server {server} has no such tool"
+    return ([], meant[0].fault) if meant[0].fault else (meant[:1], "")

@@ -1,0 +1,402 @@
+"""The forms in which models print tool calls, and the reader that takes them off a text.
+
+Hermes and Qwen, Qwen Coder, GLM, Mistral, Llama, Kimi, DeepSeek, and the tags that Claude learnt; and an answer that as
+a whole is the object of a call.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import html
+import re
+import unicodedata
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ava_server.models.base import Completion, ToolSchema, ToolUse
+from ava_server.models.wires import base
+from ava_server.models.wires.base import as_list, as_object
+
+_NS = r"(?:antml:|｜DSML｜)?"
+_NAME = r"[\w.:/-]{1,100}"
+OPENING = re.compile(
+    rf"<tool_call>|<function=|<{_NS}(?:function_calls>|invoke\s+name=)|\[TOOL_CALLS\]|<\|python_tag\|>"
+    r"|<\|tool_calls_section_begin\|>|<\|tool_call_begin\|>|<｜tool▁calls▁begin｜>|<｜tool▁call▁begin｜>"
+)
+_BETWEEN = re.compile(
+    rf"(?:\s|</?{_NS}function_calls>|<\|tool_calls_section_(?:begin|end)\|>|<｜tool▁calls▁(?:begin|end)｜>"
+    r"|<\|im_end\|>|<\|eo[tm]_id\|>|<｜end▁of▁sentence｜>|</s>)*"
+)
+"""What may stand between calls, around them and at the end: white space, their wrappers, and the ends of a message."""
+
+_HERMES = re.compile(r"<tool_call>\s*(?=\{)")
+_GLM = re.compile(rf"<tool_call>\s*({_NAME})\s*(?=<arg_key>|</tool_call>)")
+_WRAPPED = re.compile(r"<tool_call>\s*(?=<function=)")
+_CODER = re.compile(rf"<function=({_NAME})>\s*")
+_INVOKE = re.compile(rf'<({_NS})invoke\s+name="({_NAME})"\s*>\s*')
+_MISTRAL = re.compile(r"\[TOOL_CALLS\]\s*")
+_MISTRAL_NAME = re.compile(rf"[\s,]*({_NAME})\s*(?:\[CALL_ID\]\s*[\w-]+\s*)?(?:\[ARGS\]\s*)?(?=\{{)")
+_LLAMA = re.compile(r"(?:<\|python_tag\|>|;)\s*(?=\{)")
+_KIMI = re.compile(
+    rf"<\|tool_call_begin\|>\s*(?:functions\.)?({_NAME}?)(?::\d+)?\s*<\|tool_call_argument_begin\|>\s*(?=\{{)"
+)
+_DEEPSEEK = re.compile(
+    rf"<｜tool▁call▁begin｜>\s*(?:function\s*<｜tool▁sep｜>\s*({_NAME})|({_NAME})\s*<｜tool▁sep｜>)"
+    r"\s*(?:```(?:json)?\s*)?(?=\{)"
+)
+
+_CODER_PARAMETER = re.compile(
+    r"<parameter=([^>\n]{1,100})>(.*?)</parameter>\s*(?=<parameter=|</function>|\Z)", re.DOTALL
+)
+_GLM_PARAMETER = re.compile(r"<arg_key>([^<\n]{1,100})</arg_key>\s*<arg_value>(.*?)</arg_value>\s*", re.DOTALL)
+_INVOKE_PARAMETER = re.compile(
+    rf'<{_NS}parameter\s+name="([^"\n]{{1,100}})"[^>\n]{{0,60}}>(.*?)</{_NS}parameter>'
+    rf"\s*(?=<{_NS}parameter\s|</{_NS}invoke>|\Z)",
+    re.DOTALL,
+)
+
+_MOST = 128
+"""Calls of one answer that are read, as of calls that come as such."""
+
+
+@dataclass(frozen=True)
+class PrintedCall:
+    """A call as it was printed.
+
+    Attributes:
+        name: The tool.
+        args: Its arguments.
+        source: The words that it was read from.
+    """
+
+    name: str
+    args: Mapping[str, Any]
+    source: str = ""
+
+
+class Unreadable(Exception):
+    """Raised for what begins like a call and is none that can be made; says why.
+
+    Attributes:
+        whole: It is in the form of calls to the last letter.
+    """
+
+    def __init__(self, why: str, *, whole: bool = False) -> None:
+        super().__init__(why)
+        self.whole = whole
+
+
+class Reader:
+    """Reads calls off a text, one after the other, from where the first begins to the text's end."""
+
+    def __init__(self, text: str, offered: Mapping[str, Mapping[str, Any]]) -> None:
+        self._text = text
+        self._offered = offered
+        self._at = 0
+
+    def calls(self, start: int) -> tuple[PrintedCall, ...]:
+        """Return the calls.
+
+        Raises:
+            Unreadable: They are broken, or not all that there is from `start` on.
+        """
+        self._at = start
+        calls: list[PrintedCall] = []
+        while True:
+            self._skip(_BETWEEN)
+            if self._at == len(self._text):
+                if not 0 < len(calls) <= _MOST:
+                    raise Unreadable(f"these are more than {_MOST} calls" if calls else "nothing stands in it")
+                return tuple(calls)
+            begun = self._at
+            found = self._next()
+            if not found:
+                raise Unreadable("other words follow it" if calls else "it is not in a form that is known")
+            calls += [PrintedCall(name, args, self._text[begun : self._at]) for name, args in found]
+
+    def _next(self) -> list[tuple[str, Mapping[str, Any]]]:
+        """Return the call, or the calls, of the form that begins here; none for no form."""
+        if self._skip(_HERMES):
+            call = _named(self._object(("</tool_call>",)))
+            self._close("</tool_call>")
+            return [call]
+        if self._skip(_WRAPPED):
+            call = self._coder()
+            self._skip_white()
+            self._close("</tool_call>")
+            return [call]
+        if found := self._skip(_GLM):
+            args = self._parameters(found[1], _GLM_PARAMETER)
+            self._close("</tool_call>", needed=True)
+            return [(found[1], args)]
+        if self._text.startswith("<function=", self._at):
+            return [self._coder()]
+        if found := self._skip(_INVOKE):
+            args = self._parameters(found[2], _INVOKE_PARAMETER)
+            self._close(f"</{found[1]}invoke>", needed=True)
+            return [(found[2], args)]
+        if self._skip(_MISTRAL):
+            return self._mistral()
+        if self._skip(_LLAMA):
+            return [_named(self._object((";",)))]
+        if found := self._skip(_KIMI):
+            args = self._object(("<|tool_call_end|>",))
+            self._close("<|tool_call_end|>")
+            return [(found[1], args)]
+        if found := self._skip(_DEEPSEEK):
+            args = self._object(("```", "<｜tool▁call▁end｜>"))
+            self._close("```")
+            self._close("<｜tool▁call▁end｜>")
+            return [(found[1] or found[2], args)]
+        return []
+
+    def _coder(self) -> tuple[str, Mapping[str, Any]]:
+        found = self._skip(_CODER)
+        if found is None:
+            raise Unreadable("the name of its function is missing or not closed by >")
+        is_object = self._text.startswith("{", self._at)
+        args = self._object(("</function>",)) if is_object else self._parameters(found[1], _CODER_PARAMETER)
+        self._close("</function>", needed=True)
+        return found[1], args
+
+    def _mistral(self) -> list[tuple[str, Mapping[str, Any]]]:
+        if self._text.startswith("[", self._at):
+            return [_named(as_object(entry) or {}) for entry in as_list(self._json())]
+        calls: list[tuple[str, Mapping[str, Any]]] = []
+        while found := self._skip(_MISTRAL_NAME):
+            calls.append((found[1], self._object(("[TOOL_CALLS]",))))
+        return calls
+
+    def _parameters(self, name: str, form: re.Pattern[str]) -> dict[str, Any]:
+        """Return arguments that are each written for itself: of the type that the tool wants of it."""
+        properties = as_object(self._offered.get(name, {}).get("properties")) or {}
+        args: dict[str, Any] = {}
+        while found := self._skip(form):
+            key = found[1].strip()
+            if key in args:
+                raise Unreadable(f"its argument {key!r} is there twice")
+            args[key] = _typed(found[2], as_object(properties.get(key)) or {})
+        return args
+
+    def _object(self, ends: tuple[str, ...]) -> dict[str, Any]:
+        """Return the JSON object that begins here; one that is all but right ends before one of `ends`."""
+        begun = self._at
+        try:
+            value = self._json()
+        except Unreadable as why:
+            places = [place for end in ends if (place := self._text.find(end, begun)) >= 0]
+            self._at = min(places, default=len(self._text))
+            mended = base.decode_object(self._text[begun : self._at])
+            if mended is None:
+                raise why from None
+            return mended
+        return as_object(value) or {}
+
+    def _json(self) -> Any:
+        try:
+            value, self._at = base.decode_at(self._text, self._at)
+        except base.NotJsonError:
+            raise Unreadable(f"its JSON is broken: {base.object_fault(self._text[self._at :])}") from None
+        return value
+
+    def _skip(self, what: re.Pattern[str]) -> re.Match[str] | None:
+        found = what.match(self._text, self._at)
+        if found is not None:
+            self._at = found.end()
+        return found
+
+    def _skip_white(self) -> None:
+        while self._text[self._at : self._at + 1].isspace():
+            self._at += 1
+
+    def _close(self, end: str, *, needed: bool = False) -> None:
+        """Pass the end of a form; many servers take the last one out, so that it may be missing at the text's end."""
+        self._skip_white()
+        if self._text.startswith(end, self._at):
+            self._at += len(end)
+        elif needed:
+            raise Unreadable(f"it is not closed by {end}")
+
+
+def whole_call(text: str, offered: Mapping[str, Any]) -> tuple[PrintedCall, ...]:
+    """Return the call that an answer is as a whole: one object with a name on offer and arguments, and no more."""
+    inner = base.unfenced(text)
+    if not inner.startswith("{"):
+        return ()
+    value = base.decode_object(inner)
+    if value is None or str(value.get("name")) not in offered or set(value) not in (_ARGUMENTS, _PARAMETERS):
+        return ()
+    name, args = _named(value)
+    return (PrintedCall(name, args, inner),)
+
+
+_ARGUMENTS, _PARAMETERS = {"name", "arguments"}, {"name", "parameters"}
+
+
+def _named(value: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    """Return name and arguments of a call that is one object.
+
+    Raises:
+        Unreadable: It has not both.
+    """
+    name = value.get("name")
+    given = [value[key] for key in ("arguments", "parameters") if key in value]
+    if not isinstance(name, str) or not name or len(given) != 1:
+        raise Unreadable("its object has not just a name and arguments")
+    args = base.decode_object(given[0]) if isinstance(given[0], str) else as_object(given[0])
+    if args is None:
+        raise Unreadable("its arguments are no object")
+    return name, args
+
+
+def _typed(text: str, schema: Mapping[str, Any]) -> Any:
+    """Return an argument that was written without quotes as what its schema wants; text where that may be."""
+    text = text.removeprefix("\n").removesuffix("\n")
+    wanted = _kinds(schema)
+    try:
+        value = base.storable(base.decode(text))[0]
+    except base.NotJsonError:
+        return text
+    if isinstance(value, str):
+        return text if "string" in wanted else value
+    kind = base.json_type(value)
+    loose = "string" not in wanted or kind in ("array", "object", "null")
+    return value if loose and (kind in wanted or (kind == "integer" and "number" in wanted)) else text
+
+
+def _kinds(schema: Mapping[str, Any]) -> set[str]:
+    """Return the types that a schema allows, as far as it says; else text, a list or an object."""
+    named = schema.get("type")
+    kinds = {named} if isinstance(named, str) else {kind for kind in as_list(named) if isinstance(kind, str)}
+    for part in (*as_list(schema.get("anyOf")), *as_list(schema.get("oneOf"))):
+        kinds |= _kinds(as_object(part) or {})
+    return kinds or {"string", "array", "object"}
+
+
+MessageMaker = Callable[[str, Sequence[ToolUse]], Mapping[str, Any]]
+"""Makes the assistant's message of these words and calls, as a provider of the wire would have sent it."""
+
+EXAMPLE = '<tool_call>{"name": "the tool", "arguments": {"its": "arguments"}}</tool_call>'
+"""The form that a model is shown when what it printed could not be read."""
+
+_LETTERS = re.compile(r"""[\s"'`\\]+""")
+_ESCAPED = re.compile(r"\\+u([0-9a-fA-F]{4})")
+_WHITE = re.compile(r"\\+[nrt]")
+_NEAR = 200
+"""Characters after the beginning of a form in which the name of a tool makes it look like a call."""
+
+
+@dataclass(frozen=True)
+class Printed:
+    """What of an answer looks like calls.
+
+    Attributes:
+        words: What stands before them.
+        calls: The calls, if all of them can be made; else none.
+        why: Why they cannot be, for the model.
+    """
+
+    words: str
+    calls: tuple[PrintedCall, ...] = ()
+    why: str = ""
+
+
+def read_printed(text: str, tools: Sequence[ToolSchema], seen: Callable[[], Iterable[str]]) -> Printed | None:
+    """Return the calls at the end of an answer, or why what looks like some is none; None for plain words.
+
+    Args:
+        text: The answer's words.
+        tools: The tools on offer.
+        seen: Brings everything that the run has read: what is quoted from there calls nothing.
+    """
+    offered = {tool.name: tool.parameters for tool in tools}
+    opening = OPENING.search(text)
+    start = opening.start() if opening is not None else 0
+    try:
+        calls = Reader(text, offered).calls(start) if opening is not None else whole_call(text, offered)
+        if not calls:
+            return None
+        unknown = next((call.name for call in calls if call.name not in offered), None)
+        if unknown is not None:
+            raise Unreadable(f"there is no tool {unknown[:60]!r}; yours are {', '.join(offered)}", whole=True)
+        if _quoted(calls, seen()):
+            raise Unreadable("it stands in what you have read, and what is quoted calls nothing", whole=True)
+    except Unreadable as why:
+        return Printed(text, why=str(why)) if why.whole or _looks(text, start, offered) else None
+    return Printed(text[:start].rstrip(), calls)
+
+
+def with_calls(completion: Completion, printed: Printed, turn: int, message: MessageMaker) -> Completion:
+    """Return an answer with the calls that it printed as calls of its own, and a note that says so.
+
+    Their ids follow from the turn and the words, and are of a form that every provider takes (nine letters and digits).
+    """
+    calls: list[ToolUse] = []
+    for number, call in enumerate(printed.calls):
+        raw_args = base.encode(dict(call.args)).decode()
+        identity = hashlib.sha256(f"{turn} {number} {call.name} {raw_args}".encode()).hexdigest()[:9]
+        calls.append(ToolUse(identity, call.name, base.decode_object(raw_args), raw_args))
+    made, raw = dict(message(printed.words, calls)), completion.raw
+    for name, words in (("content", "text"), ("output", "message")):  # blocks, items: thoughts stay before what is said
+        if isinstance(made.get(name), list):
+            thoughts = [block for block in as_list(raw.get(name)) if (as_object(block) or {}).get("type") != words]
+            made[name] = [*thoughts, *made[name]]
+    kept = {key: value for key, value in raw.items() if key not in made}  # on others they are a field of their own
+    note = f"read {len(calls)} tool call{'' if len(calls) == 1 else 's'} from its text"
+    return replace(
+        completion, text=printed.words, calls=tuple(calls), raw={**made, **kept}, notes=(*completion.notes, note)
+    )
+
+
+def _looks(text: str, start: int, offered: Iterable[str]) -> bool:
+    """Tell whether an answer meant to call: it begins like a call, or names a tool where a call would."""
+    if not text[:start].strip():
+        return True
+    return any(
+        name in text[found.start() : found.end() + _NEAR] for found in OPENING.finditer(text) for name in offered
+    )
+
+
+def _quoted(calls: Sequence[PrintedCall], seen: Iterable[str]) -> bool:
+    """Tell whether a call stands in what was read: as it is, or in another form, or in pieces around one."""
+    wanted = [
+        (
+            _letters(call.source),
+            _letters(call.name),
+            _letters(base.encode(dict(call.args)).decode()),
+            [_letters(leaf) for leaf in _leaves(dict(call.args))],
+        )
+        for call in calls
+    ]
+    for text in seen:
+        plain = _unescaped(text)
+        letters, marked = _letters(plain), OPENING.search(plain) is not None
+        for source, name, args, leaves in wanted:
+            if source in letters or (leaves and args in letters):
+                return True
+            if (marked or f"name:{name}" in letters) and name in letters and all(leaf in letters for leaf in leaves):
+                return True
+    return False
+
+
+def _unescaped(text: str) -> str:
+    """Return a text without the escapes of HTML and JSON, under which it may be written where it was read."""
+    text = _ESCAPED.sub(lambda found: chr(int(found[1], 16)), html.unescape(text))
+    return _WHITE.sub(" ", text)
+
+
+def _letters(text: str) -> str:
+    """Return what of a text counts when two are compared: no white space, no quotes, no case, no escapes."""
+    return _LETTERS.sub("", unicodedata.normalize("NFKC", _unescaped(text)).casefold())
+
+
+def _leaves(value: Any) -> list[str]:
+    """Return the texts and numbers in arguments."""
+    if isinstance(value, str):
+        return [value] if value.strip() else []
+    if (entries := as_object(value)) is not None:
+        return [leaf for item in entries.values() for leaf in _leaves(item)]
+    if isinstance(value, list):
+        return [leaf for item in as_list(value) for leaf in _leaves(item)]
+    return [str(value)] if isinstance(value, (int, float)) and not isinstance(value, bool) else []

@@ -1,0 +1,255 @@
+"""A provider's figures: tokens by class and cost, as far as they can be true."""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from decimal import ROUND_CEILING, Decimal
+from functools import lru_cache
+from typing import Any, TypeGuard
+
+from ava_audit.events import Usage
+from ava_server.models.base import AssistantTurn, Bound, Known, Request, ToolSchema, Turn
+from ava_server.models.wires.base import as_object, whole_text
+
+MOST_TOKENS = 10**9
+"""A figure above is a fault of the provider, and so is a cost above it in USD."""
+FLOOR_BYTES = 16
+"""No prompt as a whole has more bytes to a token; text has about four, and tables of blanks reach ten."""
+
+
+def read_usage(
+    usage: Mapping[str, Any] | None,
+    *,
+    sent_bytes: int,
+    said_something: bool,
+    unseen: Callable[[], int] = int,
+) -> tuple[Usage | None, int | None, tuple[str, ...]]:
+    """Read a provider's figures; those that are too small to be true are none.
+
+    Args:
+        usage: The figures, in the names of chat completions.
+        sent_bytes: The size of the request's body.
+        said_something: The answer has words, calls or thinking.
+        unseen: Returns how many of the bytes the model may not have seen; asked only where the prompt looks too small.
+
+    Returns:
+        Tokens by class (None when there are none that make sense), the cost in micro-USD rounded up (None
+        when it is not told), and a note for each figure that cannot be true.
+    """
+    if usage is None:
+        return None, None, ("the provider reported no usage",)
+    cost, odd = _cost_micros(usage)
+    prompt_details = as_object(usage.get("prompt_tokens_details")) or {}
+    output_details = as_object(usage.get("completion_tokens_details")) or {}
+    figures = {
+        "prompt_tokens": usage.get("prompt_tokens"),
+        "completion_tokens": usage.get("completion_tokens"),
+        "cached_tokens": prompt_details.get("cached_tokens", usage.get("prompt_cache_hit_tokens")) or 0,
+        "cache_write_tokens": prompt_details.get("cache_write_tokens") or 0,
+        "reasoning_tokens": output_details.get("reasoning_tokens") or 0,
+    }
+    counts: dict[str, int] = {}
+    for name, value in figures.items():
+        count = _count(value)
+        if count is None:
+            said = "is missing" if value is None else f"is {_shown(value)}, which cannot be"
+            return None, cost, (*odd, f"usage not counted: {name} {said}")
+        counts[name] = count
+    cached, written = counts["cached_tokens"], counts["cache_write_tokens"]
+    prompt, output, thinking = (
+        counts["prompt_tokens"],
+        counts["completion_tokens"],
+        counts["reasoning_tokens"],
+    )
+    if cached + written > prompt:
+        odd = (*odd, "cached tokens reported beside the prompt, not in it")
+        prompt += cached + written
+    # Some providers count thinking beside the answer; the total tells.
+    if thinking > output or (thinking and usage.get("total_tokens") == prompt + output + thinking):
+        output += thinking
+    # Servers that do not count say 0, and some count only what their cache had not: a bound must not rest on that.
+    if prompt < max(sent_bytes // FLOOR_BYTES, 1) and prompt < max((sent_bytes - unseen()) // FLOOR_BYTES, 1):
+        return None, cost, (*odd, f"usage not counted: a prompt of {prompt} tokens for {sent_bytes:,} bytes sent")
+    if output == 0 and said_something:
+        return None, cost, (*odd, "usage not counted: 0 tokens for an answer that is not empty")
+    return (
+        Usage(
+            input_tokens=prompt - cached - written,
+            output_tokens=output,
+            cache_read_tokens=cached,
+            cache_write_tokens=written,
+            thinking_tokens=thinking,
+        ),
+        cost,
+        odd,
+    )
+
+
+def larger(known: Mapping[str, Any] | None, said: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Return what two reports in one answer come to: the later one, with no figure less than it was.
+
+    Some servers report with every piece, each time more. One that takes a figure back may bill it all the same.
+    """
+    if known is None or said is None:
+        return said or known
+    both = {**known, **{name: value for name, value in said.items() if value is not None}}
+    for name, before in known.items():
+        after = both[name]
+        if _is_figure(before) and _is_figure(after) and before > after >= 0:
+            both[name] = before
+    return both
+
+
+def _cost_micros(usage: Mapping[str, Any]) -> tuple[int | None, tuple[str, ...]]:
+    """Read what a call cost; with a key of one's own, the provider behind the gateway bills too."""
+    parts = [usage.get("cost")]
+    if parts[0] is None:
+        return None, ()
+    if usage.get("is_byok") is True:
+        details = as_object(usage.get("cost_details")) or {}
+        upstream = details.get("upstream_inference_cost")
+        if upstream is None:  # the gateway's share alone would pass for the whole
+            return None, ("reported cost not counted: it is without the upstream provider's",)
+        parts.append(upstream)
+    total = Decimal(0)
+    for part in parts:
+        if not _is_figure(part) or not 0 <= part <= MOST_TOKENS:
+            return None, (f"reported cost not counted: {_shown(part)}",)
+        total += Decimal(repr(part))
+    return int((total * 1_000_000).to_integral_value(ROUND_CEILING)), ()
+
+
+def _is_figure(value: Any) -> TypeGuard[int | float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _shown(value: Any) -> str:
+    """Return a figure that is none, as a note can hold it."""
+    return whole_text(str(value)[:40])[0]
+
+
+def _count(value: Any) -> int | None:
+    if not _is_figure(value):
+        return None
+    if not 0 <= value <= MOST_TOKENS or value != int(value):
+        return None
+    return int(value)
+
+
+FIXED_TOKENS = 1024
+"""What a chat template and a gateway may add to any request."""
+MESSAGE_TOKENS = 16
+"""What a template adds around one message."""
+TOOLS_TOKENS = 1024
+"""What a provider's own prompt about tools may take."""
+TOOL_TOKENS = 32
+"""What a template adds around one tool."""
+
+_ESCAPED = "<>&'\x7f"  # templates escape the first four, JSON in ASCII the last
+_ESCAPE_GROWTH = 5  # `<` becomes \u003c
+_UNKNOWN_GROWTH = 11  # the longest normal form there is: U+FDFA, from 3 bytes to 33
+
+
+def text_bound(text: str) -> int:
+    """Return the most bytes that a text, as it stands in a request, can have when a tokenizer sees it."""
+    if text.isascii():
+        return len(text) + _ESCAPE_GROWTH * sum(map(text.count, _ESCAPED))
+    return sum(_longest(character) * count for character, count in Counter(text).items())
+
+
+def prompt_bound(messages: Iterable[str], tools: Sequence[ToolSchema] = ()) -> int:
+    """Return a bound of a whole prompt's tokens.
+
+    Args:
+        messages: The JSON of each message, the system prompt among them, as the request has it.
+        tools: The tools on offer.
+    """
+    total = FIXED_TOKENS
+    for message in messages:
+        total += text_bound(message) + MESSAGE_TOKENS
+    if tools:
+        total += TOOLS_TOKENS + sum(_tool_bound(tool) for tool in tools)
+    return total
+
+
+class Covered:
+    """How many bytes the messages have that an earlier call covers: counted once, though each request has them all."""
+
+    def __init__(self) -> None:
+        self._sizes: dict[int, tuple[Turn, int]] = {}
+
+    def bytes(self, turns: Sequence[Turn], wire: Callable[[Turn], Mapping[str, Any]]) -> int:
+        """Return the bytes of these turns' messages together."""
+        known, self._sizes = self._sizes, {}
+        total = 0
+        for turn in turns:
+            found = known.get(id(turn)) or (turn, _bytes(_json(wire(turn))))  # whose turn lives, or its id is no name
+            self._sizes[id(turn)] = found
+            total += found[1]
+        return total
+
+
+def bound(
+    request: Request,
+    wire: Callable[[Turn], Mapping[str, Any]],
+    known: Known | None,
+    counted: Covered | None = None,
+) -> Bound:
+    """Return an upper bound of one call.
+
+    Args:
+        request: The call.
+        wire: Makes the message that a turn becomes in the request.
+        known: What the provider reported for an earlier call of this run; None for the first.
+        counted: What was counted of this run's messages before.
+    """
+    turns = request.turns
+    if known is None:
+        system = {"role": "system", "content": request.system}
+        messages = [_json(system), *(_json(wire(turn)) for turn in turns)]
+        return Bound(prompt_bound(messages, request.tools), request.max_output)
+    covered = (counted or Covered()).bytes(turns[: known.turns], wire)
+    total = max(known.prompt_tokens, covered // FLOOR_BYTES)  # what is known is a report, and a report can be wrong
+    for turn in turns[known.turns :]:
+        total += text_bound(_json(wire(turn))) + MESSAGE_TOKENS
+    # The answer was counted as it was written; as part of a prompt a template may escape it.
+    last = turns[known.turns - 1] if 0 < known.turns <= len(turns) else None
+    if isinstance(last, AssistantTurn):
+        answer = _json(wire(last))
+        total += text_bound(answer) - _bytes(answer) + MESSAGE_TOKENS
+    return Bound(total, request.max_output)
+
+
+def _tool_bound(tool: ToolSchema) -> int:
+    """Return the bound of a tool's rendering: indented, as templates show it."""
+    shown = {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)}
+    rendered = json.dumps({"type": "function", "function": shown}, ensure_ascii=False, indent=4)
+    return text_bound(rendered) + TOOL_TOKENS
+
+
+def _bytes(text: str) -> int:
+    return len(text.encode("utf-8", "replace"))
+
+
+def _json(value: Mapping[str, Any]) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+@lru_cache(maxsize=65536)
+def _longest(character: str) -> int:
+    """Return the bytes of a character's longest form: as it is, escaped, or normalised."""
+    if character.isascii():
+        return 1 + (_ESCAPE_GROWTH if character in _ESCAPED else 0)
+    code = ord(character)
+    if 0xD800 <= code < 0xE000:
+        return 6  # half a pair, sent as U+FFFD
+    size = len(character.encode())
+    if unicodedata.category(character) == "Cn":
+        # A newer Unicode than ours may give it any normal form.
+        return size * _UNKNOWN_GROWTH
+    escaped = 12 if code > 0xFFFF else 6
+    normal = (len(unicodedata.normalize(form, character).encode()) for form in ("NFC", "NFD", "NFKC", "NFKD"))
+    return max(size, escaped, *normal)
