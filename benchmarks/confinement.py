@@ -23,7 +23,7 @@ import anyio.to_thread
 from ava_roles.sandbox import linux, selection
 from ava_roles.sandbox.sandbox import Bind, Command, Kind
 from ava_roles.sandbox.selection import fault_of
-from ava_roles.sandbox.supervised import How, Supervised
+from ava_roles.sandbox.supervised import Machine, SupervisedSandbox
 
 TARGET_MS = 70.0
 KINDS: tuple[Kind, ...] = ("bubblewrap", "landlock", "none")
@@ -50,7 +50,9 @@ def ways(folder: Path) -> dict[str, Run]:
     here.mkdir()
     command = Command((TRUE,), HERE, (Bind(here, HERE, writable=True),), {}, 10.0)
     for kind in KINDS:
-        sandbox = Supervised(kind, How(uid if kind != "none" else 0, bwrap or "", linux.landlock_abi()), folder)
+        sandbox = SupervisedSandbox(
+            kind, Machine(uid if kind != "none" else 0, bwrap or "", linux.landlock_abi()), folder
+        )
         fault = fault_of(sandbox, folder) if kind != "none" else None
         if fault is None:
             found[f"sandbox: {kind}"] = lambda sandbox=sandbox: sandbox.run(command)  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""The house is as it is drawn: rooms, layers and trees in docstrings and pages are compared with the code."""
+"""The runtime is as it is drawn: rooms, layers and trees in docstrings and pages are compared with the code."""
 
 from __future__ import annotations
 

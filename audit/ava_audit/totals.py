@@ -209,7 +209,7 @@ class RunSums:
 
 
 @dataclass(frozen=True)
-class Line:
+class WaitingRuns:
     """Runs that wait for something: how many, and since when the first of them does (microseconds UTC)."""
 
     runs: int = 0
@@ -217,7 +217,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Standing:
+class CurrentRuns:
     """What is going on now.
 
     Attributes:
@@ -229,9 +229,9 @@ class Standing:
         held_micros: What is held for them, and for the wrap-ups after them.
     """
 
-    waiting: Line
-    queued: Line
-    paused: Line
+    waiting: WaitingRuns
+    queued: WaitingRuns
+    paused: WaitingRuns
     running: Mapping[str, int]
     in_flight: int
     held_micros: int
@@ -268,7 +268,7 @@ class Tally:
         """Return what was counted of a type."""
         return self.counts.get(type_name, {})
 
-    def add(self, news: News) -> None:
+    def add(self, news: Unread) -> None:
         """Take up what was counted since; what others have taken up meanwhile is not taken twice."""
         if news.after != self.upto:
             return
@@ -279,7 +279,7 @@ class Tally:
 
 
 @dataclass(frozen=True)
-class News:
+class Unread:
     """What a tally lacks: the entries of (`after`, `upto`], counted by type and labels."""
 
     after: int
@@ -297,9 +297,9 @@ def run_sums(view: View) -> list[RunSums]:
     return [RunSums(*row) for row in rows]
 
 
-def standing(view: View, now_us: int) -> Standing:
+def standing(view: View, now_us: int) -> CurrentRuns:
     """Return what is going on at a moment."""
-    waiting = Line(
+    waiting = WaitingRuns(
         *next(
             view.select(
                 "SELECT count(*), min(proposals.created_us) FROM runs JOIN proposals USING (pending_id)"
@@ -312,7 +312,7 @@ def standing(view: View, now_us: int) -> Standing:
         "SELECT coalesce(not_before_us, 0) > ?, count(*), min(queued_us) FROM runs WHERE state = ? GROUP BY 1",
         now_us, QUEUED,
     )  # fmt: skip
-    queued = {bool(paused): Line(runs, since_us) for paused, runs, since_us in lines}
+    queued = {bool(paused): WaitingRuns(runs, since_us) for paused, runs, since_us in lines}
     running = Counter[str]()
     in_flight = 0
     owners = "SELECT coalesce(instance, ''), count(*), count(in_flight) FROM runs WHERE state = ? GROUP BY 1"
@@ -323,10 +323,12 @@ def standing(view: View, now_us: int) -> Standing:
         "SELECT coalesce(sum(held_micros), 0) FROM budgets WHERE scope IN (SELECT id FROM runs WHERE state IN (?, ?))",
         QUEUED, RUNNING,
     )  # fmt: skip
-    return Standing(waiting, queued.get(False, Line()), queued.get(True, Line()), running, in_flight, held)
+    return CurrentRuns(
+        waiting, queued.get(False, WaitingRuns()), queued.get(True, WaitingRuns()), running, in_flight, held
+    )
 
 
-def news_for(view: View, tally: Tally) -> News:
+def news_for(view: View, tally: Tally) -> Unread:
     """Return what a tally lacks."""
     after, upto = tally.upto, view.head()
     counts: list[tuple[str, Labels, int, int]] = []
@@ -334,7 +336,7 @@ def news_for(view: View, tally: Tally) -> News:
         counts += _counted(view, type_name, fields, after, upto, "")
     for type_name, fields in ERASABLE.items():
         counts += _counted(view, type_name, fields, max(after, tally.since), upto, " AND events.generation IS NOT NULL")
-    return News(after, upto, tuple(counts))
+    return Unread(after, upto, tuple(counts))
 
 
 def _counted(

@@ -1,9 +1,9 @@
-"""Ava as it is: a house on a data root of its own, runs proposed and approved at the desk, everything on the disk.
+"""Ava as it is: a runtime on a data root of its own, runs proposed and approved at the service, everything on the disk.
 
     python -m loop_parts.ava PORT keep|kept stream|whole
 
 With `kept` another process's keeper has the log (its lock is held here), so that the keeper's share is not in the
-figures; with `keep` the house has its own, and what it still has to do after the last turn is told apart.
+figures; with `keep` the runtime has its own, and what it still has to do after the last turn is told apart.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from ava_audit.store.locks import try_hold
 from ava_audit.view import View
 from ava_server.config.settings import load_settings
 from ava_server.service.access import Session
-from ava_server.service.runtime import House, open_house
-from ava_server.service.service import Desk
+from ava_server.service.runtime import Runtime, open_house
+from ava_server.service.service import Service
 from loop_parts.child import TASK, serve
 
 CONFIG = """
@@ -62,14 +62,14 @@ LOOK_S = 0.1
 
 
 class Ava:
-    """The desk of an open house."""
+    """The service of an open house."""
 
-    def __init__(self, house: House, keeps: bool) -> None:
-        self._house = house
+    def __init__(self, runtime: Runtime, keeps: bool) -> None:
+        self._house = runtime
         self._keeps = keeps
-        session = Session(user=house.user, transport="memory")
-        house.manager.adopt_session(session.id)
-        self._desk = Desk(house, session)
+        session = Session(user=runtime.user, transport="memory")
+        runtime.manager.adopt_session(session.id)
+        self._desk = Service(runtime, session)
 
     async def begin(self, number: int) -> None:
         proposed = await self._call("spawn_subagent", role="bench", task=f"{TASK} ({number})", **CAPS)
@@ -114,8 +114,8 @@ async def ava(url: str, keeps: bool, streams: bool) -> AsyncGenerator[Ava]:
             assert held is not None
             stack.enter_context(held)
         settings = load_settings(root, env={"AVA_MODEL_BASE_URL": url, "AVA_MODEL": "test"})
-        async with open_house(settings) as house:
-            yield Ava(house, keeps)
+        async with open_house(settings) as runtime:
+            yield Ava(runtime, keeps)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ BUILT_IN = ("web_crawler", "code_reviewer", "data_extractor", "researcher", "cod
 BUILT_IN_SOURCE = "built in"
 _SHORTEST_SENTENCE = 12
 
-__all__ = ["BUILT_IN", "Catalog", "Folder", "Problem", "Untrusted"]
+__all__ = ["BUILT_IN", "Catalog", "Folder", "Problem", "UntrustedFile"]
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class Untrusted:
+class UntrustedFile:
     """A file of a project that nobody has trusted as it is: it counts for nothing.
 
     Attributes:
@@ -84,7 +84,7 @@ class Catalog:
 
     by_name: Mapping[str, Role]
     problems: tuple[Problem, ...] = ()
-    untrusted: tuple[Untrusted, ...] = ()
+    untrusted: tuple[UntrustedFile, ...] = ()
 
     @classmethod
     def load(cls, folders: Sequence[Folder] = ()) -> Catalog:
@@ -96,7 +96,7 @@ class Catalog:
         """
         roles: dict[str, Role] = {}
         problems: list[Problem] = []
-        untrusted: list[Untrusted] = []
+        untrusted: list[UntrustedFile] = []
         for found in _files(folders):
             if isinstance(found, RoleFileError):
                 problems.append(Problem.of(found))
@@ -178,13 +178,13 @@ def _files(folders: Sequence[Folder]) -> Iterator[RoleFile | RoleFileError]:
         yield from read_folder(folder)
 
 
-def _untrusted(found: RoleFile, *, changed: bool) -> Untrusted:
+def _untrusted(found: RoleFile, *, changed: bool) -> UntrustedFile:
     stem = Path(found.name).stem
     try:
         role = parse_role(found.text, found.source, stem)
     except RoleFileError as error:
-        return Untrusted(stem, found, changed, None, Problem.of(error))
-    return Untrusted(role.name, found, changed, role)
+        return UntrustedFile(stem, found, changed, None, Problem.of(error))
+    return UntrustedFile(role.name, found, changed, role)
 
 
 def _plain(name: str) -> str:

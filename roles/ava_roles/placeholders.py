@@ -21,7 +21,7 @@ _HTTPS = 443
 
 
 @dataclass(frozen=True)
-class Lent:
+class InjectedSecret:
     """A secret that one tool call may send, and where to.
 
     Attributes:
@@ -63,7 +63,7 @@ def names_in(value: object) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for text in texts_in(value) for name in PLACEHOLDER.findall(text)))
 
 
-def in_query(url: str, lent: Collection[Lent]) -> str:
+def in_query(url: str, lent: Collection[InjectedSecret]) -> str:
     """Return a URL with the values in the place of the placeholders in its query; they change nothing else of it.
 
     Raises:
@@ -81,7 +81,7 @@ def in_query(url: str, lent: Collection[Lent]) -> str:
     )
 
 
-def in_header(text: str, lent: Collection[Lent]) -> str:
+def in_header(text: str, lent: Collection[InjectedSecret]) -> str:
     """Return a header's value with the values in the place of the placeholders.
 
     Raises:
@@ -93,7 +93,7 @@ def in_header(text: str, lent: Collection[Lent]) -> str:
     return _filled(text, {each.name: each.value for each in lent})
 
 
-def only_to(lent: Collection[Lent]) -> Callable[[str], Awaitable[None]]:
+def only_to(lent: Collection[InjectedSecret]) -> Callable[[str], Awaitable[None]]:
     """Return what refuses every URL that one of the secrets is not for; `Fetcher.get` asks it before each request."""
 
     async def check(url: str) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 from pydantic import BaseModel, ConfigDict
 
 from ava_roles.errors import ToolFailed
-from ava_roles.placeholders import Lent
+from ava_roles.placeholders import InjectedSecret
 
 if TYPE_CHECKING:
     from ava_roles.memory import Memory
@@ -113,7 +113,7 @@ def _as_it_is(text: str) -> str:
 
 
 @dataclass(frozen=True)
-class Place:
+class ToolContext:
     """Where a tool call happens: everything that it may touch, and nothing else.
 
     Attributes:
@@ -141,7 +141,7 @@ class Place:
     edits: Edits | None = None
     say: Callable[[str], None] = field(default=_silent)
     run_id: str = ""
-    secrets: tuple[Lent, ...] = ()
+    secrets: tuple[InjectedSecret, ...] = ()
     hide: Callable[[str], str] = field(default=_as_it_is)
 
 
@@ -161,7 +161,7 @@ class Tool(Protocol):
         """Return what a call with these (validated) arguments will be doing, e.g. `Reading example.org`."""
         ...
 
-    async def __call__(self, args: Any, at: Place) -> ToolOutput:
+    async def __call__(self, args: Any, at: ToolContext) -> ToolOutput:
         """Do it.
 
         Raises:
@@ -191,7 +191,7 @@ def _untitled(schema: Any) -> Any:
 _Thing = TypeVar("_Thing")
 
 
-def need_files(at: Place) -> Root:
+def need_files(at: ToolContext) -> Root:
     """Return the workspace.
 
     Raises:
@@ -200,7 +200,7 @@ def need_files(at: Place) -> Root:
     return _there(at.files, "this run has no workspace, so no files can be read; work with what the task contains")
 
 
-def need_fetch(at: Place) -> Fetcher:
+def need_fetch(at: ToolContext) -> Fetcher:
     """Return the fetcher.
 
     Raises:
@@ -209,7 +209,7 @@ def need_fetch(at: Place) -> Fetcher:
     return _there(at.fetch, "this run may not reach the network; work with what the task contains")
 
 
-def need_search(at: Place) -> Search:
+def need_search(at: ToolContext) -> Search:
     """Return the web search.
 
     Raises:
@@ -218,7 +218,7 @@ def need_search(at: Place) -> Search:
     return _there(at.search, "this run has no web search; read pages that you know with read_webpages")
 
 
-def need_artifacts(at: Place) -> Root:
+def need_artifacts(at: ToolContext) -> Root:
     """Return the folder for files to hand over.
 
     Raises:
@@ -227,7 +227,7 @@ def need_artifacts(at: Place) -> Root:
     return _there(at.artifacts, "this run has no folder for artifacts; put the content into the result instead")
 
 
-def need_memory(at: Place) -> Memory:
+def need_memory(at: ToolContext) -> Memory:
     """Return the notes that may be recalled.
 
     Raises:
@@ -236,7 +236,7 @@ def need_memory(at: Place) -> Memory:
     return _there(at.memory, "this run has no memory to recall; work with what the task contains")
 
 
-def need_edits(at: Place) -> Edits:
+def need_edits(at: ToolContext) -> Edits:
     """Return the files that may be changed.
 
     Raises:
@@ -245,7 +245,7 @@ def need_edits(at: Place) -> Edits:
     return _there(at.edits, "this run has no worktree, so no file can be changed; say in the result what should be")
 
 
-def need_sandbox(at: Place) -> tuple[Sandbox, BenchMaker]:
+def need_sandbox(at: ToolContext) -> tuple[Sandbox, BenchMaker]:
     """Return what runs commands, and where they work.
 
     Raises:

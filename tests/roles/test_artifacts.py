@@ -9,23 +9,23 @@ import pytest
 
 from ava_roles.errors import AccessRefused, ToolFailed
 from ava_roles.sandbox.paths import Root
-from ava_roles.tool import Place, ToolOutput
+from ava_roles.tool import ToolContext, ToolOutput
 from ava_roles.tools.artifacts import SaveArtifact, SaveArtifactArgs
 
 
 @pytest.fixture
-def at(tmp_path: Path) -> Iterator[Place]:
+def at(tmp_path: Path) -> Iterator[ToolContext]:
     root = Root.open(tmp_path)
-    yield Place(artifacts=root)
+    yield ToolContext(artifacts=root)
     root.close()
 
 
-async def save(at: Place, name: str, content: str) -> ToolOutput:
+async def save(at: ToolContext, name: str, content: str) -> ToolOutput:
     with anyio.fail_after(5):
         return await SaveArtifact()(SaveArtifactArgs(name=name, content=content), at)
 
 
-async def test_an_artifact_is_saved_and_answered_with_size_and_digest(at: Place) -> None:
+async def test_an_artifact_is_saved_and_answered_with_size_and_digest(at: ToolContext) -> None:
     got = await save(at, "prices.csv", "a,b\n1,ü\n")
     digest = hashlib.sha256("a,b\n1,ü\n".encode()).hexdigest()
     assert got.text == f"saved prices.csv: 9 bytes, sha256 {digest}"
@@ -42,14 +42,14 @@ async def test_an_artifact_is_saved_and_answered_with_size_and_digest(at: Place)
         *("nul.txt", "x" * 101, "-rf", "~root"),
     ],
 )
-async def test_a_name_that_is_no_plain_file_name_is_refused(at: Place, name: str) -> None:
+async def test_a_name_that_is_no_plain_file_name_is_refused(at: ToolContext, name: str) -> None:
     with pytest.raises(AccessRefused):
         await save(at, name, "x")
     assert at.artifacts is not None
     assert not at.artifacts.entries()
 
 
-async def test_size_and_number_are_bounded(at: Place) -> None:
+async def test_size_and_number_are_bounded(at: ToolContext) -> None:
     with pytest.raises(ToolFailed, match="more than 1,000,000"):
         await save(at, "big.txt", "ü" * 500_001)
     for number in range(20):
@@ -59,7 +59,7 @@ async def test_size_and_number_are_bounded(at: Place) -> None:
     await save(at, "3.txt", "replaced")
 
 
-async def test_names_that_differ_only_in_case_and_half_characters_are_refused(at: Place) -> None:
+async def test_names_that_differ_only_in_case_and_half_characters_are_refused(at: ToolContext) -> None:
     await save(at, "Report.md", "x")
     with pytest.raises(ToolFailed, match=r"Report\.md"):
         await save(at, "report.md", "x")
@@ -69,4 +69,4 @@ async def test_names_that_differ_only_in_case_and_half_characters_are_refused(at
 
 async def test_without_a_folder_the_tool_says_so() -> None:
     with pytest.raises(ToolFailed, match="no folder for artifacts"):
-        await save(Place(), "a.txt", "x")
+        await save(ToolContext(), "a.txt", "x")

@@ -15,7 +15,7 @@ import pytest
 from support.projects import checkout, git, names, tree, write
 
 from ava_roles.errors import ToolFailed
-from ava_roles.sandbox.copies import FOLDER_FILES, Copied, copy_workspace
+from ava_roles.sandbox.copies import FOLDER_FILES, CopyReport, copy_workspace
 from ava_roles.sandbox.git import look_at
 from ava_roles.sandbox.paths import Root
 from ava_roles.sandbox.removal import remove_tree
@@ -29,7 +29,9 @@ def project(tmp_path: Path) -> Path:
     return checkout(tmp_path / "project", files)
 
 
-def copied(folder: Path, tmp_path: Path, carry: tuple[str, ...] = (), home: Path | None = None) -> tuple[Path, Copied]:
+def copied(
+    folder: Path, tmp_path: Path, carry: tuple[str, ...] = (), home: Path | None = None
+) -> tuple[Path, CopyReport]:
     """Copy a folder; return where to, and what came of it."""
     into = tmp_path / "bench" / "copy"
     into.mkdir(parents=True)

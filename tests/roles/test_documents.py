@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import pytest
 
 from ava_roles.errors import ToolFailed
-from ava_roles.net.fetch import Fetched
+from ava_roles.net.fetch import Response
 from ava_roles.tools import documents
 from ava_roles.tools.pages import read_page
 
@@ -248,7 +248,7 @@ def test_the_text_of_one_page_is_cut() -> None:
 @pytest.mark.parametrize("piece", ["<p>a", "<a href=x>y</a>", "a<br>", "<div>", "<table><tr><td>a"])
 def test_a_page_of_a_million_tags_is_read_without_looking_for_its_article(piece: str) -> None:
     html = "<html><body>first words " + piece * (4_000_000 // len(piece))
-    got = Fetched(200, "https://example.org/", {}, "text/html", html.encode(), truncated=False)
+    got = Response(200, "https://example.org/", {}, "text/html", html.encode(), truncated=False)
     with bounded(200):
         page = read_page(got)
     assert page.text.startswith("first words")

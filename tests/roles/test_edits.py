@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ava_roles.errors import AccessRefused, ToolFailed
 from ava_roles.sandbox.paths import Root
-from ava_roles.tool import Place, ToolOutput
+from ava_roles.tool import ToolContext, ToolOutput
 from ava_roles.tools.document import Document, with_plain_ends
 from ava_roles.tools.edits import EditFile, EditFileArgs, WriteFile, WriteFileArgs
 from ava_roles.worktree.edits import Edits
@@ -27,7 +27,7 @@ class Tree:
         self.path = here / "tree"
         (self.path / "src").mkdir(parents=True)
         self.root = Root.open(self.path)
-        self.at = Place(edits=Edits(self.root, ["src"], here / "edits"))
+        self.at = ToolContext(edits=Edits(self.root, ["src"], here / "edits"))
 
     def put(self, data: bytes, name: str = "src/a.py") -> None:
         (self.path / name).write_bytes(data)
@@ -372,6 +372,6 @@ async def test_too_much_is_not_written_and_what_is_too_large_not_replaced(tree: 
 
 async def test_without_a_worktree_both_say_so() -> None:
     with pytest.raises(ToolFailed, match="no worktree"):
-        await EditFile()(EditFileArgs(path="a", old="b", new="c"), Place())
+        await EditFile()(EditFileArgs(path="a", old="b", new="c"), ToolContext())
     with pytest.raises(ToolFailed, match="no worktree"):
-        await WriteFile()(WriteFileArgs(path="a", content="c"), Place())
+        await WriteFile()(WriteFileArgs(path="a", content="c"), ToolContext())

@@ -10,7 +10,7 @@ import pytest
 
 from ava_roles.sandbox.paths import Root
 from ava_roles.sandbox.programs import child_environment
-from ava_roles.tool import Place
+from ava_roles.tool import ToolContext
 from ava_roles.tools.search import SearchArgs, SearchCodebase
 
 
@@ -48,7 +48,9 @@ async def test_a_search_works_whatever_the_server_was_started_with(
     root = Root.open(tmp_path)
     try:
         with anyio.fail_after(20):
-            got = await SearchCodebase()(SearchArgs(query="aus K.ln", regex=True), Place(files=root, run_id="S-1"))
+            got = await SearchCodebase()(
+                SearchArgs(query="aus K.ln", regex=True), ToolContext(files=root, run_id="S-1")
+            )
     finally:
         root.close()
     assert "Grüße.md:1: Grüße aus Köln" in got.text

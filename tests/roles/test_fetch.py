@@ -15,7 +15,7 @@ from ava_roles.errors import AccessRefused, ToolFailed
 from ava_roles.net import addresses
 from ava_roles.net.addresses import checked_url, is_public, masked
 from ava_roles.net.connection import SystemResolver
-from ava_roles.net.fetch import Fetcher, Turns
+from ava_roles.net.fetch import Fetcher, HostQueue
 
 PRIVATE = [
     "0.0.0.0",
@@ -459,7 +459,7 @@ async def test_requests_to_one_host_wait_for_each_other_and_keep_apart() -> None
 
 async def test_hosts_are_forgotten_when_nobody_waits_for_them() -> None:
     now = 0.0
-    turns = Turns(1.0, lambda: now, anyio.sleep)
+    turns = HostQueue(1.0, lambda: now, anyio.sleep)
     for number in range(1000):
         now += 2
         async with turns.at(f"host{number}"):

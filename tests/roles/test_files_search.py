@@ -9,14 +9,14 @@ import pytest
 
 from ava_roles.errors import AccessRefused, ToolFailed
 from ava_roles.sandbox.paths import Root
-from ava_roles.tool import Place, ToolOutput
+from ava_roles.tool import ToolContext, ToolOutput
 from ava_roles.tools import grep
 from ava_roles.tools.passages import cut_up, words_of
 from ava_roles.tools.search import SearchAndRead, SearchAndReadArgs, SearchArgs, SearchCodebase
 
 
 @pytest.fixture
-def at(tmp_path: Path) -> Iterator[Place]:
+def at(tmp_path: Path) -> Iterator[ToolContext]:
     files = {
         "src/main.py": "import os\n\ndef Main():\n    return os.getcwd()\n",
         "src/util.ts": "export const main = 1\n",
@@ -34,22 +34,22 @@ def at(tmp_path: Path) -> Iterator[Place]:
     (tmp_path / "src" / "blob.bin").write_bytes(b"main\0\1\2")
     (tmp_path / "outside").symlink_to("/etc")
     root = Root.open(tmp_path)
-    yield Place(files=root)
+    yield ToolContext(files=root)
     root.close()
 
 
-async def search(at: Place, query: str, **more: object) -> ToolOutput:
+async def search(at: ToolContext, query: str, **more: object) -> ToolOutput:
     with anyio.fail_after(20):
         return await SearchCodebase()(SearchArgs.model_validate({"query": query, **more}), at)
 
 
-async def ask(at: Place, query: str, **more: object) -> ToolOutput:
+async def ask(at: ToolContext, query: str, **more: object) -> ToolOutput:
     with anyio.fail_after(5):
         return await SearchAndRead()(SearchAndReadArgs.model_validate({"query": query, **more}), at)
 
 
 @pytest.mark.parametrize("regex", [False, True])
-async def test_a_search_finds_lines_by_path_and_leaves_out_what_is_ignored(at: Place, regex: bool) -> None:
+async def test_a_search_finds_lines_by_path_and_leaves_out_what_is_ignored(at: ToolContext, regex: bool) -> None:
     got = await search(at, "(?i)main" if regex else "MAIN", regex=regex)
     assert got.text.split("\n\n")[1].split("\n") == [
         "docs/guide.md:3: The main thing is the pump.",
@@ -61,12 +61,12 @@ async def test_a_search_finds_lines_by_path_and_leaves_out_what_is_ignored(at: P
     assert got.sources[0].location == "docs/guide.md"
 
 
-async def test_a_literal_search_takes_special_characters_as_they_are(at: Place) -> None:
+async def test_a_literal_search_takes_special_characters_as_they_are(at: ToolContext) -> None:
     assert (await search(at, "os.getcwd()")).count == 1
     assert (await search(at, "o.*s")).count == 0
 
 
-async def test_path_glob_and_number_narrow_a_search(at: Place) -> None:
+async def test_path_glob_and_number_narrow_a_search(at: ToolContext) -> None:
     assert "guide" not in (await search(at, "main", path="src")).text
     assert (await search(at, "main", glob="*.ts")).count == 1
     assert (await search(at, "main", glob="docs/**/*.md")).count == 1
@@ -77,7 +77,7 @@ async def test_path_glob_and_number_narrow_a_search(at: Place) -> None:
 
 @pytest.mark.parametrize("path", ["..", "/etc", "outside", "outside/passwd"])
 @pytest.mark.parametrize("regex", [False, True])
-async def test_a_search_does_not_leave_the_workspace(at: Place, path: str, regex: bool) -> None:
+async def test_a_search_does_not_leave_the_workspace(at: ToolContext, path: str, regex: bool) -> None:
     try:
         got = await search(at, "root", path=path, regex=regex)
     except ToolFailed:
@@ -85,7 +85,7 @@ async def test_a_search_does_not_leave_the_workspace(at: Place, path: str, regex
     assert got.count == 0
 
 
-async def test_a_wrong_expression_and_a_missing_path_are_told(at: Place) -> None:
+async def test_a_wrong_expression_and_a_missing_path_are_told(at: ToolContext) -> None:
     with pytest.raises(ToolFailed, match="is not a regular expression"):
         await search(at, "(", regex=True)
     with pytest.raises(ToolFailed, match="does not exist"):
@@ -95,7 +95,7 @@ async def test_a_wrong_expression_and_a_missing_path_are_told(at: Place) -> None
 
 
 async def test_an_expression_that_never_ends_is_ended_and_does_not_stop_the_server(
-    at: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    at: ToolContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "evil.txt").write_text("a" * 60 + "b\n")
     monkeypatch.setattr(grep, "CHILD_SECONDS", -4)  # the parent's patience is this plus 5 seconds
@@ -117,14 +117,14 @@ async def test_an_expression_that_never_ends_is_ended_and_does_not_stop_the_serv
     assert time.monotonic() - began < 4
 
 
-async def test_a_cancelled_search_ends_at_once(at: Place, tmp_path: Path) -> None:
+async def test_a_cancelled_search_ends_at_once(at: ToolContext, tmp_path: Path) -> None:
     (tmp_path / "evil.txt").write_text("a" * 60 + "b\n")
     with anyio.move_on_after(0.3) as scope, anyio.fail_after(5):
         await search(at, "(a+)+$", regex=True, path="evil.txt")
     assert scope.cancelled_caught
 
 
-async def test_a_question_is_answered_with_passages_letter_for_letter(at: Place, tmp_path: Path) -> None:
+async def test_a_question_is_answered_with_passages_letter_for_letter(at: ToolContext, tmp_path: Path) -> None:
     filler = "\n\n".join(f"Paragraph {number} speaks of gardens and weather." for number in range(200))
     passage = "The pump   runs at 3,200 rpm;\n  its “filter” must be changed every 90 days."
     (tmp_path / "manual.txt").write_text(f"{filler}\n\n{passage}\n\n{filler}\n")
@@ -137,7 +137,7 @@ async def test_a_question_is_answered_with_passages_letter_for_letter(at: Place,
     assert first <= start <= last
 
 
-async def test_the_best_file_comes_first_and_only_as_many_as_asked_for(at: Place, tmp_path: Path) -> None:
+async def test_the_best_file_comes_first_and_only_as_many_as_asked_for(at: ToolContext, tmp_path: Path) -> None:
     for number in range(6):
         (tmp_path / f"note{number}.md").write_text("pump\n" if number else "pump pump filter valve\n")
     got = await ask(at, "pump filter valve", max_files=2)
@@ -145,7 +145,7 @@ async def test_the_best_file_comes_first_and_only_as_many_as_asked_for(at: Place
     assert got.count == 2
 
 
-async def test_documents_are_read_too(at: Place, tmp_path: Path) -> None:
+async def test_documents_are_read_too(at: ToolContext, tmp_path: Path) -> None:
     import docx
 
     document = docx.Document()
@@ -155,7 +155,7 @@ async def test_documents_are_read_too(at: Place, tmp_path: Path) -> None:
     assert "The zeppelin leaves on Tuesday." in got.text
 
 
-async def test_a_question_that_fits_nothing_says_what_was_looked_for(at: Place) -> None:
+async def test_a_question_that_fits_nothing_says_what_was_looked_for(at: ToolContext) -> None:
     got = await ask(at, "what is the zymurgy?")
     assert (got.count, got.success) == (0, True)
     assert "looked for: zymurgy" in got.text
@@ -163,7 +163,7 @@ async def test_a_question_that_fits_nothing_says_what_was_looked_for(at: Place) 
     assert (await ask(at, "???")).count == 0
 
 
-async def test_an_answer_stays_within_what_the_model_is_shown(at: Place, tmp_path: Path) -> None:
+async def test_an_answer_stays_within_what_the_model_is_shown(at: ToolContext, tmp_path: Path) -> None:
     for number in range(20):
         (tmp_path / f"big{number}.txt").write_text("\n".join(f"pump {line} " + "y" * 800 for line in range(50)))
     got = await ask(at, "pump", max_files=20)
@@ -183,7 +183,7 @@ def test_common_words_do_not_count_unless_there_are_no_others() -> None:
     assert words_of("to be or not to be") == ["to", "be", "or", "not"]
 
 
-async def test_words_far_into_one_long_line_are_found_and_quoted(at: Place, tmp_path: Path) -> None:
+async def test_words_far_into_one_long_line_are_found_and_quoted(at: ToolContext, tmp_path: Path) -> None:
     words = [f"w{number:05}" for number in range(20_000)]
     (tmp_path / "long.txt").write_text(f"first\n{' '.join(words)}\nlast\n")
     got = await ask(at, "w00007 w15000 w19999")

@@ -12,10 +12,10 @@ from mcp_types import Tool, ToolAnnotations
 
 from ava_roles.mcp_client.connection import MOST_CHARS, output_of
 from ava_roles.mcp_client.entry import LONGEST, SERVER_NAME, covers, full_names, is_wildcard, server_of
-from ava_roles.mcp_client.tools import DESCRIPTION_CHARS, SCHEMA_CHARS, Offered, offers_of
+from ava_roles.mcp_client.tools import DESCRIPTION_CHARS, SCHEMA_CHARS, OfferedTool, offers_of
 
 
-def offered(schema: dict[str, Any], **more: Any) -> Offered:
+def offered(schema: dict[str, Any], **more: Any) -> OfferedTool:
     """What becomes of one tool with this schema."""
     (tool,) = offers_of("lab", [Tool(**{"name": "t", "input_schema": schema, **more})])
     return tool

@@ -18,10 +18,10 @@ from support.processes import marked
 
 from ava_roles.errors import ToolFailed
 from ava_roles.mcp_client import connection, running
-from ava_roles.mcp_client.connection import MOST_PAGES, Known, Means, command_of, look
+from ava_roles.mcp_client.connection import MOST_PAGES, LaunchContext, ToolDiscovery, command_of, look
 from ava_roles.mcp_client.entry import ServerEntry
-from ava_roles.mcp_client.running import RunServers
-from ava_roles.mcp_client.tools import Offered
+from ava_roles.mcp_client.running import RunMcpServers
+from ava_roles.mcp_client.tools import OfferedTool
 from ava_roles.sandbox.sandbox import Kind, Sandbox, Unavailable, find_sandbox
 
 RAW = SCRIPT.with_name("mcp_raw.py")
@@ -31,13 +31,13 @@ def entry(*ways: str, script: Path = SCRIPT, read_write: tuple[Path, ...] = ()) 
     return ServerEntry("lab", sys.executable, (str(script), *ways), read_write=read_write)
 
 
-async def means(tmp: Path, kind: Kind | None = None) -> Means:
+async def means(tmp: Path, kind: Kind | None = None) -> LaunchContext:
     """Return what servers are started with: in the sandbox that is found here, or in one of a kind."""
     if kind is not None:
         sandbox: Sandbox | Unavailable = sandbox_of(kind, tmp)
     else:
         sandbox = await anyio.to_thread.run_sync(find_sandbox, "auto", tmp / "sandbox")
-    return Means(
+    return LaunchContext(
         "S-000001", sandbox, (), (), lambda _name: Path(tempfile.mkdtemp(dir=tmp)), lambda values, _url: values
     )
 
@@ -49,10 +49,10 @@ def left_in(folder: Path) -> list[str]:
 @asynccontextmanager
 async def held(
     tmp: Path, own: ServerEntry, *tools: str, kind: Kind | None = None
-) -> AsyncGenerator[tuple[RunServers, dict[str, Offered]]]:
+) -> AsyncGenerator[tuple[RunMcpServers, dict[str, OfferedTool]]]:
     """A run's servers, started, with the tools that they offered before."""
     offers = {tool.tool: tool for tool in (await look(own, await means(tmp, kind))).tools}
-    servers = RunServers({"lab": own}, {"lab": [offers[name] for name in tools]}, await means(tmp, kind))
+    servers = RunMcpServers({"lab": own}, {"lab": [offers[name] for name in tools]}, await means(tmp, kind))
     async with anyio.create_task_group() as tasks:
         assert await servers.start(tasks) is None
         try:
@@ -135,7 +135,7 @@ async def test_a_server_that_never_answers_keeps_a_run_for_its_deadline_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(running, "START_S", 1.0)
-    servers = RunServers({"lab": entry("silent")}, {}, await means(tmp_path))
+    servers = RunMcpServers({"lab": entry("silent")}, {}, await means(tmp_path))
     async with anyio.create_task_group() as tasks:
         with anyio.fail_after(5):
             assert await servers.start(tasks) == "the MCP server lab did not answer within 1 s"
@@ -147,11 +147,11 @@ async def test_what_a_server_offers_is_asked_once_for_a_while_and_not_twice_at_t
 ) -> None:
     started: list[str] = []
 
-    async def counted(_entry: ServerEntry) -> Means:
+    async def counted(_entry: ServerEntry) -> LaunchContext:
         started.append("once")
         return await means(tmp_path)
 
-    seen = Known(counted)
+    seen = ToolDiscovery(counted)
     async with anyio.create_task_group() as tasks:
         for _each in range(3):
             tasks.start_soon(seen.offers, [entry("good")])

@@ -11,7 +11,7 @@ import pytest
 
 from ava_roles.errors import ToolFailed
 from ava_roles.memory import NOTE_BYTES, NOTES_MOST, Memory, is_note_name
-from ava_roles.tool import Place, ToolOutput
+from ava_roles.tool import ToolContext, ToolOutput
 from ava_roles.tools.memory import PAGE_CHARS, Recall, RecallArgs
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="no owners, modes or pipes there")
@@ -28,7 +28,7 @@ def memory(tmp_path: Path) -> Memory:
 
 async def recall(memory: Memory | None, **given: object) -> ToolOutput:
     with anyio.fail_after(10):
-        return await Recall()(RecallArgs.model_validate(given), Place(memory=memory))
+        return await Recall()(RecallArgs.model_validate(given), ToolContext(memory=memory))
 
 
 async def test_without_arguments_the_notes_are_listed_with_first_line_date_and_size(memory: Memory) -> None:
@@ -81,7 +81,7 @@ async def test_a_note_that_there_is_not_is_told_with_those_that_there_are(memory
 async def test_secrets_are_hidden_before_anything_is_cut(memory: Memory) -> None:
     value = "value-0123456789abcdef"
     memory.path("long").write_text(f"{'x' * 90}{value} and more\n{'y ' * 590}{value} seals\n")
-    at = Place(memory=memory, hide=lambda text: text.replace(value, "[redacted:X]"))
+    at = ToolContext(memory=memory, hide=lambda text: text.replace(value, "[redacted:X]"))
     for given in ({}, {"name": "long"}, {"query": "seals"}, {"query": "value"}):
         text = (await Recall()(RecallArgs.model_validate(given), at)).text
         assert "value-" not in text and "abcdef" not in text

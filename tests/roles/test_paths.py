@@ -14,7 +14,7 @@ from ava_roles.errors import AccessRefused, ToolFailed
 from ava_roles.sandbox import beneath
 from ava_roles.sandbox.linux import NotOnThisSystem
 from ava_roles.sandbox.paths import Root
-from ava_roles.sandbox.plain import Plain
+from ava_roles.sandbox.plain import PlainPaths
 
 SECRET = b"the secret outside"
 
@@ -181,7 +181,7 @@ def test_a_write_that_fails_leaves_no_temporary(root: Root) -> None:
 
 
 def test_a_closed_root_reads_nothing(root: Root) -> None:
-    if isinstance(root._ways, Plain):
+    if isinstance(root._ways, PlainPaths):
         pytest.skip("holds nothing that could be closed")
     root.close()
     root.close()
@@ -207,7 +207,7 @@ def test_without_folder_descriptors_paths_take_over(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(beneath, "has_folder_descriptors", lambda: False)
     (tmp_path / "file").write_text("content")
     root = Root.open(tmp_path)
-    assert isinstance(root._ways, Plain)
+    assert isinstance(root._ways, PlainPaths)
     assert root.read("file") == (b"content", False)
 
 

@@ -16,7 +16,7 @@ from support.attacks import BWRAP, CONFINED, HERE, command, how, needs, python, 
 from ava_roles.errors import ToolFailed
 from ava_roles.sandbox import linux
 from ava_roles.sandbox.sandbox import Bind, Command, Kind
-from ava_roles.sandbox.supervised import How, Supervised
+from ava_roles.sandbox.supervised import Machine, SupervisedSandbox
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="commands are confined on Linux alone")
 
@@ -37,7 +37,7 @@ def here(tmp_path: Path) -> Path:
 
 @pytest.mark.skipif(not linux.is_root(), reason="needs root")
 async def test_nothing_is_confined_that_would_run_as_root(confined: Kind, here: Path) -> None:
-    rooted = Supervised(confined, How(0, str(BWRAP), linux.landlock_abi()), here.parent)
+    rooted = SupervisedSandbox(confined, Machine(0, str(BWRAP), linux.landlock_abi()), here.parent)
     with pytest.raises(ToolFailed, match="nothing is confined that runs as root"):
         await rooted.run(command(here, "/bin/true"))
 

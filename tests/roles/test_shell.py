@@ -15,12 +15,12 @@ from ava_roles.errors import ToolFailed
 from ava_roles.sandbox.paths import Root
 from ava_roles.sandbox.sandbox import Command, Finished, Unavailable, find_sandbox
 from ava_roles.sandbox.workbench import Workbench
-from ava_roles.tool import Place, ToolOutput
+from ava_roles.tool import ToolContext, ToolOutput
 from ava_roles.tools.shell import PythonExec, PythonExecArgs, RunBash, RunBashArgs
 
 
 @pytest.fixture
-async def at(tmp_path: Path) -> AsyncGenerator[Place]:
+async def at(tmp_path: Path) -> AsyncGenerator[ToolContext]:
     """A checkout, and a sandbox to run commands in."""
     sandbox = await anyio.to_thread.run_sync(find_sandbox, "auto", tmp_path / "state")
     if isinstance(sandbox, Unavailable):
@@ -29,28 +29,28 @@ async def at(tmp_path: Path) -> AsyncGenerator[Place]:
     bench = Workbench(
         mounts=sandbox.mounts, here=tmp_path / "scratch" / "bench-1", files=files, run_id="S-1", home=tmp_path / "home"
     )
-    yield Place(files=files, sandbox=sandbox, bench=bench, run_id="S-1")
+    yield ToolContext(files=files, sandbox=sandbox, bench=bench, run_id="S-1")
     bench.close()
     files.close()
 
 
-async def bash(at: Place, command: str, timeout: int = 20) -> ToolOutput:
+async def bash(at: ToolContext, command: str, timeout: int = 20) -> ToolOutput:
     with anyio.fail_after(30):
         return await RunBash()(RunBashArgs(command=command, timeout=timeout), at)
 
 
-async def python(at: Place, code: str) -> ToolOutput:
+async def python(at: ToolContext, code: str) -> ToolOutput:
     with anyio.fail_after(30):
         return await PythonExec()(PythonExecArgs(code=code, timeout=20), at)
 
 
-async def test_the_first_command_is_told_where_it_works_and_the_next_is_not(at: Place) -> None:
+async def test_the_first_command_is_told_where_it_works_and_the_next_is_not(at: ToolContext) -> None:
     first, second = await bash(at, "cat a.txt"), await bash(at, "cat a.txt")
     assert "fresh copy of" in first.text and "1 files of the checkout" in first.text
     assert "fresh copy" not in second.text and second.text.endswith("\na")
 
 
-async def test_a_failing_command_is_an_answer_with_its_code_and_both_outputs(at: Place) -> None:
+async def test_a_failing_command_is_an_answer_with_its_code_and_both_outputs(at: ToolContext) -> None:
     failed = await bash(at, "echo out; echo err >&2; exit 7")
     assert not failed.success
     assert "[exit code 7, " in failed.text and "out\nerr" in failed.text
@@ -59,7 +59,7 @@ async def test_a_failing_command_is_an_answer_with_its_code_and_both_outputs(at:
     assert not (await bash(at, "no-such-program")).success
 
 
-async def test_what_no_program_takes_is_refused_in_words(at: Place) -> None:
+async def test_what_no_program_takes_is_refused_in_words(at: ToolContext) -> None:
     for runs in (bash, python):
         with pytest.raises(ToolFailed, match="zero byte"):
             await runs(at, "echo \0")
@@ -67,23 +67,23 @@ async def test_what_no_program_takes_is_refused_in_words(at: Place) -> None:
             await runs(at, "echo \ud800")
 
 
-async def test_odd_text_arrives_as_it_is(at: Place) -> None:
+async def test_odd_text_arrives_as_it_is(at: ToolContext) -> None:
     assert (await bash(at, "printf '%s' 'ü \"$x\" 日本'")).text.endswith('ü "$x" 日本')
     assert (await python(at, "print('ü', chr(0x1F600))\n")).text.endswith("ü \U0001f600")
     garbled = await bash(at, "printf '\\xff\\xfe'")
     assert garbled.success and "\ufffd" in garbled.text
 
 
-async def test_a_programs_fault_names_its_line(at: Place) -> None:
+async def test_a_programs_fault_names_its_line(at: ToolContext) -> None:
     failed = await python(at, "x = 1\nx / 0\n")
     assert "line 2" in failed.text and "ZeroDivisionError" in failed.text
 
 
 async def test_a_run_that_may_run_none_is_told_so(tmp_path: Path) -> None:
     with pytest.raises(ToolFailed, match="may not run commands"):
-        await bash(Place(), "true")
+        await bash(ToolContext(), "true")
     with pytest.raises(ToolFailed, match="may not run commands"):
-        await python(Place(), "1")
+        await python(ToolContext(), "1")
 
 
 @pytest.mark.parametrize(
@@ -122,12 +122,12 @@ class Ends:
 )
 async def test_what_ended_a_command_is_said_with_what_can_be_done(tmp_path: Path, ended: str, says: str) -> None:
     bench = Workbench(mounts=True, here=tmp_path / "bench-1", files=None, run_id="S-1", home=tmp_path)
-    output = await bash(Place(sandbox=Ends(ended), bench=bench), "true")
+    output = await bash(ToolContext(sandbox=Ends(ended), bench=bench), "true")
     assert not output.success and says in output.text
     assert "the output so far" in output.text and "12,345 bytes of output were not kept" in output.text
 
 
-async def test_all_commands_of_a_run_together_can_write_no_more_than_one(at: Place) -> None:
+async def test_all_commands_of_a_run_together_can_write_no_more_than_one(at: ToolContext) -> None:
     for number in range(2):
         written = await bash(at, f"for n in 1 2 3; do fallocate -l 200M {number}-$n; done")
         assert written.success, written.text
@@ -137,14 +137,14 @@ async def test_all_commands_of_a_run_together_can_write_no_more_than_one(at: Pla
     assert again.success and "fresh copy" in again.text and again.text.endswith("a.txt\na")
 
 
-async def test_folders_that_are_nested_too_deep_do_not_end_the_commands_of_a_run(at: Place) -> None:
+async def test_folders_that_are_nested_too_deep_do_not_end_the_commands_of_a_run(at: ToolContext) -> None:
     assert (await bash(at, "mkdir -p $(printf 'd/%.0s' $(seq 500))")).success
     assert "nested too deep" in (await bash(at, "true")).text
     assert (await bash(at, "cat a.txt")).text.endswith("\na")
 
 
 async def test_packages_that_somebody_swaps_for_a_link_to_keys_between_two_commands_are_not_there(
-    at: Place, tmp_path: Path
+    at: ToolContext, tmp_path: Path
 ) -> None:
     write(tmp_path, {"keys/id": "a key", "project/.gitignore": "node_modules\n", "project/node_modules/one": "one"})
     assert (await bash(at, "cat node_modules/one")).text.endswith("\none")
@@ -169,7 +169,7 @@ class Watched(Workbench):
         return "outside.txt was taken back: it is not yours to change"
 
 
-async def test_what_a_command_should_not_have_changed_is_taken_back_and_told_behind_its_output(at: Place) -> None:
+async def test_what_a_command_should_not_have_changed_is_taken_back_and_told_behind_its_output(at: ToolContext) -> None:
     assert isinstance(at.bench, Workbench)
     watched = replace(
         at, bench=Watched(mounts=at.bench.mounts, here=at.bench.here, files=at.files, run_id="S-1", home=at.bench.home)

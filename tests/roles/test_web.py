@@ -10,8 +10,8 @@ from support.documents import pdf
 from support.web_site import HOST, Answer, Page, Site, site
 
 from ava_roles.errors import AccessRefused, ToolFailed
-from ava_roles.placeholders import Lent
-from ava_roles.tool import Place, ToolOutput, sentence
+from ava_roles.placeholders import InjectedSecret
+from ava_roles.tool import ToolContext, ToolOutput, sentence
 from ava_roles.tools.pages import Robots
 from ava_roles.tools.web import HttpGet, HttpGetArgs, ReadWebpages, ReadWebpagesArgs
 
@@ -26,7 +26,7 @@ ARTICLE = (
 
 async def read(web: Site, *urls: str, tool: ReadWebpages | None = None) -> ToolOutput:
     with anyio.fail_after(5):
-        return await (tool or ReadWebpages())(ReadWebpagesArgs(urls=list(urls)), Place(fetch=web.fetcher))
+        return await (tool or ReadWebpages())(ReadWebpagesArgs(urls=list(urls)), ToolContext(fetch=web.fetcher))
 
 
 async def test_an_article_becomes_markdown_with_title_date_and_url() -> None:
@@ -109,7 +109,7 @@ async def test_a_site_that_asks_for_fewer_requests_is_a_failure_with_the_wait(st
         assert "try again later (it does not say when)" in got.text
         assert "Slow down" not in got.text
         assert "try again in about 744 h" in (await read(web, web.url("/date"))).text
-        raw = await HttpGet()(HttpGetArgs(url=web.url("/soon")), Place(fetch=web.fetcher))
+        raw = await HttpGet()(HttpGetArgs(url=web.url("/soon")), ToolContext(fetch=web.fetcher))
         assert not raw.success and f"status {status}," in raw.text and "try again in 30 s" in raw.text
         assert web.paths.count("/soon") == 2, "nothing is asked again by itself"
 
@@ -254,7 +254,7 @@ async def test_http_get_returns_text_unchanged_under_a_line_with_type_and_status
         "/image": Page(b"\x89PNG\0\1", content_type="image/png"),
     }
     async with site(pages) as web:
-        tool, at = HttpGet(), Place(fetch=web.fetcher)
+        tool, at = HttpGet(), ToolContext(fetch=web.fetcher)
         with anyio.fail_after(5):
             got = await tool(HttpGetArgs(url=web.url("/data")), at)
             assert got.text == f"GET http://{HOST}/data: status 200, application/json, {len(data)} bytes\n\n{data}"
@@ -271,7 +271,7 @@ async def test_http_get_sends_the_headers_that_it_may_and_to_the_first_host_alon
     given = {"accept": "application/json", "AUTHORIZATION": "Bearer abc", "x-github-api-version": "2022-11-28"}
     async with site(pages) as web:
         with anyio.fail_after(5):
-            await HttpGet()(HttpGetArgs(url=web.url("/"), headers=given), Place(fetch=web.fetcher))
+            await HttpGet()(HttpGetArgs(url=web.url("/"), headers=given), ToolContext(fetch=web.fetcher))
         first, second = (seen.headers for seen in web.requests)
         assert (first["accept"], first["authorization"]) == ("application/json", "Bearer abc")
         assert first["x-github-api-version"] == "2022-11-28"
@@ -297,11 +297,11 @@ def test_http_get_takes_no_header_that_makes_another_request_of_it(headers: dict
 
 
 async def test_a_secret_that_no_header_can_carry_is_not_sent() -> None:
-    lent = (Lent("WORDS", "fünf einfache Wörter", frozenset({HOST})),)
+    lent = (InjectedSecret("WORDS", "fünf einfache Wörter", frozenset({HOST})),)
     async with site({}) as web:
         args = HttpGetArgs(url=f"https://{HOST}/", headers={"X-Key": "{{secret:WORDS}}"})
         with pytest.raises(ToolFailed, match="WORDS has characters that a header cannot carry"):
-            await HttpGet()(args, Place(fetch=web.fetcher, secrets=lent))
+            await HttpGet()(args, ToolContext(fetch=web.fetcher, secrets=lent))
         assert web.connected == []
 
 
@@ -318,7 +318,7 @@ def test_activities_are_one_printable_line_of_at_most_80_characters() -> None:
 
 async def test_without_network_the_tools_say_so_and_wrong_arguments_are_named() -> None:
     with pytest.raises(ToolFailed, match="may not reach the network"):
-        await ReadWebpages()(ReadWebpagesArgs(urls=["http://example.org"]), Place())
+        await ReadWebpages()(ReadWebpagesArgs(urls=["http://example.org"]), ToolContext())
     with pytest.raises(ValidationError):
         ReadWebpagesArgs(urls=[])
     with pytest.raises(ValidationError):

@@ -17,7 +17,7 @@ from support.workshops import FIXED, PROJECT, RUN, order, project, sealed, worki
 from ava_roles.errors import NoRepository, WorkshopFailed
 from ava_roles.worktree.inspect import look
 from ava_roles.worktree.session import diff, keep_left, remove
-from ava_roles.worktree.spec import WorkOrder
+from ava_roles.worktree.spec import WorktreeSpec
 
 Builder = Callable[[Path, Path], Path]
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:" + "a" * 64 + "\nsize 12345\n"
@@ -411,7 +411,7 @@ async def test_a_reftable_repository_gets_its_branch(tmp_path: Path) -> None:
     assert branch is not None and git(repository, "show", f"{branch.name}:calc.py") == FIXED
 
 
-def _left(order_of: WorkOrder, tmp_path: Path) -> object:
+def _left(order_of: WorktreeSpec, tmp_path: Path) -> object:
     return keep_left(order_of, tmp_path / "worktrees" / RUN, tmp_path / "home", "left")
 
 

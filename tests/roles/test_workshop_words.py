@@ -12,9 +12,9 @@ from support.projects import checkout, environment_of, git, write
 from support.workshops import RUN, order, project, working
 
 from ava_roles.errors import BadNamespace
-from ava_roles.worktree.inspect import Found, Nothing, Several, find_verify, look
+from ava_roles.worktree.inspect import CommandAmbiguous, CommandFound, CommandNotFound, find_verify, look
 from ava_roles.worktree.publish import is_test
-from ava_roles.worktree.spec import WorkOrder, namespace_of, within
+from ava_roles.worktree.spec import WorktreeSpec, namespace_of, within
 from ava_roles.worktree.verify import failing_part
 
 NPM = json.dumps({"scripts": {"test": "node --test"}})
@@ -87,7 +87,7 @@ PYTEST = "python3 -m pytest"
 )
 def test_one_command_that_verifies_a_project_is_found(files: Mapping[str, str], expected: str, tmp_path: Path) -> None:
     found = find_verify(checkout(tmp_path / "project", {**files, "x": ""}), tmp_path)
-    assert isinstance(found, Found) and found.command == expected
+    assert isinstance(found, CommandFound) and found.command == expected
     assert found.why.split()[-1] in files
 
 
@@ -103,7 +103,7 @@ def test_two_commands_that_fit_equally_are_both_named(
     files: Mapping[str, str], both: list[str], tmp_path: Path
 ) -> None:
     found = find_verify(checkout(tmp_path / "project", files), tmp_path)
-    assert isinstance(found, Several) and [each.command for each in found.commands] == both
+    assert isinstance(found, CommandAmbiguous) and [each.command for each in found.commands] == both
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_two_commands_that_fit_equally_are_both_named(
     ],
 )  # fmt: skip
 def test_a_project_that_says_nothing_has_none(files: Mapping[str, str], tmp_path: Path) -> None:
-    assert find_verify(checkout(tmp_path / "project", files), tmp_path) == Nothing()
+    assert find_verify(checkout(tmp_path / "project", files), tmp_path) == CommandNotFound()
 
 
 async def test_pytest_is_run_by_the_projects_own_interpreter_in_the_sandbox(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ async def test_pytest_is_run_by_the_projects_own_interpreter_in_the_sandbox(tmp_
     repository = project(tmp_path / "project", {"tests/test_a.py": "", ".gitignore": ".venv/\n"})
     environment_of(Path("/usr/bin/python3"), repository, {"pytest/__init__.py": "", "pytest/__main__.py": fake})
     found = find_verify(repository, tmp_path / "home")
-    assert isinstance(found, Found) and found == Found(".venv/bin/python -m pytest", "tests/test_a.py")
+    assert isinstance(found, CommandFound) and found == CommandFound(".venv/bin/python -m pytest", "tests/test_a.py")
     async with working("bubblewrap", tmp_path, order(repository, verify=found.command), baseline=False) as shop:
         verdict = await shop.check()
     assert verdict.passed and verdict.output == f"own pytest {repository}/.venv\n"
@@ -192,7 +192,7 @@ async def test_what_the_verify_command_runs_is_listed_with_the_tests(
             "package.json": '{"scripts": {"test": "node scripts/run.js"}}\n',
         },
     )
-    asked = WorkOrder(RUN, repository, (".",), verify)
+    asked = WorktreeSpec(RUN, repository, (".",), verify)
     async with working("bubblewrap", tmp_path, asked, baseline=False) as shop:
         shop.edits.write(path, b"changed\n")
         branch = shop.keep("Change it")

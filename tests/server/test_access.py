@@ -18,7 +18,7 @@ from support.model_server import Gate, Say
 from support.stdio import logged, until
 
 from ava_audit.events import RunClaimed, SpawnDecided, ToolResult
-from ava_server.config.credentials import Access
+from ava_server.config.credentials import Credentials
 from ava_server.config.keys import set_key
 from ava_server.core.errors import AvaError, ConfigError
 
@@ -161,7 +161,7 @@ async def test_a_run_that_was_approved_waits_for_the_file_to_be_mended(tmp_path:
         loosened(keys)
         assert (await lab.approve(proposal)).status == "approved"
         run_id = proposal.subagent_id
-        waits_for = await until(lambda: lab.house.manager.waiting_for.get(run_id))
+        waits_for = await until(lambda: lab.runtime.manager.waiting_for.get(run_id))
         assert f"chmod 600 {keys}" in waits_for
         (run,) = (await lab.call("check_subagent", subagent_id=run_id)).runs
         assert (run.state, run.waits_for) == ("queued", waits_for)
@@ -219,39 +219,39 @@ async def test_a_run_in_flight_hides_a_key_that_is_stored_meanwhile(tmp_path: Pa
         assert SECOND.encode() not in lab.server.requests[1].body
 
 
-def access_of(keys: Path) -> Access:
-    return Access(settings_of(keys.parent, None))
+def access_of(keys: Path) -> Credentials:
+    return Credentials(settings_of(keys.parent, None))
 
 
-def seen(access: Access) -> tuple[str | None, str]:
+def seen(credentials: Credentials) -> tuple[str | None, str]:
     """The key that a model is asked with, and what is left of a text that names every key."""
-    text, _count = access.redactor.redact(f"{FIRST} {SECOND}")
-    return access.models.providers["openrouter"].api_key, text
+    text, _count = credentials.redactor.redact(f"{FIRST} {SECOND}")
+    return credentials.models.providers["openrouter"].api_key, text
 
 
 def test_a_key_that_was_replaced_or_removed_stays_hidden(keys: Path) -> None:
-    access = access_of(keys)
-    assert access.models.providers["openrouter"].api_key == FIRST
+    credentials = access_of(keys)
+    assert credentials.models.providers["openrouter"].api_key == FIRST
     set_key("openrouter", SECOND, keys)
-    assert access.models.providers["openrouter"].api_key == SECOND
+    assert credentials.models.providers["openrouter"].api_key == SECOND
     keys.unlink()
-    assert seen(access) == (None, "[redacted:openrouter] [redacted:openrouter]")
+    assert seen(credentials) == (None, "[redacted:openrouter] [redacted:openrouter]")
     half(keys)
-    assert access.redactor.redact(FIRST)[0] == "[redacted:openrouter]"
+    assert credentials.redactor.redact(FIRST)[0] == "[redacted:openrouter]"
     with pytest.raises(ConfigError, match="no valid TOML"):
-        _ = access.models
+        _ = credentials.models
 
 
 def test_a_file_that_was_written_over_with_its_time_put_back_is_another(keys: Path) -> None:
-    access = access_of(keys)
+    credentials = access_of(keys)
     write(keys, f'openrouter = "{SECOND}"\n')
-    assert access.models.providers["openrouter"].api_key == SECOND
+    assert credentials.models.providers["openrouter"].api_key == SECOND
     before = keys.stat()
     other = SECOND.replace("second", "secoND")
     with keys.open("r+") as file:
         file.write(f'openrouter = "{other}"\n')
     os.utime(keys, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert access.models.providers["openrouter"].api_key == other
+    assert credentials.models.providers["openrouter"].api_key == other
 
 
 def test_models_and_what_is_hidden_come_from_one_reading(tmp_path: Path) -> None:
@@ -265,18 +265,18 @@ def test_models_and_what_is_hidden_come_from_one_reading(tmp_path: Path) -> None
             new.replace(keys)
 
     store(versions[0])
-    access = access_of(keys)
+    credentials = access_of(keys)
     writer = threading.Thread(target=store, args=versions)
     writer.start()
     looked = 0
     while writer.is_alive() or looked == 0:
-        providers = access.models.providers
+        providers = credentials.models.providers
         key = providers["openai"].api_key
         assert key is not None and key == providers["openrouter"].api_key
-        assert access.redactor.redact(key)[1] == 1
+        assert credentials.redactor.redact(key)[1] == 1
         looked += 1
     writer.join(30)
-    assert access.models.providers["openai"].api_key == versions[-1]
+    assert credentials.models.providers["openai"].api_key == versions[-1]
 
 
 # -- what it costs ----------------------------------------------------------------------------------------------------
@@ -316,5 +316,5 @@ async def test_the_file_is_read_only_after_a_change_and_never_by_the_event_loop(
             await lab.call("check_subagent")
             assert len(threads) == 2, "a broken one is not read again and again"
             with pytest.raises(AvaError):
-                await anyio.to_thread.run_sync(lambda: lab.house.access.models)
+                await anyio.to_thread.run_sync(lambda: lab.runtime.credentials.models)
             assert threading.get_ident() not in threads

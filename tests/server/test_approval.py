@@ -18,7 +18,7 @@ from ava_server.approval.decisions import Approval, GroupLimits, approve, refuse
 from ava_server.approval.summary import beginning, minutes
 from ava_server.service.access import Session
 from ava_server.service.runtime import open_house
-from ava_server.service.service import Desk
+from ava_server.service.service import Service
 
 DOLLAR_AND_HALF = "2 subagents together, at most $1.00"
 
@@ -88,7 +88,7 @@ async def test_the_digest_covers_what_the_line_does_not_show(tmp_path: Path) -> 
 
 async def test_the_role_is_read_once_at_the_proposal(tmp_path: Path) -> None:
     async with open_lab(tmp_path, [hand_over()]) as lab:
-        roles = lab.house.settings.paths.roles
+        roles = lab.runtime.settings.paths.roles
         roles.mkdir(exist_ok=True)
         (roles / "taster.md").write_text(
             "---\nname: taster\ndescription: Tastes.\ntools: [read_file]\n---\nTaste slowly."
@@ -260,7 +260,7 @@ async def test_what_nobody_can_see_hides_nothing_of_a_task(tmp_path: Path, unsee
 
 async def test_a_role_named_like_a_built_in_one_wins_nothing(tmp_path: Path) -> None:
     async with open_lab(tmp_path, [hand_over()]) as lab:
-        roles = lab.house.settings.paths.roles
+        roles = lab.runtime.settings.paths.roles
         roles.mkdir(exist_ok=True)
         for file in ("researcher.md", "aaa.md"):
             (roles / file).write_text("---\nname: researcher\ndescription: Evil.\ntools: []\n---\nObey the file.")
@@ -532,7 +532,7 @@ async def test_the_deciding_command_itself_refuses_a_groups_raised_limit(tmp_pat
         lines = (*(each.approval_line for each in made), "2 subagents together, at most $1.00 and 15 min")
         ids = tuple(each.pending_id for each in made)
         asked = Approval(ids, lines, group_timeout_s=900, group_id="G-1", group_lowered=raised)
-        who, limits = lab.session.who, lab.house.spawn_limits
+        who, limits = lab.session.who, lab.runtime.spawn_limits
         decided = await lab.store.do(approve(asked, who, "elicitation", limits))
         assert [each.status for each in decided.decisions] == ["refused"] * 2
         assert await runs(lab) == ["awaiting_approval"] * 2
@@ -542,7 +542,7 @@ async def test_what_was_refused_without_a_question_is_not_approved_though_it_cou
     async with open_lab(tmp_path, config=PRICED) as lab:
         made = await lab.propose()
         asked = Approval((made.pending_id,), (made.approval_line,))
-        decided = await lab.store.do(refuse(asked, lab.session.who, lab.house.spawn_limits))
+        decided = await lab.store.do(refuse(asked, lab.session.who, lab.runtime.spawn_limits))
         assert decided.decisions[0].status == "refused" and "try again" in str(decided.decisions[0].refused_because)
         assert await runs(lab) == ["awaiting_approval"]
 
@@ -624,8 +624,8 @@ async def test_two_houses_confirm_one_proposal_once(tmp_path: Path) -> None:
     async with open_lab(tmp_path, [Say("x", gate=gate)], check=False) as lab:
         proposal = await lab.propose()
         other_settings = settings_of(lab.root, lab.server.base_url)
-        async with open_house(other_settings, runs=False) as house:
-            other = Desk(house, Session(user=house.user, transport="memory"))
+        async with open_house(other_settings, runs=False) as runtime:
+            other = Service(runtime, Session(user=runtime.user, transport="memory"))
             statuses: list[str] = []
 
             async def there() -> None:

@@ -19,7 +19,7 @@ from ava_audit.events import SpawnDecided, UserMessage
 from ava_audit.rows import WAITING
 from ava_audit.units import MICROS_PER_CENT
 from ava_audit.view import View
-from ava_roles.tool import Place, Tool, ToolArgs, ToolOutput, ToolSpec
+from ava_roles.tool import Tool, ToolArgs, ToolContext, ToolOutput, ToolSpec
 from ava_roles.tools.registry import builtin_tools
 from ava_server.approval.decisions import Ceilings
 from ava_server.budget.run_config import RunConfig
@@ -27,7 +27,7 @@ from ava_server.config.secrets import set_secret
 from ava_server.core.errors import ConfigError
 from ava_server.service.access import Session
 from ava_server.service.runtime import open_house
-from ava_server.service.service import Desk
+from ava_server.service.service import Service
 from ava_server.service.spawn import not_by_itself
 
 LIMITS = "[limits]\nspawns_per_hour = 1000\nuser_daily_cents = 100000\ninstallation_daily_cents = 100000\n"
@@ -142,8 +142,10 @@ async def test_fifty_at_once_never_commit_more_than_the_day_allows(tmp_path: Pat
 async def test_two_servers_share_one_days_ceiling(tmp_path: Path) -> None:
     async with open_lab(tmp_path, config=auto(each=50, day=50), runs=False, check=False) as lab:
         config = (lab.root / "config.toml").read_text()
-        async with open_house(settings_of(lab.root, lab.server.base_url, config), runs=False) as house:
-            there = replace(lab, house=house, desk=Desk(house, Session(user=house.user, transport="memory")))
+        async with open_house(settings_of(lab.root, lab.server.base_url, config), runs=False) as runtime:
+            there = replace(
+                lab, runtime=runtime, service=Service(runtime, Session(user=runtime.user, transport="memory"))
+            )
             answers: list[str] = []
 
             async def propose(at: Lab, number: int) -> None:
@@ -251,16 +253,16 @@ async def test_a_folder_that_only_the_call_names_never_starts_by_itself(
     """Without roots, and outside of a repository, every folder may be asked for: whoever sees the path decides."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "workspace").mkdir()
-    async with open_house(settings_of(tmp_path / "data", None, auto()), runs=False) as house:
+    async with open_house(settings_of(tmp_path / "data", None, auto()), runs=False) as runtime:
 
         async def spawn(session: Session) -> Any:
             given = {"role": "code_reviewer", "task": "Look", "workspace": str(tmp_path / "workspace")}
             reads = {**given, "blocked_tools": ["run_bash", "python_exec"]}
-            return await Desk(house, session).call("spawn_subagent", reads, quiet)
+            return await Service(runtime, session).call("spawn_subagent", reads, quiet)
 
-        answer = await spawn(Session(user=house.user, transport="memory"))
+        answer = await spawn(Session(user=runtime.user, transport="memory"))
         assert f"nobody but the call says that it may read {tmp_path / 'workspace'}" in waits(answer)
-        rooted = Session(user=house.user, transport="memory", roots=(str(tmp_path / "workspace"),))
+        rooted = Session(user=runtime.user, transport="memory", roots=(str(tmp_path / "workspace"),))
         assert (await spawn(rooted)).status == "approved", "the client itself has named it"
 
 
@@ -308,7 +310,7 @@ class Painter:
     def activity(self, args: ToolArgs) -> str:
         return "Painting"
 
-    async def __call__(self, args: ToolArgs, at: Place) -> ToolOutput:
+    async def __call__(self, args: ToolArgs, at: ToolContext) -> ToolOutput:
         return ToolOutput("painted")
 
 
@@ -351,8 +353,8 @@ async def test_the_environment_may_tighten_it(tmp_path: Path) -> None:
 
 async def test_in_a_terminal_the_person_is_asked_all_the_same(tmp_path: Path) -> None:
     async with open_lab(tmp_path, config=auto(), runs=False) as lab:
-        person = Session(user=lab.house.user, transport="terminal", channel="terminal")
-        there = replace(lab, desk=Desk(lab.house, person), session=person)
+        person = Session(user=lab.runtime.user, transport="terminal", channel="terminal")
+        there = replace(lab, service=Service(lab.runtime, person), session=person)
         answer = await reviewer(there)
         assert answer.status == WAITING and "by itself" not in answer.message
         assert await decided(lab) == []

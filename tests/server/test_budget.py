@@ -26,8 +26,8 @@ from ava_audit.events import (
 from ava_audit.store.store import Outcome, Store
 from ava_audit.view import View
 from ava_server.budget.caps import (
-    Asked,
     CapReached,
+    CapRequest,
     DayCaps,
     Reservation,
     installation_scope,
@@ -84,13 +84,13 @@ class Player:
         claimed = RunClaimed(instance="i", generation=1)
         return [Event(self.who, fact, run_id=self.run_id) for fact in (proposed, decided, claimed)]
 
-    def asked(self, micros: int, wrap: int) -> Asked:
+    def asked(self, micros: int, wrap: int) -> CapRequest:
         self.turn += 1
         fact = CostReserved(
             turn=self.turn, attempt=1, scopes=(), micros=micros, wrap_micros=wrap, prompt_tokens=5, max_output=5,
             upto_seq=0, request_sha="0" * 64,
         )  # fmt: skip
-        return Asked(fact, tokens=10, wrap_tokens=10)
+        return CapRequest(fact, tokens=10, wrap_tokens=10)
 
     def settled(self, settlement: Settlement, reported: int) -> Event:
         assert self.held is not None

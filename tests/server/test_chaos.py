@@ -160,7 +160,7 @@ async def poisoned(tmp: Path, server: ModelServer, gate: Gate) -> str:
     async with open_lab(tmp, server=server, check=False) as lab:
         run_id = await lab.start(task="the poisoned one")
         await arrived(gate.arrived)
-        agent = Who(lab.session.id, run_id, lab.house.user, parent_agent_id="ava")
+        agent = Who(lab.session.id, run_id, lab.runtime.user, parent_agent_id="ava")
         fact = AssistantMessage(text="", turn=2, attempt=1, calls=({"name": "scratchpad"},))
         await lab.write(Event(agent, fact, fence=Fence(run_id, 1)))
     return run_id
@@ -234,9 +234,9 @@ async def test_a_folder_for_artifacts_that_is_a_file_costs_few_claims_and_no_oth
 
 @asynccontextmanager
 async def looked_after(lab: Lab) -> AsyncGenerator[None]:
-    """Let a house that was opened to look only run what it has."""
+    """Let a runtime that was opened to look only run what it has."""
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(lab.house.manager.run)
+        tasks.start_soon(lab.runtime.manager.run)
         try:
             yield
         finally:
@@ -258,7 +258,7 @@ async def test_odd_things_among_the_lock_files_do_not_keep_a_server_from_startin
         path.touch()
     with anyio.fail_after(15):
         async with open_lab(tmp_path, [hand_over()]) as lab:
-            await lab.house.sweep()
+            await lab.runtime.sweep()
             assert (await lab.outcome())["status"] == "success"
     assert (instances / "0123456789ab.lock").is_dir() and (instances / "README").exists()
     assert not [path for path in dead if path.exists()], "they do not keep dead ones from being swept either"
@@ -370,7 +370,7 @@ async def test_a_cancel_that_the_log_could_not_take_is_not_forgotten(
     async with open_lab(tmp_path, [Say("x", NOTE.calls, gate=gate), hand_over(), hand_over()], config=PRICED) as lab:
         run_id = await lab.start()
         await arrived(gate.arrived)
-        manager = lab.house.manager
+        manager = lab.runtime.manager
         with held_by_another(lab.root):
             monkeypatch.setattr(store, "ANSWER_S", 0.3)
             with pytest.raises(StoreUnavailable):
@@ -490,7 +490,7 @@ async def test_links_and_pipes_among_the_lock_files_are_left_alone(tmp_path: Pat
     outside = tmp_path / "outside"
     (tmp_path / "data" / "instances" / "0123456789ae.lock").symlink_to(outside)
     async with open_lab(tmp_path) as lab:
-        await lab.house.sweep()
+        await lab.runtime.sweep()
     assert not outside.exists(), "a file was made where the link leads"
 
 

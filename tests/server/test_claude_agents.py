@@ -11,7 +11,7 @@ from support.house import hand_over, open_lab
 
 from ava_audit.events import RunStarted
 from ava_roles.role import COMMON_TOOLS, RESEARCH_TOOLS
-from ava_server.config.role_folders import Places, change_trusted
+from ava_server.config.role_folders import RolePlaces, change_trusted
 
 AGENTS = Path(__file__).parent.parent / "data" / "claude_agents"
 FILES = {path.relative_to(AGENTS).as_posix(): path for path in sorted(AGENTS.rglob("*.md"))}
@@ -49,12 +49,12 @@ async def test_an_agent_runs_as_a_role_with_its_words_its_tier_and_the_tools_tha
 ) -> None:
     tier, tools, turns = MEANT[name]
     async with open_lab(tmp_path, lambda _request: hand_over(), config=CONFIG) as lab:
-        around = await lab.house.surroundings((), name, lab.house.user, str(project))
+        around = await lab.runtime.surroundings((), name, lab.runtime.user, str(project))
         role = around.catalog.get(name)
         assert (role.model, set(role.tools), role.max_iterations) == (tier, tools | set(COMMON_TOOLS), turns)
         assert list(role.ignored_keys) == PASSED_OVER[name]
         proposal = await lab.propose(role=name)
-        here = {*lab.house.tools, "scratchpad", "read_tool_result"} - {"recall", "web_search"}
+        here = {*lab.runtime.tools, "scratchpad", "read_tool_result"} - {"recall", "web_search"}
         assert set(proposal.tools) == here & set(role.tools)
         assert (await lab.approve(proposal)).status == "approved"
         assert (await lab.ended(proposal.subagent_id)).state == "success"
@@ -67,7 +67,7 @@ async def test_an_agent_runs_as_a_role_with_its_words_its_tier_and_the_tools_tha
 def test_descriptions_over_several_lines_and_with_colons_and_examples_are_read_whole(project: Path) -> None:
     from ava_server.core.data_root import DataRoot
 
-    catalog = Places(DataRoot(project.parent / "data"), project.resolve(), True, project.parent).load()
+    catalog = RolePlaces(DataRoot(project.parent / "data"), project.resolve(), True, project.parent).load()
     assert catalog.problems == ()
     assert [role.source for role in catalog.roles if role.source != "built in"] == [
         f".claude/agents/{name}" for name in sorted(FILES)

@@ -445,7 +445,7 @@ async def test_when_the_repository_goes_away_the_run_is_no_success_and_its_work_
         assert result["changes"]["branch"] is None and result["changes"]["not_kept"]
         assert worktrees(lab.root), "it has what is on no branch"
         (tmp_path / "elsewhere").rename(repository)
-        await lab.house.sweep()
+        await lab.runtime.sweep()
         assert worktrees(lab.root) == []
     [branch] = branches(repository)
     assert git(repository, "show", f"{branch}:adding.py").endswith("a + b\n")
@@ -502,7 +502,7 @@ async def test_a_cancel_of_a_paused_run_does_not_wait_longer_for_its_branch_than
         run_id = await lab.start(**asked())
         await lab.logged(run_id, "RunPaused", within_s=20)
         with anyio.fail_after(5):
-            while lab.house.manager.activity(run_id) is not None:  # noqa: ASYNC110 - nothing tells that it let go
+            while lab.runtime.manager.activity(run_id) is not None:  # noqa: ASYNC110 - nothing tells that it let go
                 await anyio.sleep(0.02)
         monkeypatch.setattr("ava_server.runs.endings.ANSWER_S", 0.0)
         monkeypatch.setattr("ava_server.runs.endings.LEAST_S", 0.001)

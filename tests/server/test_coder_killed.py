@@ -174,7 +174,7 @@ async def test_a_run_that_ends_without_an_owner_keeps_what_it_had(
     with running_model_server([Say(calls=[RIGHT]), Say("late", gate=gate)]) as server:
         run_id = await killed_at_work(tmp_path, server, gate)
         async with open_lab(tmp_path, server=server, runs=False) as lab:
-            await lab.house.sweep()
+            await lab.runtime.sweep()
             assert worktrees(lab.root), "it could go on"
             if how == "cancelled":
                 with anyio.fail_after(5):
@@ -182,7 +182,7 @@ async def test_a_run_that_ends_without_an_owner_keeps_what_it_had(
             else:
                 monkeypatch.setattr("ava_server.runs.lifecycle.ABANDONED_US", 0)
                 gone = frozenset({str((await lab.run(run_id)).instance)})
-                assert await lab.house.manager.endings.end_overdue(run_id, gone)
+                assert await lab.runtime.manager.endings.end_overdue(run_id, gone)
             assert (await lab.run(run_id)).state == how
             changes = (await lab.result(run_id))["changes"]
             assert worktrees(lab.root) == []
@@ -206,7 +206,7 @@ async def test_what_could_not_be_kept_at_the_end_is_kept_by_the_next_start(tmp_p
             assert changes["branch"] is None and str(repository) in changes["not_kept"]
             assert worktrees(lab.root), "it has what is on no branch"
             (tmp_path / "elsewhere").rename(repository)
-            await lab.house.sweep()
+            await lab.runtime.sweep()
             assert worktrees(lab.root) == []
     assert git(repository, "show", f"ava/{run_id}:adding.py") == PROJECT["adding.py"].replace("-", "+")
 
@@ -233,7 +233,7 @@ async def test_a_cancel_of_a_run_whose_owner_is_stopped_is_answered_in_time_and_
                 owning.kill()
                 gate.released.set()
         async with open_lab(tmp_path, server=server, runs=False, check=False) as lab:
-            await lab.house.sweep()
+            await lab.runtime.sweep()
             assert worktrees(lab.root) == []
     assert git(repository, "show", f"ava/{run_id}:adding.py") == PROJECT["adding.py"].replace("-", "+")
 

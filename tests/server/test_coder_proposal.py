@@ -13,7 +13,7 @@ from support.projects import checkout, git, write
 from ava_roles.sandbox.sandbox import Unavailable, find_sandbox
 from ava_server.approval.questions import Question, Reply
 from ava_server.budget.run_config import config_of
-from ava_server.service.service import Desk
+from ava_server.service.service import Service
 
 EDITOR = (
     "---\nname: editor\ndescription: Edits.\ntools: [Read, Edit]\nverify: make check\nsetup: make deps\n---\nEdit.\n"
@@ -102,7 +102,7 @@ async def test_a_person_is_told_what_is_changed_where_and_what_decides(tmp_path:
             "confirm_spawn", pending_ids=[made.pending_id], approving=[made.approval_line.replace("adding.py", "src")]
         )
         assert answer.decisions[0].status != "approved", "the line names what may be changed"
-        question = await asked_of_a_person(lab.desk, made)
+        question = await asked_of_a_person(lab.service, made)
     for words in (
         f"a worktree of its own of {repository}, from commit {head[:12]} ({branch})",
         'may change only these paths: "adding.py", "odd, and free: yes".',
@@ -119,7 +119,7 @@ async def test_a_person_is_told_what_is_changed_where_and_what_decides(tmp_path:
     assert (config.coding.base, config.coding.uncommitted, config.coding.branch) == (head, 2, branch)
 
 
-async def asked_of_a_person(desk: Desk, made: Any) -> str:
+async def asked_of_a_person(service: Service, made: Any) -> str:
     """Have the person asked about a proposal; return what they read."""
     read: list[str] = []
 
@@ -131,7 +131,7 @@ async def asked_of_a_person(desk: Desk, made: Any) -> str:
     async def quiet(_line: str) -> None: ...
 
     given = {"pending_ids": [made.pending_id], "approving": [made.approval_line]}
-    await desk.call("confirm_spawn", given, quiet, person=Person())
+    await service.call("confirm_spawn", given, quiet, person=Person())
     [text] = read
     return text
 

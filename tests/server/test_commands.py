@@ -303,12 +303,12 @@ async def test_what_a_killed_owner_left_is_swept_also_where_nobody_takes_the_run
             await asleep(tmp_path / "data")
             owning.kill()
         async with open_lab(tmp_path, server=server, runs=False, check=False) as lab:
-            await lab.house.sweep()
+            await lab.runtime.sweep()
             assert (await lab.run(run_id)).state == "running", "it waits to be taken up"
             with anyio.fail_after(10):
                 while benches(lab.root):
                     await anyio.sleep(0.05)
-                    await lab.house.sweep()
+                    await lab.runtime.sweep()
 
 
 async def test_without_bubblewrap_commands_are_confined_too(
@@ -429,7 +429,7 @@ async def test_the_proposal_says_what_may_run_and_the_log_what_confined_it(tmp_p
         await lab.approve(proposal)
         await lab.ended(proposal.subagent_id)
         (started,) = await lab.facts(proposal.subagent_id, RunStarted)
-        assert started.confinement == lab.house.sandbox().kind  # type: ignore[union-attr]
+        assert started.confinement == lab.runtime.sandbox().kind  # type: ignore[union-attr]
         researcher = await lab.propose()
         config = config_of((await lab.run(researcher.subagent_id)).config)
         assert config.confinement == "none needed"
@@ -482,7 +482,7 @@ async def test_a_run_waits_where_its_commands_would_be_confined_less_than_approv
     checkout(tmp_path / "workspace", PROJECT)
     with running_model_server(bash("true")) as server:
         async with open_lab(tmp_path, server=server, runs=False, check=False) as lab:
-            strong = lab.house.sandbox()
+            strong = lab.runtime.sandbox()
             assert not isinstance(strong, Unavailable)
             if strong.kind != "bubblewrap":
                 pytest.skip("there is nothing weaker here")
@@ -492,7 +492,7 @@ async def test_a_run_waits_where_its_commands_would_be_confined_less_than_approv
             patch.setattr(selection, "_found", {})
             async with open_lab(tmp_path, server=server, check=False) as lab:
                 with anyio.fail_after(20):
-                    while "confined" not in lab.house.manager.waiting_for.get(run_id, ""):  # noqa: ASYNC110
+                    while "confined" not in lab.runtime.manager.waiting_for.get(run_id, ""):  # noqa: ASYNC110
                         await anyio.sleep(0.02)
                 assert (await lab.run(run_id)).state == "queued"
         async with open_lab(tmp_path, server=server) as lab:

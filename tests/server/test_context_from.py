@@ -17,7 +17,7 @@ from support.model_server import Fail, Gate, ModelServer, Say, running_model_ser
 from ava_audit.events import RunStarted, SpawnProposed, ToolCall, ToolResult, Who
 from ava_audit.retention import erase_run
 from ava_roles.errors import ToolFailed
-from ava_roles.tool import Place
+from ava_roles.tool import ToolContext
 from ava_server.approval.context_from import PAGE_CHARS, RESULT_CHARS, ReadSubagentResult, ReadSubagentResultArgs
 from ava_server.approval.requests import EARLIER_MOST
 from ava_server.budget.run_config import EarlierRun
@@ -240,10 +240,10 @@ async def test_the_tool_itself_reads_nothing_of_another_user_whatever_it_was_tol
     async with open_lab(tmp_path, [FIRST]) as lab:
         first = await earlier(lab)
         named = (EarlierRun(id=first, role="researcher", ending="success"),)
-        own = ReadSubagentResult(lab.store, lab.house.user, named)
-        assert WORDS in (await own(ReadSubagentResultArgs(id=first), Place())).text
+        own = ReadSubagentResult(lab.store, lab.runtime.user, named)
+        assert WORDS in (await own(ReadSubagentResultArgs(id=first), ToolContext())).text
         with pytest.raises(ToolFailed):
-            await ReadSubagentResult(lab.store, "mallory", named)(ReadSubagentResultArgs(id=first), Place())
+            await ReadSubagentResult(lab.store, "mallory", named)(ReadSubagentResultArgs(id=first), ToolContext())
 
 
 async def test_one_that_was_erased_after_the_approval_is_said_to_be_gone(tmp_path: Path) -> None:

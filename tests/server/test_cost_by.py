@@ -19,7 +19,7 @@ from ava_server.budget.caps import Purpose, settlement_event
 from ava_server.budget.run_config import RunConfig
 from ava_server.models.pricing.prices import COST_PARTS, Price
 from ava_server.runs.history import History
-from ava_server.runs.result import Ended, build_result
+from ava_server.runs.result import RunResult, build_result
 from ava_server.service.render_text import run_text
 from ava_server.service.responses import RunAnswer
 
@@ -89,7 +89,7 @@ def test_the_parts_of_a_result_sum_to_what_the_run_has_cost_whatever_was_settled
         cost += spend.micros
         uncosted += spend.micros if event.fact.settlement == "unknown" else 0
 
-    result = build_result(run_row(cost, uncosted), history, Ended("success", "done"), [], 1.0)
+    result = build_result(run_row(cost, uncosted), history, RunResult("success", "done"), [], 1.0)
 
     assert sum(round(part * 10_000) for part in result["cost_by"].values()) == cost
     assert round(sum(result["cost_by"].values()) * 10_000) == round(result["cost_cents"] * 10_000) == cost
@@ -105,7 +105,7 @@ def test_the_parts_of_a_result_sum_to_what_the_run_has_cost_whatever_was_settled
 
 
 def test_what_a_history_that_could_not_be_read_does_not_tell_apart_counts_as_input() -> None:
-    result = build_result(run_row(123, 0), History("S-000001"), Ended("error", "a fault"), [], 1.0)
+    result = build_result(run_row(123, 0), History("S-000001"), RunResult("error", "a fault"), [], 1.0)
     assert result["cost_by"] == {"input": 0.0123}
 
 

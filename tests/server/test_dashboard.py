@@ -38,7 +38,7 @@ EVIL = "[red]owned[/red]\x1b]0;title\x07\x1b[2J\u202e"
 
 
 async def look(of: Lab | Settings, *, everybody: bool = False, most: int = 100) -> Overview:
-    settings = of.house.settings if isinstance(of, Lab) else of
+    settings = of.runtime.settings if isinstance(of, Lab) else of
     env = {"AVA_MODEL_BASE_URL": of.server.base_url, "AVA_MODEL": "test"} if isinstance(of, Lab) else {}
     return await anyio.to_thread.run_sync(Looker(settings, everybody=everybody, most=most, env=env).look)
 
@@ -78,7 +78,7 @@ async def test_every_state_stands_there_with_its_activity_and_a_bar_against_each
     async with open_lab(tmp_path, [*SCRIPT, Say("so", gate=gate), *[hand_over()] * 2], config=ONE_AT_ONCE) as lab:
         await everything(lab, gate)
         overview = await look(lab)
-        lines = plain(page(lab.house.settings, overview, width).within(50))
+        lines = plain(page(lab.runtime.settings, overview, width).within(50))
         gate.released.set()
         for shown in overview.runs:
             if shown.answer.state in ("running", "queued"):
@@ -132,7 +132,7 @@ async def test_less_is_said_of_each_in_a_smaller_terminal_and_then_of_fewer_the_
         await everything(lab, gate)
         for number in range(6):
             await lab.start(task=f"Comes even later {number}")
-        settings, overview = lab.house.settings, await look(lab)
+        settings, overview = lab.runtime.settings, await look(lab)
         few = await look(lab, most=2)
     assert sum(overview.counts.values()) == len(overview.runs) == 10
 
@@ -166,7 +166,7 @@ async def test_a_run_whose_owner_is_gone_is_interrupted_and_its_clock_stands_sti
     async with open_lab(tmp_path, [Say("so", gate=gate)], check=False) as lab:
         await lab.start(task="Left alone")
         await arrived(gate)
-        settings = lab.house.settings
+        settings = lab.runtime.settings
     first, second = await look(settings), await look(settings)
     lines = plain(page(settings, second).whole())
     assert second.counts == {"interrupted": 1, "ended": 0}
@@ -186,7 +186,7 @@ async def test_text_of_models_neither_steers_the_terminal_nor_colours_it(tmp_pat
         await arrived(gate)
         lab.store.set_live(run_id, f"Reading {EVIL}")
         await lab.store.keep_house(lambda _db: None)  # with which it is written
-        settings, overview = lab.house.settings, await look(lab)
+        settings, overview = lab.runtime.settings, await look(lab)
     screens = [page(settings, overview, everybody=True).within(height) for height in (10, 24, 60)]
     for lines in [*screens, page(settings, overview).whole()]:
         for line in lines:
@@ -206,8 +206,8 @@ async def test_why_a_run_ended_and_a_proposal_that_was_not_approved_are_told(tmp
         proposal = await lab.propose(task="Not this one")
         await lab.call("confirm_spawn", pending_ids=[proposal.pending_id], decision="reject")
         overview = await look(lab)
-        lines = plain(page(lab.house.settings, overview).whole())
-        at_120 = "\n".join(plain(page(lab.house.settings, overview, 120).within(40)))
+        lines = plain(page(lab.runtime.settings, overview).whole())
+        at_120 = "\n".join(plain(page(lab.runtime.settings, overview, 120).within(40)))
     assert [shown.answer.state for shown in overview.runs] == ["rejected", "iteration_limit"]
     assert "  the proposal was rejected" in lines and "  max_iterations of 2" in lines
     assert re.search(
@@ -219,7 +219,7 @@ async def test_why_a_run_ended_and_a_proposal_that_was_not_approved_are_told(tmp
 async def test_only_the_runs_of_this_user_unless_all_are_asked_for(tmp_path: Path) -> None:
     async with open_lab(tmp_path, [hand_over()], check=False) as lab:
         await lab.outcome(task="Mine")
-        settings = lab.house.settings
+        settings = lab.runtime.settings
         mine, everybody = await look(settings), await look(settings, everybody=True)
         assert len(mine.runs) == len(everybody.runs) == 1
         assert f" of {lab.session.user}" in plain(page(settings, everybody, everybody=True).whole())[2]
@@ -233,7 +233,7 @@ async def test_json_has_every_cap_and_the_health(tmp_path: Path) -> None:
     async with open_lab(tmp_path, [Say("so", gate=gate)], config=PRICED, check=False) as lab:
         await lab.start(task="Goes on", max_tokens=50_000)
         await arrived(gate)
-        settings, overview = lab.house.settings, await look(lab)
+        settings, overview = lab.runtime.settings, await look(lab)
     found = json.loads(json.dumps(as_object(settings, overview, health(overview, settings, "landlock"), "landlock")))
     (run,) = found["runs"]
     assert (run["state"], run["task"], run["role"]) == ("running", "Goes on", "researcher")
@@ -280,7 +280,7 @@ async def test_what_is_wrong_is_told_in_the_one_line_first(tmp_path: Path) -> No
 async def test_a_lag_is_told_and_is_a_warning_where_a_live_keeper_does_not_get_rid_of_it(tmp_path: Path) -> None:
     async with open_lab(tmp_path, [hand_over()]) as lab:
         await lab.outcome()
-        settings, overview = lab.house.settings, await look(lab)
+        settings, overview = lab.runtime.settings, await look(lab)
     from dataclasses import replace
 
     assert overview.log is not None
@@ -378,7 +378,7 @@ async def test_the_jq_lines_of_the_docs_find_what_they_say(tmp_path: Path) -> No
     filters = re.findall(r"^ava status --json \| jq '(.*)'$", page_of_docs, re.MULTILINE)
     async with open_lab(tmp_path, [hand_over()], config=PRICED) as lab:
         await lab.outcome()
-        settings, overview = lab.house.settings, await look(lab)
+        settings, overview = lab.runtime.settings, await look(lab)
     text = json.dumps(as_object(settings, overview, health(overview, settings, "none"), "none"))
 
     def jq(words: str) -> list[dict[str, Any]]:
@@ -393,7 +393,7 @@ async def test_the_jq_lines_of_the_docs_find_what_they_say(tmp_path: Path) -> No
 @pytest.mark.parametrize(("change", "says"), [(-1, "its beginning is gone"), (1, "a newer ava")])
 async def test_a_log_of_another_version_is_told_and_left_as_it_is(tmp_path: Path, change: int, says: str) -> None:
     async with open_lab(tmp_path, [hand_over()], runs=False) as lab:
-        root = lab.house.settings.data_root
+        root = lab.runtime.settings.data_root
     with contextlib.closing(sqlite3.connect(root / "ava.db")) as db:
         (schema,) = db.execute("PRAGMA user_version").fetchone()
         db.execute(f"PRAGMA user_version = {schema + change}")

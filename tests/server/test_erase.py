@@ -79,7 +79,7 @@ def playing(gate: Gate) -> Any:
 
 @dataclass
 class Two:
-    """A root on which the planted run and another one have ended, both were looked at, and a house is open."""
+    """A root on which the planted run and another one have ended, both were looked at, and a runtime is open."""
 
     lab: Lab
     run_id: str
@@ -173,7 +173,7 @@ async def test_an_erased_run_is_shown_as_erased_everywhere_and_nothing_fails(tmp
             result = await anyio.to_thread.run_sync(partial(ava, root, *command))
             assert result.returncode == 0, (command, result.stderr)
             assert not any(word in result.stdout for word in PLANTED), command
-        unfetched = await lab.store.read(lambda view: view.unfetched(lab.house.user))
+        unfetched = await lab.store.read(lambda view: view.unfetched(lab.runtime.user))
         assert run_id not in {run.id for run in unfetched}
 
 

@@ -38,7 +38,7 @@ def nothing_confines(no_bubblewrap: None, monkeypatch: pytest.MonkeyPatch) -> No
 async def test_the_approval_and_the_log_name_what_confines_a_program(tmp_path: Path) -> None:
     write_role(tmp_path / "data", "mcp__lab__add")
     async with open_lab(tmp_path, [ADDS, hand_over()], config=GOOD) as lab:
-        sandbox = lab.house.sandbox()
+        sandbox = lab.runtime.sandbox()
         assert not isinstance(sandbox, Unavailable)
         run_id = await lab.start(role="guest", workspace=None)
         row = await lab.ended(run_id)
@@ -110,7 +110,7 @@ async def test_a_run_waits_where_its_servers_would_be_confined_less_than_approve
     write_role(tmp_path / "data", "mcp__lab__add")
     with running_model_server([ADDS, hand_over()]) as server:
         async with open_lab(tmp_path, server=server, config=GOOD, runs=False, check=False) as lab:
-            strong = lab.house.sandbox()
+            strong = lab.runtime.sandbox()
             if isinstance(strong, Unavailable) or strong.kind != "bubblewrap":
                 pytest.skip("there is nothing weaker here")
             run_id = await lab.start(role="guest", workspace=None)
@@ -119,9 +119,9 @@ async def test_a_run_waits_where_its_servers_would_be_confined_less_than_approve
                 patch.setattr(selection, "_PROGRAMS", str(tmp_path))
                 patch.setattr(selection, "_found", {})
                 async with open_lab(tmp_path, server=server, config=GOOD + weaker, check=False) as lab:
-                    lab.house.manager.adopt_run(run_id)
-                    lab.house.manager.poke()
-                    waits_for = await until(partial(lab.house.manager.waiting_for.get, run_id))
+                    lab.runtime.manager.adopt_run(run_id)
+                    lab.runtime.manager.poke()
+                    waits_for = await until(partial(lab.runtime.manager.waiting_for.get, run_id))
                     assert "is to be confined by bubblewrap" in waits_for
                     assert (await lab.run(run_id)).state == "queued" and marked(run_id) == []
         async with open_lab(tmp_path, server=server, config=GOOD) as lab:
@@ -140,7 +140,7 @@ async def test_landlock_keeps_a_server_from_what_it_was_not_given_too(tmp_path: 
     ]
     config = stdio_server("good", more=f'read_write = ["{shown}"]')
     async with open_lab(tmp_path, [*calls, hand_over()], config=config) as lab:
-        sandbox = lab.house.sandbox()
+        sandbox = lab.runtime.sandbox()
         if isinstance(sandbox, Unavailable):
             pytest.skip(sandbox.why)
         assert sandbox.kind == "landlock"

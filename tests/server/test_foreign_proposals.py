@@ -183,7 +183,7 @@ async def test_a_run_waits_where_its_server_is_configured_otherwise_than_was_app
             assert (await lab.approve(answer)).status == "approved"
         more = stdio_server("good", more="network = true")
         async with open_lab(tmp_path, config=more, server=server) as lab:
-            lab.house.manager.adopt_run(answer.subagent_id)
-            lab.house.manager.poke()
-            waits_for = await until(lambda: lab.house.manager.waiting_for.get(answer.subagent_id))
+            lab.runtime.manager.adopt_run(answer.subagent_id)
+            lab.runtime.manager.poke()
+            waits_for = await until(lambda: lab.runtime.manager.waiting_for.get(answer.subagent_id))
             assert waits_for == "the MCP server lab is configured otherwise than it was when this was approved"

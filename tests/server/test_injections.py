@@ -236,7 +236,7 @@ async def ground(tmp_path: Path, script: Any) -> AsyncGenerator[tuple[Ground, La
             config = f'[search]\nengine = "searxng"\nsearxng = "http://127.0.0.1:{engine.port}"\n'
             config += '[sandbox]\nmode = "none"\n'  # what is tried is what commands print, on any machine
             async with open_lab(tmp_path, script, config=config) as lab:
-                lab.house.fetcher = web.fetcher
+                lab.runtime.fetcher = web.fetcher
                 yield Ground(lab.workspace, web, hits), lab
 
 

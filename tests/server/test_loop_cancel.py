@@ -20,10 +20,10 @@ from support.model_server import Fail, Gate, Say
 from ava_audit.entries import Entry
 from ava_audit.events import CancelRequested, CostUpdate, RunEnded, ToolResult
 from ava_audit.rows import RunRow
-from ava_roles.tool import Place, Tool, ToolArgs, ToolOutput, ToolSpec
-from ava_server.runs.context import Prepared
+from ava_roles.tool import Tool, ToolArgs, ToolContext, ToolOutput, ToolSpec
+from ava_server.runs.context import RunContext
 from ava_server.runs.history import History
-from ava_server.runs.setup import Outfitting
+from ava_server.runs.setup import RunSetup
 
 NOTED = Say(calls=[("scratchpad", {"note": "half of it"})])
 
@@ -42,7 +42,7 @@ class Waiting:
     def activity(self, args: ToolArgs) -> str:
         return "Waiting"
 
-    async def __call__(self, args: ToolArgs, at: Place) -> ToolOutput:
+    async def __call__(self, args: ToolArgs, at: ToolContext) -> ToolOutput:
         self.inside += 1
         self.most_inside = max(self.most_inside, self.inside)
         self.entered.set()
@@ -56,15 +56,15 @@ class Waiting:
 
 
 class Offering:
-    """An outfitter that offers a tool to the runs of a house, beside those that they have."""
+    """An outfitter that offers a tool to the runs of a runtime, beside those that they have."""
 
-    def __init__(self, outfitting: Outfitting, tool: Tool) -> None:
+    def __init__(self, outfitting: RunSetup, tool: Tool) -> None:
         self._outfitting = outfitting
         self._tool = tool
         self.honour, self.artifacts = outfitting.honour, outfitting.artifacts
         self.left, self.tidy = outfitting.left, outfitting.tidy
 
-    async def prepare(self, run: RunRow, history: History) -> Prepared:
+    async def prepare(self, run: RunRow, history: History) -> RunContext:
         prepared, spec = await self._outfitting.prepare(run, history), self._tool.spec
         schema = {"name": spec.name, "description": spec.description, "parameters": spec.schema()}
         started = prepared.started.model_copy(update={"tools": (*prepared.started.tools, schema)})
@@ -73,7 +73,7 @@ class Offering:
 
 def with_tool(lab: Lab, tool: Tool) -> None:
     """Offer a tool to the runs of a lab, beside those that they have."""
-    lab.house.manager._outfitter = Offering(lab.house.outfitting, tool)
+    lab.runtime.manager._outfitter = Offering(lab.runtime.outfitting, tool)
 
 
 async def test_read_only_calls_of_one_turn_are_in_flight_together(tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ async def test_a_tool_that_will_not_stop_does_not_hold_up_a_cancel(tmp_path: Pat
     inside, go = threading.Event(), threading.Event()
 
     class Stubborn(Waiting):
-        async def __call__(self, args: ToolArgs, at: Place) -> ToolOutput:
+        async def __call__(self, args: ToolArgs, at: ToolContext) -> ToolOutput:
             def work() -> None:
                 inside.set()
                 go.wait(20)
@@ -255,7 +255,7 @@ def one_result_a_call(entries: list[Entry]) -> bool:
 class Deaf(Waiting):
     """A tool that takes no notice of being cancelled, as a library may."""
 
-    async def __call__(self, args: ToolArgs, at: Place) -> ToolOutput:
+    async def __call__(self, args: ToolArgs, at: ToolContext) -> ToolOutput:
         self.entered.set()
         while not self.release.is_set():
             with suppress(asyncio.CancelledError):

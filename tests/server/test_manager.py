@@ -41,14 +41,14 @@ from ava_audit.events import (
 )
 from ava_audit.store.store import Outcome, append
 from ava_audit.view import View
-from ava_server.budget.caps import Asked, DayCaps, reserve
+from ava_server.budget.caps import CapRequest, DayCaps, reserve
 from ava_server.config.tokens import Token
 from ava_server.mcp_server.app import HTTP, App, session_over_http
 from ava_server.models.factory import model_of, parameters
 from ava_server.runs import setup
 from ava_server.runs.history import History
 from ava_server.runs.lifecycle import NotClaimed, Slots, claim
-from ava_server.runs.manager import CannotHonour
+from ava_server.runs.manager import ConfigNotSupported
 
 NOTE = Say(calls=[("scratchpad", {"note": "half of it"})])
 
@@ -66,7 +66,7 @@ def owning_process(root: Path, server: ModelServer) -> Generator[subprocess.Pope
 
 
 async def propose_for(tmp: Path, server: ModelServer, config: str = "", count: int = 1) -> list[str]:
-    """Approve runs in a house that claims none."""
+    """Approve runs in a runtime that claims none."""
     async with open_lab(tmp, server=server, config=config, runs=False, check=False) as lab:
         return [await lab.start(task=f"number {number}") for number in range(count)]
 
@@ -100,12 +100,12 @@ async def test_users_take_turns_also_when_one_of_them_asked_first_for_many(tmp_p
     with running_model_server(script) as server:
         async with open_lab(tmp_path, server=server, config=config, runs=False, check=False) as lab:
             for user, count in (("ada", 4), ("ben", 2), ("eve", 1)):
-                desk = lab.as_user(user)
+                service = lab.as_user(user)
                 for number in range(count):
                     given = {"role": "researcher", "task": f"{user} {number}", "workspace": str(lab.workspace)}
-                    made: Any = await desk.call("spawn_subagent", given, quiet)
+                    made: Any = await service.call("spawn_subagent", given, quiet)
                     ids = {"pending_ids": [made.pending_id], "approving": [made.approval_line]}
-                    assert (await desk.call("confirm_spawn", ids, quiet)).status == "approved"
+                    assert (await service.call("confirm_spawn", ids, quiet)).status == "approved"
         async with open_lab(tmp_path, server=server, config=config, everybody=True) as lab:
             order: list[str] = []
             for gate in gates[:3]:
@@ -128,7 +128,7 @@ async def test_slots_are_counted_over_live_owners_in_the_claim_itself(tmp_path: 
     with running_model_server([]) as server:
         first, second = await propose_for(tmp_path, server, count=2)
         async with open_lab(tmp_path, server=server, runs=False, check=False) as lab:
-            who = Who("sess-x", "ava", lab.house.user)
+            who = Who("sess-x", "ava", lab.runtime.user)
             one = Slots(per_user=1, total=10)
             got = await lab.store.do(claim(first, "other", who, frozenset(), one))
             assert not isinstance(got, NotClaimed)
@@ -144,7 +144,7 @@ async def test_a_run_that_is_owned_is_claimed_by_nobody_else(tmp_path: Path) -> 
     with running_model_server([]) as server:
         [run_id] = await propose_for(tmp_path, server)
         async with open_lab(tmp_path, server=server, runs=False, check=False) as lab:
-            who, slots = Who("sess-x", "ava", lab.house.user), Slots(9, 9)
+            who, slots = Who("sess-x", "ava", lab.runtime.user), Slots(9, 9)
             # Neither knew of the other when it looked: what is not known to be gone is alive.
             answers = [await lab.store.do(claim(run_id, name, who, frozenset(), slots)) for name in ("one", "two")]
             assert not isinstance(answers[0], NotClaimed)
@@ -159,10 +159,10 @@ async def test_a_stale_generation_can_neither_write_nor_spend(tmp_path: Path) ->
     with running_model_server([]) as server:
         [run_id] = await propose_for(tmp_path, server, config=PRICED)
         async with open_lab(tmp_path, server=server, config=PRICED, runs=False, check=False) as lab:
-            who, slots = Who("sess-x", "ava", lab.house.user), Slots(9, 9)
+            who, slots = Who("sess-x", "ava", lab.runtime.user), Slots(9, 9)
             await lab.store.do(claim(run_id, "one", who, frozenset(), slots))
             await lab.store.do(claim(run_id, "two", who, frozenset({"one"}), slots))
-            agent, stale = Who("sess-x", run_id, lab.house.user), Fence(run_id, 1)
+            agent, stale = Who("sess-x", run_id, lab.runtime.user), Fence(run_id, 1)
             head = await lab.store.read(View.head)
             with pytest.raises(StaleOwner):
                 await lab.write(Event(agent, Activity(activity="still here"), fence=stale))
@@ -170,7 +170,7 @@ async def test_a_stale_generation_can_neither_write_nor_spend(tmp_path: Path) ->
                 turn=1, attempt=1, scopes=(), micros=1, wrap_micros=1, prompt_tokens=1, max_output=1, upto_seq=0,
                 request_sha="0" * 64,
             )  # fmt: skip
-            asked = Asked(fact, tokens=1, wrap_tokens=1)
+            asked = CapRequest(fact, tokens=1, wrap_tokens=1)
             with pytest.raises(StaleOwner):
                 await lab.store.do(reserve(stale, agent, asked, DayCaps(10**9, 10**9)))
             ended = RunEnded(status="success", stop_reason="I say so")
@@ -304,7 +304,7 @@ async def test_two_houses_claim_a_queued_run_once(tmp_path: Path) -> None:
             open_lab(tmp_path, server=server, config=config, check=False) as one,
             open_lab(tmp_path, server=server, config=config, check=False) as two,
         ):
-            assert one.house.manager.instance != two.house.manager.instance
+            assert one.runtime.manager.instance != two.runtime.manager.instance
             for run_id in run_ids:
                 assert (await one.ended(run_id)).state == "success"
                 assert (await two.ended(run_id)).state == "success"
@@ -402,13 +402,13 @@ async def test_a_client_that_makes_up_names_leaves_no_more_behind_than_is_rememb
     monkeypatch.setattr("ava_server.mcp_server.app.MOST_DESKS", 2)
     token = Token("laptop", "ana", ("spawn",), "0" * 64, 0, None)
     async with open_lab(tmp_path) as lab:
-        app = App(lambda: lab.house.settings, HTTP)
-        app._house = lab.house
-        before = len(lab.house.manager._sessions)
+        app = App(lambda: lab.runtime.settings, HTTP)
+        app._house = lab.runtime
+        before = len(lab.runtime.manager._sessions)
         names = [f"client-{number}" for number in range(6)]
         desks = [app.desk_for((token, name), partial(session_over_http, token, name)) for name in names]
-        assert len(lab.house.manager._sessions) == before + 2
-        assert {desk.session.id for desk in desks[-2:]} <= lab.house.manager._sessions
+        assert len(lab.runtime.manager._sessions) == before + 2
+        assert {service.session.id for service in desks[-2:]} <= lab.runtime.manager._sessions
 
 
 def open_files() -> set[Path]:
@@ -427,8 +427,8 @@ async def test_a_run_that_cannot_be_prepared_leaves_nothing_open(tmp_path: Path,
             (lab.root / "artifacts" / run.id).write_text("in the folder's place")
         open_before = open_files()
         for _ in range(5):
-            with suppress(CannotHonour, FileExistsError):
-                await lab.house.outfitting.prepare(run, History(run.id))
+            with suppress(ConfigNotSupported, FileExistsError):
+                await lab.runtime.outfitting.prepare(run, History(run.id))
                 raise AssertionError("it cannot be prepared")
         assert len(open_files() - open_before) < 5
 
@@ -445,14 +445,14 @@ def of_a_version_to_come(user: str) -> tuple[Event, Event]:
 async def test_a_run_that_nobody_can_read_is_listed_beside_the_others_and_swept_by_nobody(tmp_path: Path) -> None:
     async with open_lab(tmp_path, [hand_over()], check=False) as lab:
         ended = await lab.ended(await lab.start())
-        await lab.store.do(append(*of_a_version_to_come(lab.house.user)))
+        await lab.store.do(append(*of_a_version_to_come(lab.runtime.user)))
         listed = await lab.call("check_subagent")
         assert {run.subagent_id: run.state for run in listed.runs} == {ended.id: "success", "S-000001": "queued"}
         assert "a newer Ava has proposed it" in next(run for run in listed.runs if run.state == "queued").status_line
         over = RunEnded(status="error", stop_reason="of a version to come")
-        await lab.store.do(append(Event(Who("s", "S-000001", lab.house.user), over, run_id="S-000001")))
+        await lab.store.do(append(Event(Who("s", "S-000001", lab.runtime.user), over, run_id="S-000001")))
         (lab.root / "worktrees" / "S-000001").mkdir(parents=True)
-        await lab.house.sweep()
+        await lab.runtime.sweep()
         assert (await lab.call("read_ava_logs")).status == "entries"
 
 
@@ -462,7 +462,7 @@ async def test_a_run_that_nobody_can_read_takes_no_other_with_it(
 ) -> None:
     monkeypatch.setattr("ava_server.runs.manager.TRY_AGAIN_S", (0.1, 0.1))
     async with open_lab(tmp_path, [hand_over()], everybody=True, check=False) as lab:
-        manager = lab.house.manager
+        manager = lab.runtime.manager
         if when == "overdue":
             monkeypatch.setattr("ava_server.runs.lifecycle.ABANDONED_US", 0)
         await lab.store.do(append(*of_a_version_to_come("ben")))

@@ -21,7 +21,7 @@ from support.house import PRICED, Lab, arrived, hand_over, open_lab
 from support.model_server import Fail, Gate, Say, Script
 
 from ava_audit.events import Activity, Event, SessionStart
-from ava_server.service.runtime import House
+from ava_server.service.runtime import Runtime
 from ava_server.telemetry.metrics import CONTENT_TYPE, MOST_MODELS, bounded, provider_of, render, tool_label
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "monitoring.md"
@@ -29,7 +29,7 @@ Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
 class Scraper:
-    """What Prometheus sees of a house."""
+    """What Prometheus sees of a runtime."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -48,9 +48,9 @@ class Scraper:
 
 
 @asynccontextmanager
-async def scraped(house: House) -> AsyncGenerator[Scraper]:
+async def scraped(runtime: Runtime) -> AsyncGenerator[Scraper]:
     async def metrics(_request: Request) -> Response:
-        return Response(await render(house, open_sessions=2), media_type=None, headers={"content-type": CONTENT_TYPE})
+        return Response(await render(runtime, open_sessions=2), media_type=None, headers={"content-type": CONTENT_TYPE})
 
     app = Starlette(routes=[Route("/metrics", metrics)])
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical", lifespan="off", loop="none"))
@@ -90,7 +90,7 @@ async def one_run(lab: Lab) -> str:
 @pytest.mark.requirement("S1-33")
 async def test_what_a_run_did_and_cost_is_scraped_as_the_log_has_it(tmp_path: Path) -> None:
     script: Script = [READS, BUSY, MISSES, INVENTS, MISSPELLS, hand_over()]
-    async with open_lab(tmp_path, script, config=PRICED) as lab, scraped(lab.house) as prometheus:
+    async with open_lab(tmp_path, script, config=PRICED) as lab, scraped(lab.runtime) as prometheus:
         run = await lab.run(await one_run(lab))
         found = await prometheus.scrape()
         assert value(found, "ava_runs_ended_total", role="researcher", ending="success") == 1
@@ -113,17 +113,17 @@ async def test_what_a_run_did_and_cost_is_scraped_as_the_log_has_it(tmp_path: Pa
         assert value(found, "ava_tool_calls_total", tool="submit_result", outcome="success") == 1
         assert value(found, "ava_proposals_decided_total", decision="approved", channel="host_call") == 1
         assert value(found, "ava_runs_claimed_total", reason="start") == 1
-        assert "payroll" not in str(lab.house.tally), "what a model invents is not kept"
+        assert "payroll" not in str(lab.runtime.tally), "what a model invents is not kept"
         assert value(found, "ava_log_head") == lab.store.head
         assert value(found, "ava_sessions_open") == 2
 
 
 async def test_nothing_that_a_user_or_a_model_wrote_is_in_them(tmp_path: Path) -> None:
     script = [READS, INVENTS, hand_over()]
-    async with open_lab(tmp_path, script, config=PRICED) as lab, scraped(lab.house) as prometheus:
+    async with open_lab(tmp_path, script, config=PRICED) as lab, scraped(lab.runtime) as prometheus:
         run_id = await one_run(lab)
         await prometheus.scrape()
-        user = f'"{lab.house.user}"'
+        user = f'"{lab.runtime.user}"'
         for word in ("quokka", "exfiltrate", run_id, user, str(tmp_path), "12 dollars", lab.session.id):
             assert word not in prometheus.text, word
 
@@ -131,7 +131,7 @@ async def test_nothing_that_a_user_or_a_model_wrote_is_in_them(tmp_path: Path) -
 async def test_what_waits_runs_and_is_held_is_told_while_it_does(tmp_path: Path) -> None:
     gate = Gate()
     script = [Say(calls=[("scratchpad", {"note": "x"})], gate=gate), hand_over()]
-    async with open_lab(tmp_path, script, config=PRICED) as lab, scraped(lab.house) as prometheus:
+    async with open_lab(tmp_path, script, config=PRICED) as lab, scraped(lab.runtime) as prometheus:
         await lab.propose(task="It waits")
         run_id = await lab.start()
         await arrived(gate.arrived)
@@ -149,10 +149,10 @@ async def test_what_waits_runs_and_is_held_is_told_while_it_does(tmp_path: Path)
 
 @pytest.mark.requirement("S1-33")
 async def test_counters_go_on_over_a_restart_and_those_that_begin_anew_say_so(tmp_path: Path) -> None:
-    async with open_lab(tmp_path, [READS, BUSY, hand_over()], config=PRICED) as lab, scraped(lab.house) as prometheus:
+    async with open_lab(tmp_path, [READS, BUSY, hand_over()], config=PRICED) as lab, scraped(lab.runtime) as prometheus:
         await one_run(lab)
         before = await prometheus.scrape()
-    async with open_lab(tmp_path, config=PRICED, check=False) as lab, scraped(lab.house) as prometheus:
+    async with open_lab(tmp_path, config=PRICED, check=False) as lab, scraped(lab.runtime) as prometheus:
         after = await prometheus.scrape()
     told_anew = {
         line.split()[2]
@@ -174,7 +174,7 @@ async def test_what_another_process_did_is_counted_too(tmp_path: Path) -> None:
     async with (
         open_lab(tmp_path, [READS, hand_over()], config=PRICED, check=False) as lab,
         open_lab(tmp_path, runs=False, config=PRICED, check=False) as other,
-        scraped(other.house) as prometheus,
+        scraped(other.runtime) as prometheus,
     ):
         await prometheus.scrape()
         await one_run(lab)
@@ -188,14 +188,14 @@ async def test_a_run_whose_owner_is_gone_is_interrupted(tmp_path: Path) -> None:
     async with open_lab(tmp_path, [Say("", gate=gate)], config=PRICED, check=False) as lab:
         await lab.start()
         await arrived(gate.arrived)
-    async with open_lab(tmp_path, runs=False, config=PRICED, check=False) as lab, scraped(lab.house) as prometheus:
+    async with open_lab(tmp_path, runs=False, config=PRICED, check=False) as lab, scraped(lab.runtime) as prometheus:
         found = await prometheus.scrape()
         assert value(found, "ava_runs", state="interrupted") == 1
         assert value(found, "ava_runs", state="running") == 0
 
 
 async def test_two_scrapes_at_once_count_everything_once(tmp_path: Path) -> None:
-    async with open_lab(tmp_path, [READS, hand_over()], config=PRICED) as lab, scraped(lab.house) as prometheus:
+    async with open_lab(tmp_path, [READS, hand_over()], config=PRICED) as lab, scraped(lab.runtime) as prometheus:
         await one_run(lab)
         async with anyio.create_task_group() as tasks:
             for _ in range(5):
@@ -207,13 +207,13 @@ async def test_two_scrapes_at_once_count_everything_once(tmp_path: Path) -> None
 async def test_a_look_at_a_log_that_grew_by_thousands_of_entries_is_as_short_as_before(tmp_path: Path) -> None:
     async with open_lab(tmp_path, [READS, hand_over()], config=PRICED, check=False) as lab:
         await one_run(lab)
-        await render(lab.house)
+        await render(lab.runtime)
         note = Event(lab.session.who, Activity(activity="what nobody counts"))
         for _ in range(10):
             await lab.write(*[note] * 1_000)
         began = time.process_time()
         for _ in range(5):
-            await render(lab.house)
+            await render(lab.runtime)
         assert (time.process_time() - began) / 5 < 0.2, "ten times the target: this machine is shared"
 
 
@@ -236,7 +236,7 @@ def test_a_tool_has_its_own_label_only_if_it_is_one_of_ours_or_its_server_is_con
 
 async def test_the_page_of_the_docs_has_each_metric_with_its_labels(tmp_path: Path) -> None:
     script: Script = [READS, READS, READS, BUSY, hand_over()]
-    async with open_lab(tmp_path, script, config=PRICED) as lab, scraped(lab.house) as prometheus:
+    async with open_lab(tmp_path, script, config=PRICED) as lab, scraped(lab.runtime) as prometheus:
         await one_run(lab)
         await lab.write(Event(lab.session.who, SessionStart(transport="memory")))
         given: dict[str, set[str]] = {}

@@ -406,5 +406,5 @@ async def test_a_proposal_of_a_version_to_come_is_passed_over_and_the_next_is_to
     proposed = SpawnProposed(pending_id="P-00000001", subagent_id="S-000001", digest="0", expires_us=0, config=config)
     async with open_lab(tmp_path, config=ears.config, check=False) as lab:
         await marker(lab, ears, 0)
-        await lab.store.do(append(Event(Who("s", "ava", lab.house.user), proposed, run_id="S-000001")))
+        await lab.store.do(append(Event(Who("s", "ava", lab.runtime.user), proposed, run_id="S-000001")))
         await marker(lab, ears, 1)

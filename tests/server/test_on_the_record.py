@@ -40,7 +40,7 @@ from ava_server.models.wires.stream import Deadlines
 from ava_server.runs.submit import NAME as SUBMIT
 from ava_server.runs.tools import RUN_TOOL_NAMES
 from ava_server.service.access import Session
-from ava_server.service.service import Desk
+from ava_server.service.service import Service
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "reference" / "events.md"
@@ -214,7 +214,7 @@ async def happen(tmp: Path, server: ModelServer) -> None:
     with running_model_server([Fail(200, {"results": [HIT], "unresponsive_engines": []})]) as engine:
         searched = f'[search]\nengine = "searxng"\nsearxng = "http://127.0.0.1:{engine.port}"\n' + CONFIG
         async with site(PAGES) as web, open_lab(tmp, server=server, config=searched, check=False) as lab:
-            lab.house.fetcher = web.fetcher
+            lab.runtime.fetcher = web.fetcher
             await everything_at_once(lab)
     await and_other_ways(tmp, server)
 
@@ -288,7 +288,9 @@ async def cancelled(lab: Lab) -> None:
 
     async def progress(_line: str) -> None: ...
 
-    terminal = Desk(lab.house, Session(user=lab.house.user, transport="terminal", channel="terminal", by="person"))
+    terminal = Service(
+        lab.runtime, Session(user=lab.runtime.user, transport="terminal", channel="terminal", by="person")
+    )
     await terminal.call("cancel_subagent", {"subagent_id": run_id, "reason": "enough"}, progress)
 
 
@@ -328,7 +330,7 @@ async def agreed(lab: Lab) -> None:
     """A proposal that a person agrees to in the client's own question."""
     proposal = await lab.propose(task=play("group"))
     given = {"pending_ids": [proposal.pending_id], "approving": [proposal.approval_line]}
-    answer: Any = await lab.desk.call("confirm_spawn", given, quiet, person=Agreeing())
+    answer: Any = await lab.service.call("confirm_spawn", given, quiet, person=Agreeing())
     assert answer.status == "approved", answer
     await lab.ended(proposal.subagent_id)
 
@@ -338,7 +340,7 @@ async def grouped(lab: Lab) -> None:
     first = await lab.start(task=play("group"))
     await lab.ended(first)
     given = {"name": "prices", "task_id": "T-1", "context": "For Otter.", "rationale": "asked for"}
-    terminal = Desk(lab.house, Session(user=lab.house.user, transport="terminal", channel="terminal"))
+    terminal = Service(lab.runtime, Session(user=lab.runtime.user, transport="terminal", channel="terminal"))
     proposals = [await lab.propose(task=play("group"), **given), await lab.propose(retry_of=first, task=play("group"))]
     lines = [each.approval_line for each in proposals]
     asked = {
@@ -384,7 +386,7 @@ async def steered(lab: Lab) -> None:
 
 async def misused(lab: Lab) -> None:
     """Each of our six tools, with an argument that it does not have."""
-    for tool in lab.desk._handlers:
+    for tool in lab.service._handlers:
         answer = await lab.call(tool, no_such_argument=1)
         assert answer.status == "failed"
 
@@ -400,7 +402,7 @@ async def taken_over(tmp: Path, server: ModelServer) -> None:
         ended, given_up, resumed, asked_for, forced, *over = [run.id for run in left]
         answer = await lab.call("cancel_subagent", subagent_id=ended)
         assert answer.status == "cancelled"
-        endings, limits = lab.house.manager.endings, lab.house.spawn_limits
+        endings, limits = lab.runtime.manager.endings, lab.runtime.spawn_limits
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("ava_server.runs.lifecycle.ABANDONED_US", 0)
             assert await endings.end_overdue(given_up, frozenset(str(run.instance) for run in left))
@@ -409,7 +411,7 @@ async def taken_over(tmp: Path, server: ModelServer) -> None:
         assert answer.status == "resumed", answer
         asked = await lab.call("confirm_spawn", pending_ids=[asked_for])
         given = {"pending_ids": [asked_for], "approving": asked.approval_lines}
-        answer = await lab.desk.call("confirm_spawn", given, quiet, person=Agreeing())
+        answer = await lab.service.call("confirm_spawn", given, quiet, person=Agreeing())
         assert answer.status == "resumed", answer
         assert await endings.resume(forced, lab.session.who, "terminal", limits, force=True)
         await anyio.sleep(1)  # its second is over then

@@ -15,7 +15,7 @@ from ava_audit.events import CostReserved, CostUpdate, Event, Fence, RunClaimed,
 from ava_audit.units import DAY_US, now_us, parse_time
 from ava_server.runs import model_call
 from ava_server.runs.lifecycle import ABANDONED_US, Slots, cancel, claim
-from ava_server.runs.result import Ended
+from ava_server.runs.result import RunResult
 
 NOTE = Say(calls=[("scratchpad", {"note": "half of it"})])
 LATER = Fail(429, retry_after="3600")
@@ -135,12 +135,12 @@ async def test_what_nobody_came_for_within_a_day_is_abandoned_with_what_it_had(t
         async with open_lab(tmp_path, server=server, config=PRICED, runs=False) as lab:
             row = await lab.run(run_id)
             gone = frozenset({str(row.instance)})
-            assert not await lab.house.manager.endings.end_overdue(run_id, gone), "it is fresh"
+            assert not await lab.runtime.manager.endings.end_overdue(run_id, gone), "it is fresh"
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr("ava_server.runs.lifecycle.ABANDONED_US", 0)
                 assert ABANDONED_US == 24 * 3600 * 10**6
-                assert not await lab.house.manager.endings.end_overdue(run_id, frozenset()), "its owner lives"
-                assert await lab.house.manager.endings.end_overdue(run_id, gone)
+                assert not await lab.runtime.manager.endings.end_overdue(run_id, frozenset()), "its owner lives"
+                assert await lab.runtime.manager.endings.end_overdue(run_id, gone)
             run, result = await lab.run(run_id), await lab.result(run_id)
             assert run.state == "abandoned" and run.in_flight is None
             assert result["uncosted"] is True and result["untrusted_result"]["output"] == "half of it"
@@ -157,7 +157,7 @@ async def test_a_cancel_that_comes_while_a_run_pauses_ends_it(tmp_path: Path) ->
         ):
             run_id = await owner.start()
             await arrived(gate.arrived)
-            owner.house.manager.poke = lambda: None  # type: ignore[method-assign]
+            owner.runtime.manager.poke = lambda: None  # type: ignore[method-assign]
             await other.store.do(cancel(run_id, other.session.who, "enough", "model"))
             gate.released.set()
             run = await owner.ended(run_id, within_s=6)
@@ -173,9 +173,9 @@ async def test_a_paused_run_that_was_cancelled_before_is_ended_by_whoever_asked(
             who, slots = lab.session.who, Slots(9, 9)
             await lab.store.do(claim(run_id, "one", who, frozenset(), slots))
             await lab.store.do(cancel(run_id, who, "enough", "model"))
-            agent, fence = Who("sess-x", run_id, lab.house.user), Fence(run_id, 1)
+            agent, fence = Who("sess-x", run_id, lab.runtime.user), Fence(run_id, 1)
             paused = RunPaused(not_before_us=2**50, why="the provider's limit")
             await lab.write(Event(agent, paused, fence=fence))
             assert (await lab.run(run_id)).state == "queued"
-            assert await lab.house.manager.endings.end(run_id, Ended("cancelled", "cancelled on request"))
+            assert await lab.runtime.manager.endings.end(run_id, RunResult("cancelled", "cancelled on request"))
             assert (await lab.run(run_id)).state == "cancelled"

@@ -378,11 +378,11 @@ async def test_while_the_file_cannot_be_read_nothing_can_be_approved(
 ) -> None:
     async with open_lab(tmp_path) as lab:
         proposal = await lab.propose()
-        pin = PinFile(lab.house.settings.paths.approval_file)
+        pin = PinFile(lab.runtime.settings.paths.approval_file)
         pin.set(RIGHT)
         spoil(pin.path)
         with pytest.raises(ConfigError, match=r"approval\.toml"):
-            await lab.house.policy()
+            await lab.runtime.policy()
         lab.session.pin_given = True  # not even where it was given before
         answer = await lab.approve(proposal)
         assert answer.status == "failed"
@@ -410,11 +410,11 @@ async def test_a_pin_in_place_makes_the_policy_human_whatever_is_configured(
     tmp_path: Path, config: str, env: dict[str, str]
 ) -> None:
     async with open_lab(tmp_path, config=config, env=env) as lab:
-        before = await lab.house.policy()
-        assert before == env.get("AVA_APPROVAL", lab.house.settings.approval)
-        pin = PinFile(lab.house.settings.paths.approval_file)
+        before = await lab.runtime.policy()
+        assert before == env.get("AVA_APPROVAL", lab.runtime.settings.approval)
+        pin = PinFile(lab.runtime.settings.paths.approval_file)
         pin.set(RIGHT)
-        assert await lab.house.policy() == "human", "at once, in a process that runs"
+        assert await lab.runtime.policy() == "human", "at once, in a process that runs"
         proposal = await lab.propose()
         assert "`ava approve " in proposal.next
         answer = await lab.approve(proposal)
@@ -422,7 +422,7 @@ async def test_a_pin_in_place_makes_the_policy_human_whatever_is_configured(
         assert (await lab.run(proposal.subagent_id)).state == "awaiting_approval"
 
         pin.remove(RIGHT)
-        assert await lab.house.policy() == before
+        assert await lab.runtime.policy() == before
 
 
 def test_the_pin_holds_for_a_process_that_reads_its_settings_later(tmp_path: Path, file: PinFile) -> None:
@@ -433,7 +433,7 @@ def test_the_pin_holds_for_a_process_that_reads_its_settings_later(tmp_path: Pat
 async def test_the_pin_stands_in_no_file_of_the_data_root(tmp_path: Path) -> None:
     pins = (RIGHT, "second-Pin-5", WRONG)
     async with open_lab(tmp_path) as lab:
-        pin = PinFile(lab.house.settings.paths.approval_file)
+        pin = PinFile(lab.runtime.settings.paths.approval_file)
         pin.set(RIGHT)
         answer(pin, WRONG)
         pin.change(RIGHT, pins[1])

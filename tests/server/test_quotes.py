@@ -14,7 +14,7 @@ from support.house import arrived, hand_over, open_lab
 from support.model_server import Gate, Say
 
 from ava_audit.events import ToolCall, ToolResult
-from ava_roles.tool import Place
+from ava_roles.tool import ToolContext
 from ava_roles.wrap import wrap_tool_output
 from ava_server.runs.history import History
 from ava_server.runs.result import NEAR_CHARS, check_quotes, distance, even
@@ -178,7 +178,7 @@ async def test_read_tool_result_brings_back_what_was_read_and_makes_no_note_a_so
     history.add(4, ToolCall(tool=original.tool, call_id="c"))
     history.add(5, original)
     tool = ReadToolResult(history, tmp_path)
-    again = await tool(ReadToolResultArgs(id="R-5"), Place())
+    again = await tool(ReadToolResultArgs(id="R-5"), ToolContext())
     sources = tuple({"location": source.location} for source in again.sources)
     echo = ToolResult(tool="read_tool_result", success=True, output=again.text, call_id="d", sources=sources)
     assert (verdict("made up words", echo) == "found") is expected

@@ -104,10 +104,10 @@ async def test_where_a_person_can_be_asked_it_goes_on_when_they_agree(
     async with interrupted(tmp_path, monkeypatch) as (lab, run_id, server):
         person = Person(action)
         given: dict[str, Any] = {"pending_ids": [run_id], "approving": ["anything"]}
-        wrong: Any = await lab.desk.call("confirm_spawn", given, quiet, person=person)
+        wrong: Any = await lab.service.call("confirm_spawn", given, quiet, person=person)
         assert wrong.status == "refused" and person.asked == [], "nobody is asked about what cannot go on"
         given["approving"] = wrong.approval_lines
-        answer: Any = await lab.desk.call("confirm_spawn", given, quiet, person=person)
+        answer: Any = await lab.service.call("confirm_spawn", given, quiet, person=person)
         [asked] = person.asked
         assert "was interrupted" in asked.text and wrong.approval_lines[0] in asked.text and asked.fields == ()
         if action == "accept":
@@ -165,16 +165,16 @@ async def test_a_forced_resume_fences_out_an_owner_that_lives(tmp_path: Path) ->
             run_id = await one.start()
             await arrived(gate.arrived)
             async with open_lab(tmp_path, server=server, config=PRICED, check=False) as two:
-                endings, who, limits = two.house.manager.endings, two.session.who, two.house.spawn_limits
+                endings, who, limits = two.runtime.manager.endings, two.session.who, two.runtime.spawn_limits
                 left = await endings.resume(run_id, who, "terminal", limits)
                 assert isinstance(left, NotResumed) and "lives" in left.why
                 assert not isinstance(await endings.resume(run_id, who, "terminal", limits, force=True), NotResumed)
-                two.house.manager.adopt_run(run_id)
+                two.runtime.manager.adopt_run(run_id)
                 run = await two.ended(run_id)
                 assert run.state == "success" and run.generation == 3
                 gate.released.set()
                 with pytest.raises(StaleOwner):
-                    agent, stale = Who("sess-x", run_id, two.house.user), Fence(run_id, 1)
+                    agent, stale = Who("sess-x", run_id, two.runtime.user), Fence(run_id, 1)
                     await one.write(Event(agent, Activity(activity="still here"), fence=stale))
                 settled = [fact.settlement for fact in await two.facts(run_id, CostUpdate)]
                 assert settled == ["billed", "unknown", "billed"]
@@ -226,7 +226,7 @@ async def test_a_result_that_was_paid_for_stands_in_the_ending_of_a_run_that_nob
         async with left_behind(tmp_path / "cut", [*before, *after], server, runs=False) as lab:
             monkeypatch.setattr("ava_server.runs.lifecycle.ABANDONED_US", 0)
             row = await lab.run(run_id)
-            assert await lab.house.manager.endings.end_overdue(run_id, frozenset({str(row.instance)}))
+            assert await lab.runtime.manager.endings.end_overdue(run_id, frozenset({str(row.instance)}))
             result = await lab.result(run_id)
     assert result["status"] == "abandoned" and result["untrusted_result"]["output"] == "the answer"
     assert "as this was handed over" in str(result["untrusted_result"]["caveats"])
@@ -238,14 +238,14 @@ async def test_a_claim_that_was_overtaken_before_it_was_read_back_starts_nothing
     with running_model_server([Say("x", gate=gate), hand_over()]) as server:
         async with open_lab(tmp_path, server=server, config=PRICED, runs=False, check=False) as lab:
             run_id = await lab.start()
-            manager, ask = lab.house.manager, lab.store.do
+            manager, ask = lab.runtime.manager, lab.store.do
 
             async def overtaken(command: Any) -> Any:
                 value = await ask(command)
                 if (await lab.run(run_id)).state == "running":
                     lab.store.do = ask  # type: ignore[method-assign]
                     who, gone = lab.session.who, frozenset({manager.instance})
-                    await ask(resume(run_id, who, "terminal", gone, lab.house.spawn_limits, force=True))
+                    await ask(resume(run_id, who, "terminal", gone, lab.runtime.spawn_limits, force=True))
                     await ask(claim(run_id, "another", who, gone, Slots(9, 9)))
                 return value
 

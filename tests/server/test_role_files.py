@@ -17,7 +17,7 @@ from support.house import PRICED, connect, hand_over, open_lab, settings_of, tex
 
 from ava_audit.events import RunStarted
 from ava_server.config import role_folders
-from ava_server.config.role_folders import Places, change_trusted, places_of, read_trusted
+from ava_server.config.role_folders import RolePlaces, change_trusted, places_of, read_trusted
 from ava_server.core.errors import ConfigError
 
 CLAUDE = "[roles]\nclaude_agents = true\n"
@@ -278,6 +278,6 @@ def test_the_order_of_the_folders_is_the_data_roots_the_projects_claude_codes(tm
         put(place, **{f"role-{name}": role(str(number)) for name in range(number + 1)})
     for place in places[1:3]:
         trust(root.path, place)
-    catalog = Places(root, project, True, home).load()
+    catalog = RolePlaces(root, project, True, home).load()
     assert [catalog.get(f"role-{name}").body for name in range(4)] == ["Say 0.", "Say 1.", "Say 2.", "Say 3."]
     assert len(catalog.problems) == 6

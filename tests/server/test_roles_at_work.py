@@ -90,7 +90,7 @@ async def ground(tmp_path: Path, script: Any) -> AsyncGenerator[tuple[Lab, dict[
     with running_model_server([Fail(200, {"results": [hit], "unresponsive_engines": []})] * 2) as engine:
         config = f'[search]\nengine = "searxng"\nsearxng = "http://127.0.0.1:{engine.port}"\n'
         async with site(PAGES) as web, open_lab(tmp_path, script, config=config) as lab:
-            lab.house.fetcher = web.fetcher
+            lab.runtime.fetcher = web.fetcher
             yield lab, before
             assert "/private" not in web.paths
 

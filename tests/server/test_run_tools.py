@@ -10,7 +10,7 @@ import pytest
 from ava_audit.events import AssistantMessage, ToolCall, ToolResult
 from ava_audit.store.store import Store
 from ava_roles.errors import ToolFailed
-from ava_roles.tool import Place
+from ava_roles.tool import ToolContext
 from ava_roles.wrap import wrap_tool_output
 from ava_server.approval.context_from import ReadSubagentResult
 from ava_server.runs.history import History
@@ -45,16 +45,16 @@ def history() -> History:
 
 async def test_a_note_is_kept_and_all_are_read_back() -> None:
     pad = Scratchpad(history())
-    assert (await pad(ScratchpadArgs(), Place())).text == "1. twelve cents"
-    assert (await pad(ScratchpadArgs(note="per minute"), Place())).text == "1. twelve cents\n2. per minute"
-    assert "no notes" in (await Scratchpad(History("S-000001"))(ScratchpadArgs(), Place())).text
+    assert (await pad(ScratchpadArgs(), ToolContext())).text == "1. twelve cents"
+    assert (await pad(ScratchpadArgs(note="per minute"), ToolContext())).text == "1. twelve cents\n2. per minute"
+    assert "no notes" in (await Scratchpad(History("S-000001"))(ScratchpadArgs(), ToolContext())).text
 
 
 @pytest.mark.parametrize("given", ["R-9", "9", "R-ab12cd34"])
 async def test_a_cut_result_is_read_on_from_where_it_was_cut(tmp_path: Path, given: str) -> None:
     (tmp_path / "whole.txt").write_text("the beginning and the end")
     tool = ReadToolResult(history(), tmp_path)
-    assert (await tool(ReadToolResultArgs(id=given, offset=14), Place())).text == "and the end"
+    assert (await tool(ReadToolResultArgs(id=given, offset=14), ToolContext())).text == "and the end"
 
 
 async def test_a_result_is_read_back_without_the_words_that_were_put_around_it(tmp_path: Path) -> None:
@@ -63,22 +63,22 @@ async def test_a_result_is_read_back_without_the_words_that_were_put_around_it(t
     output = wrap_tool_output("what was read", tool="read_file", nonce="0123456789abcdef")
     made.add(11, ToolResult(tool="read_file", success=True, output=f"{output}\n[a note of ours]", call_id="b", turn=1))
     tool = ReadToolResult(made, tmp_path)
-    assert (await tool(ReadToolResultArgs(id="R-11"), Place())).text == "what was read"
-    assert (await tool(ReadToolResultArgs(id="R-11", offset=5), Place())).text == "was read"
+    assert (await tool(ReadToolResultArgs(id="R-11"), ToolContext())).text == "what was read"
+    assert (await tool(ReadToolResultArgs(id="R-11", offset=5), ToolContext())).text == "was read"
 
 
 async def test_what_there_is_not_is_told_with_what_there_is(tmp_path: Path) -> None:
     (tmp_path / "whole.txt").write_text("short")
     tool = ReadToolResult(history(), tmp_path)
     with pytest.raises(ToolFailed, match="R-9"):
-        await tool(ReadToolResultArgs(id="R-77"), Place())
+        await tool(ReadToolResultArgs(id="R-77"), ToolContext())
     with pytest.raises(ToolFailed, match="smaller offset"):
-        await tool(ReadToolResultArgs(id="R-9", offset=5), Place())
+        await tool(ReadToolResultArgs(id="R-9", offset=5), ToolContext())
 
 
 async def test_a_cut_result_whose_rest_is_gone_is_told_and_ends_nothing(tmp_path: Path) -> None:
     with pytest.raises(ToolFailed, match="call read_file again"):
-        await ReadToolResult(history(), tmp_path)(ReadToolResultArgs(id="R-9"), Place())
+        await ReadToolResult(history(), tmp_path)(ReadToolResultArgs(id="R-9"), ToolContext())
 
 
 async def test_all_of_them_only_read(tmp_path: Path) -> None:

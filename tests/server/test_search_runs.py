@@ -118,7 +118,7 @@ async def test_a_run_waits_where_the_search_that_was_approved_is_not_set_up(tmp_
         remove_key("kagi", file)
         store(tmp_path, "brave")  # another one is not taken in its place
         await lab.approve(made)
-        waits_for = await until(lambda: lab.house.manager.waiting_for.get(made.subagent_id))
+        waits_for = await until(lambda: lab.runtime.manager.waiting_for.get(made.subagent_id))
         assert waits_for == "its web search (kagi) is not set up here"
         assert await lab.facts(made.subagent_id, RunClaimed) == []
         store(tmp_path)

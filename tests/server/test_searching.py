@@ -18,8 +18,8 @@ from support.proxy import running_proxy
 
 from ava_roles.errors import ToolFailed
 from ava_roles.net import search_engines
-from ava_roles.net.search_engines import Brave, Engine, Found, Kagi, Searxng, asked_to_wait, wait_words
-from ava_roles.tool import Place
+from ava_roles.net.search_engines import Brave, Engine, Kagi, SearchResults, Searxng, asked_to_wait, wait_words
+from ava_roles.tool import ToolContext
 from ava_roles.tools.web_search import WebSearch, WebSearchArgs
 from ava_server.config.keys import Key
 from ava_server.config.search_engines import ask_engine, engine_of
@@ -114,7 +114,7 @@ def at(name: str, server: ModelServer) -> Engine:
             return Searxng(base)
 
 
-async def ask(engine: Engine, count: int = 8) -> Found:
+async def ask(engine: Engine, count: int = 8) -> SearchResults:
     async with ClientPool() as clients:
         with anyio.fail_after(10):
             return await ask_engine(engine, "podcast prices & more", count, clients)
@@ -173,11 +173,11 @@ async def test_each_engine_is_asked_as_its_documentation_has_it_and_its_answer_i
 async def test_the_model_sees_a_numbered_list_in_which_no_snippet_looks_like_another_entry() -> None:
     with running_model_server([Fail(200, KAGI)]) as server:
 
-        async def search(query: str, count: int) -> Found:
+        async def search(query: str, count: int) -> SearchResults:
             async with ClientPool() as clients:
                 return await ask_engine(at("kagi", server), query, count, clients)
 
-        got = await WebSearch()(WebSearchArgs(query="  podcast \n prices "), Place(search=search))
+        got = await WebSearch()(WebSearchArgs(query="  podcast \n prices "), ToolContext(search=search))
         assert server.requests[0].json["query"] == "podcast prices"
     assert got.text == (
         "Kagi: 2 results\n\n"
@@ -410,4 +410,4 @@ def test_a_search_that_no_engine_takes_is_refused_before_it_costs_anything(given
 
 async def test_a_run_without_a_search_says_so() -> None:
     with pytest.raises(ToolFailed, match="this run has no web search"):
-        await WebSearch()(WebSearchArgs(query="x"), Place())
+        await WebSearch()(WebSearchArgs(query="x"), ToolContext())

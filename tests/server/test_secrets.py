@@ -96,7 +96,7 @@ async def bench(
         store(tmp / "data", hosts=hosts)
     add_role(tmp / "data", lists)
     async with site(pages, certificate=certificate) as web, open_lab(tmp, [*script, hand_over()]) as lab:
-        lab.house.fetcher = web.fetcher
+        lab.runtime.fetcher = web.fetcher
         (lab.workspace / "notes.md").write_text("nothing of note\n")
         yield Bench(lab, web)
     assert leaks_under(tmp / "data") == [], "also when everything is closed, and the log is checkpointed"
@@ -597,7 +597,7 @@ async def test_a_killed_run_goes_on_with_the_same_bytes_and_without_the_value(
                 await anyio.to_thread.run_sync(process.wait, 10)
                 gate.released.set()
             async with open_lab(tmp_path, server=server) as lab:
-                lab.house.fetcher = web.fetcher
+                lab.runtime.fetcher = web.fetcher
                 row = await lab.ended(run_id)
                 assert row.state == "success" and row.generation == 2
                 (first, *_) = await lab.facts(run_id, ToolResult)

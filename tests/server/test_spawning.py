@@ -139,7 +139,7 @@ NUMBERS = count()
 async def ran(lab: Lab, minutes: list[float], role: str = "researcher", model: str = "custom:test") -> None:
     """Put runs of a role on record that have taken so long."""
     for taken in minutes:
-        life = Life(f"S-{next(NUMBERS):06x}", user=lab.house.user)
+        life = Life(f"S-{next(NUMBERS):06x}", user=lab.runtime.user)
         ended = life.wrote(RunEnded(status="success", stop_reason="done", active_us=round(taken * 60e6)))
         for event in (life.proposed(role=role, model=model), life.task(), life.decided(), life.claimed(), ended):
             await lab.write(event)

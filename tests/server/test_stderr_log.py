@@ -22,7 +22,7 @@ def fail():
 """
 WAYS = {
     "a server": "from ava_server.core.shutdown import log_to_stderr\nlog_to_stderr('ava: %(message)s')\nfail()",
-    "a house that a command opened": """
+    "a runtime that a command opened": """
 import anyio
 from pathlib import Path
 from ava_server.service.runtime import open_house

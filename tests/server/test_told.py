@@ -16,7 +16,7 @@ from ava_server.config.settings import load_settings
 from ava_server.mcp_server.app import build_server
 from ava_server.service.access import Session
 from ava_server.service.render_text import INSTRUCTIONS, text_of
-from ava_server.service.service import Desk
+from ava_server.service.service import Service
 from ava_server.service.status import tokens_short
 
 
@@ -68,8 +68,10 @@ async def test_a_running_one_is_one_line_with_what_it_does_and_how_much_of_its_c
 
 async def test_of_endings_that_nobody_fetched_those_of_this_workspace_are_told_first(tmp_path: Path) -> None:
     async with open_lab(tmp_path, [hand_over(), hand_over()]) as lab:
-        other = replace(lab, desk=Desk(lab.house, elsewhere := Session(user=lab.house.user, transport="memory")))
-        lab.house.manager.adopt_session(elsewhere.id)
+        other = replace(
+            lab, service=Service(lab.runtime, elsewhere := Session(user=lab.runtime.user, transport="memory"))
+        )
+        lab.runtime.manager.adopt_session(elsewhere.id)
         ended: list[str] = []
         for name in ("mine", "theirs"):
             (lab.workspace / name).mkdir()

@@ -25,7 +25,7 @@ from ava_roles.sandbox import linux, selection
 from ava_roles.sandbox.launcher.order import Limits
 from ava_roles.sandbox.sandbox import Bind, Command, Finished, Kind
 from ava_roles.sandbox.selection import toolchain
-from ava_roles.sandbox.supervised import How, Supervised
+from ava_roles.sandbox.supervised import Machine, SupervisedSandbox
 
 BWRAP = Path("/usr/bin/bwrap")
 PYTHON = Path(sys.executable).resolve()
@@ -128,15 +128,15 @@ def outside(folder: Path) -> Iterator[Outside]:
         yield Outside(aims, victim)
 
 
-def how(kind: Kind) -> How:
+def how(kind: Kind) -> Machine:
     """What a sandbox of a kind is made with here."""
     uid = (selection.free_uid() or 0) if linux.is_root() and kind != "none" else 0
-    return How(uid, str(BWRAP), linux.landlock_abi())
+    return Machine(uid, str(BWRAP), linux.landlock_abi())
 
 
-def sandbox(kind: Kind, state: Path, **limits: int) -> Supervised:
+def sandbox(kind: Kind, state: Path, **limits: int) -> SupervisedSandbox:
     """A sandbox of a kind."""
-    return Supervised(kind, how(kind), state, Limits(**limits))
+    return SupervisedSandbox(kind, how(kind), state, Limits(**limits))
 
 
 def command(here: Path, *argv: str, timeout_s: float = 20.0, **more: str) -> Command:

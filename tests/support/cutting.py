@@ -27,7 +27,7 @@ async def all_entries(store: Store) -> list[Entry]:
 
 @asynccontextmanager
 async def left_behind(folder: Path, entries: Sequence[Entry], server: ModelServer, **more: Any) -> AsyncGenerator[Lab]:
-    """Write entries into a new data root, and open a house on it that goes on with what they leave unfinished."""
+    """Write entries into a new data root, and open a runtime on it that goes on with what they leave unfinished."""
     (folder / "data").mkdir(parents=True, mode=0o700)
     async with Store.open(folder / "data") as store:
         for entry in entries:

@@ -35,8 +35,8 @@ from ava_server.mcp_server.app import build_server
 from ava_server.runs.log import rebuilt
 from ava_server.service.access import Session
 from ava_server.service.responses import Answer
-from ava_server.service.runtime import House, open_house
-from ava_server.service.service import Desk
+from ava_server.service.runtime import Runtime, open_house
+from ava_server.service.service import Service
 from support.model_server import ModelServer, Received, Say, Script, running_model_server
 
 F = TypeVar("F", bound=Fact)
@@ -70,8 +70,8 @@ def submits(output: Any = "the answer", summary: str = "all is said", **more: An
 class Lab:
     """An open house, one session's desk in it, and the model server behind it."""
 
-    house: House
-    desk: Desk
+    runtime: Runtime
+    service: Service
     session: Session
     server: ModelServer
     root: Path
@@ -80,15 +80,15 @@ class Lab:
 
     @property
     def store(self) -> Store:
-        return self.house.store
+        return self.runtime.store
 
     async def call(self, tool: str, **given: Any) -> Any:
-        """Call a tool at the desk; a refusal is an answer with status `failed`."""
+        """Call a tool at the service; a refusal is an answer with status `failed`."""
 
         async def progress(line: str) -> None:
             self.progress.append(line)
 
-        answer: Answer = await self.desk.call(tool, given, progress)
+        answer: Answer = await self.service.call(tool, given, progress)
         return answer
 
     async def propose(self, **more: Any) -> Any:
@@ -114,7 +114,7 @@ class Lab:
     async def ended(self, run_id: str, within_s: float = 20) -> RunRow:
         """Wait for a run's ending."""
         with anyio.fail_after(within_s):
-            return await self.house.manager.ended(run_id)
+            return await self.runtime.manager.ended(run_id)
 
     async def outcome(self, within_s: float = 20, **more: Any) -> dict[str, Any]:
         """Run one subagent from the proposal to its result, as the log has it."""
@@ -170,9 +170,9 @@ class Lab:
     async def write(self, *events: Event) -> None:
         await self.store.do(lambda _view, _now: Outcome(None, events))
 
-    def as_user(self, user: str) -> Desk:
+    def as_user(self, user: str) -> Service:
         """Another user's desk in the same house."""
-        return Desk(self.house, Session(user=user, transport="memory"))
+        return Service(self.runtime, Session(user=user, transport="memory"))
 
     async def call_as(self, user: str, tool: str, **given: Any) -> Any:
         """Call a tool as another user."""
@@ -225,7 +225,7 @@ async def open_lab(
     everybody: bool = False,
     check: bool = True,
 ) -> AsyncGenerator[Lab]:
-    """Open a house on `tmp/data` with `tmp/workspace` to read and a scripted model server behind it.
+    """Open a runtime on `tmp/data` with `tmp/workspace` to read and a scripted model server behind it.
 
     Args:
         tmp: The test's own folder.
@@ -244,14 +244,14 @@ async def open_lab(
         if server is None:
             server = stack.enter_context(running_model_server(script))
         settings = settings_of(root, server.base_url, with_workspace(config, workspace), env)
-        house = await stack.enter_async_context(
+        runtime = await stack.enter_async_context(
             open_house(settings, runs=runs, serves=(lambda _row: True) if everybody else None)
         )
-        session = Session(user=house.user, transport="memory")
-        house.manager.adopt_session(session.id)
-        yield Lab(house, Desk(house, session), session, server, root, workspace)
+        session = Session(user=runtime.user, transport="memory")
+        runtime.manager.adopt_session(session.id)
+        yield Lab(runtime, Service(runtime, session), session, server, root, workspace)
         if check:
-            await house.store.read(lambda view: check_budgets(view))
+            await runtime.store.read(lambda view: check_budgets(view))
     if check:
         assert not server.refused, f"the API would have refused: {server.refused[:5]}"
         await check_requests(root, server.requests)

@@ -1,6 +1,6 @@
 """A process that owns runs, to be killed: `python owner.py ROOT BASE_URL`.
 
-It opens the house of a data root and looks after its runs. It says `open` and its instance on its standard output once
+It opens the runtime of a data root and looks after its runs. It says `open` and its instance on its standard output once
 it does, and ends with the end of its standard input.
 """
 
@@ -19,8 +19,8 @@ from ava_server.service.runtime import open_house
 async def own(root: Path, base_url: str) -> None:
     """Look after the runs of a data root until standard input ends."""
     settings = load_settings(root, env={"AVA_MODEL_BASE_URL": base_url, "AVA_MODEL": "test"})
-    async with open_house(settings) as house:
-        sys.stdout.write(f"open {house.manager.instance}\n")
+    async with open_house(settings) as runtime:
+        sys.stdout.write(f"open {runtime.manager.instance}\n")
         sys.stdout.flush()
         await anyio.to_thread.run_sync(sys.stdin.read)
 

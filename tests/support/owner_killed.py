@@ -52,9 +52,9 @@ def kill_behind(count: int) -> None:
 async def own(root: Path, base_url: str) -> None:
     """Look after the runs of a data root until none is left."""
     settings = load_settings(root, env={"AVA_MODEL_BASE_URL": base_url, "AVA_MODEL": "test"})
-    async with open_house(settings) as house:
-        for run in await house.store.read(lambda view: view.runs()):
-            await house.manager.ended(run.id)
+    async with open_house(settings) as runtime:
+        for run in await runtime.store.read(lambda view: view.runs()):
+            await runtime.manager.ended(run.id)
 
 
 if __name__ == "__main__":

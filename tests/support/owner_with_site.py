@@ -22,9 +22,9 @@ async def own(root: Path, base_url: str, port: int, certificate: str) -> None:
     """Look after the runs of a data root until standard input ends."""
     settings = load_settings(root, env={"AVA_MODEL_BASE_URL": base_url, "AVA_MODEL": "test"})
     web = Site({}, port, "https", context=ssl.create_default_context(cafile=certificate))
-    async with open_house(settings) as house:
-        house.fetcher = web.fetcher
-        sys.stdout.write(f"open {house.manager.instance}\n")
+    async with open_house(settings) as runtime:
+        runtime.fetcher = web.fetcher
+        sys.stdout.write(f"open {runtime.manager.instance}\n")
         sys.stdout.flush()
         await anyio.to_thread.run_sync(sys.stdin.read)
 

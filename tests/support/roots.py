@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ava_roles.sandbox.beneath import Beneath
+from ava_roles.sandbox.beneath import DescriptorPaths
 from ava_roles.sandbox.paths import Root
-from ava_roles.sandbox.plain import Plain
+from ava_roles.sandbox.plain import PlainPaths
 
 
 def kernel(path: Path) -> Root:
     """Return a root in which the kernel itself stays beneath the folder."""
-    return Root(path, Beneath(path))
+    return Root(path, DescriptorPaths(path))
 
 
 def stepwise(path: Path) -> Root:
     """Return a root that is walked name by name, through no link."""
-    return Root(path, Beneath(path, kernel=False))
+    return Root(path, DescriptorPaths(path, kernel=False))
 
 
 def plain(path: Path) -> Root:
     """Return a root that uses nothing that only Linux has."""
-    return Root(path, Plain(path))
+    return Root(path, PlainPaths(path))
 
 
 WAYS = [kernel, stepwise, plain]

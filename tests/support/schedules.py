@@ -21,21 +21,21 @@ from hypothesis.stateful import RuleBasedStateMachine
 from ava_audit.errors import StaleOwner
 from ava_audit.events import Activity, CostReserved, Ending, Event, RunPaused, Usage, Who
 from ava_audit.rows import RunRow
-from ava_audit.store.locks import Held, Instances
+from ava_audit.store.locks import HeldLock, Instances
 from ava_audit.store.store import Command, Store
 from ava_audit.verify import verify
 from ava_audit.view import View
 from ava_server.approval.decisions import Approval, approve, reject
-from ava_server.approval.proposals import Declined, Proposed, SpawnLimits, propose
+from ava_server.approval.proposals import Proposal, ProposalRefusal, SpawnLimits, propose
 from ava_server.approval.summary import group_line
-from ava_server.budget.caps import Asked, CapReached, DayCaps, Reservation, reserve, settlement_event, unsettled
+from ava_server.budget.caps import CapReached, CapRequest, DayCaps, Reservation, reserve, settlement_event, unsettled
 from ava_server.budget.run_config import RunConfig, Texts
 from ava_server.models.base import Bound
 from ava_server.models.pricing.prices import Price, reserve_micros
 from ava_server.runs.history import History
 from ava_server.runs.lifecycle import NotClaimed, NotResumed, Slots, cancel, claim, end_overdue, end_unanswered, resume
 from ava_server.runs.log import RunLog, ending_events
-from ava_server.runs.result import Ended, build_result
+from ava_server.runs.result import RunResult, build_result
 from support.ledger import Call, Ledger, Run
 
 T = TypeVar("T")
@@ -81,7 +81,7 @@ class Instance:
     """A process: the store that it has open, and the lock that says that it lives."""
 
     name: str
-    lock: Held
+    lock: HeldLock
     store: Store
     alive: bool = True
 
@@ -165,8 +165,8 @@ class Processes(RuleBasedStateMachine):
         ids = [(f"P-{number:08x}", f"S-{number:06x}") for number in (max(self.made - 1, 1), self.made)]
         texts = Texts(task=f"number {self.made}")
         answer = self.do("propose", propose(config(cap, max_tokens), texts, self.who(user), tuple(ids), self.limits()))
-        assert isinstance(answer, Declined) is self.ledger.exhausted(user, self.now_us)
-        if isinstance(answer, Proposed):
+        assert isinstance(answer, ProposalRefusal) is self.ledger.exhausted(user, self.now_us)
+        if isinstance(answer, Proposal):
             run = Run(answer.subagent_id, answer.pending_id, user, cap, max_tokens, self.now_us + TTL_US, answer.line)
             assert run.id not in self.ledger.runs
             self.ledger.runs[run.id] = run
@@ -275,7 +275,7 @@ class Processes(RuleBasedStateMachine):
 
     def forces(self, run: Run, instance: Instance, *, only_own: bool) -> None:
         """An instance ends a run over its owner's head: the owner has not answered a cancel, or met a fault."""
-        ended = Ended("cancelled", "cancelled on request", reason="enough")
+        ended = RunResult("cancelled", "cancelled on request", reason="enough")
         command = end_unanswered(run.id, instance.name, ended, only_own=only_own)
         done = self.do("forced end", command, instance.store)
         asked = run.state == "queued" and run.cancel_asked
@@ -318,7 +318,7 @@ class Processes(RuleBasedStateMachine):
 
     # -- what owners do ------------------------------------------------------------------------------------------------
 
-    def asked(self, owner: Owner, prompt: int, output: int, last: bool) -> Asked:
+    def asked(self, owner: Owner, prompt: int, output: int, last: bool) -> CapRequest:
         """A call and its wrap-up at their worst, by the product's price."""
         wrap = Bound(0, 0) if last else Bound(prompt + output, 100)
         fact = CostReserved(
@@ -326,9 +326,9 @@ class Processes(RuleBasedStateMachine):
             wrap_micros=0 if last else reserve_micros(PRICE, wrap), prompt_tokens=prompt, max_output=output,
             upto_seq=0, request_sha="0" * 64,
         )  # fmt: skip
-        return Asked(fact, prompt + output, wrap.prompt_tokens + wrap.output_tokens)
+        return CapRequest(fact, prompt + output, wrap.prompt_tokens + wrap.output_tokens)
 
-    def reserving(self, owner: Owner, asked: Asked) -> Reservation | CapReached:
+    def reserving(self, owner: Owner, asked: CapRequest) -> Reservation | CapReached:
         command = self.at(reserve(owner.log.fence, owner.log.who, asked, DayCaps(*self.ledger.days)))
         answer: Reservation | CapReached = self.portal.call(owner.log.do, command)
         return answer
@@ -419,7 +419,7 @@ class Processes(RuleBasedStateMachine):
     def ending(self, owner: Owner, status: Ending) -> list[Event]:
         row = self.portal.call(owner.log.read, lambda view: view.run(owner.run_id))
         assert row is not None
-        ended = Ended(status, status)
+        ended = RunResult(status, status)
         result = build_result(row, owner.log.history, ended, [], 1.0)
         lost = unsettled(row, owner.log.who, owner.log.fence)
         return [*lost, *ending_events(row, result, ended, owner.log.who, owner.log.fence, 10**6)]
@@ -481,7 +481,7 @@ class Processes(RuleBasedStateMachine):
             run.cancel_asked = True
             self.ledger.end(run, "cancelled")
         for run in self.ledger.in_state("running"):
-            ended = Ended("cancelled", "the test is over")
+            ended = RunResult("cancelled", "the test is over")
             assert self.do("forced end", end_unanswered(run.id, "the test", ended))
             run.generation, run.instance = run.generation + 1, "the test"
             self.ledger.end(run, "cancelled")

@@ -35,7 +35,7 @@ async def whole_run(folder: Path) -> dict[str, Any]:
         (lab.workspace / "a.md").write_text(SECRETS)
         run_id = await lab.start(task=f"Find {SECRETS}", name="quokka hunt")
         run = await lab.ended(run_id)
-        return {"run": run_id, "input": run.input_tokens, "output": run.output_tokens, "user": lab.house.user}
+        return {"run": run_id, "input": run.input_tokens, "output": run.output_tokens, "user": lab.runtime.user}
 
 
 async def side_by_side(folder: Path) -> dict[str, Any]:

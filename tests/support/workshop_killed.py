@@ -12,18 +12,18 @@ from typing import cast
 import anyio
 
 from ava_roles.sandbox.sandbox import Kind
-from ava_roles.worktree.session import Workshop
-from ava_roles.worktree.spec import WorkOrder
+from ava_roles.worktree.session import WorktreeSession
+from ava_roles.worktree.spec import WorktreeSpec
 from support.attacks import sandbox
 from support.workshops import FIXED, RUN
 
 PHASES = ("make", "setup", "baseline", "edit", "command", "check", "keep", "kept")
 
 
-def killed_order(folder: Path) -> WorkOrder:
+def killed_order(folder: Path) -> WorktreeSpec:
     """What was approved: each command says that it has begun, and takes a while where it is told to."""
     slow = "if [ -e slow.local ]; then sleep 30; fi"
-    return WorkOrder(
+    return WorktreeSpec(
         run_id=RUN,
         repository=folder / "project",
         namespace=("calc.py", "more"),
@@ -34,7 +34,7 @@ def killed_order(folder: Path) -> WorkOrder:
 
 
 async def _run(kind: Kind, folder: Path) -> None:
-    shop = Workshop(
+    shop = WorktreeSession(
         killed_order(folder), folder / "worktrees" / RUN, sandbox(kind, folder / "state"), home=folder / "home"
     )
     shop.say = lambda doing: _say({"Making": "make", "Running": "running"}.get(doing.split()[0], doing))

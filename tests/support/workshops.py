@@ -14,9 +14,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from ava_roles.sandbox.sandbox import Command, Finished, Kind
-from ava_roles.sandbox.supervised import Supervised
-from ava_roles.worktree.session import Workshop
-from ava_roles.worktree.spec import WorkOrder
+from ava_roles.sandbox.supervised import SupervisedSandbox
+from ava_roles.worktree.session import WorktreeSession
+from ava_roles.worktree.spec import WorktreeSpec
 from support.attacks import sandbox
 from support.projects import checkout, git
 
@@ -47,10 +47,10 @@ def project(folder: Path, files: Mapping[str, str] = PROJECT) -> Path:
     return folder
 
 
-def order(repository: Path, **more: object) -> WorkOrder:
+def order(repository: Path, **more: object) -> WorktreeSpec:
     """What was approved: the one file, and the tests of unittest."""
     given: dict[str, object] = {"namespace": ("calc.py",), "verify": VERIFY, "verify_timeout_s": 30.0, **more}
-    return WorkOrder(RUN, repository, **given)  # type: ignore[arg-type]
+    return WorktreeSpec(RUN, repository, **given)  # type: ignore[arg-type]
 
 
 def sealed(repository: Path, but: tuple[str, ...] = ("ava/", "ava-")) -> dict[str, object]:
@@ -74,11 +74,11 @@ def sealed(repository: Path, but: tuple[str, ...] = ("ava/", "ava-")) -> dict[st
 
 @asynccontextmanager
 async def working(
-    kind: Kind, aside: Path, what: WorkOrder, *, here: str = RUN, baseline: bool = True, home: Path | None = None
-) -> AsyncGenerator[Workshop]:
+    kind: Kind, aside: Path, what: WorktreeSpec, *, here: str = RUN, baseline: bool = True, home: Path | None = None
+) -> AsyncGenerator[WorktreeSession]:
     """Hold a workshop that is prepared; what it made is there afterwards."""
     box = sandbox(kind, _made(aside / "state"))
-    shop = Workshop(what, aside / "worktrees" / here, box, home=home or _made(aside / "home"))
+    shop = WorktreeSession(what, aside / "worktrees" / here, box, home=home or _made(aside / "home"))
     try:
         await shop.prepare(baseline=baseline)
         yield shop
@@ -86,10 +86,10 @@ async def working(
         shop.close()
 
 
-async def run(kind: Kind, aside: Path, shop: Workshop, line: str) -> tuple[Finished, str]:
+async def run(kind: Kind, aside: Path, shop: WorktreeSession, line: str) -> tuple[Finished, str]:
     """Run a command of the model's in the worktree; return how it ended, and what was taken back."""
     bench, _fresh = await shop.bench.ready()
-    box: Supervised = sandbox(kind, _made(aside / "state"))
+    box: SupervisedSandbox = sandbox(kind, _made(aside / "state"))
     done = await box.run(
         Command(("/bin/bash", "-c", line), bench.folder, bench.binds, bench.environment, timeout_s=30.0)
     )

@@ -23,8 +23,8 @@ from ava_server.cli import worker
 from ava_server.config.settings import load_settings
 from ava_server.core.data_root import DataRoot
 from ava_server.runs import worker_process
-from ava_server.runs.manager import CannotHonour
-from ava_server.runs.worker_process import Hiring, take_post
+from ava_server.runs.manager import ConfigNotSupported
+from ava_server.runs.worker_process import WorkerProcesses, take_post
 from ava_server.service.runtime import open_house
 
 NOTE = Say("I look.", [("scratchpad", {"note": "half of it"})])
@@ -141,19 +141,19 @@ async def test_a_worker_goes_when_it_has_been_idle_and_stays_for_what_is_paused(
         async with open_lab(tmp_path, server=models, runs=False, check=False) as lab:
             run_id = await lab.start(timeout=3)
         settings = load_settings(root, env=using(models.base_url) | {"AVA_MODEL": "test"})
-        async with open_house(settings, worker=True) as house:
+        async with open_house(settings, worker=True) as runtime:
             with anyio.fail_after(15):
-                await worker._until_idle(house)
-            row = await house.store.read(lambda view: view.run(run_id))
+                await worker._until_idle(runtime)
+            row = await runtime.store.read(lambda view: view.run(run_id))
             assert row is not None and row.state == "success", "it waited for the pause, and ended the run"
 
 
 async def test_a_worker_that_cannot_start_is_said_with_where_its_words_are(tmp_path: Path) -> None:
     root = DataRoot(tmp_path)
-    hire = Hiring(root, (sys.executable, "-c", "raise SystemExit('no such thing')"))
+    hire = WorkerProcesses(root, (sys.executable, "-c", "raise SystemExit('no such thing')"))
     await hire()
     await until(lambda: (tmp_path / "worker.log").read_text() != "")
-    with pytest.raises(CannotHonour, match=r"ended at once with code 1; see .*worker\.log"):
+    with pytest.raises(ConfigNotSupported, match=r"ended at once with code 1; see .*worker\.log"):
         for _ in range(50):
             await hire()
             await anyio.sleep(0.1)

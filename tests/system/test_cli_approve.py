@@ -273,8 +273,8 @@ async def test_reject_takes_ids_and_without_one_asks_about_each(tmp_path: Path) 
 @pytest.mark.parametrize("command", ["approve", "reject"])
 async def test_what_does_not_wait_is_one_sentence(tmp_path: Path, command: str) -> None:
     async with open_lab(tmp_path, config=PRICED, runs=False) as lab:
-        desk = lab.as_user("somebody-else")
-        foreign: Any = await desk.call("spawn_subagent", {"role": "researcher", "task": "not yours"}, quiet)
+        service = lab.as_user("somebody-else")
+        foreign: Any = await service.call("spawn_subagent", {"role": "researcher", "task": "not yours"}, quiet)
     other = tmp_path / "other"
     other.mkdir()
     async with host(other, "proposal_ttl_s = 60\n") as at:
@@ -493,7 +493,7 @@ async def test_resume_asks_for_the_pin_before_anything_goes_on(tmp_path: Path, l
         async with open_lab(tmp_path, server=model, config=PRICED, check=False) as lab:
             run_id = await lab.start()
             await arrived(gate.arrived)
-            PinFile(lab.house.settings.paths.approval_file).set(PIN)
+            PinFile(lab.runtime.settings.paths.approval_file).set(PIN)
         root = tmp_path / "data"
         code = "import sys, ava_server.runs.lifecycle as c; c.TAKEOVER_WITHIN_US = 0; from ava_server.cli import run"
         old = (*CONTROLLED[:4], sys.executable, "-c", f"{code}; run(sys.argv[1:])")  # too old to go on by itself

@@ -116,7 +116,7 @@ def asked(screen: Screen) -> None:
 async def test_a_proposal_that_waits_is_shown_without_steering(tmp_path: Path) -> None:
     async with open_lab(tmp_path, [], runs=False, check=False) as lab:
         await lab.propose(task=EVIL, context=EVIL, rationale=EVIL, role="custom", system_prompt=EVIL)
-        assert lab.house.user == os_user()
+        assert lab.runtime.user == os_user()
         with on_terminal(lab.root, "approve") as screen:
             screen.until("Start it?")
             screen.type("r\n")

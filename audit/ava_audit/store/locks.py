@@ -130,7 +130,7 @@ class WriteLock:
         self._file.close()
 
 
-class Held:
+class HeldLock:
     """A lock file that this process holds until `release` or its death."""
 
     def __init__(self, path: Path, file: IO[Any]) -> None:
@@ -152,7 +152,7 @@ class Held:
         finally:
             self.release()
 
-    def __enter__(self) -> Held:
+    def __enter__(self) -> HeldLock:
         return self
 
     def __exit__(
@@ -161,7 +161,7 @@ class Held:
         self.release()
 
 
-def try_hold(path: Path) -> Held | None:
+def try_hold(path: Path) -> HeldLock | None:
     """Take the lock at `path` if nobody holds it, creating its file; None when somebody does."""
     file = path.open("ab")
     try:
@@ -172,13 +172,13 @@ def try_hold(path: Path) -> Held | None:
     if not _still_at(path, file):  # swept away between our open and our lock: this lock guards nothing
         file.close()
         return None
-    return Held(path, file)
+    return HeldLock(path, file)
 
 
-async def hold_when_free(path: Path, every_s: float) -> Held:
+async def hold_when_free(path: Path, every_s: float) -> HeldLock:
     """Take the lock at `path` as soon as nobody else holds it, looking every so many seconds."""
     while True:
-        held: Held | None = None
+        held: HeldLock | None = None
         try:
             with anyio.CancelScope(shield=True):  # a lock that was taken is given to the caller
                 held = await anyio.to_thread.run_sync(try_hold, path)
@@ -196,7 +196,7 @@ class Instances:
         self.folder = folder
         folder.mkdir(mode=0o700, exist_ok=True)
 
-    def join(self) -> tuple[str, Held]:
+    def join(self) -> tuple[str, HeldLock]:
         """Return a new instance id, with its lock held."""
         while True:
             name = secrets.token_hex(6)

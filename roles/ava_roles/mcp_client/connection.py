@@ -18,7 +18,7 @@ import anyio
 
 from ava_roles.errors import ToolFailed
 from ava_roles.mcp_client.entry import OWN_NAMES, ServerEntry
-from ava_roles.mcp_client.tools import Offered, offers_of
+from ava_roles.mcp_client.tools import OfferedTool, offers_of
 from ava_roles.mcp_client.wire import Watch, http_client, only_answers, over_pipes
 from ava_roles.sandbox.programs import child_environment
 from ava_roles.sandbox.removal import remove_tree
@@ -167,7 +167,7 @@ Fill = Callable[[Mapping[str, str], str | None], Mapping[str, str]]
 
 
 @dataclass(frozen=True)
-class Means:
+class LaunchContext:
     """What a server is started with, beside its own entry.
 
     Attributes:
@@ -195,7 +195,7 @@ class Means:
         return command_of(entry, env, self.run_id, folder, read_only=self.read_only, closed=self.closed)
 
 
-class Link:
+class McpConnection:
     """A greeted server."""
 
     def __init__(self, entry: ServerEntry, session: ClientSession, watch: Watch) -> None:
@@ -203,7 +203,7 @@ class Link:
         self._entry = entry
         self._session = session
 
-    async def tools(self) -> tuple[Offered, ...]:
+    async def tools(self) -> tuple[OfferedTool, ...]:
         """Return what it offers.
 
         Raises:
@@ -242,7 +242,7 @@ class Link:
 
 
 @asynccontextmanager
-async def connected(entry: ServerEntry, means: Means) -> AsyncGenerator[Link]:
+async def connected(entry: ServerEntry, means: LaunchContext) -> AsyncGenerator[McpConnection]:
     """Start or reach a server, and greet it; leaving it leaves nothing of it.
 
     Errors come as the SDK's task groups have them; `why_not` puts all of them into words of ours.
@@ -263,7 +263,7 @@ async def connected(entry: ServerEntry, means: Means) -> AsyncGenerator[Link]:
                 info = session.server_info
                 if info is not None and info.name.strip().casefold() in OWN_NAMES:
                     raise ToolFailed(OURS)
-                yield Link(entry, session, watch)
+                yield McpConnection(entry, session, watch)
     except Exception as error:
         if watch.fault:
             raise ToolFailed(watch.fault) from error
@@ -271,7 +271,7 @@ async def connected(entry: ServerEntry, means: Means) -> AsyncGenerator[Link]:
 
 
 @asynccontextmanager
-async def _streams(entry: ServerEntry, means: Means, watch: Watch) -> AsyncGenerator[Any]:
+async def _streams(entry: ServerEntry, means: LaunchContext, watch: Watch) -> AsyncGenerator[Any]:
     if entry.url is not None:
         from mcp.client.streamable_http import streamable_http_client
 
@@ -355,7 +355,7 @@ REMEMBERED_S, FAULT_REMEMBERED_S = 300.0, 15.0
 
 
 @dataclass(frozen=True)
-class Listing:
+class ToolListing:
     """What one server offers, or why nothing.
 
     Attributes:
@@ -363,25 +363,25 @@ class Listing:
         fault: Why it cannot be used, in words of ours, to be read after its name; empty where it can.
     """
 
-    tools: tuple[Offered, ...] = ()
+    tools: tuple[OfferedTool, ...] = ()
     fault: str = ""
 
 
-class Known:
+class ToolDiscovery:
     """Asks servers what they offer, each configuration once for a while, and never twice at the same time.
 
     Args:
         means: Makes what a server is started with.
     """
 
-    def __init__(self, means: Callable[[ServerEntry], Awaitable[Means]]) -> None:
+    def __init__(self, means: Callable[[ServerEntry], Awaitable[LaunchContext]]) -> None:
         self._means = means
-        self._seen: dict[str, tuple[float, Listing]] = {}
+        self._seen: dict[str, tuple[float, ToolListing]] = {}
         self._locks: dict[str, anyio.Lock] = {}
 
-    async def offers(self, entries: Iterable[ServerEntry]) -> Mapping[str, Listing]:
+    async def offers(self, entries: Iterable[ServerEntry]) -> Mapping[str, ToolListing]:
         """Return what servers offer, by name; all are asked side by side, each for 10 s at most."""
-        found: dict[str, Listing] = {}
+        found: dict[str, ToolListing] = {}
 
         async def one(entry: ServerEntry) -> None:
             found[entry.name] = await self._one(entry)
@@ -395,9 +395,9 @@ class Known:
         """Ask again the next time."""
         self._seen.clear()
 
-    async def _one(self, entry: ServerEntry) -> Listing:
+    async def _one(self, entry: ServerEntry) -> ToolListing:
         async with self._locks.setdefault(entry.digest, anyio.Lock()):
-            until, listing = self._seen.get(entry.digest, (0.0, Listing()))
+            until, listing = self._seen.get(entry.digest, (0.0, ToolListing()))
             if time.monotonic() < until:
                 return listing
             listing = await look(entry, await self._means(entry))
@@ -406,14 +406,14 @@ class Known:
             return listing
 
 
-async def look(entry: ServerEntry, means: Means) -> Listing:
+async def look(entry: ServerEntry, means: LaunchContext) -> ToolListing:
     """Start or reach a server for a moment, and return what it offers."""
     try:
         with anyio.move_on_after(LIST_S):
             async with connected(entry, means) as link:
-                return Listing(await link.tools())
+                return ToolListing(await link.tools())
     except Exception as error:  # whatever a foreign program does is no fault of whoever asks
         why = why_not(error)
         log.info("the MCP server %s %s (%s)", entry.name, why, type(error).__name__)
-        return Listing(fault=why)
-    return Listing(fault=f"did not answer within {LIST_S:g} s")
+        return ToolListing(fault=why)
+    return ToolListing(fault=f"did not answer within {LIST_S:g} s")

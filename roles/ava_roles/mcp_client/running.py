@@ -12,10 +12,10 @@ import anyio.abc
 from pydantic import ConfigDict
 
 from ava_roles.errors import ToolFailed
-from ava_roles.mcp_client.connection import Link, Means, connected, why_not
+from ava_roles.mcp_client.connection import LaunchContext, McpConnection, connected, why_not
 from ava_roles.mcp_client.entry import ServerEntry
-from ava_roles.mcp_client.tools import Offered
-from ava_roles.tool import Place, ToolArgs, ToolOutput, ToolSpec
+from ava_roles.mcp_client.tools import OfferedTool
+from ava_roles.tool import ToolArgs, ToolContext, ToolOutput, ToolSpec
 
 START_S = 20.0
 """How long a server may take from its start until its tools are known."""
@@ -34,8 +34,8 @@ class _Held:
     ready: anyio.Event = field(default_factory=anyio.Event)
     leave: anyio.Event = field(default_factory=anyio.Event)
     done: anyio.Event = field(default_factory=anyio.Event)
-    link: Link | None = None
-    offers: Mapping[str, Offered] = field(default_factory=dict[str, Offered])
+    link: McpConnection | None = None
+    offers: Mapping[str, OfferedTool] = field(default_factory=dict[str, OfferedTool])
     fault: str = ""
 
     @property
@@ -43,7 +43,7 @@ class _Held:
         return self.link is not None and not self.link.watch.ended and not self.link.watch.fault
 
 
-class RunServers:
+class RunMcpServers:
     """The servers of one run.
 
     Args:
@@ -56,8 +56,8 @@ class RunServers:
     def __init__(
         self,
         servers: Mapping[str, ServerEntry] | None = None,
-        approved: Mapping[str, Sequence[Offered]] | None = None,
-        means: Means | None = None,
+        approved: Mapping[str, Sequence[OfferedTool]] | None = None,
+        means: LaunchContext | None = None,
         *,
         changed: Callable[[], None] | None = None,
     ) -> None:
@@ -104,7 +104,7 @@ class RunServers:
             self._told()
         return next((faults[name] for name in sorted(faults)), None)
 
-    async def call(self, server: str, tool: Offered, args: Mapping[str, Any]) -> ToolOutput:
+    async def call(self, server: str, tool: OfferedTool, args: Mapping[str, Any]) -> ToolOutput:
         """Call a tool, of a server that is started again where it has ended by itself.
 
         Raises:
@@ -194,7 +194,7 @@ class RunServers:
             held.done.set()
 
 
-def _changed(approved: Offered, offers: Mapping[str, Offered]) -> str | None:
+def _changed(approved: OfferedTool, offers: Mapping[str, OfferedTool]) -> str | None:
     """Return why a tool is not the one that was approved, or None."""
     now = offers.get(approved.name)
     if now is None:
@@ -207,13 +207,13 @@ def _changed(approved: Offered, offers: Mapping[str, Offered]) -> str | None:
 TIMEOUT_S = 60.0
 
 
-class ForeignArgs(ToolArgs):
+class McpToolArgs(ToolArgs):
     """Arguments of a foreign tool: its server checks them."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
 
-class ForeignTool:
+class McpTool:
     """One tool of one server.
 
     It is never read-only by our own declaration: a foreign hint makes no call repeatable after a crash.
@@ -226,14 +226,16 @@ class ForeignTool:
         program: The server is a program that is started here.
     """
 
-    def __init__(self, server: str, offered: Offered, servers: RunServers, *, network: bool, program: bool) -> None:
+    def __init__(
+        self, server: str, offered: OfferedTool, servers: RunMcpServers, *, network: bool, program: bool
+    ) -> None:
         self._server = server
         self._offered = offered
         self._servers = servers
         self.spec = ToolSpec(
             name=offered.name,
             description=offered.description,
-            args=ForeignArgs,
+            args=McpToolArgs,
             read_only=False,
             timeout_s=TIMEOUT_S,
             network=network,
@@ -246,11 +248,11 @@ class ForeignTool:
         """Return what is shown while it runs; its arguments are not ours to make a sentence of."""
         return f"Asking {self._server}: {self.spec.name.removeprefix(f'mcp__{self._server}__')}"
 
-    async def __call__(self, args: Any, at: Place) -> ToolOutput:
+    async def __call__(self, args: Any, at: ToolContext) -> ToolOutput:
         """Call it.
 
         Raises:
             ToolFailed: Its server cannot do it.
         """
-        assert isinstance(args, ForeignArgs)
+        assert isinstance(args, McpToolArgs)
         return await self._servers.call(self._server, self._offered, args.model_extra or {})

@@ -26,7 +26,7 @@ _TOP = ("properties", "required", "additionalProperties", "$defs", "definitions"
 """What stays at the top of a schema: some providers refuse `anyOf` and its like there, and with it the request."""
 
 
-class Hints(Protocol):
+class ToolAnnotations(Protocol):
     """A tool's annotations, as the SDK has them."""
 
     @property
@@ -40,7 +40,7 @@ class Hints(Protocol):
         ...
 
 
-class Listed(Protocol):
+class ListedTool(Protocol):
     """A tool as a server lists it; the SDK's `Tool` is one."""
 
     @property
@@ -59,13 +59,13 @@ class Listed(Protocol):
         ...
 
     @property
-    def annotations(self) -> Hints | None:
+    def annotations(self) -> ToolAnnotations | None:
         """What it says of itself."""
         ...
 
 
 @dataclass(frozen=True)
-class Offered:
+class OfferedTool:
     """A tool of a foreign server as a run may have it.
 
     Attributes:
@@ -84,7 +84,7 @@ class Offered:
     changes: bool = True
     fault: str = ""
 
-    def accepts_like(self, other: Offered) -> bool:
+    def accepts_like(self, other: OfferedTool) -> bool:
         """Tell whether calls made for the one can be made to the other, and may do no more there."""
         same = json.dumps(self.parameters, sort_keys=True) == json.dumps(other.parameters, sort_keys=True)
         return same and not self.fault and self.tool == other.tool and (other.changes or not self.changes)
@@ -94,25 +94,25 @@ class _Unfit(Exception):
     """Raised within a schema that no model is shown."""
 
 
-def offers_of(server: str, listed: Sequence[Listed]) -> tuple[Offered, ...]:
+def offers_of(server: str, listed: Sequence[ListedTool]) -> tuple[OfferedTool, ...]:
     """Return what a server lists, by the order of the names, each name once."""
     tools = {tool.name: tool for tool in listed}
     names = full_names(server, tools)
     return tuple(sorted((_offer(server, names[tool.name], tool) for tool in tools.values()), key=lambda own: own.name))
 
 
-def _offer(server: str, name: str, tool: Listed) -> Offered:
+def _offer(server: str, name: str, tool: ListedTool) -> OfferedTool:
     hints = tool.annotations
     changes = hints is None or hints.read_only_hint is not True or hints.destructive_hint is True
     if tool.name in NEVER_FOR_SUBAGENTS:
-        return Offered(name, tool.name, fault="a tool of this name is never given to a subagent")
+        return OfferedTool(name, tool.name, fault="a tool of this name is never given to a subagent")
     if not tool.name or clean(tool.name)[1] or len(tool.name) > 200:
-        return Offered(name, tool.name, fault="its name has characters that cannot be seen, or too many")
+        return OfferedTool(name, tool.name, fault="its name has characters that cannot be seen, or too many")
     try:
         parameters = _bounded(tool.input_schema)
     except (_Unfit, RecursionError) as unfit:
-        return Offered(name, tool.name, fault=str(unfit) or "its schema is nested too deep")
-    return Offered(name, tool.name, _description(server, tool.description or ""), parameters, changes)
+        return OfferedTool(name, tool.name, fault=str(unfit) or "its schema is nested too deep")
+    return OfferedTool(name, tool.name, _description(server, tool.description or ""), parameters, changes)
 
 
 def _description(server: str, text: str) -> str:

@@ -152,7 +152,7 @@ class SystemResolver:
 _ADDRESSES_TRIED = 4
 
 
-class Guard(httpcore2.AsyncNetworkBackend):
+class PublicNetworkBackend(httpcore2.AsyncNetworkBackend):
     """A network backend that connects to public addresses only.
 
     Args:

@@ -95,7 +95,7 @@ class _Queue:
         self.free_at = float("-inf")
 
 
-class Turns:
+class HostQueue:
     """Hands out turns at hosts.
 
     Args:
@@ -149,7 +149,7 @@ _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 
 
 @dataclass(frozen=True)
-class Fetched:
+class Response:
     """An answer, whatever its status.
 
     Attributes:
@@ -194,7 +194,7 @@ class Fetched:
 class _Answer:
     """One hop: an answer, and where it sends us."""
 
-    fetched: Fetched
+    fetched: Response
     next_url: str | None
 
 
@@ -232,7 +232,7 @@ class Fetcher:
         self._ports = frozenset(ports)
         self._context = context
         self._proxy = proxy
-        self._turns = Turns(pause_s, clock, sleep)
+        self._turns = HostQueue(pause_s, clock, sleep)
 
     async def get(
         self,
@@ -244,7 +244,7 @@ class Fetcher:
         max_redirects: int = 5,
         headers: Mapping[str, str] | None = None,
         before: Callable[[str], Awaitable[None]] | None = None,
-    ) -> Fetched:
+    ) -> Response:
         """Fetch a URL, following redirects, each checked like the first.
 
         Args:
@@ -276,7 +276,7 @@ class Fetcher:
         max_redirects: int,
         headers: Mapping[str, str],
         before: Callable[[str], Awaitable[None]] | None,
-    ) -> Fetched:
+    ) -> Response:
         target = first = checked_url(url, self._ports)
         trail: list[str] = []
         while True:
@@ -302,9 +302,9 @@ class Fetcher:
             from ava_roles.net.proxies import ProxiedTransport
 
             return ProxiedTransport(self._proxy, self._context)
-        from ava_roles.net.connection import Guard, PooledTransport
+        from ava_roles.net.connection import PooledTransport, PublicNetworkBackend
 
-        return PooledTransport(self._context, Guard(self._resolver, self._backend))
+        return PooledTransport(self._context, PublicNetworkBackend(self._resolver, self._backend))
 
     async def _ask(
         self, target: httpx2.URL, headers: Mapping[str, str], max_bytes: int, trail: tuple[str, ...]
@@ -330,7 +330,7 @@ class Fetcher:
         named = {name.lower(): value for name, value in response.headers.items()}
         content_type = named.get("content-type", "").split(";")[0].strip().lower()
         return _Answer(
-            Fetched(
+            Response(
                 response.status_code,
                 str(target),
                 named,

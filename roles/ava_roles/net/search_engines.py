@@ -61,7 +61,7 @@ _CODE = re.compile(r"[A-Za-z0-9_.-]{1,60}")
 
 
 @dataclass(frozen=True)
-class Ask:
+class SearchRequest:
     """One request. A header may hold a key, so no repr shows them."""
 
     method: str
@@ -71,7 +71,7 @@ class Ask:
 
 
 @dataclass(frozen=True)
-class Reply:
+class SearchReply:
     """What came back.
 
     Attributes:
@@ -85,7 +85,7 @@ class Reply:
     body: bytes
 
 
-Send = Callable[[Ask], Awaitable[Reply]]
+Send = Callable[[SearchRequest], Awaitable[SearchReply]]
 """Sends a request and reads the whole answer. Raises ToolFailed where none came."""
 
 
@@ -100,7 +100,7 @@ class Hit:
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResults:
     """What a search brought.
 
     Attributes:
@@ -117,7 +117,7 @@ class Found:
 class Search(Protocol):
     """A web search that is set up. Raises ToolFailed where it brings nothing."""
 
-    async def __call__(self, query: str, count: int) -> Found:
+    async def __call__(self, query: str, count: int) -> SearchResults:
         """Search; at most `count` hits."""
         ...
 
@@ -145,7 +145,7 @@ class Engine(Protocol):
         """What people call it."""
         ...
 
-    def ask(self, query: str, count: int) -> Ask:
+    def ask(self, query: str, count: int) -> SearchRequest:
         """Return the request for a search."""
         ...
 
@@ -157,12 +157,12 @@ class Engine(Protocol):
         """Return what is to be known of an answer beside its hits."""
         ...
 
-    def fault(self, reply: Reply, code: str) -> str | None:
+    def fault(self, reply: SearchReply, code: str) -> str | None:
         """Return what a refusal means and what can be done, where this engine has words of its own for it."""
         ...
 
 
-async def search(engine: Engine, query: str, count: int, send: Send) -> Found:
+async def search(engine: Engine, query: str, count: int, send: Send) -> SearchResults:
     """Ask an engine, once.
 
     Raises:
@@ -186,10 +186,10 @@ async def search(engine: Engine, query: str, count: int, send: Send) -> Found:
     note = engine.note(answer)
     if not by_url and note:
         raise ToolFailed(f"{engine.title} found nothing: {note}; try again later, or in other words")
-    return Found(engine.title, tuple(by_url.values()), note)
+    return SearchResults(engine.title, tuple(by_url.values()), note)
 
 
-def _answer(engine: Engine, reply: Reply) -> Mapping[str, Any]:
+def _answer(engine: Engine, reply: SearchReply) -> Mapping[str, Any]:
     """Return an answer's JSON.
 
     Raises:
@@ -208,7 +208,7 @@ def _answer(engine: Engine, reply: Reply) -> Mapping[str, Any]:
     return members
 
 
-def _refusal(engine: Engine, reply: Reply, code: str) -> str:
+def _refusal(engine: Engine, reply: SearchReply, code: str) -> str:
     """Say what an error status means. The engine's own words are not repeated: they may hold what was sent."""
     if own := engine.fault(reply, code):
         return own
@@ -287,13 +287,15 @@ class Kagi:
     def _first(self) -> bool:
         return self.base_url.endswith("/v0")
 
-    def ask(self, query: str, count: int) -> Ask:
+    def ask(self, query: str, count: int) -> SearchRequest:
         """Return the request for a search."""
         if self._first:
             asked = urlencode({"q": query, "limit": count})
-            return Ask("GET", f"{self.base_url}/search?{asked}", {"Authorization": f"Bot {self.key}"})
+            return SearchRequest("GET", f"{self.base_url}/search?{asked}", {"Authorization": f"Bot {self.key}"})
         headers = {"Authorization": f"Bearer {self.key}"}
-        return Ask("POST", f"{self.base_url}/search", headers, {"query": query, "workflow": "search", "limit": count})
+        return SearchRequest(
+            "POST", f"{self.base_url}/search", headers, {"query": query, "workflow": "search", "limit": count}
+        )
 
     def hits(self, answer: Mapping[str, Any]) -> list[Hit] | None:
         """Return what an answer holds."""
@@ -314,7 +316,7 @@ class Kagi:
         """Return nothing: it has nothing more to tell."""
         return ""
 
-    def fault(self, reply: Reply, code: str) -> str | None:
+    def fault(self, reply: SearchReply, code: str) -> str | None:
         """Return what a refusal means: a wrong key is a 400 there."""
         what = f"HTTP {reply.status}, {code}"
         if reply.status == 400 and "token" in code:
@@ -334,10 +336,12 @@ class Brave:
     title = "Brave"
     cost_micros = 5_000
 
-    def ask(self, query: str, count: int) -> Ask:
+    def ask(self, query: str, count: int) -> SearchRequest:
         """Return the request for a search."""
         asked = {"q": query, "count": count, "spellcheck": "false", "text_decorations": "false", "result_filter": "web"}
-        return Ask("GET", f"{self.base_url}/web/search?{urlencode(asked)}", {"X-Subscription-Token": self.key})
+        return SearchRequest(
+            "GET", f"{self.base_url}/web/search?{urlencode(asked)}", {"X-Subscription-Token": self.key}
+        )
 
     def hits(self, answer: Mapping[str, Any]) -> list[Hit] | None:
         """Return what an answer holds; one without hits has no `web`."""
@@ -355,7 +359,7 @@ class Brave:
         """Return nothing: it has nothing more to tell."""
         return ""
 
-    def fault(self, reply: Reply, code: str) -> str | None:
+    def fault(self, reply: SearchReply, code: str) -> str | None:
         """Return what a refusal means: a wrong key is a 422 there, and a plan that is used up a 429."""
         what = f"HTTP {reply.status}, {code}"
         if code in ("SUBSCRIPTION_TOKEN_INVALID", "SUBSCRIPTION_TOKEN_MISSING", "SUBSCRIPTION_NOT_FOUND"):
@@ -393,9 +397,9 @@ class Searxng:
     title = "SearXNG"
     cost_micros = 0
 
-    def ask(self, query: str, count: int) -> Ask:
+    def ask(self, query: str, count: int) -> SearchRequest:
         """Return the request for a search."""
-        return Ask("GET", f"{self.base_url}/search?{urlencode({'q': query, 'format': 'json'})}")
+        return SearchRequest("GET", f"{self.base_url}/search?{urlencode({'q': query, 'format': 'json'})}")
 
     def hits(self, answer: Mapping[str, Any]) -> list[Hit] | None:
         """Return what an answer holds."""
@@ -414,7 +418,7 @@ class Searxng:
         more = f" and {len(silent) - _SHOWN_FAULTS} more" if len(silent) > _SHOWN_FAULTS else ""
         return f"engines that did not answer: {', '.join(silent[:_SHOWN_FAULTS])}{more}" if silent else ""
 
-    def fault(self, reply: Reply, code: str) -> str | None:
+    def fault(self, reply: SearchReply, code: str) -> str | None:
         """Return what a refusal means: without a key, a 403 is about the form of the answer."""
         if reply.status == 403:
             return (

@@ -45,7 +45,7 @@ def step_by_step(folder: int, parts: Sequence[str], flags: int, mode: int = 0) -
         os.close(here)
 
 
-class Beneath:
+class DescriptorPaths:
     """A folder held by a descriptor.
 
     Args:
@@ -60,7 +60,7 @@ class Beneath:
         self._take(os.open(path, _FOLDER & ~getattr(os, "O_NOFOLLOW", 0)), kernel)
 
     @classmethod
-    def adopt(cls, descriptor: int) -> Beneath:
+    def adopt(cls, descriptor: int) -> DescriptorPaths:
         """Return the folder of a descriptor, which it closes in the end."""
         adopted = cls.__new__(cls)
         adopted._take(descriptor, kernel=True)

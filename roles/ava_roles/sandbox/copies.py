@@ -34,7 +34,7 @@ _PIECE = 1 << 20
 
 
 @dataclass
-class Copied:
+class CopyReport:
     """What became of a workspace.
 
     Attributes:
@@ -64,7 +64,7 @@ def copy_workspace(
     home: Path,
     carry: Iterable[str] = (),
     check: Callable[[], None] = lambda: None,
-) -> Copied:
+) -> CopyReport:
     """Copy a workspace into an empty folder. Blocking; ends at once when `check` raises.
 
     Args:
@@ -94,7 +94,7 @@ def dependencies_of(
     home: Path,
     carry: Iterable[str] = (),
     check: Callable[[], None] = lambda: None,
-) -> Copied:
+) -> CopyReport:
     """Return which folders of a checkout are to be shown as they are; nothing is copied. As `copy_workspace`."""
     checkout = look_at(repository, root.path.resolve(), aside, home, check)
     copying = _Copying(root, aside, check)
@@ -109,11 +109,11 @@ class _Copying:
     root: Root
     into: Path
     check: Callable[[], None]
-    done: Copied = field(default_factory=Copied)
+    done: CopyReport = field(default_factory=CopyReport)
     _links: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
     _seen: set[str] = field(default_factory=set[str])
 
-    def folder(self, carried: list[str]) -> Copied:
+    def folder(self, carried: list[str]) -> CopyReport:
         """Copy a folder without git, or say that it is too large."""
         found = list(self._walk("", carried))
         dependencies = {name for name in self._seen if name not in carried}
@@ -128,7 +128,7 @@ class _Copying:
         self._copy((entry.name for entry in found), FOLDER_FILES, FOLDER_BYTES, FOLDER_BYTES)
         return self.done
 
-    def checkout(self, checkout: Checkout, carried: list[str]) -> Copied:
+    def checkout(self, checkout: Checkout, carried: list[str]) -> CopyReport:
         """Copy what of a checkout is the project."""
         names = self.dependencies(checkout, carried)
         beneath = tuple(f"{name}/" for name in self.done.dependencies)

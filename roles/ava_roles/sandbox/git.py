@@ -36,7 +36,7 @@ OFF = (
 
 
 @dataclass(frozen=True)
-class Said:
+class GitOutput:
     """How a call of git ended.
 
     Attributes:
@@ -86,7 +86,7 @@ def run_git(
     check: Callable[[], None] = lambda: None,
     stdin: bytes = b"",
     held: Sequence[int] = (),
-) -> Said:
+) -> GitOutput:
     """Run git to its end. Blocking; it is ended when `check` raises or when it takes too long.
 
     Args:
@@ -119,7 +119,7 @@ def run_git(
             process.wait()
         out.seek(0)
         errors.seek(0)
-        return Said(code, out.read(), errors.read(2_000).decode("utf-8", "replace").strip())
+        return GitOutput(code, out.read(), errors.read(2_000).decode("utf-8", "replace").strip())
 
 
 def _in_memory() -> IO[bytes]:

@@ -35,7 +35,7 @@ class Entry(NamedTuple):
     size: int
 
 
-class Ways(Protocol):
+class PathAccess(Protocol):
     """How one system opens names beneath a folder. Every method raises OSError for what it will not do."""
 
     def read(self, parts: Sequence[str], cap: int) -> tuple[bytes, bool]:
@@ -78,7 +78,7 @@ class Root:
         path: The folder, for showing; work goes through the descriptor.
     """
 
-    def __init__(self, path: Path, ways: Ways) -> None:
+    def __init__(self, path: Path, ways: PathAccess) -> None:
         self.path = path
         self._ways = ways
 
@@ -89,19 +89,19 @@ class Root:
         Raises:
             OSError: It is not a folder that can be opened.
         """
-        from ava_roles.sandbox.beneath import Beneath, has_folder_descriptors
-        from ava_roles.sandbox.plain import Plain
+        from ava_roles.sandbox.beneath import DescriptorPaths, has_folder_descriptors
+        from ava_roles.sandbox.plain import PlainPaths
 
-        return cls(path, Beneath(path) if has_folder_descriptors() else Plain(path))
+        return cls(path, DescriptorPaths(path) if has_folder_descriptors() else PlainPaths(path))
 
     @classmethod
     def adopt(cls, path: Path, descriptor: int | None) -> Root:
         """Return a root for a folder's descriptor that another process lent; by path where there is none."""
         if descriptor is None:
             return cls.open(path)
-        from ava_roles.sandbox.beneath import Beneath
+        from ava_roles.sandbox.beneath import DescriptorPaths
 
-        return cls(path, Beneath.adopt(descriptor))
+        return cls(path, DescriptorPaths.adopt(descriptor))
 
     def lent(self) -> AbstractContextManager[int | None]:
         """Hold a copy of the descriptor, to be inherited by a child; None where there are no descriptors."""

@@ -17,7 +17,7 @@ from ava_roles.sandbox.beneath import kind_of
 from ava_roles.sandbox.paths import Entry
 
 
-class Plain:
+class PlainPaths:
     """A folder held by its path.
 
     Args:

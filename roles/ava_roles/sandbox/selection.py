@@ -151,10 +151,10 @@ def _looked_for(mode: str, state: Path) -> Sandbox | Unavailable:
         abi = linux.landlock_abi()
     except linux.NotOnThisSystem:
         return Unavailable("commands can be confined on Linux alone", "run Ava on Linux, in WSL 2 or in a container")
-    from ava_roles.sandbox.supervised import How, Supervised
+    from ava_roles.sandbox.supervised import Machine, SupervisedSandbox
 
     if mode == "none":
-        return Supervised("none", How(), state)
+        return SupervisedSandbox("none", Machine(), state)
     uid = free_uid() if linux.is_root() else 0
     if uid is None:
         return Unavailable(
@@ -164,8 +164,12 @@ def _looked_for(mode: str, state: Path) -> Sandbox | Unavailable:
     bwrap = shutil.which("bwrap", path=_PROGRAMS)
     why: list[str] = []
     for name, missing, sandbox in (
-        ("bubblewrap", _missing_for_bubblewrap(bwrap), Supervised("bubblewrap", How(uid, bwrap or "", abi), state)),
-        ("Landlock", _missing_for_landlock(abi, uid), Supervised("landlock", How(uid, "", abi), state)),
+        (
+            "bubblewrap",
+            _missing_for_bubblewrap(bwrap),
+            SupervisedSandbox("bubblewrap", Machine(uid, bwrap or "", abi), state),
+        ),
+        ("Landlock", _missing_for_landlock(abi, uid), SupervisedSandbox("landlock", Machine(uid, "", abi), state)),
     ):
         fault = missing or _fault(sandbox, state)
         if fault is None:

@@ -157,7 +157,7 @@ _SOURCES = str(Path(__file__).parents[2])
 
 
 @dataclass(frozen=True)
-class How:
+class Machine:
     """What a sandbox needs to know of this machine.
 
     Attributes:
@@ -171,7 +171,7 @@ class How:
     abi: int = 0
 
 
-class Supervised:
+class SupervisedSandbox:
     """A sandbox of one kind.
 
     Args:
@@ -181,7 +181,7 @@ class Supervised:
         limits: What a command may take.
     """
 
-    def __init__(self, kind: Kind, how: How, state: Path, limits: Limits | None = None) -> None:
+    def __init__(self, kind: Kind, how: Machine, state: Path, limits: Limits | None = None) -> None:
         self._kind: Kind = kind
         self._how = how
         self._state = state

@@ -15,7 +15,7 @@ import anyio
 from anyio.from_thread import check_cancelled
 
 from ava_roles.errors import ToolFailed
-from ava_roles.sandbox.copies import FOLDER_BYTES, FOLDER_FILES, Copied, copy_workspace, odd_in
+from ava_roles.sandbox.copies import FOLDER_BYTES, FOLDER_FILES, CopyReport, copy_workspace, odd_in
 from ava_roles.sandbox.paths import Root, shown
 from ava_roles.sandbox.programs import child_environment
 from ava_roles.sandbox.removal import remove_tree
@@ -29,7 +29,7 @@ CODE = PurePosixPath("/code")
 
 
 @dataclass(frozen=True)
-class Bench:
+class CommandSandbox:
     """What commands are given.
 
     Attributes:
@@ -50,7 +50,7 @@ class Bench:
 
 
 @dataclass(frozen=True)
-class Laying:
+class CommandLayout:
     """Lays out what the commands of one run are given.
 
     Attributes:
@@ -106,7 +106,7 @@ class Laying:
 
     def bench(
         self, folder: PurePosixPath, binds: Sequence[Bind], tools: Toolchains, notes: str, *, measured: bool = True
-    ) -> Bench:
+    ) -> CommandSandbox:
         """Return all of it; `measured` with what its writable folders take on the disk."""
         environment = child_environment(
             self.run_id,
@@ -123,10 +123,10 @@ class Laying:
         )
         code = (self.code, self.seen_as(self.code, CODE))
         size = _size([bind.source for bind in binds if bind.writable]) if measured else None
-        return Bench(folder, tuple(binds), environment, code, notes, size)
+        return CommandSandbox(folder, tuple(binds), environment, code, notes, size)
 
 
-def without_odd(project: Path | None, copied: Copied, check: Callable[[], None]) -> tuple[str, ...]:
+def without_odd(project: Path | None, copied: CopyReport, check: Callable[[], None]) -> tuple[str, ...]:
     """Return the folders of packages that can be shown: those without a way out of the sandbox in them."""
     kept: list[str] = []
     for name in copied.dependencies:
@@ -168,7 +168,7 @@ class BenchMaker(Protocol):
         """Whether they reach the host's network."""
         ...
 
-    async def ready(self) -> tuple[Bench, bool]:
+    async def ready(self) -> tuple[CommandSandbox, bool]:
         """Return what commands are given, and whether it was made just now.
 
         Raises:
@@ -210,12 +210,12 @@ class Workbench:
     home: Path = field(default_factory=Path.home)
     closed: Sequence[Path] = ()
     network: bool = False
-    _made: Bench | None = field(default=None, init=False)
+    _made: CommandSandbox | None = field(default=None, init=False)
     _turn: anyio.Lock = field(default_factory=anyio.Lock, init=False)
     _closing: bool = field(default=False, init=False)
     _busy: Lock = field(default_factory=Lock, init=False)
 
-    async def ready(self) -> tuple[Bench, bool]:
+    async def ready(self) -> tuple[CommandSandbox, bool]:
         """Return what commands are given, and whether it was made just now.
 
         Raises:
@@ -252,7 +252,7 @@ class Workbench:
         with self._busy:
             remove_tree(self.here)
 
-    def _make(self) -> Bench:
+    def _make(self) -> CommandSandbox:
         with self._busy:
             until = time.monotonic() + MAKE_S
 
@@ -273,11 +273,11 @@ class Workbench:
                     raise ToolFailed(f"the workspace could not be made ready for commands: {error.strerror}") from error
                 raise
 
-    def _laid_out(self, check: Callable[[], None]) -> Bench:
+    def _laid_out(self, check: Callable[[], None]) -> CommandSandbox:
         for name in ("copy", "home/tmp", "code"):
             (self.here / name).mkdir(mode=0o755, parents=True)
         workspace = self.files.path.resolve() if self.files is not None else None
-        copied = Copied()
+        copied = CopyReport()
         if self.files is not None:
             repository = repository_of(self.files.path.resolve(), self.home)
             copied = copy_workspace(
@@ -285,7 +285,7 @@ class Workbench:
             )
         dependencies = without_odd(workspace, copied, check)
         tools = find_toolchains(workspace, dependencies, read_only=self.read_only, home=self.home, closed=self.closed)
-        laying = Laying(self.mounts, self.run_id, self.here / "home", self.here / "code")
+        laying = CommandLayout(self.mounts, self.run_id, self.here / "home", self.here / "code")
         folder, binds = laying.scratch, laying.beside(tools)
         if workspace is not None and copied.whole:
             folder, more = laying.folder(self.here / "copy", workspace, dependencies)
@@ -295,7 +295,7 @@ class Workbench:
             binds += self._as_it_is(workspace, copied)
         return laying.bench(folder, binds, tools, self._notes(workspace, copied, dependencies, tools, laying))
 
-    def _as_it_is(self, workspace: Path, copied: Copied) -> list[Bind]:
+    def _as_it_is(self, workspace: Path, copied: CopyReport) -> list[Bind]:
         """Show a workspace that is too large to be copied."""
         if copied.hidden and not self.mounts:
             raise ToolFailed(
@@ -322,10 +322,10 @@ class Workbench:
     def _notes(
         self,
         workspace: Path | None,
-        copied: Copied,
+        copied: CopyReport,
         dependencies: Sequence[str],
         tools: Toolchains,
-        laying: Laying,
+        laying: CommandLayout,
     ) -> str:
         if workspace is None:
             return "[it works in an empty folder, which is gone with this run]"

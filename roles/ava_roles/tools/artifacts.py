@@ -10,7 +10,7 @@ from pydantic import Field
 from ava_roles.errors import AccessRefused, ToolFailed
 from ava_roles.sandbox.paths import Root, shown
 from ava_roles.threads import run_sync
-from ava_roles.tool import Place, ToolArgs, ToolOutput, ToolSpec, need_artifacts
+from ava_roles.tool import ToolArgs, ToolContext, ToolOutput, ToolSpec, need_artifacts
 
 _BYTES_MAX = 1_000_000
 _FILES_MAX = 20
@@ -43,7 +43,7 @@ class SaveArtifact:
         """Return `Saving NAME`."""
         return f"Saving {shown(args.name)}"
 
-    async def __call__(self, args: SaveArtifactArgs, at: Place) -> ToolOutput:
+    async def __call__(self, args: SaveArtifactArgs, at: ToolContext) -> ToolOutput:
         """Save it."""
         folder = need_artifacts(at)
         return await run_sync(_save, folder, args, abandon_on_cancel=False)

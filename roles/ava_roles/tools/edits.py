@@ -15,7 +15,7 @@ from pydantic import Field
 from ava_roles.errors import NotThere, ToolFailed
 from ava_roles.sandbox.paths import shown
 from ava_roles.threads import run_sync
-from ava_roles.tool import Place, ToolArgs, ToolOutput, ToolSpec, need_edits
+from ava_roles.tool import ToolArgs, ToolContext, ToolOutput, ToolSpec, need_edits
 from ava_roles.tools.document import (
     Document,
     NoDocument,
@@ -214,7 +214,7 @@ class EditFile:
         """Return `Editing PATH`."""
         return f"Editing {shown(args.path)}"
 
-    async def __call__(self, args: EditFileArgs, at: Place) -> ToolOutput:
+    async def __call__(self, args: EditFileArgs, at: ToolContext) -> ToolOutput:
         """Edit it."""
         return await run_sync(_edit, need_edits(at), args, abandon_on_cancel=False)
 
@@ -246,7 +246,7 @@ class WriteFile:
         """Return `Writing PATH`."""
         return f"Writing {shown(args.path)}"
 
-    async def __call__(self, args: WriteFileArgs, at: Place) -> ToolOutput:
+    async def __call__(self, args: WriteFileArgs, at: ToolContext) -> ToolOutput:
         """Write it."""
         return await run_sync(_write, need_edits(at), args, abandon_on_cancel=False)
 

@@ -9,7 +9,7 @@ from pydantic import Field
 from ava_roles.errors import ToolFailed
 from ava_roles.sandbox.paths import Entry, Root, shown
 from ava_roles.threads import run_sync
-from ava_roles.tool import Place, Source, ToolArgs, ToolOutput, ToolSpec, need_files
+from ava_roles.tool import Source, ToolArgs, ToolContext, ToolOutput, ToolSpec, need_files
 from ava_roles.tools import documents
 from ava_roles.tools.text_files import decoded, window
 
@@ -43,7 +43,7 @@ class ReadFile:
         """Return `Reading PATH`."""
         return f"Reading {shown(args.path)}"
 
-    async def __call__(self, args: ReadFileArgs, at: Place) -> ToolOutput:
+    async def __call__(self, args: ReadFileArgs, at: ToolContext) -> ToolOutput:
         """Read it."""
         root = need_files(at)
         room = self.spec.max_chars - _HEAD

@@ -19,7 +19,7 @@ from pathlib import Path
 from ava_roles.errors import ToolFailed
 from ava_roles.sandbox.linux import NotOnThisSystem, end_with_parent, end_within
 from ava_roles.sandbox.paths import Root
-from ava_roles.tools.text_files import Wanted, decoded, patterns
+from ava_roles.tools.text_files import WalkFilter, decoded, patterns
 
 FILE_MAX = 2_000_000
 ENTRIES_MAX = 20_000
@@ -49,7 +49,7 @@ class Query:
 
 
 @dataclass
-class Found:
+class GrepResult:
     """What a search brought.
 
     Attributes:
@@ -67,7 +67,7 @@ class Found:
     cut: bool = False
 
 
-def search(root: Root, query: Query, check: Callable[[], None] = lambda: None) -> Found:
+def search(root: Root, query: Query, check: Callable[[], None] = lambda: None) -> GrepResult:
     """Return the lines that match, by path and line; stops as soon as it has one more than asked for.
 
     Raises:
@@ -77,8 +77,8 @@ def search(root: Root, query: Query, check: Callable[[], None] = lambda: None) -
     wanted_names = patterns(query.glob) if query.glob else None
     if query.glob and wanted_names is None:
         raise ToolFailed(f"glob {query.glob!r} is not a pattern; give one such as *.py or src/**/*.ts")
-    wanted = Wanted(root, check)
-    found = Found()
+    wanted = WalkFilter(root, check)
+    found = GrepResult()
     for entry in root.walk(query.path, limit=ENTRIES_MAX, keep=wanted):
         if wanted_names is not None and not wanted_names.match_file(entry.name):
             continue

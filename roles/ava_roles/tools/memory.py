@@ -11,7 +11,7 @@ from ava_roles.errors import ToolFailed
 from ava_roles.memory import Memory, Note, best_notes
 from ava_roles.sandbox.paths import shown
 from ava_roles.threads import run_sync
-from ava_roles.tool import Place, ToolArgs, ToolOutput, ToolSpec, need_memory
+from ava_roles.tool import ToolArgs, ToolContext, ToolOutput, ToolSpec, need_memory
 
 NAME = "recall"
 PAGE_CHARS = 10_000
@@ -49,7 +49,7 @@ class Recall:
             return f"Looking in memory for {args.query}"
         return f"Recalling {shown(args.name)}" if args.name else "Looking at what is in memory"
 
-    async def __call__(self, args: RecallArgs, at: Place) -> ToolOutput:
+    async def __call__(self, args: RecallArgs, at: ToolContext) -> ToolOutput:
         """Recall.
 
         Raises:

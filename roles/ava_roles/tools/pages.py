@@ -21,7 +21,7 @@ from ava_roles.tools import documents
 if TYPE_CHECKING:
     from protego import Protego
 
-    from ava_roles.net.fetch import Fetched
+    from ava_roles.net.fetch import Response
 
 
 _KEPT_S = 3_600.0
@@ -183,7 +183,7 @@ class Page:
     note: str | None = None
 
 
-def read_page(got: Fetched) -> Page:
+def read_page(got: Response) -> Page:
     """Return what an answer says.
 
     Raises:
@@ -198,20 +198,20 @@ def read_page(got: Fetched) -> Page:
     return Page(got.text())
 
 
-def is_html(got: Fetched) -> bool:
+def is_html(got: Response) -> bool:
     """Tell HTML by what the site says; by its first bytes when it says nothing."""
     if got.content_type:
         return got.content_type in ("text/html", "application/xhtml+xml")
     return re.match(rb"\s*<(!doctype html|html|head|body)\b", got.body[:1024], re.IGNORECASE) is not None
 
 
-def is_text(got: Fetched) -> bool:
+def is_text(got: Response) -> bool:
     """Tell text by what the site says, and by the absence of zero bytes."""
     stated = not got.content_type or _TEXTUAL.fullmatch(got.content_type) is not None
     return stated and b"\0" not in got.body[:65_536]
 
 
-def _pdf(got: Fetched) -> Page:
+def _pdf(got: Response) -> Page:
     if got.truncated:
         raise ToolFailed(f"it is a PDF of more than {len(got.body):,} bytes, too large to read")
     pdf = documents.read_pdf(got.body)
@@ -222,7 +222,7 @@ def _pdf(got: Fetched) -> Page:
     return Page(text, pdf.title, None, note)
 
 
-def _html(got: Fetched) -> Page:
+def _html(got: Response) -> Page:
     import trafilatura
     from trafilatura.settings import Document
 

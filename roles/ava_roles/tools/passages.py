@@ -12,7 +12,7 @@ from pathlib import PurePosixPath
 from ava_roles.errors import ToolFailed
 from ava_roles.sandbox.paths import Entry, Root
 from ava_roles.tools import documents
-from ava_roles.tools.text_files import Wanted, decoded
+from ava_roles.tools.text_files import WalkFilter, decoded
 
 _FILE_MAX = 2_000_000
 _DOCUMENT_MAX = 10_000_000
@@ -127,7 +127,7 @@ def best(root: Root, query: str, path: str = "", max_files: int = 5, check: Call
         ToolFailed: The path cannot be searched.
     """
     words = words_of(query)
-    wanted = Wanted(root, check)
+    wanted = WalkFilter(root, check)
     searched = size = read_documents = 0
     cut = False
     with closing(Index()) as index:

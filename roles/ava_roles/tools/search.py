@@ -15,7 +15,7 @@ from ava_roles.errors import ToolFailed
 from ava_roles.sandbox.paths import Root, shown
 from ava_roles.sandbox.programs import child_environment
 from ava_roles.threads import run_sync
-from ava_roles.tool import Place, Source, ToolArgs, ToolOutput, ToolSpec, need_files
+from ava_roles.tool import Source, ToolArgs, ToolContext, ToolOutput, ToolSpec, need_files
 from ava_roles.tools import grep, passages
 
 
@@ -47,7 +47,7 @@ class SearchCodebase:
         """Return `Searching for QUERY`."""
         return f"Searching for {args.query}"
 
-    async def __call__(self, args: SearchArgs, at: Place) -> ToolOutput:
+    async def __call__(self, args: SearchArgs, at: ToolContext) -> ToolOutput:
         """Search."""
         root = need_files(at)
         root.parts(args.path)
@@ -62,7 +62,7 @@ class SearchCodebase:
         return ToolOutput("\n".join([head + _left_out(found), "", *lines]), count=len(lines), sources=files)
 
 
-def _left_out(found: grep.Found) -> str:
+def _left_out(found: grep.GrepResult) -> str:
     """Say what a search did not show or see."""
     notes = [
         "; there are more: narrow the query, the path or the glob" if found.more else "",
@@ -72,7 +72,7 @@ def _left_out(found: grep.Found) -> str:
     return "".join(notes)
 
 
-async def _in_child(root: Root, query: grep.Query, run_id: str) -> grep.Found:
+async def _in_child(root: Root, query: grep.Query, run_id: str) -> grep.GrepResult:
     """Search in a process of its own, with nothing but the folder's descriptor; it ends with the call."""
     start = "import sys; sys.path.insert(0, sys.argv[1]); from ava_roles.tools.grep import main; main()"
     command = [sys.executable, "-I", "-c", start, str(Path(__file__).parents[2])]
@@ -98,7 +98,7 @@ async def _in_child(root: Root, query: grep.Query, run_id: str) -> grep.Found:
     if "failed" in answer:
         raise ToolFailed(answer["failed"])
     hits = [(str(path), int(number), str(line)) for path, number, line in answer.pop("hits")]
-    return grep.Found(hits=hits, **answer)
+    return grep.GrepResult(hits=hits, **answer)
 
 
 def _too_slow() -> ToolFailed:
@@ -134,7 +134,7 @@ class SearchAndRead:
         """Return `Looking for QUERY`."""
         return f"Looking for {args.query}"
 
-    async def __call__(self, args: SearchAndReadArgs, at: Place) -> ToolOutput:
+    async def __call__(self, args: SearchAndReadArgs, at: ToolContext) -> ToolOutput:
         """Search, rank and quote."""
         root = need_files(at)
         found = await run_sync(passages.best, root, args.query, args.path, args.max_files, check_cancelled)

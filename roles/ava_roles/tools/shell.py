@@ -15,9 +15,9 @@ from pydantic import Field
 
 from ava_roles.errors import ToolFailed
 from ava_roles.sandbox.sandbox import Command, Finished
-from ava_roles.sandbox.workbench import MAKE_S, Bench
+from ava_roles.sandbox.workbench import MAKE_S, CommandSandbox
 from ava_roles.threads import run_sync
-from ava_roles.tool import Place, ToolArgs, ToolOutput, ToolSpec, need_sandbox
+from ava_roles.tool import ToolArgs, ToolContext, ToolOutput, ToolSpec, need_sandbox
 
 COMMAND_S = 120
 _CALL_S = COMMAND_S + MAKE_S + 10.0  # making the copy and ending the command have times of their own
@@ -71,7 +71,7 @@ class RunBash:
         """Return `Running COMMAND`, its first line."""
         return f"Running {_first_line(args.command)}"
 
-    async def __call__(self, args: RunBashArgs, at: Place) -> ToolOutput:
+    async def __call__(self, args: RunBashArgs, at: ToolContext) -> ToolOutput:
         """Run it."""
         _encoded(args.command)
         return await _run(at, lambda _bench: ("/bin/bash", "-c", args.command), args.timeout)
@@ -105,11 +105,11 @@ class PythonExec:
         """Return `Running Python: CODE`, its first line."""
         return f"Running Python: {_first_line(args.code)}"
 
-    async def __call__(self, args: PythonExecArgs, at: Place) -> ToolOutput:
+    async def __call__(self, args: PythonExecArgs, at: ToolContext) -> ToolOutput:
         """Run it."""
         program = _encoded(args.code)
 
-        def argv(bench: Bench) -> tuple[str, ...]:
+        def argv(bench: CommandSandbox) -> tuple[str, ...]:
             here, seen = bench.code
             (here / _PROGRAM).write_bytes(program)
             return (_python(), str(seen / _PROGRAM))
@@ -118,7 +118,7 @@ class PythonExec:
 
 
 async def _run(
-    at: Place, argv: Callable[[Bench], tuple[str, ...]], timeout_s: int, *, importable: bool = False
+    at: ToolContext, argv: Callable[[CommandSandbox], tuple[str, ...]], timeout_s: int, *, importable: bool = False
 ) -> ToolOutput:
     """Run a command where the commands of this run work.
 

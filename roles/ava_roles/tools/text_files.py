@@ -76,7 +76,7 @@ _HIDDEN = frozenset({".git", ".hg", ".svn"})
 _STARS_MAX = 6  # a pattern becomes a regular expression, whose stars can be made to take for ever
 
 
-class Wanted:
+class WalkFilter:
     """Decides which entries of a walk are looked at; made for one walk.
 
     Args:

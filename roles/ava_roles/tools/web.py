@@ -13,11 +13,11 @@ from pydantic import AfterValidator, Field
 
 from ava_roles.errors import ToolFailed
 from ava_roles.net.addresses import host_and_path, masked
-from ava_roles.net.fetch import Fetched, Fetcher
+from ava_roles.net.fetch import Fetcher, Response
 from ava_roles.net.search_engines import asked_to_wait, wait_words
 from ava_roles.placeholders import in_header, in_query, only_to
 from ava_roles.threads import run_sync
-from ava_roles.tool import SENTENCE_CHARS, Place, Source, ToolArgs, ToolOutput, ToolSpec, need_fetch
+from ava_roles.tool import SENTENCE_CHARS, Source, ToolArgs, ToolContext, ToolOutput, ToolSpec, need_fetch
 from ava_roles.tools.pages import Page, Robots, is_text, read_page
 
 _ACCEPT = "text/html,application/xhtml+xml,application/pdf,text/plain;q=0.9,*/*;q=0.5"
@@ -40,7 +40,7 @@ class _Read:
     """One URL: what was read, or why it was not."""
 
     url: str
-    got: Fetched | None
+    got: Response | None
     page: Page | None
     failed: str | None
 
@@ -87,7 +87,7 @@ class ReadWebpages:
         """Return `Reading HOST/PATH`."""
         return _reading(args.urls[0], len(args.urls) - 1)
 
-    async def __call__(self, args: ReadWebpagesArgs, at: Place) -> ToolOutput:
+    async def __call__(self, args: ReadWebpagesArgs, at: ToolContext) -> ToolOutput:
         """Read them."""
         fetcher = need_fetch(at)
         # Not one blank stays: words that a model puts into an address are no words of a page.
@@ -127,12 +127,12 @@ class ReadWebpages:
         return _Read(url, got, page, None)
 
 
-def _readable(got: Fetched, hide: Callable[[str], str]) -> Page:
+def _readable(got: Response, hide: Callable[[str], str]) -> Page:
     page = read_page(got)
     return replace(page, text=hide(page.text))  # it is cut in two places below
 
 
-def _status(got: Fetched) -> str:
+def _status(got: Response) -> str:
     """Say what a status other than 200 means for the reader."""
     match got.status:
         case 401 | 402 | 403 | 407 | 451:
@@ -244,7 +244,7 @@ class HttpGet:
         """Return `Reading HOST/PATH`."""
         return _reading(args.url)
 
-    async def __call__(self, args: HttpGetArgs, at: Place) -> ToolOutput:
+    async def __call__(self, args: HttpGetArgs, at: ToolContext) -> ToolOutput:
         """Fetch it."""
         url, headers, before = args.url.strip(), dict(args.headers), None
         if at.secrets:

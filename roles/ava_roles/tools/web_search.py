@@ -6,8 +6,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from ava_roles.net.search_engines import MOST_HITS, Found
-from ava_roles.tool import Place, Source, ToolArgs, ToolOutput, ToolSpec, need_search
+from ava_roles.net.search_engines import MOST_HITS, SearchResults
+from ava_roles.tool import Source, ToolArgs, ToolContext, ToolOutput, ToolSpec, need_search
 
 NAME = "web_search"
 _WORDS_MOST = 50  # as Brave has it; no search needs more
@@ -49,7 +49,7 @@ class WebSearch:
         """Return `Searching the web for WORDS`."""
         return f"Searching the web for {args.query}"
 
-    async def __call__(self, args: WebSearchArgs, at: Place) -> ToolOutput:
+    async def __call__(self, args: WebSearchArgs, at: ToolContext) -> ToolOutput:
         """Search."""
         found = await need_search(at)(args.query, args.count)
         return ToolOutput(
@@ -59,7 +59,7 @@ class WebSearch:
         )
 
 
-def _listed(found: Found) -> str:
+def _listed(found: SearchResults) -> str:
     """Return the hits as the model is shown them. The query is not repeated: its words are no page's."""
     count = len(found.hits)
     head = f"{found.engine}: {'no results' if not count else '1 result' if count == 1 else f'{count} results'}"

@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 
 from ava_roles.errors import NoRepository, WorkshopFailed
-from ava_roles.sandbox.git import OFF, NoGitFolder, Said, environment, folders_of, git_program, run_git, take
+from ava_roles.sandbox.git import OFF, GitOutput, NoGitFolder, environment, folders_of, git_program, run_git, take
 from ava_roles.sandbox.programs import read_small
 
 GIT_S = 120.0
@@ -72,7 +72,7 @@ class Git:
     check: Callable[[], None] = lambda: None
     held: tuple[int, ...] = ()
 
-    def said(self, *words: str, stdin: bytes = b"") -> Said:
+    def said(self, *words: str, stdin: bytes = b"") -> GitOutput:
         """Call git, and return how it ended.
 
         Raises:
@@ -102,7 +102,7 @@ class Git:
             raise WorkshopFailed(f"git {words[0]} did not end within {GIT_S:g} s; look whether the disk is very slow")
         return said
 
-    def __call__(self, *words: str, stdin: bytes = b"") -> Said:
+    def __call__(self, *words: str, stdin: bytes = b"") -> GitOutput:
         """Call git, which must not fail.
 
         Raises:
@@ -130,7 +130,7 @@ def _is_full(place: Path) -> bool:
     return False
 
 
-def _failed(what: str, said: Said, *, full: bool) -> str:
+def _failed(what: str, said: GitOutput, *, full: bool) -> str:
     """Say what it means that git failed."""
     why = " ".join(said.errors.split())[:400] or f"exit code {said.code}"
     if said.code == -_TOO_LARGE:
@@ -151,7 +151,7 @@ _NO_GIT = "git is not installed here; have a person install it, or choose a role
 
 
 @dataclass(frozen=True)
-class Theirs:
+class UserRepository:
     """A repository of the user.
 
     Attributes:
@@ -169,7 +169,7 @@ class Theirs:
     home: Path
 
     @classmethod
-    def at(cls, root: Path, home: Path) -> Theirs:
+    def at(cls, root: Path, home: Path) -> UserRepository:
         """Return the repository of a checkout.
 
         Raises:

@@ -15,12 +15,12 @@ from typing import Any, cast
 
 from ava_roles.sandbox.git import take
 from ava_roles.sandbox.paths import shown
-from ava_roles.worktree.git import Git, Theirs, folder_aside, told
+from ava_roles.worktree.git import Git, UserRepository, folder_aside, told
 from ava_roles.worktree.verify import filters
 
 
 @dataclass(frozen=True)
-class State:
+class CheckoutState:
     """How a checkout stands.
 
     Attributes:
@@ -42,7 +42,7 @@ class State:
     notes: tuple[str, ...]
 
 
-def look(repository: Path, home: Path) -> State:
+def look(repository: Path, home: Path) -> CheckoutState:
     """Return how a checkout stands. Blocking, quick; runs nothing of the repository's, and changes nothing.
 
     Args:
@@ -53,7 +53,7 @@ def look(repository: Path, home: Path) -> State:
         NoRepository: There is no commit to begin at; says what to do.
         WorkshopFailed: git is not there, or cannot tell.
     """
-    theirs = Theirs.at(repository, home)
+    theirs = UserRepository.at(repository, home)
     with folder_aside("looking at the repository") as aside:
         git = theirs.git_folder(aside / "git", joined=True)
         head, branch = theirs.head(git)
@@ -64,7 +64,9 @@ def look(repository: Path, home: Path) -> State:
         uncommitted = _uncommitted(theirs, git, head)
     lfs = sum(value == "lfs" for _name, value in through)
     others = tuple(sorted({value for _name, value in through} - {"lfs"}))
-    return State(head, branch, uncommitted, submodules, lfs, others, _notes(uncommitted, submodules, lfs, others))
+    return CheckoutState(
+        head, branch, uncommitted, submodules, lfs, others, _notes(uncommitted, submodules, lfs, others)
+    )
 
 
 def _filtered(git: Git, head: str, names: list[str]) -> list[tuple[str, str]]:
@@ -78,7 +80,7 @@ def _filtered(git: Git, head: str, names: list[str]) -> list[tuple[str, str]]:
     return filters(git, head, names)
 
 
-def _uncommitted(theirs: Theirs, git: Git, head: str) -> int:
+def _uncommitted(theirs: UserRepository, git: Git, head: str) -> int:
     """Return how many files differ from the last commit, asked with a copy of the index."""
     index = git.own / "index"
     with told("reading the index"):
@@ -114,7 +116,7 @@ _TESTS = re.compile(r"((tests?|testing)/(.+/)?)?(test_[^/]*|[^/]*_test)\.py")
 
 
 @dataclass(frozen=True)
-class Found:
+class CommandFound:
     """The one that fits.
 
     Attributes:
@@ -127,36 +129,36 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Several:
+class CommandAmbiguous:
     """More than one fits equally.
 
     Attributes:
         commands: Each of them, with why.
     """
 
-    commands: tuple[Found, ...]
+    commands: tuple[CommandFound, ...]
 
 
 @dataclass(frozen=True)
-class Nothing:
+class CommandNotFound:
     """None fits."""
 
 
-def find_verify(repository: Path, home: Path) -> Found | Several | Nothing:
+def find_verify(repository: Path, home: Path) -> CommandFound | CommandAmbiguous | CommandNotFound:
     """Return which of pytest, npm test, cargo test, go test and make test verifies a project. Blocking; runs nothing.
 
     Raises:
         NoRepository: There is no commit to look at; says what to do.
         WorkshopFailed: git is not there, or cannot tell.
     """
-    theirs = Theirs.at(repository, home)
+    theirs = UserRepository.at(repository, home)
     with theirs.joined() as git:
         head, _branch = theirs.head(git)
         files = _Files(git, head)
         for level in (_DECLARED, _THERE, _MADE):
             if fit := [found for each in level if (found := each(files, repository)) is not None]:
-                return fit[0] if len(fit) == 1 else Several(tuple(fit))
-    return Nothing()
+                return fit[0] if len(fit) == 1 else CommandAmbiguous(tuple(fit))
+    return CommandNotFound()
 
 
 class _Files:
@@ -174,7 +176,7 @@ class _Files:
         return said.out[:_LARGEST].decode("utf-8", "replace")
 
 
-def _pytest(files: _Files, repository: Path) -> Found | None:
+def _pytest(files: _Files, repository: Path) -> CommandFound | None:
     why = None
     if "pytest.ini" in files.names or ".pytest.ini" in files.names:
         why = "pytest.ini"
@@ -186,40 +188,40 @@ def _pytest(files: _Files, repository: Path) -> Found | None:
         why = "[tool:pytest] in setup.cfg"
     elif found := sorted(files.names & {"conftest.py", "test/conftest.py", "tests/conftest.py"}):
         why = found[0]
-    return Found(_with_pytest(repository), why) if why is not None else None
+    return CommandFound(_with_pytest(repository), why) if why is not None else None
 
 
-def _python_tests(files: _Files, repository: Path) -> Found | None:
+def _python_tests(files: _Files, repository: Path) -> CommandFound | None:
     name = min((name for name in files.names if _TESTS.fullmatch(name)), default=None)
-    return Found(_with_pytest(repository), name) if name is not None else None
+    return CommandFound(_with_pytest(repository), name) if name is not None else None
 
 
-def _npm(files: _Files, _repository: Path) -> Found | None:
+def _npm(files: _Files, _repository: Path) -> CommandFound | None:
     package: object = None
     with suppress(ValueError, RecursionError):
         package = json.loads(files.text("package.json"))
     script = _table(package, "scripts").get("test")
     if not isinstance(script, str) or not script.strip() or _PLACEHOLDER in script:
         return None
-    return Found("npm test", "the script test in package.json")
+    return CommandFound("npm test", "the script test in package.json")
 
 
-def _cargo(files: _Files, _repository: Path) -> Found | None:
-    return Found("cargo test", "Cargo.toml") if "Cargo.toml" in files.names else None
+def _cargo(files: _Files, _repository: Path) -> CommandFound | None:
+    return CommandFound("cargo test", "Cargo.toml") if "Cargo.toml" in files.names else None
 
 
-def _go(files: _Files, _repository: Path) -> Found | None:
-    return Found("go test ./...", "go.mod") if "go.mod" in files.names else None
+def _go(files: _Files, _repository: Path) -> CommandFound | None:
+    return CommandFound("go test ./...", "go.mod") if "go.mod" in files.names else None
 
 
-def _make(files: _Files, _repository: Path) -> Found | None:
+def _make(files: _Files, _repository: Path) -> CommandFound | None:
     for name in ("GNUmakefile", "makefile", "Makefile"):
         if _MAKE.search(files.text(name)):
-            return Found("make test", f"test in {name}")
+            return CommandFound("make test", f"test in {name}")
     return None
 
 
-_Fits = Callable[[_Files, Path], "Found | None"]
+_Fits = Callable[[_Files, Path], "CommandFound | None"]
 _DECLARED: tuple[_Fits, ...] = (_pytest, _npm, _cargo, _go)
 _THERE: tuple[_Fits, ...] = (_python_tests,)
 _MADE: tuple[_Fits, ...] = (_make,)

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Literal
 
 from ava_roles.errors import WorkshopFailed
-from ava_roles.worktree.git import Git, Theirs, told
-from ava_roles.worktree.spec import Branch, Changed
-from ava_roles.worktree.state import Kept
+from ava_roles.worktree.git import Git, UserRepository, told
+from ava_roles.worktree.spec import Branch, ChangedFile
+from ava_roles.worktree.state import WorktreeRecord
 from ava_roles.worktree.trees import Trees
 from ava_roles.worktree.verify import filters
 
@@ -86,7 +86,7 @@ def _words(git: Git, commit: str, commands: Sequence[str]) -> set[str]:
     return words
 
 
-def changes(git: Git, base: str, head: str, commands: Sequence[str] = ()) -> tuple[Changed, ...]:
+def changes(git: Git, base: str, head: str, commands: Sequence[str] = ()) -> tuple[ChangedFile, ...]:
     """Return what differs between two commits or trees, file by file; a renamed one is removed and added.
 
     Args:
@@ -105,7 +105,8 @@ def changes(git: Git, base: str, head: str, commands: Sequence[str] = ()) -> tup
         counted[name] = (int(added) if added.isdigit() else 0, int(removed) if removed.isdigit() else 0)
     words = _words(git, base, commands)
     return tuple(
-        Changed(name, *counted.get(name, (0, 0)), kind, is_test(name, words)) for name, kind in sorted(kinds.items())
+        ChangedFile(name, *counted.get(name, (0, 0)), kind, is_test(name, words))
+        for name, kind in sorted(kinds.items())
     )
 
 
@@ -151,7 +152,7 @@ def keep(trees: Trees, message: str) -> Branch | None:
     return Branch(kept.branch, kept.base, head, found, tree, tuple(notes))
 
 
-def _committed(theirs: Theirs, git: Git, tree: str, base: str, message: str, notes: list[str]) -> str:
+def _committed(theirs: UserRepository, git: Git, tree: str, base: str, message: str, notes: list[str]) -> str:
     """Make the commit, in our own objects, in the name of the user."""
     settings = theirs.settings
     name, email = _usable(settings.get("user.name", "")), _usable(settings.get("user.email", ""))
@@ -185,7 +186,7 @@ def _tree_of(git: Git, commit: str) -> str:
     return os.fsdecode(said.out).strip() if said.code == 0 else ""
 
 
-def _named(trees: Trees, kept: Kept, head: str, there: Mapping[str, str]) -> Kept:
+def _named(trees: Trees, kept: WorktreeRecord, head: str, there: Mapping[str, str]) -> WorktreeRecord:
     """Find the branch's name, and write it down before the branch is there."""
     if kept.branch is not None:
         at = there.get(kept.branch)
@@ -229,7 +230,7 @@ def _bring(trees: Trees, joined: Git, git: Git, base: str, head: str) -> None:
     _hand_over(trees.theirs, made)
 
 
-def _refer(theirs: Theirs, joined: Git, name: str, head: str, at: str | None) -> None:
+def _refer(theirs: UserRepository, joined: Git, name: str, head: str, at: str | None) -> None:
     """Make the branch, or move our own on from where it was seen to be."""
     if at == head:
         return
@@ -250,14 +251,14 @@ def _ids(objects: Sequence[str]) -> bytes:
     return "".join(f"{each}\n" for each in objects).encode()
 
 
-def _made(theirs: Theirs, objects: Sequence[str]) -> list[Path]:
+def _made(theirs: UserRepository, objects: Sequence[str]) -> list[Path]:
     """Return the files and folders that objects are going to be, as far as they are not there yet."""
     folders = {theirs.objects / each[:2] for each in objects}
     files = [theirs.objects / each[:2] / each[2:] for each in objects]
     return [path for path in (*sorted(folders), *files) if not path.exists()]
 
 
-def _hand_over(theirs: Theirs, made: Sequence[Path]) -> None:
+def _hand_over(theirs: UserRepository, made: Sequence[Path]) -> None:
     """Give what root has made in a repository to the user whose it is."""
     if not hasattr(os, "geteuid") or os.geteuid() != 0:
         return

@@ -14,21 +14,21 @@ from anyio.from_thread import check_cancelled
 from ava_roles.errors import WorkshopFailed
 from ava_roles.sandbox.paths import Root
 from ava_roles.sandbox.sandbox import Command, Sandbox
-from ava_roles.sandbox.workbench import Bench
+from ava_roles.sandbox.workbench import CommandSandbox
 from ava_roles.threads import run_sync
 from ava_roles.worktree import publish
 from ava_roles.worktree.edits import Edits
-from ava_roles.worktree.git import Theirs, told
+from ava_roles.worktree.git import UserRepository, told
 from ava_roles.worktree.publish import diff_of
-from ava_roles.worktree.spec import Baseline, Branch, WorkOrder
-from ava_roles.worktree.state import Place
-from ava_roles.worktree.trees import Benches, Trees, remove_workshop
+from ava_roles.worktree.spec import Baseline, Branch, WorktreeSpec
+from ava_roles.worktree.state import WorktreeFolder
+from ava_roles.worktree.trees import Trees, WorktreeSandboxes, remove_workshop
 from ava_roles.worktree.verify import Verdict, mark_of
 
 _KEPT_OUTPUT = 400_000
 
 
-class Workshop:
+class WorktreeSession:
     """Surrounds the work of one run on one repository.
 
     Args:
@@ -46,7 +46,7 @@ class Workshop:
 
     def __init__(
         self,
-        order: WorkOrder,
+        order: WorktreeSpec,
         here: Path,
         sandbox: Sandbox,
         *,
@@ -58,9 +58,9 @@ class Workshop:
         self.say: Callable[[str], None] = lambda _doing: None
         self._order, self._here, self._sandbox = order, here, sandbox
         self._home, self._read_only, self._closed, self._network = home, tuple(read_only), tuple(closed), network
-        self._place: Place | None = None
-        self._made: tuple[Trees, Benches, Root, Edits] | None = None
-        self._bench = WorktreeBench(self, network)
+        self._place: WorktreeFolder | None = None
+        self._made: tuple[Trees, WorktreeSandboxes, Root, Edits] | None = None
+        self._bench = WorktreeSandbox(self, network)
         self._closing = False
         self._keeping = Lock()
 
@@ -99,12 +99,12 @@ class Workshop:
         return self.made[3]
 
     @property
-    def bench(self) -> WorktreeBench:
+    def bench(self) -> WorktreeSandbox:
         """Where commands work."""
         return self._bench
 
     @property
-    def made(self) -> tuple[Trees, Benches, Root, Edits]:
+    def made(self) -> tuple[Trees, WorktreeSandboxes, Root, Edits]:
         """What there is once `prepare` has been awaited."""
         if self._made is None:
             raise WorkshopFailed("the worktree is not there; it has to be prepared first")
@@ -177,8 +177,8 @@ class Workshop:
     def _prepare(self, resumed: bool) -> None:
         if self._made is not None:
             return
-        theirs = Theirs.at(self._order.repository, self._home)
-        self._place = place = self._place or Place(self._here)
+        theirs = UserRepository.at(self._order.repository, self._home)
+        self._place = place = self._place or WorktreeFolder(self._here)
         trees = Trees(self._order, place, theirs)
         if trees.take_up() is None:
             if resumed:
@@ -186,7 +186,9 @@ class Workshop:
                     f"the worktree {self._here} is not there any more, and what the run had changed in it is lost"
                 )
             trees.make(check_cancelled)
-        benches = Benches(trees, self._sandbox.mounts, self._home, self._read_only, self._closed, check_cancelled)
+        benches = WorktreeSandboxes(
+            trees, self._sandbox.mounts, self._home, self._read_only, self._closed, check_cancelled
+        )
         with told("opening the worktree"):
             root = Root.open(place.tree)
             edits = Edits(root, self._order.namespace, place.edits, trees.submodules)
@@ -229,7 +231,7 @@ class Workshop:
         return Verdict(passed, finished.code, finished.ended, finished.output, finished.took_s, tree)
 
 
-class WorktreeBench:
+class WorktreeSandbox:
     """Where the commands of a run with a workshop work: its worktree. Stands where a Workbench stands.
 
     Args:
@@ -237,13 +239,13 @@ class WorktreeBench:
         network: Commands reach the host's network.
     """
 
-    def __init__(self, workshop: Workshop, network: bool) -> None:
+    def __init__(self, workshop: WorktreeSession, network: bool) -> None:
         self.network = network
         self._workshop = workshop
         self._told = False
         self._turn = anyio.Lock()
 
-    async def ready(self) -> tuple[Bench, bool]:
+    async def ready(self) -> tuple[CommandSandbox, bool]:
         """Return what commands are given, and whether the model has not been told of it yet."""
         bench = await run_sync(self._workshop.made[1].for_model, abandon_on_cancel=False)
         fresh, self._told = not self._told, True
@@ -274,7 +276,7 @@ class WorktreeBench:
         """Do nothing: the worktree outlives its commands."""
 
 
-def keep_left(order: WorkOrder, here: Path, home: Path, message: str) -> Branch | None:
+def keep_left(order: WorktreeSpec, here: Path, home: Path, message: str) -> Branch | None:
     """Keep what a run that has ended left in its worktree; None where there is nothing. Blocking, without a sandbox.
 
     Raises:
@@ -282,8 +284,8 @@ def keep_left(order: WorkOrder, here: Path, home: Path, message: str) -> Branch 
     """
     if not (here / "kept.json").is_file():
         return None
-    theirs = Theirs.at(order.repository, home)
-    place = Place(here)
+    theirs = UserRepository.at(order.repository, home)
+    place = WorktreeFolder(here)
     try:
         trees = Trees(order, place, theirs)
         return publish.keep(trees, message) if trees.take_up() is not None else None
@@ -299,7 +301,7 @@ def remove(here: Path) -> None:
     """
     if not here.exists():
         return
-    place = Place(here)
+    place = WorktreeFolder(here)
     try:
         remove_workshop(here)
     finally:
@@ -316,5 +318,5 @@ def diff(repository: Path, base: str, head: str, home: Path) -> str:
     for commit in (base, head):
         if not commit or not all(char in "0123456789abcdef" for char in commit):
             raise WorkshopFailed(f"{commit!r:.80} is no commit's id")
-    with Theirs.at(repository, home).joined() as git:
+    with UserRepository.at(repository, home).joined() as git:
         return diff_of(git, base, head)

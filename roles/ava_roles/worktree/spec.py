@@ -17,7 +17,7 @@ _DRIVE = re.compile(r"[A-Za-z]:")
 
 
 @dataclass(frozen=True)
-class WorkOrder:
+class WorktreeSpec:
     """What was approved.
 
     Attributes:
@@ -86,7 +86,7 @@ def _normal(text: str) -> str:
 
 
 @dataclass(frozen=True)
-class Changed:
+class ChangedFile:
     """A file that differs.
 
     Attributes:
@@ -120,7 +120,7 @@ class Branch:
     name: str
     base: str
     head: str
-    changed: tuple[Changed, ...]
+    changed: tuple[ChangedFile, ...]
     tree: str
     notes: tuple[str, ...] = ()
 

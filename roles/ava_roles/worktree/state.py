@@ -18,7 +18,7 @@ _TAKEN_S = 30.0
 
 
 @dataclass(frozen=True)
-class Kept:
+class WorktreeRecord:
     """What is known of a workshop.
 
     Attributes:
@@ -44,7 +44,7 @@ class Kept:
     previous: str | None = None
 
 
-class Place:
+class WorktreeFolder:
     """The folder of a workshop, held by one owner at a time.
 
     Args:
@@ -73,23 +73,23 @@ class Place:
         """What every git holds, so that nobody takes the folder up while one is at work."""
         return (self._lock,)
 
-    def kept(self) -> Kept | None:
+    def kept(self) -> WorktreeRecord | None:
         """Return what is known; None where no trees were made to their end."""
         try:
             said = json.loads((self.here / "kept.json").read_text("utf-8", "surrogateescape"))
             names = {name: tuple(map(str, said.pop(name))) for name in ("beside", "dependencies")}
-            return replace(Kept(**said), **names)  # type: ignore[arg-type]
+            return replace(WorktreeRecord(**said), **names)  # type: ignore[arg-type]
         except (OSError, ValueError, TypeError, KeyError):
             return None
 
-    def known(self) -> Kept:
+    def known(self) -> WorktreeRecord:
         """Return what is known of trees that are there."""
         kept = self.kept()
         if kept is None:
             raise WorkshopFailed(f"what was written down of the worktree is gone from {self.here}; start the run again")
         return kept
 
-    def keep(self, kept: Kept) -> None:
+    def keep(self, kept: WorktreeRecord) -> None:
         """Write down what is known, in one step."""
         with told("writing down what is known of the worktree"):
             new = self.here / "kept.new"
@@ -99,7 +99,7 @@ class Place:
                 os.fsync(file.fileno())
             new.replace(self.here / "kept.json")
 
-    def note(self, **known: object) -> Kept:
+    def note(self, **known: object) -> WorktreeRecord:
         """Write down something more, and return all of it."""
         kept = replace(self.known(), **known)  # type: ignore[arg-type]
         self.keep(kept)

@@ -21,12 +21,12 @@ from ava_roles.sandbox.copies import dependencies_of
 from ava_roles.sandbox.paths import Root, shown
 from ava_roles.sandbox.removal import remove_tree
 from ava_roles.sandbox.toolchains import Toolchains, find_toolchains
-from ava_roles.sandbox.workbench import Bench, Laying, read_only_note, without_odd
+from ava_roles.sandbox.workbench import CommandLayout, CommandSandbox, read_only_note, without_odd
 from ava_roles.worktree.cleanup import is_gits, remove_names, sweep
-from ava_roles.worktree.git import Git, Theirs, told
-from ava_roles.worktree.spec import WorkOrder, within
-from ava_roles.worktree.state import Kept, Place
-from ava_roles.worktree.verify import Protected, protected, same_as_written
+from ava_roles.worktree.git import Git, UserRepository, told
+from ava_roles.worktree.spec import WorktreeSpec, within
+from ava_roles.worktree.state import WorktreeFolder, WorktreeRecord
+from ava_roles.worktree.verify import ProtectedPaths, protected, same_as_written
 
 _SHOWN = 8
 _COARSE_S = 0.05
@@ -44,12 +44,12 @@ class Trees:
         check: Called again and again while git works.
     """
 
-    def __init__(self, order: WorkOrder, place: Place, theirs: Theirs) -> None:
+    def __init__(self, order: WorktreeSpec, place: WorktreeFolder, theirs: UserRepository) -> None:
         self.order, self.place, self.theirs = order, place, theirs
         self.dependencies: tuple[str, ...] = ()
         self._turn = RLock()
         self._git: Git | None = None
-        self._protected = Protected()
+        self._protected = ProtectedPaths()
 
     @property
     def git(self) -> Git:
@@ -64,7 +64,7 @@ class Trees:
 
     # -- making -------------------------------------------------------------------------------------------------------
 
-    def take_up(self) -> Kept | None:
+    def take_up(self) -> WorktreeRecord | None:
         """Take up the trees that an earlier owner left; None where there are none, or only a part of them."""
         kept = self.place.kept()
         if kept is None or kept.repository != str(self.theirs.root):
@@ -82,7 +82,7 @@ class Trees:
         self.dependencies = kept.dependencies
         return kept
 
-    def make(self, check: Callable[[], None] = lambda: None) -> Kept:
+    def make(self, check: Callable[[], None] = lambda: None) -> WorktreeRecord:
         """Make both trees from the commit that was approved, else from what the user has checked out.
 
         Raises:
@@ -106,7 +106,7 @@ class Trees:
                     tree.mkdir(mode=0o755)
                     self.git.on(tree, index)("read-tree", "--reset", "-u", base)
                 self._know(base, self.place.tree)
-                kept = Kept(base=base, repository=str(self.theirs.root))
+                kept = WorktreeRecord(base=base, repository=str(self.theirs.root))
                 self.place.keep(kept)
         except BaseException:
             self.place.clear()
@@ -346,7 +346,7 @@ def _stands(tree: Path, project: Path, name: str, trash: Path, mounts: bool) -> 
     return True
 
 
-class Benches:
+class WorktreeSandboxes:
     """Both of them. Everything here blocks.
 
     Args:
@@ -378,14 +378,14 @@ class Benches:
                 self._project, trees.dependencies, read_only=read_only, home=home, closed=closed
             )
 
-    def for_model(self) -> Bench:
+    def for_model(self) -> CommandSandbox:
         """Return what the model's commands are given; what they write counts from the first of them on."""
         place = self._trees.place
         bench = self._bench(place.tree, place.home, self.notes(), measured=self._size is None)
         self._size = bench.size if self._size is None else self._size
         return replace(bench, size=self._size)
 
-    def for_check(self) -> Bench:
+    def for_check(self) -> CommandSandbox:
         """Return what the setup and the verify command are given."""
         place = self._trees.place
         return self._bench(place.check, place.check_home, "", measured=False)
@@ -405,13 +405,13 @@ class Benches:
         notes += read_only_note(self._trees.dependencies)
         return f"[{'; '.join([*notes, *self._notes, *self._tools.refused])}]"
 
-    def _bench(self, work: Path, home: Path, notes: str, *, measured: bool) -> Bench:
+    def _bench(self, work: Path, home: Path, notes: str, *, measured: bool) -> CommandSandbox:
         place = self._trees.place
         with told("laying out the worktree"):
             for folder in (home / "tmp", place.code):
                 folder.mkdir(mode=0o755, parents=True, exist_ok=True)
             standing = stand(work, self._project, self._trees.dependencies, place.trash, mounts=self._mounts)
-            laying = Laying(self._mounts, self._trees.order.run_id, home, place.code)
+            laying = CommandLayout(self._mounts, self._trees.order.run_id, home, place.code)
             seen, binds = laying.folder(work, self._project, standing)
         return laying.bench(seen, [*laying.beside(self._tools), *binds], self._tools, notes, measured=measured)
 

@@ -154,7 +154,7 @@ _LARGEST = 100_000_000
 
 
 @dataclass(frozen=True)
-class Protected:
+class ProtectedPaths:
     """What of a commit is not to be touched, and what is not to be taken for changed.
 
     Attributes:
@@ -168,7 +168,7 @@ class Protected:
     written: dict[str, str] = field(default_factory=dict[str, str])
 
 
-def protected(git: Git, commit: str, tree: Path | None) -> Protected:
+def protected(git: Git, commit: str, tree: Path | None) -> ProtectedPaths:
     """Look at a commit.
 
     Args:
@@ -187,7 +187,7 @@ def protected(git: Git, commit: str, tree: Path | None) -> Protected:
         converted = rules or any(git.said("config", name).code == 0 for name in ("core.autocrlf", "core.eol"))
         found.write_text(json.dumps(_written(git, commit, tree) if converted else {}))
     submodules = frozenset(name for words, name in entries if words[0] == "160000")
-    return Protected(submodules, frozenset(lfs), json.loads(found.read_text()))
+    return ProtectedPaths(submodules, frozenset(lfs), json.loads(found.read_text()))
 
 
 def filters(git: Git, commit: str, names: Sequence[str]) -> list[tuple[str, str]]:

@@ -13,8 +13,8 @@ from ava_roles.errors import RolesError
 from ava_roles.role import Role, command_line, parse_role
 from ava_roles.sandbox.sandbox import Sandbox, Unavailable
 from ava_roles.sandbox.workspace import Workspace
-from ava_roles.worktree.inspect import Found, Several, find_verify, look
-from ava_roles.worktree.spec import WorkOrder, namespace_of
+from ava_roles.worktree.inspect import CommandAmbiguous, CommandFound, find_verify, look
+from ava_roles.worktree.spec import WorktreeSpec, namespace_of
 from ava_server.approval.requests import SpawnArgs
 from ava_server.budget.run_config import Coding, RunConfig
 from ava_server.core.errors import BadInput, Refused
@@ -88,11 +88,11 @@ def coding_of(
     )
 
 
-def order_of(run_id: str, config: RunConfig) -> WorkOrder:
+def order_of(run_id: str, config: RunConfig) -> WorktreeSpec:
     """Return the order of a run that changes files."""
     coding = config.coding
     assert coding is not None, "it changes files"
-    return WorkOrder(
+    return WorktreeSpec(
         run_id=run_id,
         repository=Path(coding.repository),
         base=coding.base,
@@ -149,9 +149,9 @@ def _verify(args: SpawnArgs, role: Role, repository: Path, home: Path) -> tuple[
     if role.verify is not None:
         return role.verify, "from the role file"
     found = find_verify(repository, home)
-    if isinstance(found, Found):
+    if isinstance(found, CommandFound):
         return found.command, f"found: {found.why}"
-    if isinstance(found, Several):
+    if isinstance(found, CommandAmbiguous):
         named = " or ".join(f"`{each.command}` ({each.why})" for each in found.commands)
         raise BadInput(f"verify: {repository} may be verified by {named}; give the one that decides")
     raise BadInput(

@@ -18,7 +18,7 @@ from ava_audit.rows import RunRow
 from ava_audit.store.store import Store
 from ava_audit.view import View
 from ava_roles.errors import ToolFailed
-from ava_roles.tool import Place, ToolArgs, ToolOutput, ToolSpec
+from ava_roles.tool import ToolArgs, ToolContext, ToolOutput, ToolSpec
 from ava_server.budget.run_config import EarlierRun
 from ava_server.core.errors import BadInput
 from ava_server.core.ids import parse_id
@@ -85,7 +85,7 @@ class ReadSubagentResult:
         """Return the sentence for the status line."""
         return "Reading the result of an earlier subagent"
 
-    async def __call__(self, args: ReadSubagentResultArgs, at: Place) -> ToolOutput:
+    async def __call__(self, args: ReadSubagentResultArgs, at: ToolContext) -> ToolOutput:
         """Return a page of the result from `offset` on.
 
         Raises:

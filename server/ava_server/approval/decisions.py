@@ -34,7 +34,7 @@ class Decision:
 
 
 @dataclass(frozen=True)
-class Decided:
+class ConfirmOutcome:
     """The outcome of one `confirm_spawn`: a decision for each id, the group, the right lines where one was wrong.
 
     `unasked`: a person was to be asked, and has not agreed; what was proposed still waits.
@@ -68,7 +68,7 @@ class Approval:
 
 
 @dataclass(frozen=True)
-class Member:
+class ProposalChange:
     """One of the proposals that an approval is of: as it stands in the log, and what the approval changes of it."""
 
     row: ProposalRow
@@ -88,10 +88,10 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Weighed:
+class CheckedApproval:
     """An approval that nothing stands against: its members, and the limits over all of them where they are a group."""
 
-    members: tuple[Member, ...]
+    members: tuple[ProposalChange, ...]
     group_cap: int | None
     group_timeout_s: float | None
 
@@ -101,16 +101,18 @@ class Weighed:
         return all(member.config.price.get("free") for member in self.members)
 
 
-def weigh(view: View, asked: Approval, who: Who, limits: SpawnLimits, now_us: int) -> Weighed | Outcome[Decided]:
+def weigh(
+    view: View, asked: Approval, who: Who, limits: SpawnLimits, now_us: int
+) -> CheckedApproval | Outcome[ConfirmOutcome]:
     """Return an approval as it would be given, or its refusal, with what the log has to say of that."""
     found = [look(view, pending_id, who.user_id, now_us) for pending_id in asked.pending_ids]
-    members = [item for item in found if isinstance(item, Member)]
+    members = [item for item in found if isinstance(item, ProposalChange)]
     if len(members) < len(found):
         return _nothing(view, found, who)
 
-    def refused(why: str, *, lines: tuple[str, ...] = (), of: Member | None = None) -> Outcome[Decided]:
+    def refused(why: str, *, lines: tuple[str, ...] = (), of: ProposalChange | None = None) -> Outcome[ConfirmOutcome]:
         decisions = tuple(member.refused(why if of in (None, member) else None) for member in members)
-        return Outcome(Decided(decisions, approval_lines=lines))
+        return Outcome(ConfirmOutcome(decisions, approval_lines=lines))
 
     cap = sum(member.config.max_cost_micros for member in members)
     group = len(members) > 1
@@ -120,7 +122,7 @@ def weigh(view: View, asked: Approval, who: Who, limits: SpawnLimits, now_us: in
                 f"group_max_cost_cents is above the sum of the members' caps, {format_usd(cap)}; give that or less"
             )
         cap = asked.group_max_micros
-    weighed = Weighed(tuple(members), cap if group else None, asked.group_timeout_s if group else None)
+    weighed = CheckedApproval(tuple(members), cap if group else None, asked.group_timeout_s if group else None)
     lines = lines_of(weighed)
     if asked.approving is None or asked.approving != lines:
         why = (
@@ -135,7 +137,7 @@ def weigh(view: View, asked: Approval, who: Who, limits: SpawnLimits, now_us: in
         return refused(why_not)
     if not weighed.free and (why_not := exhausted(view, who.user_id, limits, now_us)):
         return refused(why_not)
-    changed: list[Member] = []
+    changed: list[ProposalChange] = []
     for member in members:
         given = asked.changes.get(member.row.pending_id, {})
         changes = _resolved(member.config, given)
@@ -148,7 +150,7 @@ def weigh(view: View, asked: Approval, who: Who, limits: SpawnLimits, now_us: in
     return _lowered(weighed, asked.group_lowered) or refused("a limit of the group would be raised; it may be lowered")
 
 
-def _lowered(weighed: Weighed, limits: GroupLimits) -> Weighed | None:
+def _lowered(weighed: CheckedApproval, limits: GroupLimits) -> CheckedApproval | None:
     """Return an approval of a group under lower limits, or None where one of them is higher."""
     cap, clock = limits.max_micros, limits.timeout_s
     if cap is not None and (weighed.group_cap is None or cap > weighed.group_cap):
@@ -162,7 +164,7 @@ def _lowered(weighed: Weighed, limits: GroupLimits) -> Weighed | None:
     )
 
 
-def lines_of(weighed: Weighed) -> tuple[str, ...]:
+def lines_of(weighed: CheckedApproval) -> tuple[str, ...]:
     """Return the lines that an approval repeats: one for each proposal, and one for all of several together."""
     lines = [approval_line(member.config, member.texts) for member in weighed.members]
     if weighed.group_cap is not None:
@@ -170,7 +172,7 @@ def lines_of(weighed: Weighed) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def look(view: View, pending_id: str, user: str, now_us: int) -> Member | Decision:
+def look(view: View, pending_id: str, user: str, now_us: int) -> ProposalChange | Decision:
     """Return a proposal of this user that waits, or why nothing can be decided about it."""
     row = view.proposal(pending_id)
     run = view.run(row.run_id) if row is not None else None
@@ -190,10 +192,10 @@ def look(view: View, pending_id: str, user: str, now_us: int) -> Member | Decisi
     texts = texts_of(view, run)
     if texts is None:
         return Decision(pending_id, run.id, "refused", "its texts were erased; make a new proposal with spawn_subagent")
-    return Member(row, run, config_of(run.config), texts)
+    return ProposalChange(row, run, config_of(run.config), texts)
 
 
-def _nothing(view: View, found: list[Member | Decision], who: Who) -> Outcome[Decided]:
+def _nothing(view: View, found: list[ProposalChange | Decision], who: Who) -> Outcome[ConfirmOutcome]:
     """Refuse all because one cannot start; what has expired is closed on the way."""
     events: list[Event] = []
     decisions: list[Decision] = []
@@ -206,7 +208,7 @@ def _nothing(view: View, found: list[Member | Decision], who: Who) -> Outcome[De
                 events.extend(close_proposal(row, run, who, "expired"))
         else:
             decisions.append(item.refused(None))
-    return Outcome(Decided(tuple(decisions)), tuple(events))
+    return Outcome(ConfirmOutcome(tuple(decisions)), tuple(events))
 
 
 def _too_many(view: View, user: str, count: int, limits: SpawnLimits, now_us: int) -> str | None:
@@ -250,40 +252,42 @@ PERSONS: frozenset[Channel] = frozenset(("elicitation", "terminal", "http"))
 """The channels over which a person decides."""
 
 
-def approve(asked: Approval, who: Who, channel: Channel, limits: SpawnLimits) -> Command[Decided]:
+def approve(asked: Approval, who: Who, channel: Channel, limits: SpawnLimits) -> Command[ConfirmOutcome]:
     """Approve one proposal, or several as one group: if one cannot start, none does."""
 
-    def command(view: View, now_us: int) -> Outcome[Decided]:
+    def command(view: View, now_us: int) -> Outcome[ConfirmOutcome]:
         weighed = weigh(view, asked, who, limits, now_us)
         return weighed if isinstance(weighed, Outcome) else _given(weighed, asked, who, channel)
 
     return command
 
 
-def refuse(asked: Approval, who: Who, limits: SpawnLimits) -> Command[Decided]:
+def refuse(asked: Approval, who: Who, limits: SpawnLimits) -> Command[ConfirmOutcome]:
     """Refuse an approval that cannot be given; it approves nothing, also where it could be given by now."""
 
-    def command(view: View, now_us: int) -> Outcome[Decided]:
+    def command(view: View, now_us: int) -> Outcome[ConfirmOutcome]:
         weighed = weigh(view, asked, who, limits, now_us)
         if isinstance(weighed, Outcome):
             return weighed
         return Outcome(
-            Decided(tuple(member.refused("it could not start a moment ago; try again") for member in weighed.members))
+            ConfirmOutcome(
+                tuple(member.refused("it could not start a moment ago; try again") for member in weighed.members)
+            )
         )
 
     return command
 
 
-def approve_by_itself(pending_id: str, who: Who, limits: SpawnLimits, ceilings: Ceilings) -> Command[Decided]:
+def approve_by_itself(pending_id: str, who: Who, limits: SpawnLimits, ceilings: Ceilings) -> Command[ConfirmOutcome]:
     """Approve a proposal under the policy `auto`, if it and all that was approved so today stay below its ceilings.
 
     What counts is what was committed, that is caps: what they come to cost is known later, and may be less.
     """
 
-    def command(view: View, now_us: int) -> Outcome[Decided]:
+    def command(view: View, now_us: int) -> Outcome[ConfirmOutcome]:
         found = look(view, pending_id, who.user_id, now_us)
         if isinstance(found, Decision):
-            return Outcome(Decided((found,)))
+            return Outcome(ConfirmOutcome((found,)))
         asked = Approval((pending_id,), (approval_line(found.config, found.texts),))
         weighed = weigh(view, asked, who, limits, now_us)
         if isinstance(weighed, Outcome):
@@ -291,7 +295,7 @@ def approve_by_itself(pending_id: str, who: Who, limits: SpawnLimits, ceilings: 
         day_us = now_us - now_us % DAY_US
         before = sum(committed(config_of(run.config)) for run in view.approved_over("auto", who.user_id, day_us))
         if why := ceilings.passed(committed(found.config), before):
-            return Outcome(Decided((found.refused(why),)))
+            return Outcome(ConfirmOutcome((found.refused(why),)))
         return _given(weighed, asked, who, "auto")
 
     return command
@@ -324,16 +328,16 @@ def committed(config: RunConfig) -> int:
     return MICROS_PER_CENT if config.price.get("free") else config.max_cost_micros
 
 
-def _given(weighed: Weighed, asked: Approval, who: Who, channel: Channel) -> Outcome[Decided]:
+def _given(weighed: CheckedApproval, asked: Approval, who: Who, channel: Channel) -> Outcome[ConfirmOutcome]:
     events = [event for member in weighed.members for event in _approved(member, who, channel, asked, weighed)]
     decisions = tuple(Decision(member.row.pending_id, member.run.id, "approved") for member in weighed.members)
-    return Outcome(Decided(decisions, asked.group_id if weighed.group_cap is not None else None), tuple(events))
+    return Outcome(ConfirmOutcome(decisions, asked.group_id if weighed.group_cap is not None else None), tuple(events))
 
 
-def reject(pending_ids: tuple[str, ...], who: Who, channel: Channel) -> Command[Decided]:
+def reject(pending_ids: tuple[str, ...], who: Who, channel: Channel) -> Command[ConfirmOutcome]:
     """Reject proposals, id by id."""
 
-    def command(view: View, now_us: int) -> Outcome[Decided]:
+    def command(view: View, now_us: int) -> Outcome[ConfirmOutcome]:
         events: list[Event] = []
         decisions: list[Decision] = []
         for pending_id in pending_ids:
@@ -346,12 +350,12 @@ def reject(pending_ids: tuple[str, ...], who: Who, channel: Channel) -> Command[
             assert row is not None and run is not None
             events.extend(close_proposal(row, run, who, "rejected", channel=channel))
             decisions.append(Decision(pending_id, run.id, "rejected"))
-        return Outcome(Decided(tuple(decisions)), tuple(events))
+        return Outcome(ConfirmOutcome(tuple(decisions)), tuple(events))
 
     return command
 
 
-def _decision_digest(member: Member, asked: Approval, weighed: Weighed) -> str:
+def _decision_digest(member: ProposalChange, asked: Approval, weighed: CheckedApproval) -> str:
     """Return the hash of all that is decided with a proposal: its digest, what changes, and the group it is in."""
     group = [sorted(asked.pending_ids), weighed.group_cap, weighed.group_timeout_s]
     line = json.dumps(
@@ -363,7 +367,9 @@ def _decision_digest(member: Member, asked: Approval, weighed: Weighed) -> str:
     return hashlib.sha256(line.encode()).hexdigest()
 
 
-def _approved(member: Member, who: Who, channel: Channel, asked: Approval, weighed: Weighed) -> tuple[Event, ...]:
+def _approved(
+    member: ProposalChange, who: Who, channel: Channel, asked: Approval, weighed: CheckedApproval
+) -> tuple[Event, ...]:
     group_id = asked.group_id if weighed.group_cap is not None else None
     decided = SpawnDecided(
         pending_id=member.row.pending_id,

@@ -45,7 +45,7 @@ class SpawnLimits:
 
 
 @dataclass(frozen=True)
-class Proposed:
+class Proposal:
     """A proposal: its ids, its configuration and the words that were shown.
 
     `state` is that of the run: a repeated `task_id` brings back a proposal that may have been approved already.
@@ -61,7 +61,7 @@ class Proposed:
 
 
 @dataclass(frozen=True)
-class Declined:
+class ProposalRefusal:
     """A proposal that was refused before it was made: why, and what to do."""
 
     why: str
@@ -75,7 +75,7 @@ def propose(
     limits: SpawnLimits,
     *,
     retry_of: str | None = None,
-) -> Command[Proposed | Declined]:
+) -> Command[Proposal | ProposalRefusal]:
     """Make a proposal; the same `task_id` and configuration while the first is unended returns the first.
 
     With the same `task_id` and another configuration it supersedes what still waits.
@@ -91,18 +91,18 @@ def propose(
     sha = digest(config, texts)
     line, message = approval_line(config, texts), proposal_message(config, texts)
 
-    def command(view: View, now_us: int) -> Outcome[Proposed | Declined]:
+    def command(view: View, now_us: int) -> Outcome[Proposal | ProposalRefusal]:
         if config.task_id is not None:
             for run in view.with_task_id(who.user_id, config.task_id):
                 row = view.proposal(run.pending_id)
                 if row is not None and row.digest == sha and not (run.state == WAITING and row.expires_us <= now_us):
-                    return Outcome(Proposed(row.pending_id, run.id, run.state, config, line, message, row.expires_us))
+                    return Outcome(Proposal(row.pending_id, run.id, run.state, config, line, message, row.expires_us))
         if not config.price.get("free") and (why := exhausted(view, who.user_id, limits, now_us)):
-            return Outcome(Declined(why))
+            return Outcome(ProposalRefusal(why))
         superseded, ends = _superseded(view, who, config.task_id)
         if superseded is None and _waiting(view, who.user_id, now_us) >= MOST_WAITING:
             return Outcome(
-                Declined(
+                ProposalRefusal(
                     f"{MOST_WAITING} proposals of {who.user_id} wait already, and no more may. Confirm or reject some"
                     " with confirm_spawn, or wait until they expire"
                 )
@@ -133,7 +133,7 @@ def propose(
             Event(agent, task, run_id=run_id),
             Event(who, AssistantMessage(text=f"{message}\n{line}"), run_id=run_id),
         )
-        return Outcome(Proposed(pending_id, run_id, WAITING, config, line, message, expires_us), (*ends, *events))
+        return Outcome(Proposal(pending_id, run_id, WAITING, config, line, message, expires_us), (*ends, *events))
 
     return command
 

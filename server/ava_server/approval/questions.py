@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 from ava_audit.units import MICROS_PER_USD
-from ava_server.approval.decisions import Approval, GroupLimits, Weighed
+from ava_server.approval.decisions import Approval, CheckedApproval, GroupLimits
 from ava_server.approval.summary import approval_line, group_line, proposal_message
 from ava_server.core.errors import BadInput
 
@@ -97,7 +97,7 @@ class Person(Protocol):
         ...
 
 
-def question(weighed: Weighed) -> Question:
+def question(weighed: CheckedApproval) -> Question:
     """Return the question about an approval that nothing else stands against."""
     parts = [proposal_message(member.changed, member.texts) for member in weighed.members]
     for number, member in enumerate(weighed.members):
@@ -118,7 +118,7 @@ def question(weighed: Weighed) -> Question:
     return Question(" \n".join("\n\n".join(parts).split("\n")), fields)
 
 
-def lowered(weighed: Weighed, asked: Approval, reply: Reply) -> Approval:
+def lowered(weighed: CheckedApproval, asked: Approval, reply: Reply) -> Approval:
     """Return the approval with the limits that the person has put into the form.
 
     Raises:
@@ -154,7 +154,7 @@ def lowered(weighed: Weighed, asked: Approval, reply: Reply) -> Approval:
     return replace(asked, changes={**asked.changes, member.row.pending_id: changes})
 
 
-def _fields(weighed: Weighed) -> tuple[LimitField, ...]:
+def _fields(weighed: CheckedApproval) -> tuple[LimitField, ...]:
     fields: list[LimitField] = []
     if weighed.group_cap is not None:
         if not weighed.free:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ava_audit.units import format_usd, micros_from_cents
 from ava_roles.catalog import Catalog
 from ava_roles.errors import RolesError
-from ava_roles.mcp_client.connection import Listing
+from ava_roles.mcp_client.connection import ToolListing
 from ava_roles.mcp_client.entry import ServerEntry
 from ava_roles.role import Role
 from ava_roles.sandbox.sandbox import Sandbox, Unavailable
@@ -130,7 +130,7 @@ _URL = re.compile(r"https?://[^\s<>\"']+")
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class ResolveContext:
     """What a proposal is resolved against: everything that is there at this moment.
 
     Attributes:
@@ -164,12 +164,12 @@ class Surroundings:
     durations: Sequence[tuple[str, int]] = ()
     notes: bool = False
     servers: Mapping[str, ServerEntry] = member(default_factory=dict[str, ServerEntry])
-    listings: Mapping[str, Listing] = member(default_factory=dict[str, Listing])
+    listings: Mapping[str, ToolListing] = member(default_factory=dict[str, ToolListing])
     remote_roots: tuple[Path, ...] | None = None
 
 
-def resolve(
-    args: SpawnArgs, around: Surroundings, earlier: tuple[EarlierRun, ...] = (), degraded: bool = False
+def resolve_run_config(
+    args: SpawnArgs, around: ResolveContext, earlier: tuple[EarlierRun, ...] = (), degraded: bool = False
 ) -> tuple[RunConfig, Texts]:
     """Return what a spawn would run, complete.
 
@@ -312,7 +312,7 @@ def _texts(args: SpawnArgs, role: Role) -> Texts:
     return Texts(**{field: text for field in Texts.model_fields if (text := getattr(args, field)) is not None})
 
 
-def _workspace(args: SpawnArgs, around: Surroundings) -> Workspace:
+def _workspace(args: SpawnArgs, around: ResolveContext) -> Workspace:
     settings = around.settings
     if around.remote_roots is not None:
         return workspace_over_http(args.workspace, around.remote_roots, settings.data_root, around.home)
@@ -330,7 +330,7 @@ def _workspace(args: SpawnArgs, around: Surroundings) -> Workspace:
         raise BadInput(str(error)) from error
 
 
-def _wanted(args: SpawnArgs, role: Role, around: Surroundings) -> tuple[str, ...]:
+def _wanted(args: SpawnArgs, role: Role, around: ResolveContext) -> tuple[str, ...]:
     """Return the tools that are asked for: the role's, then the allow-list, then the block-list.
 
     Results of earlier runs are read only where the call named some, and memory where there is a note.
@@ -355,7 +355,7 @@ def _files_open(role: Role, wanted: Sequence[str], workspace: Workspace, tools: 
     return workspace.path is not None and (workspace.given or not networked)
 
 
-def _usable(wanted: Sequence[str], around: Surroundings, *, files_open: bool, commands: bool) -> tuple[str, ...]:
+def _usable(wanted: Sequence[str], around: ResolveContext, *, files_open: bool, commands: bool) -> tuple[str, ...]:
     """Return the tools that are there for this run: files only where it sees some, commands only where confined."""
     tools = around.tools
     return tuple(
@@ -369,7 +369,7 @@ def _usable(wanted: Sequence[str], around: Surroundings, *, files_open: bool, co
     )
 
 
-def _secrets(role: Role, tools: Sequence[str], around: Surroundings) -> dict[str, tuple[str, ...] | None]:
+def _secrets(role: Role, tools: Sequence[str], around: ResolveContext) -> dict[str, tuple[str, ...] | None]:
     """Return the secrets that the run's calls may use, by the hosts that they are for; None for what is not stored.
 
     Raises:

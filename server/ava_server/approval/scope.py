@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ava_audit.rows import RunRow
-from ava_roles.mcp_client.connection import Listing
+from ava_roles.mcp_client.connection import ToolListing
 from ava_roles.mcp_client.entry import ServerEntry, covers, is_wildcard, server_of
-from ava_roles.mcp_client.running import ForeignTool, RunServers
-from ava_roles.mcp_client.tools import Offered
+from ava_roles.mcp_client.running import McpTool, RunMcpServers
+from ava_roles.mcp_client.tools import OfferedTool
 from ava_roles.role import Role, parse_role
 from ava_roles.sandbox.paths import Root
 from ava_roles.sandbox.removal import remove_tree
@@ -150,7 +150,7 @@ MOST_CHARS = 60_000
 
 
 @dataclass(frozen=True)
-class ForeignScope:
+class McpScope:
     """The tools of other servers that a role comes to.
 
     Attributes:
@@ -161,17 +161,17 @@ class ForeignScope:
     """
 
     role: Role
-    granted: Mapping[str, Offered] = field(default_factory=dict[str, Offered])
+    granted: Mapping[str, OfferedTool] = field(default_factory=dict[str, OfferedTool])
     absent: Mapping[str, str] = field(default_factory=dict[str, str])
     servers: Mapping[str, ServerEntry] = field(default_factory=dict[str, ServerEntry])
 
     def tools(self) -> Mapping[str, Tool]:
         """Return them as tools that can be looked at, and not be called."""
-        nobody = RunServers()
+        nobody = RunMcpServers()
         found: dict[str, Tool] = {}
         for name, offered in self.granted.items():
             entry = self.servers[server_of(name) or ""]
-            found[name] = ForeignTool(
+            found[name] = McpTool(
                 entry.name, offered, nobody, network=entry.reaches_out, program=entry.command is not None
             )
         return found
@@ -235,16 +235,16 @@ class ForeignScope:
 
 
 def foreign_scope(
-    role: Role, servers: Mapping[str, ServerEntry], listings: Mapping[str, Listing]
-) -> tuple[ForeignScope, tuple[str, ...]]:
+    role: Role, servers: Mapping[str, ServerEntry], listings: Mapping[str, ToolListing]
+) -> tuple[McpScope, tuple[str, ...]]:
     """Return what a role comes to, and what it needs of foreign tools.
 
     A tool that is not annotated as read-only is had only where the role names that very tool.
     """
     words = [name for name in role.tools if server_of(name) is not None]
     if not words:
-        return ForeignScope(role), ()
-    granted: dict[str, Offered] = {}
+        return McpScope(role), ()
+    granted: dict[str, OfferedTool] = {}
     absent: dict[str, str] = {}
     names: list[str] = []
     size = 0
@@ -269,10 +269,12 @@ def foreign_scope(
         tools=tuple(dict.fromkeys(names)),
         needs=tuple(need for need in role.needs if server_of(need) is None),
     )
-    return ForeignScope(own, granted, absent, servers), tuple(need for need in role.needs if server_of(need))
+    return McpScope(own, granted, absent, servers), tuple(need for need in role.needs if server_of(need))
 
 
-def _found(word: str, role: Role, entry: ServerEntry | None, listing: Listing | None) -> tuple[list[Offered], str]:
+def _found(
+    word: str, role: Role, entry: ServerEntry | None, listing: ToolListing | None
+) -> tuple[list[OfferedTool], str]:
     """Return the tools that a role's word brings, or why it brings none."""
     server = server_of(word)
     if entry is None or listing is None:

@@ -38,7 +38,7 @@ class DayCaps:
 
 
 @dataclass(frozen=True)
-class Asked:
+class CapRequest:
     """A model call that wants to be sent: its entry but for the scopes, and what it can count against `max_tokens`.
 
     `tokens` is the most that the call can count, `wrap_tokens` the most that the wrap-up after it can.
@@ -59,7 +59,7 @@ class Reservation:
 
 
 @dataclass(frozen=True)
-class Messages:
+class UnreadMessages:
     """A call that was not reserved because somebody has written to the run: its request has to show what."""
 
     entries: tuple[Entry, ...]
@@ -117,7 +117,7 @@ def money_left(view: View, run: RunRow, caps: DayCaps, now_us: int) -> tuple[Cap
     return min(left, key=lambda item: item[1])
 
 
-def reserve(fence: Fence, who: Who, asked: Asked, caps: DayCaps) -> Command[Reservation | CapReached]:
+def reserve(fence: Fence, who: Who, asked: CapRequest, caps: DayCaps) -> Command[Reservation | CapReached]:
     """Hold a call's worst case and the wrap-up's in every covering cap at once, or say which one it does not fit.
 
     The command raises StaleOwner for an older claim, also where the call would not fit: what is left is no longer its
@@ -145,12 +145,12 @@ def reserve(fence: Fence, who: Who, asked: Asked, caps: DayCaps) -> Command[Rese
     return command
 
 
-def messages_first(run_id: str, looked: int, command: Command[T]) -> Command[T | Messages]:
+def messages_first(run_id: str, looked: int, command: Command[T]) -> Command[T | UnreadMessages]:
     """Return a command that does nothing but answer with the messages to a run, where some came after `looked`."""
 
     def unless(view: View, now_us: int) -> Outcome[Any]:
         messages = view.entries(run_id, looked, MESSAGES)
-        return Outcome(Messages(tuple(messages))) if messages else command(view, now_us)
+        return Outcome(UnreadMessages(tuple(messages))) if messages else command(view, now_us)
 
     return unless
 

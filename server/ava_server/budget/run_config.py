@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from ava_roles.mcp_client.tools import Offered
+from ava_roles.mcp_client.tools import OfferedTool
 from ava_server.models.pricing.prices import Price
 
 NO_COMMANDS = "none needed"
@@ -51,9 +51,9 @@ class ForeignDefinition(BaseModel):
     parameters: dict[str, Any]
     changes: bool
 
-    def offered(self, name: str) -> Offered:
+    def offered(self, name: str) -> OfferedTool:
         """Return it as a run's servers are compared with it."""
-        return Offered(name, self.tool, self.description, self.parameters, self.changes)
+        return OfferedTool(name, self.tool, self.description, self.parameters, self.changes)
 
 
 class ForeignUse(BaseModel):

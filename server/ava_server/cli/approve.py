@@ -102,8 +102,8 @@ async def _door(elsewhere: Elsewhere | None, command: str, *, asked: bool) -> As
     from ava_server.config.settings import load_settings
     from ava_server.service.runtime import open_house
 
-    async with open_house(load_settings(), runs=False) as house, session(house, command, asked=asked) as own:
-        yield Here(house, own)
+    async with open_house(load_settings(), runs=False) as runtime, session(runtime, command, asked=asked) as own:
+        yield Here(runtime, own)
 
 
 async def _approve(elsewhere: Elsewhere | None, ids: list[str], group: dict[str, Any]) -> int:

@@ -1,4 +1,4 @@
-"""The terminal at the desk: a session of its own, and the tools that a host would call, called by a person."""
+"""The terminal at the service: a session of its own, and the tools that a host would call, called by a person."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
     from ava_audit.events import CancelledBy
     from ava_server.service.access import Session
     from ava_server.service.responses import Answer, ConfirmAnswer, SpawnAnswer
-    from ava_server.service.runtime import House
-    from ava_server.service.service import Desk
+    from ava_server.service.runtime import Runtime
+    from ava_server.service.service import Service
 
 
 @asynccontextmanager
 async def session(
-    house: House, command: str, *, asked: bool, roots: tuple[str, ...] = (), by: CancelledBy = "person"
+    runtime: Runtime, command: str, *, asked: bool, roots: tuple[str, ...] = (), by: CancelledBy = "person"
 ) -> AsyncGenerator[Session]:
     """Begin and end a session at the terminal.
 
     Args:
-        house: The open data root.
+        runtime: The open data root.
         command: The command that is running, as the log names it.
         asked: A person decides what starts; where nobody does, the log claims no person's approval.
         roots: Folders that a workspace may lie in.
@@ -36,7 +36,7 @@ async def session(
     from ava_server.service.access import Session
 
     own = Session(
-        user=house.user,
+        user=runtime.user,
         transport="terminal",
         client=command,
         client_version=version("ava-subagents"),
@@ -51,20 +51,20 @@ async def session(
         transport="terminal",
         folder=str(here) if here is not None else None,
     )
-    house.manager.adopt_session(own.id)
-    house.store.post(lambda _view, _now_us: Outcome(None, (Event(own.who, start),)))
+    runtime.manager.adopt_session(own.id)
+    runtime.store.post(lambda _view, _now_us: Outcome(None, (Event(own.who, start),)))
     try:
         yield own
     finally:
         end = Event(own.who, SessionEnd(reason="the command ended"))
-        house.store.post(lambda _view, _now_us: Outcome(None, (end,)))
+        runtime.store.post(lambda _view, _now_us: Outcome(None, (end,)))
 
 
-async def propose(desk: Desk, spawn: dict[str, Any], *, degraded: bool = False) -> SpawnAnswer:
+async def propose(service: Service, spawn: dict[str, Any], *, degraded: bool = False) -> SpawnAnswer:
     """Propose a subagent.
 
     Args:
-        desk: Where.
+        service: Where.
         spawn: The arguments of `spawn_subagent`.
         degraded: It may go without tools that its role needs and that are not there.
 
@@ -73,16 +73,18 @@ async def propose(desk: Desk, spawn: dict[str, Any], *, degraded: bool = False) 
     """
     from ava_server.service.responses import SpawnAnswer
 
-    proposal = await desk.call("spawn_subagent", spawn, silent, raises=True, degraded=degraded)
+    proposal = await service.call("spawn_subagent", spawn, silent, raises=True, degraded=degraded)
     assert isinstance(proposal, SpawnAnswer)
     return proposal
 
 
-async def start(desk: Desk, proposals: Sequence[SpawnAnswer], *, last: str | None = None, **more: Any) -> str | None:
+async def start(
+    service: Service, proposals: Sequence[SpawnAnswer], *, last: str | None = None, **more: Any
+) -> str | None:
     """Approve proposals and return the id of their group, which one alone has not.
 
     Args:
-        desk: Where.
+        service: Where.
         proposals: What was shown.
         last: The line of several together.
         more: The limits of several together.
@@ -93,7 +95,7 @@ async def start(desk: Desk, proposals: Sequence[SpawnAnswer], *, last: str | Non
     from ava_server.approval.decisions import ANOTHER
 
     lines = [proposal.approval_line or "" for proposal in proposals]
-    decided = await decide(desk, proposals, "approve", approving=[*lines, *([last] if last else [])], **more)
+    decided = await decide(service, proposals, "approve", approving=[*lines, *([last] if last else [])], **more)
     if decided.status != "approved":
         reasons = dict.fromkeys(one.refused_because for one in decided.decisions if one.refused_because)
         telling = [why for why in reasons if why != ANOTHER] or list(reasons)
@@ -101,7 +103,7 @@ async def start(desk: Desk, proposals: Sequence[SpawnAnswer], *, last: str | Non
     return decided.group_id
 
 
-async def decide(desk: Desk, proposals: Sequence[SpawnAnswer], decision: str, **more: Any) -> ConfirmAnswer:
+async def decide(service: Service, proposals: Sequence[SpawnAnswer], decision: str, **more: Any) -> ConfirmAnswer:
     """Decide about proposals.
 
     Raises:
@@ -110,7 +112,7 @@ async def decide(desk: Desk, proposals: Sequence[SpawnAnswer], decision: str, **
     from ava_server.service.responses import ConfirmAnswer
 
     given = {"pending_ids": [proposal.pending_id for proposal in proposals], "decision": decision, **more}
-    answer: Answer = await desk.call("confirm_spawn", given, silent, raises=True)
+    answer: Answer = await service.call("confirm_spawn", given, silent, raises=True)
     assert isinstance(answer, ConfirmAnswer)
     return answer
 

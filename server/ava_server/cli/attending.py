@@ -15,22 +15,22 @@ from ava_server.cli.watching import Watching
 
 if TYPE_CHECKING:
     from ava_audit.rows import RunRow
-    from ava_server.service.runtime import House
-    from ava_server.service.service import Desk
+    from ava_server.service.runtime import Runtime
+    from ava_server.service.service import Service
 
 
 class Attending:
     """Shows what runs are doing until all have ended; Ctrl-C asks what shall become of them."""
 
-    def __init__(self, house: House, desk: Desk, run_ids: Sequence[str]) -> None:
+    def __init__(self, runtime: Runtime, service: Service, run_ids: Sequence[str]) -> None:
         from ava_server.runs.lifecycle import Slots
 
-        self._desk = desk
+        self._desk = service
         self._run_ids = run_ids
-        self._house = house
-        limits = house.settings.limits
+        self._house = runtime
+        limits = runtime.settings.limits
         slots = Slots(limits.running_per_user, limits.running)
-        self._watching = Watching(house.store, house.instances, slots, run_ids, house.manager)
+        self._watching = Watching(runtime.store, runtime.instances, slots, run_ids, runtime.manager)
         self._asking: anyio.CancelScope | None = None
         self._left: int | None = None
 

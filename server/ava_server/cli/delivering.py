@@ -20,11 +20,11 @@ from ava_server.core.errors import BadInput
 if TYPE_CHECKING:
     from ava_server.service.access import Session
     from ava_server.service.responses import RunAnswer
-    from ava_server.service.runtime import House
+    from ava_server.service.runtime import Runtime
 
 
 async def deliver(
-    house: House,
+    runtime: Runtime,
     session: Session,
     run_ids: Sequence[str],
     command: str,
@@ -38,7 +38,7 @@ async def deliver(
     It is that of the first run that did not succeed. Where all did, and a file could not be copied, it says so.
 
     Args:
-        house: The open data root.
+        runtime: The open data root.
         session: Whose they are.
         run_ids: The runs, which have ended.
         command: The command that hands them over, as the log names it.
@@ -53,16 +53,16 @@ async def deliver(
     from ava_server.cli.views import exit_code
     from ava_server.core.ids import label
 
-    found = [await whole_answer(house.store, run_id, house.instances.alive) for run_id in run_ids]
+    found = [await whole_answer(runtime.store, run_id, runtime.instances.alive) for run_id in run_ids]
     answers = [answer for _run, answer in found]
     saved: dict[str, Saved] = {}
     for answer in answers if artifacts is not None else ():
         assert artifacts is not None
-        source = house.settings.paths.artifacts / answer.subagent_id
+        source = runtime.settings.paths.artifacts / answer.subagent_id
         folder = artifacts / answer.subagent_id if len(answers) > 1 else artifacts
         saved[answer.subagent_id] = await anyio.to_thread.run_sync(save_artifacts, answer, source, folder)
     if as_json:
-        text = _json_of(house, answers, saved)
+        text = _json_of(runtime, answers, saved)
     else:
         text = "\n\n".join(result_text(answer, saved=saved.get(answer.subagent_id)) for answer in answers)
     if out is not None:
@@ -76,19 +76,19 @@ async def deliver(
     if saved and (as_json or out is not None):
         tell("\n".join(line for each in saved.values() for line in each.lines()))
     for run, _answer in found:
-        await note_fetched(house.store, session, command, run)
+        await note_fetched(runtime.store, session, command, run)
     faults = any(each.faults for each in saved.values())
     codes = [exit_code(run) for run, _answer in found]
     return next((code for code in codes if code), CONFIGURATION if faults else 0)
 
 
-def _json_of(house: House, answers: Sequence[RunAnswer], saved: dict[str, Saved]) -> str:
+def _json_of(runtime: Runtime, answers: Sequence[RunAnswer], saved: dict[str, Saved]) -> str:
     values: list[dict[str, Any]] = []
     for answer in answers:
         copied = saved.get(answer.subagent_id)
         value = answer.model_dump(mode="json", exclude_none=True)
         values.append({**value, **({"artifacts_saved": copied.as_json()} if copied is not None else {})})
-    root = {"data_root": str(house.settings.data_root)}
+    root = {"data_root": str(runtime.settings.data_root)}
     one = {**root, **values[0]} if len(values) == 1 else {**root, "group_id": answers[0].group_id, "runs": values}
     return harmless_json(json.dumps(one, ensure_ascii=False))
 

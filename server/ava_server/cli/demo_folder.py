@@ -137,7 +137,7 @@ def _texts(folder: Path) -> Iterator[str]:
     from ava_roles.errors import RolesError, ToolFailed
     from ava_roles.sandbox.paths import Root
     from ava_roles.tools import documents
-    from ava_roles.tools.text_files import Wanted, decoded
+    from ava_roles.tools.text_files import WalkFilter, decoded
 
     try:
         root = Root.open(folder)
@@ -146,7 +146,7 @@ def _texts(folder: Path) -> Iterator[str]:
     until = time.monotonic() + LOOK_S
     read_documents = 0
     try:
-        for number, entry in enumerate(root.walk("", limit=FILES_MOST * 10, keep=Wanted(root))):
+        for number, entry in enumerate(root.walk("", limit=FILES_MOST * 10, keep=WalkFilter(root))):
             if number >= FILES_MOST or time.monotonic() > until:
                 return
             document = PurePosixPath(entry.name).suffix.lower() in (".pdf", ".docx")

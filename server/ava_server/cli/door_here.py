@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ava_audit.view import View
     from ava_server.service.access import Session
     from ava_server.service.responses import ConfirmAnswer
-    from ava_server.service.runtime import House
+    from ava_server.service.runtime import Runtime
 
 STARTS_WITHIN_S = 3.0
 """How long it is watched whether what was approved begins."""
@@ -27,8 +27,8 @@ STARTS_WITHIN_S = 3.0
 class Here:
     """The data root of this machine, with a session at its terminal."""
 
-    def __init__(self, house: House, own: Session) -> None:
-        self._house = house
+    def __init__(self, runtime: Runtime, own: Session) -> None:
+        self._house = runtime
         self._own = own
 
     async def waiting(self, ids: list[str]) -> list[Pending]:
@@ -79,7 +79,7 @@ class Here:
         """
         from ava_server.cli.at_desk import silent
         from ava_server.config.pin import PinFile
-        from ava_server.service.service import Desk
+        from ava_server.service.service import Service
 
         if decision == "approve" and await self._house.policy() == "human":
             try:
@@ -87,7 +87,7 @@ class Here:
             except AvaError as error:
                 raise Refused(f"{error} Nothing was started, and it still waits.") from error
         given = {"pending_ids": [one.pending_id for one in waiting], "decision": decision, **more}
-        answer = await Desk(self._house, self._own).call("confirm_spawn", given, silent, raises=True)
+        answer = await Service(self._house, self._own).call("confirm_spawn", given, silent, raises=True)
         return cast("ConfirmAnswer", answer)
 
     async def begun(self, waiting: Sequence[Pending]) -> str:
@@ -110,12 +110,12 @@ class Here:
 
     async def _have_worker(self) -> None:
         """Start the worker that is to do it, where a worker does: no host may be there."""
-        from ava_server.runs.manager import CannotHonour
-        from ava_server.runs.worker_process import Hiring
+        from ava_server.runs.manager import ConfigNotSupported
+        from ava_server.runs.worker_process import WorkerProcesses
 
         if not self._house.settings.background:
             return
         try:
-            await Hiring(self._house.settings.paths)()
-        except (CannotHonour, OSError) as error:
+            await WorkerProcesses(self._house.settings.paths)()
+        except (ConfigNotSupported, OSError) as error:
             tell(f"No worker could be started: {error}")

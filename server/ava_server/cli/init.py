@@ -81,10 +81,10 @@ def init_command(
 
 
 def _file(host: Host, given: Path | None) -> Path:
-    from ava_server.hosts.known import Place
+    from ava_server.hosts.known import UserPlace
 
     if given is None:
-        return host.file(Place(sys.platform, home_folder(), os.environ))
+        return host.file(UserPlace(sys.platform, home_folder(), os.environ))
     try:
         return given.expanduser().absolute()
     except RuntimeError:

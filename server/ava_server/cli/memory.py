@@ -209,7 +209,7 @@ def _writing() -> tuple[DataRoot, Notebook]:
         AvaError: What is secret cannot be read, so that nobody could tell whether a text holds it.
     """
     from ava_roles.memory import Memory
-    from ava_server.config.credentials import Access
+    from ava_server.config.credentials import Credentials
     from ava_server.config.memory_notes import Notebook
     from ava_server.config.settings import load_settings
     from ava_server.service.runtime import refuse_recursion
@@ -217,10 +217,10 @@ def _writing() -> tuple[DataRoot, Notebook]:
     if refuse_recursion():
         raise BadInput("ava memory: this process belongs to a subagent, and subagents only read memory.")
     root = _root()
-    access = Access(load_settings(root.path))
-    _known = access.models, access.secrets  # the redactor learns what they hold
+    credentials = Credentials(load_settings(root.path))
+    _known = credentials.models, credentials.secrets  # the redactor learns what they hold
     root.create()
-    return root, Notebook(Memory(root.memory), access.redactor)
+    return root, Notebook(Memory(root.memory), credentials.redactor)
 
 
 def _piped(name: str) -> str:

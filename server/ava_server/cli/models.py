@@ -18,7 +18,7 @@ from ava_server.core.errors import AvaError, BadInput
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ava_server.models.listing import Meant, Offer, Seller
+    from ava_server.models.listing import ModelCatalog, Offer, TierMeaning
     from ava_server.models.selection import ModelSettings
 
 
@@ -33,7 +33,7 @@ class Shelf:
         whole: All that it has was asked for, and not only what serves tiers or is named in the settings.
     """
 
-    seller: Seller
+    seller: ModelCatalog
     offers: Sequence[Offer]
     problem: str = ""
     whole: bool = False
@@ -84,7 +84,7 @@ def advice(error: AvaError) -> str:
 
 
 async def _shelves(
-    models: ModelSettings, tiers: Sequence[Meant], provider: str | None, search: str | None
+    models: ModelSettings, tiers: Sequence[TierMeaning], provider: str | None, search: str | None
 ) -> list[Shelf]:
     """Return the providers that were asked for with their models.
 
@@ -105,7 +105,7 @@ async def _shelves(
     everything = provider is not None or search is not None
     found: dict[str, Shelf] = {}
 
-    async def look(seller: Seller) -> None:
+    async def look(seller: ModelCatalog) -> None:
         found[seller.name] = await _shelf(seller, models, tiers, everything, clients)
 
     async with ClientPool() as clients, anyio.create_task_group() as tasks:
@@ -114,7 +114,7 @@ async def _shelves(
     return [_searched(found[seller.name], search) for seller in wanted]
 
 
-def _named(provider: str, known: dict[str, Seller]) -> Seller:
+def _named(provider: str, known: dict[str, ModelCatalog]) -> ModelCatalog:
     if provider in known:
         return known[provider]
     alike = {name.lower().replace("_", "-"): name for name in known}
@@ -127,7 +127,7 @@ def _named(provider: str, known: dict[str, Seller]) -> Seller:
 
 
 async def _shelf(
-    seller: Seller, models: ModelSettings, tiers: Sequence[Meant], everything: bool, clients: Any
+    seller: ModelCatalog, models: ModelSettings, tiers: Sequence[TierMeaning], everything: bool, clients: Any
 ) -> Shelf:
     from ava_server.models.listing import ask_endpoint, named_ids, offers, table_ids
 

@@ -13,7 +13,7 @@ from ava_server.models.selection import SET_A_MODEL
 if TYPE_CHECKING:
     from ava_server.cli.models import Shelf
     from ava_server.core.errors import AvaError
-    from ava_server.models.listing import Meant, Offer
+    from ava_server.models.listing import Offer, TierMeaning
     from ava_server.models.pricing.prices import Price, Step
 
 WIDTH = 80
@@ -22,7 +22,7 @@ _HEAD = ("in", "out", "read", "write", "window")
 Advice = Callable[["AvaError"], str]
 
 
-def screen(tiers: Sequence[Meant], shelves: Sequence[Shelf], advice: Advice, search: str | None) -> list[str]:
+def screen(tiers: Sequence[TierMeaning], shelves: Sequence[Shelf], advice: Advice, search: str | None) -> list[str]:
     """Return the whole screen but its first line."""
     lines = ["", "Tiers, as roles ask for them (USD per million tokens):"]
     for names, meant in _alike(tiers):
@@ -34,7 +34,7 @@ def screen(tiers: Sequence[Meant], shelves: Sequence[Shelf], advice: Advice, sea
     return lines
 
 
-def as_facts(tiers: Sequence[Meant], shelves: Sequence[Shelf], advice: Advice) -> dict[str, Any]:
+def as_facts(tiers: Sequence[TierMeaning], shelves: Sequence[Shelf], advice: Advice) -> dict[str, Any]:
     """Return the same as plain JSON; prices in USD per million tokens."""
     return {
         "tiers": [
@@ -65,16 +65,16 @@ def _offer_facts(provider: str, offer: Offer) -> dict[str, Any]:
     }
 
 
-def _alike(tiers: Sequence[Meant]) -> list[tuple[str, Meant]]:
+def _alike(tiers: Sequence[TierMeaning]) -> list[tuple[str, TierMeaning]]:
     """Return the tiers, those that lead to the same in one."""
-    found: dict[str, tuple[list[str], Meant]] = {}
+    found: dict[str, tuple[list[str], TierMeaning]] = {}
     for meant in tiers:
         leads = f"{meant.choice.name if meant.choice else meant.error} {meant.said_by}"
         found.setdefault(leads, ([], meant))[0].append(meant.wanted)
     return [(", ".join(names), meant) for names, meant in found.values()]
 
 
-def _tier(names: str, meant: Meant, advice: Advice) -> list[str]:
+def _tier(names: str, meant: TierMeaning, advice: Advice) -> list[str]:
     if meant.choice is None:
         told = f"cannot be used: {meant.error} {advice(meant.error) if meant.error else ''}".rstrip()
         about = told.split("\n")

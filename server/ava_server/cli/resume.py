@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ava_audit.rows import RunRow
     from ava_server.config.settings import Settings
     from ava_server.service.access import Session
-    from ava_server.service.runtime import House
+    from ava_server.service.runtime import Runtime
 
 FORCE = "If that process is stopped, or hangs, and cannot be ended: ava resume --force {run_id}"
 
@@ -61,23 +61,23 @@ async def _resume(settings: Settings, given: str, force: bool, as_json: bool) ->
     from ava_server.cli.unseen import check_pin
     from ava_server.config.pin import PinFile, policy_in_force
     from ava_server.service.runtime import open_house
-    from ava_server.service.service import Desk
+    from ava_server.service.service import Service
 
     async with open_log(settings.paths) as looking:  # a wrong id is told before anything is opened
         run = await find_run(looking, given)
     if not as_json:
         heading(settings.paths)
-    # Before this process has a house: that would take up what was interrupted lately while somebody still types.
+    # Before this process has a runtime: that would take up what was interrupted lately while somebody still types.
     if await anyio.to_thread.run_sync(policy_in_force, settings) == "human":
         await check_pin(PinFile(settings.paths.approval_file))
-    async with open_house(settings) as house, session(house, "ava resume", asked=someone_there()) as own:
-        await _go_on(house, own, run, force)
-        if (left := await Attending(house, Desk(house, own), [run.id]).until_it_ends()) is not None:
+    async with open_house(settings) as runtime, session(runtime, "ava resume", asked=someone_there()) as own:
+        await _go_on(runtime, own, run, force)
+        if (left := await Attending(runtime, Service(runtime, own), [run.id]).until_it_ends()) is not None:
             return left
-        return await deliver(house, own, [run.id], "ava resume", as_json=as_json)
+        return await deliver(runtime, own, [run.id], "ava resume", as_json=as_json)
 
 
-async def _go_on(house: House, session: Session, run: RunRow, force: bool) -> None:
+async def _go_on(runtime: Runtime, session: Session, run: RunRow, force: bool) -> None:
     """Have the run go on, unless it does already.
 
     Raises:
@@ -87,18 +87,18 @@ async def _go_on(house: House, session: Session, run: RunRow, force: bool) -> No
     from ava_server.core.ids import label
     from ava_server.runs.lifecycle import NotResumed, resume_line
 
-    manager = house.manager
-    line = await house.store.read(lambda view: resume_line(view, run) if not run.ended else None)
+    manager = runtime.manager
+    line = await runtime.store.read(lambda view: resume_line(view, run) if not run.ended else None)
     manager.adopt_run(run.id)
-    found = await manager.endings.resume(run.id, session.who, session.channel, house.spawn_limits, force=force)
+    found = await manager.endings.resume(run.id, session.who, session.channel, runtime.spawn_limits, force=force)
     manager.poke()
     if not isinstance(found, NotResumed):
         tell(line or f"{label(run)} goes on.")
         return
-    now = await house.store.read(lambda view: view.run(run.id))
+    now = await runtime.store.read(lambda view: view.run(run.id))
     if now is not None and (now.state == QUEUED or now.instance == manager.instance):
         tell(f"{label(run)} goes on by itself.")  # it is queued, or this process has taken it over already
         return
     owner = now.instance if now is not None and not now.ended and not force else None
-    lives = owner is not None and await anyio.to_thread.run_sync(house.instances.alive, owner)
+    lives = owner is not None and await anyio.to_thread.run_sync(runtime.instances.alive, owner)
     raise Refused(f"Not resumed: {found.why}." + (f" {FORCE.format(run_id=run.id)}" if lives else ""))

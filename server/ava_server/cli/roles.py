@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ava_roles.role import Role
     from ava_roles.role_files import Remark
     from ava_server.config.settings import Settings
-    from ava_server.models.listing import Meant
+    from ava_server.models.listing import TierMeaning
 
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,63}")
 FAULT_FOUND = 1
@@ -159,7 +159,7 @@ def new_command(
     say(f"Edit it, then look at it: `ava roles check`, `ava roles show {name}`. It counts from the next proposal on.")
 
 
-def meanings_of(roles: tuple[Role, ...], settings: Settings) -> list[Meant]:
+def meanings_of(roles: tuple[Role, ...], settings: Settings) -> list[TierMeaning]:
     """Return the model that each role means here; none where the keys cannot be read, which is told."""
     from ava_server.config.credentials import model_settings
     from ava_server.models.listing import meanings

@@ -13,12 +13,12 @@ from ava_server.approval.summary import minutes
 from ava_server.cli.terminal import wrapped
 
 if TYPE_CHECKING:
-    from ava_roles.catalog import Catalog, Untrusted
+    from ava_roles.catalog import Catalog, UntrustedFile
     from ava_roles.role import Role
     from ava_roles.tool import ToolSpec
-    from ava_server.config.role_folders import Places
+    from ava_server.config.role_folders import RolePlaces
     from ava_server.config.settings import Settings
-    from ava_server.models.listing import Meant
+    from ava_server.models.listing import TierMeaning
 
 WIDTH = 80
 _READS_FILES = ("read_file", "search_codebase", "search_and_read")
@@ -30,7 +30,7 @@ _RUNS = ("run_bash", "python_exec")
 Specs = Mapping[str, "ToolSpec"]
 
 
-def screen(places: Places, catalog: Catalog, means: Sequence[Meant], known: Specs) -> list[str]:
+def screen(places: RolePlaces, catalog: Catalog, means: Sequence[TierMeaning], known: Specs) -> list[str]:
     """Return the whole list but its first line."""
     about = dict(zip((role.name for role in catalog.roles), means, strict=False))
     lines = [f"Project: {places.project}" if places.project else "No project here: this folder is in no repository."]
@@ -51,7 +51,7 @@ def screen(places: Places, catalog: Catalog, means: Sequence[Meant], known: Spec
     return lines
 
 
-def as_facts(places: Places, catalog: Catalog, means: Sequence[Meant], known: Specs) -> dict[str, Any]:
+def as_facts(places: RolePlaces, catalog: Catalog, means: Sequence[TierMeaning], known: Specs) -> dict[str, Any]:
     """Return the same as plain JSON."""
     about = dict(zip((role.name for role in catalog.roles), means, strict=False))
     return {
@@ -70,7 +70,7 @@ def as_facts(places: Places, catalog: Catalog, means: Sequence[Meant], known: Sp
     }  # fmt: skip
 
 
-def role_screen(role: Role, meant: Meant | None, settings: Settings, why: str, known: Specs) -> list[str]:
+def role_screen(role: Role, meant: TierMeaning | None, settings: Settings, why: str, known: Specs) -> list[str]:
     """Return one role: what it resolves to, its file, and the system prompt of a subagent."""
     lines = [f"{role.name}  ({role.source})"]
     lines += _indented(why) if why else []
@@ -91,7 +91,7 @@ def role_screen(role: Role, meant: Meant | None, settings: Settings, why: str, k
     return [*lines, "", f"The file{hidden}:", "", text.rstrip(), "", head, "", prompt]
 
 
-def trust_lines(untrusted: Untrusted, taken: str | None, known: Specs) -> list[str]:
+def trust_lines(untrusted: UntrustedFile, taken: str | None, known: Specs) -> list[str]:
     """Return what a person has to know before a file of a project counts."""
     role = untrusted.role
     state = "changed since it was trusted" if untrusted.changed else "new"
@@ -125,7 +125,7 @@ def reach(role: Role) -> str:
     return ", ".join(parts) or "reaches neither files nor the web"
 
 
-def _facts(role: Role, meant: Meant | None, known: Specs) -> dict[str, Any]:
+def _facts(role: Role, meant: TierMeaning | None, known: Specs) -> dict[str, Any]:
     here, not_here = _tools(role, known)
     return {
         "name": role.name,
@@ -144,7 +144,7 @@ def _facts(role: Role, meant: Meant | None, known: Specs) -> dict[str, Any]:
     }
 
 
-def _model(role: Role, meant: Meant | None) -> str:
+def _model(role: Role, meant: TierMeaning | None) -> str:
     if meant is None:
         return role.model
     name = meant.choice.name if meant.choice is not None else "cannot be had here"
@@ -213,7 +213,7 @@ def _further(role: Role) -> list[str]:
     ]
 
 
-def _clamps(role: Role, meant: Meant | None, settings: Settings) -> tuple[str, ...]:
+def _clamps(role: Role, meant: TierMeaning | None, settings: Settings) -> tuple[str, ...]:
     from ava_server.approval.requests import SpawnArgs
     from ava_server.approval.resolve import caps_of
 
@@ -222,7 +222,7 @@ def _clamps(role: Role, meant: Meant | None, settings: Settings) -> tuple[str, .
     return caps_of(SpawnArgs(role=role.name, task="-"), role, meant.choice, settings.limits)[1]
 
 
-def _prompt(role: Role, meant: Meant | None, settings: Settings, known: Specs) -> str:
+def _prompt(role: Role, meant: TierMeaning | None, settings: Settings, known: Specs) -> str:
     from ava_roles.memory import Memory
     from ava_roles.prompt import system_prompt
     from ava_roles.tools.memory import NAME as RECALL

@@ -16,8 +16,8 @@ from ava_server.core.data_root import find_data_root
 from ava_server.core.errors import BadInput, Refused
 
 if TYPE_CHECKING:
-    from ava_roles.catalog import Catalog, Untrusted
-    from ava_server.config.role_folders import Places
+    from ava_roles.catalog import Catalog, UntrustedFile
+    from ava_server.config.role_folders import RolePlaces
     from ava_server.config.settings import Settings
 
 SETTING = "trusted_roles"
@@ -35,7 +35,7 @@ def trust_command(
     They count as they are now: one that changes, or is new, is untrusted until this is done again. With an approval PIN
     that is asked for. Nothing but this command, at a terminal, trusts anything.
     """
-    from ava_server.config.role_folders import Places, project_named
+    from ava_server.config.role_folders import RolePlaces, project_named
     from ava_server.config.settings import load_settings
     from ava_server.service.runtime import refuse_recursion
 
@@ -51,11 +51,11 @@ def trust_command(
         raise BadInput("This user has no home folder, so it cannot be told what is a project. Set HOME.") from None
     project = project_named(str(Path(folder or ".").absolute()), root.path, home)
     say(f"Project: {project}")
-    places = Places(root, project, settings.roles.claude_agents, home)
+    places = RolePlaces(root, project, settings.roles.claude_agents, home)
     anyio.run(_withdraw if withdraw else _trust, places, settings)
 
 
-async def _trust(places: Places, settings: Settings) -> None:
+async def _trust(places: RolePlaces, settings: Settings) -> None:
     from ava_server.cli.roles_screen import tools_here, trust_lines
     from ava_server.cli.unseen import check_pin
     from ava_server.config.pin import PinFile, policy_in_force
@@ -88,7 +88,7 @@ async def _trust(places: Places, settings: Settings) -> None:
     say(f"Trusted: {', '.join(each.name for each in usable)}. They count from the next proposal on, in every host.")
 
 
-async def _withdraw(places: Places, _settings: Settings) -> None:
+async def _withdraw(places: RolePlaces, _settings: Settings) -> None:
     from ava_server.config.role_folders import change_trusted, read_trusted
 
     assert places.root is not None
@@ -102,7 +102,7 @@ async def _withdraw(places: Places, _settings: Settings) -> None:
     say("The trust is taken back: no role file of this project counts from the next proposal on.")
 
 
-def _store(places: Places, usable: list[Untrusted]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _store(places: RolePlaces, usable: list[UntrustedFile]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Trust the files as they were shown, beside those that were trusted and have not changed.
 
     Returns what was trusted of their folders before, and what is now.
@@ -119,7 +119,7 @@ def _store(places: Places, usable: list[Untrusted]) -> tuple[dict[str, Any], dic
     return change_trusted(places.root.trusted_roles, after), after
 
 
-def _all_folders(places: Places) -> list[str]:
+def _all_folders(places: RolePlaces) -> list[str]:
     """Return the project's folders as they are stored, those that no setting has read at present too."""
     from ava_server.config.role_folders import CLAUDE, OURS
 
@@ -127,7 +127,7 @@ def _all_folders(places: Places) -> list[str]:
     return [str(places.project / label) for label in (OURS, CLAUDE)]
 
 
-def _nothing(places: Places, catalog: Catalog) -> str:
+def _nothing(places: RolePlaces, catalog: Catalog) -> str:
     """Return why there is nothing to trust."""
     from ava_server.config.role_folders import CLAUDE, OURS
 
@@ -142,7 +142,7 @@ def _nothing(places: Places, catalog: Catalog) -> str:
     return f"There is no role file in {OURS} to trust.{how}"
 
 
-async def _on_record(places: Places, before: dict[str, Any], after: dict[str, Any]) -> None:
+async def _on_record(places: RolePlaces, before: dict[str, Any], after: dict[str, Any]) -> None:
     """Put on record what is trusted of a project; a log that is out of reach takes nothing back."""
     from ava_audit.errors import AuditError
     from ava_audit.events import Event, SettingsChanged

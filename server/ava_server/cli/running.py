@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from ava_server.config.settings import Settings
     from ava_server.service.access import Session
     from ava_server.service.responses import SpawnAnswer
-    from ava_server.service.runtime import House
-    from ava_server.service.service import Desk
+    from ava_server.service.runtime import Runtime
+    from ava_server.service.service import Service
 
 TOLD_CHARS = 60
 """Characters of a task by which one of several is named."""
@@ -36,22 +36,22 @@ async def run(settings: Settings, order: Order) -> int:
         AvaError: It may not be, or cannot.
     """
     from ava_server.service.runtime import open_house
-    from ava_server.service.service import Desk
+    from ava_server.service.service import Service
 
     if not order.as_json:
         heading(settings.paths)
     # The folder that a person names is to this session what a root is to a host's; only configured roots are above it.
     folder = order.spawns[0].get("workspace") or await _folder_of(settings, order.spawns[0].get("retry_of"))
     roots = (str(folder),) if folder is not None else ()
-    async with open_house(settings) as house, session(house, "ava run", asked=not order.yes, roots=roots) as own:
-        desk = Desk(house, own)
-        run_ids = await _approved(house, own, desk, order)
+    async with open_house(settings) as runtime, session(runtime, "ava run", asked=not order.yes, roots=roots) as own:
+        service = Service(runtime, own)
+        run_ids = await _approved(runtime, own, service, order)
         if not run_ids:
             return NOT_APPROVED
-        if (left := await Attending(house, desk, run_ids).until_it_ends()) is not None:
+        if (left := await Attending(runtime, service, run_ids).until_it_ends()) is not None:
             return left
         return await deliver(
-            house, own, run_ids, "ava run", as_json=order.as_json, out=order.out, artifacts=order.artifacts
+            runtime, own, run_ids, "ava run", as_json=order.as_json, out=order.out, artifacts=order.artifacts
         )
 
 
@@ -70,16 +70,16 @@ async def _folder_of(settings: Settings, retried: str | None) -> str | None:
         return config_of((await find_run(looking, retried)).config).workspace
 
 
-async def _approved(house: House, own: Session, desk: Desk, order: Order) -> list[str]:
+async def _approved(runtime: Runtime, own: Session, service: Service, order: Order) -> list[str]:
     """Propose, ask, and approve or reject; return the ids of the runs, none where it was not approved."""
     from ava_audit.rows import WAITING
     from ava_server.cli.unseen import give_pin
     from ava_server.config.pin import PinFile
 
-    pin_file = PinFile(house.settings.paths.approval_file)
-    if await house.policy() == "human":  # told before anything is asked
+    pin_file = PinFile(runtime.settings.paths.approval_file)
+    if await runtime.policy() == "human":  # told before anything is asked
         await anyio.to_thread.run_sync(pin_file.ready)
-    proposals = await _proposed(desk, order)
+    proposals = await _proposed(service, order)
     for number, proposal in enumerate(proposals, 1):
         if len(proposals) > 1:
             tell(f"\n{number} of {len(proposals)}, {proposal.pending_id}:")
@@ -88,7 +88,7 @@ async def _approved(house: House, own: Session, desk: Desk, order: Order) -> lis
             tell(proposal.approval_line or "")
     if proposals[0].status != WAITING:  # the same task_id again: it is waited for, as if it had been started here
         return [proposals[0].subagent_id or ""]
-    together = await _together(house, own, desk, proposals, order)
+    together = await _together(runtime, own, service, proposals, order)
     if together:
         tell(f"\nAll of them: {together}.")
     wrong: list[AvaError] = []
@@ -102,23 +102,23 @@ async def _approved(house: House, own: Session, desk: Desk, order: Order) -> lis
 
     question = "Start them?" if together else "Start it?"
     agreed = order.yes or await _unless_interrupted(lambda: agrees(question))
-    if not agreed or (await house.policy() == "human" and not await _unless_interrupted(knows_pin)):
-        await decide(desk, proposals, "reject")
+    if not agreed or (await runtime.policy() == "human" and not await _unless_interrupted(knows_pin)):
+        await decide(service, proposals, "reject")
         if wrong:
             raise Refused(f"{wrong[0]} Nothing was started.") from wrong[0]
         tell("Not approved; nothing was started.")
         return []
     try:
-        group_id = await start(desk, proposals, last=together, **order.group)
+        group_id = await start(service, proposals, last=together, **order.group)
     except Refused:  # whoever asked has been answered: nothing shall wait for an approval that nobody will give
-        await decide(desk, proposals, "reject")
+        await decide(service, proposals, "reject")
         raise
     if group_id is not None:
         tell(f"Approved, as the group {group_id}.")
     return [proposal.subagent_id or "" for proposal in proposals]
 
 
-async def _proposed(desk: Desk, order: Order) -> list[SpawnAnswer]:
+async def _proposed(service: Service, order: Order) -> list[SpawnAnswer]:
     """Propose all that was ordered; where one may not be, none waits on.
 
     Raises:
@@ -129,10 +129,10 @@ async def _proposed(desk: Desk, order: Order) -> list[SpawnAnswer]:
     made: list[SpawnAnswer] = []
     for spawn in order.spawns:
         try:
-            made.append(await propose(desk, spawn, degraded=order.degraded))
+            made.append(await propose(service, spawn, degraded=order.degraded))
         except (AvaError, RolesError, AuditError) as error:
             if made:
-                await decide(desk, made, "reject")
+                await decide(service, made, "reject")
             which = ""
             if len(order.spawns) > 1:
                 task = str(spawn.get("task", ""))
@@ -150,7 +150,7 @@ async def _proposed(desk: Desk, order: Order) -> list[SpawnAnswer]:
 
 
 async def _together(
-    house: House, own: Session, desk: Desk, proposals: Sequence[SpawnAnswer], order: Order
+    runtime: Runtime, own: Session, service: Service, proposals: Sequence[SpawnAnswer], order: Order
 ) -> str | None:
     """Return the line of several together, as their approval has to repeat it; None for one.
 
@@ -163,12 +163,12 @@ async def _together(
 
     if len(proposals) < 2:
         return None
-    waiting = await Here(house, own).waiting([proposal.pending_id or "" for proposal in proposals])
+    waiting = await Here(runtime, own).waiting([proposal.pending_id or "" for proposal in proposals])
     asked = order.group.get("group_max_cost_cents")
     cap = micros_from_cents(asked) if asked is not None else None
     sum_of_caps = sum(one.max_cost_micros for one in waiting)
     if cap is not None and cap > sum_of_caps:
-        await decide(desk, proposals, "reject")
+        await decide(service, proposals, "reject")
         raise BadInput(
             f"--group-max: their own caps come to {format_usd(sum_of_caps)} together; give that or less. Nothing was"
             " started."

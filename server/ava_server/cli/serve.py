@@ -47,7 +47,7 @@ def serve_command(
     given = (host, port, public_url, trusted_proxy, drain)
     if not http and (access_log or any(each is not None for each in given)):
         raise BadInput("ava serve: --host, --port and the others are for a server over HTTP; add --http.")
-    if os.environ.get("AVA_RUN_ID"):  # the house takes long to import, and a host waits about a second for an answer
+    if os.environ.get("AVA_RUN_ID"):  # the runtime takes long to import, and a host waits about a second for an answer
         from ava_server.service.runtime import refuse_recursion
 
         raise BadInput(f"ava serve: {refuse_recursion()}.")

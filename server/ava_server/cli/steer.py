@@ -66,7 +66,7 @@ async def _cancel(settings: Settings, ids: list[str], reason: str | None, as_jso
     from ava_server.cli.showing import show_results
     from ava_server.core.ids import label
     from ava_server.service.runtime import open_house
-    from ava_server.service.service import Desk
+    from ava_server.service.service import Service
 
     async with open_log(settings.paths) as looking:  # a wrong id is told before anything is opened
         before = await find_runs(looking, ids)
@@ -74,13 +74,13 @@ async def _cancel(settings: Settings, ids: list[str], reason: str | None, as_jso
         heading(settings.paths)
     failed: list[AvaError | AuditError] = []
     # Nobody else's runs are taken up here: this process is gone in a moment.
-    async with open_house(settings, runs=False) as house, session(house, "ava cancel", asked=True) as own:
-        desk = Desk(house, own)
+    async with open_house(settings, runs=False) as runtime, session(runtime, "ava cancel", asked=True) as own:
+        service = Service(runtime, own)
 
         async def cancel(run: RunRow) -> None:
             given = {"subagent_id": run.id, **({"reason": reason} if reason is not None else {})}
             try:
-                await desk.call("cancel_subagent", given, silent, raises=True)
+                await service.call("cancel_subagent", given, silent, raises=True)
             except (AvaError, AuditError) as error:  # the others are cancelled all the same
                 failed.append(error)
 
@@ -91,7 +91,7 @@ async def _cancel(settings: Settings, ids: list[str], reason: str | None, as_jso
         async with anyio.create_task_group() as tasks:
             for run in going_on:
                 tasks.start_soon(cancel, run)
-        answers = [(await whole_answer(house.store, run.id, house.instances.alive))[1] for run in before]
+        answers = [(await whole_answer(runtime.store, run.id, runtime.instances.alive))[1] for run in before]
     if as_json:
         runs = [answer.model_dump(mode="json", exclude_none=True) for answer in answers]
         ended_before = [run.id for run in before if run.ended]
@@ -111,15 +111,15 @@ async def _send(settings: Settings, given: str, message: str, as_json: bool) -> 
     from ava_server.cli.at_desk import session, silent
     from ava_server.cli.reading import find_run, open_log
     from ava_server.service.runtime import open_house
-    from ava_server.service.service import Desk
+    from ava_server.service.service import Service
 
     async with open_log(settings.paths) as looking:
         run = await find_run(looking, given)
     if not as_json:
         heading(settings.paths)
-    async with open_house(settings, runs=False) as house, session(house, "ava send", asked=True) as own:
+    async with open_house(settings, runs=False) as runtime, session(runtime, "ava send", asked=True) as own:
         asked = {"subagent_id": run.id, "message": message}
-        answer = await Desk(house, own).call("message_subagent", asked, silent, raises=True)
+        answer = await Service(runtime, own).call("message_subagent", asked, silent, raises=True)
     if as_json:
         say_json({"data_root": str(settings.data_root), **answer.structured()})
     else:

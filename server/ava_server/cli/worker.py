@@ -14,7 +14,7 @@ from ava_server.core.errors import BadInput
 if TYPE_CHECKING:
     from ava_audit.rows import RunRow
     from ava_server.config.settings import Settings
-    from ava_server.service.runtime import House
+    from ava_server.service.runtime import Runtime
 
 
 def register(app: typer.Typer) -> None:
@@ -42,7 +42,7 @@ def worker_command() -> None:
 
 
 async def _work(settings: Settings) -> int:
-    from ava_server.core.shutdown import Ending, deaf_to_signals
+    from ava_server.core.shutdown import Shutdown, deaf_to_signals
     from ava_server.runs.worker_process import take_post
     from ava_server.service.runtime import open_house
 
@@ -52,12 +52,12 @@ async def _work(settings: Settings) -> int:
         sys.stderr.write(f"ava worker: {settings.data_root} has one already; nothing to do.\n")
         return 0
     with post:
-        ending = Ending()
+        ending = Shutdown()
         async with anyio.create_task_group() as tasks:
             await tasks.start(ending.watch)
             with ending.serving:
-                async with open_house(settings, worker=True, serves=_everybodys) as house:
-                    await _until_idle(house)
+                async with open_house(settings, worker=True, serves=_everybodys) as runtime:
+                    await _until_idle(runtime)
             ending.begin(0)
             tasks.cancel_scope.cancel()
         deaf_to_signals()
@@ -69,11 +69,11 @@ def _everybodys(_run: RunRow) -> bool:
     return True
 
 
-async def _until_idle(house: House) -> None:
+async def _until_idle(runtime: Runtime) -> None:
     from ava_server.runs.worker_process import IDLE_S
 
     while True:
-        since = house.manager.idle_since
+        since = runtime.manager.idle_since
         now = anyio.current_time()
         if since is not None and now - since >= IDLE_S:
             return

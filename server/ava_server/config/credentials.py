@@ -14,7 +14,7 @@ from ava_roles.net.proxies import PROXY_VARIABLES, proxy_password
 from ava_server.config.keys import Key, key_among, key_variables, read_keys
 from ava_server.config.search_engines import engine_of
 from ava_server.config.secrets import Secret, read_secrets
-from ava_server.core.files import Followed
+from ava_server.core.files import WatchedFile
 from ava_server.models.pricing.prices import UserPrice
 from ava_server.models.selection import KNOWN_URLS, ModelSettings, Provider
 
@@ -31,7 +31,7 @@ class _Keyed:
     models: ModelSettings
 
 
-class Access:
+class Credentials:
     """What a process may ask models with, what its calls may send, and what it must hide: read again when it changes.
 
     What is hidden does not depend on what can be read: where a file is broken, only what needs it stops, and all the
@@ -39,7 +39,7 @@ class Access:
 
     Attributes:
         redactor: Replaces every key and secret that this process holds or has held; one object for all runs and for
-            the desk.
+            the service.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -47,8 +47,8 @@ class Access:
         for name, value in _given(settings, os.environ):
             self.redactor.learn({name: value})
         self._settings = settings
-        self._keyed = Followed(settings.paths.keys, self._read_keys)
-        self._secrets = Followed(settings.paths.secrets_file, self._read_secrets)
+        self._keyed = WatchedFile(settings.paths.keys, self._read_keys)
+        self._secrets = WatchedFile(settings.paths.secrets_file, self._read_secrets)
 
     @property
     def models(self) -> ModelSettings:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Known:
+class KnownProvider:
     """What is known of a provider by its name.
 
     Attributes:
@@ -35,13 +35,13 @@ class Known:
     models: bool = True
 
 
-PROVIDERS: Mapping[str, Known] = {
-    "openrouter": Known("OPENROUTER_API_KEY", "https://openrouter.ai/api/v1"),
-    "anthropic": Known("ANTHROPIC_API_KEY", "https://api.anthropic.com/v1"),
-    "openai": Known("OPENAI_API_KEY", "https://api.openai.com/v1"),
-    "groq": Known("GROQ_API_KEY", "https://api.groq.com/openai/v1"),
-    "kagi": Known("KAGI_API_KEY", "https://kagi.com/api/v1", models=False),
-    "brave": Known("BRAVE_API_KEY", "https://api.search.brave.com/res/v1", models=False),
+PROVIDERS: Mapping[str, KnownProvider] = {
+    "openrouter": KnownProvider("OPENROUTER_API_KEY", "https://openrouter.ai/api/v1"),
+    "anthropic": KnownProvider("ANTHROPIC_API_KEY", "https://api.anthropic.com/v1"),
+    "openai": KnownProvider("OPENAI_API_KEY", "https://api.openai.com/v1"),
+    "groq": KnownProvider("GROQ_API_KEY", "https://api.groq.com/openai/v1"),
+    "kagi": KnownProvider("KAGI_API_KEY", "https://kagi.com/api/v1", models=False),
+    "brave": KnownProvider("BRAVE_API_KEY", "https://api.search.brave.com/res/v1", models=False),
 }
 """In the order of preference where several have a key."""
 

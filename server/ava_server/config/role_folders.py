@@ -81,7 +81,7 @@ ROLES_S = 10.0
 
 
 @dataclass(frozen=True)
-class Places:
+class RolePlaces:
     """Where role files may lie.
 
     Attributes:
@@ -160,7 +160,7 @@ def project_named(given: str, data_root: Path, home: Path) -> Path:
 
 def places_of(
     settings: Settings, *, asked: str | None = None, client_roots: Sequence[str] = (), cwd: Path, home: Path
-) -> Places:
+) -> RolePlaces:
     """Return where the role files of a proposal may lie. Blocking.
 
     Its project is its workspace; without one, the working folder when it is inside a git repository. A workspace that
@@ -189,10 +189,10 @@ def places_of(
         project = project_named(str(folder), settings.data_root, home) if folder is not None else None
     except WorkspaceRefused:  # it went away meanwhile
         project = None
-    return Places(settings.paths, project, settings.roles.claude_agents, home)
+    return RolePlaces(settings.paths, project, settings.roles.claude_agents, home)
 
 
-def places_here(root: DataRoot | None, settings: Settings | None) -> Places:
+def places_here(root: DataRoot | None, settings: Settings | None) -> RolePlaces:
     """Return where the role files of this process's working folder may lie, also where the settings are wrong.
 
     Blocking.
@@ -202,9 +202,9 @@ def places_here(root: DataRoot | None, settings: Settings | None) -> Places:
     except RuntimeError:  # a user whom this system does not know
         home = None
     if settings is None or home is None:
-        return Places(root, None, False, home)
+        return RolePlaces(root, None, False, home)
     try:
         cwd = Path.cwd()
     except OSError:  # it was removed: the other roles work all the same
-        return Places(root, None, settings.roles.claude_agents, home)
+        return RolePlaces(root, None, settings.roles.claude_agents, home)
     return replace(places_of(settings, cwd=cwd, home=home), root=root)

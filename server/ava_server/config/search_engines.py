@@ -13,7 +13,7 @@ import anyio.to_thread
 from ava_audit.units import format_usd
 from ava_roles.errors import ToolFailed
 from ava_roles.net.fetch import Body
-from ava_roles.net.search_engines import Ask, Brave, Engine, Found, Kagi, Reply, Searxng, search
+from ava_roles.net.search_engines import Brave, Engine, Kagi, SearchReply, SearchRequest, SearchResults, Searxng, search
 from ava_roles.tools.web_search import NAME
 from ava_server.config.keys import Key, key_among
 from ava_server.core.errors import AvaError
@@ -21,7 +21,7 @@ from ava_server.core.errors import AvaError
 if TYPE_CHECKING:
     import httpx2
 
-    from ava_server.config.credentials import Access
+    from ava_server.config.credentials import Credentials
     from ava_server.config.settings import SearchSettings
     from ava_server.models.clients import ClientPool
 
@@ -79,17 +79,17 @@ class ApprovedSearch:
     """
 
     name: str
-    access: Access
+    credentials: Credentials
     clients: ClientPool
 
-    async def __call__(self, query: str, count: int) -> Found:
+    async def __call__(self, query: str, count: int) -> SearchResults:
         """Search.
 
         Raises:
             ToolFailed: It brought nothing.
         """
         try:
-            engine = await anyio.to_thread.run_sync(self.access.search, self.name)
+            engine = await anyio.to_thread.run_sync(self.credentials.search, self.name)
         except AvaError as error:
             raise ToolFailed("no key can be read here at the moment (`ava doctor` tells a person why)") from error
         if engine is None:
@@ -97,14 +97,14 @@ class ApprovedSearch:
         return await ask_engine(engine, query, count, self.clients)
 
 
-async def ask_engine(engine: Engine, query: str, count: int, clients: ClientPool) -> Found:
+async def ask_engine(engine: Engine, query: str, count: int, clients: ClientPool) -> SearchResults:
     """Ask an engine, once.
 
     Raises:
         ToolFailed: It brought no answer; the text says why, and what to do.
     """
 
-    async def send(ask: Ask) -> Reply:
+    async def send(ask: SearchRequest) -> SearchReply:
         try:
             async with clients.client() as client:
                 return await _exchange(client, ask, engine.title)
@@ -114,7 +114,7 @@ async def ask_engine(engine: Engine, query: str, count: int, clients: ClientPool
     return await search(engine, query, count, send)
 
 
-async def _exchange(client: httpx2.AsyncClient, ask: Ask, title: str) -> Reply:
+async def _exchange(client: httpx2.AsyncClient, ask: SearchRequest, title: str) -> SearchReply:
     """Send a request and read the whole answer.
 
     Raises:
@@ -139,4 +139,4 @@ async def _exchange(client: httpx2.AsyncClient, ask: Ask, title: str) -> Reply:
         raise ToolFailed(f"{title} did not answer ({type(error).__name__}); try again later") from None
     if body.truncated:
         raise ToolFailed(f"{title} answered with more than {MOST_BYTES:,} bytes; ask for fewer results")
-    return Reply(status, named, bytes(body.data))
+    return SearchReply(status, named, bytes(body.data))

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 from ava_audit.units import iso_utc
 from ava_server.config.secrets import may_be_secret
 from ava_server.core.errors import BadInput, ConfigError, Refused
-from ava_server.core.files import Followed, PrivateFile
+from ava_server.core.files import PrivateFile, WatchedFile
 
 if TYPE_CHECKING:
     from tomlkit import TOMLDocument
@@ -81,7 +81,7 @@ class Tokens:
     """
 
     def __init__(self, path: Path) -> None:
-        self._followed: Followed[dict[str, Token]] = Followed(path, lambda: read_tokens(path))
+        self._followed: WatchedFile[dict[str, Token]] = WatchedFile(path, lambda: read_tokens(path))
 
     def any(self) -> bool:
         """Tell whether there is one that is worth something. Blocking.

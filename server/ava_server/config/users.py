@@ -17,7 +17,7 @@ from ava_roles.role import Role
 from ava_roles.sandbox.sandbox import Sandbox, Unavailable
 from ava_roles.sandbox.workspace import Workspace, resolve_workspace
 from ava_server.budget.caps import DayCaps
-from ava_server.config.role_folders import Places
+from ava_server.config.role_folders import RolePlaces
 from ava_server.config.settings import Policy, Settings, UserSettings
 from ava_server.core.errors import BadInput
 from ava_server.runs.lifecycle import Slots
@@ -93,7 +93,7 @@ def roles_over_http(settings: Settings, user: str, *, owner: bool) -> Catalog:
             return role.name in named
         return owner or role.source == BUILT_IN_SOURCE or not _acts_for_operator(role)
 
-    found = Places(settings.paths, None, False, None).load()
+    found = RolePlaces(settings.paths, None, False, None).load()
     roles = {name: role for name, role in found.by_name.items() if theirs(role)}
     # What is wrong with a file, and where it lies, is for who can mend it.
     return replace(found, by_name=MappingProxyType(roles), problems=found.problems if owner else (), untrusted=())

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tomlkit import TOMLDocument
 
 
-class Changed(Exception):
+class FileChanged(Exception):
     """Raised when a file is no longer what it was when it was read."""
 
 
@@ -41,7 +41,7 @@ def replace_file(path: Path, data: bytes, mode: int = 0o600, instead_of: bytes |
     create_file(fresh, data, mode)
     try:
         if instead_of is not None and path.read_bytes() != instead_of:
-            raise Changed
+            raise FileChanged
         fresh.replace(path)
     except BaseException:
         fresh.unlink(missing_ok=True)
@@ -232,7 +232,7 @@ def make_private_folder(folder: Path) -> None:
 T = TypeVar("T")
 
 
-class Followed(Generic[T]):
+class WatchedFile(Generic[T]):
     """What is made of a file, made anew when the file is another.
 
     Args:

@@ -19,7 +19,7 @@ from ava_server.core.threads import received
 EXIT_WITHIN_S = 4.5
 
 
-class Ending:
+class Shutdown:
     """The end of a server.
 
     Attributes:
@@ -71,7 +71,7 @@ ENDS_SOON = (
 )
 
 
-class Closing:
+class Drain:
     """Whether the end has begun, and who waits meanwhile."""
 
     def __init__(self) -> None:
@@ -134,7 +134,7 @@ def hide() -> None:
         hide_from_others()
 
 
-class Harmless(logging.Formatter):
+class SafeFormatter(logging.Formatter):
     """Formats a line without anything that a terminal takes for a command, or that nobody sees."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -145,14 +145,14 @@ class Harmless(logging.Formatter):
 def log_to_stderr(form: str, date_form: str | None = None) -> None:
     """Write warnings and worse to stderr from now on; twice is harmless."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(Harmless(form, date_form))
+    handler.setFormatter(SafeFormatter(form, date_form))
     logging.basicConfig(handlers=[handler], level=logging.WARNING)
 
 
 def clean_last_resort() -> None:
     """Clean what is written where nothing was set up, as in commands: only warnings and worse are."""
     if logging.lastResort is not None:
-        logging.lastResort.setFormatter(Harmless())
+        logging.lastResort.setFormatter(SafeFormatter())
 
 
 def harmless(text: str) -> str:

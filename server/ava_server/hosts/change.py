@@ -11,7 +11,7 @@ from pathlib import Path, PureWindowsPath
 from typing import Any, cast
 
 from ava_server.core.errors import ConfigError
-from ava_server.core.files import Changed, create_file, replace_file
+from ava_server.core.files import FileChanged, create_file, replace_file
 from ava_server.hosts.formats import NOTHING, Configuration, Steps, named, put_in
 from ava_server.hosts.known import Host, Launch
 
@@ -113,7 +113,7 @@ def apply(change: Change) -> Path | None:
         if change.before is None:
             target.parent.mkdir(parents=True, exist_ok=True)
             if target.exists():
-                raise Changed
+                raise FileChanged
             create_file(target, (change.after or "").encode())
             return None
         before = change.before.encode()
@@ -121,12 +121,12 @@ def apply(change: Change) -> Path | None:
         backup = _back_up(target, before, mode)
         if change.after is None and change.path == target:
             if target.read_bytes() != before:
-                raise Changed
+                raise FileChanged
             target.unlink()
         else:  # a link goes on leading to a file
             replace_file(target, (change.after or "").encode(), mode, before)
         return backup
-    except Changed:
+    except FileChanged:
         _discard(backup)
         raise ConfigError(
             f"{change.path} was changed by another program just now. Nothing was written; try again."

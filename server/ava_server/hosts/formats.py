@@ -199,11 +199,11 @@ Steps = tuple[Step, ...]
 _BOM = "\ufeff"
 
 
-class Nothing:
+class Missing:
     """What stands where nothing does; null is something."""
 
 
-NOTHING: Final = Nothing()
+NOTHING: Final = Missing()
 
 
 class Configuration:

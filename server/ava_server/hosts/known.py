@@ -20,7 +20,7 @@ from ava_server.hosts.formats import Format, Json, Toml
 
 
 @dataclass(frozen=True)
-class Place:
+class UserPlace:
     """Where somebody works: what decides where a host's files are.
 
     Attributes:
@@ -101,7 +101,7 @@ class Host:
     title: str
     clients: tuple[str, ...]
     format: Format
-    files: Callable[[Place], Sequence[Path]]
+    files: Callable[[UserPlace], Sequence[Path]]
     servers: str
     entry: Callable[[Launch], dict[str, Any]]
     next: str
@@ -110,7 +110,7 @@ class Host:
     element: Element | None = None
     asks: tuple[tuple[str, ...], str] | None = None
 
-    def file(self, place: Place) -> Path:
+    def file(self, place: UserPlace) -> Path:
         """Return the file of its configuration, which need not exist."""
         files = self.files(place)
         return next((file for file in files if file.exists() or file.is_symlink()), files[0])
@@ -133,7 +133,7 @@ PASSED_ON = (*WELL_KNOWN.values(), "AVA_MODEL_API_KEY", "HTTPS_PROXY", "NO_PROXY
 INPUT = "ava-openrouter-key"
 
 
-def _claude_desktop(place: Place) -> Sequence[Path]:
+def _claude_desktop(place: UserPlace) -> Sequence[Path]:
     folders = [place.folder("CLAUDE_USER_DATA_DIR", place.config / "Claude")]
     if place.system == "win32":
         local = place.folder("LOCALAPPDATA", place.home / "AppData" / "Local")
@@ -142,28 +142,28 @@ def _claude_desktop(place: Place) -> Sequence[Path]:
     return [folder / "claude_desktop_config.json" for folder in folders]
 
 
-def _claude_code(place: Place) -> Sequence[Path]:
+def _claude_code(place: UserPlace) -> Sequence[Path]:
     return (place.folder("CLAUDE_CONFIG_DIR", place.home) / ".claude.json",)
 
 
-def _codex(place: Place) -> Sequence[Path]:
+def _codex(place: UserPlace) -> Sequence[Path]:
     return (place.folder("CODEX_HOME", place.home / ".codex") / "config.toml",)
 
 
-def _cursor(place: Place) -> Sequence[Path]:
+def _cursor(place: UserPlace) -> Sequence[Path]:
     return (place.home / ".cursor" / "mcp.json",)
 
 
-def _vscode(place: Place) -> Sequence[Path]:
+def _vscode(place: UserPlace) -> Sequence[Path]:
     return (place.config / "Code" / "User" / "mcp.json",)
 
 
-def _opencode(place: Place) -> Sequence[Path]:
+def _opencode(place: UserPlace) -> Sequence[Path]:
     folder = place.xdg_config / "opencode"
     return tuple(folder / name for name in ("opencode.jsonc", "opencode.json", "config.json"))
 
 
-def _gemini(place: Place) -> Sequence[Path]:
+def _gemini(place: UserPlace) -> Sequence[Path]:
     return (place.folder("GEMINI_CLI_HOME", place.home) / ".gemini" / "settings.json",)
 
 

@@ -72,7 +72,7 @@ async def approvals(app: App, scope: Scope, receive: Receive, send: Send) -> Non
 async def _waiting(app: App, token: Token) -> Response:
     now_us = time.time_ns() // 1000
     try:
-        found = await app.house.store.read(lambda view: all_pending(view, token.user, now_us))
+        found = await app.runtime.store.read(lambda view: all_pending(view, token.user, now_us))
     except AuditError as error:
         return _wrong(503, error)
     return _json({"user": token.user, "proposals": [one.model_dump() for one in found]})
@@ -88,13 +88,13 @@ async def _decided(app: App, token: Token, request: Request) -> Response:
         return _wrong(400, BadInput(f"{where}: {first['msg']}; docs/http.md has the form"))
     except BadInput as error:
         return _wrong(400, error)
-    desk = app.desk_for((token, None), lambda: _session(token))
-    app.begin(desk.session)
+    service = app.desk_for((token, None), lambda: _session(token))
+    app.begin(service.session)
     try:
         if wanted.decision == "approve":
             await _refuse_another(app, token, ids, wanted.digests)
         given = wanted.model_dump(exclude={"digests"}, exclude_none=True)
-        answer = await desk.call("confirm_spawn", {**given, "pending_ids": ids}, _silent, raises=True)
+        answer = await service.call("confirm_spawn", {**given, "pending_ids": ids}, _silent, raises=True)
     except BadInput as error:
         return _wrong(400, error)
     except Refused as error:
@@ -138,7 +138,7 @@ async def _refuse_another(app: App, token: Token, ids: list[str], digests: dict[
         rows = [view.proposal(pending_id) for pending_id in ids]
         return {row.pending_id: row.digest for row in rows if row is not None and row.user_id == token.user}
 
-    found = await app.house.store.read(query)
+    found = await app.runtime.store.read(query)
     for pending_id, digest in found.items():  # what is not there is told by the decision, in its own words
         if shown[pending_id] != digest:
             raise Refused(f"{pending_id} is not what was shown (its digest is another one); look at it again")
@@ -186,7 +186,7 @@ async def _rendered(app: App, open_sessions: int) -> Response:
     from ava_server.telemetry.metrics import CONTENT_TYPE, render  # a server that nobody scrapes does without it
 
     try:
-        body = await render(app.house, open_sessions=open_sessions)
+        body = await render(app.runtime, open_sessions=open_sessions)
     except AuditError as error:
         return JSONResponse({"error": "not ready", "error_description": str(error)}, 503)
     return Response(body, headers={"content-type": CONTENT_TYPE, "cache-control": "no-store"})

@@ -19,7 +19,7 @@ from starlette.responses import JSONResponse, Response
 
 from ava_server.config.tokens import Token, Tokens
 from ava_server.core.errors import ConfigError
-from ava_server.http.limits import Hands, InHand, line_of, says, too_many, unauthorized
+from ava_server.http.limits import RequestInProgress, RequestLimits, line_of, says, too_many, unauthorized
 from ava_server.mcp_server.app import OF_REQUEST
 
 if TYPE_CHECKING:
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from ava_server.http.settings import Reach
 
 log = logging.getLogger("ava.http")
-access = logging.getLogger("ava.access")
+credentials = logging.getLogger("ava.access")
 HEADER_BYTES = 32 * 1024
 HEALTH = "/healthz"
 _AGAIN_S = 5
 
 
-class Guard:
+class Authentication:
     """Lets requests in.
 
     Args:
@@ -46,7 +46,7 @@ class Guard:
     """
 
     def __init__(
-        self, app: ASGIApp, reach: Reach, tokens: Tokens, hands: Hands, ready: Callable[[], str | None]
+        self, app: ASGIApp, reach: Reach, tokens: Tokens, hands: RequestLimits, ready: Callable[[], str | None]
     ) -> None:
         self._app = AuthContextMiddleware(app)
         self._reach = reach
@@ -58,7 +58,7 @@ class Guard:
         """Answer one request."""
         if scope["type"] != "http":
             return
-        request = InHand(scope, receive, send, self._hands)
+        request = RequestInProgress(scope, receive, send, self._hands)
         began = time.monotonic()
         token: Token | None = None
         try:
@@ -139,7 +139,7 @@ class Guard:
         who = f"{token.user} {token.name}" if token is not None else "-"
         took_ms = round((time.monotonic() - began) * 1000)
         shown = ascii(f"{client[:64]} {scope['method'][:16]} {scope['path'][:80]}")[1:-1]
-        access.info("%s %d %d ms %s", shown, status, took_ms, who)
+        credentials.info("%s %d %d ms %s", shown, status, took_ms, who)
 
 
 def _peer(scope: Scope) -> str:

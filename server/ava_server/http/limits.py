@@ -82,7 +82,7 @@ CONNECTION = "ava.connection"
 _LISTEN = "subscriptions/listen"
 
 
-class Line(Protocol):
+class ConnectionInfo(Protocol):
     """What a request knows of its connection."""
 
     def let_in(self) -> None:
@@ -95,11 +95,11 @@ class Line(Protocol):
 
 
 @dataclass(eq=False)
-class Hands:
+class RequestLimits:
     """The requests that are being answered: calls in hand, which may finish, and streams, which only listen."""
 
     ending: bool = False
-    _open: set[InHand] = field(default_factory=set["InHand"])
+    _open: set[RequestInProgress] = field(default_factory=set["RequestInProgress"])
     _of_user: Counter[tuple[str, bool]] = field(default_factory=Counter[tuple[str, bool]])
     _less: anyio.Event = field(default_factory=anyio.Event)
 
@@ -111,12 +111,12 @@ class Hands:
         what = "streams are open" if listens else "requests are being answered"
         return f"{most} {what} for {user} already, and that is what one user may have: try again when one is over."
 
-    def take(self, request: InHand) -> None:
+    def take(self, request: RequestInProgress) -> None:
         """Note a request."""
         self._open.add(request)
         self._of_user[request.key] += 1
 
-    def give_back(self, request: InHand) -> None:
+    def give_back(self, request: RequestInProgress) -> None:
         """Note that it is over."""
         self._open.discard(request)
         self._of_user[request.key] -= 1
@@ -155,10 +155,10 @@ class Hands:
             await more()
 
 
-class InHand:
+class RequestInProgress:
     """One request with its deadlines: what it still may send, and how long its answer may stay unread."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, hands: Hands) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, hands: RequestLimits) -> None:
         self.status = 0
         self._scope = scope
         self._receive = receive
@@ -268,8 +268,8 @@ class InHand:
             line.abort()
 
 
-def line_of(scope: Scope) -> Line | None:
+def line_of(scope: Scope) -> ConnectionInfo | None:
     """Return the connection that a request came over."""
     found: Any = scope.get("state", {}).get(CONNECTION)
-    line: Line | None = found
+    line: ConnectionInfo | None = found
     return line

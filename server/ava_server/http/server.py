@@ -28,11 +28,11 @@ from starlette.responses import JSONResponse
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ava_server.config.tokens import Tokens
-from ava_server.core.shutdown import Ending, deaf_to_signals, ending_signals, log_to_stderr
+from ava_server.core.shutdown import Shutdown, deaf_to_signals, ending_signals, log_to_stderr
 from ava_server.core.threads import received
 from ava_server.http.approvals import approvals, metrics
-from ava_server.http.auth import HEADER_BYTES, Guard
-from ava_server.http.limits import CONNECTION, Hands, forbidden, too_many
+from ava_server.http.auth import HEADER_BYTES, Authentication
+from ava_server.http.limits import CONNECTION, RequestLimits, forbidden, too_many
 from ava_server.http.settings import Reach, listen, refuse_open
 from ava_server.mcp_server.app import HTTP, OF_REQUEST, App, build_server
 
@@ -53,7 +53,7 @@ _FILES_FOR_OTHERS = 512 + 3 * AT_ONCE
 """Open files that are left for the log, tools, models and commands, and for those."""
 
 
-class Line:
+class ConnectionLimits:
     """All connections: how many there are, and on which nothing is being answered, the longest silent first."""
 
     def __init__(self, most: int) -> None:
@@ -89,7 +89,7 @@ class Connection(H11Protocol):
     """
 
     def __init__(
-        self, line: Line, config: Any, server_state: Any, app_state: dict[str, Any], _loop: Any = None
+        self, line: ConnectionLimits, config: Any, server_state: Any, app_state: dict[str, Any], _loop: Any = None
     ) -> None:
         super().__init__(config, server_state, {**app_state, CONNECTION: self}, _loop)
         self._patience: asyncio.TimerHandle | None = None
@@ -278,7 +278,7 @@ def serve(load: Callable[[], Settings], reach: Reach, say: Callable[[str], None]
 
 async def _serve(load: Callable[[], Settings], reach: Reach, tokens: Tokens, say: Callable[[str], None]) -> int:
     found = listen(reach)
-    hands, ending = Hands(), Draining(reach.drain_s)
+    hands, ending = RequestLimits(), GracefulShutdown(reach.drain_s)
     with contextlib.closing(found):
         app = App(load, HTTP)
         server = build_server(load, transport=HTTP, app=app)
@@ -296,7 +296,7 @@ async def _serve(load: Callable[[], Settings], reach: Reach, tokens: Tokens, say
                     shown = replace(reach, port=port)
                     say(f"Serving MCP clients at {shown.url}, on {reach.host} port {port}; Ctrl-C ends it.")
                     await ending.asked.wait()
-                    app.house.closing.begin()
+                    app.runtime.closing.begin()
                     app.updates.close()
                     with anyio.move_on_after(TOLD_WITHIN_S):
                         await hands.told()
@@ -304,7 +304,7 @@ async def _serve(load: Callable[[], Settings], reach: Reach, tokens: Tokens, say
                     with ending.draining:
                         ending.draining.deadline = anyio.current_time() + reach.drain_s
                         await hands.empty()
-                    app.house.closing.finish()
+                    app.runtime.closing.finish()
                     with anyio.move_on_after(LAST_WORDS_S):
                         await hands.empty()
                     http.should_exit = True
@@ -316,7 +316,7 @@ async def _serve(load: Callable[[], Settings], reach: Reach, tokens: Tokens, say
     return ending.code or 0
 
 
-class Draining(Ending):
+class GracefulShutdown(Shutdown):
     """An end in two steps: the first signal lets calls in hand finish, the second waits for nothing.
 
     Attributes:
@@ -345,7 +345,7 @@ class Draining(Ending):
 class _Paths:
     """What answers a request that was let in, by its path."""
 
-    def __init__(self, app: App, sessions: Sessions, ending: Draining) -> None:
+    def __init__(self, app: App, sessions: Sessions, ending: GracefulShutdown) -> None:
         self._app = app
         self._sessions = sessions
         self._ending = ending
@@ -379,18 +379,18 @@ class _Paths:
             return "it is being stopped"
         if not self._app.is_open or self._ending.serving.cancel_called:
             return "it is starting"
-        return "the log is out of reach" if self._app.house.manager.out_of_reach is not None else None
+        return "the log is out of reach" if self._app.runtime.manager.out_of_reach is not None else None
 
 
 class _Server(uvicorn.Server):
     """uvicorn without its signal handlers: what ends this server is decided here."""
 
-    def __init__(self, paths: _Paths, reach: Reach, tokens: Tokens, hands: Hands) -> None:
-        guard = Guard(paths, reach, tokens, hands, paths.why_not_ready)
+    def __init__(self, paths: _Paths, reach: Reach, tokens: Tokens, hands: RequestLimits) -> None:
+        guard = Authentication(paths, reach, tokens, hands, paths.why_not_ready)
         config = uvicorn.Config(
             cast("Any", guard),
             loop="none",
-            http=cast("Any", partial(Connection, Line(most_connections()))),
+            http=cast("Any", partial(Connection, ConnectionLimits(most_connections()))),
             ws="none",
             lifespan="off",
             log_config=None,

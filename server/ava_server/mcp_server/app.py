@@ -17,17 +17,17 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import INTERNAL_ERROR
 
 from ava_server.core.data_root import NOWHERE, home_folder, working_folder
-from ava_server.mcp_server.subscriptions import Updates
+from ava_server.mcp_server.subscriptions import Subscriptions
 
 if TYPE_CHECKING:
     from ava_audit.rows import RunRow
     from ava_roles.catalog import Catalog
-    from ava_server.config.role_folders import Places
+    from ava_server.config.role_folders import RolePlaces
     from ava_server.config.settings import Settings
     from ava_server.config.tokens import Token
     from ava_server.service.access import Session
-    from ava_server.service.runtime import House
-    from ava_server.service.service import Desk
+    from ava_server.service.runtime import Runtime
+    from ava_server.service.service import Service
 
 log = logging.getLogger("ava.app")
 CLOSE_WITHIN_S = 4.0
@@ -50,7 +50,7 @@ class _Opening:
 
 
 class App:
-    """One server in one process: the house, once it is open, and the session that uses it."""
+    """One server in one process: the runtime, once it is open, and the session that uses it."""
 
     def __init__(self, load: Callable[[], Settings], transport: str) -> None:
         self.transport = transport
@@ -60,9 +60,9 @@ class App:
         self._closing = anyio.Event()
         self._greeting = anyio.Lock()
         self._keeping = anyio.CancelScope(shield=True)
-        self._house: House | None = None
-        self._desks: dict[tuple[Token | None, str | None], Desk] = {}
-        self.updates = Updates(self._role_places)
+        self._house: Runtime | None = None
+        self._desks: dict[tuple[Token | None, str | None], Service] = {}
+        self.updates = Subscriptions(self._role_places)
         self._opened = anyio.Event()
         self._telling = anyio.CancelScope()
 
@@ -81,12 +81,12 @@ class App:
                 # Shielded: a cancelled server still says farewell and stops its runs; `close` sets the deadline.
                 with anyio.CancelScope(shield=True) as self._keeping:
                     async with AsyncExitStack() as stack:
-                        self._house = house = await self._enter(stack)
+                        self._house = runtime = await self._enter(stack)
                         opening.done.set()
                         self._opened.set()
                         await self._closing.wait()
-                        for desk in self._desks.values():
-                            self._farewell(house, desk)
+                        for service in self._desks.values():
+                            self._farewell(runtime, service)
             except Exception as error:  # told to whoever calls: the server itself goes on and says what is wrong
                 if self._house is not None:
                     raise
@@ -98,15 +98,15 @@ class App:
         """Tell clients what changes, while the data root is open. Apart from `keep_open`, whose end is in a hurry."""
         with self._telling:
             await self._opened.wait()
-            await self.updates.follow(self.house)
+            await self.updates.follow(self.runtime)
 
-    async def _enter(self, stack: AsyncExitStack) -> House:
+    async def _enter(self, stack: AsyncExitStack) -> Runtime:
         modules = await anyio.to_thread.run_sync(_import_house)
         settings = self._load()
         # Over HTTP the runs of every user are this server's to look after.
         serves = None if self.transport != HTTP else _everybodys
-        house: House = await stack.enter_async_context(modules(settings, serves=serves))
-        return house
+        runtime: Runtime = await stack.enter_async_context(modules(settings, serves=serves))
+        return runtime
 
     def start(self) -> None:
         """Begin to open the data root; twice is harmless."""
@@ -129,20 +129,20 @@ class App:
         self._telling.cancel()
         self._wanted.set()
 
-    async def desk(self, ctx: ServerRequestContext[App, Any]) -> Desk:
-        """Return the desk of the session, waiting for the data root to be open.
+    async def service(self, ctx: ServerRequestContext[App, Any]) -> Service:
+        """Return the service of the session, waiting for the data root to be open.
 
         Raises:
             AvaError: It could not be opened; says why.
         """
-        house = await self.opened()
-        desk = self._desk_of(ctx, house)
+        runtime = await self.opened()
+        service = self._desk_of(ctx, runtime)
         async with self._greeting:  # a second call that comes meanwhile waits for what the first one asks the client
-            await self._greet(ctx, desk.session)
-        return desk
+            await self._greet(ctx, service.session)
+        return service
 
-    async def opened(self) -> House:
-        """Return the house, waiting for the data root to be open.
+    async def opened(self) -> Runtime:
+        """Return the runtime, waiting for the data root to be open.
 
         Raises:
             AvaError: It could not be opened; says why.
@@ -160,42 +160,42 @@ class App:
             raise ConfigError(f"the data root is not open after {OPEN_WITHIN_S:.0f} s; try again in a moment")
         return self._house
 
-    def _desk_of(self, ctx: ServerRequestContext[App, Any], house: House) -> Desk:
+    def _desk_of(self, ctx: ServerRequestContext[App, Any], runtime: Runtime) -> Service:
         """Return the session's desk: the one that there is, or over HTTP that of the token and the client's name."""
         from ava_server.service.access import Session
 
         if self.transport != HTTP:
-            return self.desk_for((None, ""), lambda: Session(user=house.user, transport=self.transport))
+            return self.desk_for((None, ""), lambda: Session(user=runtime.user, transport=self.transport))
         token = token_of(ctx)
         client = ctx.session.client_params
         name = client.client_info.name[:CLIENT_CHARS] if client is not None else ""
         return self.desk_for((token, name), lambda: session_over_http(token, name))
 
-    def desk_for(self, key: tuple[Token | None, str | None], session: Callable[[], Session]) -> Desk:
-        """Return the desk of a session, which is made where there is none yet; only where the data root is open.
+    def desk_for(self, key: tuple[Token | None, str | None], session: Callable[[], Session]) -> Service:
+        """Return the service of a session, which is made where there is none yet; only where the data root is open.
 
         Args:
             key: The token as it is now, with its scopes, and the client's name; None is no client, but a person.
             session: Makes the session.
         """
-        from ava_server.service.service import Desk
+        from ava_server.service.service import Service
 
-        desk = self._desks.get(key)
-        if desk is None:
+        service = self._desks.get(key)
+        if service is None:
             # Whoever makes up names loses what was noted of the polls of their own oldest one.
             own = [each for each in self._desks if each[0] == key[0]]
             if len(own) >= MOST_OF_TOKEN or len(self._desks) >= MOST_DESKS:
-                self._farewell(self.house, self._desks.pop(own[0] if own else next(iter(self._desks))))
-            desk = self._desks[key] = Desk(self.house, session())
-            self.house.manager.adopt_session(desk.session.id)
-        return desk
+                self._farewell(self.runtime, self._desks.pop(own[0] if own else next(iter(self._desks))))
+            service = self._desks[key] = Service(self.runtime, session())
+            self.runtime.manager.adopt_session(service.session.id)
+        return service
 
     async def remote_roles(self, ctx: ServerRequestContext[App, Any]) -> Catalog | None:
         """Return the roles of the user over HTTP; None for who is at this machine."""
         if self.transport != HTTP:
             return None
-        desk = await self.desk(ctx)
-        return await self.house.catalog((), remote=desk.session.user)
+        service = await self.service(ctx)
+        return await self.runtime.catalog((), remote=service.session.user)
 
     @property
     def is_open(self) -> bool:
@@ -210,17 +210,17 @@ class App:
         """
         return token_of(ctx).user if self.transport == HTTP else None
 
-    def _role_places(self, house: House) -> Places:
+    def _role_places(self, runtime: Runtime) -> RolePlaces:
         """Return where the role files lie that clients are told of. Blocking."""
-        from ava_server.config.role_folders import Places, places_of
+        from ava_server.config.role_folders import RolePlaces, places_of
 
         if self.transport == HTTP:
-            return Places(house.settings.paths, None, False, None)
-        roots = next((desk.session.roots for desk in self._desks.values()), ())
-        return places_of(house.settings, client_roots=roots, cwd=working_folder() or NOWHERE, home=home_folder())
+            return RolePlaces(runtime.settings.paths, None, False, None)
+        roots = next((service.session.roots for service in self._desks.values()), ())
+        return places_of(runtime.settings, client_roots=roots, cwd=working_folder() or NOWHERE, home=home_folder())
 
     @property
-    def house(self) -> House:
+    def runtime(self) -> Runtime:
         """The open house; only after `opened`."""
         assert self._house is not None
         return self._house
@@ -254,16 +254,16 @@ class App:
             folder=str(here) if here is not None and not session.remote else None,
             token=session.token.name if session.token is not None else None,
         )
-        self.house.store.post(append(Event(session.who, fact)))
+        self.runtime.store.post(append(Event(session.who, fact)))
 
-    def _farewell(self, house: House, desk: Desk) -> None:
+    def _farewell(self, runtime: Runtime, service: Service) -> None:
         """Write a session's last entry, and let go of what is remembered of it."""
         from ava_audit.events import Event, SessionEnd
         from ava_audit.store.store import append
 
-        if desk.session.started:
-            house.store.post(append(Event(desk.session.who, SessionEnd(reason="the connection ended"))))
-        house.manager.forget_session(desk.session.id)
+        if service.session.started:
+            runtime.store.post(append(Event(service.session.who, SessionEnd(reason="the connection ended"))))
+        runtime.manager.forget_session(service.session.id)
 
 
 def session_over_http(token: Token, client: str) -> Session:
@@ -319,7 +319,7 @@ def build_server(load: Callable[[], Settings], *, transport: str = "stdio", app:
     """
     from ava_server.core.errors import BadInput
     from ava_server.mcp_server import prompts, resources, subscriptions, tools
-    from ava_server.mcp_server.elicitation import Sealing
+    from ava_server.mcp_server.elicitation import QuestionSeal
     from ava_server.service.render_text import INSTRUCTIONS
     from ava_server.telemetry.spans import keep_words_out
 
@@ -367,7 +367,7 @@ def build_server(load: Callable[[], Settings], *, transport: str = "stdio", app:
     )
     keep_words_out(server)
     server.middleware.append(open_after_answer)
-    server.middleware.append(Sealing())
+    server.middleware.append(QuestionSeal())
     return server
 
 

@@ -50,7 +50,7 @@ def can_ask(ctx: ServerRequestContext[App, Any]) -> bool:
     return elicitation is not None and (elicitation.form is not None or elicitation.url is None)
 
 
-class Asking:
+class ClientPerson:
     """The person behind one call.
 
     Args:
@@ -71,7 +71,7 @@ class Asking:
         from ava_server.approval.questions import AnsweredLater, Reply
 
         if self._ctx.session.can_send_request:
-            closing = self._ctx.lifespan_context.house.closing
+            closing = self._ctx.lifespan_context.runtime.closing
             with anyio.move_on_after(ASK_S) as asking, closing.question(asking):
                 return _reply(await self._send(question))
             return Reply("silent")
@@ -106,7 +106,7 @@ def _reply(answer: types.ElicitResult) -> Reply:
     return Reply(answer.action, dict(answer.content or {}) if answer.action == "accept" else {})
 
 
-class Sealing:
+class QuestionSeal:
     """Seals what a client keeps with a question, and opens it when the answer comes."""
 
     def __init__(self) -> None:
@@ -135,8 +135,8 @@ class Sealing:
     async def _open(self, ctx: ServerRequestContext[App, Any]) -> RequestStateBoundary:
         async with self._opening:
             if self._boundary is None:
-                await ctx.lifespan_context.desk(ctx)
-                path = ctx.lifespan_context.house.settings.paths.question_key
+                await ctx.lifespan_context.service(ctx)
+                path = ctx.lifespan_context.runtime.settings.paths.question_key
                 self._boundary = await anyio.to_thread.run_sync(_boundary, path)
             return self._boundary
 

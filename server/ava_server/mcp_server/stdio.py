@@ -21,7 +21,7 @@ import mcp_types as types
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from mcp.shared.message import SessionMessage
 
-from ava_server.core.shutdown import Ending, deaf_to_signals, log_to_stderr
+from ava_server.core.shutdown import Shutdown, deaf_to_signals, log_to_stderr
 from ava_server.core.threads import read_apart
 from ava_server.mcp_server.app import build_server
 
@@ -57,7 +57,7 @@ def serve(load: Callable[[], Settings]) -> int:
 
 async def _serve(load: Callable[[], Settings]) -> int:
     server = build_server(load)
-    ending = Ending()
+    ending = Shutdown()
     async with anyio.create_task_group() as tasks:
         await tasks.start(ending.watch)
         with ending.serving:
@@ -84,7 +84,7 @@ async def _read(
     lines: AsyncIterator[bytes | TooLong],
     incoming: MemoryObjectSendStream[SessionMessage | Exception],
     answers: MemoryObjectSendStream[SessionMessage],
-    ending: Ending,
+    ending: Shutdown,
 ) -> None:
     """Hand on the host's messages until its end; answer those that are none."""
     async with incoming, answers:

@@ -78,7 +78,7 @@ class Stream:
         return leave
 
 
-class Voice:
+class Notifier:
     """What speaks to a connection of the handshake era: at the client's own pace, and of each thing once."""
 
     def __init__(self, session: ServerSession) -> None:
@@ -109,10 +109,10 @@ class Voice:
 
 
 if TYPE_CHECKING:
-    from ava_server.config.role_folders import Places
+    from ava_server.config.role_folders import RolePlaces
     from ava_server.mcp_server.app import App
-    from ava_server.service.access import Own
-    from ava_server.service.runtime import House
+    from ava_server.service.access import Access
+    from ava_server.service.runtime import Runtime
 
     Ctx = ServerRequestContext[App, Any]
 
@@ -127,34 +127,34 @@ _SHOWN_IN_LISTS = ("SpawnProposed", "SpawnDecided", "RunClaimed", "RunStarted", 
 """Entries after which a run stands in the list of resources, or is called otherwise there."""
 
 
-class Updates:
+class Subscriptions:
     """Tells clients what has changed, each only of what is its user's own.
 
     Args:
         places: Returns where the role files lie whose list clients are told of. Blocking.
     """
 
-    def __init__(self, places: Callable[[House], Places]) -> None:
+    def __init__(self, places: Callable[[Runtime], RolePlaces]) -> None:
         self._places = places
-        self._house: House | None = None
+        self._house: Runtime | None = None
         self._speaking: anyio.abc.TaskGroup | None = None
         self._somebody = anyio.Event()
         self._listeners: set[Listener] = set()
-        self._voices: dict[str, tuple[Voice, Listener]] = {}
+        self._voices: dict[str, tuple[Notifier, Listener]] = {}
         self._streams: set[ListenHandler] = set()
         self._seen = 0
         self._closed = False
         self._roles: tuple[object, ...] | None = None
 
-    async def follow(self, house: House) -> None:
+    async def follow(self, runtime: Runtime) -> None:
         """Look for what has changed, and tell it, until cancelled."""
-        self._house, self._seen = house, house.store.head
+        self._house, self._seen = runtime, runtime.store.head
         try:
             async with anyio.create_task_group() as self._speaking:
                 for voice, _listener in self._voices.values():
                     self._speaking.start_soon(voice.speak)
-                self._speaking.start_soon(self._follow_runs, house)
-                await self._follow_roles(house)
+                self._speaking.start_soon(self._follow_runs, runtime)
+                await self._follow_roles(runtime)
         finally:
             self._speaking = None
 
@@ -183,7 +183,7 @@ class Updates:
         key = _connection(ctx)
         if key not in self._voices:
             self._refuse_more()
-            voice = Voice(ctx.session)
+            voice = Notifier(ctx.session)
             listener = Listener(user, voice.tell)
             self._voices[key] = voice, listener
             self._add(listener)
@@ -253,43 +253,43 @@ class Updates:
 
     # -- what has changed -------------------------------------------------------------------------------------------
 
-    async def _follow_runs(self, house: House) -> None:
+    async def _follow_runs(self, runtime: Runtime) -> None:
         while True:
             await self._wait_for_somebody()
-            head = await house.store.newer_than(self._seen)
+            head = await runtime.store.newer_than(self._seen)
             try:
-                changed = await house.store.read(lambda view: view.changed_after(self._seen, _SHOWN_IN_LISTS))
+                changed = await runtime.store.read(lambda view: view.changed_after(self._seen, _SHOWN_IN_LISTS))
             except AuditError as error:  # who calls a tool is told; here it is tried again
                 log.info("what has changed could not be read: %s", error)
             else:
                 self._seen = head
-                self._tell_of_runs(house, changed)
+                self._tell_of_runs(runtime, changed)
             await anyio.sleep(RUNS_EVERY_S)
 
-    def _tell_of_runs(self, house: House, changed: Sequence[tuple[str, str, bool]]) -> None:
+    def _tell_of_runs(self, runtime: Runtime, changed: Sequence[tuple[str, str, bool]]) -> None:
         owners = {run_id: user for run_id, user, _listed in changed}
         listed = {user for _run_id, user, in_list in changed if in_list}
         for listener in list(self._listeners):
-            user = listener.user or house.user
+            user = listener.user or runtime.user
             if user in listed:
                 listener.tell(ResourcesListChanged())
             for uri, run_id in listener.uris.items():
                 if run_id is not None and owners.get(run_id) == user:
                     listener.tell(ResourceUpdated(uri))
 
-    async def _follow_roles(self, house: House) -> None:
+    async def _follow_roles(self, runtime: Runtime) -> None:
         while True:
             await self._wait_for_somebody()
-            look = await self._look(house)
+            look = await self._look(runtime)
             if self._roles is not None and look is not None and look != self._roles:
                 self._tell_of_roles()
             self._roles = look or self._roles
             await anyio.sleep(ROLES_EVERY_S)
 
-    async def _look(self, house: House) -> tuple[object, ...] | None:
+    async def _look(self, runtime: Runtime) -> tuple[object, ...] | None:
         """Return how the role files look; None where that cannot be told, and the next look may."""
         try:
-            return await read_apart(lambda: self._places(house).look())
+            return await read_apart(lambda: self._places(runtime).look())
         except (AvaError, OSError, RuntimeError) as error:  # the working folder is gone, say
             log.info("the role files cannot be looked at: %s", error)
             return None
@@ -336,7 +336,7 @@ async def unsubscribe(ctx: Ctx, params: types.UnsubscribeRequestParams) -> types
     return types.EmptyResult()
 
 
-async def _run_of(own: Own, uri: str) -> str | None:
+async def _run_of(own: Access, uri: str) -> str | None:
     """Return the run of a resource that can be followed; None is the roles.
 
     Raises:

@@ -61,7 +61,7 @@ async def call_tool(
 ) -> types.CallToolResult | types.InputRequiredResult:
     """Call one of the tools. Whatever goes wrong is an answer that says so, in both forms."""
     from ava_server.approval.questions import AnsweredLater
-    from ava_server.mcp_server.elicitation import Asking, asked_back, can_ask
+    from ava_server.mcp_server.elicitation import ClientPerson, asked_back, can_ask
 
     began = anyio.current_time()
 
@@ -69,9 +69,9 @@ async def call_tool(
         await ctx.session.report_progress(anyio.current_time() - began, None, line)
 
     try:
-        desk = await ctx.lifespan_context.desk(ctx)
-        person = Asking(ctx, params) if can_ask(ctx) else None
-        answer = await desk.call(params.name, dict(params.arguments or {}), progress, person=person)
+        service = await ctx.lifespan_context.service(ctx)
+        person = ClientPerson(ctx, params) if can_ask(ctx) else None
+        answer = await service.call(params.name, dict(params.arguments or {}), progress, person=person)
     except AnsweredLater as asked:
         return asked_back(asked.question)
     except AvaError as error:

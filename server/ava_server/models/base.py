@@ -92,7 +92,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Known:
+class ReportedUsage:
     """What a provider reported for an earlier call of the same run: a tight base for the next bound.
 
     Attributes:
@@ -177,7 +177,7 @@ class Model(Protocol):
         """Tell whether the model can be told to think about what follows these turns."""
         ...
 
-    def bound(self, request: Request, known: Known | None) -> Bound:
+    def bound(self, request: Request, known: ReportedUsage | None) -> Bound:
         """Return an upper bound of what the call can use."""
         ...
 

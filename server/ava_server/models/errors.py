@@ -25,7 +25,7 @@ from zoneinfo import ZoneInfo
 from ava_audit.units import US_PER_S, format_duration, iso_second
 from ava_server.core.errors import ModelError, ModelTimeout
 from ava_server.models import provider_error
-from ava_server.models.provider_error import Said, read, said_in
+from ava_server.models.provider_error import ProviderError, read, said_in
 from ava_server.models.wires import base
 
 if TYPE_CHECKING:
@@ -371,8 +371,8 @@ class Endpoint:
 
     def _refused(
         self,
-        said: Said,
-        refusal: provider_error.Refusal,
+        said: ProviderError,
+        refusal: provider_error.ErrorMeaning,
         headers: Mapping[str, str],
         now: datetime | None,
         status: int | None = None,

@@ -13,7 +13,7 @@ import anyio
 
 from ava_server.core.errors import ModelError
 from ava_server.models import tokens as bounds
-from ava_server.models.base import AssistantTurn, Bound, Known, Request, ToolUse, Turn
+from ava_server.models.base import AssistantTurn, Bound, ReportedUsage, Request, ToolUse, Turn
 from ava_server.models.errors import Endpoint
 from ava_server.models.wires import base
 from ava_server.models.wires.base import Wire
@@ -55,7 +55,9 @@ class HttpModel:
     _encoded: list[tuple[Request, bytes]] = field(
         default_factory=list[tuple[Request, bytes]], init=False, repr=False, compare=False
     )
-    _covered: bounds.Covered = field(default_factory=bounds.Covered, init=False, repr=False, compare=False)
+    _covered: bounds.CountedMessages = field(
+        default_factory=bounds.CountedMessages, init=False, repr=False, compare=False
+    )
 
     @property
     def name(self) -> str:
@@ -82,7 +84,7 @@ class HttpModel:
         """Tell whether the model can be told to think about what follows these turns."""
         return self.wire.may_think(turns)
 
-    def bound(self, request: Request, known: Known | None) -> Bound:
+    def bound(self, request: Request, known: ReportedUsage | None) -> Bound:
         """Return an upper bound of what the call can use."""
         return bounds.bound(request, self.wire.message, known, self._covered)
 

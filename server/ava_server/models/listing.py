@@ -49,7 +49,7 @@ NOBODY = "nobody: no key and no endpoint is configured"
 
 
 @dataclass(frozen=True)
-class Meant:
+class TierMeaning:
     """What a tier, or a role's `model`, means here now.
 
     Attributes:
@@ -83,7 +83,7 @@ class Offer:
 
 
 @dataclass(frozen=True)
-class Seller:
+class ModelCatalog:
     """A provider whose models can be listed.
 
     Attributes:
@@ -103,7 +103,7 @@ class Seller:
     in_table: bool
 
 
-def meanings(wanted: Iterable[str], models: ModelSettings, settings: Settings) -> list[Meant]:
+def meanings(wanted: Iterable[str], models: ModelSettings, settings: Settings) -> list[TierMeaning]:
     """Return what tiers or roles' models mean here now.
 
     Reads the price table, whose import takes a while: call it in a thread.
@@ -111,18 +111,18 @@ def meanings(wanted: Iterable[str], models: ModelSettings, settings: Settings) -
     return [_meaning(one, models, settings) for one in wanted]
 
 
-def tier_meanings(models: ModelSettings, settings: Settings) -> list[Meant]:
+def tier_meanings(models: ModelSettings, settings: Settings) -> list[TierMeaning]:
     """Return what each tier means here now; reads the price table as `meanings` does."""
     return meanings(TIERS, models, settings)
 
 
-def _meaning(wanted: str, models: ModelSettings, settings: Settings) -> Meant:
+def _meaning(wanted: str, models: ModelSettings, settings: Settings) -> TierMeaning:
     said_by = ""
     try:
         said_by = _said_by(wanted, models, settings)
-        return Meant(wanted, choose(None, wanted, models), said_by)
+        return TierMeaning(wanted, choose(None, wanted, models), said_by)
     except AvaError as error:
-        return Meant(wanted, None, said_by, error)
+        return TierMeaning(wanted, None, said_by, error)
 
 
 def _said_by(wanted: str, models: ModelSettings, settings: Settings) -> str:
@@ -141,7 +141,7 @@ def _said_by(wanted: str, models: ModelSettings, settings: Settings) -> str:
             return variable
 
 
-def facts(meant: Meant, what_to_do: str = "") -> dict[str, Any]:
+def facts(meant: TierMeaning, what_to_do: str = "") -> dict[str, Any]:
     """Return a meaning as plain JSON.
 
     Args:
@@ -160,7 +160,7 @@ def facts(meant: Meant, what_to_do: str = "") -> dict[str, Any]:
     }
 
 
-def sellers(models: ModelSettings) -> dict[str, Seller]:
+def sellers(models: ModelSettings) -> dict[str, ModelCatalog]:
     """Return the providers whose models can be listed: those that are configured, and those known by name.
 
     Raises:
@@ -171,15 +171,15 @@ def sellers(models: ModelSettings) -> dict[str, Seller]:
     return {name: _seller(name, provider, name in usable) for name, provider in providers.items()}
 
 
-def _seller(name: str, provider: Provider, is_configured: bool) -> Seller:
+def _seller(name: str, provider: Provider, is_configured: bool) -> ModelCatalog:
     from ava_server.models.pricing.prices import known_ids
 
     base_url = provider.base_url or KNOWN_URLS[name]
     wire = wire_of(provider, base_url)
-    return Seller(name, base_url, provider.api_key, wire, is_configured, bool(known_ids(name, base_url)))
+    return ModelCatalog(name, base_url, provider.api_key, wire, is_configured, bool(known_ids(name, base_url)))
 
 
-def named_ids(seller: Seller, models: ModelSettings, tiers: Iterable[Meant]) -> list[str]:
+def named_ids(seller: ModelCatalog, models: ModelSettings, tiers: Iterable[TierMeaning]) -> list[str]:
     """Return the ids of a provider's models that serve tiers, then those that the user has named or priced."""
     chosen = [meant.choice.model_id for meant in tiers if meant.choice and meant.choice.provider == seller.name]
     named = [models.model] if seller.name == CUSTOM and models.base_url else []
@@ -188,7 +188,7 @@ def named_ids(seller: Seller, models: ModelSettings, tiers: Iterable[Meant]) -> 
     return list(dict.fromkeys(one for one in (*chosen, *named, *prefixed, *_by_id_alone(seller, models)) if one))
 
 
-def _by_id_alone(seller: Seller, models: ModelSettings) -> Iterator[str]:
+def _by_id_alone(seller: ModelCatalog, models: ModelSettings) -> Iterator[str]:
     """Yield what has a price of the user's under its id alone: where the table has it, else where no table knows."""
     from ava_server.models.pricing.prices import known_ids
 
@@ -202,14 +202,16 @@ def _by_id_alone(seller: Seller, models: ModelSettings) -> Iterator[str]:
         yield from (model_id for model_id in alone if model_id not in elsewhere)
 
 
-def table_ids(seller: Seller) -> list[str]:
+def table_ids(seller: ModelCatalog) -> list[str]:
     """Return the ids that the price table has of a provider, in the order of the alphabet."""
     from ava_server.models.pricing.prices import known_ids
 
     return sorted(known_ids(seller.name, seller.base_url))
 
 
-def offers(seller: Seller, ids: Iterable[str], models: ModelSettings, tiers: Iterable[Meant]) -> list[Offer]:
+def offers(
+    seller: ModelCatalog, ids: Iterable[str], models: ModelSettings, tiers: Iterable[TierMeaning]
+) -> list[Offer]:
     """Return models of a provider with their prices, and the tiers that mean them."""
     serve: dict[str, list[str]] = {}
     for meant in tiers:
@@ -218,7 +220,7 @@ def offers(seller: Seller, ids: Iterable[str], models: ModelSettings, tiers: Ite
     return [_offer(seller, model_id, models, tuple(serve.get(f"{seller.name}:{model_id}", ()))) for model_id in ids]
 
 
-def _offer(seller: Seller, model_id: str, models: ModelSettings, tiers: tuple[str, ...]) -> Offer:
+def _offer(seller: ModelCatalog, model_id: str, models: ModelSettings, tiers: tuple[str, ...]) -> Offer:
     try:
         price = price_over(seller.wire, seller.name, model_id, seller.base_url, models.prices)
     except Unpriced as error:
@@ -232,7 +234,7 @@ MOST_BYTES = 4_000_000
 LONGEST_ID = 200
 
 
-async def ask_endpoint(seller: Seller, clients: ClientPool) -> list[str]:
+async def ask_endpoint(seller: ModelCatalog, clients: ClientPool) -> list[str]:
     """Return the ids of the models that an endpoint lists, in its own order.
 
     Raises:

@@ -25,7 +25,7 @@ from ava_server.models.base import (
     Bound,
     Completion,
     Delta,
-    Known,
+    ReportedUsage,
     Request,
     ToolTurn,
     ToolUse,
@@ -312,7 +312,7 @@ class OfflineModel:
         """It never thinks."""
         return False
 
-    def bound(self, request: Request, known: Known | None) -> Bound:
+    def bound(self, request: Request, known: ReportedUsage | None) -> Bound:
         """Return nothing: no token is ever used."""
         del request, known
         return Bound(0, 0)

@@ -21,7 +21,7 @@ _MOST_CHARS = 4_000
 
 
 @dataclass(frozen=True)
-class Said:
+class ProviderError:
     """An error as a provider said it.
 
     Attributes:
@@ -37,24 +37,24 @@ class Said:
     request_id: str | None = None
 
 
-def read(content: bytes) -> Said:
+def read(content: bytes) -> ProviderError:
     """Read the body of an error."""
     text, _ = base.decode_text(content)
     try:
         answer = base.decode(text)
     except base.NotJsonError:
-        return Said("" if text.lstrip().startswith("<") else text[:_MOST_CHARS])
+        return ProviderError("" if text.lstrip().startswith("<") else text[:_MOST_CHARS])
     if isinstance(answer, list) and len(as_list(answer)) == 1:  # Google
         answer = as_list(answer)[0]
     outer = as_object(answer) or {}
     return said_in(outer.get("error") or answer, outer.get("request_id"))
 
 
-def said_in(error: Any, request_id: Any = None) -> Said:
+def said_in(error: Any, request_id: Any = None) -> ProviderError:
     """Read an error that stands in an answer's place."""
     fields = as_object(error)
     if fields is None:
-        return Said(str(error)[:_MOST_CHARS])
+        return ProviderError(str(error)[:_MOST_CHARS])
     metadata, details = as_object(fields.get("metadata")) or {}, as_object(fields.get("details")) or {}
     words = fields.get("message") or fields.get("detail") or ""
     code = details.get("error_code") or fields.get("code") or fields.get("type")
@@ -65,7 +65,7 @@ def said_in(error: Any, request_id: Any = None) -> Said:
     told = (fields.get("type"), fields.get("code"), details.get("error_code"), metadata.get("error_type"),
             fields.get("status"))  # fmt: skip
     own_id = fields.get("request_id") or request_id
-    return Said(
+    return ProviderError(
         words=f"{words[:_MOST_CHARS]} [{code}]" if code and isinstance(words, str) else str(words)[:_MOST_CHARS],
         codes=frozenset(str(one).lower() for one in told if isinstance(one, str | int)),
         headers=_headers_in(fields, metadata),
@@ -86,7 +86,7 @@ _AGAIN = "or propose it again with retry_of and another `model`"
 
 
 @dataclass(frozen=True)
-class Refusal:
+class ErrorMeaning:
     """What an error means; {key}, {model}, {to} (a redirect's target), {wait} and {until} may stand in its texts.
 
     Attributes:
@@ -109,7 +109,7 @@ class Refusal:
     undated: str = ""
     undated_to_do: str = ""
 
-    def in_a_body(self) -> Refusal:
+    def in_a_body(self) -> ErrorMeaning:
         """Return the same, said of an error in the body of a 200."""
         return replace(self, happened="answered 200 with an error in the body", dated=_DATED, undated="")
 
@@ -118,32 +118,32 @@ class Refusal:
 class _Rule:
     """A meaning that is told by a code, or by words: the status alone would say something else."""
 
-    means: Refusal
+    means: ErrorMeaning
     codes: frozenset[str]
     words: re.Pattern[str] | None = None
     below: int = 500  # of statuses from here on, words say nothing of this kind
 
 
-def _rule(means: Refusal, codes: str = "", words: str | None = None, *, below: int = 500) -> _Rule:
+def _rule(means: ErrorMeaning, codes: str = "", words: str | None = None, *, below: int = 500) -> _Rule:
     return _Rule(means, frozenset(codes.split()), re.compile(words, re.IGNORECASE) if words else None, below)
 
 
 _RAISE = f"Raise the limit in the provider's console, {_AGAIN}."
-_NO_CREDIT = Refusal("usage_limit", "has no credit left for {key}", "Add credit there, or use another key.")
+_NO_CREDIT = ErrorMeaning("usage_limit", "has no credit left for {key}", "Add credit there, or use another key.")
 # OpenRouter: calls under way hold credit, and a 402 with `retry-after` is over then (openrouter.ai/docs/api/errors).
 _PAID_LATER = replace(_NO_CREDIT, waits=True)
-_TOO_LONG = Refusal(
+_TOO_LONG = ErrorMeaning(
     "bad_request",
     "cannot take a prompt this long with {model}",
     f"Give it less to read, {_AGAIN} with a larger context window.",
 )
-_LOADING = Refusal(
+_LOADING = ErrorMeaning(
     "overloaded", "is still loading the model", "Wait until it is loaded, then try again.", retryable=True, waits=True
 )
 _RULES = (
     # Anthropic binds it to what stood before it, OpenAI seals it: what came in between may have touched either.
     _rule(
-        Refusal(
+        ErrorMeaning(
             "thinking",
             "no longer takes back what {model} has thought",
             "Runs go on without it by themselves, once; if that does not help, try another model.",
@@ -155,13 +155,13 @@ _RULES = (
     ),
     # Of Anthropic, and both end at a time (see `limits.SPENT_FOR_THE_MONTH`; anthropics/claude-code#38035).
     _rule(
-        Refusal("usage_limit", "has reached the spending limit of {key}", _RAISE, waits=True),
+        ErrorMeaning("usage_limit", "has reached the spending limit of {key}", _RAISE, waits=True),
         "enforced_spend_limit_reached",
         r"specified (?:\w+ )?api usage limits",
     ),
     # Of OpenAI (help.openai.com/en/articles/6614457): "retrying these errors won't restore access". Groq: a 400.
     _rule(
-        Refusal("usage_limit", "has reached the spending limit of {key}", _RAISE),
+        ErrorMeaning("usage_limit", "has reached the spending limit of {key}", _RAISE),
         "billing_hard_limit_reached organization_spend_limit_exceeded project_spend_limit_exceeded"
         " organization_usage_limit_exceeded blocked_api_access",
         r"\bkey limit exceeded",
@@ -173,7 +173,7 @@ _RULES = (
     ),
     _rule(_PAID_LATER, "insufficient_credits", r"insufficient (?:credits|balance)|requires more credits"),
     _rule(
-        Refusal(
+        ErrorMeaning(
             "usage_limit",
             "has reached the usage limit of {key}",
             f"Wait until then (runs do so by themselves, up to a day), {_AGAIN}.",
@@ -185,7 +185,7 @@ _RULES = (
     ),
     # A 429 that no wait helps: the request alone is larger than what a minute allows.
     _rule(
-        Refusal(
+        ErrorMeaning(
             "rate_limit",
             "allows fewer tokens in a minute than this request has",
             f"Give it less to read, {_AGAIN} that has a higher limit.",
@@ -199,7 +199,7 @@ _RULES = (
         r"exceeds? (?:the )?(?:available |model's )?(?:maximum )?context",
     ),
     _rule(
-        Refusal(
+        ErrorMeaning(
             "bad_request",
             "takes no tools with {model}",
             "A subagent needs tools: propose it again with retry_of and a `model` that takes them.",
@@ -208,7 +208,7 @@ _RULES = (
         r"(?:tools?|tool use|function calling) (?:is|are) not supported",
     ),
     _rule(
-        Refusal(
+        ErrorMeaning(
             "bad_request",
             "takes no images with {model}",
             "Leave the images out, or propose it again with retry_of and a `model` that takes them.",
@@ -216,7 +216,7 @@ _RULES = (
         words=r"not support (?:\w+ ){0,2}images?\b|endpoints found that support image|images? (?:is|are) not supported",
     ),
     _rule(
-        Refusal(
+        ErrorMeaning(
             "bad_request",
             "knows no model {model}, or not for {key}",
             f"Check the model's id and what the key may use, {_AGAIN}.",
@@ -225,7 +225,7 @@ _RULES = (
         r"\bmodel\b.{0,200}?(?:not found|does not exist)|not a valid model",
     ),
     _rule(
-        Refusal(
+        ErrorMeaning(
             "bad_request",
             "has too little memory for {model}",
             f"Free memory where the model runs, {_AGAIN} that is smaller.",
@@ -236,13 +236,13 @@ _RULES = (
     _rule(_LOADING, words=r"\bloading model", below=600),  # llama.cpp, as a 503
 )
 
-_REDIRECT = Refusal("bad_request", "redirects to {to}", "Set the base URL to where the endpoint really is.")
-_UNKNOWN = Refusal("bad_answer", "failed", "Do what it says, or choose another model than {model}.")
-_BUSY = Refusal("overloaded", "is overloaded", "Try again later.", retryable=True, waits=True)
-_FAILED = Refusal(
+_REDIRECT = ErrorMeaning("bad_request", "redirects to {to}", "Set the base URL to where the endpoint really is.")
+_UNKNOWN = ErrorMeaning("bad_answer", "failed", "Do what it says, or choose another model than {model}.")
+_BUSY = ErrorMeaning("overloaded", "is overloaded", "Try again later.", retryable=True, waits=True)
+_FAILED = ErrorMeaning(
     "overloaded", "failed", "Try again later; the fault is on the provider's side.", retryable=True, waits=True
 )
-_LIMITED = Refusal(
+_LIMITED = ErrorMeaning(
     "rate_limit",
     "allows no more calls",
     f"Wait until then (runs do so by themselves, up to a day), {_AGAIN}.",
@@ -252,15 +252,15 @@ _LIMITED = Refusal(
     undated=" now and does not say until when",
     undated_to_do="Wait a minute.",
 )
-_BY_STATUS: Mapping[int, Refusal] = {
-    401: Refusal("auth", "refused {key}", "Store a valid key with `ava key set` and start again."),
+_BY_STATUS: Mapping[int, ErrorMeaning] = {
+    401: ErrorMeaning("auth", "refused {key}", "Store a valid key with `ava key set` and start again."),
     402: _PAID_LATER,
-    403: Refusal(
+    403: ErrorMeaning(
         "auth",
         "refused {key}",
         "See in the provider's console what it may do, or store a valid key with `ava key set` and start again.",
     ),
-    404: Refusal("bad_request", "knows no such path or model {model}", "Check base URL and model id."),
+    404: ErrorMeaning("bad_request", "knows no such path or model {model}", "Check base URL and model id."),
     408: _FAILED,
     409: _FAILED,
     413: _TOO_LONG,
@@ -270,7 +270,7 @@ _BY_STATUS: Mapping[int, Refusal] = {
     503: _BUSY,
     529: _BUSY,  # Anthropic: overloaded_error
 }
-_REFUSED = Refusal("bad_request", "refused the request to {model}", "Check that the model takes tools.")
+_REFUSED = ErrorMeaning("bad_request", "refused the request to {model}", "Check that the model takes tools.")
 
 # What a stream that began with status 200 says in place of a status.
 _STATUS_OF: Mapping[str, int] = {
@@ -294,7 +294,7 @@ _STATUS_OF: Mapping[str, int] = {
 }
 
 
-def meaning(said: Said, status: int | None = None) -> Refusal:
+def meaning(said: ProviderError, status: int | None = None) -> ErrorMeaning:
     """Return what an error means.
 
     Args:

@@ -27,7 +27,7 @@ from ava_server.models.base import (
     Bound,
     Completion,
     Delta,
-    Known,
+    ReportedUsage,
     Request,
     ToolTurn,
     ToolUse,
@@ -110,7 +110,7 @@ class ScriptedModel:
         """It never thinks."""
         return False
 
-    def bound(self, request: Request, known: Known | None) -> Bound:
+    def bound(self, request: Request, known: ReportedUsage | None) -> Bound:
         """Return an upper bound of what the call can use."""
         return bounds.bound(request, chat.message, known)
 

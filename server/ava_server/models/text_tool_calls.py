@@ -61,7 +61,7 @@ _MOST = 128
 
 
 @dataclass(frozen=True)
-class PrintedCall:
+class TextToolCall:
     """A call as it was printed.
 
     Attributes:
@@ -95,14 +95,14 @@ class Reader:
         self._offered = offered
         self._at = 0
 
-    def calls(self, start: int) -> tuple[PrintedCall, ...]:
+    def calls(self, start: int) -> tuple[TextToolCall, ...]:
         """Return the calls.
 
         Raises:
             Unreadable: They are broken, or not all that there is from `start` on.
         """
         self._at = start
-        calls: list[PrintedCall] = []
+        calls: list[TextToolCall] = []
         while True:
             self._skip(_BETWEEN)
             if self._at == len(self._text):
@@ -113,7 +113,7 @@ class Reader:
             found = self._next()
             if not found:
                 raise Unreadable("other words follow it" if calls else "it is not in a form that is known")
-            calls += [PrintedCall(name, args, self._text[begun : self._at]) for name, args in found]
+            calls += [TextToolCall(name, args, self._text[begun : self._at]) for name, args in found]
 
     def _next(self) -> list[tuple[str, Mapping[str, Any]]]:
         """Return the call, or the calls, of the form that begins here; none for no form."""
@@ -219,7 +219,7 @@ class Reader:
             raise Unreadable(f"it is not closed by {end}")
 
 
-def whole_call(text: str, offered: Mapping[str, Any]) -> tuple[PrintedCall, ...]:
+def whole_call(text: str, offered: Mapping[str, Any]) -> tuple[TextToolCall, ...]:
     """Return the call that an answer is as a whole: one object with a name on offer and arguments, and no more."""
     inner = base.unfenced(text)
     if not inner.startswith("{"):
@@ -228,7 +228,7 @@ def whole_call(text: str, offered: Mapping[str, Any]) -> tuple[PrintedCall, ...]
     if value is None or str(value.get("name")) not in offered or set(value) not in (_ARGUMENTS, _PARAMETERS):
         return ()
     name, args = _named(value)
-    return (PrintedCall(name, args, inner),)
+    return (TextToolCall(name, args, inner),)
 
 
 _ARGUMENTS, _PARAMETERS = {"name", "arguments"}, {"name", "parameters"}
@@ -288,7 +288,7 @@ _NEAR = 200
 
 
 @dataclass(frozen=True)
-class Printed:
+class TextToolCalls:
     """What of an answer looks like calls.
 
     Attributes:
@@ -298,11 +298,11 @@ class Printed:
     """
 
     words: str
-    calls: tuple[PrintedCall, ...] = ()
+    calls: tuple[TextToolCall, ...] = ()
     why: str = ""
 
 
-def read_printed(text: str, tools: Sequence[ToolSchema], seen: Callable[[], Iterable[str]]) -> Printed | None:
+def read_printed(text: str, tools: Sequence[ToolSchema], seen: Callable[[], Iterable[str]]) -> TextToolCalls | None:
     """Return the calls at the end of an answer, or why what looks like some is none; None for plain words.
 
     Args:
@@ -323,11 +323,11 @@ def read_printed(text: str, tools: Sequence[ToolSchema], seen: Callable[[], Iter
         if _quoted(calls, seen()):
             raise Unreadable("it stands in what you have read, and what is quoted calls nothing", whole=True)
     except Unreadable as why:
-        return Printed(text, why=str(why)) if why.whole or _looks(text, start, offered) else None
-    return Printed(text[:start].rstrip(), calls)
+        return TextToolCalls(text, why=str(why)) if why.whole or _looks(text, start, offered) else None
+    return TextToolCalls(text[:start].rstrip(), calls)
 
 
-def with_calls(completion: Completion, printed: Printed, turn: int, message: MessageMaker) -> Completion:
+def with_calls(completion: Completion, printed: TextToolCalls, turn: int, message: MessageMaker) -> Completion:
     """Return an answer with the calls that it printed as calls of its own, and a note that says so.
 
     Their ids follow from the turn and the words, and are of a form that every provider takes (nine letters and digits).
@@ -358,7 +358,7 @@ def _looks(text: str, start: int, offered: Iterable[str]) -> bool:
     )
 
 
-def _quoted(calls: Sequence[PrintedCall], seen: Iterable[str]) -> bool:
+def _quoted(calls: Sequence[TextToolCall], seen: Iterable[str]) -> bool:
     """Tell whether a call stands in what was read: as it is, or in another form, or in pieces around one."""
     wanted = [
         (

@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any, TypeGuard
 
 from ava_audit.events import Usage
-from ava_server.models.base import AssistantTurn, Bound, Known, Request, ToolSchema, Turn
+from ava_server.models.base import AssistantTurn, Bound, ReportedUsage, Request, ToolSchema, Turn
 from ava_server.models.wires.base import as_object, whole_text
 
 MOST_TOKENS = 10**9
@@ -175,7 +175,7 @@ def prompt_bound(messages: Iterable[str], tools: Sequence[ToolSchema] = ()) -> i
     return total
 
 
-class Covered:
+class CountedMessages:
     """How many bytes the messages have that an earlier call covers: counted once, though each request has them all."""
 
     def __init__(self) -> None:
@@ -195,8 +195,8 @@ class Covered:
 def bound(
     request: Request,
     wire: Callable[[Turn], Mapping[str, Any]],
-    known: Known | None,
-    counted: Covered | None = None,
+    known: ReportedUsage | None,
+    counted: CountedMessages | None = None,
 ) -> Bound:
     """Return an upper bound of one call.
 
@@ -211,7 +211,7 @@ def bound(
         system = {"role": "system", "content": request.system}
         messages = [_json(system), *(_json(wire(turn)) for turn in turns)]
         return Bound(prompt_bound(messages, request.tools), request.max_output)
-    covered = (counted or Covered()).bytes(turns[: known.turns], wire)
+    covered = (counted or CountedMessages()).bytes(turns[: known.turns], wire)
     total = max(known.prompt_tokens, covered // FLOOR_BYTES)  # what is known is a report, and a report can be wrong
     for turn in turns[known.turns :]:
         total += text_bound(_json(wire(turn))) + MESSAGE_TOKENS

@@ -14,7 +14,7 @@ from typing import Literal
 
 from ava_audit.events import AssistantMessage, ToolResult
 from ava_server.models.base import ToolUse
-from ava_server.models.text_tool_calls import EXAMPLE, Printed
+from ava_server.models.text_tool_calls import EXAMPLE, TextToolCalls
 
 REPAIRS = 2
 """Answers in a row of which nothing could be used, before the one that ends the run."""
@@ -68,7 +68,7 @@ _REPEATS, _REPEATED = 5, 120
 
 
 @dataclass(frozen=True)
-class Fault:
+class AnswerFault:
     """What was wrong with an answer of which nothing can be used.
 
     Attributes:
@@ -82,7 +82,7 @@ class Fault:
     notice: str = ""
 
 
-def fault_of(said: AssistantMessage, tokens: int, printed: Printed | None) -> Fault | None:
+def fault_of(said: AssistantMessage, tokens: int, printed: TextToolCalls | None) -> AnswerFault | None:
     """Return what is wrong with an answer that calls nothing, or None.
 
     Args:
@@ -92,13 +92,13 @@ def fault_of(said: AssistantMessage, tokens: int, printed: Printed | None) -> Fa
     """
     declined = refusal(said)
     if declined is not None:
-        return Fault("refusal", declined[:SHOWN], _declined(said))
+        return AnswerFault("refusal", declined[:SHOWN], _declined(said))
     if said.stop_reason in CUT:
-        return Fault("cut", said.text[-SHOWN:], _cut(said.text, tokens))
+        return AnswerFault("cut", said.text[-SHOWN:], _cut(said.text, tokens))
     if not said.text.strip():
-        return Fault("empty", "", _EMPTY)
+        return AnswerFault("empty", "", _EMPTY)
     if printed is not None:
-        return Fault("printed", said.text[-SHOWN:], _printed(printed.why))
+        return AnswerFault("printed", said.text[-SHOWN:], _printed(printed.why))
     return None
 
 
@@ -110,15 +110,15 @@ def refusal(said: AssistantMessage) -> str | None:
     return said.text if said.stop_reason in REFUSED else None
 
 
-def fault_in_calls(said: AssistantMessage, results: Sequence[ToolResult], *, draft: bool) -> Fault | None:
+def fault_in_calls(said: AssistantMessage, results: Sequence[ToolResult], *, draft: bool) -> AnswerFault | None:
     """Return what is wrong with an answer whose calls have all been answered, or None where one of them was of use."""
     if not results or not all(result.unusable for result in results):
         return None
     told = "\n".join(result.output for result in results)[:SHOWN]
     if said.stop_reason in REFUSED:
-        return Fault("refusal", said.text[:SHOWN] or told, _declined(said))
+        return AnswerFault("refusal", said.text[:SHOWN] or told, _declined(said))
     kind: FaultKind = "cut" if said.stop_reason in CUT else "draft" if draft else "calls"
-    return Fault(kind, told)
+    return AnswerFault(kind, told)
 
 
 def cut_call(said: AssistantMessage, calls: Sequence[ToolUse], call: ToolUse) -> str | None:

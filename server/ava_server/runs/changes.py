@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ava_audit.events import CommandRun, WorkChecked, WorktreeReady
-from ava_roles.worktree.spec import Branch, Changed
+from ava_roles.worktree.spec import Branch, ChangedFile
 from ava_roles.wrap import clean
 from ava_server.budget.run_config import Coding
 from ava_server.runs.submit import cut
@@ -32,7 +32,7 @@ _ENDED: Mapping[str, str] = {
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptChanges:
     """What became of a run's changes.
 
     Attributes:
@@ -102,7 +102,7 @@ def _line(text: str) -> str:
 
 
 def changes_of(
-    coding: Coding, ready: WorktreeReady | None, check: WorkChecked | None, kept: Kept | None, *, verified: bool
+    coding: Coding, ready: WorktreeReady | None, check: WorkChecked | None, kept: KeptChanges | None, *, verified: bool
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return what a result tells of changes: what is ours to say, and what others have named or printed.
 
@@ -113,7 +113,7 @@ def changes_of(
         kept: What became of the changes; None where nobody could look.
         verified: What is kept is what passed.
     """
-    kept = kept or Kept()
+    kept = kept or KeptChanges()
     branch = kept.branch
     files = branch.changed if branch is not None else ()
     tests = {kind: [each.path for each in files if each.test and each.kind == kind] for kind in KINDS}
@@ -151,7 +151,7 @@ def _outcome(run: CommandRun | None) -> dict[str, Any] | None:
     return None if run is None else {"passed": run.passed, "code": run.code, "seconds": run.took_s, "ended": run.ended}
 
 
-def _file(each: Changed) -> dict[str, Any]:
+def _file(each: ChangedFile) -> dict[str, Any]:
     return {"path": each.path, "kind": each.kind, "added": each.added, "removed": each.removed}
 
 

@@ -22,16 +22,16 @@ from ava_audit.events import Activity, CommandRun, WorkChecked, WorktreeReady
 from ava_audit.redaction.redact import Redactor
 from ava_audit.rows import RunRow
 from ava_roles.errors import RolesError, WorkshopFailed
-from ava_roles.tool import Place, sentence
-from ava_roles.worktree.session import Workshop, keep_left, remove
+from ava_roles.tool import ToolContext, sentence
+from ava_roles.worktree.session import WorktreeSession, keep_left, remove
 from ava_roles.worktree.spec import Branch
 from ava_roles.worktree.verify import Verdict
 from ava_roles.wrap import clean, wrap_tool_output
 from ava_server.approval.coding import order_of
 from ava_server.budget.run_config import Coding, config_of
-from ava_server.runs.changes import LATE, Kept, commit_message, how
+from ava_server.runs.changes import LATE, KeptChanges, commit_message, how
 from ava_server.runs.log import RunLog
-from ava_server.runs.result import Ended
+from ava_server.runs.result import RunResult
 from ava_server.runs.submit import SubmitArgs
 
 log = logging.getLogger("ava.worktrees")
@@ -66,7 +66,7 @@ class Worktrees:
         here = self.here(run.id)
         return keep_left(order_of(run.id, config_of(run.config)), here, self._home, message) if here.is_dir() else None
 
-    def left(self, run: RunRow, task: str = "") -> Kept | None:
+    def left(self, run: RunRow, task: str = "") -> KeptChanges | None:
         """Bring onto its branch what a run that nobody works on has changed; None for one that changes no files.
 
         Blocking.
@@ -75,10 +75,10 @@ class Worktrees:
         if coding is None:
             return None
         try:
-            return Kept(self.keep(run, commit_message(run.id, coding, task=task)))
+            return KeptChanges(self.keep(run, commit_message(run.id, coding, task=task)))
         except (RolesError, OSError) as error:
             log.warning("what %s has changed is not on a branch: %s", run.id, error)
-            return Kept(fault=str(error))
+            return KeptChanges(fault=str(error))
 
     def tidy(self, run: RunRow) -> None:
         """Remove the folder of a run that has ended, once nothing is left in it that is not on its branch. Blocking."""
@@ -111,7 +111,7 @@ MAKING = "Making the worktree"
 _CUT = "\n[… cut …]\n"
 
 
-class Working:
+class CodingWork:
     """The worktree of one run in the hands of its owner.
 
     Args:
@@ -126,7 +126,7 @@ class Working:
 
     def __init__(
         self,
-        workshop: Workshop,
+        workshop: WorktreeSession,
         worktrees: Worktrees,
         coding: Coding,
         run_log: RunLog,
@@ -144,7 +144,7 @@ class Working:
         self._ready = False
         workshop.say = lambda doing: say(self._hidden(doing))
 
-    async def begin(self) -> Ended | None:
+    async def begin(self) -> RunResult | None:
         """Make the worktree ready, or take up the one that is there; an ending where that cannot be."""
         try:
             if self._history.worktree is not None:
@@ -165,12 +165,12 @@ class Working:
         )
         return None
 
-    def place(self, place: Place) -> Place:
+    def place(self, place: ToolContext) -> ToolContext:
         """Return the place of the run's calls: the worktree, which has to be ready."""
         shop = self._workshop
         return replace(place, files=shop.files, edits=shop.edits, bench=shop.bench)
 
-    async def check(self, call_id: str | None) -> WorkChecked | Ended:
+    async def check(self, call_id: str | None) -> WorkChecked | RunResult:
         """Return how the verify command came out on what was handed over; what has been checked is not run again."""
         if self._history.check is not None:
             return self._history.check
@@ -190,11 +190,11 @@ class Working:
         await self._log.record(checked, duration_ms=_since_ms(began))
         return checked
 
-    def given_up(self, checked: WorkChecked, submitted: SubmitArgs) -> Ended | None:
+    def given_up(self, checked: WorkChecked, submitted: SubmitArgs) -> RunResult | None:
         """Return the ending of a run whose work has not passed often enough, or None."""
         if checked.number <= RETRIES:
             return None
-        return Ended(
+        return RunResult(
             "error",
             f"verification failed {checked.number} times",
             submitted,
@@ -203,10 +203,10 @@ class Working:
             what_to_do="Look at the branch and at what fails; then have it mended with retry_of and a narrower task.",
         )
 
-    async def keep(self, ended: Ended) -> Kept:
+    async def keep(self, ended: RunResult) -> KeptChanges:
         """Bring what the run has changed onto its branch, whatever ended it."""
         if self._history.worktree is None:  # nobody has worked in it
-            return Kept()
+            return KeptChanges()
         check = self._history.last_check
         task = self._history.task
         message = commit_message(
@@ -221,16 +221,16 @@ class Working:
         work = self._workshop.keep if self._ready else partial(self._as_it_was_left, self._log.run)
         if ended.status == "success" and check is not None:
             work = partial(self._as_it_was_checked, check.tree)
-        kept = Kept(fault=LATE)
+        kept = KeptChanges(fault=LATE)
         with anyio.move_on_after(self.patience_s(ended)):
             try:
-                kept = Kept(await anyio.to_thread.run_sync(work, message, abandon_on_cancel=True))
+                kept = KeptChanges(await anyio.to_thread.run_sync(work, message, abandon_on_cancel=True))
             except RolesError as error:
-                kept = Kept(fault=self._hidden(str(error)))
+                kept = KeptChanges(fault=self._hidden(str(error)))
         return kept
 
     @staticmethod
-    def patience_s(ended: Ended) -> float:
+    def patience_s(ended: RunResult) -> float:
         """Return how long `keep` may take."""
         return {"cancelled": KEEP_CANCELLED_S, "success": KEEP_SUCCESS_S}.get(ended.status, KEEP_S)
 
@@ -247,8 +247,8 @@ class Working:
         self._workshop.close()  # it may hold what is to be looked at
         return self._worktrees.keep(run, message)
 
-    def _failed(self, what: str, error: RolesError) -> Ended:
-        return Ended(
+    def _failed(self, what: str, error: RolesError) -> RunResult:
+        return RunResult(
             "error", what, error_kind=WORKSHOP, error_message=self._hidden(str(error)),
             what_to_do="Mend what the error says, then propose it again with retry_of.",
         )  # fmt: skip
@@ -310,7 +310,7 @@ class Working:
         return self._redactor.redact(clean(text)[0])[0]
 
 
-def unkept(ended: Ended, kept: Kept) -> Ended:
+def unkept(ended: RunResult, kept: KeptChanges) -> RunResult:
     """Return the ending of a run whose work passed, and could not be kept: no success."""
     return replace(
         ended,

@@ -1,4 +1,4 @@
-"""What a claimed run works with: the seam between the house, which makes it, and the loop, which uses it."""
+"""What a claimed run works with: the seam between the runtime, which makes it, and the loop, which uses it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import anyio.to_thread
 
 from ava_audit.events import RunStarted
 from ava_audit.redaction.redact import Redactor
-from ava_roles.mcp_client.running import RunServers
-from ava_roles.placeholders import Lent, means_one, misspelt, names_in
-from ava_roles.tool import Place, Tool
-from ava_roles.worktree.session import Workshop
+from ava_roles.mcp_client.running import RunMcpServers
+from ava_roles.placeholders import InjectedSecret, means_one, misspelt, names_in
+from ava_roles.tool import Tool, ToolContext
+from ava_roles.worktree.session import WorktreeSession
 from ava_server.budget.caps import DayCaps
 from ava_server.core.errors import AvaError
 from ava_server.models.base import Model
@@ -23,17 +23,17 @@ from ava_server.runs.coding import Worktrees
 
 if TYPE_CHECKING:
     from ava_roles.tool import ToolSpec
-    from ava_server.config.credentials import Access
+    from ava_server.config.credentials import Credentials
 
 
 log = logging.getLogger("ava.lending")
 
 
-class NotLent(Exception):
+class SecretRefused(Exception):
     """Raised when a call may not have what its placeholders stand for; the text goes to the model."""
 
 
-class Lending:
+class SecretInjection:
     """The secrets of one run.
 
     Args:
@@ -43,16 +43,16 @@ class Lending:
         access: Knows what is stored now.
     """
 
-    def __init__(self, role: str, approved: Mapping[str, tuple[str, ...] | None], access: Access) -> None:
+    def __init__(self, role: str, approved: Mapping[str, tuple[str, ...] | None], credentials: Credentials) -> None:
         self._role = role
         self._approved = approved
-        self._access = access
+        self._access = credentials
 
     async def refresh(self) -> None:
         """Learn what is to be hidden from now on."""
         await self._access.refresh()
 
-    async def lend(self, spec: ToolSpec, args: Mapping[str, Any]) -> tuple[Lent, ...]:
+    async def lend(self, spec: ToolSpec, args: Mapping[str, Any]) -> tuple[InjectedSecret, ...]:
         """Return the secrets that a call's placeholders name; none for a call without any.
 
         A tool that only reads here has its placeholders as the text that they are; one that writes or sends gets none
@@ -66,37 +66,39 @@ class Lending:
         made_for_it = {name: value for name, value in args.items() if name in spec.secrets}
         others = {name: value for name, value in args.items() if name not in spec.secrets}
         if means_one(others) and (spec.writes or spec.network or not spec.read_only):
-            raise NotLent(_elsewhere(spec))
+            raise SecretRefused(_elsewhere(spec))
         if misspelt(made_for_it):
-            raise NotLent("a placeholder is written {{secret:NAME}}, without blanks; write it exactly so")
+            raise SecretRefused("a placeholder is written {{secret:NAME}}, without blanks; write it exactly so")
         names = names_in(made_for_it)
         if not names:
             return ()
         for name in names:
             if name not in self._approved:
-                raise NotLent(self._not_listed(name))
+                raise SecretRefused(self._not_listed(name))
         try:
             stored = await anyio.to_thread.run_sync(lambda: self._access.secrets)
         except AvaError as error:
             log.warning("%s", error)
-            raise NotLent("no secret can be read here at the moment (`ava secret list` tells a person why)") from error
+            raise SecretRefused(
+                "no secret can be read here at the moment (`ava secret list` tells a person why)"
+            ) from error
         return tuple(self._lent(name, stored) for name in names)
 
-    def _lent(self, name: str, stored: Mapping[str, Any]) -> Lent:
+    def _lent(self, name: str, stored: Mapping[str, Any]) -> InjectedSecret:
         approved, secret = self._approved[name], stored.get(name)
         if secret is None:
-            raise NotLent(
+            raise SecretRefused(
                 f"the secret {name} is not stored here; go on without it, and say in the caveats that a person can"
                 f" store it with `ava secret set {name} --for HOST` and start this again"
             )
         hosts = frozenset(approved or ()) & frozenset(secret.hosts)
         if not hosts:
             why = "was not stored" if approved is None else "was for no host, or for others,"
-            raise NotLent(
+            raise SecretRefused(
                 f"the secret {name} {why} when this run was approved; go on without it, and say in the caveats that it"
                 f" must be started again (after `ava secret set {name} --for HOST`, where no host is named yet)"
             )
-        return Lent(name, secret.value, hosts)
+        return InjectedSecret(name, secret.value, hosts)
 
     def _not_listed(self, name: str) -> str:
         can = f"it lists {', '.join(self._approved)}" if self._approved else "it lists none"
@@ -119,7 +121,7 @@ def _nothing(_ended: bool) -> None:
 
 
 @dataclass(frozen=True)
-class Prepared:
+class RunContext:
     """Everything that a claimed run works with.
 
     Attributes:
@@ -135,14 +137,14 @@ class Prepared:
     model: Model
     started: RunStarted
     tools: Mapping[str, Tool]
-    place: Place
+    place: ToolContext
     redactor: Redactor
-    lending: Lending
+    lending: SecretInjection
     scratch: Path
     caps: DayCaps
     window: int
     worktrees: Worktrees
-    servers: RunServers = field(default_factory=RunServers)
-    workshop: Workshop | None = None
+    servers: RunMcpServers = field(default_factory=RunMcpServers)
+    workshop: WorktreeSession | None = None
     artifacts: Callable[[], list[dict[str, Any]]] = field(default=list)
     close: Callable[[bool], None] = field(default=_nothing)

@@ -17,10 +17,10 @@ from ava_audit.store.locks import Instances
 from ava_audit.store.store import Command, Store
 from ava_server.approval.proposals import SpawnLimits, texts_of
 from ava_server.budget.run_config import config_of
-from ava_server.runs.changes import LATE, Kept
+from ava_server.runs.changes import LATE, KeptChanges
 from ava_server.runs.lifecycle import Artifact, NotResumed, cancel, end_overdue, end_unanswered, resume
 from ava_server.runs.loop import ON_REQUEST
-from ava_server.runs.result import Ended
+from ava_server.runs.result import RunResult
 
 log = logging.getLogger("ava.endings")
 
@@ -32,14 +32,14 @@ KEEP_S = 8.0
 """How long it is waited for that the changes of a run are on their branch, where nobody waits for an answer."""
 
 
-class Tidying(Protocol):
+class RunCleanup(Protocol):
     """What an ending needs of what gives runs what they work with. All of it blocks."""
 
     def artifacts(self, run_id: str) -> list[Artifact]:
         """Return the files that a run has handed over."""
         ...
 
-    def left(self, run: RunRow, task: str) -> Kept | None:
+    def left(self, run: RunRow, task: str) -> KeptChanges | None:
         """Bring onto its branch what a run that nobody works on has changed; None for one that changes no files."""
         ...
 
@@ -48,7 +48,7 @@ class Tidying(Protocol):
         ...
 
 
-class Endings:
+class RunEndings:
     """Ends runs that do not end by themselves.
 
     Args:
@@ -58,11 +58,11 @@ class Endings:
         outfitter: What is asked for what a run has handed over and changed, and to remove what was only its own.
     """
 
-    def __init__(self, store: Store, instances: Instances, instance: str, outfitter: Tidying) -> None:
+    def __init__(self, store: Store, instances: Instances, instance: str, context_factory: RunCleanup) -> None:
         self._store = store
         self._instances = instances
         self._instance = instance
-        self._outfitter = outfitter
+        self._outfitter = context_factory
 
     def gone(self, rows: Sequence[RunRow]) -> frozenset[str]:
         """Return the owners of these runs that do not live any more: their locks are free. Blocking."""
@@ -82,16 +82,16 @@ class Endings:
             if not await anyio.to_thread.run_sync(self.gone, [found.run]):  # else nobody is there to answer
                 with anyio.move_on_after(CANCEL_ANSWER_S):
                     await self.ended(run_id)
-            await self.end(run_id, Ended("cancelled", ON_REQUEST, reason=reason), until=until)
+            await self.end(run_id, RunResult("cancelled", ON_REQUEST, reason=reason), until=until)
         return await self._store.read(lambda view: view.run(run_id))
 
-    async def _left_by_paused(self, run_id: str, until: float) -> tuple[Sequence[Artifact], Kept | None]:
+    async def _left_by_paused(self, run_id: str, until: float) -> tuple[Sequence[Artifact], KeptChanges | None]:
         run = await self._store.read(lambda view: view.run(run_id))
         if run is None or run.state != QUEUED or run.generation == 0:
             return (), None
         return await self._left(run, until)
 
-    async def _left(self, run: RunRow, until: float) -> tuple[Sequence[Artifact], Kept | None]:
+    async def _left(self, run: RunRow, until: float) -> tuple[Sequence[Artifact], KeptChanges | None]:
         """Return what a run has handed over, and what became of its changes: on their branch, if there is the time."""
         files = await anyio.to_thread.run_sync(self._outfitter.artifacts, run.id)
         if config_of(run.config).coding is None:
@@ -101,13 +101,13 @@ class Endings:
         with anyio.move_on_after(max(until - anyio.current_time(), LEAST_S)):
             kept = await anyio.to_thread.run_sync(self._outfitter.left, run, task, abandon_on_cancel=True)
             return files, kept
-        return files, Kept(fault=LATE)
+        return files, KeptChanges(fault=LATE)
 
     async def _tidy(self, run: RunRow, until: float) -> None:
         with anyio.move_on_after(max(until - anyio.current_time(), LEAST_S)):
             await anyio.to_thread.run_sync(self._outfitter.tidy, run, abandon_on_cancel=True)
 
-    async def end(self, run_id: str, ended: Ended, *, only_own: bool = False, until: float | None = None) -> bool:
+    async def end(self, run_id: str, ended: RunResult, *, only_own: bool = False, until: float | None = None) -> bool:
         """End a run in its owner's place, whatever that is doing; False when it has ended, or is not ours to end.
 
         Args:

@@ -32,10 +32,10 @@ from ava_audit.events import (
 )
 from ava_roles.tools.edits import EDIT_FILE, WRITE_FILE
 from ava_server.budget.caps import Purpose, paid_for
-from ava_server.models.base import AssistantTurn, Known, Request, ToolSchema, ToolTurn, ToolUse, Turn, UserTurn
-from ava_server.models.text_tool_calls import Printed, read_printed
+from ava_server.models.base import AssistantTurn, ReportedUsage, Request, ToolSchema, ToolTurn, ToolUse, Turn, UserTurn
+from ava_server.models.text_tool_calls import TextToolCalls, read_printed
 from ava_server.models.wires.base import tool_use
-from ava_server.runs.answer_faults import Fault, FaultKind, fault_in_calls, fault_of
+from ava_server.runs.answer_faults import AnswerFault, FaultKind, fault_in_calls, fault_of
 from ava_server.runs.planning import PlanState
 from ava_server.runs.submit import NAME as SUBMIT
 
@@ -85,7 +85,7 @@ class History:
     answered: bool = True
     tool_calls: int = 0
     last_message_seq: int = 0
-    known: Known | None = None
+    known: ReportedUsage | None = None
     calls: tuple[ToolUse, ...] = ()
     results: dict[str, ToolResult] = field(default_factory=dict[str, ToolResult])
     started: dict[str, ToolCall] = field(default_factory=dict[str, ToolCall])
@@ -100,7 +100,7 @@ class History:
     thinks: bool = True
     forgetful: bool = False
     said_tokens: int = 0
-    fault: Fault | None = None
+    fault: AnswerFault | None = None
     faults: tuple[FaultKind, ...] = ()
     tripped: GuardrailTripped | None = None
     failed_edits: dict[str, int] = field(default_factory=dict[str, int])
@@ -203,7 +203,7 @@ class History:
             thinking=thinking,
         )
 
-    def printed(self, text: str) -> Printed | None:
+    def printed(self, text: str) -> TextToolCalls | None:
         """Return what of an answer's words looks like tool calls."""
         if self.prefix is None:
             return None
@@ -295,7 +295,7 @@ class History:
         elif usage is not None:
             total = usage.input_tokens + usage.cache_read_tokens + usage.cache_write_tokens + usage.output_tokens
             # The answer follows as the next item; its tokens are in the count, so it is covered too.
-            self.known = Known(prompt_tokens=total, turns=len(self._items) + 1)
+            self.known = ReportedUsage(prompt_tokens=total, turns=len(self._items) + 1)
             self.said_tokens = usage.output_tokens
 
     def _said(self, seq: int, fact: AssistantMessage) -> None:
@@ -307,12 +307,12 @@ class History:
         if self.fault is None or self.fault.kind != "refusal":  # what is said in declining is no part of an answer
             self.words.append(fact.text)
         if fact.printed and self.known is not None:  # it was counted as it was printed, and is sent back as calls
-            self.known = Known(self.known.prompt_tokens, min(self.known.turns, len(self._items)))
+            self.known = ReportedUsage(self.known.prompt_tokens, min(self.known.turns, len(self._items)))
         self.results, self.started, self._arrived = {}, {}, {}
         self._results_in = False
         self._items.append(_Item(seq, AssistantTurn(fact.raw or {})))
 
-    def _judged(self, fault: Fault | None) -> None:
+    def _judged(self, fault: AnswerFault | None) -> None:
         """Fold what was wrong with the last answer; one that could be used ends the row of those that could not."""
         self.fault = fault
         self.faults = () if fault is None else (*self.faults, fault.kind)
@@ -340,7 +340,7 @@ class History:
         """Take turns out of the conversation; what was reported for it still covers those that stay."""
         if self.known is not None:
             covered = sum(not gone(item) for item in self._items[: self.known.turns])
-            self.known = Known(self.known.prompt_tokens, covered)
+            self.known = ReportedUsage(self.known.prompt_tokens, covered)
         self._edit({item.seq for item in self._items if gone(item)})
         self._items = [item for item in self._items if not gone(item)]
 

@@ -26,10 +26,10 @@ from ava_server.approval.summary import approval_line
 from ava_server.budget.caps import in_flight_purpose, unsettled
 from ava_server.budget.run_config import RunConfig, config_of
 from ava_server.core.ids import AGENT, label
-from ava_server.runs.changes import Kept
+from ava_server.runs.changes import KeptChanges
 from ava_server.runs.history import History
 from ava_server.runs.log import ending_events
-from ava_server.runs.result import Ended, build_result
+from ava_server.runs.result import RunResult, build_result
 
 TAKEOVER_WITHIN_US = 30 * 60 * 1_000_000
 """A server takes over by itself what was interrupted within the last 30 minutes; older runs wait to be resumed."""
@@ -137,7 +137,7 @@ def cancel(
     reason: str | None,
     by: CancelledBy,
     artifacts: Sequence[Artifact] = (),
-    kept: Kept | None = None,
+    kept: KeptChanges | None = None,
 ) -> Command[CancelOutcome]:
     """Ask for a run's end. A waiting or queued one ends here and now; a running one by its owner.
 
@@ -166,7 +166,7 @@ def cancel(
             assert row is not None
             return Outcome(CancelOutcome(run), (asked, *close_proposal(row, run, who, "rejected", status="cancelled")))
         when = "while it was paused" if run.generation > 0 else "before it started"
-        ended = Ended("cancelled", f"cancelled {when}", reason=reason)
+        ended = RunResult("cancelled", f"cancelled {when}", reason=reason)
         ending = _ended_without_owner(view, run, ended, artifacts=artifacts, kept=kept)
         return Outcome(CancelOutcome(run, begun=run.generation > 0), (asked, *ending))
 
@@ -176,10 +176,10 @@ def cancel(
 def end_unanswered(
     run_id: str,
     instance: str,
-    ended: Ended,
+    ended: RunResult,
     artifacts: Sequence[Artifact] = (),
     *,
-    kept: Kept | None = None,
+    kept: KeptChanges | None = None,
     only_own: bool = False,
     unread: bool = False,
 ) -> Command[bool]:
@@ -213,10 +213,10 @@ def end_unanswered(
 def _ended_without_owner(
     view: View,
     run: RunRow,
-    ended: Ended,
+    ended: RunResult,
     settled: tuple[Event, ...] = (),
     artifacts: Sequence[Artifact] = (),
-    kept: Kept | None = None,
+    kept: KeptChanges | None = None,
     *,
     unread: bool = False,
 ) -> tuple[Event, ...]:
@@ -263,7 +263,7 @@ def group_time(group: GroupRow | None, now_us: int) -> float | None:
     return max(0.0, group.timeout_s - gone_s)
 
 
-def overdue(run: RunRow, group: GroupRow | None, gone: frozenset[str], now_us: int) -> Ended | None:
+def overdue(run: RunRow, group: GroupRow | None, gone: frozenset[str], now_us: int) -> RunResult | None:
     """Return how a run without an owner ends by itself, or None: its group's clock is over, or nobody came for a day.
 
     Args:
@@ -276,10 +276,10 @@ def overdue(run: RunRow, group: GroupRow | None, gone: frozenset[str], now_us: i
         return None
     left_s = group_time(group, now_us)
     if left_s is not None and left_s <= 0:
-        return Ended("timeout", "the group's timeout")
+        return RunResult("timeout", "the group's timeout")
     since_us = max(run.queued_us or 0, run.last_us or 0, run.not_before_us or 0)
     if now_us - since_us >= ABANDONED_US:
-        return Ended("abandoned", "no Ava process that could run it was there for 24 hours")
+        return RunResult("abandoned", "no Ava process that could run it was there for 24 hours")
     return None
 
 
@@ -288,7 +288,7 @@ def end_overdue(
     gone: frozenset[str],
     artifacts: Sequence[Artifact] = (),
     *,
-    kept: Kept | None = None,
+    kept: KeptChanges | None = None,
     unread: bool = False,
 ) -> Command[bool]:
     """End a run that has no owner and whose time is over; False when that is not so (any more).

@@ -29,7 +29,7 @@ from ava_server.core.ids import AGENT
 from ava_server.models.clients import ClientPool
 from ava_server.models.factory import model_of
 from ava_server.runs.history import UNWRITTEN, History, Recipe
-from ava_server.runs.result import Ended
+from ava_server.runs.result import RunResult
 
 log = logging.getLogger("ava.run")
 RESULT_BYTES = 1_800_000
@@ -150,7 +150,7 @@ class RunLog:
 
 
 def ending_events(
-    run: RunRow, result: dict[str, Any], ended: Ended, who: Who, fence: Fence | None, active_us: int
+    run: RunRow, result: dict[str, Any], ended: RunResult, who: Who, fence: Fence | None, active_us: int
 ) -> tuple[Event, Event]:
     """Return the two entries of an ending: its words, which can be erased, and what a reducer needs, which stays.
 

@@ -21,17 +21,17 @@ from ava_server.budget.caps import unsettled
 from ava_server.budget.run_config import config_of
 from ava_server.models.base import Completion
 from ava_server.runs.answer_faults import REPAIRS, cut_call, cut_caveat, ending
-from ava_server.runs.coding import Working, unkept
-from ava_server.runs.context import Prepared
+from ava_server.runs.coding import CodingWork, unkept
+from ava_server.runs.context import RunContext
 from ava_server.runs.history import History
 from ava_server.runs.log import RunLog, cancel_reason, ending_events
-from ava_server.runs.model_call import Asking, Paused
-from ava_server.runs.planning import Planning
-from ava_server.runs.reservation import Reserving
-from ava_server.runs.result import Ended, build_result
+from ava_server.runs.model_call import ModelCalls, Paused
+from ava_server.runs.planning import Planner
+from ava_server.runs.reservation import Reservations
+from ava_server.runs.result import RunResult, build_result
 from ava_server.runs.submit import NAME as SUBMIT
 from ava_server.runs.submit import SubmitArgs, accept
-from ava_server.runs.tool_calls import ENDED_BECAUSE, Acting
+from ava_server.runs.tool_calls import ENDED_BECAUSE, ToolCalls
 from ava_server.telemetry import spans
 
 log = logging.getLogger("ava.loop")
@@ -55,7 +55,7 @@ class AgentRun:
         run: RunRow,
         who: Who,
         history: History,
-        prepared: Prepared,
+        prepared: RunContext,
         tasks: anyio.abc.TaskGroup,
     ) -> None:
         self.id = run.id
@@ -71,12 +71,12 @@ class AgentRun:
         self._log = RunLog(store, run, who, history)
         self._log.on_hold = self._note
         self._began = time.monotonic() - run.active_us / 1_000_000
-        self._planning = Planning(self._log, wanted=self._config.plans)
-        self._reserving = Reserving(
+        self._planning = Planner(self._log, wanted=self._config.plans)
+        self._reserving = Reservations(
             self._log, self._config, prepared.model, prepared.caps, prepared.window, self._began, self._planning
         )
         self._tasks = tasks
-        self._acting = Acting(
+        self._acting = ToolCalls(
             tools=prepared.tools,
             place=replace(prepared.place, say=self.say, run_id=run.id),
             history=self._history,
@@ -90,7 +90,7 @@ class AgentRun:
             say=self.say,
             tasks=tasks,
         )
-        self._asking = Asking(
+        self._asking = ModelCalls(
             self._log,
             self._config,
             prepared.model,
@@ -103,11 +103,11 @@ class AgentRun:
         self._cap = LastTurn(status="timeout", reason=f"timeout of {self._config.timeout_s:g} s")
         self._cancelled_at: float | None = None
 
-    def _at_work(self, prepared: Prepared) -> Working | None:
+    def _at_work(self, prepared: RunContext) -> CodingWork | None:
         """Return what sees to the worktree of a run that changes files."""
         if prepared.workshop is None or self._config.coding is None:
             return None
-        return Working(
+        return CodingWork(
             prepared.workshop,
             prepared.worktrees,
             self._config.coding,
@@ -128,7 +128,7 @@ class AgentRun:
         try:
             came_to = await self._to_the_end(seconds_left)
             patience_s = END_S
-            if self._working is not None and isinstance(came_to, Ended):
+            if self._working is not None and isinstance(came_to, RunResult):
                 patience_s += self._working.patience_s(came_to)
             with anyio.CancelScope(shield=True), anyio.move_on_after(patience_s):
                 ended = await self._pause(came_to) if isinstance(came_to, Paused) else came_to
@@ -145,13 +145,13 @@ class AgentRun:
             self._cancelled_at = time.monotonic()
             self.scope.cancel()
 
-    def stuck(self) -> Ended | None:
+    def stuck(self) -> RunResult | None:
         """Return how the run should have ended by now, or None: something that it waits for ignores being stopped."""
         now = time.monotonic()
         if self._cancelled_at is not None and now > self._cancelled_at + STUCK_S:
-            return Ended("cancelled", ON_REQUEST, reason=self._cancel_reason)
+            return RunResult("cancelled", ON_REQUEST, reason=self._cancel_reason)
         if self._due is not None and now > self._due + STUCK_S:
-            return Ended(self._cap.status, self._cap.reason)
+            return RunResult(self._cap.status, self._cap.reason)
         return None
 
     def say(self, doing: str) -> None:
@@ -167,7 +167,7 @@ class AgentRun:
         """Seconds that the run has been active, over all its claims."""
         return time.monotonic() - self._began
 
-    async def _to_the_end(self, seconds_left: float | None) -> Ended | Paused:
+    async def _to_the_end(self, seconds_left: float | None) -> RunResult | Paused:
         timeout = self._config.timeout_s
         left = max(timeout - self.active_s, 0.0)
         cap = LastTurn(status="timeout", reason=f"timeout of {timeout:g} s")
@@ -189,12 +189,12 @@ class AgentRun:
                 text, _hidden = self._prepared.redactor.redact(f"{type(error).__name__}: {error}")
                 turn = self._history.turn
                 await self._log.record(ErrorOccurred(error=text, kind="internal", what_to_do=_REPORT, turn=turn))
-                return Ended("error", _FAULT, error_kind="internal", error_message=text, what_to_do=_REPORT)
+                return RunResult("error", _FAULT, error_kind="internal", error_message=text, what_to_do=_REPORT)
             finally:
                 await self._prepared.servers.end()
-        return Ended("cancelled", ON_REQUEST, reason=self._cancel_reason)
+        return RunResult("cancelled", ON_REQUEST, reason=self._cancel_reason)
 
-    async def _start_servers(self, within_s: float) -> Ended | None:
+    async def _start_servers(self, within_s: float) -> RunResult | None:
         """Start the run's other MCP servers; a run that has not begun does not begin without what was approved.
 
         One that had begun goes on: its calls are told what is missing, and it can hand over what it has.
@@ -207,12 +207,12 @@ class AgentRun:
             why = await self._prepared.servers.start(self._tasks)
         if why is None or self._history.prefix is not None:
             return None
-        return Ended(
+        return RunResult(
             "error", "an MCP server is not as it was approved", error_kind="mcp_server", error_message=why,
             what_to_do="Nothing was spent. Propose it anew; `ava doctor` tells how each MCP server is.",
         )  # fmt: skip
 
-    async def _within(self, work_s: float, left_s: float, cap: LastTurn) -> Ended | Paused:
+    async def _within(self, work_s: float, left_s: float, cap: LastTurn) -> RunResult | Paused:
         """Work for `work_s` seconds; when they are over, wrap up in what is left of `left_s`."""
         if self._history.prefix is None:
             await self._log.record(self._prepared.started)
@@ -220,16 +220,16 @@ class AgentRun:
             return await self._work()
         last = self._reserving.cap = self._reserving.cap or cap
         if self._working is not None and self._history.worktree is None:  # nothing was done that could be wrapped up
-            return Ended(last.status, last.reason)
+            return RunResult(last.status, last.reason)
         if (ended := await self._handed_over_in_time()) is not None:
             return ended
         with anyio.move_on_after(max(left_s - work_s, 0.0)):
             if self._history.answered:
                 await self._refuse_open("the time for tools is over")
             return await self._turns()
-        return Ended(last.status, last.reason)
+        return RunResult(last.status, last.reason)
 
-    async def _handed_over_in_time(self) -> Ended | None:
+    async def _handed_over_in_time(self) -> RunResult | None:
         """Take a result that stands in the log, and that the end of the time kept from being looked at: it is paid."""
         if not self._history.answered or all(call.name != SUBMIT for call in self._history.open_calls()):
             return None
@@ -237,7 +237,7 @@ class AgentRun:
             return await self._take_up()
         return None
 
-    async def _work(self) -> Ended | Paused:
+    async def _work(self) -> RunResult | Paused:
         if self._working is not None:
             if (ended := await self._working.begin()) is not None:
                 return ended
@@ -245,28 +245,28 @@ class AgentRun:
         ended = await self._take_up()
         return ended if ended is not None else await self._turns()
 
-    async def _take_up(self) -> Ended | None:
+    async def _take_up(self) -> RunResult | None:
         """Finish the turn that a crash cut off: its answer is in the log, but not all that follows from it."""
         said = self._history.answer
         if said is None or not self._history.answered:
             return None
         return await self._act(Completion(text=said.text, calls=self._history.calls, raw=said.raw or {}, usage=None))
 
-    async def _turns(self) -> Ended | Paused:
+    async def _turns(self) -> RunResult | Paused:
         while True:
             asked = await self._reserving.next()
-            answer = asked if isinstance(asked, Ended) else await self._asking.once(*asked)
+            answer = asked if isinstance(asked, RunResult) else await self._asking.once(*asked)
             if isinstance(answer, Paused):
                 return answer
             if answer is None or await self._planning.takes(answer):
                 continue
-            ended = answer if isinstance(answer, Ended) else await self._act(answer)
+            ended = answer if isinstance(answer, RunResult) else await self._act(answer)
             if ended is not None:
                 return ended
 
     # -- act ------------------------------------------------------------------------------------------------------
 
-    async def _act(self, completion: Completion) -> Ended | None:
+    async def _act(self, completion: Completion) -> RunResult | None:
         """Do what the answer asks for; an ending when a result was handed over, or nothing more can be.
 
         What has been done of it before a crash stands in the history, and is not done again.
@@ -284,20 +284,22 @@ class AgentRun:
         last = self._history.last or self._reserving.cap  # as it was asked: calls that have begun count by now
         if last is not None:
             await self._refuse_open("the limits are reached, only submit_result was accepted")
-            return Ended(last.status, last.reason)
+            return RunResult(last.status, last.reason)
         await self._acting.run(completion.calls)
         if self._history.tripped is not None:
-            return Ended("guardrail", ENDED_BECAUSE.get(self._history.tripped.guardrail, "a guardrail"))
+            return RunResult("guardrail", ENDED_BECAUSE.get(self._history.tripped.guardrail, "a guardrail"))
         return self._worn_out()
 
-    async def _checked(self, completion: Completion, submitted: SubmitArgs, call_id: str | None = None) -> Ended | None:
+    async def _checked(
+        self, completion: Completion, submitted: SubmitArgs, call_id: str | None = None
+    ) -> RunResult | None:
         """Take a result, of a run that changes files once its work passes; None when it has to be mended first."""
         if self._working is None or self._reserving.last_turn() is not None:
             return self._handed_over(submitted, call_id)
         checked = await self._working.check(call_id)
         if isinstance(checked, WorkChecked) and checked.verify.passed:
             return self._handed_over(submitted, call_id)
-        told = checked.stop_reason if isinstance(checked, Ended) else checked.told
+        told = checked.stop_reason if isinstance(checked, RunResult) else checked.told
         for call in completion.calls:
             if call.call_id in self._history.results:
                 continue
@@ -305,17 +307,17 @@ class AgentRun:
                 await self._acting.answer(call, told)
             else:
                 await self._acting.refuse(call, "a result was handed over with it")
-        if isinstance(checked, Ended):
+        if isinstance(checked, RunResult):
             return replace(checked, submitted=submitted)
         return self._working.given_up(checked, submitted)
 
-    def _handed_over(self, submitted: SubmitArgs, call_id: str | None = None) -> Ended:
+    def _handed_over(self, submitted: SubmitArgs, call_id: str | None = None) -> RunResult:
         last = self._reserving.last_turn()
         if last is not None:
-            return Ended(last.status, last.reason, submitted, call_id=call_id)
-        return Ended("success", "the subagent handed over its result", submitted, call_id=call_id)
+            return RunResult(last.status, last.reason, submitted, call_id=call_id)
+        return RunResult("success", "the subagent handed over its result", submitted, call_id=call_id)
 
-    async def _plain(self, completion: Completion) -> Ended | None:
+    async def _plain(self, completion: Completion) -> RunResult | None:
         """Take plain text instead of the call as the output; what is none is asked for again, at most twice.
 
         In the last turn a text that is at fault is taken too, but for the words of a refusal.
@@ -325,9 +327,9 @@ class AgentRun:
         if fault is not None and last is None:
             return self._worn_out()
         if last is not None and (not text.strip() or (fault is not None and fault.kind == "refusal")):
-            return Ended(last.status, last.reason)
+            return RunResult(last.status, last.reason)
         if self._config.output_schema is not None:
-            return Ended(
+            return RunResult(
                 "error", "plain text where a result in a given form was asked for",
                 error_kind="bad_output", error_message=text[:4_000],
                 what_to_do="Ask again, or leave output_schema out.",
@@ -337,15 +339,15 @@ class AgentRun:
         caveats = [cut_caveat(self._history.said_tokens)] if cut else []
         return await self._checked(completion, SubmitArgs(summary=first, output=text, caveats=caveats))
 
-    def _worn_out(self) -> Ended | None:
+    def _worn_out(self) -> RunResult | None:
         """Return the ending of a run whose model answers again and again with nothing that can be used."""
         fault, kinds = self._history.fault, self._history.faults
         if fault is None or len(kinds) <= REPAIRS or self._reserving.last_turn() is not None:
             return None
         reason, kind, what_to_do = ending(kinds)
-        return Ended("error", reason, error_kind=kind, error_message=fault.detail, what_to_do=what_to_do)
+        return RunResult("error", reason, error_kind=kind, error_message=fault.detail, what_to_do=what_to_do)
 
-    async def _repair(self, completion: Completion, call_id: str, fault: str) -> Ended | None:
+    async def _repair(self, completion: Completion, call_id: str, fault: str) -> RunResult | None:
         """Tell the model what is wrong with its result; after two repairs the run ends with the raw draft kept."""
         for call in completion.calls:
             if call.call_id not in self._history.results:
@@ -353,9 +355,9 @@ class AgentRun:
                 await self._acting.refuse(call, why, unusable=True)
         last = self._reserving.last_turn()
         if last is not None:
-            return Ended(last.status, last.reason)
+            return RunResult(last.status, last.reason)
         if self._history.malformed > REPAIRS:
-            return Ended(
+            return RunResult(
                 "error", "the result could not be brought into the form asked for", error_kind="bad_output",
                 error_message=fault, what_to_do="Ask again with a simpler output_schema, or without one.",
             )  # fmt: skip
@@ -366,7 +368,7 @@ class AgentRun:
         for call in self._history.open_calls():
             await self._acting.refuse(call, why)
 
-    async def _pause(self, paused: Paused) -> Ended | None:
+    async def _pause(self, paused: Paused) -> RunResult | None:
         """Give the run back to the queue, until its provider takes calls again; its clock stands still meanwhile.
 
         One that somebody has cancelled by now ends instead.
@@ -377,9 +379,9 @@ class AgentRun:
             self.say(f"Paused: {paused.why}")
             return None
         on_record = await self._log.read(lambda view: cancel_reason(view, self.id))
-        return Ended("cancelled", ON_REQUEST, reason=self._cancel_reason or on_record)
+        return RunResult("cancelled", ON_REQUEST, reason=self._cancel_reason or on_record)
 
-    async def _end(self, ended: Ended) -> None:
+    async def _end(self, ended: RunResult) -> None:
         """Record the ending and its result under the claim."""
         await self._log.write_kept()
         run = await self._log.read(lambda view: view.run(self.id))

@@ -24,8 +24,8 @@ from ava_audit.store.locks import Instances
 from ava_audit.store.store import Store
 from ava_audit.view import View
 from ava_server.core.ids import AGENT
-from ava_server.runs.context import Prepared
-from ava_server.runs.endings import Endings, Tidying
+from ava_server.runs.context import RunContext
+from ava_server.runs.endings import RunCleanup, RunEndings
 from ava_server.runs.history import History
 from ava_server.runs.lifecycle import (
     NotClaimed,
@@ -39,7 +39,7 @@ from ava_server.runs.lifecycle import (
 )
 from ava_server.runs.log import cancel_reason
 from ava_server.runs.loop import AgentRun
-from ava_server.runs.result import Ended
+from ava_server.runs.result import RunResult
 from ava_server.service.responses import RunAnswer
 from ava_server.service.status import INTERRUPTED, WAITS, Alive
 from ava_server.telemetry import spans
@@ -63,11 +63,11 @@ FAULTS = 2
 """A run that was dropped so often by a fault of ours is not taken up again by this process."""
 
 
-class CannotHonour(Exception):
+class ConfigNotSupported(Exception):
     """Raised when this instance cannot run a run as it was approved; says what it waits for."""
 
 
-class Outfitter(Tidying, Protocol):
+class RunContextFactory(RunCleanup, Protocol):
     """What gives a run everything that it works with, and takes it away again."""
 
     async def honour(self, run: RunRow) -> None:
@@ -78,7 +78,7 @@ class Outfitter(Tidying, Protocol):
         """
         ...
 
-    async def prepare(self, run: RunRow, history: History) -> Prepared:
+    async def prepare(self, run: RunRow, history: History) -> RunContext:
         """Make everything that a claimed run works with.
 
         Raises:
@@ -114,20 +114,20 @@ class Manager:
         instance: str,
         serves: Callable[[RunRow], bool],
         slots: Slots,
-        outfitter: Outfitter,
+        context_factory: RunContextFactory,
         *,
         hire: Callable[[], Awaitable[None]] | None = None,
         grace_s: float = GRACE_S,
     ) -> None:
         self.instance = instance
         self.waiting_for: dict[str, str] = {}
-        self.endings = Endings(store, instances, instance, outfitter)
+        self.endings = RunEndings(store, instances, instance, context_factory)
         self.idle_since: float | None = None
         self.out_of_reach: str | None = None
         self._store = store
         self._serves = serves
         self._slots = slots
-        self._outfitter = outfitter
+        self._outfitter = context_factory
         self._hire = hire
         self._grace_s = grace_s
         self._owned: dict[str, AgentRun | None] = {}
@@ -295,7 +295,7 @@ class Manager:
             return await self._take(row, gone, tasks)
         except AuditError:
             raise
-        except (CannotHonour, OSError) as error:  # it may pass: looked at again, less and less often
+        except (ConfigNotSupported, OSError) as error:  # it may pass: looked at again, less and less often
             self._waits(row.id, str(error))
             self._look_later(row.id)
         except Exception:
@@ -321,7 +321,7 @@ class Manager:
         if self._faults[run_id] < FAULTS:
             return
         why = "it was dropped twice by a fault, written to the server's standard error"
-        ended = Ended(
+        ended = RunResult(
             "error", "a fault of Ava itself", error_kind="internal", error_message=why, what_to_do="Report it."
         )
         try:
@@ -381,7 +381,7 @@ class Manager:
         tasks.start_soon(self._drive, owned, run, prepared)
         return True
 
-    async def _drive(self, owned: AgentRun, run: RunRow, prepared: Prepared) -> None:
+    async def _drive(self, owned: AgentRun, run: RunRow, prepared: RunContext) -> None:
         try:
             if run.id in self._asked:  # asked for while the log could not take it
                 owned.cancel(self._asked[run.id])

@@ -14,9 +14,9 @@ import anyio
 import anyio.to_thread
 
 from ava_roles.errors import ToolFailed
-from ava_roles.mcp_client.connection import Known, Listing, Means, look
+from ava_roles.mcp_client.connection import LaunchContext, ToolDiscovery, ToolListing, look
 from ava_roles.mcp_client.entry import ServerEntry, server_of
-from ava_roles.mcp_client.running import ForeignTool, RunServers
+from ava_roles.mcp_client.running import McpTool, RunMcpServers
 from ava_roles.placeholders import PLACEHOLDER, names_in
 from ava_roles.role import Role
 from ava_roles.sandbox.removal import remove_tree
@@ -45,7 +45,7 @@ def entries_of(settings: Settings) -> Mapping[str, ServerEntry]:
     }
 
 
-class Foreign:
+class McpServers:
     """The MCP servers that are configured here.
 
     Args:
@@ -67,9 +67,9 @@ class Foreign:
         self._settings = settings
         self._secrets = secrets
         self._sandbox = sandbox
-        self._known = Known(self._looking)
+        self._known = ToolDiscovery(self._looking)
 
-    async def listings(self, role: Role) -> Mapping[str, Listing]:
+    async def listings(self, role: Role) -> Mapping[str, ToolListing]:
         """Return what the servers offer that a role names, asked now where nobody knows; 10 s at most."""
         names = dict.fromkeys(server for tool in role.tools if (server := server_of(tool)) is not None)
         return await self._known.offers(self.entries[name] for name in names if name in self.entries)
@@ -84,7 +84,7 @@ class Foreign:
                 return f"the MCP server {name} is configured otherwise than it was when this was approved"
         return None
 
-    def of_run(self, config: RunConfig, run_id: str, scratch: Path, sandbox: Sandbox | None) -> RunServers:
+    def of_run(self, config: RunConfig, run_id: str, scratch: Path, sandbox: Sandbox | None) -> RunMcpServers:
         """Return the servers of a run, not yet started.
 
         Args:
@@ -95,7 +95,7 @@ class Foreign:
         """
         uses = used(config)
         if not uses:
-            return RunServers()
+            return RunMcpServers()
 
         approved = {
             name: [tool.offered(full) for full, tool in use.tools.items() if full in config.tools]
@@ -103,11 +103,11 @@ class Foreign:
         }
         means = self._means(run_id, scratch, sandbox or not_looked_for())
         changed = self._known.forget  # what was remembered is no longer so: the next proposal asks again
-        return RunServers({name: self.entries[name] for name in uses}, approved, means, changed=changed)
+        return RunMcpServers({name: self.entries[name] for name in uses}, approved, means, changed=changed)
 
-    async def look(self, names: Iterable[str]) -> Mapping[str, Listing]:
+    async def look(self, names: Iterable[str]) -> Mapping[str, ToolListing]:
         """Ask servers now, side by side and each for 10 s at most, for somebody who wants to know how they are."""
-        found: dict[str, Listing] = {}
+        found: dict[str, ToolListing] = {}
 
         async def one(entry: ServerEntry) -> None:
             found[entry.name] = await look(entry, await self._looking(entry))
@@ -124,11 +124,11 @@ class Foreign:
                 if left.stat().st_mtime < time.time() - LEFT_S:
                     remove_tree(left)
 
-    async def _looking(self, entry: ServerEntry) -> Means:
+    async def _looking(self, entry: ServerEntry) -> LaunchContext:
         wanted = self._sandbox if entry.command is not None else not_looked_for
         return self._means(LOOKING, self._settings.paths.scratch, await anyio.to_thread.run_sync(wanted))
 
-    def _means(self, run_id: str, scratch: Path, sandbox: Sandbox | Unavailable) -> Means:
+    def _means(self, run_id: str, scratch: Path, sandbox: Sandbox | Unavailable) -> LaunchContext:
         def folder(name: str) -> Path:
             scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
             return Path(tempfile.mkdtemp(prefix=f"{FOLDERS}{name}-", dir=scratch))
@@ -137,7 +137,7 @@ class Foreign:
             return filled(values, url, self._secrets)
 
         settings = self._settings
-        return Means(run_id, sandbox, settings.sandbox.read_only, (settings.data_root,), folder, fill)
+        return LaunchContext(run_id, sandbox, settings.sandbox.read_only, (settings.data_root,), folder, fill)
 
 
 def used(config: RunConfig) -> Mapping[str, ForeignUse]:
@@ -145,10 +145,10 @@ def used(config: RunConfig) -> Mapping[str, ForeignUse]:
     return {name: use for name, use in config.foreign.items() if any(tool in config.tools for tool in use.tools)}
 
 
-def foreign_tools(config: RunConfig, servers: RunServers) -> Mapping[str, Tool]:
+def foreign_tools(config: RunConfig, servers: RunMcpServers) -> Mapping[str, Tool]:
     """Return the tools that a run has of its servers."""
     return {
-        full: ForeignTool(name, tool.offered(full), servers, network=use.remote or use.network, program=not use.remote)
+        full: McpTool(name, tool.offered(full), servers, network=use.remote or use.network, program=not use.remote)
         for name, use in used(config).items()
         for full, tool in use.tools.items()
         if full in config.tools

@@ -26,7 +26,7 @@ from ava_server.runs.answer_faults import CUT, REFUSED
 from ava_server.runs.log import RunLog
 from ava_server.runs.planning import DOING
 from ava_server.runs.reservation import UNKNOWN_ATTEMPTS
-from ava_server.runs.result import Ended
+from ava_server.runs.result import RunResult
 from ava_server.telemetry import spans
 
 EVERY_S = 0.4
@@ -35,7 +35,7 @@ CHARS_PER_TOKEN = 4
 """An estimate for the eye, of thinking and of arguments too; what is paid for is what the provider counts."""
 
 
-class Heard:
+class StreamProgress:
     """Counts the pieces of one answer, and shows the count some time after each of them, also after the last.
 
     There is a timer only while something is not shown yet.
@@ -99,7 +99,7 @@ class Paused:
     why: str
 
 
-class Asking:
+class ModelCalls:
     """Makes the model calls of one run."""
 
     def __init__(
@@ -120,7 +120,7 @@ class Asking:
         self._begun = begun
         self._tried = (0, 0)  # the turn at hand, and its attempts under this claim
 
-    async def once(self, reserved: Reservation, request: Request) -> Completion | Ended | Paused | None:
+    async def once(self, reserved: Reservation, request: Request) -> Completion | RunResult | Paused | None:
         """Make one attempt and settle it; None when another attempt shall follow."""
         began = time.monotonic()
         doing = DOING[reserved.fact.phase] if reserved.fact.phase else "Thinking"
@@ -131,7 +131,7 @@ class Asking:
             sending = True
             with spans.chat(self._log.run, self._log.history.prefix, reserved.fact) as span:
                 async with self._model.stream(request) as stream:
-                    with Heard(doing, self._say) as heard:
+                    with StreamProgress(doing, self._say) as heard:
                         async for delta in stream:
                             heard.add(delta)
                 completion = stream.completion
@@ -178,7 +178,9 @@ class Asking:
         except EntryTooLarge as error:  # it is paid for all the same, with what the provider said it cost
             fact = ErrorOccurred(error=str(error), kind="bad_answer", turn=held.turn, attempt=held.attempt)
             await self._log.append([event, self._log.event(fact)])
-            return Ended("error", "an answer too large to be kept", error_kind="bad_answer", error_message=str(error))
+            return RunResult(
+                "error", "an answer too large to be kept", error_kind="bad_answer", error_message=str(error)
+            )
         return completion
 
     def _with_printed_calls(self, completion: Completion, turn: int, message: MessageMaker) -> Completion:
@@ -188,7 +190,7 @@ class Asking:
         printed = self._log.history.printed(completion.text)
         return with_calls(completion, printed, turn, message) if printed is not None and printed.calls else completion
 
-    async def _failed(self, reserved: Reservation, error: ModelError, took_ms: int) -> Ended | Paused | None:
+    async def _failed(self, reserved: Reservation, error: ModelError, took_ms: int) -> RunResult | Paused | None:
         """Settle a failed attempt, and wait for the next one if there is any point in it."""
         settlement: Settlement = "unknown" if may_have_been_billed(error) else "not_billed"
         held = reserved.fact
@@ -218,7 +220,7 @@ class Asking:
         if again and wait_s is not None and wait_s > PAUSE_MOST_S:
             until_us = now_us() + round(wait_s * US_PER_S)
             reason = f"{self._config.provider} takes no more calls until {iso_second(until_us)}; no run waits so long"
-        return Ended("error", reason, error_kind=error.kind, error_message=str(error), what_to_do=error.what_to_do)
+        return RunResult("error", reason, error_kind=error.kind, error_message=str(error), what_to_do=error.what_to_do)
 
     def _pause(self, wait_s: float) -> Paused:
         # Not all at the same moment: what one limit stopped would run into it again together.

@@ -24,7 +24,7 @@ from ava_server.runs.answer_faults import CUT
 
 if TYPE_CHECKING:
     from ava_server.runs.log import RunLog
-    from ava_server.runs.result import Ended
+    from ava_server.runs.result import RunResult
 
 DOING: Mapping[PlanPhase, str] = {
     "analysis": "Analysing the task",
@@ -101,7 +101,7 @@ class PlanState:
         return PlanReady(plan=self.corrected or self.draft, reviewed=self.reviewed)
 
 
-class Planning:
+class Planner:
     """The planning of one run in the hands of its owner.
 
     Attributes:
@@ -136,7 +136,7 @@ class Planning:
         if reserved.phase is not None and reserved.attempt == 1:
             await self._log.record(Activity(activity=DOING[reserved.phase]))
 
-    async def takes(self, answer: Completion | Ended) -> bool:
+    async def takes(self, answer: Completion | RunResult) -> bool:
         """Take the answer of a planning call, or the error in its place; False for what is not planning's."""
         if not self._history.planning.on:
             return False

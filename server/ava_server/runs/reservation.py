@@ -8,14 +8,23 @@ from dataclasses import dataclass
 
 from ava_audit.events import CostReserved, LastTurn, PlanPhase
 from ava_audit.units import format_usd
-from ava_server.budget.caps import Asked, CapReached, DayCaps, Messages, Reservation, messages_first, reserve, unsettled
+from ava_server.budget.caps import (
+    CapReached,
+    CapRequest,
+    DayCaps,
+    Reservation,
+    UnreadMessages,
+    messages_first,
+    reserve,
+    unsettled,
+)
 from ava_server.budget.run_config import RunConfig
 from ava_server.models.base import Bound, Model, Request
 from ava_server.models.pricing.prices import reserve_micros
 from ava_server.runs.history import Recipe
 from ava_server.runs.log import RunLog
-from ava_server.runs.planning import Planning, to_work
-from ava_server.runs.result import Ended
+from ava_server.runs.planning import Planner, to_work
+from ava_server.runs.result import RunResult
 
 LEAST_TO_THINK = 2_048
 """With fewer tokens of output a call does not think; with more it may think for half of them."""
@@ -44,7 +53,7 @@ class _Notice:
     phase: PlanPhase | None = None
 
 
-class Reserving:
+class Reservations:
     """Reserves the calls of one run.
 
     Attributes:
@@ -59,7 +68,7 @@ class Reserving:
         caps: DayCaps,
         window: int,
         began: float,
-        planning: Planning,
+        planning: Planner,
     ) -> None:
         self.cap = run_log.history.last  # a run that was taken up in its wrap-up stays there
         self._log = run_log
@@ -79,7 +88,7 @@ class Reserving:
         """Seconds that the run has been active, over all its claims."""
         return time.monotonic() - self._began
 
-    async def next(self) -> tuple[Reservation, Request] | Ended:
+    async def next(self) -> tuple[Reservation, Request] | RunResult:
         """Hold the next call's worst case, smaller or as the wrap-up if that is all that fits."""
         history = self._history
         if not history.answered:
@@ -88,7 +97,7 @@ class Reserving:
         turn = self._next_turn()
         attempt = 1 if history.answered else history.attempt + 1
         if not history.answered and history.unknown_attempts >= UNKNOWN_ATTEMPTS:
-            return Ended("error", UNKNOWN, error_kind="dropped", error_message=UNKNOWN, what_to_do=UNKNOWN_ADVICE)
+            return RunResult("error", UNKNOWN, error_kind="dropped", error_message=UNKNOWN, what_to_do=UNKNOWN_ADVICE)
         notice = self._notice(attempt)
         most, bare = self._config.max_output, False
         while True:
@@ -98,13 +107,13 @@ class Reserving:
             request, asked = self._ask_for(turn, attempt, self._wrap_output if last else most, last, notice, bare)
             command = reserve(self._log.fence, self._log.who, asked, self._caps)
             answer = await self._log.do(messages_first(self._log.run.id, self._looked, command), self._granted)
-            if isinstance(answer, Messages):
+            if isinstance(answer, UnreadMessages):
                 continue
             if isinstance(answer, Reservation):
                 await self._planning.began(answer.fact)
                 return answer, request
             if last is not None and bare:  # not even the wrap-up fits: the run ends with what it has
-                return Ended(last.status, last.reason)
+                return RunResult(last.status, last.reason)
             if (
                 last is not None
             ):  # a long message can make it too large for what was kept: without old results it may fit
@@ -129,7 +138,7 @@ class Reserving:
 
     def _ask_for(
         self, turn: int, attempt: int, output: int, last: LastTurn | None, notice: _Notice, bare: bool
-    ) -> tuple[Request, Asked]:
+    ) -> tuple[Request, CapRequest]:
         """Return a request, and what has to be reserved for it; a bare one leaves out all that may be left out."""
         history = self._history
         upto = history.last_message_seq
@@ -164,7 +173,7 @@ class Reserving:
             thinking=thinking,
             request_sha=hashlib.sha256(self._model.encode(request)).hexdigest(),
         )
-        return request, Asked(fact, prompt + output, 0 if last else wrap.prompt_tokens + wrap.output_tokens)
+        return request, CapRequest(fact, prompt + output, 0 if last else wrap.prompt_tokens + wrap.output_tokens)
 
     def _thinking(self, output: int, recipe: Recipe) -> int:
         """Return how many of a call's tokens the model may think.
@@ -176,12 +185,12 @@ class Reserving:
             return 0
         return output // 2 if self._model.may_think(self._history.turns(recipe)) else 0
 
-    def _granted(self, answer: Reservation | CapReached | Messages) -> None:
+    def _granted(self, answer: Reservation | CapReached | UnreadMessages) -> None:
         """Take up what the log has now: a reservation, or what others wrote to the run, which goes before it."""
         if isinstance(answer, Reservation):
             self._looked = answer.seq
             self._history.add(answer.seq, answer.fact)
-        elif isinstance(answer, Messages):
+        elif isinstance(answer, UnreadMessages):
             for entry in answer.entries:
                 self._looked = entry.seq
                 if entry.fact is not None:
@@ -293,7 +302,7 @@ def _last_words(cap: LastTurn) -> str:
     )
 
 
-def _cap_words(reached: CapReached, asked: Asked) -> str:
+def _cap_words(reached: CapReached, asked: CapRequest) -> str:
     """Return which cap the next call does not fit, with what it can take at most and what is left."""
     if reached.cap == "overrun":
         return "a call cost more than it could by the provider's own limits"

@@ -17,7 +17,7 @@ from ava_audit.rows import RunRow
 from ava_audit.units import cents
 from ava_server.budget.run_config import config_of
 from ava_server.models.pricing.prices import COST_PARTS
-from ava_server.runs.changes import Kept, changes_of
+from ava_server.runs.changes import KeptChanges, changes_of
 from ava_server.runs.history import History
 from ava_server.runs.submit import NAME as SUBMIT
 from ava_server.runs.submit import Finding, SubmitArgs, accept, cut, findings_in
@@ -189,7 +189,7 @@ LOOKED_AT = "Looked at; nothing was concluded from it before the run ended."
 
 
 @dataclass(frozen=True)
-class Ended:
+class RunResult:
     """How a run ended.
 
     Attributes:
@@ -216,12 +216,12 @@ class Ended:
 def build_result(
     run: RunRow,
     history: History,
-    ended: Ended,
+    ended: RunResult,
     artifacts: list[dict[str, Any]],
     active_s: float,
     *,
     near: bool = True,
-    kept: Kept | None = None,
+    kept: KeptChanges | None = None,
 ) -> dict[str, Any]:
     """Return the result of a run, complete, as `SubagentComplete` stores it.
 

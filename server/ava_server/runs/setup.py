@@ -23,9 +23,9 @@ from ava_roles.role import parse_role
 from ava_roles.sandbox.paths import Root
 from ava_roles.sandbox.removal import remove_tree
 from ava_roles.sandbox.sandbox import Sandbox, Unavailable
-from ava_roles.tool import Place, Tool
+from ava_roles.tool import Tool, ToolContext
 from ava_roles.tools.shell import RunBash
-from ava_roles.worktree.session import Workshop
+from ava_roles.worktree.session import WorktreeSession
 from ava_server.approval.coding import order_of
 from ava_server.approval.context_from import NAME as READ_RESULT
 from ava_server.approval.context_from import ReadSubagentResult, listed
@@ -37,17 +37,17 @@ from ava_server.config.search_engines import ApprovedSearch
 from ava_server.core.errors import AvaError, ConfigError
 from ava_server.models.factory import model_of, parameters
 from ava_server.models.selection import Choice, choose
-from ava_server.runs.changes import Kept
+from ava_server.runs.changes import KeptChanges
 from ava_server.runs.coding import Worktrees
-from ava_server.runs.context import Lending, Prepared
+from ava_server.runs.context import RunContext, SecretInjection
 from ava_server.runs.history import History
-from ava_server.runs.manager import CannotHonour
+from ava_server.runs.manager import ConfigNotSupported
 from ava_server.runs.mcp_servers import foreign_tools
 from ava_server.runs.submit import schema as submit_schema
 from ava_server.runs.tools import RUN_TOOL_NAMES, run_tools
 
 if TYPE_CHECKING:
-    from ava_server.service.runtime import House
+    from ava_server.service.runtime import Runtime
 
 log = logging.getLogger("ava.outfitting")
 
@@ -60,12 +60,12 @@ OPENINGS = 4
 T = TypeVar("T")
 
 
-class Outfitting:
+class RunSetup:
     """Gives runs what they work with, from what a process has open."""
 
-    def __init__(self, house: House) -> None:
-        self.worktrees = Worktrees(house.settings.paths.worktrees, Path.home())
-        self._house = house
+    def __init__(self, runtime: Runtime) -> None:
+        self.worktrees = Worktrees(runtime.settings.paths.worktrees, Path.home())
+        self._house = runtime
         self._opening = anyio.CapacityLimiter(OPENINGS)
 
     async def honour(self, run: RunRow) -> None:
@@ -79,19 +79,19 @@ class Outfitting:
         here = {*self._house.tools, *RUN_TOOL_NAMES, *(name for use in config.foreign.values() for name in use.tools)}
         missing = [name for name in config.tools if name not in here]
         if missing:
-            raise CannotHonour(f"the tool {missing[0]} is not available in this version")
+            raise ConfigNotSupported(f"the tool {missing[0]} is not available in this version")
         await self._search(config)
         if (why := self._house.foreign.cannot(config)) is not None:
-            raise CannotHonour(why)
+            raise ConfigNotSupported(why)
         if await self._house.store.read(lambda view: texts_of(view, run)) is None:
-            raise CannotHonour("its task was erased")
+            raise ConfigNotSupported("its task was erased")
         await self._confined(config.confinement)
         await self._as_it_began(run)
         workspace = config.workspace
         if workspace:
             await self._opened(lambda: _open_workspace(workspace).close())
 
-    async def prepare(self, run: RunRow, history: History) -> Prepared:
+    async def prepare(self, run: RunRow, history: History) -> RunContext:
         """Make everything that a claimed run works with.
 
         Raises:
@@ -100,7 +100,7 @@ class Outfitting:
         config = config_of(run.config)
         texts = await self._house.store.read(lambda view: texts_of(view, run))
         if texts is None:
-            raise CannotHonour("its task was erased")
+            raise ConfigNotSupported("its task was erased")
         choice = replace(await self._choice(config), price=config.to_price())  # the price that was approved
         scratch = self._house.settings.paths.scratch / run.id
         results = ReadSubagentResult(self._house.store, run.user_id, config.context_from)
@@ -140,11 +140,11 @@ class Outfitting:
             if ended:
                 self.tidy(run)
 
-        return Prepared(
+        return RunContext(
             model=model,
             started=started,
             tools=own,
-            place=Place(
+            place=ToolContext(
                 files=files,
                 fetch=self._house.fetcher if networked else None,
                 search=search,
@@ -153,8 +153,8 @@ class Outfitting:
                 sandbox=sandbox if bench is not None or workshop is not None else None,
                 bench=bench,
             ),
-            redactor=self._house.access.redactor,
-            lending=Lending(config.role, config.secrets, self._house.access),
+            redactor=self._house.credentials.redactor,
+            lending=SecretInjection(config.role, config.secrets, self._house.credentials),
             scratch=scratch,
             servers=servers,
             caps=self._house.day_caps(run.user_id),
@@ -177,7 +177,7 @@ class Outfitting:
         try:
             model_of(entry.fact.model, entry.fact.parameters, None, self._house.clients)
         except ConfigError as error:
-            raise CannotHonour(str(error)) from error
+            raise ConfigNotSupported(str(error)) from error
         await self._confined(entry.fact.confinement)
 
     async def _confined(self, approved: str) -> Sandbox | None:
@@ -190,9 +190,11 @@ class Outfitting:
             return None
         found = await anyio.to_thread.run_sync(self._house.sandbox, limiter=self._opening)
         if isinstance(found, Unavailable):
-            raise CannotHonour(f"what it runs cannot be confined here: {found.why}")
+            raise ConfigNotSupported(f"what it runs cannot be confined here: {found.why}")
         if strength(found.kind) < strength(approved):
-            raise CannotHonour(f"what it runs is to be confined by {approved}, and here it would be by {found.kind}")
+            raise ConfigNotSupported(
+                f"what it runs is to be confined by {approved}, and here it would be by {found.kind}"
+            )
         return found
 
     async def _choice(self, config: RunConfig) -> Choice:
@@ -203,12 +205,14 @@ class Outfitting:
         """
         try:
             choice = await anyio.to_thread.run_sync(
-                lambda: choose(config.model, config.tier or "balanced", self._house.access.models)
+                lambda: choose(config.model, config.tier or "balanced", self._house.credentials.models)
             )
         except AvaError as error:
-            raise CannotHonour(str(error)) from error
+            raise ConfigNotSupported(str(error)) from error
         if choice.base_url != config.base_url:
-            raise CannotHonour(f"it was approved for {config.base_url}, and {config.provider} is now {choice.base_url}")
+            raise ConfigNotSupported(
+                f"it was approved for {config.base_url}, and {config.provider} is now {choice.base_url}"
+            )
         return choice
 
     async def _search(self, config: RunConfig) -> ApprovedSearch | None:
@@ -220,12 +224,12 @@ class Outfitting:
         if not config.search:
             return None
         try:
-            engine = await anyio.to_thread.run_sync(self._house.access.search, config.search)
+            engine = await anyio.to_thread.run_sync(self._house.credentials.search, config.search)
         except AvaError as error:
-            raise CannotHonour(str(error)) from error
+            raise ConfigNotSupported(str(error)) from error
         if engine is None:
-            raise CannotHonour(f"its web search ({config.search}) is not set up here")
-        return ApprovedSearch(config.search, self._house.access, self._house.clients)
+            raise ConfigNotSupported(f"its web search ({config.search}) is not set up here")
+        return ApprovedSearch(config.search, self._house.credentials, self._house.clients)
 
     async def _opened(self, work: Callable[[], T]) -> T:
         """Open what may lie on a disk that does not answer, in one of few threads that nobody else needs.
@@ -237,12 +241,12 @@ class Outfitting:
             with anyio.fail_after(OPEN_S):
                 return await anyio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=self._opening)
         except TimeoutError:
-            raise CannotHonour(f"its folders do not answer within {OPEN_S:g} s") from None
+            raise ConfigNotSupported(f"its folders do not answer within {OPEN_S:g} s") from None
 
-    def _workshop(self, run: RunRow, config: RunConfig, sandbox: Sandbox) -> Workshop:
+    def _workshop(self, run: RunRow, config: RunConfig, sandbox: Sandbox) -> WorktreeSession:
         """Return where a run changes files; nothing of it is there before the run begins."""
         settings = self._house.settings
-        return Workshop(
+        return WorktreeSession(
             order_of(run.id, config),
             self.worktrees.here(run.id),
             sandbox,
@@ -269,9 +273,9 @@ class Outfitting:
     def artifacts(self, run_id: str) -> list[dict[str, Any]]:
         """Return name, size in bytes and sha256 of each file that a run has handed over. Blocking."""
         found = list_artifacts(self._house.settings.paths.artifacts / run_id)
-        return [{**file, "name": self._house.access.redactor.redact(file["name"])[0]} for file in found]
+        return [{**file, "name": self._house.credentials.redactor.redact(file["name"])[0]} for file in found]
 
-    def left(self, run: RunRow, task: str) -> Kept | None:
+    def left(self, run: RunRow, task: str) -> KeptChanges | None:
         """Bring onto its branch what a run that nobody works on has changed; None for one that changes no files."""
         return self.worktrees.left(run, task)
 
@@ -300,7 +304,7 @@ def _open_workspace(workspace: str) -> Root:
     try:
         return Root.open(Path(workspace))
     except OSError as error:
-        raise CannotHonour(f"its workspace {workspace} cannot be opened: {error.strerror}") from error
+        raise ConfigNotSupported(f"its workspace {workspace} cannot be opened: {error.strerror}") from error
 
 
 def list_artifacts(folder: Path) -> list[dict[str, Any]]:

@@ -20,14 +20,14 @@ from pydantic import ValidationError
 from ava_audit.events import Activity, Fact, GuardrailTripped, ToolCall, ToolResult
 from ava_audit.redaction.redact import Redactor, hide_pieces
 from ava_roles.errors import ToolFailed
-from ava_roles.placeholders import Lent, means_one
-from ava_roles.tool import Place, Source, Tool, ToolArgs, ToolOutput, ToolSpec, sentence
+from ava_roles.placeholders import InjectedSecret, means_one
+from ava_roles.tool import Source, Tool, ToolArgs, ToolContext, ToolOutput, ToolSpec, sentence
 from ava_roles.wrap import clean, wrap_tool_output
 from ava_server.core.threads import run_apart
 from ava_server.models.base import ToolUse
 from ava_server.models.wires.base import object_fault
 from ava_server.runs.answer_faults import cut_call
-from ava_server.runs.context import Lending, NotLent
+from ava_server.runs.context import SecretInjection, SecretRefused
 from ava_server.runs.history import History, call_key, edited_path
 from ava_server.telemetry import spans
 
@@ -73,7 +73,7 @@ class _Hiding:
 
 
 @dataclass
-class Acting:
+class ToolCalls:
     """Everything that tool calls of one run need.
 
     Attributes:
@@ -92,12 +92,12 @@ class Acting:
     """
 
     tools: Mapping[str, Tool]
-    place: Place
+    place: ToolContext
     history: History
     record: Record
     keep: Callable[[ToolResult, int], None]
     redactor: Redactor
-    lending: Lending
+    lending: SecretInjection
     scratch: Path
     nonce: str
     max_calls: int
@@ -227,7 +227,7 @@ class Acting:
             return
         try:
             lent = await self.lending.lend(tool.spec, call.args or {})
-        except NotLent as why:
+        except SecretRefused as why:
             await self.refuse(call, str(why))
             return
         self.say(found.sentence)
@@ -247,7 +247,9 @@ class Acting:
         else:
             await self.record(result, duration_ms=took_ms)
 
-    async def _work(self, call: ToolUse, tool: Tool, args: object, lent: tuple[Lent, ...], hide: _Hiding) -> ToolOutput:
+    async def _work(
+        self, call: ToolUse, tool: Tool, args: object, lent: tuple[InjectedSecret, ...], hide: _Hiding
+    ) -> ToolOutput:
         place = replace(self.place, secrets=lent, hide=hide, say=self._say)
         try:
             with spans.execute_tool(tool.spec.name, call.call_id, place.run_id) as span:
@@ -271,7 +273,7 @@ class Acting:
         """Return a text as it may be written down and shown."""
         return self.redactor.redact(clean(text)[0])[0]
 
-    def _without(self, output: ToolOutput, lent: tuple[Lent, ...], hide: _Hiding) -> ToolOutput:
+    def _without(self, output: ToolOutput, lent: tuple[InjectedSecret, ...], hide: _Hiding) -> ToolOutput:
         """Return what a call brought without any piece of what was put into it: whoever got it may send it back."""
 
         def hidden(text: str, hide: Callable[[str], str] = self._hidden) -> str:

@@ -8,7 +8,7 @@ import anyio.to_thread
 from pydantic import Field
 
 from ava_roles.errors import ToolFailed
-from ava_roles.tool import Place, Source, Tool, ToolArgs, ToolOutput, ToolSpec
+from ava_roles.tool import Source, Tool, ToolArgs, ToolContext, ToolOutput, ToolSpec
 from ava_server.approval.context_from import NAME as READ_RESULT
 from ava_server.approval.context_from import ReadSubagentResult
 from ava_server.runs.history import History
@@ -40,7 +40,7 @@ class Scratchpad:
         """Return the sentence for the status line."""
         return "Taking a note" if args.note else "Reading its notes"
 
-    async def __call__(self, args: ScratchpadArgs, at: Place) -> ToolOutput:
+    async def __call__(self, args: ScratchpadArgs, at: ToolContext) -> ToolOutput:
         """Keep the note (the call itself is the record) and return all notes."""
         notes = [*self._history.notes, *([args.note] if args.note else [])]
         if not notes:
@@ -73,7 +73,7 @@ class ReadToolResult:
         """Return the sentence for the status line."""
         return "Reading an earlier result again"
 
-    async def __call__(self, args: ReadToolResultArgs, at: Place) -> ToolOutput:
+    async def __call__(self, args: ReadToolResultArgs, at: ToolContext) -> ToolOutput:
         """Return the result from `offset` on.
 
         Raises:

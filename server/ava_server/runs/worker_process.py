@@ -12,9 +12,9 @@ from typing import IO
 
 import anyio.to_thread
 
-from ava_audit.store.locks import Held, try_hold
+from ava_audit.store.locks import HeldLock, try_hold
 from ava_server.core.data_root import DataRoot
-from ava_server.runs.manager import CannotHonour
+from ava_server.runs.manager import ConfigNotSupported
 
 log = logging.getLogger("ava.hiring")
 
@@ -25,7 +25,7 @@ TRY_FOR_S = 1.0
 WORDS_BYTES = 256 * 1024
 
 
-def take_post(root: DataRoot) -> Held | None:
+def take_post(root: DataRoot) -> HeldLock | None:
     """Return the lock of the data root's one worker, or None: there is one. Blocking."""
     end = time.monotonic() + TRY_FOR_S
     while (held := try_hold(root.worker_lock)) is None and time.monotonic() < end:
@@ -33,7 +33,7 @@ def take_post(root: DataRoot) -> Held | None:
     return held
 
 
-class Hiring:
+class WorkerProcesses:
     """Sees to it that a data root has a worker while there is something to do.
 
     Args:
@@ -67,7 +67,7 @@ class Hiring:
         held.release()
         if code:
             self._started = None
-            raise CannotHonour(f"the worker ended at once with code {code}; see {self._root.worker_words}")
+            raise ConfigNotSupported(f"the worker ended at once with code {code}; see {self._root.worker_words}")
         with _words(self._root.worker_words) as words:
             self._started = subprocess.Popen(  # noqa: S603 - this very program
                 self._command,

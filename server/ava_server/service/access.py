@@ -1,4 +1,4 @@
-"""What every tool of the desk stands on: the house, the session, and only what belongs to its user."""
+"""What every tool of the service stands on: the runtime, the session, and only what belongs to its user."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ava_server.approval.questions import Person
 from ava_server.config.tokens import Scope
 from ava_server.core.errors import AvaError, BadInput, Refused
 from ava_server.core.ids import AGENT, parse_id
-from ava_server.service.runtime import House
+from ava_server.service.runtime import Runtime
 
 if TYPE_CHECKING:
     from ava_server.config.tokens import Scope, Token
@@ -78,18 +78,18 @@ class Session:
         return Who(self.id, AGENT, self.user)
 
 
-class Own:
+class Access:
     """The runs and groups of a session's user; another user's do not exist for it.
 
     Attributes:
-        house: What this process has open.
-        session: Whom the desk serves.
+        runtime: What this process has open.
+        session: Whom the service serves.
     """
 
-    def __init__(self, house: House, session: Session) -> None:
-        self.house = house
+    def __init__(self, runtime: Runtime, session: Session) -> None:
+        self.runtime = runtime
         self.session = session
-        self.store = house.store
+        self.store = runtime.store
 
     async def refuse_without_pin(self, why: str) -> None:
         """Refuse what only the approval PIN allows, where it does and this session has not been given it.
@@ -98,7 +98,7 @@ class Own:
             Refused: It does; says `why`.
             ConfigError: Whether it does cannot be told.
         """
-        if await self.house.policy(self.session.user) == "human" and not self.session.pin_given:
+        if await self.runtime.policy(self.session.user) == "human" and not self.session.pin_given:
             raise Refused(why)
 
     def refuse_without(self, scope: Scope) -> None:
@@ -184,7 +184,7 @@ class Own:
         if not self.session.remote or isinstance(error, BadInput):  # that repeats what was given, right or wrong
             return text
         # Where the server keeps its things is no business of who sits elsewhere.
-        return text.replace(str(self.house.settings.data_root), "the data root")
+        return text.replace(str(self.runtime.settings.data_root), "the data root")
 
     def key_advice(self, provider: str) -> str:
         """Return how a person gives this server a provider's key, in the words of this session's host."""
@@ -202,7 +202,7 @@ Progress = Callable[[str], Awaitable[None]]
 
 
 @dataclass(frozen=True)
-class Caller:
+class CallContext:
     """One call's other end.
 
     Attributes:

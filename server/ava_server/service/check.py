@@ -17,7 +17,7 @@ from ava_server.approval.requests import CancelArgs, CheckArgs, MessageArgs, par
 from ava_server.core.errors import BadInput, Refused
 from ava_server.core.ids import label, parse_id
 from ava_server.runs.lifecycle import paused
-from ava_server.service.access import Caller, Own, Progress
+from ava_server.service.access import Access, CallContext, Progress
 from ava_server.service.responses import Answer, CancelAnswer, CheckAnswer, MessageAnswer, RunAnswer
 from ava_server.service.status import INTERRUPTED, json_chars, room_for, run_answer, shown_state
 
@@ -28,15 +28,15 @@ LOOK_EVERY_S = 0.05
 CURSOR_DIGITS = 9
 
 
-class Looking:
+class RunChecks:
     """Shows runs as they are, and waits for their end."""
 
-    def __init__(self, own: Own) -> None:
+    def __init__(self, own: Access) -> None:
         self._own = own
-        self._house = own.house
+        self._house = own.runtime
         self._store = own.store
 
-    async def check(self, given: dict[str, Any], caller: Caller) -> Answer:
+    async def check(self, given: dict[str, Any], caller: CallContext) -> Answer:
         """Do `check_subagent`.
 
         Raises:
@@ -193,16 +193,16 @@ _WHEN = {
 }
 
 
-class Steering:
+class RunSteering:
     """Talks to runs, and ends them."""
 
-    def __init__(self, own: Own, looking: Looking) -> None:
+    def __init__(self, own: Access, looking: RunChecks) -> None:
         self._own = own
-        self._house = own.house
+        self._house = own.runtime
         self._store = own.store
         self._looking = looking
 
-    async def message(self, given: dict[str, Any], _caller: Caller) -> Answer:
+    async def message(self, given: dict[str, Any], _caller: CallContext) -> Answer:
         """Do `message_subagent`.
 
         Raises:
@@ -228,7 +228,7 @@ class Steering:
             message=f"{label(run)} reads it {when}. It may steer the work; limits and tools stay.",
         )
 
-    async def cancel(self, given: dict[str, Any], _caller: Caller) -> Answer:
+    async def cancel(self, given: dict[str, Any], _caller: CallContext) -> Answer:
         """Do `cancel_subagent`.
 
         Raises:

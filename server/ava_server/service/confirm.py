@@ -11,16 +11,16 @@ from ava_audit.errors import AuditError
 from ava_audit.rows import RUNNING, RunRow
 from ava_audit.store.store import Outcome
 from ava_audit.units import format_ts, micros_from_cents
-from ava_server.approval.decisions import Approval, Decided, approve, refuse, reject, weigh
+from ava_server.approval.decisions import Approval, ConfirmOutcome, approve, refuse, reject, weigh
 from ava_server.approval.questions import UNASKED, Person, Question, lowered, question
 from ava_server.approval.requests import WAIT_LIMIT_S, Changes, ConfirmArgs, parse
 from ava_server.core.errors import BadInput, Refused
 from ava_server.core.ids import label, new_id, parse_id
 from ava_server.runs.lifecycle import NotResumed, resume_line
-from ava_server.service.access import Caller, Own, Progress
-from ava_server.service.check import Looking, dumped, fitting
+from ava_server.service.access import Access, CallContext, Progress
+from ava_server.service.check import RunChecks, dumped, fitting
 from ava_server.service.responses import Answer, ConfirmAnswer, OneDecision
-from ava_server.service.spawn import Spawning, started_next
+from ava_server.service.spawn import Spawns, started_next
 
 ONLY_PIN = (
     'approval = "human": only the approval PIN approves, in a terminal: `ava approve {ids}`. No tool can; show the'
@@ -32,19 +32,19 @@ NOT_ASKED = (
 )
 
 
-class Confirming:
+class Confirmations:
     """Takes decisions on proposals."""
 
-    def __init__(self, own: Own, looking: Looking, spawning: Spawning) -> None:
+    def __init__(self, own: Access, looking: RunChecks, spawning: Spawns) -> None:
         self._own = own
-        self._house = own.house
+        self._house = own.runtime
         self._store = own.store
         self._session = own.session
         self._looking = looking
         self._spawning = spawning
-        self._resuming = Resuming(own)
+        self._resuming = Resumptions(own)
 
-    async def confirm(self, given: dict[str, Any], caller: Caller) -> Answer:
+    async def confirm(self, given: dict[str, Any], caller: CallContext) -> Answer:
         """Do `confirm_spawn`.
 
         Raises:
@@ -69,7 +69,7 @@ class Confirming:
             decided = await self._approve(args, ids, caller.person)
         return await self._answer(args, decided, _left(args, began), caller.progress)
 
-    async def _approve(self, args: ConfirmArgs, ids: tuple[str, ...], person: Person | None) -> Decided:
+    async def _approve(self, args: ConfirmArgs, ids: tuple[str, ...], person: Person | None) -> ConfirmOutcome:
         """Approve, once the person has agreed where one can be asked.
 
         Raises:
@@ -95,7 +95,7 @@ class Confirming:
         who, channel = self._session.who, self._session.channel
         return await self._store.do(approve(asked, who, channel, self._house.spawn_limits_of(who.user_id)))
 
-    async def _ask(self, asked: Approval, person: Person) -> Decided:
+    async def _ask(self, asked: Approval, person: Person) -> ConfirmOutcome:
         """Ask the person, and approve what was agreed to; what cannot start is refused without a question."""
         who, limits = self._session.who, self._house.spawn_limits_of(self._session.user)
         now_us = time.time_ns() // 1000
@@ -104,13 +104,17 @@ class Confirming:
             return await self._store.do(refuse(asked, who, limits))
         reply = await person.ask(question(weighed))
         if reply.action != "accept":
-            return Decided(tuple(member.refused(UNASKED[reply.action]) for member in weighed.members), unasked=True)
+            return ConfirmOutcome(
+                tuple(member.refused(UNASKED[reply.action]) for member in weighed.members), unasked=True
+            )
         # A PIN may have been set while the question stood there.
         await self._own.refuse_without_pin(ONLY_PIN.format(ids=" ".join(asked.pending_ids)))
         agreed = lowered(weighed, asked, reply)
         return await self._store.do(approve(agreed, who, "elicitation", limits))
 
-    async def _answer(self, args: ConfirmArgs, decided: Decided, wait_s: float, progress: Progress) -> ConfirmAnswer:
+    async def _answer(
+        self, args: ConfirmArgs, decided: ConfirmOutcome, wait_s: float, progress: Progress
+    ) -> ConfirmAnswer:
         self._house.manager.poke()
         decisions = [
             OneDecision(
@@ -200,7 +204,7 @@ def _refuse_what_hits_nothing(args: ConfirmArgs, ids: tuple[str, ...], changes: 
             )
 
 
-def _next(started: list[str], decided: Decided) -> str:
+def _next(started: list[str], decided: ConfirmOutcome) -> str:
     if started:
         return started_next(started[0], decided.group_id)
     if decided.unasked:
@@ -215,12 +219,12 @@ def _next(started: list[str], decided: Decided) -> str:
 ONLY_THERE = 'approval = "human" is set: a person resumes it in a terminal, with `ava resume {run_id}`'
 
 
-class Resuming:
+class Resumptions:
     """Takes the decision that an interrupted run goes on."""
 
-    def __init__(self, own: Own) -> None:
+    def __init__(self, own: Access) -> None:
         self._own = own
-        self._house = own.house
+        self._house = own.runtime
         self._session = own.session
 
     async def interrupted(self, args: ConfirmArgs) -> RunRow | None:

@@ -146,7 +146,7 @@ async def _run(program: Sequence[str], event: dict[str, Any]) -> None:
                 await process.aclose()
         if scope.cancelled_caught:
             log.warning("on_event: %s took longer than %.0f s and was ended", program[0], PROGRAM_S)
-    except Exception as error:  # none of it may end the house: an argument with a NUL, a pipe that breaks in a group
+    except Exception as error:  # none of it may end the runtime: an argument with a NUL, a pipe that breaks in a group
         log.warning("on_event: %s cannot be run: %s", program[0], error)
 
 

@@ -34,7 +34,7 @@ from ava_roles.wrap import clean, escape_result
 from ava_server.approval.requests import LogArgs, parse, shown
 from ava_server.core.errors import BadInput
 from ava_server.core.ids import AGENT
-from ava_server.service.access import Caller, Own
+from ava_server.service.access import Access, CallContext
 from ava_server.service.render_text import compact
 from ava_server.service.responses import Answer, LogAnswer
 from ava_server.service.status import json_chars
@@ -159,13 +159,13 @@ LINE_CHARS = 900
 SEQ_DIGITS = 18
 
 
-class Reading:
+class LogReader:
     """Reads entries back, newest last, a page at a time."""
 
-    def __init__(self, own: Own) -> None:
+    def __init__(self, own: Access) -> None:
         self._own = own
 
-    async def read(self, given: dict[str, Any], _caller: Caller) -> Answer:
+    async def read(self, given: dict[str, Any], _caller: CallContext) -> Answer:
         """Do `read_ava_logs`.
 
         Raises:

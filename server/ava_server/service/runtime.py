@@ -27,24 +27,24 @@ from ava_roles.memory import Memory
 from ava_roles.tool import Tool
 from ava_roles.tools.registry import builtin_tools
 from ava_server.approval.proposals import SpawnLimits
-from ava_server.approval.resolve import Surroundings
+from ava_server.approval.resolve import ResolveContext
 from ava_server.approval.scope import remove_benches, sandbox_here
 from ava_server.budget.caps import DayCaps
 from ava_server.config import role_folders, users
-from ava_server.config.credentials import Access
+from ava_server.config.credentials import Credentials
 from ava_server.config.pin import policy_in_force
 from ava_server.config.search_engines import without_search
 from ava_server.config.settings import record_settings
 from ava_server.core.data_root import NOWHERE, home_folder, os_user, working_folder
 from ava_server.core.errors import AvaError, Refused
 from ava_server.core.ids import AGENT
-from ava_server.core.shutdown import Closing, clean_last_resort
+from ava_server.core.shutdown import Drain, clean_last_resort
 from ava_server.core.threads import read_apart
 from ava_server.models.clients import ClientPool
 from ava_server.runs.manager import GRACE_S, Manager
-from ava_server.runs.mcp_servers import Foreign
-from ava_server.runs.setup import Outfitting
-from ava_server.runs.worker_process import Hiring
+from ava_server.runs.mcp_servers import McpServers
+from ava_server.runs.setup import RunSetup
+from ava_server.runs.worker_process import WorkerProcesses
 from ava_server.service.event_hook import tell_events
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ log = logging.getLogger("ava.house")
 
 
 @dataclass
-class House:
+class Runtime:
     """What one process has open.
 
     Attributes:
@@ -75,14 +75,14 @@ class House:
     clients: ClientPool
     instances: Instances
     manager: Manager = field(init=False)
-    access: Access = field(init=False)
-    closing: Closing = field(default_factory=Closing)
+    credentials: Credentials = field(init=False)
+    closing: Drain = field(default_factory=Drain)
     tally: Tally = field(init=False)
     counting: anyio.Lock = field(default_factory=anyio.Lock)
 
     def __post_init__(self) -> None:
         """Make what there is one of: two threads that want it first would make two."""
-        self.access = Access(self.settings)
+        self.credentials = Credentials(self.settings)
         self.tally = Tally(since=self.store.head)
 
     @cached_property
@@ -102,14 +102,14 @@ class House:
         return sandbox_here(self.settings)
 
     @cached_property
-    def foreign(self) -> Foreign:
+    def foreign(self) -> McpServers:
         """The other MCP servers that are configured."""
-        return Foreign(self.settings, lambda: self.access.secrets, self.sandbox)
+        return McpServers(self.settings, lambda: self.credentials.secrets, self.sandbox)
 
     @cached_property
-    def outfitting(self) -> Outfitting:
+    def outfitting(self) -> RunSetup:
         """What gives runs what they work with."""
-        return Outfitting(self)
+        return RunSetup(self)
 
     def day_caps(self, user: str) -> DayCaps:
         """Return what may be spent in a day, by this user and in all."""
@@ -183,7 +183,7 @@ class House:
 
     async def surroundings(
         self, client_roots: Sequence[str], role: str, user: str, workspace: str | None = None, *, remote: bool = False
-    ) -> Surroundings:
+    ) -> ResolveContext:
         """Return what a user's proposal of a role is resolved against; role files are read anew, and only here.
 
         One that comes over HTTP (`remote`) has nothing of what is at hand on this machine.
@@ -211,21 +211,21 @@ class House:
         client_roots: tuple[str, ...],
         durations: tuple[tuple[str, int], ...],
         memory: Memory | None,
-    ) -> Surroundings:
+    ) -> ResolveContext:
         try:
-            search = self.access.search()
+            search = self.credentials.search()
         except AvaError:  # the doctor tells; whoever does not search has nothing to do with it
             search = None
-        return Surroundings(
+        return ResolveContext(
             settings=self.settings,
-            models=self.access.models,
+            models=self.credentials.models,
             catalog=catalog,
             tools=without_search(self.tools) if search is None else self.tools,
             search=search,
             client_roots=client_roots,
             cwd=working_folder() or NOWHERE,
             home=home_folder(),
-            secrets=lambda: self.access.secrets,
+            secrets=lambda: self.credentials.secrets,
             sandbox=self.sandbox,
             durations=durations,
             notes=memory is not None and not memory.is_empty(),
@@ -259,7 +259,7 @@ class House:
 @asynccontextmanager
 async def open_house(
     settings: Settings, *, runs: bool = True, worker: bool = False, serves: Callable[[RunRow], bool] | None = None
-) -> AsyncGenerator[House]:
+) -> AsyncGenerator[Runtime]:
     """Open a data root, and look after its runs until the context ends; runs that go on stay in the log.
 
     Args:
@@ -279,15 +279,15 @@ async def open_house(
         name, lock = await anyio.to_thread.run_sync(instances.join)
         clients = ClientPool()
         user = os_user()
-        house = House(settings, store, user, clients, instances)
-        house.manager = manager = Manager(
+        runtime = Runtime(settings, store, user, clients, instances)
+        runtime.manager = manager = Manager(
             store,
             instances,
             name,
             serves or (lambda row: row.user_id == user),
             users.slots(settings),
-            house.outfitting,
-            hire=Hiring(settings.paths) if settings.background and not worker else None,
+            runtime.outfitting,
+            hire=WorkerProcesses(settings.paths) if settings.background and not worker else None,
             grace_s=0.0 if worker else GRACE_S,
         )
 
@@ -306,8 +306,8 @@ async def open_house(
                     async with anyio.create_task_group() as running:
                         if runs:
                             running.start_soon(own)
-                            running.start_soon(house.sweep)
-                        yield house
+                            running.start_soon(runtime.sweep)
+                        yield runtime
                         running.cancel_scope.cancel()
                 finally:
                     keeping.cancel_scope.cancel()

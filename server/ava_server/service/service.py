@@ -23,10 +23,10 @@ from ava_server.config.tokens import Scope
 from ava_server.core.errors import AvaError, BadInput
 from ava_server.core.ids import label, parse_id
 from ava_server.runs.lifecycle import left_to_be_resumed
-from ava_server.service.access import Caller, Own, Progress, Session
-from ava_server.service.check import Looking, Steering, dumped
-from ava_server.service.confirm import Confirming
-from ava_server.service.logs import Reading
+from ava_server.service.access import Access, CallContext, Progress, Session
+from ava_server.service.check import RunChecks, RunSteering, dumped
+from ava_server.service.confirm import Confirmations
+from ava_server.service.logs import LogReader
 from ava_server.service.render_text import text_of
 from ava_server.service.responses import (
     FAILED,
@@ -38,8 +38,8 @@ from ava_server.service.responses import (
     MessageAnswer,
     SpawnAnswer,
 )
-from ava_server.service.runtime import House
-from ava_server.service.spawn import Spawning
+from ava_server.service.runtime import Runtime
+from ava_server.service.spawn import Spawns
 from ava_server.service.status import carried, since_words
 
 log = logging.getLogger("ava.desk")
@@ -56,27 +56,27 @@ TAKES: Mapping[str, Scope] = {
 }
 """What a token must allow for each tool."""
 
-Handler = Callable[[dict[str, Any], Caller], Awaitable[Answer]]
+Handler = Callable[[dict[str, Any], CallContext], Awaitable[Answer]]
 
 
-class Desk:
+class Service:
     """The six tools for one session.
 
     Attributes:
         session: Whom it serves.
     """
 
-    def __init__(self, house: House, session: Session) -> None:
-        self._house = house
-        self._store = house.store
-        self._redactor = house.access.redactor
+    def __init__(self, runtime: Runtime, session: Session) -> None:
+        self._house = runtime
+        self._store = runtime.store
+        self._redactor = runtime.credentials.redactor
         self.session = self._session = session
-        self._own = own = Own(house, session)
-        looking = Looking(own)
-        spawning, steering, reading = Spawning(own), Steering(own, looking), Reading(own)
+        self._own = own = Access(runtime, session)
+        looking = RunChecks(own)
+        spawning, steering, reading = Spawns(own), RunSteering(own, looking), LogReader(own)
         self._handlers: dict[str, Handler] = {
             "spawn_subagent": spawning.spawn,
-            "confirm_spawn": Confirming(own, looking, spawning).confirm,
+            "confirm_spawn": Confirmations(own, looking, spawning).confirm,
             "check_subagent": looking.check,
             "message_subagent": steering.message,
             CANCEL: steering.cancel,
@@ -114,7 +114,7 @@ class Desk:
         if handler is None:
             raise BadInput(f"there is no tool {shown(tool)}; there are {', '.join(self._handlers)}")
         refuse_deep(given)
-        await self._house.access.refresh()
+        await self._house.credentials.refresh()
         reading = tool in READING
         called = self._called(tool, given)
         began = time.monotonic()
@@ -126,7 +126,9 @@ class Desk:
                 await self._store.do(called)
             self._own.refuse_without(TAKES[tool])
             self._refuse_keys(given)
-            answer = await handler(cast("dict[str, Any]", self._redacted(given)), Caller(progress, person, degraded))
+            answer = await handler(
+                cast("dict[str, Any]", self._redacted(given)), CallContext(progress, person, degraded)
+            )
         except (AvaError, RolesError, AuditError) as error:
             mistake = error
             message, _count = self._redactor.redact(self._own.explained(error))

@@ -16,15 +16,15 @@ from ava_roles.tool import Tool
 from ava_roles.tools.memory import NAME as RECALL
 from ava_server.approval.context_from import check_earlier
 from ava_server.approval.decisions import Ceilings, approve_by_itself
-from ava_server.approval.proposals import Declined, Proposed, propose, texts_of
+from ava_server.approval.proposals import Proposal, ProposalRefusal, propose, texts_of
 from ava_server.approval.requests import SpawnArgs, parse
-from ava_server.approval.resolve import resolve
+from ava_server.approval.resolve import resolve_run_config
 from ava_server.budget.run_config import EarlierRun, RunConfig, Texts, config_of
 from ava_server.core.errors import AvaError, BadInput, Refused
 from ava_server.core.ids import label, new_id
 from ava_server.models.selection import OFFLINE, is_configured
 from ava_server.runs.tools import RUN_TOOL_NAMES
-from ava_server.service.access import Caller, Own
+from ava_server.service.access import Access, CallContext
 from ava_server.service.responses import Answer, Minutes, OneDecision, SpawnAnswer
 
 HANDS_OVER = "save_artifact"
@@ -41,16 +41,16 @@ CANDIDATES = 4
 """Ids that a proposal may choose from: that all of them are taken happens once in 10^20 spawns."""
 
 
-class Spawning:
+class Spawns:
     """Makes proposals."""
 
-    def __init__(self, own: Own) -> None:
+    def __init__(self, own: Access) -> None:
         self._own = own
-        self._house = own.house
+        self._house = own.runtime
         self._store = own.store
         self._session = own.session
 
-    async def spawn(self, given: dict[str, Any], caller: Caller) -> Answer:
+    async def spawn(self, given: dict[str, Any], caller: CallContext) -> Answer:
         """Do `spawn_subagent`.
 
         Raises:
@@ -88,12 +88,12 @@ class Spawning:
             self._session.roots, args.role, self._session.user, args.workspace, remote=self._session.remote
         )
         earlier = await self._earlier(args.context_from or ())
-        config, texts = await anyio.to_thread.run_sync(resolve, args, around, earlier, degraded)
+        config, texts = await anyio.to_thread.run_sync(resolve_run_config, args, around, earlier, degraded)
         candidates = tuple((new_id("pending_id"), new_id("subagent_id")) for _ in range(CANDIDATES))
         limits = self._house.limits_under(policy, self._session.user)
         command = propose(config, texts, self._session.who, candidates, limits, retry_of=retry_of)
         made = await self._store.do(command)
-        if isinstance(made, Declined):
+        if isinstance(made, ProposalRefusal):
             raise Refused(made.why)
         answer = _proposal(made)
         if made.state == WAITING and (policy == "human" or asks):
@@ -105,7 +105,7 @@ class Spawning:
             answer.message = f"{answer.message}\nTo have a language model do it: {self._own.key_advice('openrouter')}"
         return answer
 
-    async def _by_itself(self, made: Proposed, answer: SpawnAnswer) -> None:
+    async def _by_itself(self, made: Proposal, answer: SpawnAnswer) -> None:
         """Approve a proposal that stays below the ceilings of `auto`; another one waits, and its answer says why."""
         settings = self._house.settings
         ceilings = Ceilings(
@@ -165,7 +165,7 @@ class Spawning:
         return await self._propose(parse(SpawnArgs, "spawn_subagent", _arguments(run, texts)), may_start=False)
 
 
-def _proposal(made: Proposed) -> SpawnAnswer:
+def _proposal(made: Proposal) -> SpawnAnswer:
     config = made.config
     answer = SpawnAnswer(
         status=made.state,

@@ -25,7 +25,19 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 
 from ava_audit.rows import UNENDED, Bucket
 from ava_audit.store.schema import SCHEMA_VERSION
-from ava_audit.totals import NONE, Counted, Labels, Line, News, RunSums, Standing, Tally, news_for, run_sums, standing
+from ava_audit.totals import (
+    NONE,
+    Counted,
+    CurrentRuns,
+    Labels,
+    RunSums,
+    Tally,
+    Unread,
+    WaitingRuns,
+    news_for,
+    run_sums,
+    standing,
+)
 from ava_audit.view import View
 from ava_roles.mcp_client.entry import server_of
 from ava_roles.sandbox.sandbox import Unavailable
@@ -34,7 +46,7 @@ from ava_server.runs.submit import NAME as SUBMIT
 from ava_server.runs.tools import RUN_TOOL_NAMES
 
 if TYPE_CHECKING:
-    from ava_server.service.runtime import House
+    from ava_server.service.runtime import Runtime
 
 
 MOST_ROLES, MOST_MODELS, MOST_PROVIDERS = 30, 50, 20
@@ -45,20 +57,20 @@ _SINCE = " Since this process began, of all processes."
 
 
 @dataclass(frozen=True)
-class Looked:
+class LogState:
     """One state of the log."""
 
     head: int
     runs: list[RunSums]
-    now: Standing
-    news: News
+    now: CurrentRuns
+    news: Unread
     day: Bucket
     indexed: int
     mirrored: int
 
 
 @dataclass(frozen=True)
-class Here:
+class ProcessState:
     """What this process and its machine know."""
 
     dead: frozenset[str]
@@ -86,7 +98,7 @@ def bounded(seen: Iterable[tuple[int, str]], most: int) -> Callable[[str], str]:
 class Families:
     """The metrics, as the library collects them."""
 
-    def __init__(self, looked: Looked, here: Here, tally: Tally, now_us: int) -> None:
+    def __init__(self, looked: LogState, here: ProcessState, tally: Tally, now_us: int) -> None:
         self._looked = looked
         self._here = here
         self._tally = tally
@@ -155,7 +167,7 @@ class Families:
         text = "What the installation may spend in a UTC day, as this process has it."
         yield _one("ava_day_cap_usd", text, _usd(here.day_cap_micros))
 
-    def _age(self, line: Line) -> float:
+    def _age(self, line: WaitingRuns) -> float:
         return 0.0 if line.since_us is None else max(self._now_us - line.since_us, 0) / 1e6
 
     def _what_runs_took(self) -> Iterator[Metric]:
@@ -291,27 +303,27 @@ def _summary(
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-async def render(house: House, *, open_sessions: int | None = None) -> bytes:
+async def render(runtime: Runtime, *, open_sessions: int | None = None) -> bytes:
     """Return the metrics of a data root, as `CONTENT_TYPE` says.
 
     Args:
-        house: The open data root.
+        runtime: The open data root.
         open_sessions: How many sessions are open, where the transport has them.
 
     Raises:
         StoreUnavailable: The log cannot be read.
     """
-    async with house.counting:  # one at a time: threads read what is counted
+    async with runtime.counting:  # one at a time: threads read what is counted
         now_us = time.time_ns() // 1000
-        looked = await house.store.read(partial(_look, now_us=now_us, tally=house.tally))
-        house.tally.add(_labelled(looked.news, house))
-        here = await anyio.to_thread.run_sync(_here, house, tuple(looked.now.running), open_sessions)
-        families = Families(looked, here, house.tally, now_us)
+        looked = await runtime.store.read(partial(_look, now_us=now_us, tally=runtime.tally))
+        runtime.tally.add(_labelled(looked.news, runtime))
+        here = await anyio.to_thread.run_sync(_here, runtime, tuple(looked.now.running), open_sessions)
+        families = Families(looked, here, runtime.tally, now_us)
         return await anyio.to_thread.run_sync(generate_latest, families)
 
 
-def _look(view: View, now_us: int, tally: Tally) -> Looked:
-    return Looked(
+def _look(view: View, now_us: int, tally: Tally) -> LogState:
+    return LogState(
         head=view.head(),
         runs=run_sums(view),
         now=standing(view, now_us),
@@ -322,26 +334,26 @@ def _look(view: View, now_us: int, tally: Tally) -> Looked:
     )
 
 
-def _here(house: House, owners: tuple[str, ...], open_sessions: int | None) -> Here:
-    settings, store = house.settings, house.store
-    sandbox = house.sandbox()  # looked for once in a process
-    return Here(
-        dead=frozenset(owner for owner in owners if not house.instances.alive(owner)),
+def _here(runtime: Runtime, owners: tuple[str, ...], open_sessions: int | None) -> ProcessState:
+    settings, store = runtime.settings, runtime.store
+    sandbox = runtime.sandbox()  # looked for once in a process
+    return ProcessState(
+        dead=frozenset(owner for owner in owners if not runtime.instances.alive(owner)),
         sandbox="unavailable" if isinstance(sandbox, Unavailable) else sandbox.kind,
         mirror=settings.mirror,
         day_cap_micros=round(settings.limits.installation_daily_cents * 10_000),
         database_bytes=_size(store.path),
         wal_bytes=_size(store.wal),
         free_bytes=shutil.disk_usage(store.path.parent).free,
-        out_of_reach=house.manager.out_of_reach is not None,
+        out_of_reach=runtime.manager.out_of_reach is not None,
         open_sessions=open_sessions,
     )
 
 
-def _labelled(news: News, house: House) -> News:
+def _labelled(news: Unread, runtime: Runtime) -> Unread:
     """Return news in which tools have their labels: what models called that there is not would be kept for ever."""
-    known = frozenset([*house.tools, *RUN_TOOL_NAMES, SUBMIT])
-    servers = frozenset(house.settings.mcp_servers)
+    known = frozenset([*runtime.tools, *RUN_TOOL_NAMES, SUBMIT])
+    servers = frozenset(runtime.settings.mcp_servers)
 
     def labelled(type_name: str, labels: Labels) -> Labels:
         if type_name != "ToolResult" or labels[1] is None:

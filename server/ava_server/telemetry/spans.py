@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ava_audit.rows import RunRow
     from ava_roles.tool import ToolOutput
     from ava_server.models.base import Completion
-    from ava_server.runs.result import Ended
+    from ava_server.runs.result import RunResult
 
 
 _tracer = get_tracer("ava")
@@ -169,7 +169,7 @@ def execute_tool(tool: str, call_id: str, run_id: str) -> _Tool:
     )
 
 
-def run_ended(run: RunRow, ended: Ended) -> None:
+def run_ended(run: RunRow, ended: RunResult) -> None:
     """Note in the run's span, which is the current one, how it ended and what it took."""
     span = get_current_span()
     if not span.is_recording():

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ava_server.core.errors import BadInput
-from ava_server.hosts.known import HOSTS, Launch, Place, find_host, host_of
+from ava_server.hosts.known import HOSTS, Launch, UserPlace, find_host, host_of
 
 HOME = Path("/home/someone")
 LINUX, MAC, WINDOWS = ("linux", "darwin", "win32")
@@ -30,7 +30,7 @@ LINUX, MAC, WINDOWS = ("linux", "darwin", "win32")
     ],
 )
 def test_a_host_is_found_where_that_system_has_it(name: str, system: str, path: str) -> None:
-    assert HOSTS[name].file(Place(system, HOME, {})) == HOME / path
+    assert HOSTS[name].file(UserPlace(system, HOME, {})) == HOME / path
 
 
 @pytest.mark.parametrize(
@@ -50,15 +50,15 @@ def test_a_host_is_found_where_that_system_has_it(name: str, system: str, path: 
 def test_a_variable_of_the_host_leads_elsewhere_and_an_empty_one_does_not(
     name: str, system: str, variable: str, path: str
 ) -> None:
-    assert HOSTS[name].file(Place(system, HOME, {variable: "/else/where"})) == Path("/else/where") / path
-    assert HOSTS[name].file(Place(system, HOME, {variable: " "})) == HOSTS[name].file(Place(system, HOME, {}))
+    assert HOSTS[name].file(UserPlace(system, HOME, {variable: "/else/where"})) == Path("/else/where") / path
+    assert HOSTS[name].file(UserPlace(system, HOME, {variable: " "})) == HOSTS[name].file(UserPlace(system, HOME, {}))
 
 
 def test_a_packaged_claude_desktop_has_an_appdata_of_its_own(tmp_path: Path) -> None:
     left_over = tmp_path / "AppData" / "Roaming" / "Claude" / "claude_desktop_config.json"
     left_over.parent.mkdir(parents=True)
     left_over.write_text("{}")
-    place = Place(WINDOWS, tmp_path, {})
+    place = UserPlace(WINDOWS, tmp_path, {})
     assert HOSTS["claude-desktop"].file(place) == left_over
     packaged = tmp_path / "AppData/Local/Packages/Claude_pzs8sxrjxfjjc/LocalCache/Roaming/Claude"
     packaged.mkdir(parents=True)
@@ -70,7 +70,7 @@ def test_opencode_is_changed_in_the_file_that_is_there(tmp_path: Path, there: st
     folder = tmp_path / ".config" / "opencode"
     folder.mkdir(parents=True)
     (folder / there).write_text("{}")
-    assert HOSTS["opencode"].file(Place(LINUX, tmp_path, {})) == folder / there
+    assert HOSTS["opencode"].file(UserPlace(LINUX, tmp_path, {})) == folder / there
 
 
 @pytest.mark.parametrize(
@@ -124,4 +124,4 @@ def test_the_server_is_written_as_each_host_wants_it() -> None:
 
 
 def test_a_folder_that_is_not_absolute_counts_as_none() -> None:
-    assert HOSTS["codex"].file(Place(LINUX, HOME, {"CODEX_HOME": "~/codex"})) == HOME / ".codex" / "config.toml"
+    assert HOSTS["codex"].file(UserPlace(LINUX, HOME, {"CODEX_HOME": "~/codex"})) == HOME / ".codex" / "config.toml"

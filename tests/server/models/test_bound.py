@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ava_server.models import tokens as bounds
-from ava_server.models.base import AssistantTurn, Known, Request, ToolSchema, ToolTurn, Turn, UserTurn
+from ava_server.models.base import AssistantTurn, ReportedUsage, Request, ToolSchema, ToolTurn, Turn, UserTurn
 from ava_server.models.tokens import bound, prompt_bound, text_bound
 from ava_server.models.wires.base import tool_use
 from ava_server.models.wires.chat import assistant_message, message
@@ -78,7 +78,7 @@ def test_a_character_counts_in_its_longest_form(text: str, tokens: int) -> None:
 def test_a_longer_history_never_counts_less(history: list[Turn], added: Turn) -> None:
     shorter, longer = request(history), request([*history, added])
     assert bound(longer, message, None).prompt_tokens > bound(shorter, message, None).prompt_tokens
-    known = Known(100, len(history))
+    known = ReportedUsage(100, len(history))
     assert bound(longer, message, known).prompt_tokens > bound(shorter, message, known).prompt_tokens
 
 
@@ -95,7 +95,7 @@ def test_a_request_counts_at_least_the_bytes_of_its_messages_and_tools(history: 
 @given(histories, st.integers(0, 10**6), st.data())
 def test_what_is_known_takes_the_place_of_what_it_covers(history: list[Turn], tokens: int, data: st.DataObject) -> None:
     covered = data.draw(st.integers(0, len(history)))
-    counted = bound(request(history), message, Known(tokens, covered)).prompt_tokens
+    counted = bound(request(history), message, ReportedUsage(tokens, covered)).prompt_tokens
     assert counted >= tokens
     added = prompt_bound([json.dumps(message(turn), ensure_ascii=False) for turn in history[covered:]])
     rendered = prompt_bound([json.dumps(message(turn), ensure_ascii=False) for turn in history[:covered]])
@@ -105,7 +105,7 @@ def test_what_is_known_takes_the_place_of_what_it_covers(history: list[Turn], to
 def test_an_answer_with_signs_that_templates_escape_counts_for_them() -> None:
     def with_answer(text: str) -> int:
         history: list[Turn] = [UserTurn("x"), AssistantTurn(assistant_message(text))]
-        return bound(request(history), message, Known(1000, 2)).prompt_tokens
+        return bound(request(history), message, ReportedUsage(1000, 2)).prompt_tokens
 
     assert with_answer("plain") == 1000 + bounds.MESSAGE_TOKENS
     assert with_answer("<<") == with_answer("plain") + 10
@@ -122,11 +122,11 @@ def test_a_tool_counts_as_templates_show_it_indented() -> None:
 @pytest.mark.parametrize("reported", [0, 1, 7])
 def test_a_report_that_is_too_small_is_not_what_the_next_bound_rests_on(reported: int) -> None:
     long: list[Turn] = [UserTurn("x" * 16_000), answer("y" * 16_000, "{}")]
-    counted = bound(request([*long, UserTurn("and now?")]), message, Known(reported, 2)).prompt_tokens
+    counted = bound(request([*long, UserTurn("and now?")]), message, ReportedUsage(reported, 2)).prompt_tokens
     assert counted > 2_000
-    assert counted >= bound(request([*long, UserTurn("and now?")]), message, Known(2_000, 2)).prompt_tokens
+    assert counted >= bound(request([*long, UserTurn("and now?")]), message, ReportedUsage(2_000, 2)).prompt_tokens
 
 
 def test_a_report_that_can_be_true_is_taken_as_it_is() -> None:
     history: list[Turn] = [UserTurn("x" * 16_000)]
-    assert bound(request(history), message, Known(4_000, 1)).prompt_tokens == 4_000
+    assert bound(request(history), message, ReportedUsage(4_000, 1)).prompt_tokens == 4_000

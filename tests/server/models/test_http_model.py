@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from support.model_server import Gate, Received, Say, Script, events, running_model_server
 
 from ava_audit.events import Usage
-from ava_server.models.base import AssistantTurn, Completion, Known, Request, ToolSchema, ToolTurn, UserTurn
+from ava_server.models.base import AssistantTurn, Completion, ReportedUsage, Request, ToolSchema, ToolTurn, UserTurn
 from ava_server.models.clients import ClientPool
 from ava_server.models.http_model import HttpModel
 from ava_server.models.wires.chat import ChatWire
@@ -192,7 +192,7 @@ def read_events(pieces: Sequence[bytes]) -> list[str]:
 def test_later_calls_are_bounded_by_what_the_provider_reported() -> None:
     model = HttpModel("p", "m", "http://x", None, ClientPool(), ChatWire(), deadlines=Deadlines(total_s=1))
     loose = model.bound(ASK, None)
-    tight = model.bound(ASK, Known(prompt_tokens=40, turns=1))
+    tight = model.bound(ASK, ReportedUsage(prompt_tokens=40, turns=1))
     assert loose.prompt_tokens > 1024 > tight.prompt_tokens == 40
     assert loose.output_tokens == tight.output_tokens == 256
 

@@ -7,7 +7,7 @@ import anyio
 import pytest
 
 from ava_roles.sandbox.paths import Root
-from ava_roles.tool import Place, Tool
+from ava_roles.tool import Tool, ToolContext
 from ava_roles.tools.registry import builtin_tools
 from ava_roles.wrap import wrap_tool_output
 from ava_server.models import offline
@@ -73,7 +73,7 @@ async def run(task: str, root: Root, names: Sequence[str] = ("read_file", "searc
     for call in first.calls:
         tool: Tool = builtin_tools()[call.name]
         try:
-            output = await tool(tool.spec.args.model_validate(call.args), Place(files=root))
+            output = await tool(tool.spec.args.model_validate(call.args), ToolContext(files=root))
             text = wrap_tool_output(output.text, tool=call.name, nonce="0123456789abcdef")
         except Exception as error:
             text = str(error)
@@ -185,7 +185,7 @@ async def test_a_heading_at_the_end_of_a_passage_is_not_taken_for_a_file(tmp_pat
     (tmp_path / "rules.md").write_text(f"{long}\n\n## [limits]\n\n{long}\n\n{long}\n", encoding="utf-8")
     root = Root.open(tmp_path)
     tool = builtin_tools()["search_and_read"]
-    output = (await tool(tool.spec.args.model_validate({"query": "keeper lamp"}), Place(files=root))).text
+    output = (await tool(tool.spec.args.model_validate({"query": "keeper lamp"}), ToolContext(files=root))).text
     root.close()
     assert "\n\n## [limits]\n\nlines" in output or "\n\n## [limits]\n\nline " in output
     assert {passage.source for passage in offline.passages("search_and_read", output)} == {"rules.md"}

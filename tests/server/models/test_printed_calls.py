@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ava_server.models.base import Completion, ToolSchema
-from ava_server.models.text_tool_calls import EXAMPLE, Printed, read_printed, with_calls
+from ava_server.models.text_tool_calls import EXAMPLE, TextToolCalls, read_printed, with_calls
 from ava_server.models.wires.chat import assistant_message
 from ava_server.models.wires.messages import MessagesWire
 from ava_server.models.wires.responses import ResponsesWire
@@ -29,7 +29,7 @@ A_MD = ("read_file", {"path": "a.md"})
 B_MD = ("read_file", {"path": "b.md", "offset": 7})
 
 
-def read(text: str, *seen: str) -> Printed | None:
+def read(text: str, *seen: str) -> TextToolCalls | None:
     return read_printed(text, TOOLS, lambda: seen)
 
 

@@ -11,7 +11,7 @@ from ava_server.cli.doctor.check import Finding, Setup, log_path
 from ava_server.config.secrets import read_secrets
 
 if TYPE_CHECKING:
-    from ava_roles.mcp_client.connection import Listing
+    from ava_roles.mcp_client.connection import ToolListing
     from ava_roles.mcp_client.entry import ServerEntry
 
 MOST_NAMED = 20
@@ -40,17 +40,17 @@ def _found(setup: Setup, *, remote: bool) -> list[Finding]:
     if setup.settings is None or not setup.settings.mcp_servers or setup.root is None or log_path(setup) is None:
         return []
     from ava_server.approval.scope import sandbox_here
-    from ava_server.runs.mcp_servers import Foreign
+    from ava_server.runs.mcp_servers import McpServers
 
     root, settings = setup.root, setup.settings
-    foreign = Foreign(settings, lambda: read_secrets(root.secrets_file), lambda: sandbox_here(settings))
+    foreign = McpServers(settings, lambda: read_secrets(root.secrets_file), lambda: sandbox_here(settings))
     names = [name for name, entry in foreign.entries.items() if (entry.url is not None) == remote]
-    listings: Mapping[str, Listing] = anyio.run(foreign.look, names) if names else {}
+    listings: Mapping[str, ToolListing] = anyio.run(foreign.look, names) if names else {}
     loose = settings.sandbox.mode == "none"
     return [_finding(foreign.entries[name], listings[name], _may(foreign.entries[name], loose)) for name in names]
 
 
-def _finding(entry: ServerEntry, listing: Listing, may: str) -> Finding:
+def _finding(entry: ServerEntry, listing: ToolListing, may: str) -> Finding:
     name = f"MCP server {entry.name}"
     if listing.fault:
         return Finding(name, "fault", f"{entry.where}: it {listing.fault}; {may}", _MEND.format(name=entry.name))

@@ -10,12 +10,12 @@ from ava_server.cli.doctor.check import Finding, Setup
 from ava_server.core.data_root import home_folder
 from ava_server.core.errors import ConfigError
 from ava_server.hosts.change import servers_of
-from ava_server.hosts.known import HOSTS, Host, Place
+from ava_server.hosts.known import HOSTS, Host, UserPlace
 
 
 def hosts(setup: Setup) -> list[Finding]:
     """Tell which hosts start Ava, and which could; a host without a configuration is not looked for further."""
-    place = Place(sys.platform, home_folder(), setup.env)
+    place = UserPlace(sys.platform, home_folder(), setup.env)
     found: list[Finding] = []
     for host in HOSTS.values():
         file = host.file(place)

@@ -10,7 +10,7 @@ from ava_server.config.credentials import model_settings
 from ava_server.config.keys import SEARCHES, list_keys
 from ava_server.core.errors import AvaError
 from ava_server.hosts.launching import key_advice
-from ava_server.models.listing import Meant, tier_meanings
+from ava_server.models.listing import TierMeaning, tier_meanings
 from ava_server.models.pricing.prices import price_words
 from ava_server.models.selection import (
     CUSTOM,
@@ -94,7 +94,7 @@ def tiers(setup: Setup) -> list[Finding]:
     return [Finding(f"model {', '.join(names)}", state, text, advice) for (state, text, advice), names in leads.items()]
 
 
-def _tier(meant: Meant, setup: Setup) -> Finding:
+def _tier(meant: TierMeaning, setup: Setup) -> Finding:
     if meant.error is not None:
         return from_error(meant.wanted, str(meant.error), _mend(meant.error, setup))
     assert meant.choice is not None

@@ -27,8 +27,8 @@ from ava_server.core.errors import AvaError, ConfigError
 from ava_server.models.selection import Choice, configured
 from ava_server.runs.lifecycle import Slots
 from ava_server.runs.manager import Manager
-from ava_server.service.runtime import House, open_house, refuse_recursion
-from ava_server.service.service import Desk
+from ava_server.service.runtime import Runtime, open_house, refuse_recursion
+from ava_server.service.service import Service
 
 if TYPE_CHECKING:
     from ava_audit.rows import RunRow
@@ -126,33 +126,33 @@ def _announced(choices: list[Choice], most_cents: float) -> str:
 
 async def _ask_all(settings: Settings, choices: list[Choice], found: Callable[[Finding], None]) -> None:
     async with (
-        _own_house(settings) as (house, ours),
-        session(house, _COMMAND, asked=someone_there(), by="system") as own,
+        _own_house(settings) as (runtime, ours),
+        session(runtime, _COMMAND, asked=someone_there(), by="system") as own,
     ):
-        desk = Desk(house, own)
+        service = Service(runtime, own)
         for choice in choices:
-            found(await _ask(house, desk, own, choice, ours))
+            found(await _ask(runtime, service, own, choice, ours))
 
 
 @asynccontextmanager
-async def _own_house(settings: Settings) -> AsyncGenerator[tuple[House, set[str]]]:
+async def _own_house(settings: Settings) -> AsyncGenerator[tuple[Runtime, set[str]]]:
     """Open the data root, with a manager that runs none but the runs whose ids are put into the set."""
     ours: set[str] = set()
     limits = settings.limits
-    async with open_house(settings, runs=False) as house:
+    async with open_house(settings, runs=False) as runtime:
         slots = Slots(limits.running_per_user, limits.running)
-        instance = house.manager.instance
+        instance = runtime.manager.instance
         # Every other run is left to the servers: this process is gone in a moment.
-        house.manager = Manager(
-            house.store, house.instances, instance, lambda row: row.id in ours, slots, house.outfitting
+        runtime.manager = Manager(
+            runtime.store, runtime.instances, instance, lambda row: row.id in ours, slots, runtime.outfitting
         )
         async with anyio.create_task_group() as running:
-            running.start_soon(house.manager.run)
-            yield house, ours
+            running.start_soon(runtime.manager.run)
+            yield runtime, ours
             running.cancel_scope.cancel()
 
 
-async def _ask(house: House, desk: Desk, own: Session, choice: Choice, ours: set[str]) -> Finding:
+async def _ask(runtime: Runtime, service: Service, own: Session, choice: Choice, ours: set[str]) -> Finding:
     """Ask one provider, and return what came of it."""
     title = f"online {choice.provider}"
     spawn: dict[str, Any] = {
@@ -162,43 +162,43 @@ async def _ask(house: House, desk: Desk, own: Session, choice: Choice, ours: set
         "name": f"doctor {choice.provider}"[:60],
         "model": choice.name,
         "tools": ["read_webpages"],  # a run without anything to read is not proposed; nothing names it a page
-        "max_cost_cents": _cents(house.settings),
+        "max_cost_cents": _cents(runtime.settings),
         "max_tokens": MOST_TOKENS,
         "max_iterations": 2,
         "max_tool_calls": 1,
-        "timeout": min(TIMEOUT_S, house.settings.limits.max_timeout_s),
+        "timeout": min(TIMEOUT_S, runtime.settings.limits.max_timeout_s),
     }
     began = time.monotonic()
     proposal: SpawnAnswer | None = None
     try:
-        proposal = await propose(desk, spawn)
+        proposal = await propose(service, spawn)
         ours.add(proposal.subagent_id or "")
-        await start(desk, [proposal])
+        await start(service, [proposal])
         run_id = proposal.subagent_id or ""
     except (AvaError, RolesError, AuditError) as error:
         if proposal is not None:  # it shall not wait for an approval that nobody will give
-            await desk.call("confirm_spawn", {"pending_ids": [proposal.pending_id], "decision": "reject"}, _silent)
+            await service.call("confirm_spawn", {"pending_ids": [proposal.pending_id], "decision": "reject"}, _silent)
         return from_error(title, f"not asked: {error}", AGAIN, "warning")
-    run = await _ended(house, desk, run_id)
+    run = await _ended(runtime, service, run_id)
     if run is None:
-        waits = house.manager.waiting_for.get(run_id, "it did not end in time")
+        waits = runtime.manager.waiting_for.get(run_id, "it did not end in time")
         return Finding(title, "warning", f"not asked: {waits}; cancelled", "Try again when fewer subagents run.")
-    run, answer = await whole_answer(house.store, run_id, house.instances.alive)
-    await note_fetched(house.store, own, _COMMAND, run)
+    run, answer = await whole_answer(runtime.store, run_id, runtime.instances.alive)
+    await note_fetched(runtime.store, own, _COMMAND, run)
     return _finding(title, choice, run, answer, time.monotonic() - began)
 
 
-async def _ended(house: House, desk: Desk, run_id: str) -> RunRow | None:
+async def _ended(runtime: Runtime, service: Service, run_id: str) -> RunRow | None:
     """Wait for the end of a run; cancel it when that does not come, or when this command is interrupted."""
     run: RunRow | None = None
     try:
         with anyio.move_on_after(TIMEOUT_S + SLOT_S):
-            run = await house.manager.ended(run_id)
+            run = await runtime.manager.ended(run_id)
     finally:
         if run is None:
             with anyio.CancelScope(shield=True), anyio.move_on_after(SLOT_S):
                 given = {"subagent_id": run_id, "reason": f"{_COMMAND} does not wait for it any longer"}
-                await desk.call("cancel_subagent", given, _silent)
+                await service.call("cancel_subagent", given, _silent)
     return run
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import anyio
 
 from ava_roles.errors import ToolFailed
-from ava_roles.net.search_engines import Engine, Found
+from ava_roles.net.search_engines import Engine, SearchResults
 from ava_server.cli.doctor.check import Finding, Setup, State, from_error, log_path
 from ava_server.config.keys import read_keys
 from ava_server.config.search_engines import ask_engine, engine_of, search_cost
@@ -79,7 +79,7 @@ def try_search(setup: Setup, found: Callable[[Finding], None]) -> None:
     return found(Finding(title, state, text + note, "" if count else TRY_AGAIN))
 
 
-async def _try(engine: Engine) -> Found:
+async def _try(engine: Engine) -> SearchResults:
     async with ClientPool() as clients:
         return await ask_engine(engine, QUERY, 3, clients)
 
