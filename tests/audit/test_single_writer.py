@@ -179,7 +179,7 @@ sqlite3.connect = traced
 sys.addaudithook(hook)
 
 async def main():
-    from support.house import PRICED, hand_over, open_lab
+    from support.runtime import PRICED, hand_over, open_lab
     from support.model_server import Say
     from ava_audit.verify import verify
     note = Say("I look.", [("scratchpad", {"note": "half"}), ("read_file", {"path": "a.md"})])

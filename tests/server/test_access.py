@@ -13,8 +13,8 @@ from typing import Any
 import anyio
 import anyio.to_thread
 import pytest
-from support.house import arrived, hand_over, open_lab, settings_of
 from support.model_server import Gate, Say
+from support.runtime import arrived, hand_over, open_lab, settings_of
 from support.stdio import logged, until
 
 from ava_audit.events import RunClaimed, SpawnDecided, ToolResult

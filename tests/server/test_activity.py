@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import anyio
 import pytest
-from support.house import DONE, arrived, hand_over, open_lab
 from support.model_server import Gate, Raw, Say, events
+from support.runtime import DONE, arrived, hand_over, open_lab
 
 from ava_audit.events import Activity
 from ava_audit.store.store import Store

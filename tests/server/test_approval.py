@@ -8,8 +8,8 @@ from typing import Any
 
 import anyio
 import pytest
-from support.house import PRICED, Lab, arrived, check_budgets, hand_over, open_lab, settings_of
 from support.model_server import Gate, Say, running_model_server
+from support.runtime import PRICED, Lab, arrived, check_budgets, hand_over, open_lab, settings_of
 
 from ava_audit.events import RunClaimed, SpawnDecided, SpawnProposed, SubagentSpawn, UserMessage
 from ava_audit.view import View

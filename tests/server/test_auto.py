@@ -12,8 +12,8 @@ import anyio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.house import PRICED, Lab, check_budgets, hand_over, open_lab, settings_of
 from support.model_server import running_model_server
+from support.runtime import PRICED, Lab, check_budgets, hand_over, open_lab, settings_of
 
 from ava_audit.events import SpawnDecided, UserMessage
 from ava_audit.rows import WAITING

@@ -17,8 +17,8 @@ import anyio
 import pytest
 from mcp import Client
 from mcp_types import CallToolResult
-from support.house import PRICED, connect, text
 from support.model_server import EVENTS, JSON, Fail, HangUp, Raw, Say, Step, events, whole
+from support.runtime import PRICED, connect, text
 
 SECRET = "sk-or-" + "v1" + "0" * 30  # the form of a key, and nobody's
 CONFIG = (

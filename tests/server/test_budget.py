@@ -8,8 +8,8 @@ from pathlib import Path
 
 import anyio
 import pytest
-from support.house import PRICED, arrived, hand_over, open_lab
 from support.model_server import Gate, Say
+from support.runtime import PRICED, arrived, hand_over, open_lab
 
 from ava_audit.errors import StaleOwner
 from ava_audit.events import (

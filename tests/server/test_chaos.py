@@ -18,9 +18,9 @@ from typing import Any
 import anyio
 import anyio.to_thread
 import pytest
-from support.house import PRICED, Lab, arrived, check_budgets, hand_over, open_lab, scopes_used
 from support.log import child
 from support.model_server import Gate, ModelServer, Say, running_model_server
+from support.runtime import PRICED, Lab, arrived, check_budgets, hand_over, open_lab, scopes_used
 
 from ava_audit.errors import StoreUnavailable
 from ava_audit.events import AssistantMessage, CostReserved, CostUpdate, ErrorOccurred, Event, Fence, RunClaimed, Who
@@ -405,7 +405,7 @@ async def test_a_moment_without_descriptors_does_not_end_the_server(tmp_path: Pa
     code = """
 import os, resource, sys, threading, anyio
 from pathlib import Path
-from support.house import arrived, hand_over, open_lab
+from support.runtime import arrived, hand_over, open_lab
 from ava_audit.store.store import READERS
 async def main():
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -501,7 +501,7 @@ async def test_3b_a_pipe_among_the_lock_files_does_not_keep_a_server_from_ending
     code = """
 import sys, anyio
 from pathlib import Path
-from support.house import hand_over, open_lab
+from support.runtime import hand_over, open_lab
 async def main():
     async with open_lab(Path(sys.argv[1]), [hand_over()]) as lab:
         print((await lab.outcome())["status"])

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from support.house import hand_over, open_lab
+from support.runtime import hand_over, open_lab
 
 from ava_audit.events import RunStarted
 from ava_roles.role import COMMON_TOOLS, RESEARCH_TOOLS

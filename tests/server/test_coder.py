@@ -25,10 +25,10 @@ from support.coding import (
     says,
     worktrees,
 )
-from support.house import Lab, arrived, hand_over, open_lab
 from support.model_server import Fail, Gate, Say, Step
 from support.processes import marked
 from support.projects import checkout, git, write
+from support.runtime import Lab, arrived, hand_over, open_lab
 
 from ava_audit.events import RunPaused, ToolResult, WorkChecked, WorktreeReady
 from ava_roles.sandbox.sandbox import Unavailable, find_sandbox

@@ -15,10 +15,10 @@ import anyio
 import pytest
 from support import owner
 from support.coding import PROJECT, RIGHT, Untouched, asked, branches, project, worktrees
-from support.house import arrived, hand_over, open_lab
 from support.model_server import Gate, ModelServer, Say, running_model_server
 from support.processes import marked
 from support.projects import git
+from support.runtime import arrived, hand_over, open_lab
 
 from ava_audit.events import RunClaimed, ToolResult, WorkChecked, WorktreeReady
 from ava_roles.sandbox.removal import remove_tree

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from support.coding import VERIFY, asked, project
-from support.house import PRICED, open_lab
 from support.projects import checkout, git, write
+from support.runtime import PRICED, open_lab
 
 from ava_roles.sandbox.sandbox import Unavailable, find_sandbox
 from ava_server.approval.questions import Question, Reply

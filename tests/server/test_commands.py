@@ -13,10 +13,10 @@ from urllib.parse import urlsplit
 import anyio
 import pytest
 from support import owner
-from support.house import Lab, hand_over, open_lab, settings_of
 from support.model_server import Say, running_model_server
 from support.processes import marked
 from support.projects import checkout, environment_of, git, names, node_of_nvm, python_of_uv, tree, write
+from support.runtime import Lab, hand_over, open_lab, settings_of
 
 from ava_audit.events import RunStarted, ToolResult
 from ava_roles.sandbox import linux, selection

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from support.cutting import all_entries, left_behind
-from support.house import Lab, arrived, check_requests, hand_over, open_lab, submits
 from support.model_server import Fail, Gate, ModelServer, Say, running_model_server
+from support.runtime import Lab, arrived, check_requests, hand_over, open_lab, submits
 
 from ava_audit.events import RunStarted, SpawnProposed, ToolCall, ToolResult, Who
 from ava_audit.retention import erase_run

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.house import PRICED, USER, arrived, hand_over, open_lab
 from support.model_server import Fail, Gate, HangUp, Raw, Say, Step, events, running_model_server
+from support.runtime import PRICED, USER, arrived, hand_over, open_lab
 
 from ava_audit.events import CostReserved, CostUpdate, Settlement, Usage, Who
 from ava_audit.rows import RUNNING, RunRow

@@ -9,8 +9,8 @@ from typing import Any
 
 import anyio.to_thread
 import pytest
-from support.house import PRICED, Lab, arrived, hand_over, open_lab, settings_of, with_workspace
 from support.model_server import Fail, Gate, Raw, Received, Say, Step, events
+from support.runtime import PRICED, Lab, arrived, hand_over, open_lab, settings_of, with_workspace
 from support.terminal import ava
 
 from ava_audit.events import CostUpdate, ToolResult, Usage

@@ -16,9 +16,9 @@ from typing import Any
 import anyio
 import anyio.to_thread
 import pytest
-from support.house import PRICED, Lab, hand_over, open_lab
 from support.model_server import Gate, Say
 from support.repository import REPOSITORY
+from support.runtime import PRICED, Lab, hand_over, open_lab
 from support.terminal import ava
 
 from ava_audit.store.locks import WriteLock

@@ -14,8 +14,8 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 import pytest
-from support.house import PRICED, hand_over, open_lab
 from support.model_server import Gate, Say
+from support.runtime import PRICED, hand_over, open_lab
 from support.terminal import CONTROLLED, Screen, on_terminal
 
 from ava_server.cli.terminal import cells

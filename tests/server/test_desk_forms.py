@@ -13,8 +13,8 @@ import jsonschema
 import pytest
 from mcp import Client
 from mcp_types import CallToolResult, Tool
-from support.house import PRICED, arrived, connect, text
 from support.model_server import Fail, Gate, ModelServer, Say, Step
+from support.runtime import PRICED, arrived, connect, text
 
 from ava_server.service.render_text import DELEGATE, INSTRUCTIONS
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.house import PRICED, open_lab
+from support.runtime import PRICED, open_lab
 from support.stdio import serving
 
 from ava_server.config.host_placeholders import unset_unfilled
@@ -242,8 +242,9 @@ async def test_a_day_cap_of_the_environment_reaches_the_server_and_a_wrong_one_i
 
 def test_looking_for_placeholders_loads_nothing_when_there_are_none() -> None:
     code = (
-        "import os, sys; from ava_server.config.host_placeholders import unset_unfilled; unset_unfilled(os.environ);"
-        "print([name for name in sys.modules if name in ('pydantic', 'ava_server.config.keys', 'ava_server.config.checks')])"
+        "import os, sys; from ava_server.config.host_placeholders import unset_unfilled; unset_unfilled(os.environ)\n"
+        "heavy = ('pydantic', 'ava_server.config.keys', 'ava_server.config.checks')\n"
+        "print([name for name in sys.modules if name in heavy])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)
     assert done.stdout == "[]\n"

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from support.doctor import KEY, doctor, faults, files, owner, read, used
-from support.house import PRICED
 from support.model_server import Say, running_model_server
+from support.runtime import PRICED
 from support.stdio import until
 from support.terminal import COMMAND, ava, environment
 

@@ -26,8 +26,8 @@ from mcp_types import (
     InputRequiredResult,
 )
 from mcp_types.jsonrpc import jsonrpc_message_adapter
-from support.house import PRICED, connect, hand_over, settings_of, with_workspace
 from support.model_server import Gate, ModelServer, Say, running_model_server
+from support.runtime import PRICED, connect, hand_over, settings_of, with_workspace
 from support.stdio import MODERN, serving, using
 
 from ava_audit.events import Fact, RunClaimed, SpawnDecided, UserMessage

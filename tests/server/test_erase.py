@@ -20,9 +20,9 @@ import anyio
 import anyio.to_thread
 import pytest
 from mcp import Client
-from support.house import Lab, arrived, connect, open_lab, text
 from support.log import child
 from support.model_server import Gate, Say, Step
+from support.runtime import Lab, arrived, connect, open_lab, text
 from support.terminal import COMMAND, ava, environment, on_terminal
 
 from ava_audit.events import TRANSCRIPT_TYPES, LogErased

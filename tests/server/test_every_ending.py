@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.house import PRICED, Lab, arrived, open_lab, submits
 from support.model_server import Gate, ModelServer, Say, Step
+from support.runtime import PRICED, Lab, arrived, open_lab, submits
 
 from ava_audit.events import CostReserved, CostUpdate, ToolCall, ToolResult
 from ava_server.runs.result import LOOKED_AT

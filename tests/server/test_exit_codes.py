@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.house import PRICED, open_lab, submits
 from support.model_server import Fail, Gate, Say, Script
+from support.runtime import PRICED, open_lab, submits
 from typer.testing import CliRunner
 
 from ava_audit.events import ENDINGS

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 from support.coding import asked, branches
-from support.house import Lab, arrived, hand_over, open_lab
 from support.model_server import Gate, Say, Step, running_model_server
 from support.projects import checkout, git
+from support.runtime import Lab, arrived, hand_over, open_lab
 
 from ava_audit.events import GuardrailTripped, RunEnded, ToolResult
 from ava_roles.sandbox.sandbox import Unavailable, find_sandbox

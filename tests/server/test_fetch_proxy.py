@@ -4,9 +4,9 @@ import base64
 from pathlib import Path
 
 import pytest
-from support.house import hand_over, open_lab
 from support.model_server import Say
 from support.proxy import running_proxy
+from support.runtime import hand_over, open_lab
 from support.web_site import HOST, Page, site
 
 from ava_audit.events import ToolResult

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from support.foreign import stdio_server, write_role
-from support.house import hand_over, open_lab
 from support.model_server import Say, running_model_server
 from support.processes import marked
+from support.runtime import hand_over, open_lab
 from support.stdio import until
 
 from ava_audit.events import RunStarted, ToolResult

@@ -15,8 +15,8 @@ from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
 from mcp_types import ToolAnnotations
 from support.foreign import http_server, write_role
-from support.house import hand_over, open_lab
 from support.model_server import Say
+from support.runtime import hand_over, open_lab
 
 from ava_audit.events import ToolResult
 from ava_server.config.secrets import set_secret

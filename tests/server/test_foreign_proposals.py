@@ -9,8 +9,8 @@ from typing import Any
 import anyio
 import pytest
 from support.foreign import SCRIPT, stdio_server, write_role
-from support.house import Lab, open_lab
 from support.model_server import running_model_server
+from support.runtime import Lab, open_lab
 from support.stdio import until
 
 from ava_roles.mcp_client.entry import ServerEntry

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from support.foreign import stdio_server, write_role
-from support.house import Lab, hand_over, open_lab
 from support.model_server import Say
 from support.processes import marked
+from support.runtime import Lab, hand_over, open_lab
 
 from ava_audit.events import RunStarted, ToolResult
 

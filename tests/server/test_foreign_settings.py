@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.house import settings_of
+from support.runtime import settings_of
 
 from ava_server.core.errors import ConfigError
 from ava_server.runs.mcp_servers import entries_of

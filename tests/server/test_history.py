@@ -8,8 +8,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from support.house import arrived, check_requests, hand_over, open_lab
 from support.model_server import Gate, Say, Step, running_model_server
+from support.runtime import arrived, check_requests, hand_over, open_lab
 
 from ava_audit.events import AssistantMessage, CostReserved, CostUpdate, RunStarted, ToolCall, ToolResult, UserMessage
 from ava_audit.events import Usage as Used

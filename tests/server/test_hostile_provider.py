@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from support.house import DONE, PRICED, open_lab
 from support.model_server import Gate, Raw, Say, Step, events
+from support.runtime import DONE, PRICED, open_lab
 
 from ava_audit.events import ENDINGS, AssistantMessage, CostReserved, CostUpdate, ErrorOccurred
 from ava_server.models.wires.base import MOST_CALLS

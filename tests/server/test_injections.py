@@ -26,10 +26,10 @@ import pytest
 from openpyxl.cell.cell import ILLEGAL_CHARACTERS_RE
 from support.coding import coded
 from support.documents import unicode_pdf
-from support.house import Lab, hand_over, open_lab, submits
 from support.model_server import Fail, Say, Step, running_model_server
 from support.projects import checkout
 from support.repository import REPOSITORY
+from support.runtime import Lab, hand_over, open_lab, submits
 from support.web_site import Answer, Page, Site, site
 
 from ava_audit.events import RunStarted, ToolCall, WorktreeReady

@@ -16,8 +16,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from mcp import Client
 from mcp_types import CallToolResult
-from support.house import connect, text
 from support.log import said, write
+from support.runtime import connect, text
 
 from ava_audit.events import Who
 from ava_audit.store.keeper import index_news

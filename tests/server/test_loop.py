@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.house import PRICED, arrived, hand_over, open_lab, submits
 from support.model_server import Fail, Gate, HangUp, ModelServer, Raw, Say, Step, counted, events
+from support.runtime import PRICED, arrived, hand_over, open_lab, submits
 
 from ava_audit.events import (
     AssistantMessage,

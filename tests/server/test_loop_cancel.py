@@ -14,8 +14,8 @@ import anyio
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.house import PRICED, Lab, arrived, hand_over, open_lab
 from support.model_server import Fail, Gate, Say
+from support.runtime import PRICED, Lab, arrived, hand_over, open_lab
 
 from ava_audit.entries import Entry
 from ava_audit.events import CancelRequested, CostUpdate, RunEnded, ToolResult

@@ -20,8 +20,8 @@ import anyio.to_thread
 import pytest
 from support import owner
 from support.cutting import all_entries, left_behind
-from support.house import PRICED, Lab, arrived, check_budgets, check_requests, hand_over, open_lab
 from support.model_server import Gate, ModelServer, Say, Script, Step, running_model_server
+from support.runtime import PRICED, Lab, arrived, check_budgets, check_requests, hand_over, open_lab
 
 from ava_audit.errors import StaleOwner
 from ava_audit.events import (

@@ -17,8 +17,8 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from support.house import PRICED, Lab, arrived, hand_over, open_lab
 from support.model_server import Fail, Gate, Say, Script
+from support.runtime import PRICED, Lab, arrived, hand_over, open_lab
 
 from ava_audit.events import Activity, Event, SessionStart
 from ava_server.service.runtime import Runtime

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 from support.cutting import all_entries, left_behind
-from support.house import Lab, arrived, check_requests, hand_over, open_lab, submits
 from support.model_server import Gate, ModelServer, Raw, Say, Step, running_model_server, whole
+from support.runtime import Lab, arrived, check_requests, hand_over, open_lab, submits
 
 from ava_audit.events import AssistantMessage, CostReserved, RunClaimed, SubagentComplete, ToolCall, ToolResult
 from ava_server.runs.answer_faults import ending, repeated_at_the_end

@@ -10,8 +10,8 @@ from typing import Any, cast
 
 import anyio.to_thread
 import pytest
-from support.house import Lab, arrived, connect, hand_over, open_lab, text
 from support.model_server import Gate, Say
+from support.runtime import Lab, arrived, connect, hand_over, open_lab, text
 from support.stdio import using
 from support.terminal import ava
 

@@ -16,9 +16,9 @@ from typing import Any
 import anyio
 import pytest
 from support import owner as owner_program
-from support.house import PRICED, Lab, arrived, open_lab, settings_of, submits
 from support.model_server import Gate, ModelServer, Say, running_model_server
 from support.processes import lives
+from support.runtime import PRICED, Lab, arrived, open_lab, settings_of, submits
 from support.stdio import until
 
 from ava_audit.events import Event, SpawnProposed, Who

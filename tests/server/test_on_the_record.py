@@ -20,10 +20,10 @@ from typing import Any, Literal, get_args, get_origin
 import anyio
 import pytest
 from support.coding import asked
-from support.house import PRICED, Lab, arrived, connect, hand_over, open_lab, submits
 from support.http_server import serving_http, token
 from support.model_server import Fail, Gate, HangUp, ModelServer, Raw, Say, Step, events, running_model_server
 from support.projects import checkout
+from support.runtime import PRICED, Lab, arrived, connect, hand_over, open_lab, submits
 from support.stdio import using
 from support.web_site import Page, site
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import anyio
 import pytest
-from support.house import PRICED, arrived, check_budgets, check_requests, hand_over, open_lab
 from support.model_server import Fail, Gate, Say, running_model_server
+from support.runtime import PRICED, arrived, check_budgets, check_requests, hand_over, open_lab
 
 from ava_audit.events import CostReserved, CostUpdate, Event, Fence, RunClaimed, RunPaused, Who
 from ava_audit.units import DAY_US, now_us, parse_time

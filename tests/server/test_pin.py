@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import tomlkit
-from support.house import open_lab, settings_of
+from support.runtime import open_lab, settings_of
 
 from ava_server.config import pin as pin_module
 from ava_server.config.pin import LOCKED_S, TRIES, PinFile, policy_in_force

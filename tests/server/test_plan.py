@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 from support.cutting import all_entries, left_behind
-from support.house import PRICED, Lab, arrived, check_budgets, check_requests, hand_over, open_lab, submits
 from support.model_server import Fail, Gate, HangUp, Raw, Say, Step, events, running_model_server
+from support.runtime import PRICED, Lab, arrived, check_budgets, check_requests, hand_over, open_lab, submits
 
 from ava_audit.events import (
     Activity,

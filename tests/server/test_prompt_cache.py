@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.house import PRICED, hand_over, open_lab
 from support.marked_cache import MarkedCache
 from support.model_server import Say
 from support.prefix_cache import PrefixCache
+from support.runtime import PRICED, hand_over, open_lab
 
 from ava_audit.events import CostUpdate, ToolCall, ToolResult
 

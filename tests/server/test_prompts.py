@@ -11,8 +11,8 @@ import pytest
 from mcp import Client
 from mcp.shared.exceptions import MCPError
 from mcp_types import INVALID_PARAMS, PromptReference, ResourceTemplateReference, TextContent
-from support.house import connect, open_lab
 from support.model_server import Say, Step
+from support.runtime import connect, open_lab
 
 RUN = "ava://runs/{id}"
 ARTIFACT = "ava://runs/{id}/artifacts/{name}"

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.house import PRICED, hand_over, open_lab
 from support.model_server import Fail, Raw, Step
+from support.runtime import PRICED, hand_over, open_lab
 
 from ava_audit.events import CostReserved, CostUpdate, ErrorOccurred, RunPaused
 from ava_audit.units import iso_second, parse_time

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.house import arrived, hand_over, open_lab
 from support.model_server import Gate, Say
+from support.runtime import arrived, hand_over, open_lab
 
 from ava_audit.events import ToolCall, ToolResult
 from ava_roles.tool import ToolContext

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.house import Lab, hand_over, open_lab
 from support.model_server import Say
+from support.runtime import Lab, hand_over, open_lab
 
 from ava_audit.events import RunStarted, ToolResult
 from ava_server.config.secrets import set_secret

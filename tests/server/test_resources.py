@@ -12,8 +12,8 @@ import pytest
 from mcp import Client
 from mcp.shared.exceptions import MCPError
 from mcp_types import INVALID_PARAMS
-from support.house import connect
 from support.model_server import Say, Step
+from support.runtime import connect
 
 from ava_server.core.pagination import PAGE
 

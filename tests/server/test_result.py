@@ -6,7 +6,7 @@ from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
-from support.house import hand_over, open_lab
+from support.runtime import hand_over, open_lab
 
 from ava_server.service.render_text import text_of
 from ava_server.service.status import LEAST_ROOM, RESULTS_CHARS, fitting, json_chars, room_for

@@ -11,8 +11,8 @@ from typing import Any, Literal
 import anyio
 import pytest
 from support.cutting import all_entries, as_event, left_behind
-from support.house import PRICED, Lab, arrived, check_budgets, check_requests, hand_over, open_lab
 from support.model_server import Gate, ModelServer, Say, running_model_server
+from support.runtime import PRICED, Lab, arrived, check_budgets, check_requests, hand_over, open_lab
 
 from ava_audit.entries import Entry
 from ava_audit.errors import StaleOwner

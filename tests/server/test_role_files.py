@@ -13,7 +13,7 @@ from typing import Any
 import anyio
 import pytest
 from mcp import Client
-from support.house import PRICED, connect, hand_over, open_lab, settings_of, text
+from support.runtime import PRICED, connect, hand_over, open_lab, settings_of, text
 
 from ava_audit.events import RunStarted
 from ava_server.config import role_folders

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 from support.documents import pdf
-from support.house import Lab, hand_over, open_lab, submits
 from support.model_server import Fail, Say, Step, running_model_server
 from support.projects import checkout, git, tree
+from support.runtime import Lab, hand_over, open_lab, submits
 from support.web_site import Page, site
 
 from ava_audit.events import ToolResult

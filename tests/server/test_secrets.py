@@ -22,7 +22,6 @@ import anyio
 import anyio.to_thread
 import pytest
 from support import owner_with_site
-from support.house import Lab, arrived, hand_over, open_lab
 from support.kept_secret import (
     ELSEWHERE,
     HOST,
@@ -35,6 +34,7 @@ from support.kept_secret import (
     store,
 )
 from support.model_server import Gate, ModelServer, Say, Step, running_model_server
+from support.runtime import Lab, arrived, hand_over, open_lab
 from support.stdio import logged
 from support.web_site import Answer, Page, Site, make_certificate, site
 

@@ -9,7 +9,7 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 import pytest
-from support.house import open_lab, settings_of
+from support.runtime import open_lab, settings_of
 from support.stdio import assert_intact, logged, serving
 
 from ava_audit.errors import StoreUnavailable

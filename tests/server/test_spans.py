@@ -15,7 +15,7 @@ import pytest
 from opentelemetry import trace
 from opentelemetry.context import get_current
 from support import traced
-from support.house import PRICED, hand_over, open_lab
+from support.runtime import PRICED, hand_over, open_lab
 
 from ava_roles.errors import ToolFailed
 from ava_server.telemetry import spans
@@ -171,7 +171,10 @@ async def test_without_an_sdk_nothing_is_made_of_a_span(tmp_path: Path) -> None:
 
 
 def test_a_server_does_not_bring_an_sdk() -> None:
-    ask = "import sys, ava_server.service.runtime, ava_server.mcp_server.app; print([each for each in sys.modules if '.sdk' in each])"
+    ask = (
+        "import sys, ava_server.service.runtime, ava_server.mcp_server.app; "
+        "print([each for each in sys.modules if '.sdk' in each])"
+    )
     done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"
 

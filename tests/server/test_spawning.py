@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.house import PRICED, Lab, hand_over, open_lab
 from support.log import Life
 from support.model_server import Fail, running_model_server
+from support.runtime import PRICED, Lab, hand_over, open_lab
 
 from ava_audit.events import RunEnded, SpawnProposed, UserMessage
 

@@ -8,8 +8,8 @@ from typing import Any
 import anyio
 import anyio.to_thread
 import pytest
-from support.house import DONE, Lab, hand_over, open_lab
 from support.model_server import Fail, Say, Script
+from support.runtime import DONE, Lab, hand_over, open_lab
 from support.terminal import ava
 
 from ava_audit.events import CostReserved, CostUpdate, ExtendedThinking, SubagentComplete, ToolResult

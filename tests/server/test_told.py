@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from mcp import Client
-from support.house import PRICED, arrived, hand_over, open_lab
 from support.model_server import Gate, Say
+from support.runtime import PRICED, arrived, hand_over, open_lab
 
 from ava_server.approval.requests import SpawnArgs
 from ava_server.config.settings import load_settings

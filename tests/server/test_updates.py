@@ -17,8 +17,8 @@ from mcp.client.subscriptions import (
 )
 from mcp.shared.exceptions import MCPError
 from mcp_types import INVALID_PARAMS, METHOD_NOT_FOUND
-from support.house import arrived, connect, hand_over, open_lab
 from support.model_server import Gate, Say, running_model_server
+from support.runtime import arrived, connect, hand_over, open_lab
 from support.updates import Ear, following, subscribe, unsubscribe
 
 from ava_server.mcp_server.subscriptions import ROLES_EVERY_S

@@ -8,9 +8,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from support.house import Lab, hand_over
 from support.model_server import Say
 from support.projects import checkout, environment_of, git, tree
+from support.runtime import Lab, hand_over
 
 PROJECT = {
     "adding.py": "def add(a, b):\n    return a - b\n",

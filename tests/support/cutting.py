@@ -14,8 +14,8 @@ from typing import Any
 from ava_audit.entries import Entry
 from ava_audit.events import Event, Fence
 from ava_audit.store.store import Outcome, Store
-from support.house import Lab, open_lab
 from support.model_server import ModelServer
+from support.runtime import Lab, open_lab
 
 
 async def all_entries(store: Store) -> list[Entry]:

@@ -1,7 +1,7 @@
 """A process that owns runs, to be killed: `python owner.py ROOT BASE_URL`.
 
-It opens the runtime of a data root and looks after its runs. It says `open` and its instance on its standard output once
-it does, and ends with the end of its standard input.
+It opens the runtime of a data root and looks after its runs. It writes `open` and its instance on its standard output
+once it is ready, and ends when its standard input ends.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from support.foreign import stdio_server, write_role
-from support.house import PRICED, arrived, connect, hand_over, open_lab
 from support.model_server import Fail, Gate, Say, Script, running_model_server
+from support.runtime import PRICED, arrived, connect, hand_over, open_lab
 
 READS = Say(calls=[("read_file", {"path": "a.md"}), ("read_file", {"path": "none.md"})])
 SECRETS = "the quokka's task"

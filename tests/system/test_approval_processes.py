@@ -9,8 +9,8 @@ from typing import Any
 
 import anyio
 import pytest
-from support.house import settings_of, with_workspace
 from support.model_server import Gate, Say, running_model_server
+from support.runtime import settings_of, with_workspace
 from support.stdio import Wire, assert_intact, logged, serving, using
 
 PROCESSES = 4

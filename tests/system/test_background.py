@@ -13,9 +13,9 @@ from pathlib import Path
 
 import anyio
 import pytest
-from support.house import hand_over, open_lab
 from support.model_server import Fail, Gate, Say, Step, running_model_server
 from support.processes import environment_of, lives
+from support.runtime import hand_over, open_lab
 from support.stdio import AVA, assert_intact, environment, logged, serving, state_of, until, using
 
 from ava_audit.store.locks import try_hold

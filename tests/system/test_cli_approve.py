@@ -13,8 +13,8 @@ from typing import Any
 
 import anyio
 import pytest
-from support.house import PRICED, arrived, open_lab, submits
 from support.model_server import Gate, ModelServer, Say, running_model_server
+from support.runtime import PRICED, arrived, open_lab, submits
 from support.stdio import Logged, Wire, instance_locks, logged, made, serving, state_of, until
 from support.terminal import COMMAND, CONTROLLED, Screen, ava, environment, on_terminal
 

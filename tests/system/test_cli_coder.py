@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from support.coding import RIGHT, VERIFY, WRONG, branches, project
-from support.house import hand_over
 from support.model_server import Say, running_model_server
 from support.projects import git
+from support.runtime import hand_over
 from support.terminal import ava, on_terminal
 
 from ava_roles.sandbox.sandbox import Unavailable, find_sandbox

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import anyio
 import pytest
-from support.house import PRICED, arrived, check_requests, hand_over, open_lab
 from support.model_server import Fail, Gate, ModelServer, Say, Step, running_model_server
+from support.runtime import PRICED, arrived, check_requests, hand_over, open_lab
 from support.stdio import AVA, assert_intact, environment, logged, state_of, using
 
 from ava_audit.units import iso_utc, parse_time
@@ -128,7 +128,8 @@ async def test_the_screen_says_of_each_what_it_waits_for(tmp_path: Path) -> None
         for run_id, waits in ((queued, "Waits for: all 1 slots of "), (running, "interrupted")):
             _code, out, _err = await ava(tmp_path, server, "show", run_id)
             assert "So far:" in out and waits in out and "Ended as" not in out, out
-        words = "import sys; import ava_server.runs.lifecycle as c; c.TAKEOVER_WITHIN_US = 0; from ava_server.cli import run"
+        words = "import sys; import ava_server.runs.lifecycle as c; c.TAKEOVER_WITHIN_US = 0"
+        words += "; from ava_server.cli import run"
         later = [str(Path(AVA[0]).with_name("python")), "-c", f"{words}; run(sys.argv[1:])", "status", "--once"]
         done = await anyio.run_process(later, env=environment(tmp_path / "data"), check=False)
         assert f"nobody has it for long: `ava resume {running}` has it go on" in done.stdout.decode()

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.house import PRICED, submits
 from support.model_server import Gate, Say, running_model_server
+from support.runtime import PRICED, submits
 from support.terminal import COMMAND, ava, environment, on_terminal
 
 from ava_audit.events import ENDINGS

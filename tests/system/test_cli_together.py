@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.house import PRICED
 from support.model_server import Gate, Say, running_model_server
+from support.runtime import PRICED
 from support.terminal import ava, on_terminal
 
 FIRST, SECOND, THIRD = "What does Otter cost?", "What does Whisper cost?", "All prices as a table."

@@ -4,8 +4,8 @@ import re
 from pathlib import Path
 
 import pytest
-from support.house import open_lab
 from support.model_server import Fail, Say, running_model_server
+from support.runtime import open_lab
 from support.terminal import Screen, ava, on_terminal
 
 from ava_server.core.data_root import os_user

@@ -12,9 +12,9 @@ import anyio
 import pytest
 from support import owner
 from support.foreign import stdio_server, write_role
-from support.house import PRICED, hand_over, open_lab
 from support.model_server import Say, running_model_server
 from support.processes import marked
+from support.runtime import PRICED, hand_over, open_lab
 from support.stdio import environment, logged, until
 
 from ava_audit.events import RunStarted, ToolResult

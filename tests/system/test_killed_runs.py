@@ -16,9 +16,9 @@ import anyio
 import anyio.to_thread
 import pytest
 from support import owner, owner_killed
-from support.house import PRICED, Lab, arrived, check_budgets, check_requests, open_lab
 from support.model_server import Gate, ModelServer, Say, Step, running_model_server
 from support.processes import marked
+from support.runtime import PRICED, Lab, arrived, check_budgets, check_requests, open_lab
 from support.stdio import AVA, assert_intact, environment, logged, state_of, until, using
 
 from ava_audit.events import AssistantMessage, RunClaimed, RunEnded

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-from support.house import DONE, Lab, open_lab
 from support.model_server import EVENTS, Fail, HangUp, Raw, Say, Step, events, running_model_server
+from support.runtime import DONE, Lab, open_lab
 
 from ava_audit.events import CostUpdate
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support import responses_format
-from support.house import check_requests, hand_over, open_lab
 from support.model_server import EVENTS, JSON, Fail, Gate, Raw, Received, Say, Script, running_model_server
+from support.runtime import check_requests, hand_over, open_lab
 
 from ava_audit.events import AssistantMessage, CostUpdate, RunClaimed, Usage
 from ava_server.core.errors import ModelError
