@@ -15,9 +15,9 @@ from ava_audit.events import Activity
 from ava_audit.store.store import Store
 from ava_roles.tool import Tool, sentence
 from ava_roles.tools.registry import builtin_tools
-from ava_server.approval.context_from import ReadSubagentResult
 from ava_server.runs.history import History
-from ava_server.runs.tools import run_tools
+from ava_server.runs.tools import ReadSubagentResult, run_tools
+from ava_server.service.runtime import stored_result_words
 
 LONG = "/".join(f"part-{number}" for number in range(20))
 SAYS: list[tuple[str, dict[str, Any], str]] = [
@@ -60,7 +60,9 @@ SAYS: list[tuple[str, dict[str, Any], str]] = [
 
 
 def every_tool() -> dict[str, Tool]:
-    results = ReadSubagentResult(cast("Store", None), "somebody", ())  # a sentence needs none of these
+    results = ReadSubagentResult(
+        cast("Store", None), "somebody", (), stored_result_words
+    )  # a sentence needs none of these
     return {**builtin_tools(), **run_tools(cast("History", None), Path(), results)}
 
 

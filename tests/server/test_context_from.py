@@ -18,9 +18,10 @@ from ava_audit.events import RunStarted, SpawnProposed, ToolCall, ToolResult, Wh
 from ava_audit.retention import erase_run
 from ava_roles.errors import ToolFailed
 from ava_roles.tool import ToolContext
-from ava_server.approval.context_from import PAGE_CHARS, RESULT_CHARS, ReadSubagentResult, ReadSubagentResultArgs
 from ava_server.approval.requests import EARLIER_MOST
 from ava_server.budget.run_config import EarlierRun
+from ava_server.runs.tools import PAGE_CHARS, RESULT_CHARS, ReadSubagentResult, ReadSubagentResultArgs
+from ava_server.service.runtime import stored_result_words
 
 TOOL = "read_subagent_result"
 WORDS = "Otter charges twelve cents a minute, so the other subagent says."
@@ -240,10 +241,12 @@ async def test_the_tool_itself_reads_nothing_of_another_user_whatever_it_was_tol
     async with open_lab(tmp_path, [FIRST]) as lab:
         first = await earlier(lab)
         named = (EarlierRun(id=first, role="researcher", ending="success"),)
-        own = ReadSubagentResult(lab.store, lab.runtime.user, named)
+        own = ReadSubagentResult(lab.store, lab.runtime.user, named, stored_result_words)
         assert WORDS in (await own(ReadSubagentResultArgs(id=first), ToolContext())).text
         with pytest.raises(ToolFailed):
-            await ReadSubagentResult(lab.store, "mallory", named)(ReadSubagentResultArgs(id=first), ToolContext())
+            await ReadSubagentResult(lab.store, "mallory", named, stored_result_words)(
+                ReadSubagentResultArgs(id=first), ToolContext()
+            )
 
 
 async def test_one_that_was_erased_after_the_approval_is_said_to_be_gone(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from support.terminal import ava
 
 from ava_audit.events import CostUpdate, ToolResult, Usage
 from ava_audit.retention import erase_run
-from ava_server.budget.costs import costs_of
 from ava_server.models.pricing.prices import Price, nanos_of
+from ava_server.runs.costs import costs_of
 from ava_server.service.runtime import open_house
 
 CUT = Raw(events(Say("some words", usage=None))[:3], chunked=True, cut=True)

@@ -35,9 +35,9 @@ from support.web_site import Answer, Page, Site, site
 from ava_audit.events import RunStarted, ToolCall, WorktreeReady
 from ava_roles.sandbox.sandbox import Unavailable, find_sandbox
 from ava_roles.tools.registry import builtin_tools
+from ava_server.budget.run_config import RUN_TOOLS
 from ava_server.config.keys import set_key
 from ava_server.config.secrets import set_secret
-from ava_server.runs.tools import RUN_TOOL_NAMES
 
 ATTACKS: Sequence[str] = tuple(
     attack["text"]
@@ -284,7 +284,7 @@ def assert_inert(body: str) -> None:
 def test_there_are_forty_attacks_and_every_tool_that_returns_foreign_text_is_tried() -> None:
     assert len(ATTACKS) == len(set(ATTACKS)) >= 40
     brings = {name for name, tool in builtin_tools().items() if tool.spec.reads or not tool.spec.writes}
-    foreign = (brings | {*RUN_TOOL_NAMES}) - {"scratchpad", "write_file"}
+    foreign = (brings | {*RUN_TOOLS}) - {"scratchpad", "write_file"}
     assert foreign == {way.tool for way in WAYS.values()} | {*ELSEWHERE}, "give a new tool a way to be tried by"
     assert sum(unseen(attack) > 0 for attack in ATTACKS) >= 9
 

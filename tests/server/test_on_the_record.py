@@ -34,11 +34,11 @@ from ava_roles.sandbox.sandbox import Unavailable, find_sandbox
 from ava_roles.tools.registry import builtin_tools
 from ava_server.approval.coding import CHANGING
 from ava_server.approval.questions import Question, Reply
+from ava_server.budget.run_config import RUN_TOOLS
 from ava_server.core.errors import ModelErrorKind
 from ava_server.models import http_model
 from ava_server.models.wires.stream import Deadlines
 from ava_server.runs.submit import NAME as SUBMIT
-from ava_server.runs.tools import RUN_TOOL_NAMES
 from ava_server.service.access import Session
 from ava_server.service.service import Service
 
@@ -109,7 +109,7 @@ class Plays:
 
 def every_tool() -> list[Step]:
     """Each tool once as it should be called, and once with an argument that it does not have."""
-    tools = [name for name in (*builtin_tools(), *RUN_TOOL_NAMES) if name not in CHANGING]
+    tools = [name for name in (*builtin_tools(), *RUN_TOOLS) if name not in CHANGING]
     steps: list[Step] = [Say("I look.", [("http_get", {"url": LONG_URL})], reasoning="where is it?")]
     steps += [Say(calls=[(tool, GOOD[tool]), (tool, {"no_such_argument": 1})]) for tool in tools]
     steps.append(Say('<tool_call>{"name": "scratchpad", "arguments": {"note": "printed"}}</tool_call>'))
@@ -369,7 +369,7 @@ async def everything(lab: Lab) -> None:
     limits = {"max_iterations": 40, "max_tool_calls": 60, "max_tokens": 200_000}
     asked = {"role": "jack", "task": play("tools"), "system_prompt": "Be brief.", **limits}
     proposal = await lab.propose(**asked, context_from=[earlier])
-    assert set(proposal.tools) == {*builtin_tools(), *RUN_TOOL_NAMES} - {*CHANGING}, proposal.tools
+    assert set(proposal.tools) == {*builtin_tools(), *RUN_TOOLS} - {*CHANGING}, proposal.tools
     await lab.approve(proposal)
     await lab.ended(proposal.subagent_id)
     await lab.call("check_subagent", subagent_id=proposal.subagent_id)
@@ -505,7 +505,7 @@ async def test_every_kind_of_model_error_is_on_the_record(root: Path) -> None:
 
 async def test_every_tool_of_a_run_stands_in_the_log_as_a_call_and_its_result_and_as_a_refusal(root: Path) -> None:
     calls, results = tool_entries(root, of_runs=True)
-    tools = {*builtin_tools(), *RUN_TOOL_NAMES}
+    tools = {*builtin_tools(), *RUN_TOOLS}
     assert set(GOOD) == tools, "each has a call that succeeds"
     assert set(calls) == tools
     assert {tool for tool, outcomes in results.items() if outcomes == {True, False}} == {*tools, SUBMIT}

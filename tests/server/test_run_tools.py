@@ -12,16 +12,17 @@ from ava_audit.store.store import Store
 from ava_roles.errors import ToolFailed
 from ava_roles.tool import ToolContext
 from ava_roles.wrap import wrap_tool_output
-from ava_server.approval.context_from import ReadSubagentResult
+from ava_server.budget.run_config import RUN_TOOLS
 from ava_server.runs.history import History
 from ava_server.runs.tools import (
-    RUN_TOOL_NAMES,
+    ReadSubagentResult,
     ReadToolResult,
     ReadToolResultArgs,
     Scratchpad,
     ScratchpadArgs,
     run_tools,
 )
+from ava_server.service.runtime import stored_result_words
 
 
 def history() -> History:
@@ -83,6 +84,6 @@ async def test_a_cut_result_whose_rest_is_gone_is_told_and_ends_nothing(tmp_path
 
 async def test_all_of_them_only_read(tmp_path: Path) -> None:
     async with Store.open(tmp_path) as store:
-        tools = run_tools(history(), tmp_path, ReadSubagentResult(store, "somebody", ()))
-    assert set(tools) == set(RUN_TOOL_NAMES)
+        tools = run_tools(history(), tmp_path, ReadSubagentResult(store, "somebody", (), stored_result_words))
+    assert set(tools) == set(RUN_TOOLS)
     assert all(tool.spec.read_only for tool in tools.values())

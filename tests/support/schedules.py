@@ -30,10 +30,11 @@ from ava_server.approval.proposals import Proposal, ProposalRefusal, SpawnLimits
 from ava_server.approval.summary import group_line
 from ava_server.budget.caps import CapReached, CapRequest, DayCaps, Reservation, reserve, settlement_event, unsettled
 from ava_server.budget.run_config import RunConfig, Texts
+from ava_server.budget.user_limits import Slots
 from ava_server.models.base import Bound
 from ava_server.models.pricing.prices import Price, reserve_micros
 from ava_server.runs.history import History
-from ava_server.runs.lifecycle import NotClaimed, NotResumed, Slots, cancel, claim, end_overdue, end_unanswered, resume
+from ava_server.runs.lifecycle import NotClaimed, NotResumed, cancel, claim, end_overdue, end_unanswered, resume
 from ava_server.runs.log import RunLog, ending_events
 from ava_server.runs.result import RunResult, build_result
 from support.ledger import Call, Ledger, Run

@@ -13,7 +13,7 @@ from support.model_server import Gate, Say, running_model_server
 from support.stdio import MODES, made, told, until, using
 from support.terminal import ava
 
-from ava_server.config import users
+from ava_server.budget import user_limits
 from ava_server.config.settings import load_settings
 from ava_server.core.data_root import os_user
 
@@ -30,15 +30,20 @@ def test_what_is_looser_than_what_holds_for_everybody_does_not_count(tmp_path: P
     )
     settings = load_settings(tmp_path, env={})
     for user in ("lax", "nobody"):
-        assert users.day_cents(settings, user) == 100 and users.running(settings, user) == 2
-        assert users.stricter(settings, user, "ask") == "ask" and users.stricter(settings, user, "human") == "human"
-        assert users.day_setting(settings, user) == "limits.user_daily_cents in config.toml"
-    assert users.stricter(settings, "lax", "auto") == "auto"
-    assert users.day_cents(settings, "strict") == 7 and users.stricter(settings, "strict", "auto") == "human"
-    assert users.day_setting(settings, "strict") == "users.strict.daily_cents in config.toml"
-    assert "slots of strict" in (users.slots(settings).full({}, "strict") or "")
-    assert users.slots(settings).full({"lax": 1}, "lax") is None
-    assert users.slots(settings).full({"lax": 2}, "lax")
+        assert user_limits.day_cents(settings, user) == 100 and user_limits.running(settings, user) == 2
+        assert (
+            user_limits.stricter(settings, user, "ask") == "ask"
+            and user_limits.stricter(settings, user, "human") == "human"
+        )
+        assert user_limits.day_setting(settings, user) == "limits.user_daily_cents in config.toml"
+    assert user_limits.stricter(settings, "lax", "auto") == "auto"
+    assert (
+        user_limits.day_cents(settings, "strict") == 7 and user_limits.stricter(settings, "strict", "auto") == "human"
+    )
+    assert user_limits.day_setting(settings, "strict") == "users.strict.daily_cents in config.toml"
+    assert "slots of strict" in (user_limits.slots(settings).full({}, "strict") or "")
+    assert user_limits.slots(settings).full({"lax": 1}, "lax") is None
+    assert user_limits.slots(settings).full({"lax": 2}, "lax")
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -33,15 +33,13 @@ from ava_server.approval.scope import (
     sandbox_for,
 )
 from ava_server.approval.summary import reach
-from ava_server.budget.run_config import EarlierRun, RunConfig, Texts
+from ava_server.budget.run_config import PLAN_TURNS, RUN_TOOLS, EarlierRun, RunConfig, Texts
+from ava_server.budget.user_limits import workspace_over_http
 from ava_server.config.secrets import Secret
-from ava_server.config.users import workspace_over_http
 from ava_server.core.errors import BadInput, Refused, ToolMissing
 from ava_server.models.factory import how_it_thinks
 from ava_server.models.selection import OFFLINE, Choice, ModelSettings, choose, is_configured
 from ava_server.models.thinking import Thinking
-from ava_server.runs.planning import TURNS as PLAN_TURNS
-from ava_server.runs.tools import RUN_TOOL_NAMES
 
 if TYPE_CHECKING:
     from ava_roles.net.search_engines import Engine
@@ -361,7 +359,7 @@ def _usable(wanted: Sequence[str], around: ResolveContext, *, files_open: bool, 
     return tuple(
         name
         for name in wanted
-        if name in RUN_TOOL_NAMES
+        if name in RUN_TOOLS
         or (
             name in tools and (files_open or not tools[name].spec.files) and (commands or not tools[name].spec.commands)
         )

@@ -13,9 +13,8 @@ from ava_roles.tool import Tool, ToolSpec
 from ava_roles.tools.memory import NAME as RECALL
 from ava_server.approval.context_from import listed
 from ava_server.approval.scope import commands_reach
-from ava_server.budget.run_config import Coding, ForeignUse, RunConfig, Texts
+from ava_server.budget.run_config import PLAN_TURNS, Coding, ForeignUse, RunConfig, Texts
 from ava_server.config.search_engines import TITLES, search_cost
-from ava_server.runs.planning import TURNS as PLAN_TURNS
 
 TASK_CHARS = 120
 SHOWN_CHARS = 600

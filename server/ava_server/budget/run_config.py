@@ -12,6 +12,10 @@ from pydantic import BaseModel, ConfigDict
 from ava_roles.mcp_client.tools import OfferedTool
 from ava_server.models.pricing.prices import Price
 
+PLAN_TURNS = 3
+"""Turns that planning takes before the work begins: analysis, plan, review."""
+RUN_TOOLS = ("scratchpad", "read_tool_result", "read_subagent_result")
+"""Tools that read the run's own log. Every run has them; the last one only with results of earlier runs."""
 NO_COMMANDS = "none needed"
 """The confinement of a run that runs neither commands nor programs of MCP servers."""
 

@@ -23,7 +23,7 @@ class Attending:
     """Shows what runs are doing until all have ended; Ctrl-C asks what shall become of them."""
 
     def __init__(self, runtime: Runtime, service: Service, run_ids: Sequence[str]) -> None:
-        from ava_server.runs.lifecycle import Slots
+        from ava_server.budget.user_limits import Slots
 
         self._desk = service
         self._run_ids = run_ids

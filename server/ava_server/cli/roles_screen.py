@@ -181,12 +181,11 @@ def tools_here(settings: Settings) -> Specs:
         AvaError: The keys cannot be read.
     """
     from ava_roles.tools.registry import builtin_tools
-    from ava_server.approval.context_from import ReadSubagentResult
     from ava_server.approval.scope import usable_here
     from ava_server.cli.doctor.confinement import sandbox
     from ava_server.config.keys import read_keys
     from ava_server.config.search_engines import engine_of, without_search
-    from ava_server.runs.tools import ReadToolResult, Scratchpad
+    from ava_server.runs.tools import ReadSubagentResult, ReadToolResult, Scratchpad
 
     own = (Scratchpad.spec, ReadToolResult.spec, ReadSubagentResult.spec)
     tools = usable_here(builtin_tools(), sandbox(settings.sandbox.mode))

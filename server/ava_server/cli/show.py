@@ -62,9 +62,9 @@ def show_command(
 
 async def _show_cost(root: DataRoot, given: str, as_json: bool, utc: bool) -> None:
     from ava_audit.store.locks import Instances
-    from ava_server.budget.costs import costs_of
     from ava_server.cli.reading import find_run, open_log, whole_answer
     from ava_server.cli.show_cost import cost_json, cost_screen
+    from ava_server.runs.costs import costs_of
 
     async with open_log(root) as store:
         found = await find_run(store, given)

@@ -6,12 +6,12 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from ava_audit.units import cents, format_usd
-from ava_server.budget.costs import DEAREST
 from ava_server.cli.terminal import cut
+from ava_server.runs.costs import DEAREST
 
 if TYPE_CHECKING:
     from ava_audit.rows import RunRow
-    from ava_server.budget.costs import Attempt, Costs, ToolCost
+    from ava_server.runs.costs import Attempt, Costs, ToolCost
     from ava_server.service.responses import RunAnswer
 
 WIDTH = 80

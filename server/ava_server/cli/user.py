@@ -38,11 +38,11 @@ class User:
 
 def register(app: typer.Typer) -> None:
     """Add `ava user` to the app."""
-    users = typer.Typer(help="The users of this data root.", no_args_is_help=True)
-    users.command("list", short_help="List users with what they spend today, what runs, and their limits.")(
+    user_limits = typer.Typer(help="The users of this data root.", no_args_is_help=True)
+    user_limits.command("list", short_help="List users with what they spend today, what runs, and their limits.")(
         list_command
     )
-    app.add_typer(users, name="user")
+    app.add_typer(user_limits, name="user")
 
 
 def list_command(
@@ -103,22 +103,22 @@ async def _users(settings: Settings) -> list[User]:
 
 
 def _user(settings: Settings, name: str, figures: tuple[float, int, int], tokens: int, policy: str) -> User:
-    from ava_server.config import users
+    from ava_server.budget import user_limits
     from ava_server.config.settings import Policy
 
-    own = users.own_settings(settings, name)
+    own = user_limits.own_settings(settings, name)
     in_force: Policy = "human" if policy == "human" else settings.approval
     return User(
         name=name,
         spent_cents=figures[0],
-        daily_cents=users.day_cents(settings, name),
+        daily_cents=user_limits.day_cents(settings, name),
         running=figures[1],
-        running_limit=users.running(settings, name),
+        running_limit=user_limits.running(settings, name),
         waiting=figures[2],
         tokens=tokens,
         workspaces=tuple(map(str, own.workspaces)),
         roles=own.roles,
-        approval=users.stricter(settings, name, in_force),
+        approval=user_limits.stricter(settings, name, in_force),
     )
 
 

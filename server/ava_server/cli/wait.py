@@ -51,9 +51,9 @@ def wait_command(
 
 async def _wait(settings: Settings, ids: list[str], within_s: float | None, as_json: bool) -> int:
     from ava_audit.store.locks import Instances
+    from ava_server.budget.user_limits import Slots
     from ava_server.cli.reading import find_runs, open_log
     from ava_server.cli.watching import Watching
-    from ava_server.runs.lifecycle import Slots
 
     async with open_log(settings.paths) as store:
         runs = await find_runs(store, ids)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ava_audit.store.locks import Instances
     from ava_audit.store.store import Store
     from ava_audit.view import View
-    from ava_server.runs.lifecycle import Slots
+    from ava_server.budget.user_limits import Slots
     from ava_server.runs.manager import Manager
 
 LOOK_EVERY_S = 0.2

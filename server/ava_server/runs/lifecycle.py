@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ava_audit.events import (
@@ -25,6 +25,7 @@ from ava_server.approval.proposals import SpawnLimits, close_proposal, exhausted
 from ava_server.approval.summary import approval_line
 from ava_server.budget.caps import in_flight_purpose, unsettled
 from ava_server.budget.run_config import RunConfig, config_of
+from ava_server.budget.user_limits import Slots
 from ava_server.core.ids import AGENT, label
 from ava_server.runs.changes import KeptChanges
 from ava_server.runs.history import History
@@ -33,24 +34,6 @@ from ava_server.runs.result import RunResult, build_result
 
 TAKEOVER_WITHIN_US = 30 * 60 * 1_000_000
 """A server takes over by itself what was interrupted within the last 30 minutes; older runs wait to be resumed."""
-
-
-@dataclass(frozen=True)
-class Slots:
-    """How many runs may be running: of each user, in all, and of users who have fewer of their own."""
-
-    per_user: int
-    total: int
-    own: Mapping[str, int] = field(default_factory=dict[str, int])
-
-    def full(self, running: Mapping[str, int], user: str) -> str | None:
-        """Return why one more run of a user cannot run beside these (how many, by user), or None."""
-        if sum(running.values()) >= self.total:
-            return f"all {self.total} slots are taken"
-        each = self.own.get(user, self.per_user)
-        if running.get(user, 0) >= each:
-            return f"all {each} slots of {user} are taken"
-        return None
 
 
 @dataclass(frozen=True)

@@ -23,13 +23,13 @@ from ava_audit.rows import QUEUED, RUNNING, WAITING, GroupRow, RunRow
 from ava_audit.store.locks import Instances
 from ava_audit.store.store import Store
 from ava_audit.view import View
+from ava_server.budget.user_limits import Slots
 from ava_server.core.ids import AGENT
 from ava_server.runs.context import RunContext
 from ava_server.runs.endings import RunCleanup, RunEndings
 from ava_server.runs.history import History
 from ava_server.runs.lifecycle import (
     NotClaimed,
-    Slots,
     claim,
     group_time,
     left_to_be_resumed,

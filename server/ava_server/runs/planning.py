@@ -32,7 +32,6 @@ DOING: Mapping[PlanPhase, str] = {
     "review": "Reviewing the plan",
 }
 """The sentence in the status line."""
-TURNS = len(DOING)
 NO_PLAN = "Working without a plan: none could be made"
 _THEN: Mapping[PlanPhase, PlanPhase] = {"analysis": "plan", "plan": "review"}
 _KEEP = re.compile(r"\W*keep\W*", re.IGNORECASE)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -28,11 +28,11 @@ from ava_roles.tools.shell import RunBash
 from ava_roles.worktree.session import WorktreeSession
 from ava_server.approval.coding import order_of
 from ava_server.approval.context_from import NAME as READ_RESULT
-from ava_server.approval.context_from import ReadSubagentResult, listed
+from ava_server.approval.context_from import listed
 from ava_server.approval.proposals import texts_of
 from ava_server.approval.scope import bench_of, remove_benches, runs_commands, strength
 from ava_server.approval.summary import minutes
-from ava_server.budget.run_config import NO_COMMANDS, RunConfig, Texts, config_of
+from ava_server.budget.run_config import NO_COMMANDS, RUN_TOOLS, RunConfig, Texts, config_of
 from ava_server.config.search_engines import ApprovedSearch
 from ava_server.core.errors import AvaError, ConfigError
 from ava_server.models.factory import model_of, parameters
@@ -44,10 +44,17 @@ from ava_server.runs.history import History
 from ava_server.runs.manager import ConfigNotSupported
 from ava_server.runs.mcp_servers import foreign_tools
 from ava_server.runs.submit import schema as submit_schema
-from ava_server.runs.tools import RUN_TOOL_NAMES, run_tools
+from ava_server.runs.tools import ReadSubagentResult, run_tools
 
 if TYPE_CHECKING:
-    from ava_server.service.runtime import Runtime
+    from ava_audit.store.store import Store
+    from ava_roles.memory import Memory
+    from ava_roles.net.fetch import Fetcher
+    from ava_server.budget.caps import DayCaps
+    from ava_server.config.credentials import Credentials
+    from ava_server.config.settings import Settings
+    from ava_server.models.clients import ClientPool
+    from ava_server.runs.mcp_servers import McpServers
 
 log = logging.getLogger("ava.outfitting")
 
@@ -60,12 +67,52 @@ OPENINGS = 4
 T = TypeVar("T")
 
 
+class RunResources(Protocol):
+    """What a process has open, as far as runs work with it. The service's `Runtime` is one."""
+
+    settings: Settings
+    store: Store
+    clients: ClientPool
+    credentials: Credentials
+
+    @property
+    def tools(self) -> Mapping[str, Tool]:
+        """The built-in tools, by name."""
+        ...
+
+    @property
+    def fetcher(self) -> Fetcher:
+        """Fetches public pages."""
+        ...
+
+    @property
+    def foreign(self) -> McpServers:
+        """The other MCP servers that are configured."""
+        ...
+
+    def render_result(self, result: dict[str, Any]) -> str:
+        """Return a stored result as text, for a run that reads an earlier one's."""
+        ...
+
+    def sandbox(self) -> Sandbox | Unavailable:
+        """Return the sandbox for commands, or why there is none. Blocking."""
+        ...
+
+    def memory(self, user: str) -> Memory | None:
+        """Return a user's notes, or None."""
+        ...
+
+    def day_caps(self, user: str) -> DayCaps:
+        """Return what may be spent in a UTC day, by this user and in all."""
+        ...
+
+
 class RunSetup:
     """Gives runs what they work with, from what a process has open."""
 
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(self, runtime: RunResources) -> None:
         self.worktrees = Worktrees(runtime.settings.paths.worktrees, Path.home())
-        self._house = runtime
+        self._resources = runtime
         self._opening = anyio.CapacityLimiter(OPENINGS)
 
     async def honour(self, run: RunRow) -> None:
@@ -76,14 +123,14 @@ class RunSetup:
         """
         config = config_of(run.config)
         await self._choice(config)
-        here = {*self._house.tools, *RUN_TOOL_NAMES, *(name for use in config.foreign.values() for name in use.tools)}
+        here = {*self._resources.tools, *RUN_TOOLS, *(name for use in config.foreign.values() for name in use.tools)}
         missing = [name for name in config.tools if name not in here]
         if missing:
             raise ConfigNotSupported(f"the tool {missing[0]} is not available in this version")
         await self._search(config)
-        if (why := self._house.foreign.cannot(config)) is not None:
+        if (why := self._resources.foreign.cannot(config)) is not None:
             raise ConfigNotSupported(why)
-        if await self._house.store.read(lambda view: texts_of(view, run)) is None:
+        if await self._resources.store.read(lambda view: texts_of(view, run)) is None:
             raise ConfigNotSupported("its task was erased")
         await self._confined(config.confinement)
         await self._as_it_began(run)
@@ -98,16 +145,18 @@ class RunSetup:
             CannotHonour: It cannot be run here, after all.
         """
         config = config_of(run.config)
-        texts = await self._house.store.read(lambda view: texts_of(view, run))
+        texts = await self._resources.store.read(lambda view: texts_of(view, run))
         if texts is None:
             raise ConfigNotSupported("its task was erased")
         choice = replace(await self._choice(config), price=config.to_price())  # the price that was approved
-        scratch = self._house.settings.paths.scratch / run.id
-        results = ReadSubagentResult(self._house.store, run.user_id, config.context_from)
+        scratch = self._resources.settings.paths.scratch / run.id
+        results = ReadSubagentResult(
+            self._resources.store, run.user_id, config.context_from, self._resources.render_result
+        )
         sandbox = await self._confined(config.confinement)
-        servers = self._house.foreign.of_run(config, run.id, scratch, sandbox)
+        servers = self._resources.foreign.of_run(config, run.id, scratch, sandbox)
         tools: dict[str, Tool] = {
-            **self._house.tools,
+            **self._resources.tools,
             **run_tools(history, scratch, results),
             **foreign_tools(config, servers),
         }
@@ -117,12 +166,12 @@ class RunSetup:
         search = await self._search(config)
         confinement = sandbox.kind if sandbox is not None else NO_COMMANDS
         started = history.prefix or _started(config, texts, own, parameters(choice), confinement)
-        model = model_of(started.model, started.parameters, choice.api_key, self._house.clients)
+        model = model_of(started.model, started.parameters, choice.api_key, self._resources.clients)
         await self._opened(lambda: remove_benches(scratch))
         # Last of all that may fail: whoever is told that it cannot be run here leaves nothing open.
         files, artifacts = await self._opened(lambda: self._open_folders(config, run.id))
         networked = any(tool.spec.network and tool.spec.foreign is None for tool in own.values())
-        settings, workshop, bench = self._house.settings, None, None
+        settings, workshop, bench = self._resources.settings, None, None
         if config.coding is not None and sandbox is not None:
             workshop = self._workshop(run, config, sandbox)
         elif sandbox is not None and runs_commands(config.tools, own):
@@ -146,18 +195,18 @@ class RunSetup:
             tools=own,
             place=ToolContext(
                 files=files,
-                fetch=self._house.fetcher if networked else None,
+                fetch=self._resources.fetcher if networked else None,
                 search=search,
                 artifacts=artifacts,
-                memory=self._house.memory(run.user_id),
+                memory=self._resources.memory(run.user_id),
                 sandbox=sandbox if bench is not None or workshop is not None else None,
                 bench=bench,
             ),
-            redactor=self._house.credentials.redactor,
-            lending=SecretInjection(config.role, config.secrets, self._house.credentials),
+            redactor=self._resources.credentials.redactor,
+            lending=SecretInjection(config.role, config.secrets, self._resources.credentials),
             scratch=scratch,
             servers=servers,
-            caps=self._house.day_caps(run.user_id),
+            caps=self._resources.day_caps(run.user_id),
             window=choice.price.window or WINDOW,
             worktrees=self.worktrees,
             workshop=workshop,
@@ -171,11 +220,11 @@ class RunSetup:
         Raises:
             CannotHonour: It cannot.
         """
-        entry = await self._house.store.read(lambda view: view.last_entry(run.id, "RunStarted"))
+        entry = await self._resources.store.read(lambda view: view.last_entry(run.id, "RunStarted"))
         if entry is None or not isinstance(entry.fact, RunStarted):
             return
         try:
-            model_of(entry.fact.model, entry.fact.parameters, None, self._house.clients)
+            model_of(entry.fact.model, entry.fact.parameters, None, self._resources.clients)
         except ConfigError as error:
             raise ConfigNotSupported(str(error)) from error
         await self._confined(entry.fact.confinement)
@@ -188,7 +237,7 @@ class RunSetup:
         """
         if approved == NO_COMMANDS:
             return None
-        found = await anyio.to_thread.run_sync(self._house.sandbox, limiter=self._opening)
+        found = await anyio.to_thread.run_sync(self._resources.sandbox, limiter=self._opening)
         if isinstance(found, Unavailable):
             raise ConfigNotSupported(f"what it runs cannot be confined here: {found.why}")
         if strength(found.kind) < strength(approved):
@@ -205,7 +254,7 @@ class RunSetup:
         """
         try:
             choice = await anyio.to_thread.run_sync(
-                lambda: choose(config.model, config.tier or "balanced", self._house.credentials.models)
+                lambda: choose(config.model, config.tier or "balanced", self._resources.credentials.models)
             )
         except AvaError as error:
             raise ConfigNotSupported(str(error)) from error
@@ -224,12 +273,12 @@ class RunSetup:
         if not config.search:
             return None
         try:
-            engine = await anyio.to_thread.run_sync(self._house.credentials.search, config.search)
+            engine = await anyio.to_thread.run_sync(self._resources.credentials.search, config.search)
         except AvaError as error:
             raise ConfigNotSupported(str(error)) from error
         if engine is None:
             raise ConfigNotSupported(f"its web search ({config.search}) is not set up here")
-        return ApprovedSearch(config.search, self._house.credentials, self._house.clients)
+        return ApprovedSearch(config.search, self._resources.credentials, self._resources.clients)
 
     async def _opened(self, work: Callable[[], T]) -> T:
         """Open what may lie on a disk that does not answer, in one of few threads that nobody else needs.
@@ -245,7 +294,7 @@ class RunSetup:
 
     def _workshop(self, run: RunRow, config: RunConfig, sandbox: Sandbox) -> WorktreeSession:
         """Return where a run changes files; nothing of it is there before the run begins."""
-        settings = self._house.settings
+        settings = self._resources.settings
         return WorktreeSession(
             order_of(run.id, config),
             self.worktrees.here(run.id),
@@ -261,7 +310,7 @@ class RunSetup:
         files = _open_workspace(config.workspace) if config.workspace and config.coding is None else None
         if "save_artifact" not in config.tools:
             return files, None
-        folder = self._house.settings.paths.artifacts / run_id
+        folder = self._resources.settings.paths.artifacts / run_id
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             return files, Root.open(folder)
@@ -272,8 +321,8 @@ class RunSetup:
 
     def artifacts(self, run_id: str) -> list[dict[str, Any]]:
         """Return name, size in bytes and sha256 of each file that a run has handed over. Blocking."""
-        found = list_artifacts(self._house.settings.paths.artifacts / run_id)
-        return [{**file, "name": self._house.credentials.redactor.redact(file["name"])[0]} for file in found]
+        found = list_artifacts(self._resources.settings.paths.artifacts / run_id)
+        return [{**file, "name": self._resources.credentials.redactor.redact(file["name"])[0]} for file in found]
 
     def left(self, run: RunRow, task: str) -> KeptChanges | None:
         """Bring onto its branch what a run that nobody works on has changed; None for one that changes no files."""
@@ -288,11 +337,11 @@ class RunSetup:
     def tidy_scratch(self, run_id: str) -> None:
         """Remove an ended run's scratch folder, and a folder of artifacts that stayed empty."""
         try:
-            remove_tree(self._house.settings.paths.scratch / run_id)
+            remove_tree(self._resources.settings.paths.scratch / run_id)
         except OSError as error:  # the next start sweeps; what a command still writes is ended with its owner
             log.warning("the scratch folder of %s was not all removed: %s", run_id, error)
         with contextlib.suppress(OSError):  # not empty, or never made
-            (self._house.settings.paths.artifacts / run_id).rmdir()
+            (self._resources.settings.paths.artifacts / run_id).rmdir()
 
 
 def _open_workspace(workspace: str) -> Root:

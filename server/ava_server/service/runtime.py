@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.to_thread
@@ -29,8 +29,9 @@ from ava_roles.tools.registry import builtin_tools
 from ava_server.approval.proposals import SpawnLimits
 from ava_server.approval.resolve import ResolveContext
 from ava_server.approval.scope import remove_benches, sandbox_here
+from ava_server.budget import user_limits
 from ava_server.budget.caps import DayCaps
-from ava_server.config import role_folders, users
+from ava_server.config import role_folders
 from ava_server.config.credentials import Credentials
 from ava_server.config.pin import policy_in_force
 from ava_server.config.search_engines import without_search
@@ -46,6 +47,8 @@ from ava_server.runs.mcp_servers import McpServers
 from ava_server.runs.setup import RunSetup
 from ava_server.runs.worker_process import WorkerProcesses
 from ava_server.service.event_hook import tell_events
+from ava_server.service.render_text import result_words
+from ava_server.service.responses import Untrusted
 
 if TYPE_CHECKING:
     from ava_roles.net.fetch import Fetcher
@@ -53,6 +56,11 @@ if TYPE_CHECKING:
     from ava_server.config.settings import Policy, Settings
 
 log = logging.getLogger("ava.house")
+
+
+def stored_result_words(result: dict[str, Any]) -> str:
+    """Return a stored result (the `result` of a SubagentComplete entry) as text."""
+    return result_words(Untrusted.model_validate(result["untrusted_result"]))
 
 
 @dataclass
@@ -111,9 +119,13 @@ class Runtime:
         """What gives runs what they work with."""
         return RunSetup(self)
 
+    def render_result(self, result: dict[str, Any]) -> str:
+        """Return a stored result as text, for a run that reads an earlier one's."""
+        return stored_result_words(result)
+
     def day_caps(self, user: str) -> DayCaps:
         """Return what may be spent in a day, by this user and in all."""
-        return users.day_caps(self.settings, user)
+        return user_limits.day_caps(self.settings, user)
 
     @property
     def spawn_limits(self) -> SpawnLimits:
@@ -126,7 +138,7 @@ class Runtime:
         return SpawnLimits(
             spawns_per_hour=settings.limits.spawns_per_hour,
             days=self.day_caps(user),
-            day_settings=(users.day_setting(settings, user), settings.installation_day_setting),
+            day_settings=(user_limits.day_setting(settings, user), settings.installation_day_setting),
             ttl_us=int(settings.proposal_lifetime_s * 1_000_000),
         )
 
@@ -141,7 +153,7 @@ class Runtime:
             ConfigError: Whether there is a PIN cannot be told, so nothing can be approved.
         """
         in_force = await anyio.to_thread.run_sync(policy_in_force, self.settings)
-        return users.stricter(self.settings, user or self.user, in_force)
+        return user_limits.stricter(self.settings, user or self.user, in_force)
 
     def memory(self, user: str) -> Memory | None:
         """Return the notes of a user; only whom the data root belongs to has any yet."""
@@ -163,7 +175,7 @@ class Runtime:
 
         def read() -> Catalog:
             if remote is not None:
-                return users.roles_over_http(self.settings, remote, owner=remote == self.user)
+                return user_limits.roles_over_http(self.settings, remote, owner=remote == self.user)
             return role_folders.places_of(
                 self.settings,
                 asked=workspace,
@@ -197,8 +209,8 @@ class Runtime:
             around = replace(
                 around,
                 client_roots=(),
-                remote_roots=users.own_settings(self.settings, user).workspaces,
-                sandbox=lambda: users.sandbox_over_http(self.sandbox(), self.settings),
+                remote_roots=user_limits.own_settings(self.settings, user).workspaces,
+                sandbox=lambda: user_limits.sandbox_over_http(self.sandbox(), self.settings),
             )
         named = next((own for own in catalog.roles if own.name == role), None)
         if named is None or not any(server_of(tool) for tool in named.tools):
@@ -285,7 +297,7 @@ async def open_house(
             instances,
             name,
             serves or (lambda row: row.user_id == user),
-            users.slots(settings),
+            user_limits.slots(settings),
             runtime.outfitting,
             hire=WorkerProcesses(settings.paths) if settings.background and not worker else None,
             grace_s=0.0 if worker else GRACE_S,

@@ -19,11 +19,10 @@ from ava_server.approval.decisions import Ceilings, approve_by_itself
 from ava_server.approval.proposals import Proposal, ProposalRefusal, propose, texts_of
 from ava_server.approval.requests import SpawnArgs, parse
 from ava_server.approval.resolve import resolve_run_config
-from ava_server.budget.run_config import EarlierRun, RunConfig, Texts, config_of
+from ava_server.budget.run_config import RUN_TOOLS, EarlierRun, RunConfig, Texts, config_of
 from ava_server.core.errors import AvaError, BadInput, Refused
 from ava_server.core.ids import label, new_id
 from ava_server.models.selection import OFFLINE, is_configured
-from ava_server.runs.tools import RUN_TOOL_NAMES
 from ava_server.service.access import Access, CallContext
 from ava_server.service.responses import Answer, Minutes, OneDecision, SpawnAnswer
 
@@ -223,7 +222,7 @@ def not_by_itself(config: RunConfig, tools: Mapping[str, Tool]) -> str | None:
     """
     if foreign := sorted({server_of(name) or "" for name in config.tools if server_of(name)}):
         return f"only the MCP server {foreign[0]} itself says what its tools do"
-    unknown = [name for name in config.tools if name not in tools and name not in RUN_TOOL_NAMES]
+    unknown = [name for name in config.tools if name not in tools and name not in RUN_TOOLS]
     if unknown:
         return f"what {', '.join(unknown)} may do is not known here"
     if config.confinement == "none":

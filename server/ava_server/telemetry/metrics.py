@@ -42,8 +42,8 @@ from ava_audit.view import View
 from ava_roles.mcp_client.entry import server_of
 from ava_roles.sandbox.sandbox import Unavailable
 from ava_server.budget.caps import installation_scope, utc_day
+from ava_server.budget.run_config import RUN_TOOLS
 from ava_server.runs.submit import NAME as SUBMIT
-from ava_server.runs.tools import RUN_TOOL_NAMES
 
 if TYPE_CHECKING:
     from ava_server.service.runtime import Runtime
@@ -352,7 +352,7 @@ def _here(runtime: Runtime, owners: tuple[str, ...], open_sessions: int | None) 
 
 def _labelled(news: Unread, runtime: Runtime) -> Unread:
     """Return news in which tools have their labels: what models called that there is not would be kept for ever."""
-    known = frozenset([*runtime.tools, *RUN_TOOL_NAMES, SUBMIT])
+    known = frozenset([*runtime.tools, *RUN_TOOLS, SUBMIT])
     servers = frozenset(runtime.settings.mcp_servers)
 
     def labelled(type_name: str, labels: Labels) -> Labels:

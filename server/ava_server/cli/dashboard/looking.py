@@ -19,12 +19,12 @@ from ava_audit.view import View
 from ava_server.approval.proposals import texts_of
 from ava_server.approval.summary import beginning
 from ava_server.budget.caps import installation_scope, user_scope, utc_day
+from ava_server.budget.user_limits import day_caps
 from ava_server.cli.dashboard.overview import EXPIRED, ORDER, Budget, LogFacts, Overview, Shown
 from ava_server.cli.peeking import Opened, is_held, opened
 from ava_server.cli.root import has_log
 from ava_server.config.credentials import model_settings
 from ava_server.config.settings import load_settings
-from ava_server.config.users import day_caps
 from ava_server.core.data_root import os_user
 from ava_server.core.errors import AvaError
 from ava_server.models.selection import configured

@@ -15,6 +15,7 @@ import anyio
 from ava_audit.errors import AuditError
 from ava_audit.units import format_usd, micros_from_cents
 from ava_roles.errors import RolesError
+from ava_server.budget.user_limits import Slots
 from ava_server.cli.app import ReaderGone
 from ava_server.cli.at_desk import propose, session, start
 from ava_server.cli.doctor.check import REPORT, Finding, Setup, from_error
@@ -25,7 +26,6 @@ from ava_server.cli.terminal import someone_there
 from ava_server.config.pin import policy_in_force
 from ava_server.core.errors import AvaError, ConfigError
 from ava_server.models.selection import Choice, configured
-from ava_server.runs.lifecycle import Slots
 from ava_server.runs.manager import Manager
 from ava_server.service.runtime import Runtime, open_house, refuse_recursion
 from ava_server.service.service import Service

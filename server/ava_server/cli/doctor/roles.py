@@ -11,6 +11,7 @@ from ava_roles.sandbox.sandbox import Sandbox, Unavailable
 from ava_roles.tools.registry import builtin_tools
 from ava_server.approval.coding import CHANGING, changes_files
 from ava_server.approval.scope import usable_here
+from ava_server.budget.run_config import RUN_TOOLS
 from ava_server.cli.doctor import confinement as probes
 from ava_server.cli.doctor.check import Finding, Setup, from_error, log_path
 from ava_server.cli.doctor.models import models_of
@@ -19,7 +20,6 @@ from ava_server.config.role_folders import places_here
 from ava_server.config.search_engines import without_search
 from ava_server.models.listing import meanings
 from ava_server.models.selection import Choice
-from ava_server.runs.tools import RUN_TOOL_NAMES
 
 NEEDS_MODEL = (
     "cannot run: no language model is set up, and it takes one to change files",
@@ -35,7 +35,7 @@ def roles(setup: Setup) -> list[Finding]:
     found = [from_error("role file", problem.text, MEND_FILE) for problem in catalog.problems]
     found += [Finding("role file", "note", problem.text) for problem in catalog.notes]
     found += [Finding("role file", "note", untrusted.why, untrusted.step) for untrusted in catalog.untrusted]
-    tools, servers = {*_tools(setup), *RUN_TOOL_NAMES}, _servers(setup)
+    tools, servers = {*_tools(setup), *RUN_TOOLS}, _servers(setup)
     held = {role.name: _held_back(role, tools, servers) for role in catalog.roles}
     chosen = _models(catalog, setup)
     for role in catalog.roles:

@@ -6,7 +6,8 @@ and programs that are at hand here are the operator's, and are not theirs becaus
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -20,11 +21,28 @@ from ava_server.budget.caps import DayCaps
 from ava_server.config.role_folders import RolePlaces
 from ava_server.config.settings import Policy, Settings, UserSettings
 from ava_server.core.errors import BadInput
-from ava_server.runs.lifecycle import Slots
 
 STRICTEST_FIRST: tuple[Policy, ...] = ("human", "ask", "auto")
 FOREIGN_TOOL = "mcp__"
 """With this begin the names of tools of other MCP servers, which act with the operator's rights."""
+
+
+@dataclass(frozen=True)
+class Slots:
+    """How many runs may be running: of each user, in all, and of users who have fewer of their own."""
+
+    per_user: int
+    total: int
+    own: Mapping[str, int] = field(default_factory=dict[str, int])
+
+    def full(self, running: Mapping[str, int], user: str) -> str | None:
+        """Return why one more run of a user cannot run beside these (how many, by user), or None."""
+        if sum(running.values()) >= self.total:
+            return f"all {self.total} slots are taken"
+        each = self.own.get(user, self.per_user)
+        if running.get(user, 0) >= each:
+            return f"all {each} slots of {user} are taken"
+        return None
 
 
 def own_settings(settings: Settings, user: str) -> UserSettings:
