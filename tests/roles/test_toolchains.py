@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import pytest
-from support.projects import write
+from support.projects import linked_program, write
 
+from ava_roles.sandbox.python_library import python_library
+from ava_roles.sandbox.sandbox import Bind
+from ava_roles.sandbox.selection import toolchain
 from ava_roles.sandbox.toolchains import Toolchains, find_toolchains
 
 PROGRAM = "#!/bin/sh\n"
@@ -226,3 +229,89 @@ def test_an_interpreter_of_another_user_keeps_no_command_from_running(home: Path
     done = subprocess.run([sys.executable, "-c", code, home], capture_output=True, text=True, timeout=20, check=False)
     (home / "closed").chmod(0o755)
     assert done.stdout.rstrip().endswith("python3.12: Permission denied) 0"), done
+
+
+LIBRARY = "libpython3.12.so.1.0"
+
+
+def linked_python(prefix: Path, folders: str, library: str = LIBRARY) -> Path:
+    """A Python that was built with a shared library, which it looks for in these folders."""
+    program = python(prefix)
+    program.write_bytes(linked_program(library, folders))
+    write(prefix, {f"lib/{LIBRARY}": "x"})
+    return program
+
+
+def test_the_library_of_an_interpreter_is_shown_where_the_interpreter_looks_for_it(home: Path) -> None:
+    """pyenv builds it in where it installs to; the installation may be called by the name of a link to it."""
+    versions = home / ".pyenv/versions"
+    library = versions / "3.12.3/lib" / LIBRARY
+    linked_python(versions / "3.12.3", f"/nowhere:{library.parent}")
+    (versions / "3.12").symlink_to("3.12.3")
+    environment(home / "project", versions / "3.12/bin/python3.12")
+    assert found(home, ".venv").shown == {versions / "3.12": versions / "3.12.3", library: library}
+
+
+def test_the_library_is_shown_also_where_all_of_pyenv_stands_behind_a_link(home: Path, tmp_path: Path) -> None:
+    real, name = tmp_path / "opt/pyenv", home / ".pyenv"
+    library = name / "versions/3.12.3/lib" / LIBRARY
+    linked_python(real / "versions/3.12.3", str(library.parent))
+    name.symlink_to(real)
+    write(name, {"shims/python3": PROGRAM, "version": "3.12.3\n"})
+    assert found(home, path=str(name / "shims")).shown == {
+        real / "versions/3.12.3": real / "versions/3.12.3",
+        library: real / "versions/3.12.3/lib" / LIBRARY,
+    }
+
+
+def test_the_interpreter_that_tries_a_sandbox_gets_its_library_too(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, name = tmp_path / "opt/python", home / "python"
+    program = linked_python(real, str(name / "lib"))
+    name.symlink_to(real)
+    monkeypatch.setattr(sys, "base_prefix", str(name))
+    library = Bind(real / "lib" / LIBRARY, PurePosixPath(name / "lib" / LIBRARY))
+    assert toolchain(program) == (Bind(real, PurePosixPath(real)), library)
+
+
+@pytest.mark.parametrize("folders", ["{prefix}/lib", "$ORIGIN/../lib", "${{ORIGIN}}/../lib:/nowhere", "", "lib"])
+def test_a_library_in_the_shown_installation_is_not_shown_once_more(home: Path, folders: str) -> None:
+    prefix = home / ".pyenv/versions/3.12.3"
+    environment(home / "project", linked_python(prefix, folders.format(prefix=prefix)))
+    assert found(home, ".venv").shown == {prefix: prefix}
+
+
+@pytest.mark.parametrize("library", ["id_rsa", "../.ssh/id_rsa", "libpython3.so", "libpython3.12.so.1.0/../id_rsa"])
+def test_an_interpreter_that_names_something_else_for_its_library_does_not_have_it_shown(
+    home: Path, library: str
+) -> None:
+    (home / ".ssh/libpython3.so").symlink_to("id_rsa")
+    prefix = home / ".pyenv/versions/3.12.3"
+    environment(home / "project", linked_python(prefix, f"{home}/.ssh", library))
+    assert found(home, ".venv").shown == {prefix: prefix}
+
+
+@pytest.mark.parametrize("folder", ["ava", "x/../ava", "project/lib"])
+def test_a_library_in_avas_own_folder_or_in_the_workspace_is_not_shown(home: Path, folder: str) -> None:
+    for name in ("ava", "project/lib"):
+        write(home / name, {LIBRARY: "x"})
+    prefix = home / ".pyenv/versions/3.12.3"
+    environment(home / "project", linked_python(prefix, f"{home}/{folder}"))
+    assert found(home, ".venv").shown == {prefix: prefix}
+
+
+def test_a_program_that_is_cut_off_or_says_what_cannot_be_has_no_library(tmp_path: Path) -> None:
+    whole = linked_program(LIBRARY, str(tmp_path))
+    write(tmp_path, {LIBRARY: "x"})
+    program = tmp_path / "python3"
+    program.write_bytes(whole)
+    assert python_library(program) == tmp_path / LIBRARY
+    for length in range(len(whole)):
+        program.write_bytes(whole[:length])
+        python_library(program)
+    for at in range(len(whole)):
+        for byte in (0, 0x7F, 0xFF):
+            program.write_bytes(whole[:at] + bytes([byte]) * 8 + whole[at + 8 :])
+            assert python_library(program) in (None, tmp_path / LIBRARY)
+    assert python_library(tmp_path) is None and python_library(tmp_path / "gone") is None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import struct
 import subprocess
 import sys
 import sysconfig
@@ -75,6 +76,20 @@ def python_of_uv(home: Path) -> Path:
         shutil.copy(library, real / "lib")
     (below / f"cpython-{minor}-linux-x86_64-gnu").symlink_to(real)
     return below / f"cpython-{minor}-linux-x86_64-gnu" / "bin" / f"python{minor}"
+
+
+def linked_program(library: str, folders: str) -> bytes:
+    """An ELF file that names a library which it needs, and folders where the loader looks for it."""
+    strings = b"\0" + library.encode() + b"\0" + folders.encode() + b"\0"
+    begin, base = 64 + 2 * 56, 0x400000
+    entries = [(1, 1), (29, 2 + len(library)), (5, base + begin), (0, 0)]
+    dynamic = b"".join(struct.pack("<QQ", *entry) for entry in entries)
+    size = begin + len(strings) + len(dynamic)
+    header = struct.pack("<16sHHIQQQIHHHHHH", b"\x7fELF\2\1\1", 3, 62, 1, 0, 64, 0, 0, 64, 56, 2, 0, 0, 0)
+    load = struct.pack("<IIQQQQQQ", 1, 4, 0, base, base, size, size, 4096)
+    at = begin + len(strings)
+    section = struct.pack("<IIQQQQQQ", 2, 4, at, base + at, base + at, len(dynamic), len(dynamic), 8)
+    return header + load + section + strings + dynamic
 
 
 def environment_of(python: Path, project: Path, packages: Mapping[str, str]) -> Path:

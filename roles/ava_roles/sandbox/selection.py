@@ -20,6 +20,7 @@ import anyio
 from ava_roles.errors import ToolFailed
 from ava_roles.sandbox import linux
 from ava_roles.sandbox.launcher.order import PRLIMIT
+from ava_roles.sandbox.python_library import python_library
 from ava_roles.sandbox.sandbox import Bind, Command, Sandbox, Unavailable
 
 PROBE_S = 5.0
@@ -84,7 +85,10 @@ def toolchain(program: Path) -> tuple[Bind, ...]:
     home = Path(sys.base_prefix).resolve()
     if home == Path("/usr") or home.is_relative_to("/usr") or not program.is_relative_to(home):
         return ()
-    return (Bind(home, PurePosixPath(home)),)
+    library = python_library(program)
+    if library is None or library.is_relative_to(home):
+        return (Bind(home, PurePosixPath(home)),)
+    return (Bind(home, PurePosixPath(home)), Bind(library.resolve(), PurePosixPath(library)))
 
 
 def _python() -> Path:

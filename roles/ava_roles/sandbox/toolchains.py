@@ -22,6 +22,7 @@ from ava_roles.sandbox.programs import (
     read_small,
     version_of,
 )
+from ava_roles.sandbox.python_library import python_library
 
 _SYSTEM = tuple(Path(folder) for folder in ("/usr", "/bin", "/sbin", "/lib", "/lib64"))
 SYSTEM_PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
@@ -140,6 +141,7 @@ class _Finding:
                 self.file(step)
             elif (root / "pyvenv.cfg").is_file():
                 self._environment(root)
+        self._library(Path(os.path.realpath(program)))
 
     def file(self, file: Path) -> None:
         """Show one file, unless it lies where nothing is shown."""
@@ -173,6 +175,7 @@ class _Finding:
         home = _home_of(environment)
         if home is not None and Path(os.path.realpath(home)) == real.parent:
             self._show(home.parent, real.parent.parent)
+        self._library(real)
 
     def _python(self, workspace: Path) -> None:
         """Show the Python that the user has first on the path; pyenv's is a script that chooses one."""
@@ -186,6 +189,7 @@ class _Finding:
         real = path.resolve()
         if _is_python(real):
             self._program(real)
+            self._library(real)
 
     def _node(self) -> None:
         """Show the Node that the user has: on the path, or the newest of nvm's."""
@@ -241,6 +245,17 @@ class _Finding:
             return False
         self.found.shown[name] = prefix
         return True
+
+    def _library(self, real: Path) -> None:
+        """Show the library that an interpreter is linked with, under the name by which it looks for it.
+
+        That name may be another one than those by which the interpreter is called: an installation has several.
+        """
+        library = python_library(real) if _is_python(real) else None
+        if library is None or any(library.is_relative_to(name) for name in self.found.shown):
+            return
+        if self._refusal(library) is None:
+            self.file(library)
 
     def _holds_one(self, root: Path) -> bool:
         """Tell whether a folder holds one installation alone: what is beside it is nobody's to see."""
