@@ -15,12 +15,12 @@ TASK = {"role": "researcher", "task": "x"}
 @pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
 def test_a_cap_that_is_no_number_is_refused_by_name(value: float) -> None:
     with pytest.raises(BadInput, match=r"^timeout: .*give "):
-        parse(SpawnArgs, "spawn_subagent", {**TASK, "timeout": value})
+        parse(SpawnArgs, {**TASK, "timeout": value})
 
 
 def test_a_wait_that_is_no_number_is_refused() -> None:
     with pytest.raises(BadInput, match=r"^wait_seconds: "):
-        parse(CheckArgs, "check_subagent", {"wait_seconds": float("nan")})
+        parse(CheckArgs, {"wait_seconds": float("nan")})
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_a_wait_that_is_no_number_is_refused() -> None:
 )
 def test_a_change_that_there_is_not_is_refused_by_its_place(changes: dict[str, Any], names: str) -> None:
     with pytest.raises(BadInput, match=rf"^changes\.P-00000000\..*{names}"):
-        parse(ConfirmArgs, "confirm_spawn", {"pending_ids": ["P-00000000"], "changes": changes})
+        parse(ConfirmArgs, {"pending_ids": ["P-00000000"], "changes": changes})
 
 
 def test_a_value_is_shown_short_and_without_what_looks_like_a_key() -> None:

@@ -583,14 +583,14 @@ def files_that_make(name: str) -> set[str]:
 
 
 def test_model_and_tool_calls_have_one_wrapper_each() -> None:
-    assert files_with(r"\b_model\.stream\(") == {"asking.py"}
-    assert files_with(r"\btool\(args") == {"acting.py"}
-    assert files_with(r"\bhandler\(") == {"desk/desk.py"}
+    assert files_with(r"\b_model\.stream\(") == {"runs/model_call.py"}
+    assert files_with(r"\btool\(args") == {"runs/tool_calls.py"}
+    assert files_with(r"\bhandler\(") == {"service/service.py"}
     made = {name: files_that_make(name) for name in ("CostReserved", "CostUpdate", "ToolCall")}
     assert made == {
-        "CostReserved": {"reserving.py"},
-        "CostUpdate": {"budget.py"},
-        "ToolCall": {"acting.py", "desk/desk.py"},
+        "CostReserved": {"runs/reservation.py"},
+        "CostUpdate": {"budget/caps.py"},
+        "ToolCall": {"runs/tool_calls.py", "service/service.py"},
     }
 
 

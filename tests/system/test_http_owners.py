@@ -22,7 +22,7 @@ from support.stdio import MODES, logged, made, state_of, told, using
 
 from ava_server.config.settings import load_settings
 from ava_server.mcp_server.app import build_server
-from ava_server.service.service import TAKES
+from ava_server.service.tools import TOOLS
 
 SECRET = "marmalade"
 """What only the owner's words hold: in no answer to anybody else."""
@@ -177,7 +177,7 @@ TRIES: dict[str, Try] = {
 async def test_no_tool_tells_another_users_things_from_what_never_was(tmp_path: Path, mode: str) -> None:
     async with two(tmp_path / "data", mode) as both:
         listed = await both.ana.list_tools()
-        assert {tool.name for tool in listed.tools} == set(TRIES) == set(TAKES), "a tool that nobody has tried"
+        assert {tool.name for tool in listed.tools} == set(TRIES) == set(TOOLS), "a tool that nobody has tried"
         for tool, attempt in TRIES.items():
             assert tool
             await attempt(both)

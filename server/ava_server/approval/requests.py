@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import math
-from typing import Annotated, Any, Literal, TypeVar, cast
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
@@ -38,6 +38,8 @@ class Arguments(BaseModel):
     """Base of every tool's arguments: unknown ones are refused by name."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    tool: ClassVar[str] = ""
+    """The tool that takes them; empty for a part of its arguments."""
 
 
 class Caps(Arguments):
@@ -59,6 +61,8 @@ class Changes(Arguments):
 
 class SpawnArgs(Arguments):
     """Arguments of `spawn_subagent`."""
+
+    tool = "spawn_subagent"
 
     role: ShortText = Field(description="Kind of subagent, see above.")
     task: str = Field(
@@ -119,6 +123,8 @@ class SpawnArgs(Arguments):
 class ConfirmArgs(Arguments):
     """Arguments of `confirm_spawn`."""
 
+    tool = "confirm_spawn"
+
     pending_ids: Annotated[list[str], BeforeValidator(_listed)] = Field(
         min_length=1, max_length=20, description="From spawn_subagent."
     )
@@ -137,6 +143,8 @@ class ConfirmArgs(Arguments):
 class CheckArgs(Arguments):
     """Arguments of `check_subagent`."""
 
+    tool = "check_subagent"
+
     subagent_id: SubagentId | None = None
     group_id: str | None = None
     cursor: str | None = Field(default=None, description="From a long result: goes on in it.")
@@ -146,12 +154,16 @@ class CheckArgs(Arguments):
 class MessageArgs(Arguments):
     """Arguments of `message_subagent`."""
 
+    tool = "message_subagent"
+
     subagent_id: SubagentId
     message: str = Field(min_length=1, max_length=20_000)
 
 
 class CancelArgs(Arguments):
     """Arguments of `cancel_subagent`."""
+
+    tool = "cancel_subagent"
 
     subagent_id: SubagentId | None = None
     group_id: str | None = None
@@ -161,6 +173,8 @@ class CancelArgs(Arguments):
 
 class LogArgs(Arguments):
     """Arguments of `read_ava_logs`."""
+
+    tool = "read_ava_logs"
 
     subagent_id: SubagentId | None = None
     last_n: int = Field(default=50, ge=1, le=500)
@@ -177,7 +191,7 @@ class LogArgs(Arguments):
 A = TypeVar("A", bound=Arguments)
 
 
-def parse(model: type[A], tool: str, given: dict[str, Any]) -> A:
+def parse(model: type[A], given: dict[str, Any]) -> A:
     """Return a tool's arguments as its model.
 
     Raises:
@@ -186,7 +200,7 @@ def parse(model: type[A], tool: str, given: dict[str, Any]) -> A:
     try:
         return model.model_validate(given)
     except ValidationError as error:
-        raise BadInput(_sentence(model, tool, given, error.errors()[0])) from None
+        raise BadInput(_sentence(model, error.errors()[0])) from None
 
 
 def refuse_deep(given: dict[str, Any]) -> None:
@@ -217,7 +231,8 @@ def shown(value: Any) -> str:
     return repr(text if len(text) <= 80 else text[:79] + "…")
 
 
-def _sentence(model: type[Arguments], tool: str, given: dict[str, Any], error: Any) -> str:
+def _sentence(model: type[Arguments], error: Any) -> str:
+    tool = model.tool
     loc = [str(part) for part in error["loc"]]
     field, kind = ".".join(loc), str(error["type"])
     value: Any = error.get("input")

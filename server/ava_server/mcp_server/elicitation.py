@@ -37,7 +37,6 @@ ASK_S = 45.0
 """No call may take longer: some hosts cut it off at 60 s."""
 ANSWER_S = 600.0
 """How long a client may keep a question that it was given: as long as a proposal waits."""
-ASKING = "confirm_spawn"
 _ANSWER = "approval"
 _STATE, _RESPONSES = "requestState", "inputResponses"
 
@@ -106,6 +105,13 @@ def _reply(answer: types.ElicitResult) -> Reply:
     return Reply(answer.action, dict(answer.content or {}) if answer.action == "accept" else {})
 
 
+def _approves(tool: Any) -> bool:
+    """Tell whether a tool is where a person decides."""
+    from ava_server.service.tools import TOOLS  # not needed before `initialize` was answered
+
+    return tool in TOOLS and TOOLS[tool].approves
+
+
 class QuestionSeal:
     """Seals what a client keeps with a question, and opens it when the answer comes."""
 
@@ -115,7 +121,7 @@ class QuestionSeal:
 
     async def __call__(self, ctx: ServerRequestContext[App, Any], call_next: CallNext) -> HandlerResult:
         """Be the server's middleware."""
-        if ctx.method != "tools/call" or ctx.params is None or ctx.params.get("name") != ASKING:
+        if ctx.method != "tools/call" or ctx.params is None or not _approves(ctx.params.get("name")):
             return await call_next(ctx)
         if ctx.session.can_send_request or not can_ask(ctx):  # nothing has to be kept
             return await call_next(_without_answer(ctx, ctx.params))

@@ -15,21 +15,12 @@ from mcp.server.context import ServerRequestContext
 
 from ava_server.core.errors import AvaError
 from ava_server.core.pagination import refuse_cursor
-from ava_server.service.responses import (
-    FAILED,
-    Answer,
-    CancelAnswer,
-    CheckAnswer,
-    ConfirmAnswer,
-    LogAnswer,
-    MessageAnswer,
-    SpawnAnswer,
-)
+from ava_server.service.responses import FAILED, Answer
 
 if TYPE_CHECKING:
     from ava_roles.catalog import Catalog
-    from ava_server.approval.requests import Arguments
     from ava_server.mcp_server.app import App
+    from ava_server.service.tools import ServiceTool
 
 log = logging.getLogger("ava.tools")
 ROLES_CHARS = 1_200
@@ -51,7 +42,8 @@ async def list_tools(
     listed = await anyio.to_thread.run_sync(tools_now, catalog)
     if can_ask(ctx):
         listed = [
-            tool.model_copy(update={"meta": _LOADED}) if tool.name == "confirm_spawn" else tool for tool in listed
+            tool.model_copy(update={"meta": _LOADED}) if (tool.meta or {}).keys() >= _ASKED.keys() else tool
+            for tool in listed
         ]
     return types.ListToolsResult(tools=listed)
 
@@ -116,90 +108,26 @@ async def roles_now(ctx: ServerRequestContext[App, Any]) -> Catalog:
 
 @cache
 def _fixed_tools() -> tuple[types.Tool, ...]:
-    from ava_server.approval import requests
+    from ava_server.service.tools import TOOLS
 
-    def tool(
-        name: str,
-        title: str,
-        description: str,
-        takes: type[Arguments],
-        gives: type[Answer],
-        annotations: types.ToolAnnotations,
-        *,
-        meta: dict[str, Any] | None = None,
-    ) -> types.Tool:
-        return types.Tool(
-            name=name,
-            title=title,
-            description=description,
-            input_schema=_small(takes.model_json_schema()),
-            output_schema=_small(gives.model_json_schema(mode="serialization"), output=True),
-            annotations=annotations,
-            _meta=meta,
-        )
+    return tuple(_listed(tool) for tool in TOOLS.values())
 
-    reads = types.ToolAnnotations(read_only_hint=True, open_world_hint=False)
-    return (
-        tool(
-            "spawn_subagent",
-            "Propose a subagent",
-            "Propose a subagent that works in the background. Starts nothing: it returns a price tag to show the"
-            " person, and confirm_spawn starts it when they agree. Say 'requested', never 'started'.",
-            requests.SpawnArgs,
-            SpawnAnswer,
-            types.ToolAnnotations(
-                read_only_hint=False, destructive_hint=False, idempotent_hint=False, open_world_hint=False
-            ),
-            meta=_LOADED,
+
+def _listed(tool: ServiceTool) -> types.Tool:
+    """Return a tool as hosts list it."""
+    return types.Tool(
+        name=tool.name,
+        title=tool.title,
+        description=tool.description,
+        input_schema=_small(tool.args.model_json_schema()),
+        output_schema=_small(tool.answer.model_json_schema(mode="serialization"), output=True),
+        annotations=types.ToolAnnotations(
+            read_only_hint=tool.read_only,
+            destructive_hint=None if tool.read_only else tool.destructive,
+            idempotent_hint=tool.idempotent,
+            open_world_hint=tool.open_world,
         ),
-        tool(
-            "confirm_spawn",
-            "Start approved subagents",
-            "Start (or reject) proposed subagents, after the person agreed. This spends money. `approving` repeats each"
-            " approval_line letter for letter. Two or more ids become a group under one cost cap; give their last line"
-            " too, as the refusal shows it.",
-            requests.ConfirmArgs,
-            ConfirmAnswer,
-            types.ToolAnnotations(
-                read_only_hint=False, destructive_hint=True, idempotent_hint=False, open_world_hint=True
-            ),
-            meta=_LOADED | _ASKED,
-        ),
-        tool(
-            "check_subagent",
-            "Look after subagents",
-            "Status of a subagent, or its result when it has ended; without an id, all that wait, run or ended lately.",
-            requests.CheckArgs,
-            CheckAnswer,
-            reads,
-            meta=_LOADED,
-        ),
-        tool(
-            "message_subagent",
-            "Message a subagent",
-            "Send a running subagent a message, read before its next turn. It may steer the work, never widen it.",
-            requests.MessageArgs,
-            MessageAnswer,
-            types.ToolAnnotations(read_only_hint=False, destructive_hint=False, open_world_hint=False),
-        ),
-        tool(
-            "cancel_subagent",
-            "Cancel a subagent",
-            "End a subagent, a group or a proposal within 5 s. What it has so far is kept and returned.",
-            requests.CancelArgs,
-            CancelAnswer,
-            types.ToolAnnotations(
-                read_only_hint=False, destructive_hint=False, idempotent_hint=True, open_world_hint=False
-            ),
-        ),
-        tool(
-            "read_ava_logs",
-            "Read Ava's log",
-            "Read what happened: one subagent's log, the last entries, or a search. For diagnosis.",
-            requests.LogArgs,
-            LogAnswer,
-            reads,
-        ),
+        _meta=((_LOADED if tool.loaded else {}) | (_ASKED if tool.approves else {})) or None,
     )
 
 

@@ -42,7 +42,7 @@ class RunChecks:
         Raises:
             BadInput: An argument cannot be used.
         """
-        args = parse(CheckArgs, "check_subagent", given)
+        args = parse(CheckArgs, given)
         offset = _cursor(args.cursor)
         if args.subagent_id is None and args.group_id is None:
             if args.wait_seconds:
@@ -209,7 +209,7 @@ class RunSteering:
             BadInput: An argument cannot be used.
             Refused: The run waits for approval, or has ended.
         """
-        args = parse(MessageArgs, "message_subagent", given)
+        args = parse(MessageArgs, given)
         run = await self._own.run(args.subagent_id, "subagent_id")
         event = Event(self._own.agent_of(run), UserMessage(text=args.message, kind="message"), run_id=run.id)
         delivered = await self._store.do(_deliver(run.id, event))
@@ -234,7 +234,7 @@ class RunSteering:
         Raises:
             BadInput: An argument cannot be used.
         """
-        args = parse(CancelArgs, "cancel_subagent", given)
+        args = parse(CancelArgs, given)
         given_ids = [value for value in (args.subagent_id, args.group_id, args.pending_id) if value is not None]
         if len(given_ids) != 1:
             raise BadInput("cancel_subagent: give exactly one of subagent_id, group_id and pending_id")

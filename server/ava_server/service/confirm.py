@@ -53,7 +53,7 @@ class Confirmations:
             AnsweredLater: The person is asked, and the client calls again.
         """
         began = time.monotonic()
-        args = parse(ConfirmArgs, "confirm_spawn", given)
+        args = parse(ConfirmArgs, given)
         if (run := await self._resuming.interrupted(args)) is not None:
             self._house.closing.refuse_new()
             answer = await self._resuming.resume(args, run, caller.person)

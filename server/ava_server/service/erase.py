@@ -16,10 +16,10 @@ from ava_audit.events import SpawnProposed, ToolCall, ToolResult
 from ava_audit.rows import RunRow
 from ava_audit.view import View
 from ava_server.approval.proposals import texts_of
+from ava_server.approval.requests import SpawnArgs
 from ava_server.core.errors import BadInput
 from ava_server.core.ids import AGENT, parse_id
 
-SPAWN = "spawn_subagent"
 _IDS = ("subagent_id", "subagent_ids", "pending_id", "pending_ids", "group_id", "changes")
 _NOTICE = re.compile(r"^Notice: .*$", re.MULTILINE)
 
@@ -55,7 +55,7 @@ def _own_entries(view: View, run: RunRow) -> Iterator[Entry]:
         "agent_id = ? AND run_id IS NULL AND type IN ('ToolCall', 'ToolResult') AND user_id = ? AND content IS NOT NULL"
         f" AND ({likely})"
     )
-    for row in view.rows(where, AGENT, run.user_id, *(f"%{part}%" for part in (SPAWN, *named))):
+    for row in view.rows(where, AGENT, run.user_id, *(f"%{part}%" for part in (SpawnArgs.tool, *named))):
         yield entry_of(row[:-1])
 
 
@@ -63,12 +63,12 @@ def _quotes(view: View, entry: Entry, run: RunRow, wanted: _Wanted) -> bool:
     match entry.fact:
         case ToolCall(tool=tool) as call:
             given = _arguments(call)
-            if tool != SPAWN:  # a look has no words
+            if tool != SpawnArgs.tool:  # a look has no words
                 return tool != "check_subagent" and bool(wanted.ids & set(_ids_in(given)))
             same = wanted.task is not None and given.get("task") == wanted.task
             return same and _made(view, entry, run) in (run.id, None)
         case ToolResult(tool=tool, output=output):
-            if tool == SPAWN:  # it names another run only where that is repeated, or was there already
+            if tool == SpawnArgs.tool:  # it names another run only where that is repeated, or was there already
                 return f"pending_id: {run.pending_id} " in output
             return wanted.spoken.search(_NOTICE.sub("", output)) is not None
         case _:
@@ -97,7 +97,7 @@ def _call_that_made(view: View, run: RunRow) -> int | None:
     )
     calls = [entry_of(row[:-1]) for row in view.rows(where, AGENT, run.session_id, proposed[0])]
     for call in reversed(calls):
-        if isinstance(call.fact, ToolCall) and call.fact.tool == SPAWN and _fits(view, call, run):
+        if isinstance(call.fact, ToolCall) and call.fact.tool == SpawnArgs.tool and _fits(view, call, run):
             return call.seq if _made(view, call, run) == run.id else None
     return None
 

@@ -171,7 +171,7 @@ class LogReader:
         Raises:
             BadInput: An argument cannot be used.
         """
-        args = parse(LogArgs, "read_ava_logs", given)
+        args = parse(LogArgs, given)
         now_us = time.time_ns() // 1000
         agents: tuple[str, ...] = ()
         if args.subagent_id is not None:

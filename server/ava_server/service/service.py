@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, cast
 
 import anyio.to_thread
@@ -19,7 +19,6 @@ from ava_audit.view import View
 from ava_roles.errors import RolesError
 from ava_server.approval.questions import AnsweredLater, Person
 from ava_server.approval.requests import refuse_deep, shown
-from ava_server.config.tokens import Scope
 from ava_server.core.errors import AvaError, BadInput
 from ava_server.core.ids import label, parse_id
 from ava_server.runs.lifecycle import left_to_be_resumed
@@ -35,28 +34,14 @@ from ava_server.service.responses import (
     CheckAnswer,
     ConfirmAnswer,
     LogAnswer,
-    MessageAnswer,
-    SpawnAnswer,
 )
 from ava_server.service.runtime import Runtime
 from ava_server.service.spawn import Spawns
 from ava_server.service.status import carried, since_words
+from ava_server.service.tools import TOOLS, Operations
 
 log = logging.getLogger("ava.desk")
 NOTICES = 5
-CANCEL = "cancel_subagent"
-READING = ("check_subagent", "read_ava_logs")
-TAKES: Mapping[str, Scope] = {
-    "spawn_subagent": "spawn",
-    "confirm_spawn": "spawn",
-    "check_subagent": "read",
-    "message_subagent": "spawn",
-    CANCEL: "spawn",
-    "read_ava_logs": "read",
-}
-"""What a token must allow for each tool."""
-
-Handler = Callable[[dict[str, Any], CallContext], Awaitable[Answer]]
 
 
 class Service:
@@ -72,16 +57,11 @@ class Service:
         self._redactor = runtime.credentials.redactor
         self.session = self._session = session
         self._own = own = Access(runtime, session)
-        looking = RunChecks(own)
-        spawning, steering, reading = Spawns(own), RunSteering(own, looking), LogReader(own)
-        self._handlers: dict[str, Handler] = {
-            "spawn_subagent": spawning.spawn,
-            "confirm_spawn": Confirmations(own, looking, spawning).confirm,
-            "check_subagent": looking.check,
-            "message_subagent": steering.message,
-            CANCEL: steering.cancel,
-            "read_ava_logs": reading.read,
-        }
+        checks, spawns = RunChecks(own), Spawns(own)
+        operations = Operations(
+            spawns, Confirmations(own, checks, spawns), checks, RunSteering(own, checks), LogReader(own)
+        )
+        self._handlers = {name: tool.handler(operations) for name, tool in TOOLS.items()}
 
     async def call(
         self,
@@ -110,21 +90,21 @@ class Service:
             AuditError: With `raises`.
             AnsweredLater: The person is asked, and the client calls again with the answer.
         """
-        handler = self._handlers.get(tool)
-        if handler is None:
-            raise BadInput(f"there is no tool {shown(tool)}; there are {', '.join(self._handlers)}")
+        if tool not in TOOLS:
+            raise BadInput(f"there is no tool {shown(tool)}; there are {', '.join(TOOLS)}")
+        spec, handler = TOOLS[tool], self._handlers[tool]
         refuse_deep(given)
         await self._house.credentials.refresh()
-        reading = tool in READING
+        reading = spec.recorded == "after"
         called = self._called(tool, given)
         began = time.monotonic()
         mistake: Exception | None = None
         try:
-            if tool == CANCEL:  # an ending acts in memory first, also while the log is out of reach
+            if spec.recorded == "meanwhile":
                 self._store.post(called)
-            elif not reading:  # it acts: what it was called for is on the disk before it does
+            elif spec.recorded == "before":
                 await self._store.do(called)
-            self._own.refuse_without(TAKES[tool])
+            self._own.refuse_without(spec.scope)
             self._refuse_keys(given)
             answer = await handler(
                 cast("dict[str, Any]", self._redacted(given)), CallContext(progress, person, degraded)
@@ -132,7 +112,7 @@ class Service:
         except (AvaError, RolesError, AuditError) as error:
             mistake = error
             message, _count = self._redactor.redact(self._own.explained(error))
-            answer = _FAILURES[tool](status=FAILED, message=message)
+            answer = spec.answer(status=FAILED, message=message)
         except AnsweredLater as asked:
             self._store.post(append(self._answered(tool, f"Nothing was started: {asked}.", began, success=True)))
             raise
@@ -184,7 +164,7 @@ class Service:
         results = [run for run in _runs_in(answer) if run.get("untrusted_result")]
         failed = answer.status == FAILED
         text = text_of(answer)
-        if tool == "check_subagent" and not failed and not results:
+        if isinstance(answer, CheckAnswer) and not failed and not results:
             looks = {run["subagent_id"]: (run["state"], run.get("iteration")) for run in _runs_in(answer)}
             looks.setdefault("", (len(looks), None))
             if all(self._session.seen.get(run_id) == look for run_id, look in looks.items()):
@@ -246,16 +226,6 @@ class Service:
         if isinstance(value, list):
             return [self._redacted(item) for item in cast("list[Any]", value)]
         return value
-
-
-_FAILURES: dict[str, type[Answer]] = {
-    "spawn_subagent": SpawnAnswer,
-    "confirm_spawn": ConfirmAnswer,
-    "check_subagent": CheckAnswer,
-    "message_subagent": MessageAnswer,
-    "cancel_subagent": CancelAnswer,
-    "read_ava_logs": LogAnswer,
-}
 
 
 def _texts(value: Any, path: str = "") -> Iterator[tuple[str, str]]:

@@ -59,7 +59,7 @@ class Spawns:
         retried: RunRow | None = None
         if isinstance(given.get("retry_of"), str):
             retried, given = await self._retry(given)
-        args = parse(SpawnArgs, "spawn_subagent", given)
+        args = parse(SpawnArgs, given)
         retried_id = retried.id if retried else None
         return await self._propose(args, retried_id, asks=caller.person is not None, degraded=caller.degraded)
 
@@ -161,7 +161,7 @@ class Spawns:
         texts = await self._store.read(lambda view: texts_of(view, run)) if run else None
         if run is None or texts is None:
             return None
-        return await self._propose(parse(SpawnArgs, "spawn_subagent", _arguments(run, texts)), may_start=False)
+        return await self._propose(parse(SpawnArgs, _arguments(run, texts)), may_start=False)
 
 
 def _proposal(made: Proposal) -> SpawnAnswer:

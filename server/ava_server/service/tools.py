@@ -1,0 +1,150 @@
+"""The registry of the six tools: what each takes and answers, what a token needs for it, and who handles it.
+
+Everything else is derived from this table: the list that hosts get, the reference page, the checks of `Service.call`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from ava_server.approval import requests
+from ava_server.service import responses
+
+if TYPE_CHECKING:
+    from ava_server.config.tokens import Scope
+    from ava_server.service.access import CallContext
+    from ava_server.service.check import RunChecks, RunSteering
+    from ava_server.service.confirm import Confirmations
+    from ava_server.service.logs import LogReader
+    from ava_server.service.spawn import Spawns
+
+Handler = Callable[[dict[str, Any], "CallContext"], Awaitable[responses.Answer]]
+Recorded = Literal["before", "meanwhile", "after"]
+"""When a call is on the record: before it acts, while it acts (also where the log is out of reach), or with its answer,
+if the answer is news."""
+
+
+@dataclass(frozen=True)
+class Operations:
+    """What handles the tools for one caller."""
+
+    spawns: Spawns
+    confirmations: Confirmations
+    checks: RunChecks
+    steering: RunSteering
+    logs: LogReader
+
+
+@dataclass(frozen=True)
+class ServiceTool:
+    """One of the six tools.
+
+    Attributes:
+        title: Its name for a person.
+        description: What hosts tell the model.
+        args: Its arguments; they know its name.
+        answer: Its answer.
+        scope: What a token must allow.
+        handler: Picks what handles it.
+        recorded: When a call is written to the log.
+        read_only: It changes nothing.
+        destructive: Hosts should ask a person before it is called.
+        idempotent: A second call changes nothing more; None is not said.
+        open_world: It reaches beyond this machine.
+        loaded: Hosts that load tools on demand should always load it.
+        approves: It is where a person decides.
+    """
+
+    title: str
+    description: str
+    args: type[requests.Arguments]
+    answer: type[responses.Answer]
+    scope: Scope
+    handler: Callable[[Operations], Handler]
+    recorded: Recorded = "before"
+    read_only: bool = False
+    destructive: bool = False
+    idempotent: bool | None = None
+    open_world: bool = False
+    loaded: bool = False
+    approves: bool = False
+
+    @property
+    def name(self) -> str:
+        """The tool's name."""
+        return self.args.tool
+
+
+TOOLS: Mapping[str, ServiceTool] = {
+    tool.name: tool
+    for tool in (
+        ServiceTool(
+            "Propose a subagent",
+            "Propose a subagent that works in the background. Starts nothing: it returns a price tag to show the"
+            " person, and confirm_spawn starts it when they agree. Say 'requested', never 'started'.",
+            requests.SpawnArgs,
+            responses.SpawnAnswer,
+            "spawn",
+            lambda operations: operations.spawns.spawn,
+            idempotent=False,
+            loaded=True,
+        ),
+        ServiceTool(
+            "Start approved subagents",
+            "Start (or reject) proposed subagents, after the person agreed. This spends money. `approving` repeats each"
+            " approval_line letter for letter. Two or more ids become a group under one cost cap; give their last line"
+            " too, as the refusal shows it.",
+            requests.ConfirmArgs,
+            responses.ConfirmAnswer,
+            "spawn",
+            lambda operations: operations.confirmations.confirm,
+            destructive=True,
+            idempotent=False,
+            open_world=True,
+            loaded=True,
+            approves=True,
+        ),
+        ServiceTool(
+            "Look after subagents",
+            "Status of a subagent, or its result when it has ended; without an id, all that wait, run or ended lately.",
+            requests.CheckArgs,
+            responses.CheckAnswer,
+            "read",
+            lambda operations: operations.checks.check,
+            recorded="after",
+            read_only=True,
+            loaded=True,
+        ),
+        ServiceTool(
+            "Message a subagent",
+            "Send a running subagent a message, read before its next turn. It may steer the work, never widen it.",
+            requests.MessageArgs,
+            responses.MessageAnswer,
+            "spawn",
+            lambda operations: operations.steering.message,
+        ),
+        ServiceTool(
+            "Cancel a subagent",
+            "End a subagent, a group or a proposal within 5 s. What it has so far is kept and returned.",
+            requests.CancelArgs,
+            responses.CancelAnswer,
+            "spawn",
+            lambda operations: operations.steering.cancel,
+            recorded="meanwhile",
+            idempotent=True,
+        ),
+        ServiceTool(
+            "Read Ava's log",
+            "Read what happened: one subagent's log, the last entries, or a search. For diagnosis.",
+            requests.LogArgs,
+            responses.LogAnswer,
+            "read",
+            lambda operations: operations.logs.read,
+            recorded="after",
+            read_only=True,
+        ),
+    )
+}
+"""The six tools by name, in the order in which hosts list them."""
