@@ -27,7 +27,7 @@ from support.repository import REPOSITORY
 from support.terminal import ava, environment
 
 from ava_server.config.settings import load_settings
-from ava_server.mcp_server.app import build_server
+from ava_server.mcp_server.server import build_server
 
 TOLD = list(told())
 NOT_RUN: Mapping[str, str] = {

@@ -24,7 +24,7 @@ from ava_roles.catalog import Catalog
 from ava_server.cli.app import COMMANDS
 from ava_server.config.settings import load_settings
 from ava_server.hosts.known import HOSTS
-from ava_server.mcp_server.app import build_server
+from ava_server.mcp_server.server import build_server
 
 DOCS = REPOSITORY / "docs"
 PAGES = sorted([*DOCS.rglob("*.md"), REPOSITORY / "README.md", REPOSITORY / "CHANGELOG.md"])

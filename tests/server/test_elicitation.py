@@ -37,7 +37,7 @@ from ava_audit.view import View
 from ava_server.approval.questions import LimitField, Question
 from ava_server.config.pin import PinFile
 from ava_server.mcp_server import elicitation
-from ava_server.mcp_server.app import build_server
+from ava_server.mcp_server.server import build_server
 from ava_server.service import confirm as confirming
 
 F = TypeVar("F", bound=Fact)

@@ -13,7 +13,7 @@ from support.runtime import PRICED, arrived, hand_over, open_lab
 
 from ava_server.approval.requests import SpawnArgs
 from ava_server.config.settings import load_settings
-from ava_server.mcp_server.app import build_server
+from ava_server.mcp_server.server import build_server
 from ava_server.service.access import Session
 from ava_server.service.render_text import INSTRUCTIONS, text_of
 from ava_server.service.service import Service

@@ -31,7 +31,7 @@ from ava_audit.store.store import Outcome, Store
 from ava_audit.verify import verify
 from ava_audit.view import View
 from ava_server.config.settings import Settings, load_settings
-from ava_server.mcp_server.app import build_server
+from ava_server.mcp_server.server import build_server
 from ava_server.runs.log import rebuilt
 from ava_server.service.access import Session
 from ava_server.service.responses import Answer

@@ -16,7 +16,7 @@ from support.model_server import ModelServer, Say, Script, running_model_server
 from support.stdio import MODES, assert_intact, logged, told, using
 
 from ava_server.config.settings import load_settings
-from ava_server.mcp_server.app import build_server
+from ava_server.mcp_server.server import build_server
 
 pytestmark = pytest.mark.skipif("sys.platform == 'win32'", reason="signals as POSIX has them")
 SETTINGS = "proposal_ttl_s = 600\n"

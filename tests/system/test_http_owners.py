@@ -21,7 +21,7 @@ from support.model_server import Say, running_model_server
 from support.stdio import MODES, logged, made, state_of, told, using
 
 from ava_server.config.settings import load_settings
-from ava_server.mcp_server.app import build_server
+from ava_server.mcp_server.server import build_server
 from ava_server.service.tools import TOOLS
 
 SECRET = "marmalade"

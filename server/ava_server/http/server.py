@@ -34,7 +34,8 @@ from ava_server.http.approvals import approvals, metrics
 from ava_server.http.auth import HEADER_BYTES, Authentication
 from ava_server.http.limits import CONNECTION, RequestLimits, forbidden, too_many
 from ava_server.http.settings import Reach, listen, refuse_open
-from ava_server.mcp_server.app import HTTP, OF_REQUEST, App, build_server
+from ava_server.mcp_server.app import HTTP, OF_REQUEST, App
+from ava_server.mcp_server.server import build_server
 
 if TYPE_CHECKING:
     from mcp.server.lowlevel.server import Server

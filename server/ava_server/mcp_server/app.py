@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import AsyncGenerator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from importlib.metadata import version
+from collections.abc import Callable
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
 import anyio
-from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
-from mcp.server.lowlevel import NotificationOptions, Server
-from mcp.server.models import InitializationOptions
-from mcp.shared.exceptions import MCPError
-from mcp_types import INTERNAL_ERROR
+from mcp.server.context import ServerRequestContext
 
 from ava_server.core.data_root import NOWHERE, home_folder, working_folder
 from ava_server.mcp_server.subscriptions import Subscriptions
@@ -293,84 +288,6 @@ def _everybodys(_run: RunRow) -> bool:
     return True
 
 
-class _Server(Server[App]):
-    """The SDK's server, which says at the handshake that its lists change."""
-
-    def create_initialization_options(
-        self,
-        notification_options: NotificationOptions | None = None,
-        experimental_capabilities: dict[str, dict[str, Any]] | None = None,
-        extensions: dict[str, dict[str, Any]] | None = None,
-    ) -> InitializationOptions:
-        """Return what the handshake is answered with."""
-        changing = NotificationOptions(prompts_changed=True, resources_changed=True, tools_changed=True)
-        return super().create_initialization_options(
-            notification_options or changing, experimental_capabilities, extensions
-        )
-
-
-def build_server(load: Callable[[], Settings], *, transport: str = "stdio", app: App | None = None) -> Server[App]:
-    """Return the MCP server.
-
-    Args:
-        load: Reads the settings; called after `initialize` was answered.
-        transport: What the log calls the connection.
-        app: What serves; made of the others where it is not given.
-    """
-    from ava_server.core.errors import BadInput
-    from ava_server.mcp_server import prompts, resources, subscriptions, tools
-    from ava_server.mcp_server.elicitation import QuestionSeal
-    from ava_server.service.render_text import INSTRUCTIONS
-    from ava_server.telemetry.spans import keep_words_out
-
-    @asynccontextmanager
-    async def lifespan(_server: Server[App]) -> AsyncGenerator[App]:
-        serving = app or App(load, transport)
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(serving.keep_open)
-            tasks.start_soon(serving.tell)
-            try:
-                yield serving
-            finally:
-                serving.close()
-
-    async def open_after_answer(ctx: ServerRequestContext[App, Any], call_next: CallNext) -> HandlerResult:
-        try:
-            result = await call_next(ctx)
-            if ctx.method == "notifications/initialized":
-                with suppress(BadInput):  # there are too many: this one has to ask
-                    ctx.lifespan_context.updates.join(ctx, ctx.lifespan_context.caller(ctx))
-            return result
-        except Exception as error:
-            raise _explained(error) from error
-        finally:
-            ctx.lifespan_context.start()
-
-    server: Server[App] = _Server(
-        "ava",
-        version=version("ava-subagents"),
-        title="Ava",
-        instructions=INSTRUCTIONS,
-        lifespan=lifespan,
-        get_tool_input_schema=tools.input_schema,
-        on_list_tools=tools.list_tools,
-        on_call_tool=tools.call_tool,
-        on_list_resources=resources.list_resources,
-        on_list_resource_templates=resources.list_templates,
-        on_read_resource=resources.read_resource,
-        on_subscribe_resource=subscriptions.subscribe,
-        on_unsubscribe_resource=subscriptions.unsubscribe,
-        on_subscriptions_listen=subscriptions.listen,
-        on_list_prompts=prompts.list_prompts,
-        on_get_prompt=prompts.get_prompt,
-        on_completion=resources.complete,
-    )
-    keep_words_out(server)
-    server.middleware.append(open_after_answer)
-    server.middleware.append(QuestionSeal())
-    return server
-
-
 async def _roots(ctx: ServerRequestContext[App, Any]) -> tuple[str, ...]:
     """Return the folders that the client names, where it can be asked."""
     capabilities = ctx.session.client_capabilities
@@ -387,17 +304,6 @@ async def _roots(ctx: ServerRequestContext[App, Any]) -> tuple[str, ...]:
             return ()
         return tuple(str(root.uri) for root in answer.roots)
     return ()
-
-
-def _explained(error: Exception) -> Exception:
-    """Turn an error of ours into one that reaches the host in its own words: resources have no other way."""
-    from ava_audit.errors import AuditError
-    from ava_roles.errors import RolesError
-    from ava_server.core.errors import AvaError
-
-    if isinstance(error, AvaError | AuditError | RolesError):
-        return MCPError(code=INTERNAL_ERROR, message=str(error))
-    return error
 
 
 def _import_house() -> Any:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from ava_server.approval.questions import Question, Reply
     from ava_server.mcp_server.app import App
+    from ava_server.service.responses import Answer
 
 log = logging.getLogger("ava.eliciting")
 ASK_S = 45.0
@@ -113,9 +114,14 @@ def _approves(tool: Any) -> bool:
 
 
 class QuestionSeal:
-    """Seals what a client keeps with a question, and opens it when the answer comes."""
+    """Middleware that seals what a client keeps with a question, and opens it when the answer comes.
 
-    def __init__(self) -> None:
+    Args:
+        result_of: Turns an answer into a tool result.
+    """
+
+    def __init__(self, result_of: Callable[[Answer], types.CallToolResult]) -> None:
+        self._result_of = result_of
         self._boundary: RequestStateBoundary | None = None
         self._opening = anyio.Lock()
 
@@ -130,7 +136,7 @@ class QuestionSeal:
         except AvaError as error:
             result = await call_next(_without_answer(ctx, ctx.params))
             # Without the key no answer could be known again, and the person would be asked for ever.
-            return _not_asked(error) if is_input_required(result) else result
+            return self._not_asked(error) if is_input_required(result) else result
         try:
             return await boundary(ctx, call_next)
         except MCPError as error:
@@ -146,13 +152,11 @@ class QuestionSeal:
                 self._boundary = await anyio.to_thread.run_sync(_boundary, path)
             return self._boundary
 
+    def _not_asked(self, why: AvaError) -> types.CallToolResult:
+        from ava_server.service.responses import FAILED, ConfirmAnswer
 
-def _not_asked(why: AvaError) -> types.CallToolResult:
-    from ava_server.mcp_server.tools import result_of
-    from ava_server.service.responses import FAILED, ConfirmAnswer
-
-    message = f"the person cannot be asked, so nothing was started: {why}"
-    return result_of(ConfirmAnswer(status=FAILED, message=message))
+        message = f"the person cannot be asked, so nothing was started: {why}"
+        return self._result_of(ConfirmAnswer(status=FAILED, message=message))
 
 
 def _boundary(path: Path) -> RequestStateBoundary:

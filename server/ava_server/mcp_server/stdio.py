@@ -23,7 +23,7 @@ from mcp.shared.message import SessionMessage
 
 from ava_server.core.shutdown import Shutdown, deaf_to_signals, log_to_stderr
 from ava_server.core.threads import read_apart
-from ava_server.mcp_server.app import build_server
+from ava_server.mcp_server.server import build_server
 
 if TYPE_CHECKING:
     from ava_server.config.settings import Settings

@@ -9,7 +9,6 @@ Nothing is looked at while nobody listens.
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
@@ -25,14 +24,12 @@ from mcp.server.subscriptions import (
     ResourceUpdated,
     ToolsListChanged,
 )
-from mcp.shared.exceptions import MCPError
 from mcp.shared.subscriptions import ServerEvent, event_to_notification
 
 from ava_audit.errors import AuditError
 from ava_server.core.errors import AvaError, BadInput, Refused
 from ava_server.core.shutdown import ENDS_SOON
 from ava_server.core.threads import read_apart
-from ava_server.mcp_server.resources import own_of
 
 if TYPE_CHECKING:
     from mcp.server.session import ServerSession
@@ -110,11 +107,9 @@ class Notifier:
 
 if TYPE_CHECKING:
     from ava_server.config.role_folders import RolePlaces
-    from ava_server.mcp_server.app import App
-    from ava_server.service.access import Access
     from ava_server.service.runtime import Runtime
 
-    Ctx = ServerRequestContext[App, Any]
+    Ctx = ServerRequestContext[Any, Any]
 
 log = logging.getLogger("ava.updates")
 RUNS_EVERY_S = 1.0
@@ -122,7 +117,6 @@ ROLES_EVERY_S = 2.0
 MOST_CLIENTS, MOST_URIS = 2_000, 200
 """Streams and connections that are told at once, and resources that one of them follows."""
 ROLES = "ava://roles"
-_FOLLOWED = re.compile(r"ava://runs/(?P<id>[^/]+)(?:/transcript)?\Z")
 _SHOWN_IN_LISTS = ("SpawnProposed", "SpawnDecided", "RunClaimed", "RunStarted", "RunEnded")
 """Entries after which a run stands in the list of resources, or is called otherwise there."""
 
@@ -301,56 +295,6 @@ class Subscriptions:
             for uri, run_id in listener.uris.items():
                 if run_id is None:
                     listener.tell(ResourceUpdated(uri))
-
-
-async def listen(ctx: Ctx, params: types.SubscriptionsListenRequestParams) -> types.SubscriptionsListenResult:
-    """Serve `subscriptions/listen`: resources that are not there for this user are left out of what is acknowledged."""
-    app = ctx.lifespan_context
-    own = await own_of(ctx)
-    uris: dict[str, str | None] = {}
-    for uri in (params.notifications.resource_subscriptions or [])[:MOST_URIS]:
-        with suppress(BadInput):
-            uris[uri] = await _run_of(own, uri)
-    return await app.updates.listen(ctx, params, app.caller(ctx), uris)
-
-
-async def subscribe(ctx: Ctx, params: types.SubscribeRequestParams) -> types.EmptyResult:
-    """Serve `resources/subscribe`."""
-    app, uri = ctx.lifespan_context, str(params.uri)
-    try:
-        run_id = await _run_of(await own_of(ctx), uri)
-        listener = app.updates.join(ctx, app.caller(ctx))
-        if len(listener.uris) >= MOST_URIS and uri not in listener.uris:
-            raise BadInput(f"a client follows {MOST_URIS} resources at most; unsubscribe from one first")
-    except BadInput as error:
-        raise MCPError(code=types.INVALID_PARAMS, message=str(error), data={"uri": uri}) from error
-    listener.uris[uri] = run_id
-    await app.updates.begin()
-    return types.EmptyResult()
-
-
-async def unsubscribe(ctx: Ctx, params: types.UnsubscribeRequestParams) -> types.EmptyResult:
-    """Serve `resources/unsubscribe`; of what is not followed it is harmless."""
-    app = ctx.lifespan_context
-    app.updates.join(ctx, app.caller(ctx)).uris.pop(str(params.uri), None)
-    return types.EmptyResult()
-
-
-async def _run_of(own: Access, uri: str) -> str | None:
-    """Return the run of a resource that can be followed; None is the roles.
-
-    Raises:
-        BadInput: There is none of this address for this user, or it has no updates.
-    """
-    if uri == ROLES:
-        return None
-    match = _FOLLOWED.fullmatch(uri)
-    if match is None:
-        raise BadInput(
-            f"{uri[:100]!r} has no updates; {ROLES}, ava://runs/S-… and ava://runs/S-…/transcript have, and an artifact"
-            " changes with its run"
-        )
-    return (await own.run(match["id"], "uri")).id
 
 
 def _connection(ctx: Ctx) -> str:

@@ -36,7 +36,7 @@ from ava_server.models.base import AssistantTurn, ReportedUsage, Request, ToolSc
 from ava_server.models.text_tool_calls import TextToolCalls, read_printed
 from ava_server.models.wires.base import tool_use
 from ava_server.runs.answer_faults import AnswerFault, FaultKind, fault_in_calls, fault_of
-from ava_server.runs.planning import PlanState
+from ava_server.runs.plan_state import PlanState
 from ava_server.runs.submit import NAME as SUBMIT
 
 SCRATCHPAD = "scratchpad"

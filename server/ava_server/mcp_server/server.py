@@ -1,0 +1,168 @@
+"""The MCP server: which request is handled by what. `initialize` is answered before anything is opened."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager, suppress
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import mcp_types as types
+from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
+from mcp.server.lowlevel import NotificationOptions, Server
+from mcp.server.models import InitializationOptions
+from mcp.shared.exceptions import MCPError
+from mcp_types import INTERNAL_ERROR
+
+from ava_server.core.errors import BadInput
+from ava_server.mcp_server.app import App
+from ava_server.mcp_server.resources import own_of
+from ava_server.mcp_server.subscriptions import MOST_URIS, ROLES
+
+if TYPE_CHECKING:
+    from ava_server.config.settings import Settings
+    from ava_server.service.access import Access
+
+Ctx = ServerRequestContext[App, Any]
+_FOLLOWED = re.compile(r"ava://runs/(?P<id>[^/]+)(?:/transcript)?\Z")
+
+
+class _Server(Server[App]):
+    """The SDK's server, which says at the handshake that its lists change."""
+
+    def create_initialization_options(
+        self,
+        notification_options: NotificationOptions | None = None,
+        experimental_capabilities: dict[str, dict[str, Any]] | None = None,
+        extensions: dict[str, dict[str, Any]] | None = None,
+    ) -> InitializationOptions:
+        """Return what the handshake is answered with."""
+        changing = NotificationOptions(prompts_changed=True, resources_changed=True, tools_changed=True)
+        return super().create_initialization_options(
+            notification_options or changing, experimental_capabilities, extensions
+        )
+
+
+def build_server(load: Callable[[], Settings], *, transport: str = "stdio", app: App | None = None) -> Server[App]:
+    """Return the MCP server.
+
+    Args:
+        load: Reads the settings; called after `initialize` was answered.
+        transport: What the log calls the connection.
+        app: What serves; made of the others where it is not given.
+    """
+    from ava_server.core.errors import BadInput
+    from ava_server.mcp_server import prompts, resources, tools
+    from ava_server.mcp_server.elicitation import QuestionSeal
+    from ava_server.service.render_text import INSTRUCTIONS
+    from ava_server.telemetry.spans import keep_words_out
+
+    @asynccontextmanager
+    async def lifespan(_server: Server[App]) -> AsyncGenerator[App]:
+        serving = app or App(load, transport)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(serving.keep_open)
+            tasks.start_soon(serving.tell)
+            try:
+                yield serving
+            finally:
+                serving.close()
+
+    async def open_after_answer(ctx: ServerRequestContext[App, Any], call_next: CallNext) -> HandlerResult:
+        try:
+            result = await call_next(ctx)
+            if ctx.method == "notifications/initialized":
+                with suppress(BadInput):  # there are too many: this one has to ask
+                    ctx.lifespan_context.updates.join(ctx, ctx.lifespan_context.caller(ctx))
+            return result
+        except Exception as error:
+            raise _explained(error) from error
+        finally:
+            ctx.lifespan_context.start()
+
+    server: Server[App] = _Server(
+        "ava",
+        version=version("ava-subagents"),
+        title="Ava",
+        instructions=INSTRUCTIONS,
+        lifespan=lifespan,
+        get_tool_input_schema=tools.input_schema,
+        on_list_tools=tools.list_tools,
+        on_call_tool=tools.call_tool,
+        on_list_resources=resources.list_resources,
+        on_list_resource_templates=resources.list_templates,
+        on_read_resource=resources.read_resource,
+        on_subscribe_resource=subscribe,
+        on_unsubscribe_resource=unsubscribe,
+        on_subscriptions_listen=listen,
+        on_list_prompts=prompts.list_prompts,
+        on_get_prompt=prompts.get_prompt,
+        on_completion=resources.complete,
+    )
+    keep_words_out(server)
+    server.middleware.append(open_after_answer)
+    server.middleware.append(QuestionSeal(tools.result_of))
+    return server
+
+
+async def listen(ctx: Ctx, params: types.SubscriptionsListenRequestParams) -> types.SubscriptionsListenResult:
+    """Serve `subscriptions/listen`: resources that are not there for this user are left out of what is acknowledged."""
+    app = ctx.lifespan_context
+    own = await own_of(ctx)
+    uris: dict[str, str | None] = {}
+    for uri in (params.notifications.resource_subscriptions or [])[:MOST_URIS]:
+        with suppress(BadInput):
+            uris[uri] = await _run_of(own, uri)
+    return await app.updates.listen(ctx, params, app.caller(ctx), uris)
+
+
+async def subscribe(ctx: Ctx, params: types.SubscribeRequestParams) -> types.EmptyResult:
+    """Serve `resources/subscribe`."""
+    app, uri = ctx.lifespan_context, str(params.uri)
+    try:
+        run_id = await _run_of(await own_of(ctx), uri)
+        listener = app.updates.join(ctx, app.caller(ctx))
+        if len(listener.uris) >= MOST_URIS and uri not in listener.uris:
+            raise BadInput(f"a client follows {MOST_URIS} resources at most; unsubscribe from one first")
+    except BadInput as error:
+        raise MCPError(code=types.INVALID_PARAMS, message=str(error), data={"uri": uri}) from error
+    listener.uris[uri] = run_id
+    await app.updates.begin()
+    return types.EmptyResult()
+
+
+async def unsubscribe(ctx: Ctx, params: types.UnsubscribeRequestParams) -> types.EmptyResult:
+    """Serve `resources/unsubscribe`; of what is not followed it is harmless."""
+    app = ctx.lifespan_context
+    app.updates.join(ctx, app.caller(ctx)).uris.pop(str(params.uri), None)
+    return types.EmptyResult()
+
+
+async def _run_of(own: Access, uri: str) -> str | None:
+    """Return the run of a resource that can be followed; None is the roles.
+
+    Raises:
+        BadInput: There is none of this address for this user, or it has no updates.
+    """
+    if uri == ROLES:
+        return None
+    match = _FOLLOWED.fullmatch(uri)
+    if match is None:
+        raise BadInput(
+            f"{uri[:100]!r} has no updates; {ROLES}, ava://runs/S-… and ava://runs/S-…/transcript have, and an artifact"
+            " changes with its run"
+        )
+    return (await own.run(match["id"], "uri")).id
+
+
+def _explained(error: Exception) -> Exception:
+    """Turn an error of ours into one that reaches the host in its own words: resources have no other way."""
+    from ava_audit.errors import AuditError
+    from ava_roles.errors import RolesError
+    from ava_server.core.errors import AvaError
+
+    if isinstance(error, AvaError | AuditError | RolesError):
+        return MCPError(code=INTERNAL_ERROR, message=str(error))
+    return error
