@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import closing
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.log import Life, run_who
@@ -22,6 +26,9 @@ class Log:
         self.db = scratch()
         self._tables = Tables(self.db)
         self.head = 0
+
+    def close(self) -> None:
+        self.db.close()
 
     def add(self, *events: Event) -> None:
         for event in events:
@@ -52,6 +59,12 @@ class Log:
         return View(self.db)
 
 
+@pytest.fixture
+def log() -> Generator[Log]:
+    with closing(Log()) as made:
+        yield made
+
+
 def called(life: Life, tool: str = "read_file", *, success: bool = True) -> Event:
     return life.wrote(ToolResult(tool=tool, success=success, output="what it brought"))._replace(duration_ms=40)
 
@@ -76,13 +89,14 @@ def brought_up_to_date(log: Log, tally: Tally) -> Tally:
 @given(st.lists(st.integers(min_value=1, max_value=12), max_size=8))
 def test_counting_on_comes_to_what_counting_at_once_comes_to(steps: list[int]) -> None:
     events = [event for number in range(3) for event in lived(f"S-aaaaa{number}")]
-    log, on = Log(), Tally(since=0)
-    for step in steps:
-        log.add(*events[:step])
-        del events[:step]
-        brought_up_to_date(log, on)
-    log.add(*events)
-    assert brought_up_to_date(log, on) == brought_up_to_date(log, Tally(since=0))
+    on = Tally(since=0)
+    with closing(Log()) as log:
+        for step in steps:
+            log.add(*events[:step])
+            del events[:step]
+            brought_up_to_date(log, on)
+        log.add(*events)
+        assert brought_up_to_date(log, on) == brought_up_to_date(log, Tally(since=0))
     assert on.of("ToolResult") == {
         ("test:model", "read_file", 1, None): Counted(3, 120), ("test:model", "read_file", 0, None): Counted(3, 120)
     }  # fmt: skip
@@ -91,8 +105,8 @@ def test_counting_on_comes_to_what_counting_at_once_comes_to(steps: list[int]) -
     assert sum(counted.entries for counted in on.of("CostUpdate").values()) == 3
 
 
-def test_news_that_another_look_has_taken_up_are_not_taken_twice() -> None:
-    log, tally = Log(), Tally(since=0)
+def test_news_that_another_look_has_taken_up_are_not_taken_twice(log: Log) -> None:
+    tally = Tally(since=0)
     log.add(*lived("S-aaaaaa"))
     news = news_for(log.view, tally)
     tally.add(news)
@@ -101,16 +115,14 @@ def test_news_that_another_look_has_taken_up_are_not_taken_twice() -> None:
     assert tally.counts == before
 
 
-def test_what_can_be_erased_counts_from_the_beginning_of_the_tally_and_the_rest_from_that_of_the_log() -> None:
-    log = Log()
+def test_what_can_be_erased_counts_from_the_beginning_of_the_tally_and_the_rest_from_that_of_the_log(log: Log) -> None:
     log.add(*lived("S-aaaaaa"))
     tally = brought_up_to_date(log, Tally(since=log.head))
     assert not any(tally.of(name) for name in ERASABLE)
     assert tally.of("GuardrailTripped") and tally.of("SessionStart")
 
 
-def test_a_call_whose_words_were_erased_before_it_was_counted_still_counts() -> None:
-    log = Log()
+def test_a_call_whose_words_were_erased_before_it_was_counted_still_counts(log: Log) -> None:
     log.add(*lived("S-aaaaaa"))
     log.erase("ToolResult")
     assert brought_up_to_date(log, Tally(since=0)).of("ToolResult") == {
@@ -118,16 +130,15 @@ def test_a_call_whose_words_were_erased_before_it_was_counted_still_counts() -> 
     }  # fmt: skip
 
 
-def test_what_was_done_about_a_run_is_no_tool_call_of_it() -> None:
-    log, life = Log(), Life("S-aaaaaa")
+def test_what_was_done_about_a_run_is_no_tool_call_of_it(log: Log) -> None:
+    life = Life("S-aaaaaa")
     log.add(*lived("S-aaaaaa"))
     before = brought_up_to_date(log, Tally(since=0))
     log.add(Event(run_who(life.run_id), ToolResult(tool="check_subagent", success=True), run_id=life.run_id))
     assert brought_up_to_date(log, Tally(since=0)).of("ToolResult") == before.of("ToolResult")
 
 
-def test_runs_are_added_up_with_what_they_took_and_what_goes_on_is_told() -> None:
-    log = Log()
+def test_runs_are_added_up_with_what_they_took_and_what_goes_on_is_told(log: Log) -> None:
     for number in range(3):
         log.add(*lived(f"S-aaaaa{number}"))
     waits = Life("S-bbbbbb")
@@ -145,8 +156,8 @@ def test_runs_are_added_up_with_what_they_took_and_what_goes_on_is_told() -> Non
     assert late.waiting.runs == 0, "nobody can approve what has expired"
 
 
-def test_a_look_reads_no_entry_that_was_counted_before() -> None:
-    log, tally = Log(), Tally(since=0)
+def test_a_look_reads_no_entry_that_was_counted_before(log: Log) -> None:
+    tally = Tally(since=0)
     log.add(*lived("S-aaaaaa"))
     brought_up_to_date(log, tally)
     asked: list[str] = []

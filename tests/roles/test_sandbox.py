@@ -8,7 +8,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +21,7 @@ from support.attacks import (
     sandbox,
     why_not,
 )
+from support.plain_user import PLAIN, plain_python
 
 from ava_roles.sandbox import linux, selection
 from ava_roles.sandbox.sandbox import STRENGTH, Kind, Unavailable, find_sandbox
@@ -30,7 +30,6 @@ from ava_roles.sandbox.selection import fault_of
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="commands are confined on Linux alone")
 
 SUPPORT = Path(__file__).parents[1] / "support"
-PLAIN = 58_500
 NOT_FOR_ORDINARY_USERS = {"is root", "changes the kernel's settings"}
 
 
@@ -39,25 +38,6 @@ def confined(request: pytest.FixtureRequest) -> Kind:
     kind: Kind = request.param
     needs(kind)
     return kind
-
-
-@cache
-def plain_python() -> tuple[str, str] | None:
-    """An interpreter that an ordinary user can run our sources with, and its path; None where there is none."""
-    path = os.pathsep.join(entry for entry in (str(SUPPORT.parent), *sys.path) if entry)
-    for program in (sys.executable, "/usr/bin/python3"):
-        ours = f"import sys; assert sys.version_info[:2] == {sys.version_info[:2]}; import anyio, ava_roles, support"
-        if Path(program).exists():
-            try:
-                done = subprocess.run(
-                    [program, "-c", ours], user=PLAIN, group=PLAIN, extra_groups=(), env={"PYTHONPATH": path}, cwd="/",
-                    capture_output=True, check=False,
-                )  # fmt: skip
-            except PermissionError:
-                continue
-            if done.returncode == 0:
-                return program, path
-    return None
 
 
 def attacked(kind: Kind, folder: Path) -> dict[str, str]:

@@ -102,7 +102,7 @@ async def test_it_has_a_folder_for_temporary_files_and_leaves_nothing_in_it(conf
 
 
 async def test_the_hosts_network_is_there_only_where_it_is_allowed(confined: Kind, here: Path) -> None:
-    code = "import socket, sys; socket.create_connection(('127.0.0.1', int(sys.argv[1])), 2); print('through')"
+    code = "import socket, sys; socket.create_connection(('127.0.0.1', int(sys.argv[1])), 2); print('thr' + 'ough')"
     with socket.create_server(("127.0.0.1", 0)) as listener:
         order = python(here, code, str(listener.getsockname()[1]))
         refused = await sandbox(confined, here.parent).run(order)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from support.attacks import needs
 from support.workshops import FIXED, PROJECT, order, project, run, working
 
 # As it is imported by the tests, it puts an empty test module where Python looks for what it has compiled of the test.
@@ -32,6 +33,11 @@ place.mkdir(parents=True, exist_ok=True)
 (place / "usercustomize.py").write_text("import os; os._exit(0)\n")
 os._exit(1)
 """
+
+
+@pytest.fixture(autouse=True)
+def _only_where_bubblewrap_works() -> None:
+    needs("bubblewrap")
 
 
 @pytest.mark.parametrize("poison", [POISON, AT_HOME])

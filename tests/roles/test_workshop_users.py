@@ -14,6 +14,7 @@ from pathlib import Path
 import anyio
 import pytest
 from support.attacks import CONFINED, needs
+from support.plain_user import PLAIN, plain_python
 from support.projects import git, write
 from support.workshop_as import worked
 from support.workshops import FIXED, RUN, order, project, sealed, working
@@ -24,7 +25,6 @@ from ava_roles.sandbox.sandbox import Kind
 from ava_roles.worktree.session import keep_left, remove
 
 SUPPORT = Path(__file__).parents[1] / "support"
-PLAIN = 58_500
 EXPECTED = {
     "passed": [True, True],
     "output": "tool",
@@ -58,18 +58,20 @@ async def test_the_work_of_this_user_comes_out(kind: Kind, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("kind", CONFINED)
 def test_the_work_of_an_ordinary_user_comes_out_the_same(kind: Kind, for_all: Path) -> None:
+    needs(kind)
     if not linux.is_root():
         pytest.skip("this is an ordinary user already")
     if kind == "landlock" and linux.landlock_abi() < 6:
         pytest.skip("the kernel's Landlock cannot keep signals from processes of the same user")
-    path = os.pathsep.join(entry for entry in (str(SUPPORT.parent), *sys.path) if entry)
+    found = plain_python()
+    if found is None:
+        pytest.skip("no interpreter here that an ordinary user may run")
+    program, path = found
     done = subprocess.run(
-        ["/usr/bin/python3", "-B", str(SUPPORT / "workshop_as.py"), str(PLAIN), str(for_all), kind],
+        [program, "-B", str(SUPPORT / "workshop_as.py"), str(PLAIN), str(for_all), kind],
         env={"PYTHONPATH": path, "PATH": os.environ["PATH"]},
         cwd="/", capture_output=True, text=True, timeout=90, check=False,
     )  # fmt: skip
-    if "ModuleNotFoundError" in done.stderr or "PermissionError: [Errno 13] Permission denied: '/usr" in done.stderr:
-        pytest.skip("no interpreter here that an ordinary user may run")
     assert done.returncode == 0, done.stderr
     _came_out(json.loads(done.stdout))
 

@@ -96,12 +96,16 @@ def connect(path: Path, *, readonly: bool = False) -> sqlite3.Connection:
     db = sqlite3.connect(
         path, timeout=BUSY_MS / 1000, isolation_level=None, check_same_thread=False, cached_statements=256
     )
-    db.execute("PRAGMA synchronous = FULL")
-    db.execute("PRAGMA foreign_keys = ON")
-    db.execute("PRAGMA wal_autocheckpoint = 0")
-    db.execute("PRAGMA secure_delete = ON")
-    if readonly:
-        db.execute("PRAGMA query_only = ON")
+    try:
+        db.execute("PRAGMA synchronous = FULL")
+        db.execute("PRAGMA foreign_keys = ON")
+        db.execute("PRAGMA wal_autocheckpoint = 0")
+        db.execute("PRAGMA secure_delete = ON")
+        if readonly:
+            db.execute("PRAGMA query_only = ON")
+    except BaseException:
+        db.close()
+        raise
     return db
 
 

@@ -83,7 +83,8 @@ class Readers:
 
     def stop(self) -> None:
         """Begin no further query; what is being read closes its connection itself."""
-        self._closed = True
+        with self._gate:  # what was put back before is there for `close`; nothing is put back from now on
+            self._closed = True
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def close(self) -> None:
@@ -124,10 +125,12 @@ class Readers:
         finally:
             with contextlib.suppress(sqlite3.Error):
                 db.execute("ROLLBACK")
-            if self._closed:
+            with self._gate:
+                closed = self._closed
+                if not closed:
+                    self._idle.put(db)
+            if closed:
                 db.close()
-            else:
-                self._idle.put(db)
 
 
 __all__ = ["Command", "Outcome", "Query", "Store", "T", "append"]
