@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import sqlite3
 import subprocess
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -18,6 +20,7 @@ from support.log import Life, child, said, write, write_each, write_texts
 from ava_audit.entries import Entry
 from ava_audit.errors import AuditError, StoreUnavailable
 from ava_audit.search import LogQuery, search
+from ava_audit.store import schema
 from ava_audit.store.keeper import run_keeper
 from ava_audit.store.schema import DAMAGED
 from ava_audit.store.store import Command, Outcome, Store
@@ -174,6 +177,24 @@ def damaged_wal(path: Path) -> None:
 DAMAGES: tuple[Callable[[Path], None], ...] = (
     garbage_header, flipped_pages, truncated, emptied, no_header_of_the_wal, damaged_wal,
 )  # fmt: skip
+
+
+def test_a_connection_that_cannot_be_used_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[sqlite3.Connection] = []
+    connect = sqlite3.connect
+
+    def kept(*args: Any, **more: Any) -> sqlite3.Connection:
+        made.append(connect(*args, **more))
+        return made[-1]
+
+    monkeypatch.setattr(sqlite3, "connect", kept)
+    path = tmp_path / "ava.db"
+    path.write_bytes(b"no database" * 500)
+    with pytest.raises(sqlite3.DatabaseError):
+        schema.connect(path)
+    (db,) = made
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        db.execute("SELECT 1")
 
 
 @pytest.mark.parametrize("damage", DAMAGES)

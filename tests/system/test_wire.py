@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import anyio
@@ -203,6 +204,33 @@ async def test_sigint_while_the_program_is_still_loading_is_no_traceback(root: P
         await until(lambda: "_pydantic_core" in maps.read_text())
         wire.signal(signal.SIGINT)
         assert await wire.exited() == 130
+    assert logged(root) == []
+
+
+SWALLOWED = """
+import os, signal, sys
+class Dropped:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        for _ in range(100):
+            pass
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "pydantic":
+            Dropped()
+sys.meta_path.insert(0, Finder())
+sys.argv = ["ava", "serve"]
+from ava_server.__main__ import main
+main()
+"""
+
+
+async def test_sigint_counts_also_where_an_exception_would_be_lost(root: Path) -> None:
+    """What is raised in a callback of an object that goes is printed and forgotten; imports have such callbacks."""
+    async with serving(root, initialize=False, command=(sys.executable, "-c", SWALLOWED)) as wire:
+        with anyio.fail_after(20):
+            assert await wire.process.wait() == 130
+        assert wire.stderr == ""
     assert logged(root) == []
 
 
