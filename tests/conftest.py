@@ -97,14 +97,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Decide, once for all workers, whether those that take long are left out; have children hear Ctrl-C."""
+    """Decide, once for all workers, whether those that take long are left out; have children hear signals."""
     if not hasattr(config, "workerinput"):
         named = config.args_source is not pytest.Config.ArgsSource.TESTPATHS
         os.environ[_SHORT] = "" if named or config.getoption(ALL) else "1"
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        # A shell has its background jobs ignore Ctrl-C, and so would every process that a test starts and interrupts.
-        # A handler that does nothing still ignores it here, and is not inherited: a new program has the default.
-        signal.signal(signal.SIGINT, lambda _number, _frame: None)
+    if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
+        for number in (signal.SIGINT, getattr(signal, "SIGHUP", signal.SIGINT)):
+            # A shell has its background jobs ignore Ctrl-C, nohup has a program ignore the end of its terminal, and so
+            # would every process that a test starts and sends these signals. A handler that does nothing still ignores
+            # them here, and is not inherited: a new program has the default.
+            if signal.getsignal(number) is signal.SIG_IGN:
+                signal.signal(number, lambda _number, _frame: None)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
