@@ -13,9 +13,9 @@ from typing import Any
 
 import anyio
 import pytest
-from support.house import sent_requests
 from support.model_server import Fail, ModelServer, Say, Step, running_model_server
 from support.old_root import OldRoot, reached, same_places, unpacked
+from support.runtime import sent_requests
 from support.stdio import Wire, assert_intact, serving
 from support.terminal import on_terminal
 
