@@ -3,8 +3,7 @@
     python benchmarks/audit.py [--events 1000000] [--only NAME] [--keep FOLDER] [--out FILE]
 
 Everything is made in a temporary folder and removed, but with `--keep` the built log (2.5 GB for a million events),
-so that the next time is quick. What makes a disk slow to sync counts: choose the disk with TMPDIR. The targets are
-DESIGN.md's, section 13.
+so that the next time is quick. What makes a disk slow to sync counts: choose the disk with TMPDIR.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     python benchmarks/confinement.py [--rounds 25]
 
-Everything is started from one process, in turns. The target is DESIGN.md's, section 13: at most 70 ms. What cannot run
+Everything is started from one process, in turns. Target: at most 70 ms. What cannot run
 on this machine is left out, and said.
 """
 

@@ -4,7 +4,7 @@
 
 Everybody has the same tool, the same endpoint in another process, which answers at once, and the same number of
 turns; each runs in a process of its own. The peers are installed into a temporary environment; `--peers` names the
-Python of one that has them already, `--no-peers` leaves them out. The targets are DESIGN.md's, section 13.
+Python of one that has them already, `--no-peers` leaves them out.
 """
 
 from __future__ import annotations

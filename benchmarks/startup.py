@@ -2,9 +2,8 @@
 
     python benchmarks/startup.py [--rounds 21] [--calls 400]
 
-Both servers are child processes spoken to line by line over pipes, by the same code. The targets are DESIGN.md's,
-section 13: start to answered `initialize` at most 1.15 times the empty server, `check_subagent` at most 2.5 times
-an empty tool.
+Both servers are child processes spoken to line by line over pipes, by the same code. Targets: start to
+answered `initialize` at most 1.15 times the empty server, `check_subagent` at most 2.5 times an empty tool.
 """
 
 from __future__ import annotations

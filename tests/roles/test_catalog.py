@@ -21,7 +21,7 @@ def text(description: str = "Does it.", more: str = "") -> str:
     return f"---\ndescription: {description}\n{more}---\nBody.\n"
 
 
-TABLE = {  # DESIGN.md, section 6: tier, seconds, cents, tokens, turns, tool calls, thinking, minutes
+TABLE = {  # tier, seconds, cents, tokens, turns, tool calls, thinking, minutes
     "web_crawler": ("fast", 600, 50, 100_000, 20, 40, False, (2, 8)),
     "data_extractor": ("fast", 300, 30, 100_000, 20, 25, False, (1, 4)),
     "researcher": ("balanced", 600, 50, 100_000, 20, 40, False, (3, 8)),
@@ -30,7 +30,7 @@ TABLE = {  # DESIGN.md, section 6: tier, seconds, cents, tokens, turns, tool cal
     "custom": ("balanced", 600, 50, 100_000, 20, 25, False, (2, 8)),
 }
 FILES = {"read_file", "search_codebase", "search_and_read"}
-TOOLS = {  # DESIGN.md, section 9
+TOOLS = {
     "web_crawler": {"web_search", "read_webpages", "http_get", *FILES, "python_exec"},
     "data_extractor": {"read_webpages", "http_get", *FILES, "python_exec"},
     "researcher": {"web_search", "read_webpages", *FILES},

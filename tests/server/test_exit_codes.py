@@ -1,4 +1,4 @@
-"""The exit code of each ending, for whoever waits for it in a script (DESIGN.md section 11)."""
+"""The exit code of each ending, for scripts that wait for it."""
 
 import re
 from collections.abc import Callable

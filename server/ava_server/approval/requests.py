@@ -13,7 +13,7 @@ from ava_roles.wrap import clean
 from ava_server.core.errors import BadInput
 
 WAIT_LIMIT_S = 45
-"""Hosts cut a call at 60 s: a question and a wait share this many seconds (DESIGN.md section 4)."""
+"""Hosts end a call after 60 s: a question and a wait share this many seconds."""
 DEEPEST = 100
 """Levels of lists and objects that arguments may have; no tool needs ten."""
 EARLIER_MOST = 10
