@@ -504,8 +504,8 @@ async def test_a_cancel_of_a_paused_run_does_not_wait_longer_for_its_branch_than
         with anyio.fail_after(5):
             while lab.runtime.manager.activity(run_id) is not None:  # noqa: ASYNC110 - nothing tells that it let go
                 await anyio.sleep(0.02)
-        monkeypatch.setattr("ava_server.runs.endings.ANSWER_S", 0.0)
-        monkeypatch.setattr("ava_server.runs.endings.LEAST_S", 0.001)
+        monkeypatch.setattr("ava_server.runs.control.ANSWER_S", 0.0)
+        monkeypatch.setattr("ava_server.runs.control.LEAST_S", 0.001)
         with anyio.fail_after(5):
             answer = await lab.call("cancel_subagent", subagent_id=run_id)
         assert answer.runs[0]["state"] == "cancelled"

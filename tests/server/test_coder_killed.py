@@ -182,7 +182,7 @@ async def test_a_run_that_ends_without_an_owner_keeps_what_it_had(
             else:
                 monkeypatch.setattr("ava_server.runs.lifecycle.ABANDONED_US", 0)
                 gone = frozenset({str((await lab.run(run_id)).instance)})
-                assert await lab.runtime.manager.endings.end_overdue(run_id, gone)
+                assert await lab.runtime.manager.control.end_overdue(run_id, gone)
             assert (await lab.run(run_id)).state == how
             changes = (await lab.result(run_id))["changes"]
             assert worktrees(lab.root) == []

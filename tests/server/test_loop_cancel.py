@@ -62,7 +62,7 @@ class Offering:
         self._outfitting = outfitting
         self._tool = tool
         self.honour, self.artifacts = outfitting.honour, outfitting.artifacts
-        self.left, self.tidy = outfitting.left, outfitting.tidy
+        self.keep_changes, self.remove_folders = outfitting.keep_changes, outfitting.remove_folders
 
     async def prepare(self, run: RunRow, history: History) -> RunContext:
         prepared, spec = await self._outfitting.prepare(run, history), self._tool.spec
@@ -73,7 +73,7 @@ class Offering:
 
 def with_tool(lab: Lab, tool: Tool) -> None:
     """Offer a tool to the runs of a lab, beside those that they have."""
-    lab.runtime.manager._outfitter = Offering(lab.runtime.outfitting, tool)
+    lab.runtime.manager._factory = Offering(lab.runtime.outfitting, tool)
 
 
 async def test_read_only_calls_of_one_turn_are_in_flight_together(tmp_path: Path) -> None:

@@ -402,10 +402,10 @@ async def taken_over(tmp: Path, server: ModelServer) -> None:
         ended, given_up, resumed, asked_for, forced, *over = [run.id for run in left]
         answer = await lab.call("cancel_subagent", subagent_id=ended)
         assert answer.status == "cancelled"
-        endings, limits = lab.runtime.manager.endings, lab.runtime.spawn_limits
+        control, limits = lab.runtime.manager.control, lab.runtime.spawn_limits
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("ava_server.runs.lifecycle.ABANDONED_US", 0)
-            assert await endings.end_overdue(given_up, frozenset(str(run.instance) for run in left))
+            assert await control.end_overdue(given_up, frozenset(str(run.instance) for run in left))
         asked = await lab.call("confirm_spawn", pending_ids=[resumed])
         answer = await lab.call("confirm_spawn", pending_ids=[resumed], approving=asked.approval_lines)
         assert answer.status == "resumed", answer
@@ -413,7 +413,7 @@ async def taken_over(tmp: Path, server: ModelServer) -> None:
         given = {"pending_ids": [asked_for], "approving": asked.approval_lines}
         answer = await lab.service.call("confirm_spawn", given, quiet, person=Agreeing())
         assert answer.status == "resumed", answer
-        assert await endings.resume(forced, lab.session.who, "terminal", limits, force=True)
+        assert await control.resume(forced, lab.session.who, "terminal", limits, force=True)
         await anyio.sleep(1)  # its second is over then
         refused = await lab.approve(stale)
         assert refused.status == "refused", refused

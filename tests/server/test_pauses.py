@@ -136,12 +136,12 @@ async def test_what_nobody_came_for_within_a_day_is_abandoned_with_what_it_had(t
         async with open_lab(tmp_path, server=server, config=PRICED, runs=False) as lab:
             row = await lab.run(run_id)
             gone = frozenset({str(row.instance)})
-            assert not await lab.runtime.manager.endings.end_overdue(run_id, gone), "it is fresh"
+            assert not await lab.runtime.manager.control.end_overdue(run_id, gone), "it is fresh"
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr("ava_server.runs.lifecycle.ABANDONED_US", 0)
                 assert ABANDONED_US == 24 * 3600 * 10**6
-                assert not await lab.runtime.manager.endings.end_overdue(run_id, frozenset()), "its owner lives"
-                assert await lab.runtime.manager.endings.end_overdue(run_id, gone)
+                assert not await lab.runtime.manager.control.end_overdue(run_id, frozenset()), "its owner lives"
+                assert await lab.runtime.manager.control.end_overdue(run_id, gone)
             run, result = await lab.run(run_id), await lab.result(run_id)
             assert run.state == "abandoned" and run.in_flight is None
             assert result["uncosted"] is True and result["untrusted_result"]["output"] == "half of it"
@@ -178,5 +178,5 @@ async def test_a_paused_run_that_was_cancelled_before_is_ended_by_whoever_asked(
             paused = RunPaused(not_before_us=2**50, why="the provider's limit")
             await lab.write(Event(agent, paused, fence=fence))
             assert (await lab.run(run_id)).state == "queued"
-            assert await lab.runtime.manager.endings.end(run_id, RunResult("cancelled", "cancelled on request"))
+            assert await lab.runtime.manager.control.end(run_id, RunResult("cancelled", "cancelled on request"))
             assert (await lab.run(run_id)).state == "cancelled"

@@ -166,10 +166,10 @@ async def test_a_forced_resume_fences_out_an_owner_that_lives(tmp_path: Path) ->
             run_id = await one.start()
             await arrived(gate.arrived)
             async with open_lab(tmp_path, server=server, config=PRICED, check=False) as two:
-                endings, who, limits = two.runtime.manager.endings, two.session.who, two.runtime.spawn_limits
-                left = await endings.resume(run_id, who, "terminal", limits)
-                assert isinstance(left, NotResumed) and "lives" in left.why
-                assert not isinstance(await endings.resume(run_id, who, "terminal", limits, force=True), NotResumed)
+                control, who, limits = two.runtime.manager.control, two.session.who, two.runtime.spawn_limits
+                left = await control.resume(run_id, who, "terminal", limits)
+                assert isinstance(left, NotResumed) and "is alive" in left.why
+                assert not isinstance(await control.resume(run_id, who, "terminal", limits, force=True), NotResumed)
                 two.runtime.manager.adopt_run(run_id)
                 run = await two.ended(run_id)
                 assert run.state == "success" and run.generation == 3
@@ -227,7 +227,7 @@ async def test_a_result_that_was_paid_for_stands_in_the_ending_of_a_run_that_nob
         async with left_behind(tmp_path / "cut", [*before, *after], server, runs=False) as lab:
             monkeypatch.setattr("ava_server.runs.lifecycle.ABANDONED_US", 0)
             row = await lab.run(run_id)
-            assert await lab.runtime.manager.endings.end_overdue(run_id, frozenset({str(row.instance)}))
+            assert await lab.runtime.manager.control.end_overdue(run_id, frozenset({str(row.instance)}))
             result = await lab.result(run_id)
     assert result["status"] == "abandoned" and result["untrusted_result"]["output"] == "the answer"
     assert "as this was handed over" in str(result["untrusted_result"]["caveats"])

@@ -127,7 +127,9 @@ class Schedule(Processes):
             self.rejects(self.pick(number, "awaiting_approval"))
         elif what.startswith("forced") and self.has("queued", "running"):
             instance = self.living()[by % len(self.living())]
-            self.forces(self.pick(number, "queued", "running"), instance, only_own="own" in what)
+            self.forces(
+                self.pick(number, "queued", "running"), instance, "give up" if "own" in what else "cancel unanswered"
+            )
         elif what == "end" and self.owners:
             self.ends(self.owner(number), status)
 

@@ -12,17 +12,17 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import pytest
 from anyio.from_thread import start_blocking_portal
 from hypothesis.stateful import RuleBasedStateMachine
 
 from ava_audit.errors import StaleOwner
-from ava_audit.events import Activity, CostReserved, Ending, Event, RunPaused, Usage, Who
+from ava_audit.events import Activity, CostReserved, Ending, Event, Fact, RunPaused, Usage, Who
 from ava_audit.rows import RunRow
 from ava_audit.store.locks import HeldLock, Instances
-from ava_audit.store.store import Command, Store
+from ava_audit.store.store import Command, Outcome, Store
 from ava_audit.verify import verify
 from ava_audit.view import View
 from ava_server.approval.decisions import Approval, approve, reject
@@ -34,10 +34,22 @@ from ava_server.budget.user_limits import Slots
 from ava_server.models.base import Bound
 from ava_server.models.pricing.prices import Price, reserve_micros
 from ava_server.runs.history import History
-from ava_server.runs.lifecycle import NotClaimed, NotResumed, cancel, claim, end_overdue, end_unanswered, resume
-from ava_server.runs.log import RunLog, ending_events
+from ava_server.runs.lifecycle import (
+    Cause,
+    NotClaimed,
+    NotResumed,
+    cancel,
+    claim,
+    end_for_owner,
+    end_overdue,
+    ending_events,
+    pause,
+    resume,
+)
+from ava_server.runs.log import RunLog
 from ava_server.runs.result import RunResult, build_result
 from support.ledger import Call, Ledger, Run
+from support.transitions import Before, before, compare, facts_of
 
 T = TypeVar("T")
 PRICE = Price(input=1_000, output=2_000, cache_read=100, cache_write=1_250, source="the test")
@@ -121,6 +133,7 @@ class Processes(RuleBasedStateMachine):
         self.generations: dict[str, int] = {}
         self.made = 0
         self.sound = False
+        self.acts: list[tuple[Before, list[type[Fact]]]] = []
 
     # -- how an action is taken ----------------------------------------------------------------------------------------
 
@@ -131,6 +144,24 @@ class Processes(RuleBasedStateMachine):
     def do(self, kind: str, command: Command[T], store: Store | None = None) -> T:
         self.begin(kind)
         return self.portal.call((store or self.stores[self.made % 2]).do, self.at(command))
+
+    def moving(
+        self,
+        cause: Cause,
+        command: Command[T],
+        *runs: Run,
+        gone: frozenset[str] = frozenset(),
+        instance: str | None = None,
+    ) -> Command[T]:
+        """The command; what it does to these runs is compared with the table of transitions by `check`."""
+
+        def watched(view: View, now_us: int) -> Outcome[T]:
+            was = [before(view, run.id, cause, now_us, gone, instance) for run in runs]
+            outcome = command(view, now_us)
+            self.acts += [(each, facts_of(each.run.id, outcome.events)) for each in was]
+            return outcome
+
+        return watched
 
     def begin(self, kind: str) -> None:
         played[kind] += 1
@@ -195,8 +226,11 @@ class Processes(RuleBasedStateMachine):
             changes={changed.pending_id: {"max_cost_micros": new_cap}} if changed else {},
             group_max_micros=asked_cap, group_id=f"G-{len(self.ledger.groups) + 1:07x}",
         )  # fmt: skip
-        decided = self.do("approve", approve(asked, self.who(user), "host_call", self.limits()))
         late = [run for run in runs if run.expires_us <= self.now_us]
+        command = approve(asked, self.who(user), "host_call", self.limits())
+        in_time = [run for run in runs if run not in late]
+        command = self.moving("expire", self.moving("approve", command, *in_time), *late)
+        decided = self.do("approve", command)
         if late:
             assert all(decision.status == "refused" for decision in decided.decisions)
             for run in late:
@@ -217,7 +251,8 @@ class Processes(RuleBasedStateMachine):
             changed.cap = new_cap
 
     def rejects(self, run: Run) -> None:
-        self.do("reject", reject((run.pending_id,), self.who(run.user), "terminal"))
+        command = reject((run.pending_id,), self.who(run.user), "terminal")
+        self.do("reject", self.moving("reject", command, run))
         self.ledger.end(run, "rejected")
 
     # -- instances, claims, endings by others --------------------------------------------------------------------------
@@ -239,7 +274,9 @@ class Processes(RuleBasedStateMachine):
         mine = (run.state == "queued" and not paused) or run.instance in gone or run.instance == instance.name
         others = [other for other in self.ledger.in_state("running") if other.instance not in gone and other is not run]
         room = len(others) < self.slots.total and sum(o.user == run.user for o in others) < self.slots.per_user
-        answer = self.do("claim", claim(run.id, instance.name, self.who(run.user), gone, self.slots), instance.store)
+        command = claim(run.id, instance.name, self.who(run.user), gone, self.slots)
+        command = self.moving("claim", command, run, gone=gone, instance=instance.name)
+        answer = self.do("claim", command, instance.store)
         assert isinstance(answer, NotClaimed) is not (mine and room)
         if isinstance(answer, NotClaimed):
             return
@@ -263,7 +300,7 @@ class Processes(RuleBasedStateMachine):
 
     def cancels(self, run: Run, user: str) -> None:
         """Waiting, queued, running or ended; once, or again."""
-        found = self.do("cancel", cancel(run.id, self.who(user), "enough", "person"))
+        found = self.do("cancel", self.moving("cancel", cancel(run.id, self.who(user), "enough", "person"), run))
         if user != run.user:
             assert found.run is None
             return
@@ -274,13 +311,14 @@ class Processes(RuleBasedStateMachine):
             run.cancel_asked = True
             self.ledger.end(run, "cancelled")
 
-    def forces(self, run: Run, instance: Instance, *, only_own: bool) -> None:
+    def forces(self, run: Run, instance: Instance, cause: Literal["cancel unanswered", "give up"]) -> None:
         """An instance ends a run over its owner's head: the owner has not answered a cancel, or met a fault."""
         ended = RunResult("cancelled", "cancelled on request", reason="enough")
-        command = end_unanswered(run.id, instance.name, ended, only_own=only_own)
-        done = self.do("forced end", command, instance.store)
+        command = end_for_owner(run.id, instance.name, ended, cause)
+        done = self.do("forced end", self.moving(cause, command, run, instance=instance.name), instance.store)
         asked = run.state == "queued" and run.cancel_asked
-        theirs = run.instance in (None, instance.name) if only_own else run.state == "running" or asked
+        own = run.instance in (None, instance.name)
+        theirs = own if cause == "give up" else run.state == "running" or asked
         assert done is theirs
         if done:
             self.dispossess(run)
@@ -293,6 +331,7 @@ class Processes(RuleBasedStateMachine):
         may = user == run.user and run.state == "running" and (run.instance in gone or force)
         may = may and not self.ledger.exhausted(user, self.now_us)
         command = resume(run.id, self.who(user), "terminal", gone, self.limits(), force=force)
+        command = self.moving("force resume" if force else "resume", command, run, gone=gone)
         assert isinstance(self.do("resume", command), NotResumed) is not may
         if may:
             came["resumed by force" if run.instance not in gone else "resumed"] += 1
@@ -308,7 +347,7 @@ class Processes(RuleBasedStateMachine):
         now_us = self.now_us + ahead_us
         since_us = max(row.queued_us or 0, row.last_us or 0, run.not_before_us)
         nobody = run.state == "queued" or (run.state == "running" and run.instance in gone)
-        command = end_overdue(run.id, gone)
+        command = self.moving("abandon", end_overdue(run.id, gone), run, gone=gone)
         self.begin("abandon")
         done = self.portal.call(self.stores[0].do, lambda view, _now_us: command(view, now_us))
         assert done is (nobody and now_us - since_us >= DAY_US)
@@ -405,15 +444,19 @@ class Processes(RuleBasedStateMachine):
         self.begin("pause")
         until_us = self.now_us + seconds * 1_000_000
         fact = RunPaused(not_before_us=until_us, why="the provider's limit", active_us=1)
-        self.portal.call(owner.log.record, fact)
-        run.state, run.instance, run.not_before_us = "queued", None, until_us
-        self.dispossess(run)
+        command = self.moving("pause", pause(owner.log.fence, owner.log.who, fact), run, instance=owner.instance)
+        assert self.portal.call(owner.log.do, self.at(command)) is not run.cancel_asked
+        if not run.cancel_asked:
+            run.state, run.instance, run.not_before_us = "queued", None, until_us
+            self.dispossess(run)
 
     def ends(self, owner: Owner, status: Ending) -> None:
         """As the loop does: what is in flight is settled as unknown, then the ending is written under the claim."""
         run = self.ledger.runs[owner.run_id]
         self.begin(f"end: {status}")
-        self.portal.call(owner.log.append, self.ending(owner, status))
+        events = tuple(self.ending(owner, status))
+        command = self.moving("end", lambda _view, _now_us: Outcome(None, events), run, instance=owner.instance)
+        self.portal.call(owner.log.do, self.at(command))
         self.ledger.end(run, status)
         self.dispossess(run)
 
@@ -451,6 +494,9 @@ class Processes(RuleBasedStateMachine):
     def check(self) -> None:
         seen = self.portal.call(self.stores[self.made % 2].read, look)
         self.ledger.check_accounts(seen.buckets)
+        for was, written in self.acts:
+            compare(was, written, seen.runs[was.run.id])
+        self.acts.clear()
         assert set(seen.runs) == set(self.ledger.runs)
         for run_id, run in self.ledger.runs.items():
             row = seen.runs[run_id]
@@ -478,12 +524,13 @@ class Processes(RuleBasedStateMachine):
 
     def everything_ends(self) -> None:
         for run in self.ledger.in_state("awaiting_approval", "queued"):
-            self.do("cancel", cancel(run.id, self.who(run.user), None, "person"))
+            self.do("cancel", self.moving("cancel", cancel(run.id, self.who(run.user), None, "person"), run))
             run.cancel_asked = True
             self.ledger.end(run, "cancelled")
         for run in self.ledger.in_state("running"):
             ended = RunResult("cancelled", "the test is over")
-            assert self.do("forced end", end_unanswered(run.id, "the test", ended))
+            command = end_for_owner(run.id, "the test", ended, "cancel unanswered")
+            assert self.do("forced end", self.moving("cancel unanswered", command, run))
             run.generation, run.instance = run.generation + 1, "the test"
             self.ledger.end(run, "cancelled")
         self.check()

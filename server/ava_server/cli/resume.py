@@ -90,7 +90,7 @@ async def _go_on(runtime: Runtime, session: Session, run: RunRow, force: bool) -
     manager = runtime.manager
     line = await runtime.store.read(lambda view: resume_line(view, run) if not run.ended else None)
     manager.adopt_run(run.id)
-    found = await manager.endings.resume(run.id, session.who, session.channel, runtime.spawn_limits, force=force)
+    found = await manager.control.resume(run.id, session.who, session.channel, runtime.spawn_limits, force=force)
     manager.poke()
     if not isinstance(found, NotResumed):
         tell(line or f"{label(run)} goes on.")

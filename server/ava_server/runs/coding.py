@@ -49,11 +49,11 @@ class Worktrees:
         self._folder = folder
         self._home = home
 
-    def here(self, run_id: str) -> Path:
+    def folder_of(self, run_id: str) -> Path:
         """Return the folder of a run."""
         return self._folder / run_id
 
-    def there(self) -> list[str]:
+    def run_ids(self) -> list[str]:
         """Return the runs that have a folder. Blocking."""
         return sorted(path.name for path in self._folder.glob("S-*"))
 
@@ -63,10 +63,10 @@ class Worktrees:
         Raises:
             RolesError: It cannot be done; the folder is as it was.
         """
-        here = self.here(run.id)
+        here = self.folder_of(run.id)
         return keep_left(order_of(run.id, config_of(run.config)), here, self._home, message) if here.is_dir() else None
 
-    def left(self, run: RunRow, task: str = "") -> KeptChanges | None:
+    def keep_changes(self, run: RunRow, task: str = "") -> KeptChanges | None:
         """Bring onto its branch what a run that nobody works on has changed; None for one that changes no files.
 
         Blocking.
@@ -80,12 +80,12 @@ class Worktrees:
             log.warning("what %s has changed is not on a branch: %s", run.id, error)
             return KeptChanges(fault=str(error))
 
-    def tidy(self, run: RunRow) -> None:
+    def remove(self, run: RunRow) -> None:
         """Remove the folder of a run that has ended, once nothing is left in it that is not on its branch. Blocking."""
-        here = self.here(run.id)
+        here = self.folder_of(run.id)
         if not here.exists():
             return
-        kept = self.left(run)
+        kept = self.keep_changes(run)
         if kept is not None and kept.fault:
             log.warning("%s stays, because it has what is on no branch", here)
             return

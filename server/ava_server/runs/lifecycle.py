@@ -1,10 +1,20 @@
-"""Who may run, and who owns a run: slots, and the claim. Pure commands."""
+"""The life cycle of a run: one table of what may happen to it, and the commands that do it.
+
+`situation` says where a run stands, from its row and from who is alive. `TRANSITIONS` has for each situation and cause
+what follows: the next state, and the entries that are written. What is not in the table does not happen. Every command
+below asks the table first and writes only what it lists; the commands are pure, and the store runs each as one
+transaction. A proposal's own transitions (approve, reject, expire, supersede) are carried out by `approval`, which is
+below this package; a test compares it with the table.
+
+What must hold: a run ends once and never moves again; whoever takes a run from its owner raises its generation, so that
+the owner can no longer write; and an ending leaves nothing reserved.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from ava_audit.events import (
     CancelledBy,
@@ -13,11 +23,21 @@ from ava_audit.events import (
     ClaimReason,
     CostUpdate,
     Event,
+    Fact,
+    Fence,
     RunClaimed,
+    RunEnded,
+    RunPaused,
     RunResumed,
+    SpawnDecided,
+    SubagentComplete,
+    SubagentSpawn,
+    ToolResult,
+    UserMessage,
     Who,
 )
 from ava_audit.rows import QUEUED, RUNNING, WAITING, GroupRow, RunRow
+from ava_audit.storable import storable
 from ava_audit.store.store import Command, Outcome
 from ava_audit.units import HOUR_US, format_usd, iso_utc
 from ava_audit.view import View, loads
@@ -29,11 +49,150 @@ from ava_server.budget.user_limits import Slots
 from ava_server.core.ids import AGENT, label
 from ava_server.runs.changes import KeptChanges
 from ava_server.runs.history import History
-from ava_server.runs.log import ending_events
 from ava_server.runs.result import RunResult, build_result
 
 TAKEOVER_WITHIN_US = 30 * 60 * 1_000_000
-"""A server takes over by itself what was interrupted within the last 30 minutes; older runs wait to be resumed."""
+"""A server takes over an interrupted run by itself within 30 minutes; after that a person has to resume it."""
+ABANDONED_US = 24 * HOUR_US
+"""A run that no server has owned for so long is ended."""
+RESULT_BYTES = 1_800_000
+
+# -- the table --------------------------------------------------------------------------------------------------------
+
+Situation = Literal[
+    "proposed", "expired", "queued", "paused", "running here", "running elsewhere", "interrupted", "ended"
+]
+"""Where a run stands.
+
+`expired`: it was not approved in time, and nobody has recorded that yet. `paused`: queued, and its provider takes no
+calls yet. `running here`: the instance that asks owns it. `running elsewhere`: another instance owns it, and is alive
+as far as is known. `interrupted`: its owner is gone.
+"""
+Cause = Literal[
+    "approve",
+    "reject",
+    "expire",
+    "supersede",
+    "cancel",
+    "claim",
+    "pause",
+    "resume",
+    "force resume",
+    "end",
+    "cancel unanswered",
+    "give up",
+    "group timeout",
+    "abandon",
+]
+"""What happens to a run.
+
+`end`: its owner ends it. `cancel unanswered`: its owner has not answered a cancel, and another instance carries it out.
+`give up`: the instance that owns it, or was about to claim it, ends it because its loop does not stop or met an
+internal error. `group timeout`, `abandon`: nobody owns it, and its group's time is over, or nobody came for a day.
+"""
+RUNNING_SITUATIONS: tuple[Situation, ...] = ("running here", "running elsewhere", "interrupted")
+OPTIONAL = (UserMessage, CostUpdate, ToolResult)
+"""Entries of a transition that are written only where there is something to say: a person's decision, the settlement of
+a call in flight, the answer to the call that handed over the result."""
+
+
+@dataclass(frozen=True)
+class Transition:
+    """One row of the table.
+
+    Attributes:
+        cause: What happens.
+        before: The situations in which it may happen.
+        after: The state that follows; None for any ending, which the cause brings along.
+        entries: The types of what is written, in this order, without those of `OPTIONAL` that do not apply.
+        cancel_asked: Only where somebody has asked for the run's end (True), or nobody has (False).
+    """
+
+    cause: Cause
+    before: tuple[Situation, ...]
+    after: str | None
+    entries: tuple[type[Fact], ...]
+    cancel_asked: bool | None = None
+
+
+_CLOSED = (SpawnDecided, RunEnded)
+_ENDED = (SubagentComplete, RunEnded)
+_TABLE = (
+    Transition("approve", ("proposed",), QUEUED, (UserMessage, SpawnDecided, SubagentSpawn)),
+    Transition("reject", ("proposed", "expired"), "rejected", _CLOSED),
+    Transition("expire", ("expired",), "expired", _CLOSED),
+    Transition("supersede", ("proposed", "expired"), "superseded", _CLOSED),
+    Transition("cancel", ("proposed", "expired"), "cancelled", (CancelRequested, *_CLOSED)),
+    Transition("cancel", ("queued", "paused"), "cancelled", (CancelRequested, *_ENDED)),
+    Transition("cancel", RUNNING_SITUATIONS, RUNNING, (CancelRequested,), cancel_asked=False),
+    Transition("claim", ("queued", "running here", "interrupted"), RUNNING, (CostUpdate, RunClaimed)),
+    Transition("pause", ("running here",), QUEUED, (RunPaused,), cancel_asked=False),
+    Transition("resume", ("interrupted",), QUEUED, (CostUpdate, RunResumed)),
+    Transition("force resume", RUNNING_SITUATIONS, QUEUED, (CostUpdate, RunResumed)),
+    Transition("end", ("running here",), None, (CostUpdate, ToolResult, *_ENDED)),
+    Transition("cancel unanswered", RUNNING_SITUATIONS, None, (CostUpdate, RunClaimed, *_ENDED)),
+    Transition("cancel unanswered", ("queued", "paused"), None, (CostUpdate, RunClaimed, *_ENDED), cancel_asked=True),
+    Transition("give up", ("queued", "paused", "running here"), None, (CostUpdate, RunClaimed, *_ENDED)),
+    Transition("group timeout", ("queued", "paused", "interrupted"), "timeout", (CostUpdate, *_ENDED)),
+    Transition("abandon", ("queued", "interrupted"), "abandoned", (CostUpdate, *_ENDED)),
+)
+TRANSITIONS: Mapping[tuple[Situation, Cause], Transition] = {
+    (situation, row.cause): row for row in _TABLE for situation in row.before
+}
+
+
+def situation(
+    run: RunRow,
+    now_us: int,
+    *,
+    gone: frozenset[str] = frozenset(),
+    instance: str | None = None,
+    expires_us: int | None = None,
+) -> Situation:
+    """Return where a run stands.
+
+    Args:
+        run: The run.
+        now_us: Now, in microseconds UTC.
+        gone: Instances whose locks were found free. Any other counts as alive: it may have made its first claim since.
+        instance: The instance that asks, where it matters whether it is the owner.
+        expires_us: When the run's proposal expires.
+    """
+    if run.ended:
+        return "ended"
+    if run.state == WAITING:
+        return "expired" if expires_us is not None and expires_us <= now_us else "proposed"
+    if run.state == QUEUED:
+        return "paused" if run.not_before_us is not None and run.not_before_us > now_us else "queued"
+    if run.instance == instance:
+        return "running here"
+    return "interrupted" if run.instance in gone else "running elsewhere"
+
+
+def transition(run: RunRow, cause: Cause, where: Situation) -> Transition | None:
+    """Return what a cause makes of a run that stands so, or None where it may not happen."""
+    row = TRANSITIONS.get((where, cause))
+    if row is None or row.cancel_asked not in (None, run.cancel_seq is not None):
+        return None
+    return row
+
+
+def paused(run: RunRow, now_us: int) -> bool:
+    """Tell whether a run waits until its provider takes calls again: nobody may claim it before."""
+    return situation(run, now_us) == "paused"
+
+
+def pause_words(run: RunRow) -> str:
+    """Return until when a paused run waits."""
+    return f"the model takes no more calls until {iso_utc(run.not_before_us or 0)}"
+
+
+def left_to_be_resumed(run: RunRow, now_us: int) -> bool:
+    """Tell whether an interrupted run is too old to be taken over without its user's word."""
+    return (run.last_us or 0) <= now_us - TAKEOVER_WITHIN_US
+
+
+# -- taking a run -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -44,273 +203,69 @@ class NotClaimed:
 
 
 def claim(run_id: str, instance: str, who: Who, gone: frozenset[str], slots: Slots) -> Command[RunRow | NotClaimed]:
-    """Claim a queued run, or a running one whose owner is gone or is this very instance; raises its generation.
+    """Claim a run for an instance; raises the run's generation.
 
-    What the old generation left in flight is settled as unknown in the same transaction.
+    A call that the last owner left in flight is settled as unknown in the same transaction.
 
     Args:
         run_id: The run.
-        instance: Who claims it.
-        who: The session that the claim is written under; the run's user.
-        gone: Instances whose locks were found free. One that is not among them lives, as far as this command
-            knows: it may have made its first claim since anybody looked.
-        slots: Counted over owners that are not gone.
+        instance: The instance that claims it.
+        who: The session under which the claim is written; its user is the run's.
+        gone: Instances whose locks were found free.
+        slots: How many runs may be running; those of instances that are gone do not count.
     """
 
     def command(view: View, now_us: int) -> Outcome[RunRow | NotClaimed]:
         run = view.run(run_id)
-        if run is None or run.state not in (QUEUED, RUNNING):
+        where = situation(run, now_us, gone=gone, instance=instance) if run is not None else "ended"
+        if run is None or transition(run, "claim", where) is None:
+            if run is not None and where == "paused":
+                return Outcome(NotClaimed(pause_words(run)))
+            if run is not None and where == "running elsewhere":
+                return Outcome(NotClaimed(f"instance {run.instance} has it"))
             return Outcome(NotClaimed("it has ended or waits for approval"))
-        if run.state == RUNNING and run.instance not in gone and run.instance != instance:
-            return Outcome(NotClaimed(f"instance {run.instance} has it"))
-        if paused(run, now_us):
-            return Outcome(NotClaimed(pause_words(run)))
         if full := slots.full(view.running(gone, but=run_id), run.user_id):
             return Outcome(NotClaimed(full))
         agent = Who(who.session_id, run.id, run.user_id, parent_agent_id=AGENT)
-        reason: ClaimReason = "start"
-        if run.generation > 0:
-            reason = "resume" if run.state == QUEUED else "takeover"
+        reason: ClaimReason = "start" if run.generation == 0 else "resume" if run.state == QUEUED else "takeover"
         purpose = in_flight_purpose(view, run)
-        events = (*unsettled(run, agent, purpose=purpose), claimed(run, instance, agent, reason))
-        return Outcome(run, events)
+        return Outcome(run, (*unsettled(run, agent, purpose=purpose), _claimed(run, instance, agent, reason)))
 
     return command
 
 
-def claimed(run: RunRow, instance: str, who: Who, reason: ClaimReason) -> Event:
-    """Return the event by which an instance takes a run: it raises the generation."""
+def _claimed(run: RunRow, instance: str, who: Who, reason: ClaimReason) -> Event:
     fact = RunClaimed(instance=instance, generation=run.generation + 1, reason=reason)
     return Event(who, fact, run_id=run.id)
 
 
-def left_to_be_resumed(run: RunRow, now_us: int) -> bool:
-    """Tell whether an interrupted run is too old to be taken over by itself: its user shall say that it goes on."""
-    return (run.last_us or 0) <= now_us - TAKEOVER_WITHIN_US
+def pause(fence: Fence, who: Who, fact: RunPaused) -> Command[bool]:
+    """Return a run to the queue until its provider takes calls again; False where somebody has asked for its end.
 
-
-def paused(run: RunRow, now_us: int) -> bool:
-    """Tell whether a run waits for a provider's limit to be over, so that nobody may claim it yet."""
-    return run.state == QUEUED and run.not_before_us is not None and run.not_before_us > now_us
-
-
-def pause_words(run: RunRow) -> str:
-    """Return until when a paused run waits."""
-    return f"the model takes no more calls until {iso_utc(run.not_before_us or 0)}"
-
-
-ABANDONED_US = 24 * HOUR_US
-"""A run that nobody owned for so long is ended."""
-
-Artifact = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class CancelOutcome:
-    """What a cancel found: the run before it, whether its end has to be awaited, and whether it left things behind."""
-
-    run: RunRow | None
-    pending: bool = False
-    begun: bool = False
-
-
-def cancel(
-    run_id: str,
-    who: Who,
-    reason: str | None,
-    by: CancelledBy,
-    artifacts: Sequence[Artifact] = (),
-    kept: KeptChanges | None = None,
-) -> Command[CancelOutcome]:
-    """Ask for a run's end. A waiting or queued one ends here and now; a running one by its owner.
-
-    Args:
-        run_id: The run.
-        who: Who asks.
-        reason: Why, in the asker's words.
-        by: A person, a model, or Ava itself.
-        artifacts: The files that a paused run has handed over.
-        kept: What became of its changes.
+    The owner does this, under its claim.
     """
 
-    def command(view: View, now_us: int) -> Outcome[CancelOutcome]:
-        run = view.run(run_id)
-        if run is None or run.user_id != who.user_id:
-            return Outcome(CancelOutcome(None))
-        if run.ended:
-            return Outcome(CancelOutcome(run))
-        fact = CancelRequested(subagent_id=run.id, reason=reason, by=by)
-        asked = Event(who, fact, run_id=run.id)
-        if run.state == RUNNING:
-            again = run.cancel_seq is not None
-            return Outcome(CancelOutcome(run, pending=True), () if again else (asked,))
-        if run.state == WAITING:
-            row = view.proposal(run.pending_id)
-            assert row is not None
-            return Outcome(CancelOutcome(run), (asked, *close_proposal(row, run, who, "rejected", status="cancelled")))
-        when = "while it was paused" if run.generation > 0 else "before it started"
-        ended = RunResult("cancelled", f"cancelled {when}", reason=reason)
-        ending = _ended_without_owner(view, run, ended, artifacts=artifacts, kept=kept)
-        return Outcome(CancelOutcome(run, begun=run.generation > 0), (asked, *ending))
+    def command(view: View, _now_us: int) -> Outcome[bool]:
+        run = view.run(fence.run_id)
+        may = run is not None and transition(run, "pause", "running here") is not None  # the fence sees to the owner
+        return Outcome(may, (Event(who, fact, fence=fence),) if may else ())
 
     return command
 
 
-def end_unanswered(
-    run_id: str,
-    instance: str,
-    ended: RunResult,
-    artifacts: Sequence[Artifact] = (),
-    *,
-    kept: KeptChanges | None = None,
-    only_own: bool = False,
-    unread: bool = False,
-) -> Command[bool]:
-    """End a run whose owner has not answered: raises the generation, so that the owner can neither write nor spend.
-
-    Args:
-        run_id: The run.
-        instance: Who ends it.
-        ended: How.
-        artifacts: The files that it has handed over, looked up before.
-        kept: What became of its changes.
-        only_own: Only if it is this instance's, or nobody's yet.
-        unread: Leave its entries unread: they are what the fault is in.
-    """
-
-    def command(view: View, now_us: int) -> Outcome[bool]:
-        run = view.run(run_id)
-        if run is None or run.state not in (QUEUED, RUNNING) or (only_own and run.instance not in (None, instance)):
-            return Outcome(False)
-        if run.state == QUEUED and not only_own and run.cancel_seq is None:
-            return Outcome(False)  # it has been given back, and nobody has asked for its end
-        agent = Who(run.session_id, run.id, run.user_id, parent_agent_id=AGENT)
-        taken = claimed(run, instance, agent, "cancel")
-        settled = unsettled(run, agent, purpose=None if unread else in_flight_purpose(view, run))
-        ending = _ended_without_owner(view, run, ended, settled, artifacts, kept, unread=unread)
-        return Outcome(True, (*settled, taken, *ending))
-
-    return command
-
-
-def _ended_without_owner(
-    view: View,
-    run: RunRow,
-    ended: RunResult,
-    settled: tuple[Event, ...] = (),
-    artifacts: Sequence[Artifact] = (),
-    kept: KeptChanges | None = None,
-    *,
-    unread: bool = False,
-) -> tuple[Event, ...]:
-    """Return the ending of a run that nobody owns, with whatever its log has of a result.
-
-    Args:
-        view: The state.
-        run: The run.
-        ended: How it ends.
-        settled: Settlements that are written just before the ending: they are part of what it cost.
-        artifacts: The files that it has handed over.
-        kept: What became of its changes.
-        unread: Leave its entries unread.
-    """
-    history = History(run.id)
-    if not unread:
-        history.add_all(view.entries(run.id))
-    for event in settled:
-        history.add(view.head(), event.fact)
-        cost = event.cost_micros or 0
-        tokens = event.fact.tokens if isinstance(event.fact, CostUpdate) else 0
-        run = replace(
-            run,
-            cost_micros=run.cost_micros + cost,
-            uncosted_micros=run.uncosted_micros + cost,
-            tokens=run.tokens + tokens,
-        )
-    # What the owner was active ends with its last entry, as a takeover counts it.
-    last_us = max(0, (run.last_us or run.claimed_us) - run.claimed_us) if run.claimed_us is not None else 0
-    active_us = run.active_us + last_us
-    result = build_result(run, history, ended, list(artifacts), active_us / 1e6, near=False, kept=kept)
-    agent = Who(run.session_id, run.id, run.user_id, parent_agent_id=AGENT)
-    return ending_events(run, result, ended, agent, None, active_us)
-
-
-# -- nobody came ------------------------------------------------------------------------------------------------------
-
-
-def group_time(group: GroupRow | None, now_us: int) -> float | None:
-    """Return the seconds that a group's clock leaves, None where it has none, or it has not begun."""
-    if group is None or group.timeout_s is None or group.started_us is None:
-        return None
-    gone_s = max(0.0, (now_us - group.started_us) / 1e6)  # a clock that was set back gives no time
-    return max(0.0, group.timeout_s - gone_s)
-
-
-def overdue(run: RunRow, group: GroupRow | None, gone: frozenset[str], now_us: int) -> RunResult | None:
-    """Return how a run without an owner ends by itself, or None: its group's clock is over, or nobody came for a day.
-
-    Args:
-        run: The run.
-        group: Its group.
-        gone: Instances whose locks were found free.
-        now_us: Now.
-    """
-    if run.state not in (QUEUED, RUNNING) or (run.state == RUNNING and run.instance not in gone):
-        return None
-    left_s = group_time(group, now_us)
-    if left_s is not None and left_s <= 0:
-        return RunResult("timeout", "the group's timeout")
-    since_us = max(run.queued_us or 0, run.last_us or 0, run.not_before_us or 0)
-    if now_us - since_us >= ABANDONED_US:
-        return RunResult("abandoned", "no Ava process that could run it was there for 24 hours")
-    return None
-
-
-def end_overdue(
-    run_id: str,
-    gone: frozenset[str],
-    artifacts: Sequence[Artifact] = (),
-    *,
-    kept: KeptChanges | None = None,
-    unread: bool = False,
-) -> Command[bool]:
-    """End a run that has no owner and whose time is over; False when that is not so (any more).
-
-    Args:
-        run_id: The run.
-        gone: Instances that own nothing any more.
-        artifacts: The files that it has handed over.
-        kept: What became of its changes.
-        unread: Leave its entries unread: they are what the fault is in.
-    """
-
-    def command(view: View, now_us: int) -> Outcome[bool]:
-        run = view.run(run_id)
-        group = view.group(run.group_id) if run is not None and run.group_id else None
-        ended = overdue(run, group, gone, now_us) if run is not None else None
-        if run is None or ended is None:
-            return Outcome(False)
-        agent = Who(run.session_id, run.id, run.user_id, parent_agent_id=AGENT)
-        settled = unsettled(run, agent, purpose=None if unread else in_flight_purpose(view, run))
-        ending = _ended_without_owner(view, run, ended, settled, artifacts, kept, unread=unread)
-        return Outcome(True, (*settled, *ending))
-
-    return command
-
-
-# -- having it go on --------------------------------------------------------------------------------------------------
+# -- resuming ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class NotResumed:
-    """Why a run was not resumed; `line` is the right one where another was given."""
+    """Why a run was not resumed; `line` is the right approval line where another one was given."""
 
     why: str
     line: str | None = None
 
 
 def resume_line(view: View, run: RunRow) -> str | None:
-    """Return the line by which an interrupted run is approved to go on; None where its task was erased."""
+    """Return the line that approves an interrupted run's resumption; None where its task was erased."""
     texts = texts_of(view, run)
     if texts is None:
         return None
@@ -320,7 +275,7 @@ def resume_line(view: View, run: RunRow) -> str | None:
 
 
 def left_micros(run: RunRow, config: RunConfig) -> int:
-    """Return what is left of an interrupted run's own cap, in micro-USD: a call in flight is booked at its worst."""
+    """Return what is left of a run's own cap, in micro-USD; a call in flight counts with its worst case."""
     held = loads(run.in_flight)
     return config.max_cost_micros - run.cost_micros - (int(held["micros"]) if held is not None else 0)
 
@@ -335,39 +290,34 @@ def resume(
     line: str | None = None,
     force: bool = False,
 ) -> Command[RunRow | NotResumed]:
-    """Have a run go on whose owner is gone: it is queued, and the next who can honour it claims it.
+    """Queue an interrupted run again; the next server that can run it claims it.
 
-    What was left in flight is settled as unknown in the same transaction, and the old owner is fenced out.
+    The run's generation rises, so that its old owner can no longer write. A call in flight is settled as unknown in the
+    same transaction.
 
     Args:
         run_id: The run.
         who: The session and the user that resume it.
-        channel: Over which channel.
+        channel: The channel over which they do.
         gone: Instances whose locks were found free.
-        limits: An exhausted day is refused here already.
-        line: What was given as `approving`; None where a person resumes it in a terminal, with it on the screen.
-        force: Also from an owner that lives: one that is stopped, or hangs.
+        limits: The limits on approvals: a used-up day refuses a resume too.
+        line: What was given as `approving`; None where a person resumes it in a terminal, with the line on the screen.
+        force: Take it also from an owner that lives, because that is stopped or hangs.
     """
 
     def command(view: View, now_us: int) -> Outcome[RunRow | NotResumed]:
         run = view.run(run_id)
         if run is None or run.user_id != who.user_id:
             return Outcome(NotResumed(f"no subagent {run_id} of yours is known"))
-        if run.ended:
-            return Outcome(NotResumed(f"{label(run)} has ended ({run.state}); propose it anew"))
-        if run.state == WAITING:
-            return Outcome(NotResumed(f"{label(run)} has not begun: {run.pending_id} waits for approval"))
-        if run.state == QUEUED:
-            return Outcome(NotResumed(f"{label(run)} is queued: it goes on by itself as soon as it can"))
-        if run.instance not in gone and not force:
-            return Outcome(NotResumed(f"{label(run)} is running: instance {run.instance} has it and lives"))
+        where = situation(run, now_us, gone=gone)
+        if transition(run, "force resume" if force else "resume", where) is None:
+            return Outcome(NotResumed(_not_resumed(run, where)))
         right = resume_line(view, run)
         if right is None:
-            return Outcome(NotResumed(f"the task of {label(run)} was erased, so that it cannot go on"))
+            return Outcome(NotResumed(f"the task of {label(run)} was erased, so it cannot be resumed"))
         if line is not None and line != right:
             return Outcome(NotResumed("`approving` is not, letter for letter, the line of this resume", right))
-        config = config_of(run.config)
-        if not config.price.get("free") and (why := exhausted(view, run.user_id, limits, now_us)):
+        if not config_of(run.config).price.get("free") and (why := exhausted(view, run.user_id, limits, now_us)):
             return Outcome(NotResumed(why))
         agent = Who(run.session_id, run.id, run.user_id, parent_agent_id=AGENT)
         settled = unsettled(run, agent, purpose=in_flight_purpose(view, run))
@@ -375,3 +325,233 @@ def resume(
         return Outcome(run, (*settled, resumed))
 
     return command
+
+
+def _not_resumed(run: RunRow, where: Situation) -> str:
+    match where:
+        case "ended":
+            return f"{label(run)} has ended ({run.state}); propose it again"
+        case "proposed" | "expired":
+            return f"{label(run)} has not started: {run.pending_id} waits for approval"
+        case "queued" | "paused":
+            return f"{label(run)} is queued and starts by itself as soon as it can"
+        case _:
+            return f"{label(run)} is running: instance {run.instance} owns it and is alive"
+
+
+# -- ending a run -----------------------------------------------------------------------------------------------------
+
+Artifact = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """The files that a run has handed over, and what became of its changes to a repository."""
+
+    artifacts: Sequence[Artifact] = ()
+    changes: KeptChanges | None = None
+
+
+@dataclass(frozen=True)
+class CancelOutcome:
+    """What a cancel found.
+
+    Attributes:
+        run: The run as it was before; None where the user has none of this id.
+        pending: The run's owner has to end it, which has to be awaited.
+        begun: It was paused, and may have left files behind.
+    """
+
+    run: RunRow | None
+    pending: bool = False
+    begun: bool = False
+
+
+def cancel(
+    run_id: str, who: Who, reason: str | None, by: CancelledBy, files: RunFiles = RunFiles()
+) -> Command[CancelOutcome]:
+    """Ask for a run's end. A proposed or queued run ends at once, a running one is ended by its owner.
+
+    Args:
+        run_id: The run.
+        who: The session and the user that ask.
+        reason: Why, in their words.
+        by: A person, a model, or Ava itself.
+        files: What a paused run has handed over and changed.
+    """
+
+    def command(view: View, now_us: int) -> Outcome[CancelOutcome]:
+        run = view.run(run_id)
+        if run is None or run.user_id != who.user_id:
+            return Outcome(CancelOutcome(None))
+        step = transition(run, "cancel", situation(run, now_us))
+        if step is None:  # it has ended, or its owner has been asked already
+            return Outcome(CancelOutcome(run, pending=run.state == RUNNING))
+        asked = Event(who, CancelRequested(subagent_id=run.id, reason=reason, by=by), run_id=run.id)
+        if step.after == RUNNING:
+            return Outcome(CancelOutcome(run, pending=True), (asked,))
+        if run.state == WAITING:
+            row = view.proposal(run.pending_id)
+            assert row is not None, "a run that waits has a proposal"
+            return Outcome(CancelOutcome(run), (asked, *close_proposal(row, run, who, "rejected", status="cancelled")))
+        when = "while it was paused" if run.generation > 0 else "before it started"
+        ended = RunResult("cancelled", f"cancelled {when}", reason=reason)
+        ending = _end_without_owner(view, run, ended, files)
+        return Outcome(CancelOutcome(run, begun=run.generation > 0), (asked, *ending))
+
+    return command
+
+
+def end_for_owner(
+    run_id: str,
+    instance: str,
+    ended: RunResult,
+    cause: Literal["cancel unanswered", "give up"],
+    files: RunFiles = RunFiles(),
+    *,
+    skip_log: bool = False,
+) -> Command[bool]:
+    """End a run in its owner's place; False where the table does not allow it.
+
+    The run's generation rises, so that its owner can neither write nor spend.
+
+    Args:
+        run_id: The run.
+        instance: The instance that ends it.
+        ended: How it ends.
+        cause: Why this instance may.
+        files: What it has handed over and changed.
+        skip_log: Do not read its entries: one of them is what the fault is in.
+    """
+
+    def command(view: View, now_us: int) -> Outcome[bool]:
+        run = view.run(run_id)
+        if run is None or transition(run, cause, situation(run, now_us, instance=instance)) is None:
+            return Outcome(False)
+        agent = Who(run.session_id, run.id, run.user_id, parent_agent_id=AGENT)
+        settled = unsettled(run, agent, purpose=None if skip_log else in_flight_purpose(view, run))
+        ending = _end_without_owner(view, run, ended, files, settled, skip_log=skip_log)
+        return Outcome(True, (*settled, _claimed(run, instance, agent, "cancel"), *ending))
+
+    return command
+
+
+def group_time(group: GroupRow | None, now_us: int) -> float | None:
+    """Return the seconds left of a group's time; None where it has no limit, or has not started."""
+    if group is None or group.timeout_s is None or group.started_us is None:
+        return None
+    passed_s = max(0.0, (now_us - group.started_us) / 1e6)  # a clock that was set back gives no time
+    return max(0.0, group.timeout_s - passed_s)
+
+
+def overdue(run: RunRow, group: GroupRow | None, gone: frozenset[str], now_us: int) -> RunResult | None:
+    """Return how a run that nobody owns ends because a time is over, or None.
+
+    Args:
+        run: The run.
+        group: Its group.
+        gone: Instances whose locks were found free.
+        now_us: Now, in microseconds UTC.
+    """
+    where = situation(run, now_us, gone=gone)
+    if group_time(group, now_us) == 0 and transition(run, "group timeout", where) is not None:
+        return RunResult("timeout", "the group's timeout")
+    since_us = max(run.queued_us or 0, run.last_us or 0, run.not_before_us or 0)
+    if now_us - since_us >= ABANDONED_US and transition(run, "abandon", where) is not None:
+        return RunResult("abandoned", "no Ava process that could run it was there for 24 hours")
+    return None
+
+
+def end_overdue(
+    run_id: str, gone: frozenset[str], files: RunFiles = RunFiles(), *, skip_log: bool = False
+) -> Command[bool]:
+    """End a run that nobody owns and whose time is over; False where that is not so, or no longer.
+
+    Args:
+        run_id: The run.
+        gone: Instances whose locks were found free.
+        files: What it has handed over and changed.
+        skip_log: Do not read its entries: one of them is what the fault is in.
+    """
+
+    def command(view: View, now_us: int) -> Outcome[bool]:
+        run = view.run(run_id)
+        group = view.group(run.group_id) if run is not None and run.group_id else None
+        ended = overdue(run, group, gone, now_us) if run is not None else None
+        if run is None or ended is None:
+            return Outcome(False)
+        agent = Who(run.session_id, run.id, run.user_id, parent_agent_id=AGENT)
+        settled = unsettled(run, agent, purpose=None if skip_log else in_flight_purpose(view, run))
+        return Outcome(True, (*settled, *_end_without_owner(view, run, ended, files, settled, skip_log=skip_log)))
+
+    return command
+
+
+def _end_without_owner(
+    view: View,
+    run: RunRow,
+    ended: RunResult,
+    files: RunFiles,
+    settled: tuple[Event, ...] = (),
+    *,
+    skip_log: bool = False,
+) -> tuple[Event, ...]:
+    """Return the ending of a run that another than its owner ends, with what its log has of a result.
+
+    `settled` are settlements that are written just before: they are part of what the run cost.
+    """
+    history = History(run.id)
+    if not skip_log:
+        history.add_all(view.entries(run.id))
+    for event in settled:
+        history.add(view.head(), event.fact)
+        cost = event.cost_micros or 0
+        tokens = event.fact.tokens if isinstance(event.fact, CostUpdate) else 0
+        run = replace(
+            run,
+            cost_micros=run.cost_micros + cost,
+            uncosted_micros=run.uncosted_micros + cost,
+            tokens=run.tokens + tokens,
+        )
+    # The owner's last entry ends the time in which it was active, as for a takeover.
+    last_us = max(0, (run.last_us or run.claimed_us) - run.claimed_us) if run.claimed_us is not None else 0
+    active_us = run.active_us + last_us
+    result = build_result(run, history, ended, list(files.artifacts), active_us / 1e6, near=False, kept=files.changes)
+    agent = Who(run.session_id, run.id, run.user_id, parent_agent_id=AGENT)
+    return ending_events(run, result, ended, agent, None, active_us)
+
+
+def ending_events(
+    run: RunRow, result: dict[str, Any], ended: RunResult, who: Who, fence: Fence | None, active_us: int
+) -> tuple[Event, Event]:
+    """Return the two entries of every ending: its content, which can be erased, and its metadata, which stays.
+
+    The owner writes them under its claim (`fence`). A result that is larger than an entry may be loses the ends of its
+    longest texts, and says so.
+    """
+    result, cut = storable(result, RESULT_BYTES)
+    if cut:
+        result["untrusted_result"]["caveats"].append(f"Cut to what the log can hold: {', '.join(cut)[:300]}")
+    complete = SubagentComplete(
+        status=ended.status,
+        summary=str(result["untrusted_result"]["summary"]),
+        tokens=run.tokens,
+        cost_cents=run.cost_micros / 10_000,
+        duration=round(active_us / 1e6, 1),
+        subagent_id=run.id,
+        result=result,
+    )
+    done = RunEnded(
+        status=ended.status, stop_reason=ended.stop_reason, error_kind=ended.error_kind, active_us=active_us
+    )
+    ava = Who(who.session_id, AGENT, who.user_id)
+    return (
+        Event(ava, complete, run_id=run.id, fence=fence, model=run.model),
+        Event(who, done, run_id=run.id, fence=fence),
+    )
+
+
+def cancel_reason(view: View, run_id: str) -> str | None:
+    """Return the reason that was given for a run's cancel."""
+    entry = view.last_entry(run_id, "CancelRequested")
+    return entry.fact.reason if entry is not None and isinstance(entry.fact, CancelRequested) else None

@@ -4,35 +4,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Any
 
 import anyio
 
 from ava_audit.entries import Entry
 from ava_audit.errors import OutcomeUnknown, StoreUnavailable
-from ava_audit.events import (
-    CancelRequested,
-    CostReserved,
-    Event,
-    Fact,
-    Fence,
-    RunEnded,
-    SubagentComplete,
-    ToolResult,
-    Who,
-)
+from ava_audit.events import CostReserved, Event, Fact, Fence, ToolResult, Who
 from ava_audit.rows import RunRow
-from ava_audit.storable import storable
 from ava_audit.store.store import Command, Outcome, Query, Store, T
 from ava_audit.view import View
-from ava_server.core.ids import AGENT
 from ava_server.models.clients import ClientPool
 from ava_server.models.factory import model_of
 from ava_server.runs.history import UNWRITTEN, History, Recipe
-from ava_server.runs.result import RunResult
 
 log = logging.getLogger("ava.run")
-RESULT_BYTES = 1_800_000
 HOLD_S = (0.2, 5.0)
 """Seconds between two tries while the log is out of reach: the first wait, and the longest."""
 
@@ -147,41 +132,6 @@ class RunLog:
                 log.warning("%s holds still: %s", self.run.id, error)
                 await anyio.sleep(wait_s)
                 wait_s = min(wait_s * 2, longest_s)
-
-
-def ending_events(
-    run: RunRow, result: dict[str, Any], ended: RunResult, who: Who, fence: Fence | None, active_us: int
-) -> tuple[Event, Event]:
-    """Return the two entries of an ending: its words, which can be erased, and what a reducer needs, which stays.
-
-    A result that is larger than an entry may be loses the ends of its longest texts, and says so.
-    """
-    result, cut = storable(result, RESULT_BYTES)
-    if cut:
-        result["untrusted_result"]["caveats"].append(f"Cut to what the log can hold: {', '.join(cut)[:300]}")
-    complete = SubagentComplete(
-        status=ended.status,
-        summary=str(result["untrusted_result"]["summary"]),
-        tokens=run.tokens,
-        cost_cents=run.cost_micros / 10_000,
-        duration=round(active_us / 1e6, 1),
-        subagent_id=run.id,
-        result=result,
-    )
-    done = RunEnded(
-        status=ended.status, stop_reason=ended.stop_reason, error_kind=ended.error_kind, active_us=active_us
-    )
-    ava = Who(who.session_id, AGENT, who.user_id)
-    return (
-        Event(ava, complete, run_id=run.id, fence=fence, model=run.model),
-        Event(who, done, run_id=run.id, fence=fence),
-    )
-
-
-def cancel_reason(view: View, run_id: str) -> str | None:
-    """Return what was given as the reason of a run's cancel."""
-    entry = view.last_entry(run_id, "CancelRequested")
-    return entry.fact.reason if entry is not None and isinstance(entry.fact, CancelRequested) else None
 
 
 def _after(event: Event, command: Command[T]) -> Command[tuple[int, T]]:

@@ -12,10 +12,9 @@ import anyio.abc
 import anyio.to_thread
 
 from ava_audit.errors import OutcomeUnknown, SchemaNewer, StaleOwner
-from ava_audit.events import ErrorOccurred, Event, LastTurn, RunPaused, ToolResult, Who, WorkChecked
+from ava_audit.events import ErrorOccurred, LastTurn, RunPaused, ToolResult, Who, WorkChecked
 from ava_audit.rows import RunRow
-from ava_audit.store.store import Command, Outcome, Store
-from ava_audit.view import View
+from ava_audit.store.store import Store
 from ava_roles.tool import sentence
 from ava_server.budget.caps import unsettled
 from ava_server.budget.run_config import config_of
@@ -24,7 +23,8 @@ from ava_server.runs.answer_faults import REPAIRS, cut_call, cut_caveat, ending
 from ava_server.runs.coding import CodingWork, unkept
 from ava_server.runs.context import RunContext
 from ava_server.runs.history import History
-from ava_server.runs.log import RunLog, cancel_reason, ending_events
+from ava_server.runs.lifecycle import cancel_reason, ending_events, pause
+from ava_server.runs.log import RunLog
 from ava_server.runs.model_call import ModelCalls, Paused
 from ava_server.runs.planning import Planner
 from ava_server.runs.reservation import Reservations
@@ -375,7 +375,7 @@ class AgentRun:
         """
         active_us = round(self.active_s * 1e6)
         fact = RunPaused(not_before_us=paused.until_us, why=paused.why, active_us=active_us)
-        if not self.cancelled and await self._log.do(_unless_cancelled(self.id, self._log.event(fact))):
+        if not self.cancelled and await self._log.do(pause(self._log.fence, self._log.who, fact)):
             self.say(f"Paused: {paused.why}")
             return None
         on_record = await self._log.read(lambda view: cancel_reason(view, self.id))
@@ -405,14 +405,3 @@ class AgentRun:
             events.insert(0, self._log.event(accepted))
         await self._log.append(events)
         spans.run_ended(run, ended)
-
-
-def _unless_cancelled(run_id: str, event: Event) -> Command[bool]:
-    """Return a command that writes an event of a run, if nobody has asked for the run's end."""
-
-    def command(view: View, _now_us: int) -> Outcome[bool]:
-        run = view.run(run_id)
-        go_on = run is not None and run.cancel_seq is None
-        return Outcome(go_on, (event,) if go_on else ())
-
-    return command

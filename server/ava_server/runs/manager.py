@@ -26,18 +26,19 @@ from ava_audit.view import View
 from ava_server.budget.user_limits import Slots
 from ava_server.core.ids import AGENT
 from ava_server.runs.context import RunContext
-from ava_server.runs.endings import RunCleanup, RunEndings
+from ava_server.runs.control import RunCleanup, RunControl
 from ava_server.runs.history import History
 from ava_server.runs.lifecycle import (
     NotClaimed,
+    cancel_reason,
     claim,
     group_time,
     left_to_be_resumed,
     overdue,
     pause_words,
     paused,
+    situation,
 )
-from ava_server.runs.log import cancel_reason
 from ava_server.runs.loop import AgentRun
 from ava_server.runs.result import RunResult
 from ava_server.service.responses import RunAnswer
@@ -121,13 +122,13 @@ class Manager:
     ) -> None:
         self.instance = instance
         self.waiting_for: dict[str, str] = {}
-        self.endings = RunEndings(store, instances, instance, context_factory)
+        self.control = RunControl(store, instances, instance, context_factory)
         self.idle_since: float | None = None
         self.out_of_reach: str | None = None
         self._store = store
         self._serves = serves
         self._slots = slots
-        self._outfitter = context_factory
+        self._factory = context_factory
         self._hire = hire
         self._grace_s = grace_s
         self._owned: dict[str, AgentRun | None] = {}
@@ -221,7 +222,7 @@ class Manager:
         for row in rows:
             await self._look_after(row)
         others = [row for row in rows if row.id not in self._owned and self._serves(row)]
-        gone = await anyio.to_thread.run_sync(self.endings.gone, rows) if others else frozenset[str]()
+        gone = await anyio.to_thread.run_sync(self.control.gone, rows) if others else frozenset[str]()
         free: list[RunRow] = []
         for row in others:
             # What this process has let go of has no owner either, though it lives.
@@ -243,7 +244,7 @@ class Manager:
         if anyio.current_time() < self._not_before.get(row.id, 0.0):
             return
         try:
-            await self.endings.end_overdue(row.id, gone)
+            await self.control.end_overdue(row.id, gone)
         except AuditError:
             raise
         except Exception:
@@ -260,7 +261,7 @@ class Manager:
             owned.cancel(await self._store.read(lambda view: cancel_reason(view, row.id)))
         if row.state == RUNNING and row.instance == self.instance and (ended := owned.stuck()) is not None:
             log.error("%s does not stop; it is ended in its place (%s)", row.id, ended.status)
-            await self.endings.end(row.id, ended, only_own=True)
+            await self.control.end(row.id, ended, "give up")
 
     async def _fill(
         self, free: list[RunRow], running: list[RunRow], gone: frozenset[str], tasks: anyio.abc.TaskGroup
@@ -288,7 +289,7 @@ class Manager:
     async def _try(self, row: RunRow, gone: frozenset[str], tasks: anyio.abc.TaskGroup) -> bool:
         """Take a run, or have a worker take it; whatever goes wrong with one run takes no other with it."""
         try:
-            await self._outfitter.honour(row)
+            await self._factory.honour(row)
             if self._hire is not None:
                 await self._hire()
                 return False
@@ -325,7 +326,7 @@ class Manager:
             "error", "a fault of Ava itself", error_kind="internal", error_message=why, what_to_do="Report it."
         )
         try:
-            await self.endings.end(run_id, ended, only_own=True)
+            await self.control.end(run_id, ended, "give up")
         except AuditError:
             raise
         except Exception:  # not even what was approved can be read: it is left to a program that can
@@ -341,13 +342,18 @@ class Manager:
 
     def _mine_now(self, row: RunRow, gone: frozenset[str]) -> bool:
         now_us = _now_us()
-        if row.state == RUNNING:
-            if row.instance == self.instance:  # dropped by a fault of ours, or by a log that could not take its end
+        match situation(row, now_us, gone=gone, instance=self.instance):
+            case "running here":  # dropped by an internal error, or because the log could not take its ending
                 return True
-            return row.instance in gone and not left_to_be_resumed(row, now_us)
-        if paused(row, now_us):
-            self._waits(row.id, pause_words(row))
-            return False
+            case "interrupted":
+                return not left_to_be_resumed(row, now_us)
+            case "paused":
+                self._waits(row.id, pause_words(row))
+                return False
+            case "queued":
+                pass
+            case _:
+                return False
         if row.session_id in self._sessions or row.id in self._adopted:
             return True
         first = self._first_seen.setdefault(row.id, anyio.current_time())
@@ -374,7 +380,7 @@ class Manager:
             return False
         history = History(run.id)
         history.add_all(await self._store.read(lambda view: view.entries(row.id)))
-        prepared = await self._outfitter.prepare(run, history)
+        prepared = await self._factory.prepare(run, history)
         agent = Who(run.session_id, run.id, run.user_id, parent_agent_id=AGENT)
         owned = AgentRun(self._store, run, agent, history, prepared, tasks)
         self._owned[run.id] = owned
@@ -419,11 +425,11 @@ class Manager:
         if owned is not None and owned.user == who.user_id:  # act in memory first, its record follows
             self._asked[run_id] = reason
             owned.cancel(reason)
-        return await self.endings.cancel(run_id, who, reason, by)
+        return await self.control.cancel(run_id, who, reason, by)
 
     async def ended(self, run_id: str) -> RunRow:
         """Wait until a run has ended, in any process."""
-        return await self.endings.ended(run_id)
+        return await self.control.ended(run_id)
 
 
 def _unended(view: View) -> tuple[list[RunRow], dict[str, GroupRow]]:

@@ -187,7 +187,7 @@ class RunSetup:
                 if root is not None:
                     root.close()
             if ended:
-                self.tidy(run)
+                self.remove_folders(run)
 
         return RunContext(
             model=model,
@@ -297,7 +297,7 @@ class RunSetup:
         settings = self._resources.settings
         return WorktreeSession(
             order_of(run.id, config),
-            self.worktrees.here(run.id),
+            self.worktrees.folder_of(run.id),
             sandbox,
             home=Path.home(),
             read_only=settings.sandbox.read_only,
@@ -324,17 +324,17 @@ class RunSetup:
         found = list_artifacts(self._resources.settings.paths.artifacts / run_id)
         return [{**file, "name": self._resources.credentials.redactor.redact(file["name"])[0]} for file in found]
 
-    def left(self, run: RunRow, task: str) -> KeptChanges | None:
+    def keep_changes(self, run: RunRow, task: str) -> KeptChanges | None:
         """Bring onto its branch what a run that nobody works on has changed; None for one that changes no files."""
-        return self.worktrees.left(run, task)
+        return self.worktrees.keep_changes(run, task)
 
-    def tidy(self, run: RunRow) -> None:
+    def remove_folders(self, run: RunRow) -> None:
         """Remove what was only an ended run's own: its worktree, its scratch folder, an empty folder of artifacts."""
         if config_of(run.config).coding is not None:
-            self.worktrees.tidy(run)
-        self.tidy_scratch(run.id)
+            self.worktrees.remove(run)
+        self.remove_scratch(run.id)
 
-    def tidy_scratch(self, run_id: str) -> None:
+    def remove_scratch(self, run_id: str) -> None:
         """Remove an ended run's scratch folder, and a folder of artifacts that stayed empty."""
         try:
             remove_tree(self._resources.settings.paths.scratch / run_id)

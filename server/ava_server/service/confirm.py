@@ -246,7 +246,7 @@ class Resumptions:
         return None
 
     def _gone(self, run: RunRow) -> bool:
-        return bool(self._house.manager.endings.gone([run]))
+        return bool(self._house.manager.control.gone([run]))
 
     async def resume(self, args: ConfirmArgs, run: RunRow, person: Person | None) -> ConfirmAnswer:
         """Have it go on, if it was approved so, and the person agrees where one can be asked.
@@ -282,7 +282,7 @@ class Resumptions:
                 return ConfirmAnswer(status="refused", decisions=[decision], next=hint)
             channel = "elicitation"
             await self._own.refuse_without_pin(only_there)  # a PIN may have been set while the question stood there
-        found = await self._house.manager.endings.resume(
+        found = await self._house.manager.control.resume(
             run.id, self._session.who, channel, self._house.spawn_limits_of(run.user_id), line=approving
         )
         if isinstance(found, NotResumed):

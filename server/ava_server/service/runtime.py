@@ -248,10 +248,10 @@ class Runtime:
         try:
             rows = await self.store.read(lambda view: view.runs(states=UNENDED, limit=-1))
             await anyio.to_thread.run_sync(self._sweep, rows)
-            there = await anyio.to_thread.run_sync(self.outfitting.worktrees.there)
+            there = await anyio.to_thread.run_sync(self.outfitting.worktrees.run_ids)
             for run in await self.store.read(lambda view: [view.run(run_id) for run_id in there]):
                 if run is not None and run.ended:  # looked up after they were listed: one that began since is not ended
-                    await anyio.to_thread.run_sync(self.outfitting.tidy, run)
+                    await anyio.to_thread.run_sync(self.outfitting.remove_folders, run)
         except (AuditError, OSError, ValueError) as error:  # the next start sweeps; nothing depends on it
             log.warning("what dead processes left was not all removed: %s", error)
 
@@ -263,7 +263,7 @@ class Runtime:
         unended = {row.id for row in rows}
         for folder in scratch.glob("S-*"):
             if folder.name not in unended:
-                self.outfitting.tidy_scratch(folder.name)
+                self.outfitting.remove_scratch(folder.name)
         self.foreign.sweep()
         self.instances.sweep(frozenset(row.instance for row in rows if row.instance))
 

@@ -143,7 +143,7 @@ class Service:
             return [row for row in running if left_to_be_resumed(row, now_us)], view.unfetched(self._session.user)
 
         silent, rows = await self._store.read(query)
-        gone = await anyio.to_thread.run_sync(self._house.manager.endings.gone, silent) if silent else frozenset[str]()
+        gone = await anyio.to_thread.run_sync(self._house.manager.control.gone, silent) if silent else frozenset[str]()
         interrupted = [
             f"{label(row)} was interrupted {since_words(now_us - (row.last_us or 0))} ago and waits: confirm_spawn with"
             f' pending_ids ["{row.id}"] has it go on, so does `ava resume {row.id}`; cancel_subagent ends it'

@@ -1,0 +1,180 @@
+"""Cancels, ends and resumes runs in their owner's place: the commands of `lifecycle`, and the waiting around them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Literal, Protocol
+
+import anyio
+import anyio.to_thread
+
+from ava_audit.errors import AuditError
+from ava_audit.events import CancelledBy, Channel, Who
+from ava_audit.rows import QUEUED, RunRow
+from ava_audit.store.locks import Instances
+from ava_audit.store.store import Command, Store
+from ava_server.approval.proposals import SpawnLimits, texts_of
+from ava_server.budget.run_config import config_of
+from ava_server.runs.changes import LATE, KeptChanges
+from ava_server.runs.lifecycle import (
+    Artifact,
+    NotResumed,
+    RunFiles,
+    cancel,
+    end_for_owner,
+    end_overdue,
+    resume,
+)
+from ava_server.runs.loop import ON_REQUEST
+from ava_server.runs.result import RunResult
+
+log = logging.getLogger("ava.control")
+
+OWNER_S = 4.0
+"""Seconds that a run's owner has to carry out a cancel; then the instance that was asked does it."""
+ANSWER_S, LEAST_S = 4.7, 0.1
+"""Seconds within which a cancel is through: it has to be answered within 5 s."""
+KEEP_S = 8.0
+"""Seconds that saving a run's changes on their branch may take where nobody waits for an answer."""
+
+
+class RunCleanup(Protocol):
+    """Looks up and removes what a run has left in files. Every method blocks."""
+
+    def artifacts(self, run_id: str) -> list[Artifact]:
+        """Return the files that a run has handed over."""
+        ...
+
+    def keep_changes(self, run: RunRow, task: str) -> KeptChanges | None:
+        """Commit the changes of a run without an owner to its branch; None for a run that changes no files."""
+        ...
+
+    def remove_folders(self, run: RunRow) -> None:
+        """Remove the folders of an ended run."""
+        ...
+
+
+class RunControl:
+    """Ends and resumes runs, whoever owns them.
+
+    Args:
+        store: The log.
+        instances: The live processes on the data root.
+        instance: This process.
+        cleanup: Looks up and removes what runs have left in files.
+    """
+
+    def __init__(self, store: Store, instances: Instances, instance: str, cleanup: RunCleanup) -> None:
+        self._store = store
+        self._instances = instances
+        self._instance = instance
+        self._cleanup = cleanup
+
+    def gone(self, rows: Sequence[RunRow]) -> frozenset[str]:
+        """Return those owners of these runs that are no longer alive: their locks are free. Blocking."""
+        names = {row.instance for row in rows if row.instance} - {self._instance}
+        return frozenset(name for name in names if not self._instances.alive(name))
+
+    async def cancel(self, run_id: str, who: Who, reason: str | None, by: CancelledBy) -> RunRow | None:
+        """Cancel a run and return it as it ended, within 5 s; None where the user has none of this id."""
+        until = anyio.current_time() + ANSWER_S
+        run = await self._store.read(lambda view: view.run(run_id))
+        paused = run is not None and run.state == QUEUED and run.generation > 0
+        files = await self._files(run, until) if run is not None and paused else RunFiles()
+        found = await self._store.do(cancel(run_id, who, reason, by, files))
+        if found.run is None:
+            return None
+        if found.begun:
+            await self._remove_folders(found.run, until)
+        if found.pending:
+            if not await anyio.to_thread.run_sync(self.gone, [found.run]):  # else there is no owner to answer
+                with anyio.move_on_after(OWNER_S):
+                    await self.ended(run_id)
+            ended = RunResult("cancelled", ON_REQUEST, reason=reason)
+            await self.end(run_id, ended, "cancel unanswered", until=until)
+        return await self._store.read(lambda view: view.run(run_id))
+
+    async def _files(self, run: RunRow, until: float) -> RunFiles:
+        """Return what a run has handed over and changed; its changes are committed if that is done in time."""
+        artifacts = await anyio.to_thread.run_sync(self._cleanup.artifacts, run.id)
+        if config_of(run.config).coding is None:
+            return RunFiles(artifacts)
+        texts = await self._store.read(lambda view: texts_of(view, run))
+        task = texts.task if texts is not None else ""
+        with anyio.move_on_after(max(until - anyio.current_time(), LEAST_S)):
+            kept = await anyio.to_thread.run_sync(self._cleanup.keep_changes, run, task, abandon_on_cancel=True)
+            return RunFiles(artifacts, kept)
+        return RunFiles(artifacts, KeptChanges(fault=LATE))
+
+    async def _remove_folders(self, run: RunRow, until: float) -> None:
+        with anyio.move_on_after(max(until - anyio.current_time(), LEAST_S)):
+            await anyio.to_thread.run_sync(self._cleanup.remove_folders, run, abandon_on_cancel=True)
+
+    async def end(
+        self,
+        run_id: str,
+        ended: RunResult,
+        cause: Literal["cancel unanswered", "give up"] = "cancel unanswered",
+        *,
+        until: float | None = None,
+    ) -> bool:
+        """End a run in its owner's place; False where it has ended, or the table of transitions does not allow it.
+
+        Args:
+            run_id: The run.
+            ended: How it ends.
+            cause: Why this instance may. It gives up only runs that are its own, or nobody's.
+            until: When somebody has to be answered, on the clock of the event loop.
+        """
+        command = partial(end_for_owner, run_id, self._instance, ended, cause)
+        return await self._end(run_id, command, until, remove=cause != "give up")  # its loop may still use them
+
+    async def end_overdue(self, run_id: str, gone: frozenset[str]) -> bool:
+        """End a run that nobody owns and whose time is over; False where that is not so."""
+        return await self._end(run_id, partial(end_overdue, run_id, gone))
+
+    async def _end(
+        self, run_id: str, command: Callable[..., Command[bool]], until: float | None = None, *, remove: bool = True
+    ) -> bool:
+        until = anyio.current_time() + KEEP_S if until is None else until
+        run = await self._store.read(lambda view: view.run(run_id))
+        if run is None or run.ended:
+            return False
+        command = partial(command, await self._files(run, until))
+        try:
+            done = await self._store.do(command())
+        except AuditError:
+            raise
+        except Exception:  # an entry cannot be read: the run ends without what its log has of a result
+            log.exception("%s cannot be read back", run_id)
+            done = await self._store.do(command(skip_log=True))
+        if done and remove:
+            await self._remove_folders(run, until)
+        return done
+
+    async def resume(
+        self,
+        run_id: str,
+        who: Who,
+        channel: Channel,
+        limits: SpawnLimits,
+        *,
+        line: str | None = None,
+        force: bool = False,
+    ) -> RunRow | NotResumed:
+        """Resume an interrupted run; see `lifecycle.resume`."""
+        run = await self._store.read(lambda view: view.run(run_id))
+        gone = await anyio.to_thread.run_sync(self.gone, [run] if run is not None else [])
+        return await self._store.do(resume(run_id, who, channel, gone, limits, line=line, force=force))
+
+    async def ended(self, run_id: str) -> RunRow:
+        """Wait until a run has ended, in any process."""
+        while True:
+            seen = self._store.head
+            run = await self._store.read(lambda view: view.run(run_id))
+            assert run is not None
+            if run.ended:
+                return run
+            await self._store.newer_than(seen)

@@ -1,0 +1,289 @@
+"""The life cycle of a run: for every situation and every cause, the table of transitions says what follows."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import product
+from pathlib import Path
+from typing import Any, get_args
+
+from anyio.from_thread import start_blocking_portal
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.schedules import config
+from support.transitions import Before, before, compare, facts_of, moved
+
+from ava_audit.errors import StaleOwner
+from ava_audit.events import CostReserved, Event, Fact, Fence, RunPaused, Who
+from ava_audit.rows import RUNNING, RunRow
+from ava_audit.store.store import Command, Outcome, Store, append
+from ava_audit.units import DAY_US
+from ava_audit.verify import verify
+from ava_audit.view import View
+from ava_server.approval.decisions import Approval, approve, reject
+from ava_server.approval.proposals import Proposal, SpawnLimits, propose
+from ava_server.approval.summary import approval_line, group_line
+from ava_server.budget.caps import CapRequest, DayCaps, reserve, unsettled
+from ava_server.budget.run_config import RunConfig, Texts
+from ava_server.budget.user_limits import Slots
+from ava_server.runs.history import History
+from ava_server.runs.lifecycle import (
+    TRANSITIONS,
+    Cause,
+    Situation,
+    cancel,
+    claim,
+    end_for_owner,
+    end_overdue,
+    ending_events,
+    pause,
+    resume,
+    transition,
+)
+from ava_server.runs.result import RunResult, build_result
+
+HERE, ELSEWHERE, DEAD = "here", "elsewhere", "dead"
+GONE = frozenset({DEAD})
+SLOTS = Slots(10_000, 10_000)
+USER = "ann"
+WHO = Who("sess-1", "ava", USER)
+TTL_US = 60_000_000
+LIMITS = SpawnLimits(10**6, DayCaps(10**12, 10**12), ("[budgets]", "[budgets]"), TTL_US)
+GROUP_S = 600.0
+OWNER = {"running here": HERE, "running elsewhere": ELSEWHERE, "interrupted": DEAD}
+CAUSES: tuple[Cause, ...] = get_args(Cause)
+SITUATIONS: tuple[Situation, ...] = get_args(Situation)
+
+
+class Log:
+    """A log on which one run after the other is brought anywhere, with a clock of its own.
+
+    Attributes:
+        ahead_us: How far its clock is ahead.
+    """
+
+    def __init__(self, stack: ExitStack) -> None:
+        self.root = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        self.portal = stack.enter_context(start_blocking_portal())
+        self.store = stack.enter_context(self.portal.wrap_async_context_manager(Store.open(self.root)))
+        self.made = 0
+        self.ahead_us = 0
+        self.endings: dict[str, str] = {}
+
+    @property
+    def now_us(self) -> int:
+        return time.time_ns() // 1000 + self.ahead_us
+
+    def do(self, command: Command[Any]) -> Any:
+        now_us = self.now_us
+        return self.portal.call(self.store.do, lambda view, _now_us: command(view, now_us))
+
+    def row(self, run_id: str) -> RunRow:
+        row: RunRow | None = self.portal.call(self.store.read, lambda view: view.run(run_id))
+        assert row is not None
+        return row
+
+    def agent(self, run_id: str) -> Who:
+        return Who("sess-1", run_id, USER, "ava")
+
+    # -- bringing a run somewhere --------------------------------------------------------------------------------------
+
+    def proposed(self, task_id: str | None = None, timeout_s: float = 600) -> Proposal:
+        self.made += 1
+        wanted = self.config(task_id or f"task-{self.made}").model_copy(update={"timeout_s": timeout_s})
+        ids = ((f"P-{self.made:08x}", f"S-{self.made:06x}"),)
+        made = self.do(propose(wanted, Texts(task="look"), WHO, ids, LIMITS))
+        assert isinstance(made, Proposal)
+        return made
+
+    def config(self, task_id: str) -> RunConfig:
+        return config(10**6, 10**6).model_copy(update={"task_id": task_id})
+
+    def approved(self, proposals: list[Proposal], group_s: float | None) -> None:
+        lines = [approval_line(each.config, Texts(task="look")) for each in proposals]
+        lines.append(group_line(len(proposals), len(proposals) * 10**6, group_s))
+        ids = tuple(each.pending_id for each in proposals)
+        asked = Approval(ids, tuple(lines), group_timeout_s=group_s, group_id=f"G-{self.made:07x}")
+        assert self.do(approve(asked, WHO, "host_call", LIMITS)).group_id is not None
+
+    def claimed(self, run_id: str, instance: str) -> None:
+        assert isinstance(self.do(claim(run_id, instance, WHO, GONE, SLOTS)), RunRow)
+
+    def at(self, where: Situation, *, cancel_asked: bool, in_flight: bool, timed: bool) -> str | None:
+        """Bring a new run somewhere and return its id; None where no run can be there like that.
+
+        Args:
+            where: Where it shall stand.
+            cancel_asked: Somebody has asked for its end.
+            in_flight: A model call has been reserved and not been settled.
+            timed: Its group has a time, which is running.
+        """
+        if (cancel_asked and where in ("proposed", "expired")) or (in_flight and where not in OWNER):
+            return None
+        mine = self.proposed()
+        run_id = mine.subagent_id
+        if where in ("proposed", "expired"):
+            self.ahead_us += 2 * TTL_US if where == "expired" else 0
+            return run_id
+        sibling = self.proposed()
+        self.approved([mine, sibling], GROUP_S if timed else None)
+        self.claimed(sibling.subagent_id, HERE)
+        if where in ("queued", "paused") and cancel_asked:  # asked for while it ran, and given back by force
+            self.claimed(run_id, ELSEWHERE)
+            self.do(cancel(run_id, WHO, "enough", "person"))
+            assert isinstance(self.do(resume(run_id, WHO, "terminal", GONE, LIMITS, force=True)), RunRow)
+        if where == "paused":
+            self.claimed(run_id, HERE)
+            fact = RunPaused(not_before_us=self.now_us + 3 * DAY_US, why="a limit", active_us=1)
+            self.do(append(Event(self.agent(run_id), fact, fence=self.fence(run_id))))
+        if where in OWNER:
+            self.claimed(run_id, OWNER[where])
+            if in_flight:
+                self.reserves(run_id)
+            if cancel_asked:
+                self.do(cancel(run_id, WHO, "enough", "person"))
+        if where == "ended":
+            self.do(cancel(run_id, WHO, "enough", "person"))
+            assert self.row(run_id).ended
+        return run_id
+
+    def fence(self, run_id: str) -> Fence:
+        return Fence(run_id, self.row(run_id).generation)
+
+    def reserves(self, run_id: str) -> None:
+        fact = CostReserved(
+            turn=self.row(run_id).turns + 1, attempt=1, scopes=(), micros=1_000, wrap_micros=500, prompt_tokens=10,
+            max_output=10, upto_seq=0, request_sha="0" * 64,
+        )  # fmt: skip
+        asked = CapRequest(fact, 20, 20)
+        self.do(reserve(self.fence(run_id), self.agent(run_id), asked, LIMITS.days))
+
+    # -- what may happen to it -----------------------------------------------------------------------------------------
+
+    def happens(self, run_id: str, cause: Cause) -> bool:
+        """Let something happen to a run as the product does it, compare with the table, and tell whether it moved."""
+        if cause in ("group timeout", "abandon"):
+            row = self.row(run_id)
+            group = self.portal.call(self.store.read, lambda view: view.group(row.group_id or ""))
+            over_us = GROUP_S * 10**6 if group is not None and group.timeout_s is not None else DAY_US
+            since_us = max(row.queued_us or 0, row.last_us or 0, self.now_us)
+            self.ahead_us += since_us + int(over_us) + 10**6 - self.now_us
+            cause = "group timeout" if group is not None and group.timeout_s is not None else "abandon"
+        seen: list[tuple[Before, list[type[Fact]]]] = []
+        command = self.command(run_id, cause)
+
+        def watched(view: View, now_us: int) -> Outcome[Any]:
+            was = before(view, run_id, cause, now_us, GONE, HERE)
+            if was.where == "expired" and cause == "approve":  # what an approval that comes too late does
+                was = before(view, run_id, "expire", now_us, GONE, HERE)
+            outcome = command(view, now_us)
+            seen.append((was, facts_of(run_id, outcome.events)))
+            return outcome
+
+        try:
+            self.do(watched)
+        except StaleOwner:
+            assert seen[-1][0].where != "running here", "an owner may write"
+            seen[-1] = (seen[-1][0], [])
+        (was, written), after = seen[-1], self.row(run_id)
+        done = compare(was, written, after)
+        assert done is (transition(was.run, was.cause, was.where) is not None), (was.where, was.cause)
+        self.check_ending(after)
+        return done
+
+    def check_ending(self, row: RunRow) -> None:
+        """A run that has ended keeps its ending, and holds no money."""
+        assert self.endings.get(row.id, row.state) == row.state, "it has moved after its end"
+        if row.ended:
+            self.endings[row.id] = row.state
+            held = self.portal.call(self.store.read, lambda view: view.bucket(row.id)).held_micros
+            assert (held, row.in_flight, row.wrap_micros) == (0, None, 0), "an ending holds money"
+
+    def command(self, run_id: str, cause: Cause) -> Command[Any]:
+        """The command that the product runs for a cause."""
+        row = self.row(run_id)
+        ended = RunResult("cancelled", "cancelled on request")
+        # An owner that has lost the run, where this instance does not have it, writes under its old claim.
+        fence = Fence(run_id, row.generation - (row.state == RUNNING and row.instance != HERE))
+        line = approval_line(self.config(row.task_id or ""), Texts(task="look"))
+        result = build_result(row, History(run_id), ended, [], 1.0)
+        lost = unsettled(row, self.agent(run_id), fence)
+        ending = (*lost, *ending_events(row, result, ended, self.agent(run_id), fence, 10**6))
+        paused = RunPaused(not_before_us=self.now_us + 3 * DAY_US, why="a limit", active_us=1)
+        commands: dict[Cause, Callable[[], Command[Any]]] = {
+            "approve": lambda: approve(Approval((row.pending_id,), (line,)), WHO, "host_call", LIMITS),
+            "reject": lambda: reject((row.pending_id,), WHO, "terminal"),
+            "expire": lambda: approve(Approval((row.pending_id,), ("a wrong line",)), WHO, "host_call", LIMITS),
+            "supersede": lambda: self.again(row),
+            "cancel": lambda: cancel(run_id, WHO, "enough", "person"),
+            "claim": lambda: claim(run_id, HERE, WHO, GONE, SLOTS),
+            "pause": lambda: pause(fence, self.agent(run_id), paused),
+            "resume": lambda: resume(run_id, WHO, "terminal", GONE, LIMITS),
+            "force resume": lambda: resume(run_id, WHO, "terminal", GONE, LIMITS, force=True),
+            "end": lambda: lambda _view, _now_us: Outcome(None, ending),
+            "cancel unanswered": lambda: end_for_owner(run_id, HERE, ended, "cancel unanswered"),
+            "give up": lambda: end_for_owner(run_id, HERE, ended, "give up"),
+            "group timeout": lambda: end_overdue(run_id, GONE),
+            "abandon": lambda: end_overdue(run_id, GONE),
+        }
+        return commands[cause]()
+
+    def again(self, row: RunRow) -> Command[Any]:
+        """Another proposal under the same reference."""
+        self.made += 1
+        wanted = self.config(row.task_id or "").model_copy(update={"timeout_s": 600 + self.made})
+        ids = ((f"P-{self.made:08x}", f"S-{self.made:06x}"),)
+        return propose(wanted, Texts(task="look"), WHO, ids, LIMITS)
+
+
+@contextmanager
+def open_log() -> Iterator[Log]:
+    with ExitStack() as stack:
+        log = Log(stack)
+        yield log
+        endings = log.portal.call(log.store.read, lambda view: list(view.select(
+            "SELECT run_id, count(*) FROM events WHERE type = 'RunEnded' GROUP BY run_id"
+        )))  # fmt: skip
+        assert all(count == 1 for _run, count in endings), "a run ends once"
+        report = verify(log.store.path)
+        assert report.ok, report
+
+
+def test_whatever_happens_to_a_run_that_stands_anywhere_is_what_the_table_has() -> None:
+    """Every situation and every cause, with and without a cancel that was asked for and a call in flight."""
+    tried: set[tuple[Situation, Cause]] = set()
+    with open_log() as log:
+        for where, cause, cancel_asked, in_flight in product(SITUATIONS, CAUSES, (False, True), (False, True)):
+            if in_flight and cause == "pause":  # its owner settles it first
+                continue
+            timed = cause == "group timeout"
+            run_id = log.at(where, cancel_asked=cancel_asked, in_flight=in_flight, timed=timed)
+            if run_id is None or (where, cause) == ("paused", "abandon"):  # a pause is not over a day after its end
+                continue
+            log.happens(run_id, cause)
+            tried.add((where, cause))
+            log.ahead_us = 0
+    assert set(TRANSITIONS) <= tried
+    assert set(moved) >= set(TRANSITIONS), "each row of the table has happened"
+
+
+@given(causes=st.lists(st.sampled_from(CAUSES), min_size=1, max_size=12), data=st.data())
+@settings(max_examples=30, deadline=None)
+def test_any_sequence_of_causes_moves_a_run_as_the_table_has_it_and_ends_it_once(
+    causes: list[Cause], data: st.DataObject
+) -> None:
+    start = data.draw(st.sampled_from(SITUATIONS))
+    with open_log() as log:
+        run_id = log.at(start, cancel_asked=False, in_flight=start in OWNER and data.draw(st.booleans()), timed=False)
+        assert run_id is not None
+        for cause in causes:
+            row = log.row(run_id)
+            if row.state == RUNNING and row.in_flight is not None and cause == "pause":
+                continue
+            log.happens(run_id, cause)
+            row = log.row(run_id)
+            if row.state == RUNNING and row.instance == HERE and row.in_flight is None and data.draw(st.booleans()):
+                log.reserves(run_id)
