@@ -22,7 +22,7 @@ from ava_audit.store.locks import try_hold
 from ava_audit.view import View
 from ava_server.config.settings import load_settings
 from ava_server.service.access import Session
-from ava_server.service.runtime import Runtime, open_house
+from ava_server.service.runtime import Runtime, open_runtime
 from ava_server.service.service import Service
 from loop_parts.child import TASK, serve
 
@@ -114,7 +114,7 @@ async def ava(url: str, keeps: bool, streams: bool) -> AsyncGenerator[Ava]:
             assert held is not None
             stack.enter_context(held)
         settings = load_settings(root, env={"AVA_MODEL_BASE_URL": url, "AVA_MODEL": "test"})
-        async with open_house(settings) as runtime:
+        async with open_runtime(settings) as runtime:
             yield Ava(runtime, keeps)
 
 

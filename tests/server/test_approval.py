@@ -15,9 +15,9 @@ from ava_audit.events import RunClaimed, SpawnDecided, SpawnProposed, SubagentSp
 from ava_audit.view import View
 from ava_roles.catalog import Catalog, Folder
 from ava_server.approval.decisions import Approval, GroupLimits, approve, refuse
-from ava_server.approval.summary import beginning, minutes
+from ava_server.approval.summary import minutes, task_excerpt
 from ava_server.service.access import Session
-from ava_server.service.runtime import open_house
+from ava_server.service.runtime import open_runtime
 from ava_server.service.service import Service
 
 DOLLAR_AND_HALF = "2 subagents together, at most $1.00"
@@ -63,9 +63,9 @@ async def test_the_line_shows_role_price_time_reach_and_the_tasks_beginning(tmp_
 
 
 def test_a_tasks_beginning_is_one_line_of_at_most_120_characters() -> None:
-    assert beginning("a\u202eb\u2028c\td") == "a b c d"
-    assert beginning("word " * 100) == ("word " * 24).rstrip() + "…"
-    assert beginning("x" * 120) == "x" * 120
+    assert task_excerpt("a\u202eb\u2028c\td") == "a b c d"
+    assert task_excerpt("word " * 100) == ("word " * 24).rstrip() + "…"
+    assert task_excerpt("x" * 120) == "x" * 120
 
 
 @pytest.mark.parametrize(("seconds", "said"), [(600, "10 min"), (45, "45 s"), (90, "90 s"), (0.5, "0.5 s")])
@@ -624,7 +624,7 @@ async def test_two_houses_confirm_one_proposal_once(tmp_path: Path) -> None:
     async with open_lab(tmp_path, [Say("x", gate=gate)], check=False) as lab:
         proposal = await lab.propose()
         other_settings = settings_of(lab.root, lab.server.base_url)
-        async with open_house(other_settings, runs=False) as runtime:
+        async with open_runtime(other_settings, runs=False) as runtime:
             other = Service(runtime, Session(user=runtime.user, transport="memory"))
             statuses: list[str] = []
 

@@ -26,9 +26,9 @@ from ava_server.budget.run_config import RunConfig
 from ava_server.config.secrets import set_secret
 from ava_server.core.errors import ConfigError
 from ava_server.service.access import Session
-from ava_server.service.runtime import open_house
+from ava_server.service.runtime import open_runtime
 from ava_server.service.service import Service
-from ava_server.service.spawn import not_by_itself
+from ava_server.service.spawn import auto_start_refusal
 
 LIMITS = "[limits]\nspawns_per_hour = 1000\nuser_daily_cents = 100000\ninstallation_daily_cents = 100000\n"
 
@@ -142,7 +142,7 @@ async def test_fifty_at_once_never_commit_more_than_the_day_allows(tmp_path: Pat
 async def test_two_servers_share_one_days_ceiling(tmp_path: Path) -> None:
     async with open_lab(tmp_path, config=auto(each=50, day=50), runs=False, check=False) as lab:
         config = (lab.root / "config.toml").read_text()
-        async with open_house(settings_of(lab.root, lab.server.base_url, config), runs=False) as runtime:
+        async with open_runtime(settings_of(lab.root, lab.server.base_url, config), runs=False) as runtime:
             there = replace(
                 lab, runtime=runtime, service=Service(runtime, Session(user=runtime.user, transport="memory"))
             )
@@ -253,7 +253,7 @@ async def test_a_folder_that_only_the_call_names_never_starts_by_itself(
     """Without roots, and outside of a repository, every folder may be asked for: whoever sees the path decides."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "workspace").mkdir()
-    async with open_house(settings_of(tmp_path / "data", None, auto()), runs=False) as runtime:
+    async with open_runtime(settings_of(tmp_path / "data", None, auto()), runs=False) as runtime:
 
         async def spawn(session: Session) -> Any:
             given = {"role": "code_reviewer", "task": "Look", "workspace": str(tmp_path / "workspace")}
@@ -321,14 +321,14 @@ def test_a_tool_that_may_change_something_never_starts_by_itself() -> None:
         price={"free": True}, timeout_s=1, max_cost_micros=1, max_tokens=1, max_iterations=1, max_tool_calls=1,
         tools=("read_file", "save_artifact"), reach="x", estimated_minutes=(1, 1),
     )  # fmt: skip
-    assert not_by_itself(config, tools) is None
-    assert not_by_itself(config.model_copy(update={"tools": ("read_file", "paint")}), tools) == (
+    assert auto_start_refusal(config, tools) is None
+    assert auto_start_refusal(config.model_copy(update={"tools": ("read_file", "paint")}), tools) == (
         "paint may change something"
     )
     for command in ("run_bash", "python_exec"):
-        why = not_by_itself(config.model_copy(update={"tools": ("read_file", command)}), tools)
+        why = auto_start_refusal(config.model_copy(update={"tools": ("read_file", command)}), tools)
         assert why == f"it may run commands; with blocked_tools ['{command}'] it goes without"
-    unconfined = not_by_itself(config.model_copy(update={"confinement": "none"}), tools)
+    unconfined = auto_start_refusal(config.model_copy(update={"confinement": "none"}), tools)
     assert unconfined is not None and "sandbox.mode" in unconfined
 
 

@@ -21,7 +21,7 @@ from support.runtime import Lab, hand_over, open_lab, settings_of
 from ava_audit.events import RunStarted, ToolResult
 from ava_roles.sandbox import linux, selection
 from ava_roles.sandbox.sandbox import Unavailable, find_sandbox
-from ava_server.approval.scope import remove_benches
+from ava_server.approval.scope import remove_workbenches
 from ava_server.budget.run_config import config_of
 from ava_server.core.errors import ConfigError
 
@@ -287,9 +287,9 @@ async def test_when_its_server_is_killed_a_command_ends_and_the_next_one_finds_a
 def test_what_an_earlier_owner_left_goes_when_a_run_is_taken_up(tmp_path: Path) -> None:
     write(tmp_path, {"bench-1/copy/a.txt": "a", "bench-2/home/b.txt": "b", "0123.txt": "an output that was cut"})
     (tmp_path / "bench-1" / "copy").chmod(0)
-    remove_benches(tmp_path, 1)
+    remove_workbenches(tmp_path, 1)
     assert names(tmp_path) == {"bench-2/home/b.txt", "0123.txt"}
-    remove_benches(tmp_path)
+    remove_workbenches(tmp_path)
     assert names(tmp_path) == {"0123.txt"}
 
 

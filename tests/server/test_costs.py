@@ -17,7 +17,7 @@ from ava_audit.events import CostUpdate, ToolResult, Usage
 from ava_audit.retention import erase_run
 from ava_server.models.pricing.prices import Price, nanos_of
 from ava_server.runs.costs import costs_of
-from ava_server.service.runtime import open_house
+from ava_server.service.runtime import open_runtime
 
 CUT = Raw(events(Say("some words", usage=None))[:3], chunked=True, cut=True)
 NOTE = ("scratchpad", {"note": "so far"})
@@ -248,7 +248,7 @@ async def test_a_day_budget_that_was_changed_while_the_run_ran_is_named(tmp_path
         run_id = await lab.start()
         await arrived(gate.arrived)
         config = with_workspace("[limits]\nuser_daily_cents = 400\n" + PRICED, lab.workspace)
-        async with open_house(settings_of(lab.root, lab.server.base_url, config)):
+        async with open_runtime(settings_of(lab.root, lab.server.base_url, config)):
             gate.released.set()
             await lab.ended(run_id)
         whats = [note["what"] for note in (await as_json(lab, run_id))["caps"]]

@@ -29,7 +29,7 @@ from ava_audit.events import TRANSCRIPT_TYPES, LogErased
 from ava_audit.search import LogQuery, search
 from ava_audit.verify import verify, verify_lines
 from ava_audit.view import View
-from ava_server.service.erase import quoting
+from ava_server.service.erase import quoting_entries
 
 TASK, CONTEXT, MESSAGE, THOUGHT, FOUND, SUMMARY, OUTPUT, ARTIFACT, QUERY, CAVEAT = PLANTED = (
     "vexquokkalily", "wombatherring", "numbatsorrel", "dingopumice", "possumgravel",
@@ -288,7 +288,7 @@ async def test_what_the_orchestrator_wrote_about_a_run_is_found_and_what_only_na
         def found(view: View, run_id: str) -> list[tuple[str, str]]:
             run = view.run(run_id)
             assert run is not None
-            entries = [view.entry(seq) for seq in quoting(view, run)]
+            entries = [view.entry(seq) for seq in quoting_entries(view, run)]
             return [(entry.type, str(entry.fact.model_dump()["tool"])) for entry in entries if entry and entry.fact]
 
         assert await lab.store.read(partial(found, run_id=first.subagent_id)) == [

@@ -8,7 +8,7 @@ import pytest
 from support.runtime import settings_of
 
 from ava_server.core.errors import ConfigError
-from ava_server.runs.mcp_servers import entries_of
+from ava_server.runs.mcp_servers import configured_servers
 
 
 def test_a_server_is_a_program_with_its_environment_or_an_address_with_its_headers(tmp_path: Path) -> None:
@@ -24,7 +24,7 @@ read_write = ["/srv/notes"]
 url = "https://example.com/mcp"
 headers = { Authorization = "Bearer {{secret:FAR}}" }
 """
-    entries = entries_of(settings_of(tmp_path / "data", None, config))
+    entries = configured_servers(settings_of(tmp_path / "data", None, config))
     notes, far = entries["notes"], entries["far-away"]
     assert (notes.command, notes.args, notes.network) == ("notes", ("--quiet",), True)
     assert notes.read_write == (Path("/srv/notes"),) and notes.reaches_out

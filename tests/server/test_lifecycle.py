@@ -26,7 +26,7 @@ from ava_audit.view import View
 from ava_server.approval.decisions import Approval, approve, reject
 from ava_server.approval.proposals import Proposal, SpawnLimits, propose
 from ava_server.approval.summary import approval_line, group_line
-from ava_server.budget.caps import CapRequest, DayCaps, reserve, unsettled
+from ava_server.budget.caps import CapRequest, DayCaps, reserve, settle_unknown
 from ava_server.budget.run_config import RunConfig, Texts
 from ava_server.budget.user_limits import Slots
 from ava_server.runs.history import History
@@ -210,7 +210,7 @@ class Log:
         fence = Fence(run_id, row.generation - (row.state == RUNNING and row.instance != HERE))
         line = approval_line(self.config(row.task_id or ""), Texts(task="look"))
         result = build_result(row, History(run_id), ended, [], 1.0)
-        lost = unsettled(row, self.agent(run_id), fence)
+        lost = settle_unknown(row, self.agent(run_id), fence)
         ending = (*lost, *ending_events(row, result, ended, self.agent(run_id), fence, 10**6))
         paused = RunPaused(not_before_us=self.now_us + 3 * DAY_US, why="a limit", active_us=1)
         commands: dict[Cause, Callable[[], Command[Any]]] = {

@@ -16,7 +16,7 @@ from support.model_server import Gate, ModelServer, Raw, Say, Step, running_mode
 from support.runtime import Lab, arrived, check_requests, hand_over, open_lab, submits
 
 from ava_audit.events import AssistantMessage, CostReserved, RunClaimed, SubagentComplete, ToolCall, ToolResult
-from ava_server.runs.answer_faults import ending, repeated_at_the_end
+from ava_server.runs.invalid_answers import error_of, find_repetition
 
 NOTE = Say(calls=[("scratchpad", {"note": "remember this"})])
 UNKNOWN = Say(calls=[("rm_rf", {"path": "/"})])
@@ -331,13 +331,13 @@ async def test_a_result_that_was_cut_is_refused_as_one_and_not_for_its_json(tmp_
 
 
 def test_a_text_repeats_itself_only_where_it_does_so_at_its_end_and_often() -> None:
-    assert repeated_at_the_end("abc " * 100 + "ab") is not None
-    assert repeated_at_the_end("x" * 5_000) == "x"
-    assert "the same line" in (repeated_at_the_end("one\n" + "the same line\n" * 20) or "")
-    assert repeated_at_the_end("the same line\n" * 20 + "and then it ends in something else") is None
-    assert repeated_at_the_end("a table\n" + "| 1 | 2 |\n" * 4) is None
-    assert repeated_at_the_end("".join(f"line {n} of the text\n" for n in range(300))) is None
-    assert repeated_at_the_end("") is None
+    assert find_repetition("abc " * 100 + "ab") is not None
+    assert find_repetition("x" * 5_000) == "x"
+    assert "the same line" in (find_repetition("one\n" + "the same line\n" * 20) or "")
+    assert find_repetition("the same line\n" * 20 + "and then it ends in something else") is None
+    assert find_repetition("a table\n" + "| 1 | 2 |\n" * 4) is None
+    assert find_repetition("".join(f"line {n} of the text\n" for n in range(300))) is None
+    assert find_repetition("") is None
 
 
 # -- refusals -------------------------------------------------------------------------------------------------------
@@ -382,6 +382,6 @@ async def test_a_refusal_in_the_last_turn_is_not_the_output(tmp_path: Path) -> N
 
 
 def test_what_came_most_often_names_the_ending() -> None:
-    assert ending(("refusal", "empty", "refusal"))[1] == "refusal"
-    assert ending(("refusal", "empty", "empty"))[1] == "bad_output"
-    assert "shorter" in ending(("calls", "empty", "cut"))[2], "of as many of each the last counts"
+    assert error_of(("refusal", "empty", "refusal"))[1] == "refusal"
+    assert error_of(("refusal", "empty", "empty"))[1] == "bad_output"
+    assert "shorter" in error_of(("calls", "empty", "cut"))[2], "of as many of each the last counts"

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ava_server.approval.output_schema import check_schema, fault, placed
+from ava_server.approval.output_schema import check_schema, embed_schema, find_mismatch
 
 PRICES: dict[str, Any] = {
     "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -37,11 +37,11 @@ def deep(levels: int) -> dict[str, Any]:
 
 def test_an_answer_is_held_against_the_form_that_was_asked_for() -> None:
     assert check_schema(PRICES) is None
-    assert fault({"prices": [{"cents": 12}]}, PRICES) is None
-    assert fault({"prices": [{"cents": 12}, {"cents": -1}]}, PRICES) == (
+    assert find_mismatch({"prices": [{"cents": 12}]}, PRICES) is None
+    assert find_mismatch({"prices": [{"cents": 12}, {"cents": -1}]}, PRICES) == (
         "output does not match the schema that was asked for, at prices/1/cents: -1 is less than the minimum of 0"
     )
-    assert "'price' was unexpected" in str(fault({"prices": [], "price": 3}, PRICES))
+    assert "'price' was unexpected" in str(find_mismatch({"prices": [], "price": 3}, PRICES))
 
 
 @pytest.mark.parametrize("draft", ["draft-04/schema#", "draft-06/schema#", "draft-07/schema#", "draft/2019-09/schema"])
@@ -50,8 +50,8 @@ def test_older_drafts_are_known(draft: str) -> None:
     schema = {"$schema": f"{start}://json-schema.org/{draft}", "items": {"$ref": "#/definitions/a"},
               "definitions": {"a": {"type": "string"}}}  # fmt: skip
     assert check_schema(schema) is None
-    assert fault(["a"], schema) is None
-    assert "at 1: 2 is not of type 'string'" in str(fault(["a", 2], schema))
+    assert find_mismatch(["a"], schema) is None
+    assert "at 1: 2 is not of type 'string'" in str(find_mismatch(["a", 2], schema))
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_words_of_the_schema_language_are_fine_as_names_and_as_data() -> None:
     names = {"pattern": {"type": "string"}, "$ref": {"type": "string"}, "format": {"const": "regex"}}
     schema = {"properties": names, "enum": [{"pattern": "x", "$ref": "http://example.org/"}]}
     assert check_schema(schema) is None
-    assert fault({"pattern": "x", "$ref": "http://example.org/"}, schema) is None
+    assert find_mismatch({"pattern": "x", "$ref": "http://example.org/"}, schema) is None
 
 
 @pytest.mark.parametrize("key", ["$ref", "$dynamicRef", "$recursiveRef", "$schema", "$id"])
@@ -107,7 +107,7 @@ def test_no_schema_makes_the_server_connect(key: str) -> None:
         listening.setblocking(False)
         schema = {"items": {key: f"http://127.0.0.1:{listening.getsockname()[1]}/schema.json"}}
         assert check_schema(schema) is not None
-        assert "cannot be used" in str(fault([1], schema))  # a run from before such schemas were refused
+        assert "cannot be used" in str(find_mismatch([1], schema))  # a run from before such schemas were refused
         with pytest.raises(BlockingIOError):
             listening.accept()
 
@@ -126,14 +126,14 @@ def test_no_schema_makes_the_server_connect(key: str) -> None:
 def test_a_check_that_would_take_long_is_given_up(schema: dict[str, Any], value: Any) -> None:
     assert check_schema(schema) is None
     began = time.process_time()
-    assert fault(value, schema) is not None
+    assert find_mismatch(value, schema) is not None
     assert time.process_time() - began < 3
 
 
 def test_a_large_answer_in_the_right_form_is_accepted() -> None:
     row = {"type": "object", "required": ["name"], "properties": {"name": {"type": "string"}, "n": {"type": "integer"}}}
     rows = [{"name": f"name {number}", "n": number} for number in range(5_000)]
-    assert fault(rows, {"type": "array", "items": row, "uniqueItems": True}) is None
+    assert find_mismatch(rows, {"type": "array", "items": row, "uniqueItems": True}) is None
 
 
 @pytest.mark.parametrize(
@@ -141,17 +141,17 @@ def test_a_large_answer_in_the_right_form_is_accepted() -> None:
     [([1, 1.0], True), ([1, True], False), ([{"a": [1]}, {"a": [1]}], True), ([[], {}, "", None, 0, False], False)],
 )
 def test_twins_are_found_as_json_means_them(items: list[Any], twins: bool) -> None:
-    assert (fault(items, {"uniqueItems": True}) is not None) is twins
+    assert (find_mismatch(items, {"uniqueItems": True}) is not None) is twins
 
 
 def test_whatever_breaks_the_check_is_a_sentence() -> None:
     nested: list[Any] = []
     for _ in range(100_000):
         nested = [nested]
-    assert "nested too deep" in str(fault(nested, {"type": "array"}))
-    assert "OverflowError" in str(fault(10**400, {"multipleOf": 0.1}))
-    assert "no JSON value" in str(fault({"a", "b"}, {"type": "array"}))
-    assert "more than the 200,000" in str(fault("x" * 200_000, {"type": "string"}))
+    assert "nested too deep" in str(find_mismatch(nested, {"type": "array"}))
+    assert "OverflowError" in str(find_mismatch(10**400, {"multipleOf": 0.1}))
+    assert "no JSON value" in str(find_mismatch({"a", "b"}, {"type": "array"}))
+    assert "more than the 200,000" in str(find_mismatch("x" * 200_000, {"type": "string"}))
 
 
 json_values = st.recursive(
@@ -171,17 +171,17 @@ schemas = st.recursive(
 
 @given(schemas, json_values)
 def test_no_schema_and_no_answer_raises(schema: dict[str, Any], value: Any) -> None:
-    why, wrong = check_schema(schema), fault(value, schema)
+    why, wrong = check_schema(schema), find_mismatch(value, schema)
     assert why is None or (why and "\n" not in why[:1])
     assert wrong is None or wrong.startswith(("output ", "the schema "))
 
 
 def test_references_lead_to_the_same_place_when_a_schema_stands_inside_another() -> None:
-    inside = placed({**PRICES, "const": {"$ref": "#/x"}}, "#/properties/output")
+    inside = embed_schema({**PRICES, "const": {"$ref": "#/x"}}, "#/properties/output")
     assert inside["properties"]["prices"]["items"] == {"$ref": "#/properties/output/$defs/price~1unit"}
     assert inside["const"] == {"$ref": "#/x"}
     assert not {"$schema", "$id"} & set(inside)
-    outer = {"properties": {"output": placed(PRICES, "#/properties/output")}}
+    outer = {"properties": {"output": embed_schema(PRICES, "#/properties/output")}}
     assert check_schema(outer) is None
-    assert fault({"output": {"prices": [{"cents": 1}]}}, outer) is None
-    assert "at output/prices/0/cents" in str(fault({"output": {"prices": [{"cents": "x"}]}}, outer))
+    assert find_mismatch({"output": {"prices": [{"cents": 1}]}}, outer) is None
+    assert "at output/prices/0/cents" in str(find_mismatch({"output": {"prices": [{"cents": "x"}]}}, outer))

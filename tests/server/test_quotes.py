@@ -17,7 +17,7 @@ from ava_audit.events import ToolCall, ToolResult
 from ava_roles.tool import ToolContext
 from ava_roles.wrap import wrap_tool_output
 from ava_server.runs.history import History
-from ava_server.runs.result import NEAR_CHARS, check_quotes, distance, even
+from ava_server.runs.result import NEAR_CHARS, check_quotes, edit_distance, normalize
 from ava_server.runs.submit import Finding
 from ava_server.runs.tools import ReadToolResult, ReadToolResultArgs
 
@@ -215,12 +215,12 @@ def test_the_distance_is_that_of_the_plain_table(pattern: str, text: str) -> Non
         for at, other in enumerate(text, 1):
             new.append(min(row[at] + 1, new[-1] + 1, row[at - 1] + (char != other)))
         row = new
-    assert distance(pattern, text) == min(row)
+    assert edit_distance(pattern, text) == min(row)
 
 
 @given(st.text())
 def test_what_is_even_stays_so(text: str) -> None:
-    assert even(even(text)) == even(text)
+    assert normalize(normalize(text)) == normalize(text)
 
 
 # -- over the loop --------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from ava_audit.errors import StoreUnavailable
 from ava_audit.store.store import Store
 from ava_server.cli.app import main
 from ava_server.config.settings import Configured, limits_of, on_record
-from ava_server.service.runtime import open_house
+from ava_server.service.runtime import open_runtime
 
 LOWER = "[limits]\nuser_daily_cents = 500\n"
 
@@ -27,7 +27,7 @@ def changed(root: Path) -> list[tuple[str, Any, Any]]:
 
 
 async def opened(root: Path, config: str, **env: str) -> None:
-    async with open_house(settings_of(root, None, config, env)):
+    async with open_runtime(settings_of(root, None, config, env)):
         pass
 
 
@@ -67,7 +67,7 @@ async def test_what_the_environment_tightens_for_one_process_is_no_change(tmp_pa
 
 
 async def test_a_command_that_only_looks_writes_none(tmp_path: Path) -> None:
-    async with open_house(settings_of(tmp_path / "data", None, LOWER), runs=False):
+    async with open_runtime(settings_of(tmp_path / "data", None, LOWER), runs=False):
         pass
     assert changed(tmp_path / "data") == []
 
@@ -81,7 +81,7 @@ async def test_two_houses_that_open_at_the_same_moment_write_one_entry(tmp_path:
 
     async def enter() -> None:
         await barrier.wait()
-        async with open_house(settings):
+        async with open_runtime(settings):
             await anyio.lowlevel.checkpoint()
 
     async with anyio.create_task_group() as tasks:

@@ -13,13 +13,13 @@ import anyio
 import anyio.to_thread
 
 from ava_server.config.settings import load_settings
-from ava_server.service.runtime import open_house
+from ava_server.service.runtime import open_runtime
 
 
 async def own(root: Path, base_url: str) -> None:
     """Look after the runs of a data root until standard input ends."""
     settings = load_settings(root, env={"AVA_MODEL_BASE_URL": base_url, "AVA_MODEL": "test"})
-    async with open_house(settings) as runtime:
+    async with open_runtime(settings) as runtime:
         sys.stdout.write(f"open {runtime.manager.instance}\n")
         sys.stdout.flush()
         await anyio.to_thread.run_sync(sys.stdin.read)

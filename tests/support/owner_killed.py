@@ -18,7 +18,7 @@ from ava_audit.events import RunClaimed
 from ava_audit.store.store import Store
 from ava_audit.view import View
 from ava_server.config.settings import load_settings
-from ava_server.service.runtime import open_house
+from ava_server.service.runtime import open_runtime
 
 
 def kill_behind(count: int) -> None:
@@ -52,7 +52,7 @@ def kill_behind(count: int) -> None:
 async def own(root: Path, base_url: str) -> None:
     """Look after the runs of a data root until none is left."""
     settings = load_settings(root, env={"AVA_MODEL_BASE_URL": base_url, "AVA_MODEL": "test"})
-    async with open_house(settings) as runtime:
+    async with open_runtime(settings) as runtime:
         for run in await runtime.store.read(lambda view: view.runs()):
             await runtime.manager.ended(run.id)
 

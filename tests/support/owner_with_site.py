@@ -14,7 +14,7 @@ import anyio.to_thread
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from ava_server.config.settings import load_settings
-from ava_server.service.runtime import open_house
+from ava_server.service.runtime import open_runtime
 from support.web_site import Site
 
 
@@ -22,7 +22,7 @@ async def own(root: Path, base_url: str, port: int, certificate: str) -> None:
     """Look after the runs of a data root until standard input ends."""
     settings = load_settings(root, env={"AVA_MODEL_BASE_URL": base_url, "AVA_MODEL": "test"})
     web = Site({}, port, "https", context=ssl.create_default_context(cafile=certificate))
-    async with open_house(settings) as runtime:
+    async with open_runtime(settings) as runtime:
         runtime.fetcher = web.fetcher
         sys.stdout.write(f"open {runtime.manager.instance}\n")
         sys.stdout.flush()

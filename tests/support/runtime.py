@@ -32,10 +32,10 @@ from ava_audit.verify import verify
 from ava_audit.view import View
 from ava_server.config.settings import Settings, load_settings
 from ava_server.mcp_server.server import build_server
-from ava_server.runs.log import rebuilt
+from ava_server.runs.log import rebuild_request
 from ava_server.service.access import Session
 from ava_server.service.responses import Answer
-from ava_server.service.runtime import Runtime, open_house
+from ava_server.service.runtime import Runtime, open_runtime
 from ava_server.service.service import Service
 from support.model_server import ModelServer, Received, Say, Script, running_model_server
 
@@ -245,7 +245,7 @@ async def open_lab(
             server = stack.enter_context(running_model_server(script))
         settings = settings_of(root, server.base_url, with_workspace(config, workspace), env)
         runtime = await stack.enter_async_context(
-            open_house(settings, runs=runs, serves=(lambda _row: True) if everybody else None)
+            open_runtime(settings, runs=runs, serves=(lambda _row: True) if everybody else None)
         )
         session = Session(user=runtime.user, transport="memory")
         runtime.manager.adopt_session(session.id)
@@ -301,7 +301,7 @@ def rebuilt_requests(entries: Sequence[Entry], run_id: str) -> list[tuple[str, b
     found = []
     for entry in entries:
         if isinstance(entry.fact, CostReserved):
-            request = rebuilt(entries, run_id, entry.fact.turn, entry.fact.attempt)
+            request = rebuild_request(entries, run_id, entry.fact.turn, entry.fact.attempt)
             assert request is not None
             found.append((entry.fact.request_sha, request))
     return found

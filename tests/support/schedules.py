@@ -28,7 +28,15 @@ from ava_audit.view import View
 from ava_server.approval.decisions import Approval, approve, reject
 from ava_server.approval.proposals import Proposal, ProposalRefusal, SpawnLimits, propose
 from ava_server.approval.summary import group_line
-from ava_server.budget.caps import CapReached, CapRequest, DayCaps, Reservation, reserve, settlement_event, unsettled
+from ava_server.budget.caps import (
+    CapReached,
+    CapRequest,
+    DayCaps,
+    Reservation,
+    reserve,
+    settle_unknown,
+    settlement_event,
+)
 from ava_server.budget.run_config import RunConfig, Texts
 from ava_server.budget.user_limits import Slots
 from ava_server.models.base import Bound
@@ -465,7 +473,7 @@ class Processes(RuleBasedStateMachine):
         assert row is not None
         ended = RunResult(status, status)
         result = build_result(row, owner.log.history, ended, [], 1.0)
-        lost = unsettled(row, owner.log.who, owner.log.fence)
+        lost = settle_unknown(row, owner.log.who, owner.log.fence)
         return [*lost, *ending_events(row, result, ended, owner.log.who, owner.log.fence, 10**6)]
 
     def comes_back(self, owner: Owner, what: str, share: float) -> None:

@@ -24,8 +24,8 @@ from ava_server.config.settings import load_settings
 from ava_server.core.data_root import DataRoot
 from ava_server.runs import worker_process
 from ava_server.runs.manager import ConfigNotSupported
-from ava_server.runs.worker_process import WorkerProcesses, take_post
-from ava_server.service.runtime import open_house
+from ava_server.runs.worker_process import WorkerProcesses, hold_worker_lock
+from ava_server.service.runtime import open_runtime
 
 NOTE = Say("I look.", [("scratchpad", {"note": "half of it"})])
 DONE = Say(calls=[("submit_result", {"summary": "done", "output": "twelve cents"})])
@@ -141,7 +141,7 @@ async def test_a_worker_goes_when_it_has_been_idle_and_stays_for_what_is_paused(
         async with open_lab(tmp_path, server=models, runs=False, check=False) as lab:
             run_id = await lab.start(timeout=3)
         settings = load_settings(root, env=using(models.base_url) | {"AVA_MODEL": "test"})
-        async with open_house(settings, worker=True) as runtime:
+        async with open_runtime(settings, worker=True) as runtime:
             with anyio.fail_after(15):
                 await worker._until_idle(runtime)
             row = await runtime.store.read(lambda view: view.run(run_id))
@@ -175,12 +175,12 @@ async def test_a_run_that_a_server_cannot_honour_hires_nobody(tmp_path: Path, ro
 
 def test_a_post_that_somebody_only_looks_at_is_taken_all_the_same(tmp_path: Path) -> None:
     root = DataRoot(tmp_path)
-    first = take_post(root)
-    assert first is not None and take_post(root) is None
+    first = hold_worker_lock(root)
+    assert first is not None and hold_worker_lock(root) is None
     first.release()
     with try_hold(root.worker_lock) as held:  # type: ignore[union-attr]  # nobody has it
         release = threading.Timer(0.2, held.release)
         release.start()
-        second = take_post(root)
+        second = hold_worker_lock(root)
         assert second is not None
         second.release()

@@ -32,13 +32,14 @@ def test_what_is_looser_than_what_holds_for_everybody_does_not_count(tmp_path: P
     for user in ("lax", "nobody"):
         assert user_limits.day_cents(settings, user) == 100 and user_limits.running(settings, user) == 2
         assert (
-            user_limits.stricter(settings, user, "ask") == "ask"
-            and user_limits.stricter(settings, user, "human") == "human"
+            user_limits.stricter_policy(settings, user, "ask") == "ask"
+            and user_limits.stricter_policy(settings, user, "human") == "human"
         )
         assert user_limits.day_setting(settings, user) == "limits.user_daily_cents in config.toml"
-    assert user_limits.stricter(settings, "lax", "auto") == "auto"
+    assert user_limits.stricter_policy(settings, "lax", "auto") == "auto"
     assert (
-        user_limits.day_cents(settings, "strict") == 7 and user_limits.stricter(settings, "strict", "auto") == "human"
+        user_limits.day_cents(settings, "strict") == 7
+        and user_limits.stricter_policy(settings, "strict", "auto") == "human"
     )
     assert user_limits.day_setting(settings, "strict") == "users.strict.daily_cents in config.toml"
     assert "slots of strict" in (user_limits.slots(settings).full({}, "strict") or "")

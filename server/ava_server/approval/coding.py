@@ -28,7 +28,7 @@ def changes_files(names: Iterable[str]) -> bool:
     return not frozenset(CHANGING).isdisjoint(names)
 
 
-def coding_of(
+def resolve_coding(
     args: SpawnArgs,
     role: Role,
     workspace: Workspace,
@@ -88,7 +88,7 @@ def coding_of(
     )
 
 
-def order_of(run_id: str, config: RunConfig) -> WorktreeSpec:
+def worktree_spec(run_id: str, config: RunConfig) -> WorktreeSpec:
     """Return the order of a run that changes files."""
     coding = config.coding
     assert coding is not None, "it changes files"

@@ -18,7 +18,7 @@ from ava_server.core.errors import BadInput
 NAME = "read_subagent_result"
 
 
-def check_earlier(view: View, rows: Sequence[RunRow]) -> tuple[EarlierRun, ...]:
+def check_context_from(view: View, rows: Sequence[RunRow]) -> tuple[EarlierRun, ...]:
     """Return what a proposal says of the runs whose results it names.
 
     Raises:
@@ -40,7 +40,7 @@ def stored_result(view: View, row: RunRow) -> dict[str, Any] | None:
     return entry.fact.result if entry is not None and isinstance(entry.fact, SubagentComplete) else None
 
 
-def listed(runs: Sequence[EarlierRun]) -> str:
+def list_earlier(runs: Sequence[EarlierRun]) -> str:
     """Return runs by id, role and ending: nothing that one of them wrote."""
     return ", ".join(
         f"{run.id} ({run.role}{'' if run.ending == 'success' else f', {run.ending}: may be incomplete'})"

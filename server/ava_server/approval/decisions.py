@@ -13,12 +13,12 @@ from ava_audit.rows import WAITING, ProposalRow, RunRow
 from ava_audit.store.store import Command, Outcome
 from ava_audit.units import DAY_US, HOUR_US, MICROS_PER_CENT, format_usd
 from ava_audit.view import View
-from ava_server.approval.proposals import SpawnLimits, close_proposal, exhausted, texts_of
+from ava_server.approval.proposals import SpawnLimits, close_proposal, day_budget_refusal, texts_of
 from ava_server.approval.summary import approval_line, group_line
 from ava_server.budget.run_config import CAPS, RunConfig, Texts, config_of
 from ava_server.core.ids import label
 
-ANOTHER = "another of this group cannot start, so none does"
+OTHER_REFUSED = "another of this group cannot start, so none does"
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class ProposalChange:
 
     def refused(self, why: str | None) -> Decision:
         """Return the refusal of this one: for a reason of its own, or because of another one."""
-        return Decision(self.row.pending_id, self.run.id, "refused", why or ANOTHER)
+        return Decision(self.row.pending_id, self.run.id, "refused", why or OTHER_REFUSED)
 
     @property
     def changed(self) -> RunConfig:
@@ -101,11 +101,11 @@ class CheckedApproval:
         return all(member.config.price.get("free") for member in self.members)
 
 
-def weigh(
+def check_approval(
     view: View, asked: Approval, who: Who, limits: SpawnLimits, now_us: int
 ) -> CheckedApproval | Outcome[ConfirmOutcome]:
     """Return an approval as it would be given, or its refusal, with what the log has to say of that."""
-    found = [look(view, pending_id, who.user_id, now_us) for pending_id in asked.pending_ids]
+    found = [check_proposal(view, pending_id, who.user_id, now_us) for pending_id in asked.pending_ids]
     members = [item for item in found if isinstance(item, ProposalChange)]
     if len(members) < len(found):
         return _nothing(view, found, who)
@@ -123,7 +123,7 @@ def weigh(
             )
         cap = asked.group_max_micros
     weighed = CheckedApproval(tuple(members), cap if group else None, asked.group_timeout_s if group else None)
-    lines = lines_of(weighed)
+    lines = approval_lines(weighed)
     if asked.approving is None or asked.approving != lines:
         why = (
             "`approving` was left out"
@@ -135,7 +135,7 @@ def weigh(
         return refused(f"{why}; show the person approval_lines and give exactly these", lines=lines)
     if why_not := _too_many(view, who.user_id, len(members), limits, now_us):
         return refused(why_not)
-    if not weighed.free and (why_not := exhausted(view, who.user_id, limits, now_us)):
+    if not weighed.free and (why_not := day_budget_refusal(view, who.user_id, limits, now_us)):
         return refused(why_not)
     changed: list[ProposalChange] = []
     for member in members:
@@ -164,7 +164,7 @@ def _lowered(weighed: CheckedApproval, limits: GroupLimits) -> CheckedApproval |
     )
 
 
-def lines_of(weighed: CheckedApproval) -> tuple[str, ...]:
+def approval_lines(weighed: CheckedApproval) -> tuple[str, ...]:
     """Return the lines that an approval repeats: one for each proposal, and one for all of several together."""
     lines = [approval_line(member.config, member.texts) for member in weighed.members]
     if weighed.group_cap is not None:
@@ -172,7 +172,7 @@ def lines_of(weighed: CheckedApproval) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def look(view: View, pending_id: str, user: str, now_us: int) -> ProposalChange | Decision:
+def check_proposal(view: View, pending_id: str, user: str, now_us: int) -> ProposalChange | Decision:
     """Return a proposal of this user that waits, or why nothing can be decided about it."""
     row = view.proposal(pending_id)
     run = view.run(row.run_id) if row is not None else None
@@ -256,7 +256,7 @@ def approve(asked: Approval, who: Who, channel: Channel, limits: SpawnLimits) ->
     """Approve one proposal, or several as one group: if one cannot start, none does."""
 
     def command(view: View, now_us: int) -> Outcome[ConfirmOutcome]:
-        weighed = weigh(view, asked, who, limits, now_us)
+        weighed = check_approval(view, asked, who, limits, now_us)
         return weighed if isinstance(weighed, Outcome) else _given(weighed, asked, who, channel)
 
     return command
@@ -266,7 +266,7 @@ def refuse(asked: Approval, who: Who, limits: SpawnLimits) -> Command[ConfirmOut
     """Refuse an approval that cannot be given; it approves nothing, also where it could be given by now."""
 
     def command(view: View, now_us: int) -> Outcome[ConfirmOutcome]:
-        weighed = weigh(view, asked, who, limits, now_us)
+        weighed = check_approval(view, asked, who, limits, now_us)
         if isinstance(weighed, Outcome):
             return weighed
         return Outcome(
@@ -278,23 +278,23 @@ def refuse(asked: Approval, who: Who, limits: SpawnLimits) -> Command[ConfirmOut
     return command
 
 
-def approve_by_itself(pending_id: str, who: Who, limits: SpawnLimits, ceilings: Ceilings) -> Command[ConfirmOutcome]:
+def auto_approve(pending_id: str, who: Who, limits: SpawnLimits, ceilings: Ceilings) -> Command[ConfirmOutcome]:
     """Approve a proposal under the policy `auto`, if it and all that was approved so today stay below its ceilings.
 
     What counts is what was committed, that is caps: what they come to cost is known later, and may be less.
     """
 
     def command(view: View, now_us: int) -> Outcome[ConfirmOutcome]:
-        found = look(view, pending_id, who.user_id, now_us)
+        found = check_proposal(view, pending_id, who.user_id, now_us)
         if isinstance(found, Decision):
             return Outcome(ConfirmOutcome((found,)))
         asked = Approval((pending_id,), (approval_line(found.config, found.texts),))
-        weighed = weigh(view, asked, who, limits, now_us)
+        weighed = check_approval(view, asked, who, limits, now_us)
         if isinstance(weighed, Outcome):
             return weighed
         day_us = now_us - now_us % DAY_US
-        before = sum(committed(config_of(run.config)) for run in view.approved_over("auto", who.user_id, day_us))
-        if why := ceilings.passed(committed(found.config), before):
+        before = sum(committed_micros(config_of(run.config)) for run in view.approved_over("auto", who.user_id, day_us))
+        if why := ceilings.passed(committed_micros(found.config), before):
             return Outcome(ConfirmOutcome((found.refused(why),)))
         return _given(weighed, asked, who, "auto")
 
@@ -323,7 +323,7 @@ class Ceilings:
         return None
 
 
-def committed(config: RunConfig) -> int:
+def committed_micros(config: RunConfig) -> int:
     """Return what an approval commits, in micro-USD: the run's cap, and a cent for one that costs nothing."""
     return MICROS_PER_CENT if config.price.get("free") else config.max_cost_micros
 
@@ -341,7 +341,7 @@ def reject(pending_ids: tuple[str, ...], who: Who, channel: Channel) -> Command[
         events: list[Event] = []
         decisions: list[Decision] = []
         for pending_id in pending_ids:
-            item = look(view, pending_id, who.user_id, now_us)
+            item = check_proposal(view, pending_id, who.user_id, now_us)
             if isinstance(item, Decision) and not item.expired:
                 decisions.append(item)
                 continue

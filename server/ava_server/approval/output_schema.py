@@ -67,7 +67,7 @@ def check_schema(schema: Mapping[str, Any]) -> str | None:
     return None
 
 
-def fault(value: Any, schema: Mapping[str, Any]) -> str | None:
+def find_mismatch(value: Any, schema: Mapping[str, Any]) -> str | None:
     """Return what is wrong with an answer, for the model to mend; None when it matches. Bounded, fetches nothing."""
     if why := _refused(schema):
         return f"the schema that was asked for cannot be used: {why}"
@@ -83,7 +83,7 @@ def fault(value: Any, schema: Mapping[str, Any]) -> str | None:
     return _mismatch(value, schema)
 
 
-def placed(schema: Mapping[str, Any], at: str) -> dict[str, Any]:
+def embed_schema(schema: Mapping[str, Any], at: str) -> dict[str, Any]:
     """Return a schema that can stand inside another one, at the pointer `at`: its references lead there too."""
     top = {key: value for key, value in schema.items() if key not in ("$schema", "$id")}
     return cast("dict[str, Any]", _moved(top, at))

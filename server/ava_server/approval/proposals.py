@@ -97,7 +97,7 @@ def propose(
                 row = view.proposal(run.pending_id)
                 if row is not None and row.digest == sha and not (run.state == WAITING and row.expires_us <= now_us):
                     return Outcome(Proposal(row.pending_id, run.id, run.state, config, line, message, row.expires_us))
-        if not config.price.get("free") and (why := exhausted(view, who.user_id, limits, now_us)):
+        if not config.price.get("free") and (why := day_budget_refusal(view, who.user_id, limits, now_us)):
             return Outcome(ProposalRefusal(why))
         superseded, ends = _superseded(view, who, config.task_id)
         if superseded is None and _waiting(view, who.user_id, now_us) >= MOST_WAITING:
@@ -156,7 +156,7 @@ def _superseded(view: View, who: Who, task_id: str | None) -> tuple[str | None, 
     return superseded, tuple(ends)
 
 
-def exhausted(view: View, user: str, limits: SpawnLimits, now_us: int) -> str | None:
+def day_budget_refusal(view: View, user: str, limits: SpawnLimits, now_us: int) -> str | None:
     """Return why no money is left today, or None."""
     day, days = utc_day(now_us), limits.days
     of_user, of_installation = limits.day_settings
@@ -223,7 +223,7 @@ class Pending(BaseModel):
     expires_us: int
 
 
-def pending(view: View, run: RunRow) -> Pending | str:
+def pending_proposal(view: View, run: RunRow) -> Pending | str:
     """Return a proposal that waits, or why it does not any more. An expired one is for whoever asks to tell."""
     proposal, texts = view.proposal(run.pending_id), texts_of(view, run)
     if proposal is None or proposal.state != WAITING or texts is None:
@@ -241,9 +241,9 @@ def pending(view: View, run: RunRow) -> Pending | str:
     )
 
 
-def all_pending(view: View, user: str, now_us: int) -> list[Pending]:
+def pending_proposals(view: View, user: str, now_us: int) -> list[Pending]:
     """Return all of a user that waits and has not expired, the oldest first."""
-    found = [pending(view, run) for run in view.runs(user=user, states=(WAITING,), limit=-1)]
+    found = [pending_proposal(view, run) for run in view.runs(user=user, states=(WAITING,), limit=-1)]
     return [one for one in found if isinstance(one, Pending) and one.expires_us > now_us]
 
 

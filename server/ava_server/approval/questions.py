@@ -118,7 +118,7 @@ def question(weighed: CheckedApproval) -> Question:
     return Question(" \n".join("\n\n".join(parts).split("\n")), fields)
 
 
-def lowered(weighed: CheckedApproval, asked: Approval, reply: Reply) -> Approval:
+def apply_reply(weighed: CheckedApproval, asked: Approval, reply: Reply) -> Approval:
     """Return the approval with the limits that the person has put into the form.
 
     Raises:

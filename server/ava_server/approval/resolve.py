@@ -20,15 +20,15 @@ from ava_roles.sandbox.sandbox import Sandbox, Unavailable
 from ava_roles.sandbox.workspace import Workspace, resolve_workspace
 from ava_roles.tool import Tool
 from ava_roles.tools.memory import NAME as RECALL
-from ava_server.approval.coding import changes_files, coding_of
+from ava_server.approval.coding import changes_files, resolve_coding
 from ava_server.approval.context_from import NAME as READ_RESULT
 from ava_server.approval.output_schema import check_schema
 from ava_server.approval.requests import SpawnArgs
 from ava_server.approval.scope import (
     confinement_of,
-    foreign_scope,
     needs_sandbox,
-    not_looked_for,
+    no_sandbox,
+    resolve_mcp_scope,
     runs_commands,
     sandbox_for,
 )
@@ -158,7 +158,7 @@ class ResolveContext:
     cwd: Path
     home: Path
     secrets: Callable[[], Mapping[str, Secret]] = dict
-    sandbox: Callable[[], Sandbox | Unavailable] = not_looked_for
+    sandbox: Callable[[], Sandbox | Unavailable] = no_sandbox
     durations: Sequence[tuple[str, int]] = ()
     notes: bool = False
     servers: Mapping[str, ServerEntry] = member(default_factory=dict[str, ServerEntry])
@@ -190,7 +190,7 @@ def resolve_run_config(
         role = around.catalog.get(args.role)
     except RolesError as error:
         raise BadInput(f"role: {error}") from error
-    foreign, foreign_needs = foreign_scope(role, around.servers, around.listings)
+    foreign, foreign_needs = resolve_mcp_scope(role, around.servers, around.listings)
     role, around = foreign.role, replace(around, tools={**around.tools, **foreign.tools()})
     workspace = _workspace(args, around)
     narrowed = foreign.narrowed(args)
@@ -199,7 +199,7 @@ def resolve_run_config(
     changes = changes_files(wanted)
     runs = runs_commands(wanted, around.tools) or changes
     sandbox = sandbox_for(runs, around.sandbox, files_open=files_open)
-    coding = coding_of(args, role, workspace, sandbox, around.home, changes=changes, files_open=files_open)
+    coding = resolve_coding(args, role, workspace, sandbox, around.home, changes=changes, files_open=files_open)
     commands = not isinstance(sandbox, Unavailable)
     tools = _usable(wanted, around, files_open=files_open, commands=commands)
     unavailable = tuple(name for name in wanted if name not in tools)

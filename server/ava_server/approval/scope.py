@@ -103,7 +103,7 @@ def commands_reach(
     return f"{what} in a sandbox that reaches the network, {where}" if network else f"{what} in a sandbox {where}"
 
 
-def not_looked_for() -> Unavailable:
+def no_sandbox() -> Unavailable:
     """Say that nobody looked for a sandbox: what there is where nothing is to run."""
     return Unavailable("no sandbox was looked for here", "use a role that runs no commands")
 
@@ -113,7 +113,7 @@ def strength(kind: str) -> int:
     return next((strength for known, strength in STRENGTH.items() if known == kind), len(STRENGTH))
 
 
-def bench_of(
+def make_workbench(
     run: RunRow, config: RunConfig, files: Root | None, scratch: Path, sandbox: Sandbox, settings: Settings
 ) -> Workbench:
     """Return where the commands of a claimed run work; nothing of it is there before the first of them."""
@@ -130,7 +130,7 @@ def bench_of(
     )
 
 
-def remove_benches(scratch: Path, up_to: int | None = None) -> None:
+def remove_workbenches(scratch: Path, up_to: int | None = None) -> None:
     """Remove where the commands of earlier owners of a run worked, who were killed or have lost it. Blocking.
 
     Args:
@@ -234,7 +234,7 @@ class McpScope:
         return tuple(f"{name} is not there: {why}" for name, why in self.absent.items() if name in tools)
 
 
-def foreign_scope(
+def resolve_mcp_scope(
     role: Role, servers: Mapping[str, ServerEntry], listings: Mapping[str, ToolListing]
 ) -> tuple[McpScope, tuple[str, ...]]:
     """Return what a role comes to, and what it needs of foreign tools.

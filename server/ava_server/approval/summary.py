@@ -11,7 +11,7 @@ from ava_roles.catalog import BUILT_IN_SOURCE
 from ava_roles.mcp_client.entry import server_of
 from ava_roles.tool import Tool, ToolSpec
 from ava_roles.tools.memory import NAME as RECALL
-from ava_server.approval.context_from import listed
+from ava_server.approval.context_from import list_earlier
 from ava_server.approval.scope import commands_reach
 from ava_server.budget.run_config import PLAN_TURNS, Coding, ForeignUse, RunConfig, Texts
 from ava_server.config.search_engines import TITLES, search_cost
@@ -43,7 +43,7 @@ def approval_line(config: RunConfig, texts: Texts) -> str:
         f"{cost}, at most {minutes(config.timeout_s)}" if cost == "free" else f"{cost} and {minutes(config.timeout_s)}"
     )
     without = f" without {' and '.join(config.lacks)}" if config.lacks else ""
-    return _line(f"{config.role}{without}, {and_time}, {config.reach}: {beginning(texts.task)}")
+    return _line(f"{config.role}{without}, {and_time}, {config.reach}: {task_excerpt(texts.task)}")
 
 
 def reach(
@@ -114,7 +114,7 @@ def group_line(count: int, cap_micros: int | None, timeout_s: float | None) -> s
     return f"{count} subagents together, {(', ' if cap_micros is None else ' and ').join(parts)}"
 
 
-def beginning(task: str) -> str:
+def task_excerpt(task: str) -> str:
     """Return a task's first 120 characters, white space and invisible characters made one space, cut with `…`."""
     return one_line(task, TASK_CHARS)
 
@@ -177,7 +177,7 @@ def proposal_message(config: RunConfig, texts: Texts) -> str:
     if config.role_source != BUILT_IN_SOURCE:
         lines.append(f"Its role is no built-in one, but the file {_quoted(config.role_source, BESIDES_CHARS)}.")
     if config.context_from:
-        lines.append(f"Results that it may read: {listed(config.context_from)}.")
+        lines.append(f"Results that it may read: {list_earlier(config.context_from)}.")
     lines.extend(_server_line(name, use, config) for name, use in config.foreign.items())
     lines.extend(f"{note}." for note in config.foreign_notes)
     if config.files_note:

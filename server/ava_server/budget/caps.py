@@ -229,7 +229,7 @@ def settlement_event(
     return event, Spend(cost, overrun)
 
 
-def paid_for(fact: CostUpdate) -> bool:
+def may_have_cost(fact: CostUpdate) -> bool:
     """Tell whether a settlement booked an attempt as paid, or as maybe paid: asking again is then paid for twice."""
     return fact.settlement != "not_billed"
 
@@ -242,11 +242,11 @@ def in_flight_purpose(view: View, run: RunRow) -> Purpose | None:
     if held is None or held["attempt"] == 1:
         return None
     settled = (entry.fact for entry in view.entries(run.id, 0, ("CostUpdate",)))
-    paid = any(isinstance(fact, CostUpdate) and fact.turn == held["turn"] and paid_for(fact) for fact in settled)
+    paid = any(isinstance(fact, CostUpdate) and fact.turn == held["turn"] and may_have_cost(fact) for fact in settled)
     return "retries" if paid else None
 
 
-def unsettled(
+def settle_unknown(
     run: RunRow, who: Who, fence: Fence | None = None, *, purpose: Purpose | None = None
 ) -> tuple[Event, ...]:
     """Return the settlement, as unknown, of a call that was left in flight: by a dead owner, or by a fault of ours.

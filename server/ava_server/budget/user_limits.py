@@ -45,14 +45,14 @@ class Slots:
         return None
 
 
-def own_settings(settings: Settings, user: str) -> UserSettings:
+def user_settings(settings: Settings, user: str) -> UserSettings:
     """Return what the settings say of a user; one whom they do not know has the defaults."""
     return settings.users.get(user, UserSettings())
 
 
 def day_cents(settings: Settings, user: str) -> int:
     """Return what a user may spend in a UTC day."""
-    own, all_users = own_settings(settings, user).daily_cents, settings.limits.user_daily_cents
+    own, all_users = user_settings(settings, user).daily_cents, settings.limits.user_daily_cents
     return all_users if own is None else min(own, all_users)
 
 
@@ -71,7 +71,7 @@ def day_setting(settings: Settings, user: str) -> str:
 
 def running(settings: Settings, user: str) -> int:
     """Return how many runs of a user may be running."""
-    own, each = own_settings(settings, user).running, settings.limits.running_per_user
+    own, each = user_settings(settings, user).running, settings.limits.running_per_user
     return each if own is None else min(own, each)
 
 
@@ -81,9 +81,9 @@ def slots(settings: Settings) -> Slots:
     return Slots(settings.limits.running_per_user, settings.limits.running, MappingProxyType(own))
 
 
-def stricter(settings: Settings, user: str, policy: Policy) -> Policy:
+def stricter_policy(settings: Settings, user: str, policy: Policy) -> Policy:
     """Return the policy for a user: what holds for everybody, or the user's own where that is stricter."""
-    own = own_settings(settings, user).approval
+    own = user_settings(settings, user).approval
     if own is None or STRICTEST_FIRST.index(policy) <= STRICTEST_FIRST.index(own):
         return policy
     return own
@@ -104,7 +104,7 @@ def roles_over_http(settings: Settings, user: str, *, owner: bool) -> Catalog:
         user: Whose roles.
         owner: It is the user of the operating system, whom all that belongs to.
     """
-    named = own_settings(settings, user).roles
+    named = user_settings(settings, user).roles
 
     def theirs(role: Role) -> bool:
         if named is not None:

@@ -100,9 +100,9 @@ async def _door(elsewhere: Elsewhere | None, command: str, *, asked: bool) -> As
     from ava_server.cli.at_desk import session
     from ava_server.cli.door_here import Here
     from ava_server.config.settings import load_settings
-    from ava_server.service.runtime import open_house
+    from ava_server.service.runtime import open_runtime
 
-    async with open_house(load_settings(), runs=False) as runtime, session(runtime, command, asked=asked) as own:
+    async with open_runtime(load_settings(), runs=False) as runtime, session(runtime, command, asked=asked) as own:
         yield Here(runtime, own)
 
 
@@ -196,7 +196,7 @@ async def _start(door: Door, waiting: list[Pending], group: dict[str, Any]) -> N
     Raises:
         Refused: It may not start; says why.
     """
-    from ava_server.approval.decisions import ANOTHER
+    from ava_server.approval.decisions import OTHER_REFUSED
 
     lines = [one.approval_line for one in waiting]
     if len(waiting) > 1:
@@ -204,7 +204,7 @@ async def _start(door: Door, waiting: list[Pending], group: dict[str, Any]) -> N
     answer = await door.decide(waiting, "approve", approving=lines, **group)
     if answer.status != "approved":
         reasons = dict.fromkeys(one.refused_because for one in answer.decisions if one.refused_because)
-        telling = [why for why in reasons if why != ANOTHER] or list(reasons)
+        telling = [why for why in reasons if why != OTHER_REFUSED] or list(reasons)
         raise Refused(f"Not approved: {'; '.join(telling)}.")
     say("Approved." if len(waiting) == 1 else f"Approved, as the group {answer.group_id}.")
     say(await door.begun(waiting))

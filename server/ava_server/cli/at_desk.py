@@ -92,13 +92,13 @@ async def start(
     Raises:
         Refused: They may not be started; says why.
     """
-    from ava_server.approval.decisions import ANOTHER
+    from ava_server.approval.decisions import OTHER_REFUSED
 
     lines = [proposal.approval_line or "" for proposal in proposals]
     decided = await decide(service, proposals, "approve", approving=[*lines, *([last] if last else [])], **more)
     if decided.status != "approved":
         reasons = dict.fromkeys(one.refused_because for one in decided.decisions if one.refused_because)
-        telling = [why for why in reasons if why != ANOTHER] or list(reasons)
+        telling = [why for why in reasons if why != OTHER_REFUSED] or list(reasons)
         raise Refused(f"Not started: {'; '.join(telling)}.")
     return decided.group_id
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import anyio
 import anyio.to_thread
 
-from ava_server.approval.proposals import Pending, all_pending, pending
+from ava_server.approval.proposals import Pending, pending_proposal, pending_proposals
 from ava_server.cli.terminal import tell
 from ava_server.cli.unseen import give_pin
 from ava_server.core.errors import AvaError, Refused
@@ -45,12 +45,12 @@ class Here:
 
         def query(view: View) -> list[Pending]:
             if not ids:
-                return all_pending(view, self._own.user, now_us)
+                return pending_proposals(view, self._own.user, now_us)
             waiting: list[Pending] = []
             for run in found:
                 if run.user_id != self._own.user:
                     raise Refused(f"{run.pending_id} is {run.user_id}'s proposal; only that user decides about it.")
-                one = pending(view, run)
+                one = pending_proposal(view, run)
                 if isinstance(one, str):
                     raise Refused(one)
                 if one.expires_us <= now_us:

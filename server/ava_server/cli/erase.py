@@ -62,7 +62,7 @@ def erase_command(
 async def _erase(root: DataRoot, settings: Settings, given: str, yes: bool) -> None:
     from ava_server.cli.reading import find_run, open_log
     from ava_server.core.ids import label
-    from ava_server.service.runtime import keep
+    from ava_server.service.runtime import run_keeper_task
 
     entries = 0
     async with open_log(root) as store:
@@ -79,7 +79,7 @@ async def _erase(root: DataRoot, settings: Settings, given: str, yes: bool) -> N
         if words and not await _agreed(run, yes):
             raise Refused("Nothing was erased.")
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(keep, store, settings)  # for when no server does it
+            tasks.start_soon(run_keeper_task, store, settings)  # for when no server does it
             entries = await _all_of(store, run, words)
             tasks.cancel_scope.cancel()
         if words:
@@ -90,13 +90,13 @@ def _look(view: View, run: RunRow) -> tuple[int | None, int] | None:
     """Return when a run was erased (microseconds UTC), and how many entries have words; None while it goes on."""
     from ava_audit.events import TRANSCRIPT_TYPES
     from ava_audit.retention import is_over
-    from ava_server.service.erase import quoting
+    from ava_server.service.erase import quoting_entries
 
     if not is_over(view, run, time.time_ns() // 1000):
         return None
     last = view.last_entry(run.id, "LogErased")
     own = sum(entry.content is not None for entry in view.entries(run.id, types=sorted(TRANSCRIPT_TYPES)))
-    return (last.ts_us if last is not None else None), own + len(quoting(view, run))
+    return (last.ts_us if last is not None else None), own + len(quoting_entries(view, run))
 
 
 def _question(run: RunRow, erased_us: int | None, words: int) -> list[str]:
@@ -127,11 +127,11 @@ async def _all_of(store: Store, run: RunRow, words: int) -> int:
     """Erase a run, wait until nothing of it is left in any file, and return how many entries that were."""
     from ava_audit.retention import erase_run
     from ava_server.cli.reading import terminal_session
-    from ava_server.service.erase import quoting
+    from ava_server.service.erase import quoting_entries
 
     total = 0
     while words:  # again, for an answer that was on its way when it was erased
-        also = await store.read(lambda view: quoting(view, run))
+        also = await store.read(lambda view: quoting_entries(view, run))
         done = await erase_run(store, run.id, also, terminal_session().who, "erased by a person (ava erase)")
         total += done
         await _files(store)

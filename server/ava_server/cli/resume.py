@@ -60,7 +60,7 @@ async def _resume(settings: Settings, given: str, force: bool, as_json: bool) ->
     from ava_server.cli.reading import find_run, open_log
     from ava_server.cli.unseen import check_pin
     from ava_server.config.pin import PinFile, policy_in_force
-    from ava_server.service.runtime import open_house
+    from ava_server.service.runtime import open_runtime
     from ava_server.service.service import Service
 
     async with open_log(settings.paths) as looking:  # a wrong id is told before anything is opened
@@ -70,7 +70,7 @@ async def _resume(settings: Settings, given: str, force: bool, as_json: bool) ->
     # Before this process has a runtime: that would take up what was interrupted lately while somebody still types.
     if await anyio.to_thread.run_sync(policy_in_force, settings) == "human":
         await check_pin(PinFile(settings.paths.approval_file))
-    async with open_house(settings) as runtime, session(runtime, "ava resume", asked=someone_there()) as own:
+    async with open_runtime(settings) as runtime, session(runtime, "ava resume", asked=someone_there()) as own:
         await _go_on(runtime, own, run, force)
         if (left := await Attending(runtime, Service(runtime, own), [run.id]).until_it_ends()) is not None:
             return left

@@ -35,7 +35,7 @@ async def run(settings: Settings, order: Order) -> int:
     Raises:
         AvaError: It may not be, or cannot.
     """
-    from ava_server.service.runtime import open_house
+    from ava_server.service.runtime import open_runtime
     from ava_server.service.service import Service
 
     if not order.as_json:
@@ -43,7 +43,7 @@ async def run(settings: Settings, order: Order) -> int:
     # The folder that a person names is to this session what a root is to a host's; only configured roots are above it.
     folder = order.spawns[0].get("workspace") or await _folder_of(settings, order.spawns[0].get("retry_of"))
     roots = (str(folder),) if folder is not None else ()
-    async with open_house(settings) as runtime, session(runtime, "ava run", asked=not order.yes, roots=roots) as own:
+    async with open_runtime(settings) as runtime, session(runtime, "ava run", asked=not order.yes, roots=roots) as own:
         service = Service(runtime, own)
         run_ids = await _approved(runtime, own, service, order)
         if not run_ids:

@@ -65,7 +65,7 @@ async def _cancel(settings: Settings, ids: list[str], reason: str | None, as_jso
     from ava_server.cli.reading import find_runs, open_log, whole_answer
     from ava_server.cli.showing import show_results
     from ava_server.core.ids import label
-    from ava_server.service.runtime import open_house
+    from ava_server.service.runtime import open_runtime
     from ava_server.service.service import Service
 
     async with open_log(settings.paths) as looking:  # a wrong id is told before anything is opened
@@ -74,7 +74,7 @@ async def _cancel(settings: Settings, ids: list[str], reason: str | None, as_jso
         heading(settings.paths)
     failed: list[AvaError | AuditError] = []
     # Nobody else's runs are taken up here: this process is gone in a moment.
-    async with open_house(settings, runs=False) as runtime, session(runtime, "ava cancel", asked=True) as own:
+    async with open_runtime(settings, runs=False) as runtime, session(runtime, "ava cancel", asked=True) as own:
         service = Service(runtime, own)
 
         async def cancel(run: RunRow) -> None:
@@ -110,14 +110,14 @@ async def _cancel(settings: Settings, ids: list[str], reason: str | None, as_jso
 async def _send(settings: Settings, given: str, message: str, as_json: bool) -> None:
     from ava_server.cli.at_desk import session, silent
     from ava_server.cli.reading import find_run, open_log
-    from ava_server.service.runtime import open_house
+    from ava_server.service.runtime import open_runtime
     from ava_server.service.service import Service
 
     async with open_log(settings.paths) as looking:
         run = await find_run(looking, given)
     if not as_json:
         heading(settings.paths)
-    async with open_house(settings, runs=False) as runtime, session(runtime, "ava send", asked=True) as own:
+    async with open_runtime(settings, runs=False) as runtime, session(runtime, "ava send", asked=True) as own:
         asked = {"subagent_id": run.id, "message": message}
         answer = await Service(runtime, own).call("message_subagent", asked, silent, raises=True)
     if as_json:

@@ -106,7 +106,7 @@ def _user(settings: Settings, name: str, figures: tuple[float, int, int], tokens
     from ava_server.budget import user_limits
     from ava_server.config.settings import Policy
 
-    own = user_limits.own_settings(settings, name)
+    own = user_limits.user_settings(settings, name)
     in_force: Policy = "human" if policy == "human" else settings.approval
     return User(
         name=name,
@@ -118,7 +118,7 @@ def _user(settings: Settings, name: str, figures: tuple[float, int, int], tokens
         tokens=tokens,
         workspaces=tuple(map(str, own.workspaces)),
         roles=own.roles,
-        approval=user_limits.stricter(settings, name, in_force),
+        approval=user_limits.stricter_policy(settings, name, in_force),
     )
 
 

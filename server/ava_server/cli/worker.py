@@ -43,11 +43,11 @@ def worker_command() -> None:
 
 async def _work(settings: Settings) -> int:
     from ava_server.core.shutdown import Shutdown, deaf_to_signals
-    from ava_server.runs.worker_process import take_post
-    from ava_server.service.runtime import open_house
+    from ava_server.runs.worker_process import hold_worker_lock
+    from ava_server.service.runtime import open_runtime
 
     await anyio.to_thread.run_sync(settings.paths.create)
-    post = await anyio.to_thread.run_sync(take_post, settings.paths)
+    post = await anyio.to_thread.run_sync(hold_worker_lock, settings.paths)
     if post is None:
         sys.stderr.write(f"ava worker: {settings.data_root} has one already; nothing to do.\n")
         return 0
@@ -56,7 +56,7 @@ async def _work(settings: Settings) -> int:
         async with anyio.create_task_group() as tasks:
             await tasks.start(ending.watch)
             with ending.serving:
-                async with open_house(settings, worker=True, serves=_everybodys) as runtime:
+                async with open_runtime(settings, worker=True, serves=_everybodys) as runtime:
                     await _until_idle(runtime)
             ending.begin(0)
             tasks.cancel_scope.cancel()

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from ava_audit.errors import AuditError
-from ava_server.approval.proposals import all_pending
+from ava_server.approval.proposals import pending_proposals
 from ava_server.core.errors import AvaError, BadInput, Refused
 from ava_server.core.ids import parse_id
 from ava_server.http.limits import forbidden
@@ -72,7 +72,7 @@ async def approvals(app: App, scope: Scope, receive: Receive, send: Send) -> Non
 async def _waiting(app: App, token: Token) -> Response:
     now_us = time.time_ns() // 1000
     try:
-        found = await app.runtime.store.read(lambda view: all_pending(view, token.user, now_us))
+        found = await app.runtime.store.read(lambda view: pending_proposals(view, token.user, now_us))
     except AuditError as error:
         return _wrong(503, error)
     return _json({"user": token.user, "proposals": [one.model_dump() for one in found]})

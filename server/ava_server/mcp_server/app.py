@@ -310,7 +310,7 @@ def _import_house() -> Any:
     """Import what takes long, off the event loop."""
     from importlib import import_module
 
-    from ava_server.service.runtime import open_house
+    from ava_server.service.runtime import open_runtime
 
     import_module("ava_server.service.service")  # the first call needs it too
-    return open_house
+    return open_runtime

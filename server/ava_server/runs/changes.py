@@ -44,7 +44,7 @@ class KeptChanges:
     fault: str = ""
 
 
-def how(run: CommandRun) -> str:
+def describe_command(run: CommandRun) -> str:
     """Return how a command ended, as the end of a sentence: `failed with exit code 1 after 3.2 s`."""
     after = f" after {run.took_s:g} s"
     if run.passed:
@@ -82,8 +82,8 @@ def commit_message(
     subject = _line(summary) or (f"Unfinished: {asked}" if asked else f"Unfinished work of {run_id}")
     verify = f"`{_line(coding.verify)}`"
     if passed is not None:
-        was = "" if before is None else f" (before the change it {how(before)})"
-        verified = f"Verified: {verify} {how(passed)}{was}."
+        was = "" if before is None else f" (before the change it {describe_command(before)})"
+        verified = f"Verified: {verify} {describe_command(passed)}{was}."
     else:
         ended = f": the run ended as {status} before" if status else ": the run ended before"
         verified = f"Not verified{ended} its work passed {verify}."
@@ -101,7 +101,7 @@ def _line(text: str) -> str:
 # -- the result -------------------------------------------------------------------------------------------------------
 
 
-def changes_of(
+def build_changes(
     coding: Coding, ready: WorktreeReady | None, check: WorkChecked | None, kept: KeptChanges | None, *, verified: bool
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return what a result tells of changes: what is ours to say, and what others have named or printed.
@@ -192,7 +192,7 @@ def changes_lines(run_id: str, ours: Mapping[str, Any]) -> list[str]:
 def _outcome_words(outcome: Mapping[str, Any] | None) -> str:
     if outcome is None:
         return "was not run"
-    return how(CommandRun(**{**outcome, "took_s": outcome["seconds"]}))
+    return describe_command(CommandRun(**{**outcome, "took_s": outcome["seconds"]}))
 
 
 def changed_lines(theirs: Mapping[str, Any]) -> list[str]:

@@ -27,9 +27,9 @@ from ava_roles.worktree.session import WorktreeSession, keep_left, remove
 from ava_roles.worktree.spec import Branch
 from ava_roles.worktree.verify import Verdict
 from ava_roles.wrap import clean, wrap_tool_output
-from ava_server.approval.coding import order_of
+from ava_server.approval.coding import worktree_spec
 from ava_server.budget.run_config import Coding, config_of
-from ava_server.runs.changes import LATE, KeptChanges, commit_message, how
+from ava_server.runs.changes import LATE, KeptChanges, commit_message, describe_command
 from ava_server.runs.log import RunLog
 from ava_server.runs.result import RunResult
 from ava_server.runs.submit import SubmitArgs
@@ -64,7 +64,11 @@ class Worktrees:
             RolesError: It cannot be done; the folder is as it was.
         """
         here = self.folder_of(run.id)
-        return keep_left(order_of(run.id, config_of(run.config)), here, self._home, message) if here.is_dir() else None
+        return (
+            keep_left(worktree_spec(run.id, config_of(run.config)), here, self._home, message)
+            if here.is_dir()
+            else None
+        )
 
     def keep_changes(self, run: RunRow, task: str = "") -> KeptChanges | None:
         """Bring onto its branch what a run that nobody works on has changed; None for one that changes no files.
@@ -199,7 +203,7 @@ class CodingWork:
             f"verification failed {checked.number} times",
             submitted,
             error_kind=VERIFICATION,
-            error_message=f"`{self._coding.verify}` {how(checked.verify)}",
+            error_message=f"`{self._coding.verify}` {describe_command(checked.verify)}",
             what_to_do="Look at the branch and at what fails; then have it mended with retry_of and a narrower task.",
         )
 
@@ -271,19 +275,23 @@ class CodingWork:
         ]
         if setup is not None:
             name = "setup" if setup.passed else "setup_failed"
-            parts.append(texts[name].format(setup=coding.setup, how=how(setup)))
+            parts.append(texts[name].format(setup=coding.setup, how=describe_command(setup)))
             parts.append("" if setup.passed else self._wrapped(setup.output, "setup"))
         if verify is None:
             parts.append(texts["before_not_run"])
         else:
-            parts.append(texts["before_passed" if verify.passed else "before_failed"].format(how=how(verify)))
+            parts.append(
+                texts["before_passed" if verify.passed else "before_failed"].format(how=describe_command(verify))
+            )
             parts.append("" if verify.passed else self._wrapped(verify.output, "verify"))
         return "\n".join(part for part in parts if part)
 
     def _failed_words(self, verify: CommandRun, number: int) -> str:
         texts, left = _texts(), RETRIES + 1 - number
         words = texts["none_left"] if left == 0 else texts["one_more"] if left == 1 else texts["more"]
-        said = texts["failed"].format(verify=self._coding.verify, how=how(verify), left=words.format(count=left))
+        said = texts["failed"].format(
+            verify=self._coding.verify, how=describe_command(verify), left=words.format(count=left)
+        )
         return self._hidden(f"{said}\n{self._wrapped(verify.output, 'verify')}")
 
     def _wrapped(self, output: str, tool: str) -> str:
@@ -310,7 +318,7 @@ class CodingWork:
         return self._redactor.redact(clean(text)[0])[0]
 
 
-def unkept(ended: RunResult, kept: KeptChanges) -> RunResult:
+def fail_unkept(ended: RunResult, kept: KeptChanges) -> RunResult:
     """Return the ending of a run whose work passed, and could not be kept: no success."""
     return replace(
         ended,

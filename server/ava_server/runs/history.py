@@ -31,12 +31,12 @@ from ava_audit.events import (
     WorktreeReady,
 )
 from ava_roles.tools.edits import EDIT_FILE, WRITE_FILE
-from ava_server.budget.caps import Purpose, paid_for
+from ava_server.budget.caps import Purpose, may_have_cost
 from ava_server.models.base import AssistantTurn, ReportedUsage, Request, ToolSchema, ToolTurn, ToolUse, Turn, UserTurn
 from ava_server.models.text_tool_calls import TextToolCalls, read_printed
 from ava_server.models.wires.base import tool_use
-from ava_server.runs.answer_faults import AnswerFault, FaultKind, fault_in_calls, fault_of
-from ava_server.runs.plan_state import PlanState
+from ava_server.runs.invalid_answers import InvalidAnswer, InvalidKind, check_answer, check_calls
+from ava_server.runs.planning import PlanState
 from ava_server.runs.submit import NAME as SUBMIT
 
 SCRATCHPAD = "scratchpad"
@@ -100,8 +100,8 @@ class History:
     thinks: bool = True
     forgetful: bool = False
     said_tokens: int = 0
-    fault: AnswerFault | None = None
-    faults: tuple[FaultKind, ...] = ()
+    fault: InvalidAnswer | None = None
+    faults: tuple[InvalidKind, ...] = ()
     tripped: GuardrailTripped | None = None
     failed_edits: dict[str, int] = field(default_factory=dict[str, int])
     drafts: list[Any] = field(default_factory=list[Any])
@@ -288,7 +288,7 @@ class History:
     def _settled(self, fact: CostUpdate, usage: Usage | None) -> None:
         for name, micros in fact.cost_by.items():
             self.cost_by[name] = self.cost_by.get(name, 0) + micros
-        if paid_for(fact):
+        if may_have_cost(fact):
             self.paid_attempts += 1
         if fact.settlement == "unknown":
             self.unknown_attempts += 1
@@ -303,7 +303,7 @@ class History:
         self.calls = tuple(tool_use(call["call_id"], call["name"], call["raw_args"]) for call in fact.calls)
         self.fault = None
         if not self.calls:
-            self._judged(fault_of(fact, self.said_tokens, self.printed(fact.text)))
+            self._judged(check_answer(fact, self.said_tokens, self.printed(fact.text)))
         if self.fault is None or self.fault.kind != "refusal":  # what is said in declining is no part of an answer
             self.words.append(fact.text)
         if fact.printed and self.known is not None:  # it was counted as it was printed, and is sent back as calls
@@ -312,7 +312,7 @@ class History:
         self._results_in = False
         self._items.append(_Item(seq, AssistantTurn(fact.raw or {})))
 
-    def _judged(self, fault: AnswerFault | None) -> None:
+    def _judged(self, fault: InvalidAnswer | None) -> None:
         """Fold what was wrong with the last answer; one that could be used ends the row of those that could not."""
         self.fault = fault
         self.faults = () if fault is None else (*self.faults, fault.kind)
@@ -381,7 +381,7 @@ class History:
         if call is not None and self.answer is not None and not self.open_calls():
             results = [self.results[each.call_id] for each in self.calls]
             draft = any(each.name == SUBMIT for each in self.calls)
-            self._judged(fault_in_calls(self.answer, results, draft=draft))
+            self._judged(check_calls(self.answer, results, draft=draft))
         if fact.tool == SCRATCHPAD and fact.success:
             started = self.started.get(fact.call_id)
             note = dict[str, Any](started.args or {}).get("note") if started is not None else None

@@ -41,9 +41,9 @@ from ava_audit.storable import storable
 from ava_audit.store.store import Command, Outcome
 from ava_audit.units import HOUR_US, format_usd, iso_utc
 from ava_audit.view import View, loads
-from ava_server.approval.proposals import SpawnLimits, close_proposal, exhausted, texts_of
+from ava_server.approval.proposals import SpawnLimits, close_proposal, day_budget_refusal, texts_of
 from ava_server.approval.summary import approval_line
-from ava_server.budget.caps import in_flight_purpose, unsettled
+from ava_server.budget.caps import in_flight_purpose, settle_unknown
 from ava_server.budget.run_config import RunConfig, config_of
 from ava_server.budget.user_limits import Slots
 from ava_server.core.ids import AGENT, label
@@ -229,7 +229,7 @@ def claim(run_id: str, instance: str, who: Who, gone: frozenset[str], slots: Slo
         agent = Who(who.session_id, run.id, run.user_id, parent_agent_id=AGENT)
         reason: ClaimReason = "start" if run.generation == 0 else "resume" if run.state == QUEUED else "takeover"
         purpose = in_flight_purpose(view, run)
-        return Outcome(run, (*unsettled(run, agent, purpose=purpose), _claimed(run, instance, agent, reason)))
+        return Outcome(run, (*settle_unknown(run, agent, purpose=purpose), _claimed(run, instance, agent, reason)))
 
     return command
 
@@ -317,10 +317,12 @@ def resume(
             return Outcome(NotResumed(f"the task of {label(run)} was erased, so it cannot be resumed"))
         if line is not None and line != right:
             return Outcome(NotResumed("`approving` is not, letter for letter, the line of this resume", right))
-        if not config_of(run.config).price.get("free") and (why := exhausted(view, run.user_id, limits, now_us)):
+        if not config_of(run.config).price.get("free") and (
+            why := day_budget_refusal(view, run.user_id, limits, now_us)
+        ):
             return Outcome(NotResumed(why))
         agent = Who(run.session_id, run.id, run.user_id, parent_agent_id=AGENT)
-        settled = unsettled(run, agent, purpose=in_flight_purpose(view, run))
+        settled = settle_unknown(run, agent, purpose=in_flight_purpose(view, run))
         resumed = Event(who, RunResumed(channel=channel, force=run.instance not in gone), run_id=run.id)
         return Outcome(run, (*settled, resumed))
 
@@ -429,7 +431,7 @@ def end_for_owner(
         if run is None or transition(run, cause, situation(run, now_us, instance=instance)) is None:
             return Outcome(False)
         agent = Who(run.session_id, run.id, run.user_id, parent_agent_id=AGENT)
-        settled = unsettled(run, agent, purpose=None if skip_log else in_flight_purpose(view, run))
+        settled = settle_unknown(run, agent, purpose=None if skip_log else in_flight_purpose(view, run))
         ending = _end_without_owner(view, run, ended, files, settled, skip_log=skip_log)
         return Outcome(True, (*settled, _claimed(run, instance, agent, "cancel"), *ending))
 
@@ -481,7 +483,7 @@ def end_overdue(
         if run is None or ended is None:
             return Outcome(False)
         agent = Who(run.session_id, run.id, run.user_id, parent_agent_id=AGENT)
-        settled = unsettled(run, agent, purpose=None if skip_log else in_flight_purpose(view, run))
+        settled = settle_unknown(run, agent, purpose=None if skip_log else in_flight_purpose(view, run))
         return Outcome(True, (*settled, *_end_without_owner(view, run, ended, files, settled, skip_log=skip_log)))
 
     return command

@@ -154,7 +154,7 @@ def _append(events: tuple[Event, ...], run_id: str) -> Command[tuple[int, RunRow
     return command
 
 
-def rebuilt(entries: Iterable[Entry], run_id: str, turn: int, attempt: int) -> bytes | None:
+def rebuild_request(entries: Iterable[Entry], run_id: str, turn: int, attempt: int) -> bytes | None:
     """Return the request of one attempt, byte for byte, from nothing but a run's entries.
 
     None when it was never reserved. The model is made again from the parameters in the log; it is not asked.

@@ -16,13 +16,13 @@ from ava_audit.events import ErrorOccurred, LastTurn, RunPaused, ToolResult, Who
 from ava_audit.rows import RunRow
 from ava_audit.store.store import Store
 from ava_roles.tool import sentence
-from ava_server.budget.caps import unsettled
+from ava_server.budget.caps import settle_unknown
 from ava_server.budget.run_config import config_of
 from ava_server.models.base import Completion
-from ava_server.runs.answer_faults import REPAIRS, cut_call, cut_caveat, ending
-from ava_server.runs.coding import CodingWork, unkept
+from ava_server.runs.coding import CodingWork, fail_unkept
 from ava_server.runs.context import RunContext
 from ava_server.runs.history import History
+from ava_server.runs.invalid_answers import REPAIRS, cut_caveat, error_of, explain_cut_call
 from ava_server.runs.lifecycle import cancel_reason, ending_events, pause
 from ava_server.runs.log import RunLog
 from ava_server.runs.model_call import ModelCalls, Paused
@@ -277,7 +277,7 @@ class AgentRun:
             if isinstance(accepted, SubmitArgs):
                 return await self._checked(completion, accepted, submit.call_id)
             said = self._history.answer
-            cut = cut_call(said, completion.calls, submit) if said is not None else None
+            cut = explain_cut_call(said, completion.calls, submit) if said is not None else None
             return await self._repair(completion, submit.call_id, cut or accepted)
         if not completion.calls:
             return await self._plain(completion)
@@ -344,7 +344,7 @@ class AgentRun:
         fault, kinds = self._history.fault, self._history.faults
         if fault is None or len(kinds) <= REPAIRS or self._reserving.last_turn() is not None:
             return None
-        reason, kind, what_to_do = ending(kinds)
+        reason, kind, what_to_do = error_of(kinds)
         return RunResult("error", reason, error_kind=kind, error_message=fault.detail, what_to_do=what_to_do)
 
     async def _repair(self, completion: Completion, call_id: str, fault: str) -> RunResult | None:
@@ -387,12 +387,12 @@ class AgentRun:
         run = await self._log.read(lambda view: view.run(self.id))
         assert run is not None
         if run.in_flight is not None:  # a fault of ours came between a call and its settlement
-            await self._log.append(unsettled(run, self._log.who, self._log.fence, purpose=self._history.purpose))
+            await self._log.append(settle_unknown(run, self._log.who, self._log.fence, purpose=self._history.purpose))
             run = await self._log.read(lambda view: view.run(self.id)) or run
         artifacts = await anyio.to_thread.run_sync(self._prepared.artifacts)
         kept = await self._working.keep(ended) if self._working is not None else None
         if kept is not None and kept.fault and ended.status == "success":
-            ended = unkept(ended, kept)
+            ended = fail_unkept(ended, kept)
         result = await anyio.to_thread.run_sync(
             partial(build_result, run, self._history, ended, artifacts, self.active_s, kept=kept),
             abandon_on_cancel=True,

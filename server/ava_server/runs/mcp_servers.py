@@ -22,7 +22,7 @@ from ava_roles.role import Role
 from ava_roles.sandbox.removal import remove_tree
 from ava_roles.sandbox.sandbox import Sandbox, Unavailable
 from ava_roles.tool import Tool
-from ava_server.approval.scope import not_looked_for
+from ava_server.approval.scope import no_sandbox
 from ava_server.budget.run_config import ForeignUse, RunConfig
 from ava_server.config.secrets import Secret
 
@@ -37,7 +37,7 @@ LOOKING = "looking"
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
-def entries_of(settings: Settings) -> Mapping[str, ServerEntry]:
+def configured_servers(settings: Settings) -> Mapping[str, ServerEntry]:
     """Return the configured servers by name."""
     return {
         name: ServerEntry(name, own.command, own.args, own.env, own.url, own.headers, own.network, own.read_write)
@@ -63,7 +63,7 @@ class McpServers:
         secrets: Callable[[], Mapping[str, Secret]],
         sandbox: Callable[[], Sandbox | Unavailable],
     ) -> None:
-        self.entries = entries_of(settings)
+        self.entries = configured_servers(settings)
         self._settings = settings
         self._secrets = secrets
         self._sandbox = sandbox
@@ -76,7 +76,7 @@ class McpServers:
 
     def cannot(self, config: RunConfig) -> str | None:
         """Return why a run cannot have the servers here that it was approved with, or None; starts none."""
-        for name, use in used(config).items():
+        for name, use in used_servers(config).items():
             entry = self.entries.get(name)
             if entry is None:
                 return f"the MCP server {name} is not configured here"
@@ -93,7 +93,7 @@ class McpServers:
             scratch: The run's folder.
             sandbox: Confines those that are programs; None where none is.
         """
-        uses = used(config)
+        uses = used_servers(config)
         if not uses:
             return RunMcpServers()
 
@@ -101,7 +101,7 @@ class McpServers:
             name: [tool.offered(full) for full, tool in use.tools.items() if full in config.tools]
             for name, use in uses.items()
         }
-        means = self._means(run_id, scratch, sandbox or not_looked_for())
+        means = self._means(run_id, scratch, sandbox or no_sandbox())
         changed = self._known.forget  # what was remembered is no longer so: the next proposal asks again
         return RunMcpServers({name: self.entries[name] for name in uses}, approved, means, changed=changed)
 
@@ -125,7 +125,7 @@ class McpServers:
                     remove_tree(left)
 
     async def _looking(self, entry: ServerEntry) -> LaunchContext:
-        wanted = self._sandbox if entry.command is not None else not_looked_for
+        wanted = self._sandbox if entry.command is not None else no_sandbox
         return self._means(LOOKING, self._settings.paths.scratch, await anyio.to_thread.run_sync(wanted))
 
     def _means(self, run_id: str, scratch: Path, sandbox: Sandbox | Unavailable) -> LaunchContext:
@@ -134,13 +134,13 @@ class McpServers:
             return Path(tempfile.mkdtemp(prefix=f"{FOLDERS}{name}-", dir=scratch))
 
         def fill(values: Mapping[str, str], url: str | None) -> Mapping[str, str]:
-            return filled(values, url, self._secrets)
+            return fill_secrets(values, url, self._secrets)
 
         settings = self._settings
         return LaunchContext(run_id, sandbox, settings.sandbox.read_only, (settings.data_root,), folder, fill)
 
 
-def used(config: RunConfig) -> Mapping[str, ForeignUse]:
+def used_servers(config: RunConfig) -> Mapping[str, ForeignUse]:
     """Return the servers of which a run still has a tool."""
     return {name: use for name, use in config.foreign.items() if any(tool in config.tools for tool in use.tools)}
 
@@ -149,13 +149,13 @@ def foreign_tools(config: RunConfig, servers: RunMcpServers) -> Mapping[str, Too
     """Return the tools that a run has of its servers."""
     return {
         full: McpTool(name, tool.offered(full), servers, network=use.remote or use.network, program=not use.remote)
-        for name, use in used(config).items()
+        for name, use in used_servers(config).items()
         for full, tool in use.tools.items()
         if full in config.tools
     }
 
 
-def filled(
+def fill_secrets(
     values: Mapping[str, str], url: str | None, secrets: Callable[[], Mapping[str, Secret]]
 ) -> Mapping[str, str]:
     """Return an environment, or headers, with the values of secrets in the place of their placeholders. Blocking.

@@ -22,7 +22,7 @@ from ava_server.core.errors import ModelError
 from ava_server.models.base import Completion, Delta, Model, Request, ToolUse
 from ava_server.models.errors import may_have_been_billed
 from ava_server.models.text_tool_calls import MessageMaker, with_calls
-from ava_server.runs.answer_faults import CUT, REFUSED
+from ava_server.runs.invalid_answers import CUT, REFUSED
 from ava_server.runs.log import RunLog
 from ava_server.runs.planning import DOING
 from ava_server.runs.reservation import UNKNOWN_ATTEMPTS

@@ -16,7 +16,7 @@ from ava_server.budget.caps import (
     UnreadMessages,
     messages_first,
     reserve,
-    unsettled,
+    settle_unknown,
 )
 from ava_server.budget.run_config import RunConfig
 from ava_server.models.base import Bound, Model, Request
@@ -134,7 +134,7 @@ class Reservations:
         """Book a call whose settlement was cut off (the log was out of reach, and the time ran out) as unknown."""
         run = await self._log.read(lambda view: view.run(self._log.run.id))
         if run is not None and run.in_flight is not None:
-            await self._log.append(unsettled(run, self._log.who, self._log.fence, purpose=self._history.purpose))
+            await self._log.append(settle_unknown(run, self._log.who, self._log.fence, purpose=self._history.purpose))
 
     def _ask_for(
         self, turn: int, attempt: int, output: int, last: LastTurn | None, notice: _Notice, bare: bool

@@ -17,7 +17,7 @@ from ava_audit.rows import RunRow
 from ava_audit.units import cents
 from ava_server.budget.run_config import config_of
 from ava_server.models.pricing.prices import COST_PARTS
-from ava_server.runs.changes import KeptChanges, changes_of
+from ava_server.runs.changes import KeptChanges, build_changes
 from ava_server.runs.history import History
 from ava_server.runs.submit import NAME as SUBMIT
 from ava_server.runs.submit import Finding, SubmitArgs, accept, cut, findings_in
@@ -58,10 +58,14 @@ def check_quotes(
         10 % of its characters differ), `not_found`. The quote itself stands in the finding, with all other words of
         the subagent.
     """
-    quotes = [(number, even(finding.quote)) for number, finding in enumerate(findings, 1) if finding.quote]
+    quotes = [(number, normalize(finding.quote)) for number, finding in enumerate(findings, 1) if finding.quote]
     if not quotes:
         return []
-    read = [(seq, even(brought(fact.output))[:_OUTPUT_CHARS]) for seq, fact in outputs if fact.success and fact.sources]
+    read = [
+        (seq, normalize(unwrap_output(fact.output))[:_OUTPUT_CHARS])
+        for seq, fact in outputs
+        if fact.success and fact.sources
+    ]
     verdicts: list[dict[str, Any]] = []
     looked = 0
     for number, quote in quotes:
@@ -80,7 +84,7 @@ def check_quotes(
     return verdicts
 
 
-def brought(output: str) -> str:
+def unwrap_output(output: str) -> str:
     """Return what a tool brought, without the wrapper and the notes that the model is shown with it.
 
     What was read back has two wrappers, or the end of one; they are known by the run's own word in their names.
@@ -101,7 +105,7 @@ def _says_something(quote: str) -> bool:
     return sum(len(char.encode("utf-8", "replace")) for char in quote if char.isalnum()) >= LEAST
 
 
-def even(text: str) -> str:
+def normalize(text: str) -> str:
     """Return text with compatible forms (NFKC), white space and quote marks made equal.
 
     `&lt;` is what stands in an output for a `<` that could have been taken for one of our tags.
@@ -133,7 +137,7 @@ def _near(quote: str, read: list[tuple[int, str]]) -> int | None:
                 continue
             begin = at - offset
             window = text[max(begin - most, 0) : max(begin, 0) + len(quote) + most]
-            if distance(quote, window) <= most:
+            if edit_distance(quote, window) <= most:
                 return seq
             windows += 1
             if windows >= _WINDOWS:
@@ -149,7 +153,7 @@ def _anchors(quote: str) -> list[tuple[str, int]]:
     return [(quote[start : start + length], start) for start in starts]
 
 
-def distance(pattern: str, text: str) -> int:
+def edit_distance(pattern: str, text: str) -> int:
     """Return how many characters must change to make `pattern` of some piece of `text` (Myers' bit vectors).
 
     One step of integer arithmetic for each character of the text.
@@ -249,7 +253,7 @@ def build_result(
     coding, changes = config_of(run.config).coding, None
     if coding is not None:
         verified = ended.status == "success"
-        changes, theirs = changes_of(coding, history.worktree, history.last_check, kept, verified=verified)
+        changes, theirs = build_changes(coding, history.worktree, history.last_check, kept, verified=verified)
         untrusted["changed"] = theirs
     calls = {name: {"ok": counts[0], "failed": counts[1]} for name, counts in sorted(history.tool_counts.items())}
     return {

@@ -26,11 +26,11 @@ from ava_roles.sandbox.sandbox import Sandbox, Unavailable
 from ava_roles.tool import Tool, ToolContext
 from ava_roles.tools.shell import RunBash
 from ava_roles.worktree.session import WorktreeSession
-from ava_server.approval.coding import order_of
+from ava_server.approval.coding import worktree_spec
 from ava_server.approval.context_from import NAME as READ_RESULT
-from ava_server.approval.context_from import listed
+from ava_server.approval.context_from import list_earlier
 from ava_server.approval.proposals import texts_of
-from ava_server.approval.scope import bench_of, remove_benches, runs_commands, strength
+from ava_server.approval.scope import make_workbench, remove_workbenches, runs_commands, strength
 from ava_server.approval.summary import minutes
 from ava_server.budget.run_config import NO_COMMANDS, RUN_TOOLS, RunConfig, Texts, config_of
 from ava_server.config.search_engines import ApprovedSearch
@@ -167,7 +167,7 @@ class RunSetup:
         confinement = sandbox.kind if sandbox is not None else NO_COMMANDS
         started = history.prefix or _started(config, texts, own, parameters(choice), confinement)
         model = model_of(started.model, started.parameters, choice.api_key, self._resources.clients)
-        await self._opened(lambda: remove_benches(scratch))
+        await self._opened(lambda: remove_workbenches(scratch))
         # Last of all that may fail: whoever is told that it cannot be run here leaves nothing open.
         files, artifacts = await self._opened(lambda: self._open_folders(config, run.id))
         networked = any(tool.spec.network and tool.spec.foreign is None for tool in own.values())
@@ -175,7 +175,7 @@ class RunSetup:
         if config.coding is not None and sandbox is not None:
             workshop = self._workshop(run, config, sandbox)
         elif sandbox is not None and runs_commands(config.tools, own):
-            bench = bench_of(run, config, files, scratch, sandbox, settings)
+            bench = make_workbench(run, config, files, scratch, sandbox, settings)
 
         def close(ended: bool) -> None:
             if workshop is not None:
@@ -296,7 +296,7 @@ class RunSetup:
         """Return where a run changes files; nothing of it is there before the run begins."""
         settings = self._resources.settings
         return WorktreeSession(
-            order_of(run.id, config),
+            worktree_spec(run.id, config),
             self.worktrees.folder_of(run.id),
             sandbox,
             home=Path.home(),
@@ -405,7 +405,7 @@ def _started(
             role,
             system_prompt=texts.system_prompt,
             context=texts.context,
-            results=listed(config.context_from) if READ_RESULT in tools else "",
+            results=list_earlier(config.context_from) if READ_RESULT in tools else "",
             tools=specs,
             limits=limits,
             output_schema=config.output_schema,

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from ava_server.approval.output_schema import fault, placed
+from ava_server.approval.output_schema import embed_schema, find_mismatch
 from ava_server.models.base import ToolSchema, ToolUse
 from ava_server.models.wires.base import object_fault
 
@@ -59,7 +59,7 @@ def schema(output_schema: dict[str, Any] | None) -> ToolSchema:
     """Return the tool as the model is shown it; `output_schema` stands in for `output` when the spawn gave one."""
     parameters = _free_form()
     if output_schema is not None:
-        form = placed(output_schema, "#/properties/output")
+        form = embed_schema(output_schema, "#/properties/output")
         output = {**form, "description": "The answer, in exactly this form."}
         parameters = {
             **parameters,
@@ -85,7 +85,7 @@ def accept(call: ToolUse, output_schema: dict[str, Any] | None) -> SubmitArgs | 
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])[:120]
         return f"{where}: {first['msg']}; submit_result takes {', '.join(SubmitArgs.model_fields)}"
-    if output_schema is not None and (wrong := fault(submitted.output, output_schema)) is not None:
+    if output_schema is not None and (wrong := find_mismatch(submitted.output, output_schema)) is not None:
         return wrong
     return _bounded(submitted)
 

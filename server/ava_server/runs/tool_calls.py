@@ -26,9 +26,9 @@ from ava_roles.wrap import clean, wrap_tool_output
 from ava_server.core.threads import run_apart
 from ava_server.models.base import ToolUse
 from ava_server.models.wires.base import object_fault
-from ava_server.runs.answer_faults import cut_call
 from ava_server.runs.context import SecretInjection, SecretRefused
 from ava_server.runs.history import History, call_key, edited_path
+from ava_server.runs.invalid_answers import explain_cut_call
 from ava_server.telemetry import spans
 
 MOST_CALLS = 16
@@ -164,7 +164,7 @@ class ToolCalls:
     def _fitting(self, call: ToolUse) -> _Ready | str:
         """Return a call as it can be made, or why it is refused."""
         said = self.history.answer
-        if said is not None and (cut := cut_call(said, self.history.calls, call)) is not None:
+        if said is not None and (cut := explain_cut_call(said, self.history.calls, call)) is not None:
             return cut
         tool = self.tools.get(call.name)
         if tool is None:

@@ -25,7 +25,7 @@ TRY_FOR_S = 1.0
 WORDS_BYTES = 256 * 1024
 
 
-def take_post(root: DataRoot) -> HeldLock | None:
+def hold_worker_lock(root: DataRoot) -> HeldLock | None:
     """Return the lock of the data root's one worker, or None: there is one. Blocking."""
     end = time.monotonic() + TRY_FOR_S
     while (held := try_hold(root.worker_lock)) is None and time.monotonic() < end:

@@ -47,7 +47,7 @@ class RunChecks:
         if args.subagent_id is None and args.group_id is None:
             if args.wait_seconds:
                 raise BadInput("wait_seconds: only with subagent_id or group_id, there is nothing else to wait for")
-            runs, message = fitting(await self._going_on())
+            runs, message = fit_runs(await self._going_on())
             if not runs:
                 message = "No subagents: none waits, runs, or ended in the last 60 minutes."
             return CheckAnswer(status="list", message=message, runs=runs)
@@ -59,7 +59,7 @@ class RunChecks:
             rows = await self._waited_for([run], args.wait_seconds, caller.progress)
         runs = await self.answers(rows, offset=offset)
         status = runs[0].state if len(runs) == 1 else "group"
-        runs, message = fitting(runs)
+        runs, message = fit_runs(runs)
         return CheckAnswer(status=status, message=message, runs=runs)
 
     async def _going_on(self) -> list[RunAnswer]:
@@ -143,7 +143,7 @@ def _nothing_to_wait_for(rows: list[RunRow]) -> bool:
     return all(row.ended or paused(row, now_us) for row in rows)
 
 
-def fitting(runs: list[RunAnswer]) -> tuple[list[RunAnswer], str | None]:
+def fit_runs(runs: list[RunAnswer]) -> tuple[list[RunAnswer], str | None]:
     """Return as many runs as one answer carries, and a sentence about the others."""
     kept: list[RunAnswer] = []
     used = 0
@@ -155,14 +155,14 @@ def fitting(runs: list[RunAnswer]) -> tuple[list[RunAnswer], str | None]:
     others = runs[len(kept) :]
     if not others:
         return kept, None
-    named = ", ".join(f"{called(run)} {run.state}" for run in others[:NAMED])
+    named = ", ".join(f"{name_of(run)} {run.state}" for run in others[:NAMED])
     more = f" and {len(others) - NAMED} more" if len(others) > NAMED else ""
     return kept, (
         f"{len(runs)} in all. Not shown here: {named}{more}. Call check_subagent with the subagent_id of one."
     )
 
 
-def called(run: RunAnswer) -> str:
+def name_of(run: RunAnswer) -> str:
     """Return a run's id, and its name beside it where it has one."""
     return f"{run.name} ({run.subagent_id})" if run.name else run.subagent_id
 
@@ -265,7 +265,7 @@ class RunSteering:
         rows = await self._own.rows(targets)
         runs = await self._looking.answers(rows)
         status = runs[0].state if len(runs) == 1 else "cancelled"
-        runs, message = fitting(runs)
+        runs, message = fit_runs(runs)
         if over:
             message = " ".join(part for part in (f"Ended before already: {', '.join(over)}.", message) if part)
         return CancelAnswer(status=status, message=message, runs=dumped(runs))

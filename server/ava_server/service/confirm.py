@@ -11,14 +11,14 @@ from ava_audit.errors import AuditError
 from ava_audit.rows import RUNNING, RunRow
 from ava_audit.store.store import Outcome
 from ava_audit.units import format_ts, micros_from_cents
-from ava_server.approval.decisions import Approval, ConfirmOutcome, approve, refuse, reject, weigh
-from ava_server.approval.questions import UNASKED, Person, Question, lowered, question
+from ava_server.approval.decisions import Approval, ConfirmOutcome, approve, check_approval, refuse, reject
+from ava_server.approval.questions import UNASKED, Person, Question, apply_reply, question
 from ava_server.approval.requests import WAIT_LIMIT_S, Changes, ConfirmArgs, parse
 from ava_server.core.errors import BadInput, Refused
 from ava_server.core.ids import label, new_id, parse_id
 from ava_server.runs.lifecycle import NotResumed, resume_line
 from ava_server.service.access import Access, CallContext, Progress
-from ava_server.service.check import RunChecks, dumped, fitting
+from ava_server.service.check import RunChecks, dumped, fit_runs
 from ava_server.service.responses import Answer, ConfirmAnswer, OneDecision
 from ava_server.service.spawn import Spawns, started_next
 
@@ -99,7 +99,7 @@ class Confirmations:
         """Ask the person, and approve what was agreed to; what cannot start is refused without a question."""
         who, limits = self._session.who, self._house.spawn_limits_of(self._session.user)
         now_us = time.time_ns() // 1000
-        weighed = await self._store.read(lambda view: weigh(view, asked, who, limits, now_us))
+        weighed = await self._store.read(lambda view: check_approval(view, asked, who, limits, now_us))
         if isinstance(weighed, Outcome):
             return await self._store.do(refuse(asked, who, limits))
         reply = await person.ask(question(weighed))
@@ -109,7 +109,7 @@ class Confirmations:
             )
         # A PIN may have been set while the question stood there.
         await self._own.refuse_without_pin(ONLY_PIN.format(ids=" ".join(asked.pending_ids)))
-        agreed = lowered(weighed, asked, reply)
+        agreed = apply_reply(weighed, asked, reply)
         return await self._store.do(approve(agreed, who, "elicitation", limits))
 
     async def _answer(
@@ -165,7 +165,7 @@ class Confirmations:
                 decision.queue_position = run.queue_position
         ended = [run for run, row in zip(shown_runs, rows, strict=True) if row.ended]
         if ended:
-            shown, answer.message = fitting(ended)
+            shown, answer.message = fit_runs(ended)
             answer.runs = dumped(shown)
         if len(ended) == len(started):
             answer.next = "It has ended." if len(started) == 1 else "All of them have ended."

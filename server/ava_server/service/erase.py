@@ -33,7 +33,7 @@ class _Wanted:
     task: str | None
 
 
-def quoting(view: View, run: RunRow) -> tuple[int, ...]:
+def quoting_entries(view: View, run: RunRow) -> tuple[int, ...]:
     """Return the `seq` of the entries without this run in their header that carry its words.
 
     An entry that carries the words of several runs counts: it has one content, that goes or stays as a whole.

@@ -30,7 +30,7 @@ from ava_audit.store.store import Store
 from ava_audit.units import cents
 from ava_audit.view import View
 from ava_server.approval.proposals import texts_of
-from ava_server.approval.summary import beginning
+from ava_server.approval.summary import task_excerpt
 from ava_server.budget.run_config import config_of
 from ava_server.config.keys import key_variables
 from ava_server.core.data_root import home_folder
@@ -50,7 +50,7 @@ TOLD = ("SpawnProposed", "RunEnded")
 _DUTY = "on_event"
 
 
-async def tell_events(store: Store, root: Path, program: Sequence[str]) -> None:
+async def run_event_hook(store: Store, root: Path, program: Sequence[str]) -> None:
     """Be the process that tells, whenever no other one is, until cancelled."""
     with await hold_when_free(root / "events.lock", TAKE_OVER_S):
         await _tell(store, program)
@@ -116,7 +116,7 @@ def _event(view: View, entry: Entry) -> dict[str, Any] | None:
         "pending_id": run.pending_id,
         "subagent_id": run.id,
         "role": run.role,
-        "task": beginning(texts.task) if texts is not None else "",
+        "task": task_excerpt(texts.task) if texts is not None else "",
         "estimated_minutes": {"min": config.estimated_minutes[0], "max": config.estimated_minutes[1]},
         "max_cost_cents": cents(config.max_cost_micros),
         "status": run.state,

@@ -28,7 +28,7 @@ from ava_roles.tool import Tool
 from ava_roles.tools.registry import builtin_tools
 from ava_server.approval.proposals import SpawnLimits
 from ava_server.approval.resolve import ResolveContext
-from ava_server.approval.scope import remove_benches, sandbox_here
+from ava_server.approval.scope import remove_workbenches, sandbox_here
 from ava_server.budget import user_limits
 from ava_server.budget.caps import DayCaps
 from ava_server.config import role_folders
@@ -46,7 +46,7 @@ from ava_server.runs.manager import GRACE_S, Manager
 from ava_server.runs.mcp_servers import McpServers
 from ava_server.runs.setup import RunSetup
 from ava_server.runs.worker_process import WorkerProcesses
-from ava_server.service.event_hook import tell_events
+from ava_server.service.event_hook import run_event_hook
 from ava_server.service.render_text import result_words
 from ava_server.service.responses import Untrusted
 
@@ -153,7 +153,7 @@ class Runtime:
             ConfigError: Whether there is a PIN cannot be told, so nothing can be approved.
         """
         in_force = await anyio.to_thread.run_sync(policy_in_force, self.settings)
-        return user_limits.stricter(self.settings, user or self.user, in_force)
+        return user_limits.stricter_policy(self.settings, user or self.user, in_force)
 
     def memory(self, user: str) -> Memory | None:
         """Return the notes of a user; only whom the data root belongs to has any yet."""
@@ -209,7 +209,7 @@ class Runtime:
             around = replace(
                 around,
                 client_roots=(),
-                remote_roots=user_limits.own_settings(self.settings, user).workspaces,
+                remote_roots=user_limits.user_settings(self.settings, user).workspaces,
                 sandbox=lambda: user_limits.sandbox_over_http(self.sandbox(), self.settings),
             )
         named = next((own for own in catalog.roles if own.name == role), None)
@@ -259,7 +259,7 @@ class Runtime:
         scratch = self.settings.paths.scratch
         for row in rows:  # what waits to be resumed keeps its outputs, and no copy of a workspace
             if row.instance and not self.instances.alive(row.instance):
-                remove_benches(scratch / row.id, row.generation)
+                remove_workbenches(scratch / row.id, row.generation)
         unended = {row.id for row in rows}
         for folder in scratch.glob("S-*"):
             if folder.name not in unended:
@@ -269,7 +269,7 @@ class Runtime:
 
 
 @asynccontextmanager
-async def open_house(
+async def open_runtime(
     settings: Settings, *, runs: bool = True, worker: bool = False, serves: Callable[[RunRow], bool] | None = None
 ) -> AsyncGenerator[Runtime]:
     """Open a data root, and look after its runs until the context ends; runs that go on stay in the log.
@@ -311,9 +311,9 @@ async def open_house(
             if runs:
                 await record_settings(store, settings.for_everybody, Who(name, AGENT, user))
             async with anyio.create_task_group() as keeping:
-                keeping.start_soon(lambda: keep(store, settings))
+                keeping.start_soon(lambda: run_keeper_task(store, settings))
                 if settings.on_event and runs:
-                    keeping.start_soon(tell_events, store, settings.data_root, settings.on_event)
+                    keeping.start_soon(run_event_hook, store, settings.data_root, settings.on_event)
                 try:
                     async with anyio.create_task_group() as running:
                         if runs:
@@ -330,7 +330,7 @@ async def open_house(
             lock.path.unlink(missing_ok=True)
 
 
-async def keep(store: Store, settings: Settings) -> None:
+async def run_keeper_task(store: Store, settings: Settings) -> None:
     """Be the keeper of the data root whenever no other process is, until cancelled."""
     own = (settings.paths.artifacts, settings.paths.scratch)  # where a run has a folder of its own
     retention = Retention(settings.retention_days, own)

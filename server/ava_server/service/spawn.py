@@ -14,8 +14,8 @@ from ava_roles.errors import RolesError
 from ava_roles.mcp_client.entry import server_of
 from ava_roles.tool import Tool
 from ava_roles.tools.memory import NAME as RECALL
-from ava_server.approval.context_from import check_earlier
-from ava_server.approval.decisions import Ceilings, approve_by_itself
+from ava_server.approval.context_from import check_context_from
+from ava_server.approval.decisions import Ceilings, auto_approve
 from ava_server.approval.proposals import Proposal, ProposalRefusal, propose, texts_of
 from ava_server.approval.requests import SpawnArgs, parse
 from ava_server.approval.resolve import resolve_run_config
@@ -110,11 +110,11 @@ class Spawns:
         ceilings = Ceilings(
             micros_from_cents(settings.auto_approve_cents), micros_from_cents(settings.auto_approve_daily_cents)
         )
-        why = not_by_itself(made.config, self._house.tools)
+        why = auto_start_refusal(made.config, self._house.tools)
         if why is None and await self._house.policy(self._session.user) != "auto":  # a PIN may have been set since
             why = "the policy is another one by now"
         if why is None:
-            command = approve_by_itself(
+            command = auto_approve(
                 made.pending_id, self._session.who, self._house.spawn_limits_of(self._session.user), ceilings
             )
             (decision,) = (await self._store.do(command)).decisions
@@ -132,7 +132,7 @@ class Spawns:
     async def _earlier(self, given: Sequence[str]) -> tuple[EarlierRun, ...]:
         """Return the ended runs of this user whose results are named."""
         rows = {row.id: row for row in [await self._own.run(each, "context_from") for each in given]}
-        return await self._store.read(lambda view: check_earlier(view, tuple(rows.values())))
+        return await self._store.read(lambda view: check_context_from(view, tuple(rows.values())))
 
     async def _retry(self, given: dict[str, Any]) -> tuple[RunRow, dict[str, Any]]:
         """Return the run that is repeated, and its arguments with the given ones laid over."""
@@ -215,7 +215,7 @@ def started_next(run_id: str, group_id: str | None = None) -> str:
     )
 
 
-def not_by_itself(config: RunConfig, tools: Mapping[str, Tool]) -> str | None:
+def auto_start_refusal(config: RunConfig, tools: Mapping[str, Tool]) -> str | None:
     """Return why a run may not start without a question, whatever it costs, or None.
 
     What it does has to stay without effect on anything but its own result, and what it reads here must have no way out.

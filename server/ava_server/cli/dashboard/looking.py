@@ -17,7 +17,7 @@ from ava_audit.store.schema import SCHEMA_VERSION
 from ava_audit.units import HOUR_US
 from ava_audit.view import View
 from ava_server.approval.proposals import texts_of
-from ava_server.approval.summary import beginning
+from ava_server.approval.summary import task_excerpt
 from ava_server.budget.caps import installation_scope, user_scope, utc_day
 from ava_server.budget.user_limits import day_caps
 from ava_server.cli.dashboard.overview import EXPIRED, ORDER, Budget, LogFacts, Overview, Shown
@@ -194,7 +194,7 @@ def _shown(view: View, row: RunRow, alive: Alive, now_us: int, serving: bool) ->
     return Shown(
         run=row,
         answer=answer,
-        task=beginning(texts.task) if texts is not None else "(erased)",
+        task=task_excerpt(texts.task) if texts is not None else "(erased)",
         expires_us=proposal.expires_us if proposal is not None else None,
         waits=waits,
         held=view.bucket(row.id).held_micros,

@@ -27,7 +27,7 @@ from ava_server.config.pin import policy_in_force
 from ava_server.core.errors import AvaError, ConfigError
 from ava_server.models.selection import Choice, configured
 from ava_server.runs.manager import Manager
-from ava_server.service.runtime import Runtime, open_house, refuse_recursion
+from ava_server.service.runtime import Runtime, open_runtime, refuse_recursion
 from ava_server.service.service import Service
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ async def _own_house(settings: Settings) -> AsyncGenerator[tuple[Runtime, set[st
     """Open the data root, with a manager that runs none but the runs whose ids are put into the set."""
     ours: set[str] = set()
     limits = settings.limits
-    async with open_house(settings, runs=False) as runtime:
+    async with open_runtime(settings, runs=False) as runtime:
         slots = Slots(limits.running_per_user, limits.running)
         instance = runtime.manager.instance
         # Every other run is left to the servers: this process is gone in a moment.

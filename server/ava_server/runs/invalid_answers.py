@@ -25,7 +25,7 @@ REFUSED = frozenset({"content_filter", "refusal"})
 SHOWN = 1_000
 """Characters of an answer that an ending shows."""
 
-FaultKind = Literal["calls", "draft", "printed", "cut", "empty", "refusal"]
+InvalidKind = Literal["calls", "draft", "printed", "cut", "empty", "refusal"]
 
 _EMPTY = "Your answer was empty. Go on with a tool call, or call submit_result with what you have."
 _DECLINED = (
@@ -36,7 +36,7 @@ _FILTERED = (
     "The provider's filter ended your answer, and nothing of it was taken. If a part of the task can be done, do that"
     " part in other words, and say in caveats what you left out; if none can, call submit_result and say why."
 )
-_WORDS: dict[FaultKind, tuple[str, str, str]] = {
+_WORDS: dict[InvalidKind, tuple[str, str, str]] = {
     "calls": (
         "a tool call that could not be made", "tool calls that could not be made",
         "Try another model: this one does not call its tools as they are.",
@@ -68,7 +68,7 @@ _REPEATS, _REPEATED = 5, 120
 
 
 @dataclass(frozen=True)
-class AnswerFault:
+class InvalidAnswer:
     """What was wrong with an answer of which nothing can be used.
 
     Attributes:
@@ -77,12 +77,12 @@ class AnswerFault:
         notice: What the next request tells the model; empty where the results of its calls do.
     """
 
-    kind: FaultKind
+    kind: InvalidKind
     detail: str
     notice: str = ""
 
 
-def fault_of(said: AssistantMessage, tokens: int, printed: TextToolCalls | None) -> AnswerFault | None:
+def check_answer(said: AssistantMessage, tokens: int, printed: TextToolCalls | None) -> InvalidAnswer | None:
     """Return what is wrong with an answer that calls nothing, or None.
 
     Args:
@@ -90,19 +90,19 @@ def fault_of(said: AssistantMessage, tokens: int, printed: TextToolCalls | None)
         tokens: How many it had.
         printed: What of it looks like calls.
     """
-    declined = refusal(said)
+    declined = refusal_text(said)
     if declined is not None:
-        return AnswerFault("refusal", declined[:SHOWN], _declined(said))
+        return InvalidAnswer("refusal", declined[:SHOWN], _declined(said))
     if said.stop_reason in CUT:
-        return AnswerFault("cut", said.text[-SHOWN:], _cut(said.text, tokens))
+        return InvalidAnswer("cut", said.text[-SHOWN:], _cut(said.text, tokens))
     if not said.text.strip():
-        return AnswerFault("empty", "", _EMPTY)
+        return InvalidAnswer("empty", "", _EMPTY)
     if printed is not None:
-        return AnswerFault("printed", said.text[-SHOWN:], _printed(printed.why))
+        return InvalidAnswer("printed", said.text[-SHOWN:], _printed(printed.why))
     return None
 
 
-def refusal(said: AssistantMessage) -> str | None:
+def refusal_text(said: AssistantMessage) -> str | None:
     """Return the words with which a model declined, or None where it did not."""
     words = (said.raw or {}).get("refusal")
     if isinstance(words, str) and words.strip():
@@ -110,18 +110,18 @@ def refusal(said: AssistantMessage) -> str | None:
     return said.text if said.stop_reason in REFUSED else None
 
 
-def fault_in_calls(said: AssistantMessage, results: Sequence[ToolResult], *, draft: bool) -> AnswerFault | None:
+def check_calls(said: AssistantMessage, results: Sequence[ToolResult], *, draft: bool) -> InvalidAnswer | None:
     """Return what is wrong with an answer whose calls have all been answered, or None where one of them was of use."""
     if not results or not all(result.unusable for result in results):
         return None
     told = "\n".join(result.output for result in results)[:SHOWN]
     if said.stop_reason in REFUSED:
-        return AnswerFault("refusal", said.text[:SHOWN] or told, _declined(said))
-    kind: FaultKind = "cut" if said.stop_reason in CUT else "draft" if draft else "calls"
-    return AnswerFault(kind, told)
+        return InvalidAnswer("refusal", said.text[:SHOWN] or told, _declined(said))
+    kind: InvalidKind = "cut" if said.stop_reason in CUT else "draft" if draft else "calls"
+    return InvalidAnswer(kind, told)
 
 
-def cut_call(said: AssistantMessage, calls: Sequence[ToolUse], call: ToolUse) -> str | None:
+def explain_cut_call(said: AssistantMessage, calls: Sequence[ToolUse], call: ToolUse) -> str | None:
     """Return why a call cannot be made, if the answer ended in the middle of it."""
     if said.stop_reason not in CUT or not calls or call != calls[-1]:
         return None
@@ -130,7 +130,7 @@ def cut_call(said: AssistantMessage, calls: Sequence[ToolUse], call: ToolUse) ->
     return "your answer was cut at its length, in the middle of this call; ask for less at once, and write less beside"
 
 
-def ending(kinds: Sequence[FaultKind]) -> tuple[str, str, str]:
+def error_of(kinds: Sequence[InvalidKind]) -> tuple[str, str, str]:
     """Return how so many unusable answers in a row end a run: the reason, the kind of error and what to do."""
     most = max(reversed(kinds), key=lambda kind: kinds.count(kind))
     _one, many, what_to_do = _WORDS[most]
@@ -158,7 +158,7 @@ def _cut(text: str, tokens: int) -> str:
             f"Your answer was cut at {tokens} tokens, before it said anything. Think less before you answer, and go on"
             " with a tool call, or call submit_result with what you have."
         )
-    again = repeated_at_the_end(text)
+    again = find_repetition(text)
     if again is not None:
         return (
             f"Your answer was cut at {tokens} tokens: at its end it repeated {again!r} over and over. It was not taken."
@@ -179,7 +179,7 @@ def _printed(why: str) -> str:
     )
 
 
-def repeated_at_the_end(text: str) -> str | None:
+def find_repetition(text: str) -> str | None:
     """Return the line or phrase that a text repeats to its end, or None if it does not."""
     tail = text.rstrip()[-_TAIL:][::-1]
     # same[n]: how far the reversed tail runs on as it began, from its n-th character on (the Z function).
