@@ -49,7 +49,7 @@ async def test_an_agent_runs_as_a_role_with_its_words_its_tier_and_the_tools_tha
 ) -> None:
     tier, tools, turns = MEANT[name]
     async with open_lab(tmp_path, lambda _request: hand_over(), config=CONFIG) as lab:
-        around = await lab.runtime.surroundings((), name, lab.runtime.user, str(project))
+        around = await lab.runtime.resolve_context((), name, lab.runtime.user, str(project))
         role = around.catalog.get(name)
         assert (role.model, set(role.tools), role.max_iterations) == (tier, tools | set(COMMON_TOOLS), turns)
         assert list(role.ignored_keys) == PASSED_OVER[name]

@@ -120,7 +120,7 @@ async def test_a_run_waits_where_its_servers_would_be_confined_less_than_approve
                 patch.setattr(selection, "_found", {})
                 async with open_lab(tmp_path, server=server, config=GOOD + weaker, check=False) as lab:
                     lab.runtime.manager.adopt_run(run_id)
-                    lab.runtime.manager.poke()
+                    lab.runtime.manager.wake()
                     waits_for = await until(partial(lab.runtime.manager.waiting_for.get, run_id))
                     assert "is to be confined by bubblewrap" in waits_for
                     assert (await lab.run(run_id)).state == "queued" and marked(run_id) == []

@@ -184,6 +184,6 @@ async def test_a_run_waits_where_its_server_is_configured_otherwise_than_was_app
         more = stdio_server("good", more="network = true")
         async with open_lab(tmp_path, config=more, server=server) as lab:
             lab.runtime.manager.adopt_run(answer.subagent_id)
-            lab.runtime.manager.poke()
+            lab.runtime.manager.wake()
             waits_for = await until(lambda: lab.runtime.manager.waiting_for.get(answer.subagent_id))
             assert waits_for == "the MCP server lab is configured otherwise than it was when this was approved"

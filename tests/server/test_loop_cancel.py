@@ -58,11 +58,11 @@ class Waiting:
 class Offering:
     """An outfitter that offers a tool to the runs of a runtime, beside those that they have."""
 
-    def __init__(self, outfitting: RunSetup, tool: Tool) -> None:
-        self._outfitting = outfitting
+    def __init__(self, run_setup: RunSetup, tool: Tool) -> None:
+        self._outfitting = run_setup
         self._tool = tool
-        self.honour, self.artifacts = outfitting.honour, outfitting.artifacts
-        self.keep_changes, self.remove_folders = outfitting.keep_changes, outfitting.remove_folders
+        self.check_config, self.artifacts = run_setup.check_config, run_setup.artifacts
+        self.keep_changes, self.remove_folders = run_setup.keep_changes, run_setup.remove_folders
 
     async def prepare(self, run: RunRow, history: History) -> RunContext:
         prepared, spec = await self._outfitting.prepare(run, history), self._tool.spec
@@ -73,7 +73,7 @@ class Offering:
 
 def with_tool(lab: Lab, tool: Tool) -> None:
     """Offer a tool to the runs of a lab, beside those that they have."""
-    lab.runtime.manager._factory = Offering(lab.runtime.outfitting, tool)
+    lab.runtime.manager._factory = Offering(lab.runtime.run_setup, tool)
 
 
 async def test_read_only_calls_of_one_turn_are_in_flight_together(tmp_path: Path) -> None:

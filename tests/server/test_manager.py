@@ -404,7 +404,7 @@ async def test_a_client_that_makes_up_names_leaves_no_more_behind_than_is_rememb
     token = Token("laptop", "ana", ("spawn",), "0" * 64, 0, None)
     async with open_lab(tmp_path) as lab:
         app = App(lambda: lab.runtime.settings, HTTP)
-        app._house = lab.runtime
+        app._runtime = lab.runtime
         before = len(lab.runtime.manager._sessions)
         names = [f"client-{number}" for number in range(6)]
         desks = [app.desk_for((token, name), partial(session_over_http, token, name)) for name in names]
@@ -429,7 +429,7 @@ async def test_a_run_that_cannot_be_prepared_leaves_nothing_open(tmp_path: Path,
         open_before = open_files()
         for _ in range(5):
             with suppress(ConfigNotSupported, FileExistsError):
-                await lab.runtime.outfitting.prepare(run, History(run.id))
+                await lab.runtime.run_setup.prepare(run, History(run.id))
                 raise AssertionError("it cannot be prepared")
         assert len(open_files() - open_before) < 5
 

@@ -158,7 +158,7 @@ async def test_a_cancel_that_comes_while_a_run_pauses_ends_it(tmp_path: Path) ->
         ):
             run_id = await owner.start()
             await arrived(gate.arrived)
-            owner.runtime.manager.poke = lambda: None  # type: ignore[method-assign]
+            owner.runtime.manager.wake = lambda: None  # type: ignore[method-assign]
             await other.store.do(cancel(run_id, other.session.who, "enough", "model"))
             gate.released.set()
             run = await owner.ended(run_id, within_s=6)

@@ -150,12 +150,12 @@ async def test_a_worker_goes_when_it_has_been_idle_and_stays_for_what_is_paused(
 
 async def test_a_worker_that_cannot_start_is_said_with_where_its_words_are(tmp_path: Path) -> None:
     root = DataRoot(tmp_path)
-    hire = WorkerProcesses(root, (sys.executable, "-c", "raise SystemExit('no such thing')"))
-    await hire()
+    start_worker = WorkerProcesses(root, (sys.executable, "-c", "raise SystemExit('no such thing')"))
+    await start_worker()
     await until(lambda: (tmp_path / "worker.log").read_text() != "")
     with pytest.raises(ConfigNotSupported, match=r"ended at once with code 1; see .*worker\.log"):
         for _ in range(50):
-            await hire()
+            await start_worker()
             await anyio.sleep(0.1)
     assert (tmp_path / "worker.log").read_text() == "no such thing\n"
     assert (tmp_path / "worker.log").stat().st_mode & 0o777 == 0o600

@@ -91,7 +91,7 @@ async def _go_on(runtime: Runtime, session: Session, run: RunRow, force: bool) -
     line = await runtime.store.read(lambda view: resume_line(view, run) if not run.ended else None)
     manager.adopt_run(run.id)
     found = await manager.control.resume(run.id, session.who, session.channel, runtime.spawn_limits, force=force)
-    manager.poke()
+    manager.wake()
     if not isinstance(found, NotResumed):
         tell(line or f"{label(run)} goes on.")
         return

@@ -55,7 +55,7 @@ class App:
         self._closing = anyio.Event()
         self._greeting = anyio.Lock()
         self._keeping = anyio.CancelScope(shield=True)
-        self._house: Runtime | None = None
+        self._runtime: Runtime | None = None
         self._desks: dict[tuple[Token | None, str | None], Service] = {}
         self.updates = Subscriptions(self._role_places)
         self._opened = anyio.Event()
@@ -66,7 +66,7 @@ class App:
 
         One that cannot be opened is tried again with the next call: a person may have mended it meanwhile.
         """
-        while self._house is None:
+        while self._runtime is None:
             await self._wanted.wait()
             self._wanted = anyio.Event()
             opening = self._opening
@@ -76,14 +76,14 @@ class App:
                 # Shielded: a cancelled server still says farewell and stops its runs; `close` sets the deadline.
                 with anyio.CancelScope(shield=True) as self._keeping:
                     async with AsyncExitStack() as stack:
-                        self._house = runtime = await self._enter(stack)
+                        self._runtime = runtime = await self._enter(stack)
                         opening.done.set()
                         self._opened.set()
                         await self._closing.wait()
                         for service in self._desks.values():
                             self._farewell(runtime, service)
             except Exception as error:  # told to whoever calls: the server itself goes on and says what is wrong
-                if self._house is not None:
+                if self._runtime is not None:
                     raise
                 log.error("the data root could not be opened: %s", error)
                 opening.error = error
@@ -115,7 +115,7 @@ class App:
 
     def close(self) -> None:
         """Begin to close it, within 4 s; twice is harmless."""
-        if self._house is None:  # nothing was acknowledged, so nothing is lost
+        if self._runtime is None:  # nothing was acknowledged, so nothing is lost
             self._keeping.cancel()
         elif not self._closing.is_set():
             self._keeping.deadline = anyio.current_time() + CLOSE_WITHIN_S
@@ -151,9 +151,9 @@ class App:
             await opening.done.wait()
         if opening.error is not None:
             raise ConfigError(str(opening.error)) from opening.error
-        if self._house is None:
+        if self._runtime is None:
             raise ConfigError(f"the data root is not open after {OPEN_WITHIN_S:.0f} s; try again in a moment")
-        return self._house
+        return self._runtime
 
     def _desk_of(self, ctx: ServerRequestContext[App, Any], runtime: Runtime) -> Service:
         """Return the session's desk: the one that there is, or over HTTP that of the token and the client's name."""
@@ -195,7 +195,7 @@ class App:
     @property
     def is_open(self) -> bool:
         """Whether the data root is open, and not about to be closed."""
-        return self._house is not None and not self._closing.is_set()
+        return self._runtime is not None and not self._closing.is_set()
 
     def caller(self, ctx: ServerRequestContext[App, Any]) -> str | None:
         """Return the user that a call came from; None is the one of this machine.
@@ -217,8 +217,8 @@ class App:
     @property
     def runtime(self) -> Runtime:
         """The open house; only after `opened`."""
-        assert self._house is not None
-        return self._house
+        assert self._runtime is not None
+        return self._runtime
 
     async def _greet(self, ctx: ServerRequestContext[App, Any], session: Session) -> None:
         """Write the session's first entry, with what the client has said of itself."""

@@ -284,7 +284,7 @@ async def _artifacts(own: Access, given: Given) -> list[str]:
         run = await own.run(given.get("id", ""), "id")
     except BadInput:
         return []
-    files = await anyio.to_thread.run_sync(own.runtime.outfitting.artifacts, run.id)
+    files = await anyio.to_thread.run_sync(own.runtime.run_setup.artifacts, run.id)
     return [str(file["name"]) for file in files]
 
 

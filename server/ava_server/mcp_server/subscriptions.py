@@ -130,7 +130,7 @@ class Subscriptions:
 
     def __init__(self, places: Callable[[Runtime], RolePlaces]) -> None:
         self._places = places
-        self._house: Runtime | None = None
+        self._runtime: Runtime | None = None
         self._speaking: anyio.abc.TaskGroup | None = None
         self._somebody = anyio.Event()
         self._listeners: set[Listener] = set()
@@ -142,7 +142,7 @@ class Subscriptions:
 
     async def follow(self, runtime: Runtime) -> None:
         """Look for what has changed, and tell it, until cancelled."""
-        self._house, self._seen = runtime, runtime.store.head
+        self._runtime, self._seen = runtime, runtime.store.head
         try:
             async with anyio.create_task_group() as self._speaking:
                 for voice, _listener in self._voices.values():
@@ -162,9 +162,9 @@ class Subscriptions:
         """Look at the role files as they are: what changes from now on is told."""
         from ava_server.config.role_folders import ROLES_S
 
-        if self._roles is None and self._house is not None:
+        if self._roles is None and self._runtime is not None:
             with anyio.move_on_after(ROLES_S):
-                self._roles = await self._look(self._house)
+                self._roles = await self._look(self._runtime)
 
     # -- who listens ------------------------------------------------------------------------------------------------
 
@@ -229,8 +229,8 @@ class Subscriptions:
             raise BadInput(f"{MOST_CLIENTS:,} clients are told of changes already; ask for what has changed instead")
 
     def _add(self, listener: Listener) -> None:
-        if not self._listeners and self._house is not None:
-            self._seen = self._house.store.head
+        if not self._listeners and self._runtime is not None:
+            self._seen = self._runtime.store.head
         self._listeners.add(listener)
         self._somebody.set()
 

@@ -41,7 +41,7 @@ _REPORT = "Report it with what `ava show S-… --json` prints for this run."
 WRAP_S = 30.0
 """Seconds of a run's time, a fifth of it at most, that the wrap-up has for itself."""
 END_S = 10.0
-STUCK_S = 3.0
+OVERDUE_S = 3.0
 """A run that has not ended so long after it should have is ended by the manager; its loop can write nothing more."""
 ON_REQUEST = "cancelled on request"
 
@@ -145,12 +145,12 @@ class AgentRun:
             self._cancelled_at = time.monotonic()
             self.scope.cancel()
 
-    def stuck(self) -> RunResult | None:
+    def overdue(self) -> RunResult | None:
         """Return how the run should have ended by now, or None: something that it waits for ignores being stopped."""
         now = time.monotonic()
-        if self._cancelled_at is not None and now > self._cancelled_at + STUCK_S:
+        if self._cancelled_at is not None and now > self._cancelled_at + OVERDUE_S:
             return RunResult("cancelled", ON_REQUEST, reason=self._cancel_reason)
-        if self._due is not None and now > self._due + STUCK_S:
+        if self._due is not None and now > self._due + OVERDUE_S:
             return RunResult(self._cap.status, self._cap.reason)
         return None
 

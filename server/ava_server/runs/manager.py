@@ -71,11 +71,11 @@ class ConfigNotSupported(Exception):
 class RunContextFactory(RunCleanup, Protocol):
     """What gives a run everything that it works with, and takes it away again."""
 
-    async def honour(self, run: RunRow) -> None:
+    async def check_config(self, run: RunRow) -> None:
         """Look whether a run can be run here as it was approved; opens nothing.
 
         Raises:
-            CannotHonour: It cannot; says what it waits for.
+            ConfigNotSupported: It cannot; says what it waits for.
         """
         ...
 
@@ -83,7 +83,7 @@ class RunContextFactory(RunCleanup, Protocol):
         """Make everything that a claimed run works with.
 
         Raises:
-            CannotHonour: It cannot be run here, after all.
+            ConfigNotSupported: It cannot be run here, after all.
         """
         ...
 
@@ -97,13 +97,13 @@ class Manager:
         instance: This process's id among them.
         serves: Tells which runs are this process's to look after.
         slots: How many may run.
-        outfitter: Gives runs what they work with.
-        hire: Sees to it that a worker is there, which runs them in place of this process; None where they run here.
+        context_factory: Makes what runs work with.
+        start_worker: Starts the worker process if there is none; None where this process runs the runs itself.
         grace_s: How long another process has to claim what it approved.
 
     Attributes:
         waiting_for: What runs that this instance cannot take wait for, by run.
-        endings: Ends runs that do not end by themselves.
+        control: Cancels, ends and resumes runs in their owner's place.
         idle_since: Since when (anyio's clock) nothing here has run or waited for its turn; None while something does.
         out_of_reach: Why the log could not be used when it was last looked for work, or None.
     """
@@ -117,7 +117,7 @@ class Manager:
         slots: Slots,
         context_factory: RunContextFactory,
         *,
-        hire: Callable[[], Awaitable[None]] | None = None,
+        start_worker: Callable[[], Awaitable[None]] | None = None,
         grace_s: float = GRACE_S,
     ) -> None:
         self.instance = instance
@@ -129,7 +129,7 @@ class Manager:
         self._serves = serves
         self._slots = slots
         self._factory = context_factory
-        self._hire = hire
+        self._start_worker = start_worker
         self._grace_s = grace_s
         self._owned: dict[str, AgentRun | None] = {}
         self._sessions: set[str] = set()
@@ -140,7 +140,7 @@ class Manager:
         self._wait_s: dict[str, float] = {}
         self._asked: dict[str, str | None] = {}
         self._full: set[str] = set()
-        self._poked = anyio.Event()
+        self._woken = anyio.Event()
         self._outdated = False
 
     def adopt_session(self, session_id: str) -> None:
@@ -155,9 +155,9 @@ class Manager:
         """Note a run that was resumed here: it is claimed at once."""
         self._adopted.add(run_id)
 
-    def poke(self) -> None:
+    def wake(self) -> None:
         """Look for work now."""
-        self._poked.set()
+        self._woken.set()
 
     def activity(self, run_id: str) -> str | None:
         """Return what an owned run is doing this second, or None."""
@@ -172,7 +172,7 @@ class Manager:
         """
         async with anyio.create_task_group() as tasks:
             while self._owned or not self._outdated:
-                poked = self._poked = anyio.Event()
+                woken = self._woken = anyio.Event()
                 seen = self._store.head
                 try:
                     if not self._outdated:
@@ -185,14 +185,14 @@ class Manager:
                     self.out_of_reach = str(error)
                     log.warning("looking for runs: %s", error)
                 with anyio.move_on_after(LOOK_EVERY_S):
-                    await self._news(seen, poked)
+                    await self._news(seen, woken)
 
     def _leave(self, newer: SchemaNewer) -> None:
         if not self._outdated:
             self._outdated = True
             log.error("the runs of this server are left to the newer program: %s", newer)
 
-    async def _news(self, seen: int, poked: anyio.Event) -> None:
+    async def _news(self, seen: int, woken: anyio.Event) -> None:
         async def on_commit(seen: int) -> None:
             while True:
                 head = await self._store.newer_than(seen)
@@ -206,13 +206,13 @@ class Manager:
                     return
                 seen = head
 
-        async def on_poke() -> None:
-            await poked.wait()
+        async def on_wake() -> None:
+            await woken.wait()
             waiting.cancel_scope.cancel()
 
         async with anyio.create_task_group() as waiting:
             waiting.start_soon(on_commit, seen)
-            waiting.start_soon(on_poke)
+            waiting.start_soon(on_wake)
 
     # -- looking ------------------------------------------------------------------------------------------------------
 
@@ -259,7 +259,7 @@ class Manager:
             return
         if row.cancel_seq is not None:
             owned.cancel(await self._store.read(lambda view: cancel_reason(view, row.id)))
-        if row.state == RUNNING and row.instance == self.instance and (ended := owned.stuck()) is not None:
+        if row.state == RUNNING and row.instance == self.instance and (ended := owned.overdue()) is not None:
             log.error("%s does not stop; it is ended in its place (%s)", row.id, ended.status)
             await self.control.end(row.id, ended, "give up")
 
@@ -289,9 +289,9 @@ class Manager:
     async def _try(self, row: RunRow, gone: frozenset[str], tasks: anyio.abc.TaskGroup) -> bool:
         """Take a run, or have a worker take it; whatever goes wrong with one run takes no other with it."""
         try:
-            await self._factory.honour(row)
-            if self._hire is not None:
-                await self._hire()
+            await self._factory.check_config(row)
+            if self._start_worker is not None:
+                await self._start_worker()
                 return False
             return await self._take(row, gone, tasks)
         except AuditError:
@@ -362,10 +362,10 @@ class Manager:
     # -- owning -------------------------------------------------------------------------------------------------------
 
     async def _take(self, row: RunRow, gone: frozenset[str], tasks: anyio.abc.TaskGroup) -> bool:
-        """Claim a run that this instance can honour, and start it; False when another one has it.
+        """Claim a run that this instance can check_config, and start it; False when another one has it.
 
         Raises:
-            CannotHonour: It cannot.
+            ConfigNotSupported: It cannot.
         """
         who = Who(row.session_id, AGENT, row.user_id)
         got = await self._store.do(claim(row.id, self.instance, who, gone, self._slots))
@@ -410,7 +410,7 @@ class Manager:
                     await anyio.to_thread.run_sync(prepared.close, owned.done, abandon_on_cancel=True)
                 except OSError as error:
                     log.warning("%s left something behind: %s", run.id, error)
-            self.poke()
+            self.wake()
 
     async def _group_time(self, run: RunRow) -> float | None:
         """Return the seconds that a group's clock leaves, None without one."""

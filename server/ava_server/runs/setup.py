@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from ava_server.models.clients import ClientPool
     from ava_server.runs.mcp_servers import McpServers
 
-log = logging.getLogger("ava.outfitting")
+log = logging.getLogger("ava.run_setup")
 
 WINDOW = 128_000
 """Tokens of context that a model is taken to hold when its price table does not say."""
@@ -115,11 +115,11 @@ class RunSetup:
         self._resources = runtime
         self._opening = anyio.CapacityLimiter(OPENINGS)
 
-    async def honour(self, run: RunRow) -> None:
+    async def check_config(self, run: RunRow) -> None:
         """Look whether a run can be run here as it was approved; opens nothing.
 
         Raises:
-            CannotHonour: It cannot; says what it waits for.
+            ConfigNotSupported: It cannot; says what it waits for.
         """
         config = config_of(run.config)
         await self._choice(config)
@@ -142,7 +142,7 @@ class RunSetup:
         """Make everything that a claimed run works with.
 
         Raises:
-            CannotHonour: It cannot be run here, after all.
+            ConfigNotSupported: It cannot be run here, after all.
         """
         config = config_of(run.config)
         texts = await self._resources.store.read(lambda view: texts_of(view, run))
@@ -218,7 +218,7 @@ class RunSetup:
         """Look whether this version can speak to the run's model as the run began.
 
         Raises:
-            CannotHonour: It cannot.
+            ConfigNotSupported: It cannot.
         """
         entry = await self._resources.store.read(lambda view: view.last_entry(run.id, "RunStarted"))
         if entry is None or not isinstance(entry.fact, RunStarted):
@@ -233,7 +233,7 @@ class RunSetup:
         """Return what confines what a run runs here, at least as well as it was approved; None where it runs nothing.
 
         Raises:
-            CannotHonour: Nothing here does.
+            ConfigNotSupported: Nothing here does.
         """
         if approved == NO_COMMANDS:
             return None
@@ -250,7 +250,7 @@ class RunSetup:
         """Return the model that was approved, with this process's key.
 
         Raises:
-            CannotHonour: It is not configured here, or leads elsewhere.
+            ConfigNotSupported: It is not configured here, or leads elsewhere.
         """
         try:
             choice = await anyio.to_thread.run_sync(
@@ -268,7 +268,7 @@ class RunSetup:
         """Return the search that was approved; None for a run that does not search.
 
         Raises:
-            CannotHonour: It is not set up here.
+            ConfigNotSupported: It is not set up here.
         """
         if not config.search:
             return None
@@ -284,7 +284,7 @@ class RunSetup:
         """Open what may lie on a disk that does not answer, in one of few threads that nobody else needs.
 
         Raises:
-            CannotHonour: It does not answer.
+            ConfigNotSupported: It does not answer.
         """
         try:
             with anyio.fail_after(OPEN_S):
@@ -348,7 +348,7 @@ def _open_workspace(workspace: str) -> Root:
     """Open the workspace of a run.
 
     Raises:
-        CannotHonour: It cannot be opened.
+        ConfigNotSupported: It cannot be opened.
     """
     try:
         return Root.open(Path(workspace))

@@ -52,7 +52,7 @@ class WorkerProcesses:
         """Start a worker if there is none; one that was just started is given its time.
 
         Raises:
-            CannotHonour: It ended at once; says where its words are.
+            ConfigNotSupported: It ended at once; says where its words are.
             OSError: It cannot be started.
         """
         await anyio.to_thread.run_sync(self._see_to_it)

@@ -31,10 +31,10 @@ CURSOR_DIGITS = 9
 class RunChecks:
     """Shows runs as they are, and waits for their end."""
 
-    def __init__(self, own: Access) -> None:
-        self._own = own
-        self._house = own.runtime
-        self._store = own.store
+    def __init__(self, access: Access) -> None:
+        self._access = access
+        self._runtime = access.runtime
+        self._store = access.store
 
     async def check(self, given: dict[str, Any], caller: CallContext) -> Answer:
         """Do `check_subagent`.
@@ -52,10 +52,10 @@ class RunChecks:
                 message = "No subagents: none waits, runs, or ended in the last 60 minutes."
             return CheckAnswer(status="list", message=message, runs=runs)
         if args.group_id is not None:
-            members = await self._own.group(args.group_id, reading=True)
+            members = await self._access.group(args.group_id, reading=True)
             rows = await self._waited_for(members, args.wait_seconds, caller.progress)
         else:
-            run = await self._own.run(args.subagent_id or "", "subagent_id", reading=True)
+            run = await self._access.run(args.subagent_id or "", "subagent_id", reading=True)
             rows = await self._waited_for([run], args.wait_seconds, caller.progress)
         runs = await self.answers(rows, offset=offset)
         status = runs[0].state if len(runs) == 1 else "group"
@@ -65,8 +65,8 @@ class RunChecks:
     async def _going_on(self) -> list[RunAnswer]:
         """Return everything that waits, is queued, runs, ended in the last 60 minutes or was never fetched."""
         now_us = time.time_ns() // 1000
-        user, alive = self._own.session.user, self._house.instances.alive
-        whose = None if self._own.session.audits else user
+        user, alive = self._access.session.user, self._runtime.instances.alive
+        whose = None if self._access.session.audits else user
 
         def query(view: View) -> list[RunAnswer]:
             rows = view.runs(user=whose, states=UNENDED)[::-1]  # the newest first: an answer may not carry them all
@@ -85,7 +85,7 @@ class RunChecks:
     async def answers(self, rows: list[RunRow], *, offset: int = 0) -> list[RunAnswer]:
         """Return runs as they are shown; `offset` goes on in a long output."""
         now_us = time.time_ns() // 1000
-        alive = self._house.instances.alive
+        alive = self._runtime.instances.alive
 
         room = room_for(sum(row.ended for row in rows))
 
@@ -96,16 +96,16 @@ class RunChecks:
         self._name_others(answers, rows)
         for answer in answers:
             if answer.state in (QUEUED, INTERRUPTED) and not answer.waits_for:  # what is in the log is a moment behind
-                answer.waits_for = self._house.manager.waiting_for.get(answer.subagent_id)
-            answer.untrusted_activity = self._house.manager.activity(answer.subagent_id) or answer.untrusted_activity
+                answer.waits_for = self._runtime.manager.waiting_for.get(answer.subagent_id)
+            answer.untrusted_activity = self._runtime.manager.activity(answer.subagent_id) or answer.untrusted_activity
             if answer.error and answer.error.get("kind") == "auth" and answer.model:  # its log knows of no host
-                answer.error["what_to_do"] = self._own.key_advice(answer.model.partition(":")[0])
+                answer.error["what_to_do"] = self._access.key_advice(answer.model.partition(":")[0])
         return answers
 
     def _name_others(self, answers: list[RunAnswer], rows: list[RunRow]) -> None:
         """Say whose runs they are that an auditor reads."""
         for answer, row in zip(answers, rows, strict=True):
-            if not self._own.owns(row):
+            if not self._access.owns(row):
                 answer.status_line = f"[{row.user_id}] {answer.status_line}"
 
     async def _waited_for(self, rows: list[RunRow], wait_s: float, progress: Progress) -> list[RunRow]:
@@ -116,23 +116,23 @@ class RunChecks:
         deadline = anyio.current_time() + wait_s
         while True:
             seen = self._store.head
-            rows = await self._own.rows(run_ids)
+            rows = await self._access.rows(run_ids)
             left = deadline - anyio.current_time()
-            if left <= 0 or self._house.closing.begun or _nothing_to_wait_for(rows):
+            if left <= 0 or self._runtime.closing.begun or _nothing_to_wait_for(rows):
                 return rows
-            with anyio.move_on_after(min(left, PROGRESS_EVERY_S)) as waiting, self._house.closing.wait(waiting):
+            with anyio.move_on_after(min(left, PROGRESS_EVERY_S)) as waiting, self._runtime.closing.wait(waiting):
                 await self._news_of(run_ids, seen)
                 continue
             going_on = next((row for row in rows if not row.ended), None)
             if going_on is not None:
-                state = await anyio.to_thread.run_sync(shown_state, going_on, self._house.instances.alive)
-                await progress(f"{label(going_on)}: {self._house.manager.activity(going_on.id) or state}")
+                state = await anyio.to_thread.run_sync(shown_state, going_on, self._runtime.instances.alive)
+                await progress(f"{label(going_on)}: {self._runtime.manager.activity(going_on.id) or state}")
 
     async def _news_of(self, run_ids: list[str], seen: int) -> None:
         """Return when one of these runs may have ended: polled at the log's pace, not at every commit."""
         while True:
             seen = await self._store.newer_than(seen)
-            if _nothing_to_wait_for(await self._own.rows(run_ids)):
+            if _nothing_to_wait_for(await self._access.rows(run_ids)):
                 return
             await anyio.sleep(LOOK_EVERY_S)
 
@@ -196,11 +196,11 @@ _WHEN = {
 class RunSteering:
     """Talks to runs, and ends them."""
 
-    def __init__(self, own: Access, looking: RunChecks) -> None:
-        self._own = own
-        self._house = own.runtime
-        self._store = own.store
-        self._looking = looking
+    def __init__(self, access: Access, checks: RunChecks) -> None:
+        self._access = access
+        self._runtime = access.runtime
+        self._store = access.store
+        self._checks = checks
 
     async def message(self, given: dict[str, Any], _caller: CallContext) -> Answer:
         """Do `message_subagent`.
@@ -210,14 +210,14 @@ class RunSteering:
             Refused: The run waits for approval, or has ended.
         """
         args = parse(MessageArgs, given)
-        run = await self._own.run(args.subagent_id, "subagent_id")
-        event = Event(self._own.agent_of(run), UserMessage(text=args.message, kind="message"), run_id=run.id)
+        run = await self._access.run(args.subagent_id, "subagent_id")
+        event = Event(self._access.agent_of(run), UserMessage(text=args.message, kind="message"), run_id=run.id)
         delivered = await self._store.do(_deliver(run.id, event))
         if delivered == "waiting":
             raise Refused(f"{label(run)} waits for approval; to change it, cancel it and propose it anew")
         if delivered == "ended":
             raise Refused(f"{label(run)} has ended; ask on with spawn_subagent and context_from")
-        state = await anyio.to_thread.run_sync(shown_state, run, self._house.instances.alive)
+        state = await anyio.to_thread.run_sync(shown_state, run, self._runtime.instances.alive)
         paused = state == QUEUED and run.generation > 0
         when = "when it goes on" if paused else _WHEN[INTERRUPTED if state == INTERRUPTED else delivered]
         return MessageAnswer(
@@ -239,21 +239,23 @@ class RunSteering:
         if len(given_ids) != 1:
             raise BadInput("cancel_subagent: give exactly one of subagent_id, group_id and pending_id")
         if args.group_id is not None:
-            targets = [row.id for row in await self._own.group(args.group_id)]
+            targets = [row.id for row in await self._access.group(args.group_id)]
         elif args.pending_id is not None:
             pending_id = parse_id("pending_id", args.pending_id)
             row = await self._store.read(lambda view: view.proposal(pending_id))
-            if row is None or row.user_id != self._own.session.user:
+            if row is None or row.user_id != self._access.session.user:
                 raise BadInput(f"pending_id: no proposal {pending_id} of yours; check_subagent lists what waits")
             targets = [row.run_id]
         else:
-            targets = [(await self._own.run(args.subagent_id or "", "subagent_id")).id]
-        over = [label(row) for row in await self._own.rows(targets) if row.ended]
+            targets = [(await self._access.run(args.subagent_id or "", "subagent_id")).id]
+        over = [label(row) for row in await self._access.rows(targets) if row.ended]
         failed: list[Exception] = []
 
         async def cancel(run_id: str) -> None:
             try:
-                await self._house.manager.cancel(run_id, self._own.session.who, args.reason, self._own.session.by)
+                await self._runtime.manager.cancel(
+                    run_id, self._access.session.who, args.reason, self._access.session.by
+                )
             except Exception as error:  # the others are cancelled all the same; the first is told below
                 failed.append(error)
 
@@ -262,8 +264,8 @@ class RunSteering:
                 tasks.start_soon(cancel, run_id)
         if failed:
             raise failed[0]
-        rows = await self._own.rows(targets)
-        runs = await self._looking.answers(rows)
+        rows = await self._access.rows(targets)
+        runs = await self._checks.answers(rows)
         status = runs[0].state if len(runs) == 1 else "cancelled"
         runs, message = fit_runs(runs)
         if over:

@@ -35,14 +35,14 @@ NOT_ASKED = (
 class Confirmations:
     """Takes decisions on proposals."""
 
-    def __init__(self, own: Access, looking: RunChecks, spawning: Spawns) -> None:
-        self._own = own
-        self._house = own.runtime
-        self._store = own.store
-        self._session = own.session
-        self._looking = looking
-        self._spawning = spawning
-        self._resuming = Resumptions(own)
+    def __init__(self, access: Access, checks: RunChecks, spawns: Spawns) -> None:
+        self._access = access
+        self._runtime = access.runtime
+        self._store = access.store
+        self._session = access.session
+        self._checks = checks
+        self._spawns = spawns
+        self._resumptions = Resumptions(access)
 
     async def confirm(self, given: dict[str, Any], caller: CallContext) -> Answer:
         """Do `confirm_spawn`.
@@ -54,15 +54,15 @@ class Confirmations:
         """
         began = time.monotonic()
         args = parse(ConfirmArgs, given)
-        if (run := await self._resuming.interrupted(args)) is not None:
-            self._house.closing.refuse_new()
-            answer = await self._resuming.resume(args, run, caller.person)
+        if (run := await self._resumptions.interrupted(args)) is not None:
+            self._runtime.closing.refuse_new()
+            answer = await self._resumptions.resume(args, run, caller.person)
             if answer.status == "resumed":
                 await self._wait_for(answer, [run.id], _left(args, began), caller.progress)
             return answer
-        ids = tuple(dict.fromkeys([await self._own.pending_id(given) for given in args.pending_ids]))
+        ids = tuple(dict.fromkeys([await self._access.pending_id(given) for given in args.pending_ids]))
         if args.decision == "approve":
-            self._house.closing.refuse_new()
+            self._runtime.closing.refuse_new()
         if args.decision == "reject":
             decided = await self._store.do(reject(ids, self._session.who, self._session.channel))
         else:
@@ -77,9 +77,9 @@ class Confirmations:
             Refused: Only a person's own channel approves.
             AnsweredLater: The person is asked, and the client calls again.
         """
-        if not self._house.settings.enabled:
+        if not self._runtime.settings.enabled:
             raise Refused("subagents are switched off here (enabled = false in config.toml); nothing was started")
-        await self._own.refuse_without_pin(ONLY_PIN.format(ids=" ".join(ids)))
+        await self._access.refuse_without_pin(ONLY_PIN.format(ids=" ".join(ids)))
         changes = {parse_id("pending_id", key): _caps_of(value) for key, value in (args.changes or {}).items()}
         _refuse_what_hits_nothing(args, ids, changes)
         asked = Approval(
@@ -93,11 +93,11 @@ class Confirmations:
         if person is not None:
             return await self._ask(asked, person)
         who, channel = self._session.who, self._session.channel
-        return await self._store.do(approve(asked, who, channel, self._house.spawn_limits_of(who.user_id)))
+        return await self._store.do(approve(asked, who, channel, self._runtime.spawn_limits_of(who.user_id)))
 
     async def _ask(self, asked: Approval, person: Person) -> ConfirmOutcome:
         """Ask the person, and approve what was agreed to; what cannot start is refused without a question."""
-        who, limits = self._session.who, self._house.spawn_limits_of(self._session.user)
+        who, limits = self._session.who, self._runtime.spawn_limits_of(self._session.user)
         now_us = time.time_ns() // 1000
         weighed = await self._store.read(lambda view: check_approval(view, asked, who, limits, now_us))
         if isinstance(weighed, Outcome):
@@ -108,14 +108,14 @@ class Confirmations:
                 tuple(member.refused(UNASKED[reply.action]) for member in weighed.members), unasked=True
             )
         # A PIN may have been set while the question stood there.
-        await self._own.refuse_without_pin(ONLY_PIN.format(ids=" ".join(asked.pending_ids)))
+        await self._access.refuse_without_pin(ONLY_PIN.format(ids=" ".join(asked.pending_ids)))
         agreed = apply_reply(weighed, asked, reply)
         return await self._store.do(approve(agreed, who, "elicitation", limits))
 
     async def _answer(
         self, args: ConfirmArgs, decided: ConfirmOutcome, wait_s: float, progress: Progress
     ) -> ConfirmAnswer:
-        self._house.manager.poke()
+        self._runtime.manager.wake()
         decisions = [
             OneDecision(
                 pending_id=made.pending_id,
@@ -125,7 +125,7 @@ class Confirmations:
             )
             for made in decided.decisions
         ]
-        rows = {row.id: row for row in await self._own.rows([d.subagent_id for d in decisions if d.subagent_id])}
+        rows = {row.id: row for row in await self._access.rows([d.subagent_id for d in decisions if d.subagent_id])}
         for decision, made in zip(decisions, decided.decisions, strict=True):
             if row := rows.get(made.subagent_id or ""):
                 decision.name, decision.task_id = row.name, row.task_id
@@ -134,7 +134,7 @@ class Confirmations:
                 if at_desk:  # its folders are not those of whoever proposed it
                     decision.refused_because = "it expired before it was approved; have it proposed anew"
                 else:
-                    await self._spawning.renew(decision, made.subagent_id)
+                    await self._spawns.renew(decision, made.subagent_id)
         started = [made.subagent_id for made in decided.decisions if made.status == "approved" and made.subagent_id]
         answer = ConfirmAnswer(
             status="approved" if started else ("rejected" if args.decision == "reject" else "refused"),
@@ -156,8 +156,8 @@ class Confirmations:
     async def _after_approval(
         self, answer: ConfirmAnswer, started: list[str], wait_s: float, progress: Progress
     ) -> None:
-        rows = await self._looking.wait(started, wait_s, progress)
-        shown_runs = await self._looking.answers(rows)
+        rows = await self._checks.wait(started, wait_s, progress)
+        shown_runs = await self._checks.answers(rows)
         for decision in answer.decisions:
             run = next((run for run in shown_runs if run.subagent_id == decision.subagent_id), None)
             if run is not None:
@@ -222,10 +222,10 @@ ONLY_THERE = 'approval = "human" is set: a person resumes it in a terminal, with
 class Resumptions:
     """Takes the decision that an interrupted run goes on."""
 
-    def __init__(self, own: Access) -> None:
-        self._own = own
-        self._house = own.runtime
-        self._session = own.session
+    def __init__(self, access: Access) -> None:
+        self._access = access
+        self._runtime = access.runtime
+        self._session = access.session
 
     async def interrupted(self, args: ConfirmArgs) -> RunRow | None:
         """Return the interrupted run that is meant, or None: what is meant are proposals.
@@ -236,7 +236,7 @@ class Resumptions:
         for given in args.pending_ids:
             if not given.strip().lower().startswith("s-"):
                 continue
-            run = await self._own.run(given, "pending_ids")
+            run = await self._access.run(given, "pending_ids")
             if run.state == RUNNING and await anyio.to_thread.run_sync(self._gone, run):
                 if len(args.pending_ids) > 1:
                     raise BadInput(
@@ -246,7 +246,7 @@ class Resumptions:
         return None
 
     def _gone(self, run: RunRow) -> bool:
-        return bool(self._house.manager.control.gone([run]))
+        return bool(self._runtime.manager.control.gone([run]))
 
     async def resume(self, args: ConfirmArgs, run: RunRow, person: Person | None) -> ConfirmAnswer:
         """Have it go on, if it was approved so, and the person agrees where one can be asked.
@@ -256,7 +256,7 @@ class Resumptions:
             Refused: It may not go on now, or not over this channel.
             AnsweredLater: The person is asked, and the client calls again.
         """
-        settings = self._house.settings
+        settings = self._runtime.settings
         if args.decision == "reject":
             raise BadInput(f"decision: {label(run)} has begun, and cannot be rejected; cancel_subagent ends it")
         for field in ("changes", "group_max_cost_cents", "group_timeout"):
@@ -265,12 +265,12 @@ class Resumptions:
         if not settings.enabled:
             raise Refused("subagents are switched off here (enabled = false in config.toml); nothing was resumed")
         only_there = ONLY_THERE.format(run_id=run.id)
-        await self._own.refuse_without_pin(only_there)
+        await self._access.refuse_without_pin(only_there)
         decision = OneDecision(
             pending_id=run.pending_id, subagent_id=run.id, name=run.name, task_id=run.task_id, status="resumed"
         )
         approving, channel = "\n".join(args.approving or [""]), self._session.channel
-        line = await self._house.store.read(lambda view: resume_line(view, run))
+        line = await self._runtime.store.read(lambda view: resume_line(view, run))
         if person is not None and approving == line:  # with another one it is refused, and nobody has to be asked
             # The moment, not how long ago: an answer counts for the very words that were shown.
             at = format_ts(run.last_us or run.created_us)
@@ -281,17 +281,17 @@ class Resumptions:
                 hint = f"Nothing was resumed; a person has it go on with `ava resume {run.id}` in a terminal."
                 return ConfirmAnswer(status="refused", decisions=[decision], next=hint)
             channel = "elicitation"
-            await self._own.refuse_without_pin(only_there)  # a PIN may have been set while the question stood there
-        found = await self._house.manager.control.resume(
-            run.id, self._session.who, channel, self._house.spawn_limits_of(run.user_id), line=approving
+            await self._access.refuse_without_pin(only_there)  # a PIN may have been set while the question stood there
+        found = await self._runtime.manager.control.resume(
+            run.id, self._session.who, channel, self._runtime.spawn_limits_of(run.user_id), line=approving
         )
         if isinstance(found, NotResumed):
             decision.status, decision.refused_because = "refused", found.why
             lines = [found.line] if found.line is not None else None
             hint = "Show the person approval_lines and give exactly that." if lines else "Nothing was resumed."
             return ConfirmAnswer(status="refused", decisions=[decision], approval_lines=lines, next=hint)
-        self._house.manager.adopt_run(run.id)
-        self._house.manager.poke()
+        self._runtime.manager.adopt_run(run.id)
+        self._runtime.manager.wake()
         return ConfirmAnswer(
             status="resumed",
             decisions=[decision],

@@ -115,7 +115,7 @@ class Runtime:
         return McpServers(self.settings, lambda: self.credentials.secrets, self.sandbox)
 
     @cached_property
-    def outfitting(self) -> RunSetup:
+    def run_setup(self) -> RunSetup:
         """What gives runs what they work with."""
         return RunSetup(self)
 
@@ -193,7 +193,7 @@ class Runtime:
                 " server's working folder lies on a disk that does not answer; name another workspace, or mend that"
             ) from None
 
-    async def surroundings(
+    async def resolve_context(
         self, client_roots: Sequence[str], role: str, user: str, workspace: str | None = None, *, remote: bool = False
     ) -> ResolveContext:
         """Return what a user's proposal of a role is resolved against; role files are read anew, and only here.
@@ -203,7 +203,7 @@ class Runtime:
         durations = await self.store.read(lambda view: view.durations(role))
         catalog = await self.catalog(client_roots, workspace, remote=user if remote else None)
         around = await anyio.to_thread.run_sync(
-            self._surroundings, catalog, tuple(client_roots), tuple(durations), self.memory(user)
+            self._resolve_context, catalog, tuple(client_roots), tuple(durations), self.memory(user)
         )
         if remote:
             around = replace(
@@ -217,7 +217,7 @@ class Runtime:
             return around
         return replace(around, servers=self.foreign.entries, listings=await self.foreign.listings(named))
 
-    def _surroundings(
+    def _resolve_context(
         self,
         catalog: Catalog,
         client_roots: tuple[str, ...],
@@ -248,10 +248,10 @@ class Runtime:
         try:
             rows = await self.store.read(lambda view: view.runs(states=UNENDED, limit=-1))
             await anyio.to_thread.run_sync(self._sweep, rows)
-            there = await anyio.to_thread.run_sync(self.outfitting.worktrees.run_ids)
+            there = await anyio.to_thread.run_sync(self.run_setup.worktrees.run_ids)
             for run in await self.store.read(lambda view: [view.run(run_id) for run_id in there]):
                 if run is not None and run.ended:  # looked up after they were listed: one that began since is not ended
-                    await anyio.to_thread.run_sync(self.outfitting.remove_folders, run)
+                    await anyio.to_thread.run_sync(self.run_setup.remove_folders, run)
         except (AuditError, OSError, ValueError) as error:  # the next start sweeps; nothing depends on it
             log.warning("what dead processes left was not all removed: %s", error)
 
@@ -263,7 +263,7 @@ class Runtime:
         unended = {row.id for row in rows}
         for folder in scratch.glob("S-*"):
             if folder.name not in unended:
-                self.outfitting.remove_scratch(folder.name)
+                self.run_setup.remove_scratch(folder.name)
         self.foreign.sweep()
         self.instances.sweep(frozenset(row.instance for row in rows if row.instance))
 
@@ -298,8 +298,8 @@ async def open_runtime(
             name,
             serves or (lambda row: row.user_id == user),
             user_limits.slots(settings),
-            runtime.outfitting,
-            hire=WorkerProcesses(settings.paths) if settings.background and not worker else None,
+            runtime.run_setup,
+            start_worker=WorkerProcesses(settings.paths) if settings.background and not worker else None,
             grace_s=0.0 if worker else GRACE_S,
         )
 

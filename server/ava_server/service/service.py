@@ -52,14 +52,14 @@ class Service:
     """
 
     def __init__(self, runtime: Runtime, session: Session) -> None:
-        self._house = runtime
+        self._runtime = runtime
         self._store = runtime.store
         self._redactor = runtime.credentials.redactor
         self.session = self._session = session
-        self._own = own = Access(runtime, session)
-        checks, spawns = RunChecks(own), Spawns(own)
+        self._access = access = Access(runtime, session)
+        checks, spawns = RunChecks(access), Spawns(access)
         operations = Operations(
-            spawns, Confirmations(own, checks, spawns), checks, RunSteering(own, checks), LogReader(own)
+            spawns, Confirmations(access, checks, spawns), checks, RunSteering(access, checks), LogReader(access)
         )
         self._handlers = {name: tool.handler(operations) for name, tool in TOOLS.items()}
 
@@ -94,7 +94,7 @@ class Service:
             raise BadInput(f"there is no tool {shown(tool)}; there are {', '.join(TOOLS)}")
         spec, handler = TOOLS[tool], self._handlers[tool]
         refuse_deep(given)
-        await self._house.credentials.refresh()
+        await self._runtime.credentials.refresh()
         reading = spec.recorded == "after"
         called = self._called(tool, given)
         began = time.monotonic()
@@ -104,14 +104,14 @@ class Service:
                 self._store.post(called)
             elif spec.recorded == "before":
                 await self._store.do(called)
-            self._own.refuse_without(spec.scope)
+            self._access.refuse_without(spec.scope)
             self._refuse_keys(given)
             answer = await handler(
                 cast("dict[str, Any]", self._redacted(given)), CallContext(progress, person, degraded)
             )
         except (AvaError, RolesError, AuditError) as error:
             mistake = error
-            message, _count = self._redactor.redact(self._own.explained(error))
+            message, _count = self._redactor.redact(self._access.explained(error))
             answer = spec.answer(status=FAILED, message=message)
         except AnsweredLater as asked:
             self._store.post(append(self._answered(tool, f"Nothing was started: {asked}.", began, success=True)))
@@ -143,7 +143,9 @@ class Service:
             return [row for row in running if left_to_be_resumed(row, now_us)], view.unfetched(self._session.user)
 
         silent, rows = await self._store.read(query)
-        gone = await anyio.to_thread.run_sync(self._house.manager.control.gone, silent) if silent else frozenset[str]()
+        gone = (
+            await anyio.to_thread.run_sync(self._runtime.manager.control.gone, silent) if silent else frozenset[str]()
+        )
         interrupted = [
             f"{label(row)} was interrupted {since_words(now_us - (row.last_us or 0))} ago and waits: confirm_spawn with"
             f' pending_ids ["{row.id}"] has it go on, so does `ava resume {row.id}`; cancel_subagent ends it'
@@ -152,7 +154,7 @@ class Service:
         ]
         ended = [
             f"{label(row)} ended: {row.state}, {format_usd(row.cost_micros)}; call check_subagent for its result"
-            for row in sorted(rows, key=lambda row: not self._own.is_here(row))
+            for row in sorted(rows, key=lambda row: not self._access.is_here(row))
             if row.id not in in_it and (row.ended_us or 0) >= now_us - HOUR_US
         ]
         return [*interrupted, *ended][:NOTICES]
@@ -176,8 +178,8 @@ class Service:
         if reading:
             self._store.post(called)
         # What an auditor reads is no news less for its user.
-        own = await self._own.rows([str(run["subagent_id"]) for run in results])
-        fetched = tuple(carried(self._session.who, tool, row.id) for row in own if self._own.owns(row))
+        own = await self._access.rows([str(run["subagent_id"]) for run in results])
+        fetched = tuple(carried(self._session.who, tool, row.id) for row in own if self._access.owns(row))
         if waits and (results or not reading):
             await self._store.do(append(result, *fetched))
         else:

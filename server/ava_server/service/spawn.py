@@ -43,11 +43,11 @@ CANDIDATES = 4
 class Spawns:
     """Makes proposals."""
 
-    def __init__(self, own: Access) -> None:
-        self._own = own
-        self._house = own.runtime
-        self._store = own.store
-        self._session = own.session
+    def __init__(self, access: Access) -> None:
+        self._access = access
+        self._runtime = access.runtime
+        self._store = access.store
+        self._session = access.session
 
     async def spawn(self, given: dict[str, Any], caller: CallContext) -> Answer:
         """Do `spawn_subagent`.
@@ -81,15 +81,15 @@ class Spawns:
             may_start: The policy auto may start it.
             degraded: It may go without tools that its role needs and that are not there.
         """
-        self._house.closing.refuse_new()
-        policy = await self._house.policy(self._session.user)
-        around = await self._house.surroundings(
+        self._runtime.closing.refuse_new()
+        policy = await self._runtime.policy(self._session.user)
+        around = await self._runtime.resolve_context(
             self._session.roots, args.role, self._session.user, args.workspace, remote=self._session.remote
         )
         earlier = await self._earlier(args.context_from or ())
         config, texts = await anyio.to_thread.run_sync(resolve_run_config, args, around, earlier, degraded)
         candidates = tuple((new_id("pending_id"), new_id("subagent_id")) for _ in range(CANDIDATES))
-        limits = self._house.limits_under(policy, self._session.user)
+        limits = self._runtime.limits_under(policy, self._session.user)
         command = propose(config, texts, self._session.who, candidates, limits, retry_of=retry_of)
         made = await self._store.do(command)
         if isinstance(made, ProposalRefusal):
@@ -101,21 +101,23 @@ class Spawns:
         if by_itself and policy == "auto" and made.state == WAITING:
             await self._by_itself(made, answer)
         if made.state == WAITING and config.model == OFFLINE and not is_configured(around.models):
-            answer.message = f"{answer.message}\nTo have a language model do it: {self._own.key_advice('openrouter')}"
+            answer.message = (
+                f"{answer.message}\nTo have a language model do it: {self._access.key_advice('openrouter')}"
+            )
         return answer
 
     async def _by_itself(self, made: Proposal, answer: SpawnAnswer) -> None:
         """Approve a proposal that stays below the ceilings of `auto`; another one waits, and its answer says why."""
-        settings = self._house.settings
+        settings = self._runtime.settings
         ceilings = Ceilings(
             micros_from_cents(settings.auto_approve_cents), micros_from_cents(settings.auto_approve_daily_cents)
         )
-        why = auto_start_refusal(made.config, self._house.tools)
-        if why is None and await self._house.policy(self._session.user) != "auto":  # a PIN may have been set since
+        why = auto_start_refusal(made.config, self._runtime.tools)
+        if why is None and await self._runtime.policy(self._session.user) != "auto":  # a PIN may have been set since
             why = "the policy is another one by now"
         if why is None:
             command = auto_approve(
-                made.pending_id, self._session.who, self._house.spawn_limits_of(self._session.user), ceilings
+                made.pending_id, self._session.who, self._runtime.spawn_limits_of(self._session.user), ceilings
             )
             (decision,) = (await self._store.do(command)).decisions
             started = decision.status == "approved" or decision.running  # by a call with the same task_id, just now
@@ -123,7 +125,7 @@ class Spawns:
         if why is not None:
             answer.message = f"{answer.message}\nIt does not start by itself: {why}."
             return
-        self._house.manager.poke()
+        self._runtime.manager.wake()
         answer.status = "approved"
         answer.approval_line = answer.expires_at = None
         answer.message = f"Started without a question, by the policy auto.\n{answer.message}"
@@ -131,12 +133,12 @@ class Spawns:
 
     async def _earlier(self, given: Sequence[str]) -> tuple[EarlierRun, ...]:
         """Return the ended runs of this user whose results are named."""
-        rows = {row.id: row for row in [await self._own.run(each, "context_from") for each in given]}
+        rows = {row.id: row for row in [await self._access.run(each, "context_from") for each in given]}
         return await self._store.read(lambda view: check_context_from(view, tuple(rows.values())))
 
     async def _retry(self, given: dict[str, Any]) -> tuple[RunRow, dict[str, Any]]:
         """Return the run that is repeated, and its arguments with the given ones laid over."""
-        run = await self._own.run(str(given["retry_of"]), "retry_of")
+        run = await self._access.run(str(given["retry_of"]), "retry_of")
         if not run.ended:
             raise BadInput(f"retry_of: {label(run)} has not ended; wait for it, or cancel it first")
         texts = await self._store.read(lambda view: texts_of(view, run))
@@ -151,7 +153,7 @@ class Spawns:
         try:
             fresh = await self._fresh(run_id)
         except (AvaError, RolesError, AuditError) as error:  # what was decided is decided, and its answer is given
-            decision.refused_because = f"it expired, and no fresh proposal can be made: {self._own.explained(error)}"
+            decision.refused_because = f"it expired, and no fresh proposal can be made: {self._access.explained(error)}"
         else:
             decision.fresh = fresh.structured() if fresh is not None else None
 

@@ -144,7 +144,7 @@ async def _own_house(settings: Settings) -> AsyncGenerator[tuple[Runtime, set[st
         instance = runtime.manager.instance
         # Every other run is left to the servers: this process is gone in a moment.
         runtime.manager = Manager(
-            runtime.store, runtime.instances, instance, lambda row: row.id in ours, slots, runtime.outfitting
+            runtime.store, runtime.instances, instance, lambda row: row.id in ours, slots, runtime.run_setup
         )
         async with anyio.create_task_group() as running:
             running.start_soon(runtime.manager.run)
