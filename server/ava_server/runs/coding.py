@@ -119,7 +119,7 @@ class CodingWork:
     """The worktree of one run in the hands of its owner.
 
     Args:
-        workshop: Where it works.
+        worktree: Where it works.
         worktrees: The folders of all such runs.
         coding: What was approved.
         run_log: The run's own log.
@@ -130,7 +130,7 @@ class CodingWork:
 
     def __init__(
         self,
-        workshop: WorktreeSession,
+        worktree: WorktreeSession,
         worktrees: Worktrees,
         coding: Coding,
         run_log: RunLog,
@@ -138,7 +138,7 @@ class CodingWork:
         nonce: str,
         say: Callable[[str], None],
     ) -> None:
-        self._workshop = workshop
+        self._worktree = worktree
         self._worktrees = worktrees
         self._coding = coding
         self._log = run_log
@@ -146,18 +146,18 @@ class CodingWork:
         self._redactor = redactor
         self._nonce = nonce
         self._ready = False
-        workshop.say = lambda doing: say(self._hidden(doing))
+        worktree.say = lambda doing: say(self._hidden(doing))
 
     async def begin(self) -> RunResult | None:
         """Make the worktree ready, or take up the one that is there; an ending where that cannot be."""
         try:
             if self._history.worktree is not None:
-                await self._workshop.prepare(baseline=False, resumed=True)
+                await self._worktree.prepare(baseline=False, resumed=True)
                 self._ready = True
                 return None
             await self._log.record(Activity(activity=MAKING))
             began = time.monotonic()
-            baseline = await self._workshop.prepare()
+            baseline = await self._worktree.prepare()
             self._ready = True
         except RolesError as error:
             return self._failed("the worktree could not be made", error)
@@ -171,7 +171,7 @@ class CodingWork:
 
     def place(self, place: ToolContext) -> ToolContext:
         """Return the place of the run's calls: the worktree, which has to be ready."""
-        shop = self._workshop
+        shop = self._worktree
         return replace(place, files=shop.files, edits=shop.edits, bench=shop.bench)
 
     async def check(self, call_id: str | None) -> WorkChecked | RunResult:
@@ -183,7 +183,7 @@ class CodingWork:
         await self._log.record(Activity(activity=sentence(f"Running {self._coding.verify}", self._hidden)))
         began = time.monotonic()
         try:
-            verdict = await self._workshop.check()
+            verdict = await self._worktree.check()
         except RolesError as error:
             return self._failed("the work could not be checked", error)
         verify = await self._run_of(verdict)
@@ -222,7 +222,7 @@ class CodingWork:
             passed=check.verify if ended.status == "success" and check is not None else None,
             status=ended.status,
         )
-        work = self._workshop.keep if self._ready else partial(self._as_it_was_left, self._log.run)
+        work = self._worktree.keep if self._ready else partial(self._as_it_was_left, self._log.run)
         if ended.status == "success" and check is not None:
             work = partial(self._as_it_was_checked, check.tree)
         kept = KeptChanges(fault=LATE)
@@ -240,15 +240,15 @@ class CodingWork:
 
     def _as_it_was_checked(self, tree: str, message: str) -> Branch | None:
         """Keep what has passed: nothing else may be called verified. Blocking."""
-        branch = self._workshop.keep(message)
-        if (self._workshop.base_tree() if branch is None else branch.tree) != tree:
+        branch = self._worktree.keep(message)
+        if (self._worktree.base_tree() if branch is None else branch.tree) != tree:
             where = "nothing is on a branch" if branch is None else f"it is on the branch {branch.name}"
             raise WorkshopFailed(f"what is in the worktree is not what was checked; {where}")
         return branch
 
     def _as_it_was_left(self, run: RunRow, message: str) -> Branch | None:
         """Keep what an earlier owner has left, where this one did not come to taking it up. Blocking."""
-        self._workshop.close()  # it may hold what is to be looked at
+        self._worktree.close()  # it may hold what is to be looked at
         return self._worktrees.keep(run, message)
 
     def _failed(self, what: str, error: RolesError) -> RunResult:

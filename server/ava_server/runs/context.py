@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ava_server.config.credentials import Credentials
 
 
-log = logging.getLogger("ava.lending")
+log = logging.getLogger("ava.secrets")
 
 
 class SecretRefused(Exception):
@@ -52,14 +52,14 @@ class SecretInjection:
         """Learn what is to be hidden from now on."""
         await self._access.refresh()
 
-    async def lend(self, spec: ToolSpec, args: Mapping[str, Any]) -> tuple[InjectedSecret, ...]:
+    async def inject(self, spec: ToolSpec, args: Mapping[str, Any]) -> tuple[InjectedSecret, ...]:
         """Return the secrets that a call's placeholders name; none for a call without any.
 
         A tool that only reads here has its placeholders as the text that they are; one that writes or sends gets none
         but in the arguments that are made for it.
 
         Raises:
-            NotLent: It may not have one of them.
+            SecretRefused: It may not have one of them.
         """
         if not means_one(args):
             return ()
@@ -82,9 +82,9 @@ class SecretInjection:
             raise SecretRefused(
                 "no secret can be read here at the moment (`ava secret list` tells a person why)"
             ) from error
-        return tuple(self._lent(name, stored) for name in names)
+        return tuple(self._injected(name, stored) for name in names)
 
-    def _lent(self, name: str, stored: Mapping[str, Any]) -> InjectedSecret:
+    def _injected(self, name: str, stored: Mapping[str, Any]) -> InjectedSecret:
         approved, secret = self._approved[name], stored.get(name)
         if secret is None:
             raise SecretRefused(
@@ -128,7 +128,7 @@ class RunContext:
         started: The prefix for a new run; a resumed one keeps the one that its log has.
         servers: The run's other MCP servers, not yet started.
         window: Tokens that the model's context holds.
-        workshop: Where it changes files; None for a run that changes none.
+        worktree: Where it changes files; None for a run that changes none.
         worktrees: The folders of all such runs.
         artifacts: Lists the files that the run has handed over.
         close: Lets go of folders; of an ended run it also removes what was only the run's own.
@@ -139,12 +139,12 @@ class RunContext:
     tools: Mapping[str, Tool]
     place: ToolContext
     redactor: Redactor
-    lending: SecretInjection
+    secret_injection: SecretInjection
     scratch: Path
     caps: DayCaps
     window: int
     worktrees: Worktrees
     servers: RunMcpServers = field(default_factory=RunMcpServers)
-    workshop: WorktreeSession | None = None
+    worktree: WorktreeSession | None = None
     artifacts: Callable[[], list[dict[str, Any]]] = field(default=list)
     close: Callable[[bool], None] = field(default=_nothing)

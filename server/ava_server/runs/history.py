@@ -1,7 +1,7 @@
 """A run's history, folded from its entries: every request can be rebuilt from the log, byte for byte.
 
-The same fold serves a new run, a resumed one and the test that compares: `add` takes each entry in order, `turns`
-answers the conversation as the model is shown it under a recipe (`upto_seq`, what is elided, which notice is added).
+A new run, a resumed run and the test that compares them use the same fold: `add` takes each entry in order, and
+`turns` returns the conversation that a request shows under a recipe (up to which entry, what is elided, which notice).
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from ava_server.models.base import AssistantTurn, ReportedUsage, Request, ToolSc
 from ava_server.models.text_tool_calls import TextToolCalls, read_printed
 from ava_server.models.wires.base import tool_use
 from ava_server.runs.invalid_answers import InvalidAnswer, InvalidKind, check_answer, check_calls
-from ava_server.runs.planning import PlanState
+from ava_server.runs.plan_state import PlanState
 from ava_server.runs.submit import NAME as SUBMIT
 
 SCRATCHPAD = "scratchpad"
-"""The tool whose results are never left out: notes are there to survive trimming."""
+"""The tool whose results are never left out: notes are made to survive trimming."""
 
 UNWRITTEN = 0
 """The `seq` of a result that is folded before it is written."""
@@ -48,7 +48,7 @@ UNWRITTEN = 0
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a request adds to the history before it: how far it reads, what it leaves out, what it says."""
+    """What a request takes from the history: up to which entry, what it leaves out, and which notice it adds."""
 
     upto_seq: int
     elide: tuple[int, ...] = ()
@@ -57,7 +57,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Repeat:
-    """How often a call came in a row with one and the same result."""
+    """How often in a row a call brought the same result."""
 
     output_sha: str
     count: int
@@ -65,7 +65,7 @@ class Repeat:
 
 @dataclass
 class _Item:
-    """One turn of the conversation, the entry that it came from, and the step of planning with whose end it goes."""
+    """One turn of the conversation, its entry, and the step of planning at whose end it is dropped."""
 
     seq: int
     turn: Turn
@@ -74,7 +74,24 @@ class _Item:
 
 @dataclass
 class History:
-    """What a run has said, called and been told so far."""
+    """The fold of a run's entries so far.
+
+    Attributes:
+        answered: The last reserved call has an answer.
+        known: The prompt size that the provider reported last, and how many turns that covers.
+        calls: The tool calls of the last answer; `results` are theirs, `started` those that have begun.
+        outputs: Every tool result, with its `seq`.
+        words: The texts of the answers, for a result without an answer.
+        repeats: By call, how often it brought the same result.
+        notices_sent: Topics of the notices that requests had.
+        last: Why the last reserved turn is the last one.
+        thinks: The last call could think. `thinking_dropped`: the provider does not take earlier thinking back.
+        answer_tokens: The tokens of the last answer.
+        invalid_answer: What is wrong with the last answer. `invalid_kinds`: of all such answers in a row.
+        drafts: Results that were handed over and not accepted. `malformed`: how many had the wrong form.
+        check: The last check of the work since the last answer. `last_check`: of the whole run.
+        tool_counts: By tool, how many calls succeeded and failed.
+    """
 
     run_id: str
     prefix: RunStarted | None = None
@@ -93,15 +110,15 @@ class History:
     words: list[str] = field(default_factory=list[str])
     notes: list[str] = field(default_factory=list[str])
     repeats: dict[str, Repeat] = field(default_factory=dict[str, Repeat])
-    told: set[str] = field(default_factory=set[str])
+    notices_sent: set[str] = field(default_factory=set[str])
     unknown_attempts: int = 0
     paid_attempts: int = 0
     last: LastTurn | None = None
     thinks: bool = True
-    forgetful: bool = False
-    said_tokens: int = 0
-    fault: InvalidAnswer | None = None
-    faults: tuple[InvalidKind, ...] = ()
+    thinking_dropped: bool = False
+    answer_tokens: int = 0
+    invalid_answer: InvalidAnswer | None = None
+    invalid_kinds: tuple[InvalidKind, ...] = ()
     tripped: GuardrailTripped | None = None
     failed_edits: dict[str, int] = field(default_factory=dict[str, int])
     drafts: list[Any] = field(default_factory=list[Any])
@@ -119,55 +136,63 @@ class History:
     _results_in: bool = True
 
     def add_all(self, entries: Iterable[Entry]) -> None:
-        """Fold entries as they stand in the log."""
+        """Fold entries in the order of the log."""
         for entry in entries:
             if entry.fact is not None:
                 self.add(entry.seq, entry.fact, entry.usage, fenced=entry.generation is not None)
 
     def add(self, seq: int, fact: Fact, usage: Usage | None = None, *, fenced: bool = True) -> None:
-        """Fold one entry; `fenced` tells a run's own entries from what others wrote about it."""
+        """Fold one entry; `fenced` marks what the run's owner wrote."""
         match fact:
             case RunStarted():
                 self.prefix = fact
             case UserMessage(kind="task"):
-                self.last_message_seq = max(self.last_message_seq, seq)  # it is read once, and not drained again
+                self.last_message_seq = max(self.last_message_seq, seq)  # it is read once
                 self.task = fact
                 self._items.append(_Item(seq, UserTurn(fact.text)))
             case UserMessage(kind="message"):
                 self.last_message_seq = max(self.last_message_seq, seq)
                 self._waiting.append((seq, fact.text))
             case CostReserved():
-                self._reserved(seq, fact)
+                self._add_reservation(seq, fact)
             case CostUpdate():
-                self._settled(fact, usage)
-            case AssistantMessage() if fenced and self.planning.on:
-                self._planned(seq, fact)
-            case AssistantMessage() if fenced:
-                self._said(seq, fact)
-            case PlanReady() if fenced:
-                self._ready(fact)
-            case WorktreeReady() if fenced:
+                self._add_settlement(fact, usage)
+            case GuardrailTripped(action="ended"):
+                self.tripped = fact
+            case _ if fenced:
+                self._add_own(seq, fact)
+            case _:
+                pass
+
+    def _add_own(self, seq: int, fact: Fact) -> None:
+        """Fold an entry that the run's owner wrote."""
+        match fact:
+            case AssistantMessage() if self.planning.on:
+                self._add_plan_answer(seq, fact)
+            case AssistantMessage():
+                self._add_answer(seq, fact)
+            case PlanReady():
+                self._end_planning(fact)
+            case WorktreeReady():
                 self.worktree = fact
                 self._items.append(_Item(seq, UserTurn(fact.told)))
-            case WorkChecked() if fenced:
+            case WorkChecked():
                 self.check = self.last_check = fact
                 if fact.call_id is None and not fact.verify.passed:  # else the result of the call says it
                     self._items.append(_Item(seq, UserTurn(fact.told)))
-            case ToolCall() if fenced:
+            case ToolCall():
                 self.tool_calls += 1
                 if fact.call_id:
                     self.started[fact.call_id] = fact
-            case ToolResult() if fenced:
-                self._answered(seq, fact)
-            case ErrorOccurred(kind="thinking") if fenced:
-                self._forget()
-            case GuardrailTripped(action="ended"):
-                self.tripped = fact
+            case ToolResult():
+                self._add_result(seq, fact)
+            case ErrorOccurred(kind="thinking"):
+                self._drop_thinking()
             case _:
                 pass
 
     def place(self, seq: int, result: Fact) -> None:
-        """Say where the newest result, which was folded before it was written, stands in the log."""
+        """Set the `seq` of the newest result, which was folded before it was written."""
         assert isinstance(result, ToolResult)
         assert self.outputs[-1] == (UNWRITTEN, result), "it is the newest"
         self.outputs[-1] = (seq, result)
@@ -177,18 +202,18 @@ class History:
     # -- the conversation -----------------------------------------------------------------------------------------
 
     def turns(self, recipe: Recipe) -> tuple[Turn, ...]:
-        """Return the conversation as a request with this recipe shows it."""
+        """Return the conversation that a request with this recipe shows."""
         return tuple(turn for _seq, turn in self.parts(recipe))
 
     def parts(self, recipe: Recipe) -> list[tuple[int, Turn]]:
-        """Return the turns of that conversation, each with the `seq` of the entry that it comes from."""
+        """Return the turns of that conversation, each with the `seq` of its entry."""
         new = set(recipe.elide) - self._elided
         elided = self._elided | new
         shown: list[tuple[int, Turn]] = []
         edited = False
         for item in [*self._items, *self._added(recipe)]:
             edited = edited or item.seq in new
-            shown.append((item.seq, _shown(item, elided, edited)))
+            shown.append((item.seq, _shown_turn(item, elided, edited)))
         return shown
 
     def request(self, recipe: Recipe, max_output: int, thinking: int = 0) -> Request:
@@ -204,11 +229,11 @@ class History:
         )
 
     def printed(self, text: str) -> TextToolCalls | None:
-        """Return what of an answer's words looks like tool calls."""
+        """Return the tool calls that an answer's text contains, or what looks like them."""
         if self.prefix is None:
             return None
         tools = tuple(ToolSchema(**tool) for tool in self.prefix.tools)
-        return read_printed(text, tools, self._read)
+        return read_printed(text, tools, self._untrusted_texts)
 
     def open_calls(self) -> tuple[ToolUse, ...]:
         """Return the last answer's tool calls that have no result yet."""
@@ -216,13 +241,13 @@ class History:
 
     @property
     def purpose(self) -> Purpose | None:
-        """What the call in flight is for: the plan, or `retries` once an earlier attempt of its turn was paid."""
+        """The purpose of the call in flight: the plan, or `retries` once an earlier attempt of its turn was paid."""
         if self.planning.phase is not None:
             return "plan"
         return "retries" if self.paid_attempts else None
 
     def elidable(self) -> list[tuple[int, int]]:
-        """Return `(seq, characters saved)` of tool results that may be elided, oldest first; none of the last turn."""
+        """Return `(seq, characters saved)` of the results that may be elided, oldest first; none of the last turn."""
         found: list[tuple[int, int]] = []
         kept = self._elided | set(self._arrived.values())
         for item in self._items:
@@ -233,7 +258,7 @@ class History:
         return found
 
     def fresh_results(self) -> tuple[int, ...]:
-        """Return the `seq` of the last answer's tool results, which a wrap-up may elide."""
+        """Return the `seq` of those results of the last answer that a wrap-up may elide."""
         return tuple(
             item.seq
             for item in self._pending_results()
@@ -244,15 +269,15 @@ class History:
 
     # -- folding --------------------------------------------------------------------------------------------------
 
-    def _read(self) -> Iterable[str]:
-        """Return everything that came from elsewhere: what the tools brought, and the context that was handed on."""
+    def _untrusted_texts(self) -> Iterable[str]:
+        """Yield every text from elsewhere: the tools' outputs, and the context that was handed on."""
         if self.task is not None and self.task.context:
             yield self.task.context
         for _seq, result in self.outputs:
             yield result.output
 
     def _added(self, recipe: Recipe) -> list[_Item]:
-        """Return what a request adds: the last answer's results in call order, messages that came, its notice."""
+        """Return what a request adds: the last answer's results in call order, new messages, its notice."""
         added = self._pending_results()
         added.extend(_Item(seq, UserTurn(_message(text))) for seq, text in self._waiting if seq <= recipe.upto_seq)
         if recipe.notice:
@@ -268,14 +293,14 @@ class History:
             if call.call_id in self.results
         ]
 
-    def _reserved(self, seq: int, fact: CostReserved) -> None:
+    def _add_reservation(self, seq: int, fact: CostReserved) -> None:
         recipe = Recipe(fact.upto_seq, fact.elide, fact.notice)
-        self._edit(set(fact.elide) - self._elided)
+        self._mark_edited(set(fact.elide) - self._elided)
         for item in self._added(recipe):  # a notice has no entry of its own
             self._items.append(_Item(item.seq or seq, item.turn, None if item.seq else fact.phase))
         self.planning.asked(fact.phase)
         self._results_in = True
-        self.told.update(fact.notices)
+        self.notices_sent.update(fact.notices)
         self.last = fact.last
         self.thinks = fact.thinking > 0
         self._elided.update(fact.elide)
@@ -283,9 +308,9 @@ class History:
         if fact.turn != self.turn:
             self.unknown_attempts = self.paid_attempts = 0
         self.turn, self.attempt, self.answered = fact.turn, fact.attempt, False
-        self.said_tokens = fact.max_output
+        self.answer_tokens = fact.max_output
 
-    def _settled(self, fact: CostUpdate, usage: Usage | None) -> None:
+    def _add_settlement(self, fact: CostUpdate, usage: Usage | None) -> None:
         for name, micros in fact.cost_by.items():
             self.cost_by[name] = self.cost_by.get(name, 0) + micros
         if may_have_cost(fact):
@@ -294,31 +319,31 @@ class History:
             self.unknown_attempts += 1
         elif usage is not None:
             total = usage.input_tokens + usage.cache_read_tokens + usage.cache_write_tokens + usage.output_tokens
-            # The answer follows as the next item; its tokens are in the count, so it is covered too.
+            # The answer is the next item; its tokens are in the count, so it is covered too.
             self.known = ReportedUsage(prompt_tokens=total, turns=len(self._items) + 1)
-            self.said_tokens = usage.output_tokens
+            self.answer_tokens = usage.output_tokens
 
-    def _said(self, seq: int, fact: AssistantMessage) -> None:
+    def _add_answer(self, seq: int, fact: AssistantMessage) -> None:
         self.answer, self.answered, self.check = fact, True, None
         self.calls = tuple(tool_use(call["call_id"], call["name"], call["raw_args"]) for call in fact.calls)
-        self.fault = None
+        self.invalid_answer = None
         if not self.calls:
-            self._judged(check_answer(fact, self.said_tokens, self.printed(fact.text)))
-        if self.fault is None or self.fault.kind != "refusal":  # what is said in declining is no part of an answer
+            self._set_invalid(check_answer(fact, self.answer_tokens, self.printed(fact.text)))
+        if self.invalid_answer is None or self.invalid_answer.kind != "refusal":  # a refusal is no part of the answer
             self.words.append(fact.text)
-        if fact.printed and self.known is not None:  # it was counted as it was printed, and is sent back as calls
+        if fact.printed and self.known is not None:  # it was counted as text, and is sent back as calls
             self.known = ReportedUsage(self.known.prompt_tokens, min(self.known.turns, len(self._items)))
         self.results, self.started, self._arrived = {}, {}, {}
         self._results_in = False
         self._items.append(_Item(seq, AssistantTurn(fact.raw or {})))
 
-    def _judged(self, fault: InvalidAnswer | None) -> None:
-        """Fold what was wrong with the last answer; one that could be used ends the row of those that could not."""
-        self.fault = fault
-        self.faults = () if fault is None else (*self.faults, fault.kind)
+    def _set_invalid(self, fault: InvalidAnswer | None) -> None:
+        """Set what is wrong with the last answer; a valid answer ends the row of invalid ones."""
+        self.invalid_answer = fault
+        self.invalid_kinds = () if fault is None else (*self.invalid_kinds, fault.kind)
 
-    def _planned(self, seq: int, fact: AssistantMessage) -> None:
-        """Fold the answer of a planning call: words, of which nothing is called."""
+    def _add_plan_answer(self, seq: int, fact: AssistantMessage) -> None:
+        """Fold the answer of a planning call, which calls no tools."""
         self.answered = True
         self.words.append(fact.text)
         phase = self.planning.phase
@@ -327,8 +352,8 @@ class History:
         else:
             self._drop(lambda item: item.phase == phase)
 
-    def _ready(self, fact: PlanReady) -> None:
-        """Fold the end of planning: of all that was said in it, the plan stays."""
+    def _end_planning(self, fact: PlanReady) -> None:
+        """Fold the end of planning: only the plan stays in the conversation."""
         self.answered, self.planning.ready = True, fact
         steps = [item for item in self._items if item.phase is not None and isinstance(item.turn, AssistantTurn)]
         plan = steps[-1] if fact.plan else None
@@ -337,29 +362,29 @@ class History:
             plan.phase, self.words = None, [fact.plan]
 
     def _drop(self, gone: Callable[[_Item], bool]) -> None:
-        """Take turns out of the conversation; what was reported for it still covers those that stay."""
+        """Drop turns from the conversation; the reported prompt size still covers those that stay."""
         if self.known is not None:
             covered = sum(not gone(item) for item in self._items[: self.known.turns])
             self.known = ReportedUsage(self.known.prompt_tokens, covered)
-        self._edit({item.seq for item in self._items if gone(item)})
+        self._mark_edited({item.seq for item in self._items if gone(item)})
         self._items = [item for item in self._items if not gone(item)]
 
-    def _forget(self) -> None:
-        """Leave out all that the model has thought: the provider does not take it back."""
-        self.thinks, self.forgetful = False, True
+    def _drop_thinking(self) -> None:
+        """Leave out all thinking: the provider does not take it back."""
+        self.thinks, self.thinking_dropped = False, True
         for item in self._items:
             if isinstance(item.turn, AssistantTurn):
                 item.turn = replace(item.turn, without_thinking=True)
 
-    def _edit(self, seqs: Collection[int]) -> None:
-        """Mark the answers that stand behind the first of these entries: what was before them is changed."""
+    def _mark_edited(self, seqs: Collection[int]) -> None:
+        """Mark the answers after the first of these entries: the conversation before them has changed."""
         edited = False
         for item in self._items if seqs else ():
             if edited and isinstance(item.turn, AssistantTurn):
                 item.turn = replace(item.turn, edited_before=True)
             edited = edited or item.seq in seqs
 
-    def _answered(self, seq: int, fact: ToolResult) -> None:
+    def _add_result(self, seq: int, fact: ToolResult) -> None:
         if fact.call_id is None:
             return
         self.results[fact.call_id] = fact
@@ -370,7 +395,7 @@ class History:
         call = next((call for call in self.calls if call.call_id == fact.call_id), None)
         if call is not None and call.name == SUBMIT and not fact.success:
             self.drafts.append(call.raw_args if call.args is None else dict(call.args))
-            self.malformed += self.check is None  # what was checked had the right form
+            self.malformed += self.check is None  # what was checked had a valid form
         if call is not None:
             key = call_key(call)
             before = self.repeats.get(key)
@@ -381,7 +406,7 @@ class History:
         if call is not None and self.answer is not None and not self.open_calls():
             results = [self.results[each.call_id] for each in self.calls]
             draft = any(each.name == SUBMIT for each in self.calls)
-            self._judged(check_calls(self.answer, results, draft=draft))
+            self._set_invalid(check_calls(self.answer, results, draft=draft))
         if fact.tool == SCRATCHPAD and fact.success:
             started = self.started.get(fact.call_id)
             note = dict[str, Any](started.args or {}).get("note") if started is not None else None
@@ -389,23 +414,23 @@ class History:
                 self.notes.append(str(note))
 
     def _tool_name(self, spelled: str) -> str:
-        """Return a tool's name for the receipts, which are ours to say: not one that the model made up."""
+        """Return a tool's name for the receipts, in place of a name that the model made up."""
         return spelled if self.prefix and any(tool["name"] == spelled for tool in self.prefix.tools) else "no such tool"
 
 
 def call_key(call: ToolUse) -> str:
-    """Return what makes two calls the same: tool and arguments."""
+    """Return a key that is equal for calls with the same tool and arguments."""
     args: Any = call.args if call.args is not None else call.raw_args
     return f"{call.name} {json.dumps(args, sort_keys=True, ensure_ascii=False)}"
 
 
 def edited_path(call: ToolUse) -> str | None:
-    """Return which file a call is to change, in one form for all ways to write it; None where it changes none."""
+    """Return the normalized path of the file that a call changes; None where it changes none."""
     path = (call.args or {}).get("path") if call.name in (EDIT_FILE, WRITE_FILE) else None
     return "/".join(part for part in path.split("/") if part not in ("", ".")) if isinstance(path, str) else None
 
 
-def _shown(item: _Item, elided: set[int], edited: bool) -> Turn:
+def _shown_turn(item: _Item, elided: set[int], edited: bool) -> Turn:
     if edited and isinstance(item.turn, AssistantTurn):
         return replace(item.turn, edited_before=True)
     if isinstance(item.turn, ToolTurn) and item.seq in elided:

@@ -1,4 +1,4 @@
-"""A run's own writing: everything that its owner appends goes through here, under its claim, and into its history."""
+"""The log as a run's owner uses it: appends under the claim, and folds what was written into the history."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ava_server.runs.history import UNWRITTEN, History, Recipe
 
 log = logging.getLogger("ava.run")
 HOLD_S = (0.2, 5.0)
-"""Seconds between two tries while the log is out of reach: the first wait, and the longest."""
+"""Seconds between two attempts while the log is out of reach: the first wait, and the longest."""
 
 
 class RunLog:
@@ -27,10 +27,10 @@ class RunLog:
 
     Attributes:
         run: The run as it was at the last commit.
-        history: What the entries so far make.
+        history: The fold of its entries.
         fence: The claim under which everything is written.
         who: The run, as the log names it.
-        on_hold: Told when the log is out of reach.
+        on_hold: Called with a sentence when the log is out of reach.
     """
 
     def __init__(self, store: Store, run: RunRow, who: Who, history: History) -> None:
@@ -55,7 +55,7 @@ class RunLog:
         await self.append([self.event(fact, duration_ms=duration_ms) for fact in facts])
 
     async def append(self, events: Sequence[Event]) -> None:
-        """Commit events, then fold them; the answer carries the state of the run.
+        """Commit events, then fold them into the history and update `run`.
 
         Raises:
             StaleOwner: The run has another owner by now, or has ended.
@@ -70,17 +70,17 @@ class RunLog:
         await self.do(_append(tuple(events), self.run.id), folded)
 
     def keep(self, result: ToolResult, duration_ms: int) -> None:
-        """Fold a result now, and write it with whatever is written next: a commit less in every turn.
+        """Fold a result now, and write it with whatever is written next, which saves a commit in every turn.
 
-        Only for the last result of an answer, and of a tool that only reads: until it is written a crash loses it, and
-        the next owner calls the tool again.
+        Only for the last result of an answer, of a tool that only reads: a crash before it is written loses it, and the
+        next owner calls the tool again.
         """
         assert self._unwritten is None, "a turn has one last result"
         self._unwritten = self.event(result, duration_ms=duration_ms)
         self.history.add(UNWRITTEN, result)
 
     async def write_kept(self) -> None:
-        """Write the result that was kept, if there is one.
+        """Write the kept result, if there is one.
 
         Raises:
             StaleOwner: The run has another owner by now, or has ended.
@@ -89,7 +89,7 @@ class RunLog:
             await self.append([])
 
     async def do(self, command: Command[T], then: Callable[[T], None] | None = None) -> T:
-        """Run a command, and `then` with its value before anybody can cancel: log and history never differ.
+        """Run a command and call `then` with its value, without a cancellation between: log and history never differ.
 
         Raises:
             StaleOwner: The run has another owner by now, or has ended.
@@ -111,31 +111,31 @@ class RunLog:
         return await self._hold(lambda: self._store.read(query), None)
 
     def say(self, sentence: str) -> None:
-        """Show what is being done this second; nobody waits for it."""
+        """Show in the status line what the run is doing; does not wait."""
         self._store.set_live(self.run.id, sentence)
 
     async def _hold(self, ask: Callable[[], Awaitable[T]], then: Callable[[T], None] | None) -> T:
-        """Ask the store; while it is out of reach the run holds still, until its time ends or it is cancelled."""
+        """Use the store; while it is out of reach the run waits, until its time is over or it is cancelled."""
         wait_s, longest_s = HOLD_S
         while True:
             try:
-                # Shielded: a command that was sent is waited for (5 s at most, then it is given up for good).
+                # Shielded: a command that was sent is awaited (5 s at most; after that it is never written).
                 with anyio.CancelScope(shield=True):
                     value = await ask()
                     if then is not None:
                         then(value)
                     return value
-            except OutcomeUnknown:  # sent again it could be written twice: the next claim reads what the log has
+            except OutcomeUnknown:  # another attempt could write it twice; the next claim reads what the log has
                 raise
             except StoreUnavailable as error:
                 self.on_hold(f"On hold: {error}")
-                log.warning("%s holds still: %s", self.run.id, error)
+                log.warning("%s is on hold: %s", self.run.id, error)
                 await anyio.sleep(wait_s)
                 wait_s = min(wait_s * 2, longest_s)
 
 
 def _after(event: Event, command: Command[T]) -> Command[tuple[int, T]]:
-    """Return a command that does what another one does after an event, with that event's `seq` and the other's value.
+    """Return a command that writes an event and then does what another one does; its value is both results.
 
     The event changes nothing that a command reads of a run: it is a result of one of its tools.
     """
@@ -155,9 +155,9 @@ def _append(events: tuple[Event, ...], run_id: str) -> Command[tuple[int, RunRow
 
 
 def rebuild_request(entries: Iterable[Entry], run_id: str, turn: int, attempt: int) -> bytes | None:
-    """Return the request of one attempt, byte for byte, from nothing but a run's entries.
+    """Return the request of one attempt, byte for byte, from a run's entries alone; None where it was never reserved.
 
-    None when it was never reserved. The model is made again from the parameters in the log; it is not asked.
+    The model's encoder is made from the parameters in the log; no call is sent.
     """
     history = History(run_id)
     for entry in entries:

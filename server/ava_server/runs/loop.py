@@ -1,4 +1,4 @@
-"""The agent loop: reserve (messages first), ask, settle, act, record; until a result is handed over or a cap is met."""
+"""The agent loop: reserve, call the model, settle, run tools, record; until a result is handed over or a cap is met."""
 
 from __future__ import annotations
 
@@ -35,19 +35,26 @@ from ava_server.runs.tool_calls import ENDED_BECAUSE, ToolCalls
 from ava_server.telemetry import spans
 
 log = logging.getLogger("ava.loop")
-_FAULT = "a fault of Ava itself"
+_INTERNAL = "a fault of Ava itself"
 _REPORT = "Report it with what `ava show S-… --json` prints for this run."
 
 WRAP_S = 30.0
-"""Seconds of a run's time, a fifth of it at most, that the wrap-up has for itself."""
+"""Seconds of a run's time that are kept for the wrap-up; at most a fifth of it."""
 END_S = 10.0
+"""Seconds that recording an ending may take, beside saving changes."""
 OVERDUE_S = 3.0
-"""A run that has not ended so long after it should have is ended by the manager; its loop can write nothing more."""
+"""Seconds after which the manager ends a run that should have ended; its loop can then write nothing more."""
 ON_REQUEST = "cancelled on request"
 
 
 class AgentRun:
-    """One run in the hands of its owner."""
+    """One run, as its owner drives it.
+
+    Attributes:
+        activity: What it is doing, as a sentence for the status line.
+        cancelled: Somebody has asked for its end.
+        done: Its ending is recorded.
+    """
 
     def __init__(
         self,
@@ -55,7 +62,7 @@ class AgentRun:
         run: RunRow,
         who: Who,
         history: History,
-        prepared: RunContext,
+        context: RunContext,
         tasks: anyio.abc.TaskGroup,
     ) -> None:
         self.id = run.id
@@ -66,72 +73,56 @@ class AgentRun:
         self._cancel_reason: str | None = None
         self.done = False
         self._config = config_of(run.config)
-        self._prepared = prepared
+        self._context = context
         self._history = history
         self._log = RunLog(store, run, who, history)
         self._log.on_hold = self._note
         self._began = time.monotonic() - run.active_us / 1_000_000
-        self._planning = Planner(self._log, wanted=self._config.plans)
-        self._reserving = Reservations(
-            self._log, self._config, prepared.model, prepared.caps, prepared.window, self._began, self._planning
-        )
+        self._planner = Planner(self._log, wanted=self._config.plans)
+        self._reservations = Reservations(self._log, self._config, context, self._began, self._planner)
         self._tasks = tasks
-        self._acting = ToolCalls(
-            tools=prepared.tools,
-            place=replace(prepared.place, say=self.say, run_id=run.id),
-            history=self._history,
-            record=self._log.record,
-            keep=self._log.keep,
-            redactor=prepared.redactor,
-            lending=prepared.lending,
-            scratch=prepared.scratch,
-            nonce=(history.prefix or prepared.started).nonce,
-            max_calls=self._config.max_tool_calls,
-            say=self.say,
-            tasks=tasks,
-        )
-        self._asking = ModelCalls(
+        self._tool_calls = ToolCalls(context, self._log, self._config.max_tool_calls, self.say, tasks)
+        self._model_calls = ModelCalls(
             self._log,
             self._config,
-            prepared.model,
+            context.model,
             self.say,
             lambda: self._config.timeout_s - self.active_s,
-            self._acting.begun,
+            self._tool_calls.begun,
         )
-        self._working = self._at_work(prepared)
+        self._coding = self._coding_work(context)
         self._due: float | None = None  # of the monotonic clock
         self._cap = LastTurn(status="timeout", reason=f"timeout of {self._config.timeout_s:g} s")
         self._cancelled_at: float | None = None
 
-    def _at_work(self, prepared: RunContext) -> CodingWork | None:
-        """Return what sees to the worktree of a run that changes files."""
-        if prepared.workshop is None or self._config.coding is None:
+    def _coding_work(self, context: RunContext) -> CodingWork | None:
+        if context.worktree is None or self._config.coding is None:
             return None
         return CodingWork(
-            prepared.workshop,
-            prepared.worktrees,
+            context.worktree,
+            context.worktrees,
             self._config.coding,
             self._log,
-            prepared.redactor,
-            self._acting.nonce,
+            context.redactor,
+            self._tool_calls.nonce,
             self.say,
         )
 
     # -- the run --------------------------------------------------------------------------------------------------
 
     async def drive(self, seconds_left: float | None = None) -> None:
-        """Take the run to its end, and record it. A cancellation from outside leaves it for another owner.
+        """Run the loop to its end and record that. A cancellation from outside leaves the run to another owner.
 
         Args:
-            seconds_left: What a clock that covers more than this run (a group's) still allows.
+            seconds_left: What is left of the group's time; None without one.
         """
         try:
-            came_to = await self._to_the_end(seconds_left)
+            outcome = await self._run_to_end(seconds_left)
             patience_s = END_S
-            if self._working is not None and isinstance(came_to, RunResult):
-                patience_s += self._working.patience_s(came_to)
+            if self._coding is not None and isinstance(outcome, RunResult):
+                patience_s += self._coding.patience_s(outcome)
             with anyio.CancelScope(shield=True), anyio.move_on_after(patience_s):
-                ended = await self._pause(came_to) if isinstance(came_to, Paused) else came_to
+                ended = await self._pause(outcome) if isinstance(outcome, Paused) else outcome
                 if ended is not None:
                     await self._end(ended)
                     self.done = True
@@ -139,14 +130,14 @@ class AgentRun:
             log.info("%s: %s; left to its new owner", self.id, stale)
 
     def cancel(self, reason: str | None) -> None:
-        """End the run as cancelled, whatever it is doing; twice is harmless."""
+        """End the run as cancelled, whatever it is doing; a second call changes nothing."""
         if not self.cancelled:
             self.cancelled, self._cancel_reason = True, reason
             self._cancelled_at = time.monotonic()
             self.scope.cancel()
 
     def overdue(self) -> RunResult | None:
-        """Return how the run should have ended by now, or None: something that it waits for ignores being stopped."""
+        """Return how the run should have ended by now; None while it is in time, or is stopping."""
         now = time.monotonic()
         if self._cancelled_at is not None and now > self._cancelled_at + OVERDUE_S:
             return RunResult("cancelled", ON_REQUEST, reason=self._cancel_reason)
@@ -155,7 +146,7 @@ class AgentRun:
         return None
 
     def say(self, doing: str) -> None:
-        """Show what is being done this second."""
+        """Show in the status line what the run is doing."""
         self._note(doing)
         self._log.say(self.activity)
 
@@ -164,64 +155,64 @@ class AgentRun:
 
     @property
     def active_s(self) -> float:
-        """Seconds that the run has been active, over all its claims."""
+        """Seconds for which the run has been active, over all its claims."""
         return time.monotonic() - self._began
 
-    async def _to_the_end(self, seconds_left: float | None) -> RunResult | Paused:
+    async def _run_to_end(self, seconds_left: float | None) -> RunResult | Paused:
         timeout = self._config.timeout_s
         left = max(timeout - self.active_s, 0.0)
         cap = LastTurn(status="timeout", reason=f"timeout of {timeout:g} s")
         if seconds_left is not None and seconds_left < left:
             left, cap = seconds_left, LastTurn(status="timeout", reason="the group's timeout")
         self._due, self._cap = time.monotonic() + left, cap
-        work_s = max(left - min(WRAP_S, timeout / 5), 0.0)  # what is left of it after the work is the wrap-up's
+        work_s = max(left - min(WRAP_S, timeout / 5), 0.0)  # the rest is for the wrap-up
         with self.scope:
             try:
                 before = time.monotonic()
                 if (refused := await self._start_servers(work_s)) is not None:
                     return refused
                 took = time.monotonic() - before
-                return await self._within(max(work_s - took, 0.0), left - took, cap)
+                return await self._work_within(max(work_s - took, 0.0), left - took, cap)
             except (StaleOwner, OutcomeUnknown, SchemaNewer):
                 raise
-            except Exception as error:  # a bug of ours ends this run, on the record, and no other
+            except Exception as error:  # an internal error ends this run, on the record, and no other
                 log.exception("%s failed", self.id)
-                text, _hidden = self._prepared.redactor.redact(f"{type(error).__name__}: {error}")
+                text, _hidden = self._context.redactor.redact(f"{type(error).__name__}: {error}")
                 turn = self._history.turn
                 await self._log.record(ErrorOccurred(error=text, kind="internal", what_to_do=_REPORT, turn=turn))
-                return RunResult("error", _FAULT, error_kind="internal", error_message=text, what_to_do=_REPORT)
+                return RunResult("error", _INTERNAL, error_kind="internal", error_message=text, what_to_do=_REPORT)
             finally:
-                await self._prepared.servers.end()
+                await self._context.servers.end()
         return RunResult("cancelled", ON_REQUEST, reason=self._cancel_reason)
 
     async def _start_servers(self, within_s: float) -> RunResult | None:
-        """Start the run's other MCP servers; a run that has not begun does not begin without what was approved.
+        """Start the run's MCP servers, and return its ending where one of them is not as it was approved.
 
-        One that had begun goes on: its calls are told what is missing, and it can hand over what it has.
+        A run that has started before goes on without it: its calls say what is missing, and it can hand over a result.
         """
-        if not self._prepared.servers:
+        if not self._context.servers:
             return None
         self.say("Starting MCP servers")
         why: str | None = "its MCP servers did not start in time"
         with anyio.move_on_after(within_s):
-            why = await self._prepared.servers.start(self._tasks)
+            why = await self._context.servers.start(self._tasks)
         if why is None or self._history.prefix is not None:
             return None
         return RunResult(
             "error", "an MCP server is not as it was approved", error_kind="mcp_server", error_message=why,
-            what_to_do="Nothing was spent. Propose it anew; `ava doctor` tells how each MCP server is.",
+            what_to_do="Nothing was spent. Propose it again; `ava doctor` shows the state of each MCP server.",
         )  # fmt: skip
 
-    async def _within(self, work_s: float, left_s: float, cap: LastTurn) -> RunResult | Paused:
-        """Work for `work_s` seconds; when they are over, wrap up in what is left of `left_s`."""
+    async def _work_within(self, work_s: float, left_s: float, cap: LastTurn) -> RunResult | Paused:
+        """Work for `work_s` seconds, then wrap up in the rest of `left_s`."""
         if self._history.prefix is None:
-            await self._log.record(self._prepared.started)
+            await self._log.record(self._context.started)
         with anyio.move_on_after(work_s):
             return await self._work()
-        last = self._reserving.cap = self._reserving.cap or cap
-        if self._working is not None and self._history.worktree is None:  # nothing was done that could be wrapped up
+        last = self._reservations.cap = self._reservations.cap or cap
+        if self._coding is not None and self._history.worktree is None:  # there is no work to wrap up
             return RunResult(last.status, last.reason)
-        if (ended := await self._handed_over_in_time()) is not None:
+        if (ended := await self._finish_handover()) is not None:
             return ended
         with anyio.move_on_after(max(left_s - work_s, 0.0)):
             if self._history.answered:
@@ -229,24 +220,24 @@ class AgentRun:
             return await self._turns()
         return RunResult(last.status, last.reason)
 
-    async def _handed_over_in_time(self) -> RunResult | None:
-        """Take a result that stands in the log, and that the end of the time kept from being looked at: it is paid."""
+    async def _finish_handover(self) -> RunResult | None:
+        """Accept a logged result that the timeout left unprocessed; it has been paid for."""
         if not self._history.answered or all(call.name != SUBMIT for call in self._history.open_calls()):
             return None
         with anyio.CancelScope(shield=True), anyio.move_on_after(END_S):
-            return await self._take_up()
+            return await self._finish_turn()
         return None
 
     async def _work(self) -> RunResult | Paused:
-        if self._working is not None:
-            if (ended := await self._working.begin()) is not None:
+        if self._coding is not None:
+            if (ended := await self._coding.begin()) is not None:
                 return ended
-            self._acting.place = self._working.place(self._acting.place)
-        ended = await self._take_up()
+            self._tool_calls.place = self._coding.place(self._tool_calls.place)
+        ended = await self._finish_turn()
         return ended if ended is not None else await self._turns()
 
-    async def _take_up(self) -> RunResult | None:
-        """Finish the turn that a crash cut off: its answer is in the log, but not all that follows from it."""
+    async def _finish_turn(self) -> RunResult | None:
+        """Finish a turn that a crash cut off: its answer is logged, but not everything that follows from it."""
         said = self._history.answer
         if said is None or not self._history.answered:
             return None
@@ -254,11 +245,11 @@ class AgentRun:
 
     async def _turns(self) -> RunResult | Paused:
         while True:
-            asked = await self._reserving.next()
-            answer = asked if isinstance(asked, RunResult) else await self._asking.once(*asked)
+            asked = await self._reservations.next()
+            answer = asked if isinstance(asked, RunResult) else await self._model_calls.attempt(*asked)
             if isinstance(answer, Paused):
                 return answer
-            if answer is None or await self._planning.takes(answer):
+            if answer is None or await self._planner.takes(answer):
                 continue
             ended = answer if isinstance(answer, RunResult) else await self._act(answer)
             if ended is not None:
@@ -267,65 +258,65 @@ class AgentRun:
     # -- act ------------------------------------------------------------------------------------------------------
 
     async def _act(self, completion: Completion) -> RunResult | None:
-        """Do what the answer asks for; an ending when a result was handed over, or nothing more can be.
+        """Do what an answer asks for, and return the run's ending, or None where the loop goes on.
 
-        What has been done of it before a crash stands in the history, and is not done again.
+        What was done before a crash is in the history, and is not done again.
         """
         submit = next((call for call in completion.calls if call.name == SUBMIT), None)
         if submit is not None:
             accepted = await anyio.to_thread.run_sync(accept, submit, self._config.output_schema)
             if isinstance(accepted, SubmitArgs):
-                return await self._checked(completion, accepted, submit.call_id)
+                return await self._check_result(completion, accepted, submit.call_id)
             said = self._history.answer
             cut = explain_cut_call(said, completion.calls, submit) if said is not None else None
-            return await self._repair(completion, submit.call_id, cut or accepted)
+            return await self._refuse_result(completion, submit.call_id, cut or accepted)
         if not completion.calls:
-            return await self._plain(completion)
-        last = self._history.last or self._reserving.cap  # as it was asked: calls that have begun count by now
+            return await self._accept_text(completion)
+        last = self._history.last or self._reservations.cap  # when the call was made; by now its tool calls count
         if last is not None:
             await self._refuse_open("the limits are reached, only submit_result was accepted")
             return RunResult(last.status, last.reason)
-        await self._acting.run(completion.calls)
+        await self._tool_calls.run(completion.calls)
         if self._history.tripped is not None:
             return RunResult("guardrail", ENDED_BECAUSE.get(self._history.tripped.guardrail, "a guardrail"))
-        return self._worn_out()
+        return self._end_after_invalid()
 
-    async def _checked(
+    async def _check_result(
         self, completion: Completion, submitted: SubmitArgs, call_id: str | None = None
     ) -> RunResult | None:
-        """Take a result, of a run that changes files once its work passes; None when it has to be mended first."""
-        if self._working is None or self._reserving.last_turn() is not None:
-            return self._handed_over(submitted, call_id)
-        checked = await self._working.check(call_id)
+        """Accept a result, or return None where the verify command fails and the work has to be fixed first."""
+        if self._coding is None or self._reservations.last_turn() is not None:
+            return self._accept_result(submitted, call_id)
+        checked = await self._coding.check(call_id)
         if isinstance(checked, WorkChecked) and checked.verify.passed:
-            return self._handed_over(submitted, call_id)
+            return self._accept_result(submitted, call_id)
         told = checked.stop_reason if isinstance(checked, RunResult) else checked.told
         for call in completion.calls:
             if call.call_id in self._history.results:
                 continue
             if call.call_id == call_id:
-                await self._acting.answer(call, told)
+                await self._tool_calls.answer(call, told)
             else:
-                await self._acting.refuse(call, "a result was handed over with it")
+                await self._tool_calls.refuse(call, "a result was handed over with it")
         if isinstance(checked, RunResult):
             return replace(checked, submitted=submitted)
-        return self._working.given_up(checked, submitted)
+        return self._coding.given_up(checked, submitted)
 
-    def _handed_over(self, submitted: SubmitArgs, call_id: str | None = None) -> RunResult:
-        last = self._reserving.last_turn()
+    def _accept_result(self, submitted: SubmitArgs, call_id: str | None = None) -> RunResult:
+        last = self._reservations.last_turn()
         if last is not None:
             return RunResult(last.status, last.reason, submitted, call_id=call_id)
         return RunResult("success", "the subagent handed over its result", submitted, call_id=call_id)
 
-    async def _plain(self, completion: Completion) -> RunResult | None:
-        """Take plain text instead of the call as the output; what is none is asked for again, at most twice.
+    async def _accept_text(self, completion: Completion) -> RunResult | None:
+        """Accept plain text in place of a call of submit_result.
 
-        In the last turn a text that is at fault is taken too, but for the words of a refusal.
+        An invalid text gets another attempt, at most twice. In the last turn it is accepted too, except for a refusal.
         """
         text = completion.text
-        fault, last = self._history.fault, self._reserving.last_turn()
+        fault, last = self._history.invalid_answer, self._reservations.last_turn()
         if fault is not None and last is None:
-            return self._worn_out()
+            return self._end_after_invalid()
         if last is not None and (not text.strip() or (fault is not None and fault.kind == "refusal")):
             return RunResult(last.status, last.reason)
         if self._config.output_schema is not None:
@@ -336,24 +327,24 @@ class AgentRun:
             )  # fmt: skip
         first = next(line for line in text.splitlines() if line.strip())
         cut = fault is not None and fault.kind == "cut"
-        caveats = [cut_caveat(self._history.said_tokens)] if cut else []
-        return await self._checked(completion, SubmitArgs(summary=first, output=text, caveats=caveats))
+        caveats = [cut_caveat(self._history.answer_tokens)] if cut else []
+        return await self._check_result(completion, SubmitArgs(summary=first, output=text, caveats=caveats))
 
-    def _worn_out(self) -> RunResult | None:
-        """Return the ending of a run whose model answers again and again with nothing that can be used."""
-        fault, kinds = self._history.fault, self._history.faults
-        if fault is None or len(kinds) <= REPAIRS or self._reserving.last_turn() is not None:
+    def _end_after_invalid(self) -> RunResult | None:
+        """Return the ending after too many invalid answers in a row, or None."""
+        fault, kinds = self._history.invalid_answer, self._history.invalid_kinds
+        if fault is None or len(kinds) <= REPAIRS or self._reservations.last_turn() is not None:
             return None
         reason, kind, what_to_do = error_of(kinds)
         return RunResult("error", reason, error_kind=kind, error_message=fault.detail, what_to_do=what_to_do)
 
-    async def _repair(self, completion: Completion, call_id: str, fault: str) -> RunResult | None:
-        """Tell the model what is wrong with its result; after two repairs the run ends with the raw draft kept."""
+    async def _refuse_result(self, completion: Completion, call_id: str, fault: str) -> RunResult | None:
+        """Tell the model what is wrong with its result; after two attempts the run ends and keeps the draft."""
         for call in completion.calls:
             if call.call_id not in self._history.results:
                 why = fault if call.call_id == call_id else "a result was handed over with it"
-                await self._acting.refuse(call, why, unusable=True)
-        last = self._reserving.last_turn()
+                await self._tool_calls.refuse(call, why, unusable=True)
+        last = self._reservations.last_turn()
         if last is not None:
             return RunResult(last.status, last.reason)
         if self._history.malformed > REPAIRS:
@@ -361,17 +352,17 @@ class AgentRun:
                 "error", "the result could not be brought into the form asked for", error_kind="bad_output",
                 error_message=fault, what_to_do="Ask again with a simpler output_schema, or without one.",
             )  # fmt: skip
-        return self._worn_out()
+        return self._end_after_invalid()
 
     async def _refuse_open(self, why: str) -> None:
-        """Answer the calls that have no result yet, so that the history is whole."""
+        """Refuse the calls that have no result yet, so that the history is complete."""
         for call in self._history.open_calls():
-            await self._acting.refuse(call, why)
+            await self._tool_calls.refuse(call, why)
 
     async def _pause(self, paused: Paused) -> RunResult | None:
-        """Give the run back to the queue, until its provider takes calls again; its clock stands still meanwhile.
+        """Return the run to the queue until its provider takes calls again; meanwhile its clock stands still.
 
-        One that somebody has cancelled by now ends instead.
+        Return an ending where somebody has cancelled it by now.
         """
         active_us = round(self.active_s * 1e6)
         fact = RunPaused(not_before_us=paused.until_us, why=paused.why, active_us=active_us)
@@ -382,15 +373,15 @@ class AgentRun:
         return RunResult("cancelled", ON_REQUEST, reason=self._cancel_reason or on_record)
 
     async def _end(self, ended: RunResult) -> None:
-        """Record the ending and its result under the claim."""
+        """Record the ending and its result, under the claim."""
         await self._log.write_kept()
         run = await self._log.read(lambda view: view.run(self.id))
         assert run is not None
-        if run.in_flight is not None:  # a fault of ours came between a call and its settlement
+        if run.in_flight is not None:  # an internal error came between a call and its settlement
             await self._log.append(settle_unknown(run, self._log.who, self._log.fence, purpose=self._history.purpose))
             run = await self._log.read(lambda view: view.run(self.id)) or run
-        artifacts = await anyio.to_thread.run_sync(self._prepared.artifacts)
-        kept = await self._working.keep(ended) if self._working is not None else None
+        artifacts = await anyio.to_thread.run_sync(self._context.artifacts)
+        kept = await self._coding.keep(ended) if self._coding is not None else None
         if kept is not None and kept.fault and ended.status == "success":
             ended = fail_unkept(ended, kept)
         result = await anyio.to_thread.run_sync(

@@ -1,4 +1,4 @@
-"""Asking: one attempt of a model call, and its settlement. Retries are the loop's: each is a reservation of its own."""
+"""Model calls: one attempt and its settlement. The loop retries: each attempt has a reservation of its own."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ from ava_server.runs.result import RunResult
 from ava_server.telemetry import spans
 
 EVERY_S = 0.4
-"""With the 0.2 s after which the log writes what runs are doing, whoever looks a second later sees the last piece."""
+"""Seconds between two updates; the log writes what runs are doing every 0.2 s, so the display is under a second old."""
 CHARS_PER_TOKEN = 4
-"""An estimate for the eye, of thinking and of arguments too; what is paid for is what the provider counts."""
+"""An estimate for the display, for thinking and arguments too; what is booked is what the provider counts."""
 
 
 class StreamProgress:
-    """Counts the pieces of one answer, and shows the count some time after each of them, also after the last.
+    """Counts the tokens of one answer while it streams, and shows the count after each piece, also after the last.
 
-    There is a timer only while something is not shown yet.
+    A timer runs only while something is not shown yet.
 
     Args:
-        doing: What the model is doing, as the status line has it already.
+        doing: What the model is doing, as the status line already has it.
         say: Shows a sentence in the status line.
     """
 
@@ -52,7 +52,7 @@ class StreamProgress:
         self._due: asyncio.TimerHandle | None = None
 
     def add(self, delta: Delta) -> None:
-        """Take in a piece."""
+        """Add a piece of the answer."""
         chars = len(delta.text) + len(delta.thinking) + len(delta.arguments)
         if not chars:
             return
@@ -71,28 +71,28 @@ class StreamProgress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._due is not None:  # what comes next has a sentence of its own
+        if self._due is not None:  # the next step has a sentence of its own
             self._due.cancel()
 
 
 ATTEMPTS = 4
-"""Attempts of one turn before a pause, or between two."""
+"""Attempts of one turn before a pause, or between two pauses."""
 PAUSE_FROM_S = 60.0
-"""A wait that is longer than this holds no slot: the run pauses."""
+"""Seconds: for a longer wait the run pauses and frees its slot."""
 PAUSE_MOST_S = 24 * 3600.0
-"""A provider that takes no calls for longer than this ends the run: nobody would look for it any more."""
+"""Seconds: a provider that takes no calls for longer ends the run."""
 PAUSED_ATTEMPTS = 24
-"""Attempts of one turn over all its pauses: a limit that never ends is no limit, but a refusal."""
+"""Attempts of one turn over all its pauses: a limit that does not end counts as a refusal."""
 SETTLE_S = 3.0
 
 
 @dataclass(frozen=True)
 class Paused:
-    """A run that goes on when the provider takes calls again.
+    """The run waits until its provider takes calls again.
 
     Attributes:
         until_us: Microseconds UTC before which nothing is sent.
-        why: Why, in a sentence of ours.
+        why: The reason, in a sentence.
     """
 
     until_us: int
@@ -118,10 +118,10 @@ class ModelCalls:
         self._say = say
         self._left_s = left_s
         self._begun = begun
-        self._tried = (0, 0)  # the turn at hand, and its attempts under this claim
+        self._tried = (0, 0)  # the current turn, and its attempts under this claim
 
-    async def once(self, reserved: Reservation, request: Request) -> Completion | RunResult | Paused | None:
-        """Make one attempt and settle it; None when another attempt shall follow."""
+    async def attempt(self, reserved: Reservation, request: Request) -> Completion | RunResult | Paused | None:
+        """Make one attempt and settle it; None where another attempt has to follow."""
         began = time.monotonic()
         doing = DOING[reserved.fact.phase] if reserved.fact.phase else "Thinking"
         self._say(doing)
@@ -131,9 +131,9 @@ class ModelCalls:
             sending = True
             with spans.chat(self._log.run, self._log.history.prefix, reserved.fact) as span:
                 async with self._model.stream(request) as stream:
-                    with StreamProgress(doing, self._say) as heard:
+                    with StreamProgress(doing, self._say) as progress:
                         async for delta in stream:
-                            heard.add(delta)
+                            progress.add(delta)
                 completion = stream.completion
                 span.answered(completion)
         except ModelError as error:
@@ -170,12 +170,12 @@ class ModelCalls:
         events = [event, self._log.event(said, model=self._config.model)]
         if completion.thinking:
             events.append(self._log.event(ExtendedThinking(thinking=completion.thinking, turn=held.turn)))
-        # In a last turn no tool is called, nor in planning; and the last call of an answer that was cut may be none.
+        # A last turn and planning call no tools; and the last call of an answer that was cut may be incomplete.
         if held.last is None and held.phase is None and completion.stop_reason not in CUT:
             events += [self._log.event(fact) for fact in self._begun(completion.calls)]
         try:
             await self._log.append(events)
-        except EntryTooLarge as error:  # it is paid for all the same, with what the provider said it cost
+        except EntryTooLarge as error:  # it is paid for, at what the provider said it cost
             fact = ErrorOccurred(error=str(error), kind="bad_answer", turn=held.turn, attempt=held.attempt)
             await self._log.append([event, self._log.event(fact)])
             return RunResult(
@@ -184,17 +184,17 @@ class ModelCalls:
         return completion
 
     def _with_printed_calls(self, completion: Completion, turn: int, message: MessageMaker) -> Completion:
-        """Return an answer that calls nothing with the calls that it printed, where they can be made; else as it is."""
+        """Return an answer without calls with those that it printed as text, where they are valid; else as it is."""
         if completion.calls or completion.stop_reason in CUT | REFUSED:
             return completion
         printed = self._log.history.printed(completion.text)
         return with_calls(completion, printed, turn, message) if printed is not None and printed.calls else completion
 
     async def _failed(self, reserved: Reservation, error: ModelError, took_ms: int) -> RunResult | Paused | None:
-        """Settle a failed attempt, and wait for the next one if there is any point in it."""
+        """Settle a failed attempt, and wait for the next one where that can help."""
         settlement: Settlement = "unknown" if may_have_been_billed(error) else "not_billed"
         held = reserved.fact
-        forgetful = self._log.history.forgetful  # before this error is folded, which may make it so
+        thinking_dropped = self._log.history.thinking_dropped  # before this error is folded, which may set it
         fact = ErrorOccurred(
             error=str(error), kind=error.kind, what_to_do=error.what_to_do, turn=held.turn, attempt=held.attempt,
             request_id=error.request_id,
@@ -204,7 +204,7 @@ class ModelCalls:
         self._tried = (held.turn, tries + 1 if turn == held.turn else 1)
         wait_s = error.again_after_s
         again = error.retryable or (error.kind == "usage_limit" and wait_s is not None)
-        again = again and not (error.kind == "thinking" and forgetful)
+        again = again and not (error.kind == "thinking" and thinking_dropped)
         if again and self._log.history.unknown_attempts < UNKNOWN_ATTEMPTS:
             if wait_s is not None and (wait_s > PAUSE_FROM_S or wait_s >= self._left_s()):
                 if wait_s <= PAUSE_MOST_S and held.attempt < PAUSED_ATTEMPTS:
@@ -223,7 +223,7 @@ class ModelCalls:
         return RunResult("error", reason, error_kind=error.kind, error_message=str(error), what_to_do=error.what_to_do)
 
     def _pause(self, wait_s: float) -> Paused:
-        # Not all at the same moment: what one limit stopped would run into it again together.
+        # Spread out: runs that one limit stopped would otherwise meet it again together.
         until_us = time.time_ns() // 1000 + round((wait_s + random.uniform(0, min(wait_s / 20, 5.0))) * 1e6)  # noqa: S311
         return Paused(until_us, f"{self._config.provider} takes no more calls until {iso_utc(until_us)}")
 

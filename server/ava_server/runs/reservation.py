@@ -1,4 +1,4 @@
-"""Reserving: which request is sent next, how large it may be, and that its worst case fits every cap."""
+"""Reservations: builds the next request and holds its worst case in every cap, smaller or as the wrap-up if need be."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from ava_audit.units import format_usd
 from ava_server.budget.caps import (
     CapReached,
     CapRequest,
-    DayCaps,
     Reservation,
     UnreadMessages,
     messages_first,
@@ -19,22 +18,23 @@ from ava_server.budget.caps import (
     settle_unknown,
 )
 from ava_server.budget.run_config import RunConfig
-from ava_server.models.base import Bound, Model, Request
+from ava_server.models.base import Bound, Request
 from ava_server.models.pricing.prices import reserve_micros
+from ava_server.runs.context import RunContext
 from ava_server.runs.history import Recipe
 from ava_server.runs.log import RunLog
 from ava_server.runs.planning import Planner, to_work
 from ava_server.runs.result import RunResult
 
 LEAST_TO_THINK = 2_048
-"""With fewer tokens of output a call does not think; with more it may think for half of them."""
+"""Output tokens below which a call does not think; above, it may think for half of them."""
 WRAP_PROMPT = 1_280
-"""What a wrap-up's prompt has beyond this prompt and this answer: its notice, and a line for each later result."""
+"""Tokens of a wrap-up's prompt beyond this prompt and this answer: its notice, and a line for each later result."""
 LEAST_OUTPUT = 512
 TRIM_SHARE, TRIM_TO = 0.7, 0.5
 """Trimming begins at 70 % of the room and ends at 50 %, so that it is rare: each one costs the provider's cache."""
 TRIM_LEAST = 0.1
-"""The share of a prompt that leaving out results must free: for less, the cache that is lost costs more."""
+"""The share of a prompt that leaving out results must free: below that, losing the provider's cache costs more."""
 NEARLY = 0.8
 UNKNOWN_ATTEMPTS = 2
 """Attempts of one turn whose cost may stay unknown, over all owners; each books its full reservation."""
@@ -46,7 +46,7 @@ TO_WORK = "plan:work"
 
 @dataclass(frozen=True)
 class _Notice:
-    """What a request tells the model, what that is about, and the step of planning that it asks for."""
+    """What a request tells the model, the topics of that, and the step of planning that it asks for."""
 
     text: str | None = None
     about: tuple[str, ...] = ()
@@ -57,31 +57,29 @@ class Reservations:
     """Reserves the calls of one run.
 
     Attributes:
-        cap: Set once a cap has been met: from then on only the wrap-up is sent.
+        cap: The cap that was reached: from then on only the wrap-up is sent.
     """
 
     def __init__(
         self,
         run_log: RunLog,
         config: RunConfig,
-        model: Model,
-        caps: DayCaps,
-        window: int,
+        context: RunContext,
         began: float,
-        planning: Planner,
+        planner: Planner,
     ) -> None:
-        self.cap = run_log.history.last  # a run that was taken up in its wrap-up stays there
+        self.cap = run_log.history.last  # a run that was resumed in its wrap-up stays there
         self._log = run_log
         self._history = run_log.history
         self._config = config
         self._price = config.to_price()
-        self._model = model
-        self._caps = caps
-        self._window = window
+        self._model = context.model
+        self._caps = context.caps
+        self._window = context.window
         self._began = began
-        self._planning = planning
+        self._planner = planner
         self._wrap_output = config.wrap_output
-        self._looked = run_log.history.last_message_seq  # up to which messages to the run were looked for
+        self._looked = run_log.history.last_message_seq  # up to here, messages to the run have been read
 
     @property
     def active_s(self) -> float:
@@ -89,11 +87,11 @@ class Reservations:
         return time.monotonic() - self._began
 
     async def next(self) -> tuple[Reservation, Request] | RunResult:
-        """Hold the next call's worst case, smaller or as the wrap-up if that is all that fits."""
+        """Build the next request and hold its worst case; a smaller one, or the wrap-up, if that is all that fits."""
         history = self._history
         if not history.answered:
             await self._settle_lost()
-        await self._planning.settle(leaving=self.last_turn(self._next_turn()) is not None)
+        await self._planner.settle(leaving=self.last_turn(self._next_turn()) is not None)
         turn = self._next_turn()
         attempt = 1 if history.answered else history.attempt + 1
         if not history.answered and history.unknown_attempts >= UNKNOWN_ATTEMPTS:
@@ -102,7 +100,7 @@ class Reservations:
         most, bare = self._config.max_output, False
         while True:
             last = self.last_turn(turn)
-            if last is not None:  # the wrap-up may leave out any result, and names its place in the log
+            if last is not None:  # the wrap-up may leave out any result, and refers to its place in the log
                 await self._log.write_kept()
             request, asked = self._ask_for(turn, attempt, self._wrap_output if last else most, last, notice, bare)
             command = reserve(self._log.fence, self._log.who, asked, self._caps)
@@ -110,19 +108,17 @@ class Reservations:
             if isinstance(answer, UnreadMessages):
                 continue
             if isinstance(answer, Reservation):
-                await self._planning.began(answer.fact)
+                await self._planner.record_start(answer.fact)
                 return answer, request
             if last is not None and bare:  # not even the wrap-up fits: the run ends with what it has
                 return RunResult(last.status, last.reason)
-            if (
-                last is not None
-            ):  # a long message can make it too large for what was kept: without old results it may fit
+            if last is not None:  # a long message can make it too large for what was held: try without old results
                 bare = True
                 continue
             smaller = self._fitting(asked.fact, answer)
             if smaller is None:
                 self.cap = LastTurn(status=answer.status, reason=_cap_words(answer, asked))
-                if history.planning.on:  # what there is of a plan is used, and the wrap-up is a turn of its own
+                if history.planning.on:  # the plan so far is used, and the wrap-up is a turn of its own
                     return await self.next()
             else:
                 most = smaller
@@ -131,7 +127,7 @@ class Reservations:
         return self._history.turn + 1 if self._history.answered else self._history.turn
 
     async def _settle_lost(self) -> None:
-        """Book a call whose settlement was cut off (the log was out of reach, and the time ran out) as unknown."""
+        """Settle as unknown a call whose settlement was lost: the log was out of reach until the time was over."""
         run = await self._log.read(lambda view: view.run(self._log.run.id))
         if run is not None and run.in_flight is not None:
             await self._log.append(settle_unknown(run, self._log.who, self._log.fence, purpose=self._history.purpose))
@@ -139,12 +135,12 @@ class Reservations:
     def _ask_for(
         self, turn: int, attempt: int, output: int, last: LastTurn | None, notice: _Notice, bare: bool
     ) -> tuple[Request, CapRequest]:
-        """Return a request, and what has to be reserved for it; a bare one leaves out all that may be left out."""
+        """Return a request and what to reserve for it; a `bare` one leaves out every result that it may."""
         history = self._history
         upto = history.last_message_seq
         if last is not None:
             # It is said once: a second attempt of the wrap-up finds it in the history.
-            notice = _Notice() if WRAP_UP in history.told else _Notice(_last_words(last), (WRAP_UP,))
+            notice = _Notice() if WRAP_UP in history.notices_sent else _Notice(_last_words(last), (WRAP_UP,))
         elide = history.fresh_results() if last else self._trimmed(upto)
         if bare:
             elide += tuple(seq for seq, _saved in history.elidable())
@@ -152,7 +148,7 @@ class Reservations:
         thinking = 0 if last else self._thinking(output, recipe)
         request = history.request(recipe, output, thinking)
         bound = self._model.bound(request, history.known)
-        if recipe.elide:  # what was reported covers what is now left out: both are upper bounds, the lower one holds
+        if recipe.elide:  # the reported count includes what is left out now: both are upper bounds, use the lower
             bound = min(bound, self._model.bound(request, None), key=lambda both: both.prompt_tokens)
         prompt = bound.prompt_tokens
         wrap = Bound(prompt + output + WRAP_PROMPT, self._wrap_output)
@@ -176,17 +172,17 @@ class Reservations:
         return request, CapRequest(fact, prompt + output, 0 if last else wrap.prompt_tokens + wrap.output_tokens)
 
     def _thinking(self, output: int, recipe: Recipe) -> int:
-        """Return how many of a call's tokens the model may think.
+        """Return how many of a call's output tokens may be thinking.
 
-        Once it was off it stays off: providers want one way within a conversation of calls and results, and what one
-        without thinking reports of its prompt is no base for the next with it.
+        Once it is off it stays off: providers want one mode within a conversation of calls and results, and the prompt
+        size that a call without thinking reports says nothing about a call with it.
         """
         if not self._config.extended_thinking or not self._history.thinks or output < LEAST_TO_THINK:
             return 0
         return output // 2 if self._model.may_think(self._history.turns(recipe)) else 0
 
     def _granted(self, answer: Reservation | CapReached | UnreadMessages) -> None:
-        """Take up what the log has now: a reservation, or what others wrote to the run, which goes before it."""
+        """Fold what the log has now: the reservation, or the messages to the run that have to go first."""
         if isinstance(answer, Reservation):
             self._looked = answer.seq
             self._history.add(answer.seq, answer.fact)
@@ -197,7 +193,7 @@ class Reservations:
                     self._history.add(entry.seq, entry.fact)
 
     def last_turn(self, turn: int | None = None) -> LastTurn | None:
-        """Return why a turn (the one at hand, if none is given) is the last one, or None."""
+        """Return why a turn (by default the current one) is the last, or None."""
         if self.cap is not None:
             return self.cap
         turn = self._history.turn if turn is None else turn
@@ -208,23 +204,23 @@ class Reservations:
         return None
 
     def _notice(self, attempt: int) -> _Notice:
-        """Return what the next request has to tell the model; further attempts of a turn show what the first told."""
-        phase = self._planning.phase()
+        """Return what the next request tells the model; further attempts of a turn repeat what the first said."""
+        phase = self._planner.phase()
         if attempt > 1:
             return _Notice(phase=phase)
         if phase is not None:
-            return _Notice(self._planning.asking_for(phase), (f"plan:{phase}",), phase)
+            return _Notice(self._planner.prompt_of(phase), (f"plan:{phase}",), phase)
         ready = self._history.planning.ready
-        if ready is not None and ready.plan and TO_WORK not in self._history.told:
+        if ready is not None and ready.plan and TO_WORK not in self._history.notices_sent:
             left = self._eighty()
             return _Notice("\n\n".join([to_work(), *([left.text] if left.text else [])]), (TO_WORK, *left.about))
-        fault = self._history.fault
+        fault = self._history.invalid_answer
         if fault is not None and fault.notice:
             return _Notice(fault.notice, (fault.kind,))
         return self._eighty()
 
     def _eighty(self) -> _Notice:
-        """Return the notice at 80 % of a cap, once for each cap."""
+        """Return the notice that 80 % of a cap is used, once for each cap."""
         config, run = self._config, self._log.run
         used = {
             "time": (self.active_s, config.timeout_s, f"{config.timeout_s - self.active_s:.0f} s"),
@@ -244,7 +240,7 @@ class Reservations:
         near = [
             name
             for name, (have, cap, _left) in used.items()
-            if have >= NEARLY * cap and f"left:{name}" not in self._history.told
+            if have >= NEARLY * cap and f"left:{name}" not in self._history.notices_sent
         ]
         if not near:
             return _Notice()
@@ -253,12 +249,12 @@ class Reservations:
         return _Notice(text, tuple(f"left:{name}" for name in near))
 
     def _trimmed(self, upto: int) -> tuple[int, ...]:
-        """Return the oldest tool results to leave out, when the prompt passes 70 % of the window or the tokens left."""
+        """Return the oldest tool results to leave out once the prompt exceeds 70 % of its room."""
         elidable = self._history.elidable()
         if not elidable:
             return ()
         left = max(self._config.max_tokens - self._log.run.tokens, 0)
-        # Of the tokens left the prompt is needed twice, by this call and by the wrap-up after it.
+        # Of the tokens left, the prompt is needed twice: by this call and by the wrap-up after it.
         twice = max(left - self._config.max_output - WRAP_PROMPT - self._wrap_output, 0) // 2
         room = int(TRIM_SHARE * min(self._window, twice))
         elide: list[int] = []
@@ -271,12 +267,12 @@ class Reservations:
             if bound - freed <= room * TRIM_TO / TRIM_SHARE:
                 break
             elide.append(seq)
-            freed += saved // 4  # a modest guess; the reservation uses the real bound
+            freed += saved // 4  # a cautious estimate; the reservation uses the real bound
         return tuple(elide) if freed >= bound * TRIM_LEAST else ()
 
     def _fitting(self, asked: CostReserved, reached: CapReached) -> int | None:
-        """Return the most output tokens with which the pair fits what is left, None below the least that is useful."""
-        if reached.cap == "overrun":  # nothing more fits, however small: also where it would cost nothing
+        """Return the most output tokens with which call and wrap-up fit what is left; None below the useful minimum."""
+        if reached.cap == "overrun":  # after an overrun no call is sent, not even a free one
             return None
         low, high = LEAST_OUTPUT, asked.max_output - 1
         best = None
@@ -303,7 +299,7 @@ def _last_words(cap: LastTurn) -> str:
 
 
 def _cap_words(reached: CapReached, asked: CapRequest) -> str:
-    """Return which cap the next call does not fit, with what it can take at most and what is left."""
+    """Return which cap the next call does not fit, its worst case, and what is left."""
     if reached.cap == "overrun":
         return "a call cost more than it could by the provider's own limits"
     caps = {

@@ -171,15 +171,15 @@ class RunSetup:
         # Last of all that may fail: whoever is told that it cannot be run here leaves nothing open.
         files, artifacts = await self._opened(lambda: self._open_folders(config, run.id))
         networked = any(tool.spec.network and tool.spec.foreign is None for tool in own.values())
-        settings, workshop, bench = self._resources.settings, None, None
+        settings, worktree, bench = self._resources.settings, None, None
         if config.coding is not None and sandbox is not None:
-            workshop = self._workshop(run, config, sandbox)
+            worktree = self._worktree(run, config, sandbox)
         elif sandbox is not None and runs_commands(config.tools, own):
             bench = make_workbench(run, config, files, scratch, sandbox, settings)
 
         def close(ended: bool) -> None:
-            if workshop is not None:
-                workshop.close()
+            if worktree is not None:
+                worktree.close()
             if bench is not None:
                 with contextlib.suppress(OSError):  # a command that is still being ended; it goes with the run
                     bench.close()
@@ -199,17 +199,17 @@ class RunSetup:
                 search=search,
                 artifacts=artifacts,
                 memory=self._resources.memory(run.user_id),
-                sandbox=sandbox if bench is not None or workshop is not None else None,
+                sandbox=sandbox if bench is not None or worktree is not None else None,
                 bench=bench,
             ),
             redactor=self._resources.credentials.redactor,
-            lending=SecretInjection(config.role, config.secrets, self._resources.credentials),
+            secret_injection=SecretInjection(config.role, config.secrets, self._resources.credentials),
             scratch=scratch,
             servers=servers,
             caps=self._resources.day_caps(run.user_id),
             window=choice.price.window or WINDOW,
             worktrees=self.worktrees,
-            workshop=workshop,
+            worktree=worktree,
             artifacts=lambda: self.artifacts(run.id),
             close=close,
         )
@@ -292,7 +292,7 @@ class RunSetup:
         except TimeoutError:
             raise ConfigNotSupported(f"its folders do not answer within {OPEN_S:g} s") from None
 
-    def _workshop(self, run: RunRow, config: RunConfig, sandbox: Sandbox) -> WorktreeSession:
+    def _worktree(self, run: RunRow, config: RunConfig, sandbox: Sandbox) -> WorktreeSession:
         """Return where a run changes files; nothing of it is there before the run begins."""
         settings = self._resources.settings
         return WorktreeSession(
