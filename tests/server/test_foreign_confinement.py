@@ -122,7 +122,7 @@ async def test_a_run_waits_where_its_servers_would_be_confined_less_than_approve
                     lab.runtime.manager.adopt_run(run_id)
                     lab.runtime.manager.wake()
                     waits_for = await until(partial(lab.runtime.manager.waiting_for.get, run_id))
-                    assert "is to be confined by bubblewrap" in waits_for
+                    assert "approved to run in bubblewrap" in waits_for
                     assert (await lab.run(run_id)).state == "queued" and marked(run_id) == []
         async with open_lab(tmp_path, server=server, config=GOOD) as lab:
             assert (await lab.ended(run_id)).state == "success"

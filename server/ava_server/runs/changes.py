@@ -1,7 +1,7 @@
-"""What a run has changed: the message of its commit, the part of its result that tells of it, and that in words.
+"""A run's changes to a repository: the commit message, the part of the result about them, and the same as text.
 
-Names of files, and what the verify command printed, are a subagent's or a repository's words; they stand with all else
-that is untrusted. Branch, commits, counts and outcomes are ours.
+File names and the verify command's output come from a subagent or a repository and belong to the untrusted part of a
+result. Branch, commits, counts and outcomes are Ava's own.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from ava_server.runs.submit import cut
 SUBJECT_CHARS, TASK_CHARS, BODY_COLUMNS = 72, 400, 72
 KINDS = ("added", "changed", "removed")
 FILES = 300
-"""Files that a result names."""
-LATE = "it was not there within the time that an ending has, and is made right after"
+"""Most files that a result names."""
+LATE = "the commit was not ready in time, and is made right after the end"
 _ENDED: Mapping[str, str] = {
     "timeout": "did not end in its time",
     "memory": "was ended for taking more than 2 GiB of memory",
@@ -36,7 +36,7 @@ class KeptChanges:
     """What became of a run's changes.
 
     Attributes:
-        branch: Where they are; None where nothing was changed, or they could not be kept.
+        branch: The branch with them; None where nothing was changed, or they could not be kept.
         fault: Why they could not be kept; empty where they were.
     """
 
@@ -67,15 +67,15 @@ def commit_message(
     passed: CommandRun | None = None,
     status: str = "",
 ) -> str:
-    """Return the message of the commit: what in its subject, why and how it was verified below, the run in a trailer.
+    """Return the commit message: what was done as subject, then the task, the verification, and the run as trailer.
 
     Args:
         run_id: The run.
         coding: What was approved.
-        summary: What the model says that it did; empty where it has not come to that.
-        task: What it was asked.
-        before: How the verify command came out before the work.
-        passed: How it came out on exactly this; None where it was not verified.
+        summary: What the model says it did; empty where it has not said so yet.
+        task: The task.
+        before: The outcome of the verify command before the work.
+        passed: Its outcome on exactly this work; None where it was not verified.
         status: How the run ended, where it was not verified.
     """
     asked = _line(task)
@@ -93,7 +93,7 @@ def commit_message(
 
 
 def _line(text: str) -> str:
-    """Return the first line of a text that has words: one line, with nothing in it that is not seen."""
+    """Return the first line of a text that is not empty, without invisible characters."""
     first = next((line for line in clean(text)[0].splitlines() if line.strip()), "")
     return " ".join("".join(char if char.isprintable() else " " for char in first).split())
 
@@ -104,14 +104,14 @@ def _line(text: str) -> str:
 def build_changes(
     coding: Coding, ready: WorktreeReady | None, check: WorkChecked | None, kept: KeptChanges | None, *, verified: bool
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return what a result tells of changes: what is ours to say, and what others have named or printed.
+    """Return a result's part about changes: Ava's own words, and the untrusted ones of a subagent or repository.
 
     Args:
         coding: What was approved.
-        ready: The worktree as it was before the work; None where it was never ready.
-        check: The last time that the work was checked.
-        kept: What became of the changes; None where nobody could look.
-        verified: What is kept is what passed.
+        ready: The worktree before the work; None where it was never ready.
+        check: The last check of the work.
+        kept: What became of the changes; None where that is not known.
+        verified: The kept work is the work that passed.
     """
     kept = kept or KeptChanges()
     branch = kept.branch
@@ -159,7 +159,7 @@ def _file(each: ChangedFile) -> dict[str, Any]:
 
 
 def changes_lines(run_id: str, ours: Mapping[str, Any]) -> list[str]:
-    """Return what is ours to say of changes, in lines for people and models."""
+    """Return the trusted part about changes as lines."""
     lines: list[str] = []
     if ours["not_kept"]:
         lines.append(f"What it changed is NOT on a branch: {ours['not_kept']}")
@@ -196,7 +196,7 @@ def _outcome_words(outcome: Mapping[str, Any] | None) -> str:
 
 
 def changed_lines(theirs: Mapping[str, Any]) -> list[str]:
-    """Return what others have named or printed of changes, in lines: to be wrapped by whoever shows them."""
+    """Return the untrusted part about changes as lines; the caller wraps them as untrusted."""
     files: Sequence[Mapping[str, Any]] = theirs.get("files", ())
     lines = [f"{str(each['kind']).capitalize()}: {each['path']} +{each['added']} −{each['removed']}" for each in files]
     for kind in KINDS:

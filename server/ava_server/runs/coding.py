@@ -1,8 +1,8 @@
-"""The work of a run that changes files: its worktree made ready, what it hands over checked, all of it kept.
+"""Runs that change files: prepares the worktree, checks the work with the verify command, and keeps it on a branch.
 
-Where a run is in this follows from the log. `WorktreeReady` has what the model is told of its worktree, letter for
-letter; `WorkChecked` how the verify command came out on what was handed over, before anything follows from that. So a
-run that is taken up sends the same bytes, counts its attempts on, and runs nothing again that has run.
+The log says how far a run has come. `WorktreeReady` has the exact text that tells the model about its worktree;
+`WorkChecked` has the outcome of the verify command before anything follows from it. So a resumed run sends the same
+bytes, keeps counting its attempts, and repeats no command.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ log = logging.getLogger("ava.worktrees")
 
 
 class Worktrees:
-    """The folders in which runs that change files work, each named by its run.
+    """The worktree folders of runs, each named by its run.
 
     Args:
         folder: Where they are.
@@ -54,14 +54,14 @@ class Worktrees:
         return self._folder / run_id
 
     def run_ids(self) -> list[str]:
-        """Return the runs that have a folder. Blocking."""
+        """Return the ids of the runs that have a folder. Blocks."""
         return sorted(path.name for path in self._folder.glob("S-*"))
 
     def keep(self, run: RunRow, message: str) -> Branch | None:
-        """Bring what a run has changed onto its branch; None where that is nothing. Blocking.
+        """Commit what a run has changed to its branch; None where that is nothing. Blocks.
 
         Raises:
-            RolesError: It cannot be done; the folder is as it was.
+            RolesError: It cannot be done; the folder is unchanged.
         """
         here = self.folder_of(run.id)
         return (
@@ -71,43 +71,40 @@ class Worktrees:
         )
 
     def keep_changes(self, run: RunRow, task: str = "") -> KeptChanges | None:
-        """Bring onto its branch what a run that nobody works on has changed; None for one that changes no files.
-
-        Blocking.
-        """
+        """Commit the changes of a run without an owner to its branch; None for a run that changes no files. Blocks."""
         coding = config_of(run.config).coding
         if coding is None:
             return None
         try:
             return KeptChanges(self.keep(run, commit_message(run.id, coding, task=task)))
         except (RolesError, OSError) as error:
-            log.warning("what %s has changed is not on a branch: %s", run.id, error)
+            log.warning("the changes of %s are not on a branch: %s", run.id, error)
             return KeptChanges(fault=str(error))
 
     def remove(self, run: RunRow) -> None:
-        """Remove the folder of a run that has ended, once nothing is left in it that is not on its branch. Blocking."""
+        """Remove the folder of an ended run, once everything in it is on its branch. Blocks."""
         here = self.folder_of(run.id)
         if not here.exists():
             return
         kept = self.keep_changes(run)
         if kept is not None and kept.fault:
-            log.warning("%s stays, because it has what is on no branch", here)
+            log.warning("%s is kept, because not everything in it is on a branch", here)
             return
         try:
             remove(here)
-        except (RolesError, OSError) as error:  # the next start sweeps
-            log.warning("the worktree of %s was not all removed: %s", run.id, error)
+        except (RolesError, OSError) as error:  # the next start removes the rest
+            log.warning("the worktree of %s was not removed completely: %s", run.id, error)
 
 
 RETRIES = 3
-"""Attempts to mend what did not pass, after the first."""
+"""Attempts after the first to make the work pass."""
 SHOWN_CHARS = 6_000
-"""Characters of an output that the model is shown, and the log has: the part that says what failed."""
+"""Characters of a failed command's output that the log has and the model is shown."""
 PASSED_CHARS = 1_000
 KEEP_S, KEEP_CANCELLED_S, KEEP_SUCCESS_S = 8.0, 2.0, 60.0
-"""How long an ending waits for its branch; a cancel has to be answered within 5 s. It is made all the same.
+"""Seconds that an ending waits for its branch; a cancel has to be answered within 5 s. The commit goes on after that.
 
-A success waits longer: it is none before its branch is there.
+A success waits longer, because it needs its branch.
 """
 VERIFICATION = "verification"
 WORKSHOP = "workshop"
@@ -116,10 +113,10 @@ _CUT = "\n[… cut …]\n"
 
 
 class CodingWork:
-    """The worktree of one run in the hands of its owner.
+    """The work of one run in its worktree.
 
     Args:
-        worktree: Where it works.
+        worktree: The worktree.
         worktrees: The folders of all such runs.
         coding: What was approved.
         run_log: The run's own log.
@@ -149,7 +146,7 @@ class CodingWork:
         worktree.say = lambda doing: say(self._hidden(doing))
 
     async def begin(self) -> RunResult | None:
-        """Make the worktree ready, or take up the one that is there; an ending where that cannot be."""
+        """Prepare the worktree, or open the one that is there; return an ending where that fails."""
         try:
             if self._history.worktree is not None:
                 await self._worktree.prepare(baseline=False, resumed=True)
@@ -170,12 +167,12 @@ class CodingWork:
         return None
 
     def place(self, place: ToolContext) -> ToolContext:
-        """Return the place of the run's calls: the worktree, which has to be ready."""
+        """Return the place of the run's tool calls: the worktree, which has to be ready."""
         shop = self._worktree
         return replace(place, files=shop.files, edits=shop.edits, bench=shop.bench)
 
     async def check(self, call_id: str | None) -> WorkChecked | RunResult:
-        """Return how the verify command came out on what was handed over; what has been checked is not run again."""
+        """Return the outcome of the verify command on the work; after a crash, a recorded outcome is used again."""
         if self._history.check is not None:
             return self._history.check
         before = self._history.last_check
@@ -195,7 +192,7 @@ class CodingWork:
         return checked
 
     def given_up(self, checked: WorkChecked, submitted: SubmitArgs) -> RunResult | None:
-        """Return the ending of a run whose work has not passed often enough, or None."""
+        """Return the ending of a run whose work has failed too often, or None."""
         if checked.number <= RETRIES:
             return None
         return RunResult(
@@ -204,12 +201,12 @@ class CodingWork:
             submitted,
             error_kind=VERIFICATION,
             error_message=f"`{self._coding.verify}` {describe_command(checked.verify)}",
-            what_to_do="Look at the branch and at what fails; then have it mended with retry_of and a narrower task.",
+            what_to_do="Look at the branch and at what fails; then have it fixed with retry_of and a narrower task.",
         )
 
     async def keep(self, ended: RunResult) -> KeptChanges:
-        """Bring what the run has changed onto its branch, whatever ended it."""
-        if self._history.worktree is None:  # nobody has worked in it
+        """Commit what the run has changed to its branch, whatever ended the run."""
+        if self._history.worktree is None:  # it was never ready: there is no work
             return KeptChanges()
         check = self._history.last_check
         task = self._history.task
@@ -222,9 +219,9 @@ class CodingWork:
             passed=check.verify if ended.status == "success" and check is not None else None,
             status=ended.status,
         )
-        work = self._worktree.keep if self._ready else partial(self._as_it_was_left, self._log.run)
+        work = self._worktree.keep if self._ready else partial(self._keep_unopened, self._log.run)
         if ended.status == "success" and check is not None:
-            work = partial(self._as_it_was_checked, check.tree)
+            work = partial(self._keep_checked, check.tree)
         kept = KeptChanges(fault=LATE)
         with anyio.move_on_after(self.patience_s(ended)):
             try:
@@ -235,26 +232,26 @@ class CodingWork:
 
     @staticmethod
     def patience_s(ended: RunResult) -> float:
-        """Return how long `keep` may take."""
+        """Return how many seconds `keep` may take."""
         return {"cancelled": KEEP_CANCELLED_S, "success": KEEP_SUCCESS_S}.get(ended.status, KEEP_S)
 
-    def _as_it_was_checked(self, tree: str, message: str) -> Branch | None:
-        """Keep what has passed: nothing else may be called verified. Blocking."""
+    def _keep_checked(self, tree: str, message: str) -> Branch | None:
+        """Commit the work, and check that it is exactly what passed. Blocks."""
         branch = self._worktree.keep(message)
         if (self._worktree.base_tree() if branch is None else branch.tree) != tree:
             where = "nothing is on a branch" if branch is None else f"it is on the branch {branch.name}"
-            raise WorkshopFailed(f"what is in the worktree is not what was checked; {where}")
+            raise WorkshopFailed(f"the worktree has changed since it was checked; {where}")
         return branch
 
-    def _as_it_was_left(self, run: RunRow, message: str) -> Branch | None:
-        """Keep what an earlier owner has left, where this one did not come to taking it up. Blocking."""
-        self._worktree.close()  # it may hold what is to be looked at
+    def _keep_unopened(self, run: RunRow, message: str) -> Branch | None:
+        """Commit what an earlier owner has left, where this one has not opened the worktree yet. Blocks."""
+        self._worktree.close()  # it may hold the folder open
         return self._worktrees.keep(run, message)
 
     def _failed(self, what: str, error: RolesError) -> RunResult:
         return RunResult(
             "error", what, error_kind=WORKSHOP, error_message=self._hidden(str(error)),
-            what_to_do="Mend what the error says, then propose it again with retry_of.",
+            what_to_do="Fix what the error says, then propose it again with retry_of.",
         )  # fmt: skip
 
     # -- words --------------------------------------------------------------------------------------------------------
@@ -298,12 +295,14 @@ class CodingWork:
         return wrap_tool_output(output or "(no output)", tool=tool, nonce=self._nonce)
 
     async def _run_of(self, verdict: Verdict) -> CommandRun:
-        """Return how a command ended, as the log has it: bounded, without secrets, and what nobody sees taken out."""
+        """Return how a command ended, for the log: bounded, without secrets and invisible characters."""
         return await anyio.to_thread.run_sync(self._bounded, verdict)
 
     def _bounded(self, verdict: Verdict) -> CommandRun:
         most = PASSED_CHARS if verdict.passed else SHOWN_CHARS
-        output = replace(verdict, output=self._hidden(verdict.output)).failing(most)  # half a secret is not recognised
+        output = replace(verdict, output=self._hidden(verdict.output)).failing(
+            most
+        )  # before it is cut: half a secret is not recognized
         if len(output) > most:
             output = output[: most // 4] + _CUT + output[len(output) - (most - most // 4 - len(_CUT)) :]
         return CommandRun(
@@ -319,14 +318,14 @@ class CodingWork:
 
 
 def fail_unkept(ended: RunResult, kept: KeptChanges) -> RunResult:
-    """Return the ending of a run whose work passed, and could not be kept: no success."""
+    """Return the ending of a run whose work passed and could not be kept, which is no success."""
     return replace(
         ended,
         status="error",
         stop_reason="its work passed, and could not be brought onto a branch",
         error_kind=WORKSHOP,
         error_message=kept.fault,
-        what_to_do="Mend what the error says; the next start of Ava brings the work onto its branch.",
+        what_to_do="Fix what the error says; the next start of Ava commits the work to its branch.",
     )
 
 

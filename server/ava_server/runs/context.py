@@ -1,4 +1,4 @@
-"""What a claimed run works with: the seam between the runtime, which makes it, and the loop, which uses it."""
+"""The context of a claimed run: what `setup` makes and the loop uses."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ log = logging.getLogger("ava.secrets")
 
 
 class SecretRefused(Exception):
-    """Raised when a call may not have what its placeholders stand for; the text goes to the model."""
+    """Raised when a call may not use the secrets that its placeholders name; the text goes to the model."""
 
 
 class SecretInjection:
@@ -38,45 +38,44 @@ class SecretInjection:
 
     Args:
         role: The name of its role.
-        approved: The secrets that were shown when it was approved, with the hosts that each was for; None for one that
-            was not stored then.
-        access: Knows what is stored now.
+        approved: The secrets that the approved proposal showed, each with its hosts; None for one that was not stored.
+        credentials: Reads what is stored now.
     """
 
     def __init__(self, role: str, approved: Mapping[str, tuple[str, ...] | None], credentials: Credentials) -> None:
         self._role = role
         self._approved = approved
-        self._access = credentials
+        self._credentials = credentials
 
     async def refresh(self) -> None:
-        """Learn what is to be hidden from now on."""
-        await self._access.refresh()
+        """Read the stored secrets again, so that new values are redacted from now on."""
+        await self._credentials.refresh()
 
     async def inject(self, spec: ToolSpec, args: Mapping[str, Any]) -> tuple[InjectedSecret, ...]:
-        """Return the secrets that a call's placeholders name; none for a call without any.
+        """Return the secrets that a call's placeholders name; none for a call without placeholders.
 
-        A tool that only reads here has its placeholders as the text that they are; one that writes or sends gets none
-        but in the arguments that are made for it.
+        For a tool that only reads, a placeholder is plain text. A tool that writes or sends gets secrets only in the
+        arguments that are meant for them.
 
         Raises:
-            SecretRefused: It may not have one of them.
+            SecretRefused: The call may not use one of them.
         """
         if not means_one(args):
             return ()
-        made_for_it = {name: value for name, value in args.items() if name in spec.secrets}
+        for_secrets = {name: value for name, value in args.items() if name in spec.secrets}
         others = {name: value for name, value in args.items() if name not in spec.secrets}
         if means_one(others) and (spec.writes or spec.network or not spec.read_only):
-            raise SecretRefused(_elsewhere(spec))
-        if misspelt(made_for_it):
-            raise SecretRefused("a placeholder is written {{secret:NAME}}, without blanks; write it exactly so")
-        names = names_in(made_for_it)
+            raise SecretRefused(_wrong_argument(spec))
+        if misspelt(for_secrets):
+            raise SecretRefused("write a placeholder exactly as {{secret:NAME}}, without spaces")
+        names = names_in(for_secrets)
         if not names:
             return ()
         for name in names:
             if name not in self._approved:
                 raise SecretRefused(self._not_listed(name))
         try:
-            stored = await anyio.to_thread.run_sync(lambda: self._access.secrets)
+            stored = await anyio.to_thread.run_sync(lambda: self._credentials.secrets)
         except AvaError as error:
             log.warning("%s", error)
             raise SecretRefused(
@@ -108,7 +107,7 @@ class SecretInjection:
         )
 
 
-def _elsewhere(spec: ToolSpec) -> str:
+def _wrong_argument(spec: ToolSpec) -> str:
     if spec.secrets:
         return f"{spec.name} takes a secret in {' and '.join(spec.secrets)} only"
     if spec.writes:
@@ -125,13 +124,13 @@ class RunContext:
     """Everything that a claimed run works with.
 
     Attributes:
-        started: The prefix for a new run; a resumed one keeps the one that its log has.
-        servers: The run's other MCP servers, not yet started.
+        started: The prefix of a new run; a resumed run keeps the one in its log.
+        servers: The run's MCP servers, not started yet.
         window: Tokens that the model's context holds.
-        worktree: Where it changes files; None for a run that changes none.
-        worktrees: The folders of all such runs.
+        worktree: Where the run changes files; None for a run that changes none.
+        worktrees: The worktree folders of all runs.
         artifacts: Lists the files that the run has handed over.
-        close: Lets go of folders; of an ended run it also removes what was only the run's own.
+        close: Closes the run's folders; after the run's end (True) it also removes them.
     """
 
     model: Model

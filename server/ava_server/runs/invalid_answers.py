@@ -1,8 +1,8 @@
-"""Answers of which nothing can be used: what was wrong with one, what the model is told of it, and what becomes of it.
+"""Invalid answers: what is wrong with an answer of which nothing can be used, and what the model is told about it.
 
-Everything here follows from what stands in the log, so that a run that was taken up again counts on. Two such answers
-in a row are answered with what is wrong; the third ends the run. A planning call and the last turn have rules of their
-own: there an answer is taken as it is, or dropped.
+Everything here follows from the log, so that a resumed run keeps counting. After the first and second such answer in a
+row the model is told what is wrong; the third ends the run. In planning and in the last turn an answer is accepted as
+it is, or dropped.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from ava_server.models.base import ToolUse
 from ava_server.models.text_tool_calls import EXAMPLE, TextToolCalls
 
 REPAIRS = 2
-"""Answers in a row of which nothing could be used, before the one that ends the run."""
+"""Invalid answers in a row before the one that ends the run."""
 CUT = frozenset({"length", "max_tokens", "max_output_tokens", "model_context_window_exceeded"})
-"""What providers say of an answer that ended where its tokens did."""
+"""Stop reasons of an answer that was cut at its token limit."""
 REFUSED = frozenset({"content_filter", "refusal"})
-"""What they say of one that the model, or a filter before it, declined to give."""
+"""Stop reasons of an answer that the model or a filter refused."""
 SHOWN = 1_000
 """Characters of an answer that an ending shows."""
 
@@ -60,21 +60,21 @@ _WORDS: dict[InvalidKind, tuple[str, str, str]] = {
         "Ask for the part that the model does, say what it is for, or try another model.",
     ),
 }  # fmt: skip
-"""One of its kind, several of them, and what to do about it."""
+"""By kind: the singular, the plural, and what to do about it."""
 
 _TAIL = 4_000
 _REPEATS, _REPEATED = 5, 120
-"""Repetitions at the end of an answer, and the characters that they have together, from which it is one."""
+"""Least repetitions at the end of a text, and characters that they have together."""
 
 
 @dataclass(frozen=True)
 class InvalidAnswer:
-    """What was wrong with an answer of which nothing can be used.
+    """What is wrong with an answer of which nothing can be used.
 
     Attributes:
-        kind: What it was.
-        detail: Its own words, or what was answered to it.
-        notice: What the next request tells the model; empty where the results of its calls do.
+        kind: The kind of problem.
+        detail: The answer's own text, or the results of its calls.
+        notice: What the next request tells the model; empty where the results of its calls do that.
     """
 
     kind: InvalidKind
@@ -83,12 +83,12 @@ class InvalidAnswer:
 
 
 def check_answer(said: AssistantMessage, tokens: int, printed: TextToolCalls | None) -> InvalidAnswer | None:
-    """Return what is wrong with an answer that calls nothing, or None.
+    """Return what is wrong with an answer without tool calls, or None.
 
     Args:
         said: The answer.
-        tokens: How many it had.
-        printed: What of it looks like calls.
+        tokens: How many tokens it has.
+        printed: What in it looks like tool calls.
     """
     declined = refusal_text(said)
     if declined is not None:
@@ -103,7 +103,7 @@ def check_answer(said: AssistantMessage, tokens: int, printed: TextToolCalls | N
 
 
 def refusal_text(said: AssistantMessage) -> str | None:
-    """Return the words with which a model declined, or None where it did not."""
+    """Return the text of a refusal, or None where the model did not refuse."""
     words = (said.raw or {}).get("refusal")
     if isinstance(words, str) and words.strip():
         return words
@@ -111,7 +111,7 @@ def refusal_text(said: AssistantMessage) -> str | None:
 
 
 def check_calls(said: AssistantMessage, results: Sequence[ToolResult], *, draft: bool) -> InvalidAnswer | None:
-    """Return what is wrong with an answer whose calls have all been answered, or None where one of them was of use."""
+    """Return what is wrong with an answer whose calls all have results, or None where one of them was valid."""
     if not results or not all(result.unusable for result in results):
         return None
     told = "\n".join(result.output for result in results)[:SHOWN]
@@ -122,16 +122,16 @@ def check_calls(said: AssistantMessage, results: Sequence[ToolResult], *, draft:
 
 
 def explain_cut_call(said: AssistantMessage, calls: Sequence[ToolUse], call: ToolUse) -> str | None:
-    """Return why a call cannot be made, if the answer ended in the middle of it."""
+    """Return why a call is invalid where the answer was cut in the middle of it, or None."""
     if said.stop_reason not in CUT or not calls or call != calls[-1]:
         return None
-    if call.args:  # none may be for want of room
+    if call.args:  # without arguments it may be the cut that took them
         return None
     return "your answer was cut at its length, in the middle of this call; ask for less at once, and write less beside"
 
 
 def error_of(kinds: Sequence[InvalidKind]) -> tuple[str, str, str]:
-    """Return how so many unusable answers in a row end a run: the reason, the kind of error and what to do."""
+    """Return how such answers in a row end a run: the stop reason, the kind of error, and what to do."""
     most = max(reversed(kinds), key=lambda kind: kinds.count(kind))
     _one, many, what_to_do = _WORDS[most]
     if len(set(kinds)) == 1:
@@ -144,7 +144,7 @@ def error_of(kinds: Sequence[InvalidKind]) -> tuple[str, str, str]:
 
 
 def cut_caveat(tokens: int) -> str:
-    """Return what a partial output says that is a text which was cut."""
+    """Return the caveat of a text that was cut."""
     return f"The answer was cut at {tokens} tokens."
 
 
@@ -180,9 +180,9 @@ def _printed(why: str) -> str:
 
 
 def find_repetition(text: str) -> str | None:
-    """Return the line or phrase that a text repeats to its end, or None if it does not."""
+    """Return the line or phrase that a text repeats to its end, or None."""
     tail = text.rstrip()[-_TAIL:][::-1]
-    # same[n]: how far the reversed tail runs on as it began, from its n-th character on (the Z function).
+    # The Z function of the reversed tail: same[n] is the length of its common prefix with tail[n:].
     same, left, right = [0] * len(tail), 0, 0
     for n in range(1, len(tail)):
         run = min(right - n, same[n - left]) if n < right else 0

@@ -1,7 +1,7 @@
-"""The run manager: who may run, who owns what, and what becomes of a run whose owner is gone.
+"""The run manager of one process: claims runs, drives those that it owns, and takes over those whose owner is gone.
 
-An instance claims queued runs while slots are free, takes over running ones whose owner's lock is free, hears of
-cancels through the log, and holds every run that it owns in one task group.
+It claims queued runs while slots are free, takes over running ones whose owner's lock is free, learns of cancels from
+the log, and holds every run that it owns in one task group.
 """
 
 from __future__ import annotations
@@ -48,34 +48,34 @@ from ava_server.telemetry import spans
 log = logging.getLogger("ava.manager")
 
 LOOK_EVERY_S = 1.0
-"""How often owners' locks are tried and queued runs looked at without news."""
+"""Seconds between two looks at owners' locks and queued runs without news from the log."""
 NEWS = ("SpawnDecided", "CancelRequested", "RunClaimed", "RunPaused", "RunResumed", "RunEnded")
-"""The entries that give a manager something to do."""
+"""The types of entries that may give a manager something to do."""
 SETTLE_S = 0.05
-"""Commits come in bursts; they are looked at together. What this process does itself pokes the manager at once."""
+"""Seconds: commits come in bursts and are looked at together. This process wakes its own manager at once."""
 GRACE_S = 1.0
-"""The instance that approved a run has this long to claim it before others do."""
+"""Seconds for which only the instance that approved a run claims it."""
 TRY_AGAIN_S = (1.0, 60.0)
-"""How long a run that cannot be run here waits before it is looked at again: the first time, and at most."""
+"""Seconds until a run that cannot be run here is tried again: the first wait, and the longest."""
 CLOSE_S = 3.0
-"""How long removing what was a run's own is waited for; a copy of a workspace has many files."""
-FAULT = "a fault of Ava itself, written to the server's standard error"
+"""Seconds that removing a run's folders may take; a copy of a workspace has many files."""
+INTERNAL = "a fault of Ava itself, written to the server's standard error"
 FAULTS = 2
-"""A run that was dropped so often by a fault of ours is not taken up again by this process."""
+"""Internal errors after which this process gives up a run."""
 
 
 class ConfigNotSupported(Exception):
-    """Raised when this instance cannot run a run as it was approved; says what it waits for."""
+    """Raised when this instance cannot run a run as it was approved; says what the run waits for."""
 
 
 class RunContextFactory(RunCleanup, Protocol):
-    """What gives a run everything that it works with, and takes it away again."""
+    """Makes what a run works with, and removes it again."""
 
     async def check_config(self, run: RunRow) -> None:
-        """Look whether a run can be run here as it was approved; opens nothing.
+        """Check that a run can be run here as it was approved; opens nothing.
 
         Raises:
-            ConfigNotSupported: It cannot; says what it waits for.
+            ConfigNotSupported: It cannot; says what the run waits for.
         """
         ...
 
@@ -83,29 +83,29 @@ class RunContextFactory(RunCleanup, Protocol):
         """Make everything that a claimed run works with.
 
         Raises:
-            ConfigNotSupported: It cannot be run here, after all.
+            ConfigNotSupported: It cannot be run here after all.
         """
         ...
 
 
 class Manager:
-    """Owns the runs of this process.
+    """Claims and drives the runs of one process.
 
     Args:
         store: The log.
         instances: The live processes on the data root.
         instance: This process's id among them.
-        serves: Tells which runs are this process's to look after.
-        slots: How many may run.
+        serves: Tells which runs this process serves.
+        slots: How many runs may be running.
         context_factory: Makes what runs work with.
         start_worker: Starts the worker process if there is none; None where this process runs the runs itself.
         grace_s: How long another process has to claim what it approved.
 
     Attributes:
-        waiting_for: What runs that this instance cannot take wait for, by run.
+        waiting_for: By run, why this instance cannot take it.
         control: Cancels, ends and resumes runs in their owner's place.
-        idle_since: Since when (anyio's clock) nothing here has run or waited for its turn; None while something does.
-        out_of_reach: Why the log could not be used when it was last looked for work, or None.
+        idle_since: Since when (on anyio's clock) nothing has run or waited for its turn; None while something does.
+        out_of_reach: Why the log could not be used at the last look for work, or None.
     """
 
     def __init__(
@@ -135,10 +135,10 @@ class Manager:
         self._sessions: set[str] = set()
         self._adopted: set[str] = set()
         self._first_seen: dict[str, float] = {}
-        self._faults: dict[str, int] = {}
+        self._fault_counts: dict[str, int] = {}
         self._not_before: dict[str, float] = {}
         self._wait_s: dict[str, float] = {}
-        self._asked: dict[str, str | None] = {}
+        self._cancel_asked: dict[str, str | None] = {}
         self._full: set[str] = set()
         self._woken = anyio.Event()
         self._outdated = False
@@ -148,7 +148,7 @@ class Manager:
         self._sessions.add(session_id)
 
     def forget_session(self, session_id: str) -> None:
-        """Let go of a session that nobody remembers any more: its runs are claimed as others' are."""
+        """Forget a session: its runs are claimed like those of other processes."""
         self._sessions.discard(session_id)
 
     def adopt_run(self, run_id: str) -> None:
@@ -160,15 +160,15 @@ class Manager:
         self._woken.set()
 
     def activity(self, run_id: str) -> str | None:
-        """Return what an owned run is doing this second, or None."""
+        """Return what an owned run is doing now, or None."""
         run = self._owned.get(run_id)
         return run.activity if run is not None else None
 
     async def run(self) -> None:
-        """Look after runs until cancelled; every run is a task of this call.
+        """Serve runs until cancelled; every run is a task of this call.
 
-        It ends by itself when a newer program has migrated the log, once the last run here has stopped: from then on
-        this process owns nothing, and the newer one may take its runs over.
+        It returns once a newer program has migrated the log and the last run here has stopped: this process then owns
+        nothing, and the newer one may take its runs over.
         """
         async with anyio.create_task_group() as tasks:
             while self._owned or not self._outdated:
@@ -179,27 +179,27 @@ class Manager:
                         await self._look(tasks)
                     self.out_of_reach = None
                 except SchemaNewer as error:
-                    self._leave(error)
+                    self._stop_claiming(error)
                     continue
-                except AuditError as error:  # the log is out of reach: looked at again, and nothing is claimed
+                except AuditError as error:  # the log is out of reach: nothing is claimed until the next look
                     self.out_of_reach = str(error)
                     log.warning("looking for runs: %s", error)
                 with anyio.move_on_after(LOOK_EVERY_S):
-                    await self._news(seen, woken)
+                    await self._wait_for_news(seen, woken)
 
-    def _leave(self, newer: SchemaNewer) -> None:
+    def _stop_claiming(self, newer: SchemaNewer) -> None:
         if not self._outdated:
             self._outdated = True
             log.error("the runs of this server are left to the newer program: %s", newer)
 
-    async def _news(self, seen: int, woken: anyio.Event) -> None:
+    async def _wait_for_news(self, seen: int, woken: anyio.Event) -> None:
         async def on_commit(seen: int) -> None:
             while True:
                 head = await self._store.newer_than(seen)
                 await anyio.sleep(SETTLE_S)
                 try:
                     newest = await self._store.read(lambda view: view.newest(NEWS))
-                except AuditError:  # the look that follows says so
+                except AuditError:  # the next look reports it
                     newest = head
                 if newest > seen:
                     waiting.cancel_scope.cancel()
@@ -218,21 +218,21 @@ class Manager:
 
     async def _look(self, tasks: anyio.abc.TaskGroup) -> None:
         rows, groups = await self._store.read(_unended)
-        self._forget_all_but(rows)
+        self._forget_ended(rows)
         for row in rows:
-            await self._look_after(row)
+            await self._check_owned(row)
         others = [row for row in rows if row.id not in self._owned and self._serves(row)]
         gone = await anyio.to_thread.run_sync(self.control.gone, rows) if others else frozenset[str]()
         free: list[RunRow] = []
         for row in others:
-            # What this process has let go of has no owner either, though it lives.
+            # A run that this process has dropped has no owner either, though its instance is alive.
             left = gone | {self.instance} if row.instance == self.instance else gone
             if overdue(row, groups.get(row.group_id or ""), left, _now_us()) is not None:
                 await self._end_overdue(row, left)
-            elif self._mine_now(row, gone):
+            elif self._may_take(row, gone):
                 free.append(row)
         running = [row for row in rows if row.state == RUNNING and row.instance not in gone]
-        await self._fill(free, running, gone, tasks)
+        await self._fill_slots(free, running, gone, tasks)
         due = any(paused(row, _now_us()) or row.id in self._full for row in others)
         if self._owned or due:
             self.idle_since = None
@@ -240,7 +240,7 @@ class Manager:
             self.idle_since = anyio.current_time()
 
     async def _end_overdue(self, row: RunRow, gone: frozenset[str]) -> None:
-        """End a run whose time is over; one of which nothing can be read waits for a program that can."""
+        """End a run whose time is over; an unreadable run waits for a program that can read it."""
         if anyio.current_time() < self._not_before.get(row.id, 0.0):
             return
         try:
@@ -249,24 +249,24 @@ class Manager:
             raise
         except Exception:
             log.exception("%s cannot be ended", row.id)
-            self._waits(row.id, FAULT)
-            self._look_later(row.id)
+            self._waits(row.id, INTERNAL)
+            self._retry_later(row.id)
 
-    async def _look_after(self, row: RunRow) -> None:
-        """See to it that a run of ours hears of its cancel, and ends when it does not end by itself."""
+    async def _check_owned(self, row: RunRow) -> None:
+        """Pass a cancel on to a run that this process owns, and end the run where it does not stop."""
         owned = self._owned.get(row.id)
         if owned is None:
             return
         if row.cancel_seq is not None:
             owned.cancel(await self._store.read(lambda view: cancel_reason(view, row.id)))
         if row.state == RUNNING and row.instance == self.instance and (ended := owned.overdue()) is not None:
-            log.error("%s does not stop; it is ended in its place (%s)", row.id, ended.status)
+            log.error("%s does not stop and is ended by the manager (%s)", row.id, ended.status)
             await self.control.end(row.id, ended, "give up")
 
-    async def _fill(
+    async def _fill_slots(
         self, free: list[RunRow], running: list[RunRow], gone: frozenset[str], tasks: anyio.abc.TaskGroup
     ) -> None:
-        """Take runs while there is room: always one of the user who has the fewest running, the oldest first."""
+        """Take runs while slots are free: each time the oldest of the user who has the fewest running."""
         count = Counter(row.user_id for row in running)
         in_line: dict[str, deque[RunRow]] = {}
         for row in sorted(free, key=lambda row: (row.queued_us or 0, row.id)):
@@ -279,15 +279,15 @@ class Manager:
                 del in_line[user]
             if anyio.current_time() < self._not_before.get(row.id, 0.0):
                 continue
-            counted = row.state == RUNNING and row.instance not in gone  # dropped by a fault of ours: it has its slot
+            counted = row.state == RUNNING and row.instance not in gone  # dropped by an internal error: it has its slot
             if not counted and (full := self._slots.full(count, user)):
                 self._full.add(row.id)
                 self._waits(row.id, full)
-            elif await self._try(row, gone, tasks) and not counted:
+            elif await self._try_to_take(row, gone, tasks) and not counted:
                 count[user] += 1
 
-    async def _try(self, row: RunRow, gone: frozenset[str], tasks: anyio.abc.TaskGroup) -> bool:
-        """Take a run, or have a worker take it; whatever goes wrong with one run takes no other with it."""
+    async def _try_to_take(self, row: RunRow, gone: frozenset[str], tasks: anyio.abc.TaskGroup) -> bool:
+        """Take a run, or start a worker that does; an error with one run affects no other."""
         try:
             await self._factory.check_config(row)
             if self._start_worker is not None:
@@ -296,30 +296,30 @@ class Manager:
             return await self._take(row, gone, tasks)
         except AuditError:
             raise
-        except (ConfigNotSupported, OSError) as error:  # it may pass: looked at again, less and less often
+        except (ConfigNotSupported, OSError) as error:  # it may pass: tried again, less and less often
             self._waits(row.id, str(error))
-            self._look_later(row.id)
+            self._retry_later(row.id)
         except Exception:
             log.exception("%s cannot be taken", row.id)
-            self._waits(row.id, FAULT)
-            self._look_later(row.id)
-            await self._fault(row.id)
+            self._waits(row.id, INTERNAL)
+            self._retry_later(row.id)
+            await self._count_fault(row.id)
         return False
 
-    def _look_later(self, run_id: str) -> None:
+    def _retry_later(self, run_id: str) -> None:
         wait_s = self._wait_s[run_id] = min(2 * self._wait_s.get(run_id, TRY_AGAIN_S[0] / 2), TRY_AGAIN_S[1])
         self._not_before[run_id] = anyio.current_time() + wait_s
 
     def _waits(self, run_id: str, why: str) -> None:
-        """Note what a run waits for, for whoever asks about it, in any process."""
+        """Record what a run waits for, where every process can read it."""
         if self.waiting_for.get(run_id) != why:
             self.waiting_for[run_id] = why
             self._store.set_live(run_id, f"{WAITS}{why}")
 
-    async def _fault(self, run_id: str) -> None:
-        """Count a fault of ours; a run that met too many is ended in our own words: it hangs nowhere."""
-        self._faults[run_id] = self._faults.get(run_id, 0) + 1
-        if self._faults[run_id] < FAULTS:
+    async def _count_fault(self, run_id: str) -> None:
+        """Count an internal error of a run, and end the run after too many, so that it never hangs."""
+        self._fault_counts[run_id] = self._fault_counts.get(run_id, 0) + 1
+        if self._fault_counts[run_id] < FAULTS:
             return
         why = "it was dropped twice by a fault, written to the server's standard error"
         ended = RunResult(
@@ -329,18 +329,25 @@ class Manager:
             await self.control.end(run_id, ended, "give up")
         except AuditError:
             raise
-        except Exception:  # not even what was approved can be read: it is left to a program that can
+        except Exception:  # not even what was approved can be read: it is left to a program that can read it
             log.exception("%s cannot be ended", run_id)
 
-    def _forget_all_but(self, rows: list[RunRow]) -> None:
-        """Let go of what was noted of runs that have ended."""
+    def _forget_ended(self, rows: list[RunRow]) -> None:
+        """Forget runs that have ended."""
         ids = {row.id for row in rows}
-        for noted in (self.waiting_for, self._first_seen, self._faults, self._not_before, self._wait_s, self._asked):
+        for noted in (
+            self.waiting_for,
+            self._first_seen,
+            self._fault_counts,
+            self._not_before,
+            self._wait_s,
+            self._cancel_asked,
+        ):
             for run_id in [run_id for run_id in noted if run_id not in ids]:
                 del noted[run_id]
         self._adopted &= ids
 
-    def _mine_now(self, row: RunRow, gone: frozenset[str]) -> bool:
+    def _may_take(self, row: RunRow, gone: frozenset[str]) -> bool:
         now_us = _now_us()
         match situation(row, now_us, gone=gone, instance=self.instance):
             case "running here":  # dropped by an internal error, or because the log could not take its ending
@@ -362,7 +369,7 @@ class Manager:
     # -- owning -------------------------------------------------------------------------------------------------------
 
     async def _take(self, row: RunRow, gone: frozenset[str], tasks: anyio.abc.TaskGroup) -> bool:
-        """Claim a run that this instance can check_config, and start it; False when another one has it.
+        """Claim a run and start it; False where another instance has it.
 
         Raises:
             ConfigNotSupported: It cannot.
@@ -376,54 +383,56 @@ class Manager:
         self._store.set_live(row.id, "Starting")  # in place of what it waited for
         run = await self._store.read(lambda view: view.run(row.id))
         claimed = (RUNNING, self.instance, got.generation + 1)
-        if run is None or (run.state, run.instance, run.generation) != claimed:  # taken from us meanwhile: not ours
+        if (
+            run is None or (run.state, run.instance, run.generation) != claimed
+        ):  # another instance has taken it meanwhile
             return False
         history = History(run.id)
         history.add_all(await self._store.read(lambda view: view.entries(row.id)))
-        prepared = await self._factory.prepare(run, history)
+        context = await self._factory.prepare(run, history)
         agent = Who(run.session_id, run.id, run.user_id, parent_agent_id=AGENT)
-        owned = AgentRun(self._store, run, agent, history, prepared, tasks)
+        owned = AgentRun(self._store, run, agent, history, context, tasks)
         self._owned[run.id] = owned
-        tasks.start_soon(self._drive, owned, run, prepared)
+        tasks.start_soon(self._drive, owned, run, context)
         return True
 
-    async def _drive(self, owned: AgentRun, run: RunRow, prepared: RunContext) -> None:
+    async def _drive(self, owned: AgentRun, run: RunRow, context: RunContext) -> None:
         try:
-            if run.id in self._asked:  # asked for while the log could not take it
-                owned.cancel(self._asked[run.id])
+            if run.id in self._cancel_asked:  # the cancel came while the log was out of reach
+                owned.cancel(self._cancel_asked[run.id])
             elif run.cancel_seq is not None:
                 owned.cancel(await self._store.read(lambda view: cancel_reason(view, run.id)))
             with spans.invoke_agent(run):
                 await owned.drive(await self._group_time(run))
-        except StoreUnavailable as error:  # the log cannot take it: the run stays, for the next look or another owner
+        except StoreUnavailable as error:  # the log is out of reach: the run stays for the next look or another owner
             log.error("%s: %s", run.id, error)
         except SchemaNewer as error:
-            self._leave(error)
+            self._stop_claiming(error)
         except Exception:
             log.exception("%s was dropped", run.id)
-            with contextlib.suppress(AuditError):  # looked at again, and counted again
-                await self._fault(run.id)
+            with contextlib.suppress(AuditError):  # the next look counts it again
+                await self._count_fault(run.id)
         finally:
             del self._owned[run.id]
             with anyio.CancelScope(shield=True), anyio.move_on_after(CLOSE_S):
                 try:
-                    await anyio.to_thread.run_sync(prepared.close, owned.done, abandon_on_cancel=True)
+                    await anyio.to_thread.run_sync(context.close, owned.done, abandon_on_cancel=True)
                 except OSError as error:
                     log.warning("%s left something behind: %s", run.id, error)
             self.wake()
 
     async def _group_time(self, run: RunRow) -> float | None:
-        """Return the seconds that a group's clock leaves, None without one."""
+        """Return the seconds left of the group's time; None without one."""
         group_id = run.group_id
         if group_id is None:
             return None
         return group_time(await self._store.read(lambda view: view.group(group_id)), _now_us())
 
     async def cancel(self, run_id: str, who: Who, reason: str | None, by: CancelledBy = "model") -> RunRow | None:
-        """Cancel a run and return it as it ended, within 5 s; None when there is none of this user."""
+        """Cancel a run and return it as it ended, within 5 s; None where the user has none of this id."""
         owned = self._owned.get(run_id)
-        if owned is not None and owned.user == who.user_id:  # act in memory first, its record follows
-            self._asked[run_id] = reason
+        if owned is not None and owned.user == who.user_id:  # act in memory first, the record follows
+            self._cancel_asked[run_id] = reason
             owned.cancel(reason)
         return await self.control.cancel(run_id, who, reason, by)
 

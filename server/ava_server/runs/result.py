@@ -1,4 +1,4 @@
-"""What a run hands over at its end, whatever ended it: the answer, or what there is of one, and what it cost."""
+"""A run's result, whatever ended the run: the answer or what there is of one, its quotes checked, and its cost."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from ava_server.runs.submit import NAME as SUBMIT
 from ava_server.runs.submit import Finding, SubmitArgs, accept, cut, findings_in
 
 NEAR = 0.1
-"""The share of a quote's characters that may have to be changed, added or left out for it to be `near`."""
+"""The share of a `near` quote's characters that may differ from the source."""
 NEAR_CHARS = 600
-"""A longer quote is found as it stands, or not at all."""
+"""A longer quote has to be found exactly."""
 NEAR_FINDINGS = 50
-"""Findings that are looked at for `near`; the others get the exact test only."""
-LEAST = 4
-"""Bytes of letters and digits without which a quote is none: `a` stands everywhere, and shows nothing."""
+"""Findings that are tested for `near`; the others get the exact test only."""
+QUOTE_BYTES = 4
+"""Bytes of letters and digits that a quote needs: `a` is found everywhere and proves nothing."""
 _OPENING = re.compile(r"<(tool_output_[0-9A-Za-z]{8,64})\b")
-_WINDOWS = 6  # passages that one quote is compared with
-_ANCHORS = 4  # pieces of a quote by which such passages are looked for
+_WINDOWS = 6  # passages with which one quote is compared
+_ANCHORS = 4  # pieces of a quote by which such passages are found
 _ANCHOR_CHARS = 24
 _WORD_CHARS = 1_000
 _OUTPUT_CHARS = 100_000  # one character may become 18 by NFKC
@@ -44,19 +44,18 @@ def check_quotes(
 ) -> list[dict[str, Any]]:
     """Look each quote up in the stored tool outputs of its run. Blocks: call it in a thread.
 
-    An output counts when it names what was read: notes, saved files and an empty search say only what the subagent
-    itself put into them. Of such an output counts what the tool brought, not the words that Ava put around it. A quote
-    of next to nothing is not found anywhere.
+    Only outputs that name a source count: notes, saved files and an empty search hold only what the subagent put into
+    them. Only what the tool returned counts, not the text that Ava put around it. A quote of too few letters is never
+    found.
 
     Args:
         findings: What the subagent claims, in its order.
         outputs: The `seq` and fact of each tool result.
-        near: Look for quotes that are nearly there, too; without, it is quick enough for a command of the store.
+        near: Also find quotes that differ a little; without that, it is fast enough for a command of the store.
 
     Returns:
-        For each finding with a quote its number, from 1, and a verdict: `found` (with the entry), `near` (at most
-        10 % of its characters differ), `not_found`. The quote itself stands in the finding, with all other words of
-        the subagent.
+        For each finding with a quote, its number, from 1, and a verdict: `found` (with the entry), `near` (at most 10 %
+        of its characters differ), `not_found`. The quote itself is in the finding.
     """
     quotes = [(number, normalize(finding.quote)) for number, finding in enumerate(findings, 1) if finding.quote]
     if not quotes:
@@ -69,7 +68,7 @@ def check_quotes(
     verdicts: list[dict[str, Any]] = []
     looked = 0
     for number, quote in quotes:
-        if not _says_something(quote):
+        if not _has_content(quote):
             verdicts.append({"finding": number, "verdict": "not_found"})
             continue
         seq, verdict = next((seq for seq, text in read if quote in text), None), "found"
@@ -85,15 +84,15 @@ def check_quotes(
 
 
 def unwrap_output(output: str) -> str:
-    """Return what a tool brought, without the wrapper and the notes that the model is shown with it.
+    """Return what a tool returned, without the wrapper and the notes that the model is shown with it.
 
-    What was read back has two wrappers, or the end of one; they are known by the run's own word in their names.
+    An output that was read back has two wrappers, or the end of one; the run's own word in their names tells them.
     """
     opening = _OPENING.match(output)
     if opening is None:
         return output
     begin, end = 0, len(output)
-    for tag in re.finditer(rf"(?:<|&lt;)(/?){opening[1]}\b[^>]*>", output):  # nobody else knows this name
+    for tag in re.finditer(rf"(?:<|&lt;)(/?){opening[1]}\b[^>]*>", output):  # only this run has tags of this name
         if not tag[1]:
             begin, end = tag.end(), len(output)
         elif end == len(output):
@@ -101,18 +100,18 @@ def unwrap_output(output: str) -> str:
     return output[begin:end].strip("\n")
 
 
-def _says_something(quote: str) -> bool:
-    return sum(len(char.encode("utf-8", "replace")) for char in quote if char.isalnum()) >= LEAST
+def _has_content(quote: str) -> bool:
+    return sum(len(char.encode("utf-8", "replace")) for char in quote if char.isalnum()) >= QUOTE_BYTES
 
 
 def normalize(text: str) -> str:
-    """Return text with compatible forms (NFKC), white space and quote marks made equal.
+    """Return text with compatible forms (NFKC), white space and quote marks normalized.
 
-    `&lt;` is what stands in an output for a `<` that could have been taken for one of our tags.
+    An output has `&lt;` in place of a `<` that could be taken for one of Ava's tags.
     """
     text = text.replace("&lt;", "<")
     if not text.isascii():
-        # Word by word: over one long run of combining marks normalising takes the square of its length.
+        # Word by word: normalizing one long run of combining marks takes quadratic time.
         text = " ".join(_normal(word) for word in text.translate(_MARKS).split()).translate(_MARKS)
     else:
         text = text.replace("`", "'")
@@ -127,7 +126,7 @@ def _normal(word: str) -> str:
 
 
 def _near(quote: str, read: list[tuple[int, str]]) -> int | None:
-    """Return the entry with a passage that differs from the quote in at most 10 % of its characters."""
+    """Return the entry with a passage that differs from the quote in at most 10 % of the characters."""
     most = int(len(quote) * NEAR)
     windows = 0
     for anchor, offset in _anchors(quote):
@@ -146,7 +145,7 @@ def _near(quote: str, read: list[tuple[int, str]]) -> int | None:
 
 
 def _anchors(quote: str) -> list[tuple[str, int]]:
-    """Return pieces of a quote, spread over it, and where they stand: one of them is likely to be as it was read."""
+    """Return pieces of a quote, spread over it, with their offsets: one of them is likely to be exact."""
     length = min(_ANCHOR_CHARS, max(len(quote) // (_ANCHORS + 1), 1))
     step = max((len(quote) - length) // max(_ANCHORS - 1, 1), 1)
     starts = dict.fromkeys(min(number * step, len(quote) - length) for number in range(_ANCHORS))
@@ -154,10 +153,7 @@ def _anchors(quote: str) -> list[tuple[str, int]]:
 
 
 def edit_distance(pattern: str, text: str) -> int:
-    """Return how many characters must change to make `pattern` of some piece of `text` (Myers' bit vectors).
-
-    One step of integer arithmetic for each character of the text.
-    """
+    """Return the smallest edit distance between `pattern` and a piece of `text` (Myers' bit vectors)."""
     length = len(pattern)
     if not length:
         return 0
@@ -186,7 +182,7 @@ def edit_distance(pattern: str, text: str) -> int:
 
 
 SOURCES = 20
-"""Sources that a result without an answer names."""
+"""Most sources that a result without an answer names."""
 JUST_THEN = "The run ended as this was handed over; its form was not checked."
 UNPASSED = "Handed over before, and not taken: the verify command did not pass."
 LOOKED_AT = "Looked at; nothing was concluded from it before the run ended."
@@ -198,13 +194,13 @@ class RunResult:
 
     Attributes:
         status: The ending, from the closed set.
-        stop_reason: Which cap, guardrail, error or person ended it, in words.
-        submitted: What the model handed over, when it did.
-        error_kind: The kind of error, for the status `error`.
+        stop_reason: Which cap, guardrail, error or person ended it, as text.
+        submitted: What the model handed over; None where it did not.
+        error_kind: The kind of error, where the status is `error`.
         error_message: What happened.
         what_to_do: One next step.
-        reason: What the person or the orchestrator who cancelled gave as a reason.
-        call_id: The call by which the result was handed over; its own result is written with the ending.
+        reason: The reason that was given with a cancel.
+        call_id: The call that handed over the result; its tool result is written with the ending.
     """
 
     status: Ending
@@ -227,11 +223,12 @@ def build_result(
     near: bool = True,
     kept: KeptChanges | None = None,
 ) -> dict[str, Any]:
-    """Return the result of a run, complete, as `SubagentComplete` stores it.
+    """Return the complete result of a run, as `SubagentComplete` stores it.
 
-    The words of the subagent stand under `untrusted_result` and nowhere else. Money in cents, durations in seconds.
+    Everything that the subagent wrote is under `untrusted_result` and nowhere else. Money in cents, durations in
+    seconds.
     """
-    submitted = ended.submitted or _partial(history)
+    submitted = ended.submitted or _partial_result(history)
     caveats = list(submitted.caveats)
     quotes = check_quotes(submitted.findings, history.outputs, near=near)
     lost = [quote for quote in quotes if quote["verdict"] == "not_found"]
@@ -282,18 +279,17 @@ def build_result(
 
 
 def _cost_by(run: RunRow, history: History) -> dict[str, int]:
-    """Return what the run's money was spent on, in micro-USD: the parts sum to what it has cost.
+    """Return what the run's money was spent on, in micro-USD; the parts sum to the run's cost.
 
-    What the history cannot tell apart, because it could not be read, counts as input, as any cost does of which
-    nothing tells which tokens it was for.
+    A cost that the history does not assign to any tokens counts as input.
     """
     parts = {name: history.cost_by.get(name, 0) for name in COST_PARTS}
     parts["input"] += run.cost_micros - sum(parts.values())
     return {name: micros for name, micros in parts.items() if micros}
 
 
-def _partial(history: History) -> SubmitArgs:
-    """Return what there is of an answer, and its findings: a draft's own, else the sources that were looked at."""
+def _partial_result(history: History) -> SubmitArgs:
+    """Return the best answer there is, with a draft's findings, or the sources that were read."""
     handed_over = next((call for call in history.open_calls() if call.name == SUBMIT), None)
     if handed_over is not None and isinstance(given := accept(handed_over, None), SubmitArgs):
         return given.model_copy(update={"caveats": [*given.caveats, JUST_THEN]})
@@ -301,13 +297,13 @@ def _partial(history: History) -> SubmitArgs:
         with suppress(ValidationError):
             draft = SubmitArgs.model_validate(history.drafts[-1])
             return draft.model_copy(update={"caveats": [*draft.caveats, UNPASSED]})
-    partial = _words(history, [finding.source_url or "" for finding in _looked_at(history)])
+    partial = _best_answer(history, [finding.source_url or "" for finding in _source_findings(history)])
     findings = findings_in(history.drafts[-1]) if history.drafts else []
-    return partial.model_copy(update={"findings": findings or _looked_at(history)[:SOURCES]})
+    return partial.model_copy(update={"findings": findings or _source_findings(history)[:SOURCES]})
 
 
-def _looked_at(history: History) -> list[Finding]:
-    """Return a finding for each source of what the tools brought. The claim is ours: nobody else has made one."""
+def _source_findings(history: History) -> list[Finding]:
+    """Return a finding for each source that a tool named; Ava writes the claim."""
     titles: dict[str, str | None] = {}
     for _seq, fact in history.outputs:
         for source in fact.sources:
@@ -316,8 +312,8 @@ def _looked_at(history: History) -> list[Finding]:
     return [Finding(claim=LOOKED_AT, source_url=location, source_name=title) for location, title in titles.items()]
 
 
-def _words(history: History, sources: list[str]) -> SubmitArgs:
-    """Return what there is of an answer: a draft, the notes, the model's texts, the sources read."""
+def _best_answer(history: History, sources: list[str]) -> SubmitArgs:
+    """Return the best answer there is: a draft, else the notes, the model's texts, or the sources."""
     words = [text.strip() for text in history.words if text.strip()]
     caveats = ["The run ended before it handed over a result; this is what it had."]
     if sources:

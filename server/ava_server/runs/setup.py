@@ -1,4 +1,4 @@
-"""What a run works with: model, tools, folders, prefix. Made when it is claimed, and taken away when it has ended."""
+"""Run setup: makes what a claimed run works with (model, tools, folders, prompt), and removes it at the end."""
 
 from __future__ import annotations
 
@@ -56,19 +56,20 @@ if TYPE_CHECKING:
     from ava_server.models.clients import ClientPool
     from ava_server.runs.mcp_servers import McpServers
 
-log = logging.getLogger("ava.run_setup")
+log = logging.getLogger("ava.setup")
 
 WINDOW = 128_000
-"""Tokens of context that a model is taken to hold when its price table does not say."""
+"""Tokens of a model's context where its price table does not say."""
 
 
 OPEN_S = 5.0
-OPENINGS = 4
+OPEN_THREADS = 4
+"""Seconds that opening a folder may take, and the threads that do nothing else."""
 T = TypeVar("T")
 
 
 class RunResources(Protocol):
-    """What a process has open, as far as runs work with it. The service's `Runtime` is one."""
+    """What a process has open, as far as runs use it. The service's `Runtime` implements it."""
 
     settings: Settings
     store: Store
@@ -87,11 +88,11 @@ class RunResources(Protocol):
 
     @property
     def foreign(self) -> McpServers:
-        """The other MCP servers that are configured."""
+        """The configured MCP servers."""
         ...
 
     def render_result(self, result: dict[str, Any]) -> str:
-        """Return a stored result as text, for a run that reads an earlier one's."""
+        """Return a stored result as text, for a run that reads an earlier run's result."""
         ...
 
     def sandbox(self) -> Sandbox | Unavailable:
@@ -103,23 +104,23 @@ class RunResources(Protocol):
         ...
 
     def day_caps(self, user: str) -> DayCaps:
-        """Return what may be spent in a UTC day, by this user and in all."""
+        """Return what may be spent in a UTC day: by this user, and by all users."""
         ...
 
 
 class RunSetup:
-    """Gives runs what they work with, from what a process has open."""
+    """Makes what runs work with, from what a process has open."""
 
     def __init__(self, runtime: RunResources) -> None:
         self.worktrees = Worktrees(runtime.settings.paths.worktrees, Path.home())
         self._resources = runtime
-        self._opening = anyio.CapacityLimiter(OPENINGS)
+        self._opening = anyio.CapacityLimiter(OPEN_THREADS)
 
     async def check_config(self, run: RunRow) -> None:
-        """Look whether a run can be run here as it was approved; opens nothing.
+        """Check that a run can be run here as it was approved; opens nothing.
 
         Raises:
-            ConfigNotSupported: It cannot; says what it waits for.
+            ConfigNotSupported: It cannot; says what the run waits for.
         """
         config = config_of(run.config)
         await self._choice(config)
@@ -142,7 +143,7 @@ class RunSetup:
         """Make everything that a claimed run works with.
 
         Raises:
-            ConfigNotSupported: It cannot be run here, after all.
+            ConfigNotSupported: It cannot be run here after all.
         """
         config = config_of(run.config)
         texts = await self._resources.store.read(lambda view: texts_of(view, run))
@@ -168,7 +169,7 @@ class RunSetup:
         started = history.prefix or _started(config, texts, own, parameters(choice), confinement)
         model = model_of(started.model, started.parameters, choice.api_key, self._resources.clients)
         await self._opened(lambda: remove_workbenches(scratch))
-        # Last of all that may fail: whoever is told that it cannot be run here leaves nothing open.
+        # The last step that may fail: where the run cannot be run here, nothing stays open.
         files, artifacts = await self._opened(lambda: self._open_folders(config, run.id))
         networked = any(tool.spec.network and tool.spec.foreign is None for tool in own.values())
         settings, worktree, bench = self._resources.settings, None, None
@@ -181,7 +182,7 @@ class RunSetup:
             if worktree is not None:
                 worktree.close()
             if bench is not None:
-                with contextlib.suppress(OSError):  # a command that is still being ended; it goes with the run
+                with contextlib.suppress(OSError):  # a command is still being ended; the folder is removed with the run
                     bench.close()
             for root in (files, artifacts):
                 if root is not None:
@@ -215,7 +216,7 @@ class RunSetup:
         )
 
     async def _as_it_began(self, run: RunRow) -> None:
-        """Look whether this version can speak to the run's model as the run began.
+        """Check that this version can call the model with the parameters with which the run started.
 
         Raises:
             ConfigNotSupported: It cannot.
@@ -230,27 +231,27 @@ class RunSetup:
         await self._confined(entry.fact.confinement)
 
     async def _confined(self, approved: str) -> Sandbox | None:
-        """Return what confines what a run runs here, at least as well as it was approved; None where it runs nothing.
+        """Return the sandbox for a run's programs, at least as strong as approved; None for a run without programs.
 
         Raises:
-            ConfigNotSupported: Nothing here does.
+            ConfigNotSupported: There is none here.
         """
         if approved == NO_COMMANDS:
             return None
         found = await anyio.to_thread.run_sync(self._resources.sandbox, limiter=self._opening)
         if isinstance(found, Unavailable):
-            raise ConfigNotSupported(f"what it runs cannot be confined here: {found.why}")
+            raise ConfigNotSupported(f"its programs cannot be confined here: {found.why}")
         if strength(found.kind) < strength(approved):
             raise ConfigNotSupported(
-                f"what it runs is to be confined by {approved}, and here it would be by {found.kind}"
+                f"its programs were approved to run in {approved}, and here the sandbox is {found.kind}"
             )
         return found
 
     async def _choice(self, config: RunConfig) -> Choice:
-        """Return the model that was approved, with this process's key.
+        """Return the approved model, with this process's key.
 
         Raises:
-            ConfigNotSupported: It is not configured here, or leads elsewhere.
+            ConfigNotSupported: It is not configured here, or has another address.
         """
         try:
             choice = await anyio.to_thread.run_sync(
@@ -265,7 +266,7 @@ class RunSetup:
         return choice
 
     async def _search(self, config: RunConfig) -> ApprovedSearch | None:
-        """Return the search that was approved; None for a run that does not search.
+        """Return the approved web search; None for a run that does not search.
 
         Raises:
             ConfigNotSupported: It is not set up here.
@@ -281,7 +282,7 @@ class RunSetup:
         return ApprovedSearch(config.search, self._resources.credentials, self._resources.clients)
 
     async def _opened(self, work: Callable[[], T]) -> T:
-        """Open what may lie on a disk that does not answer, in one of few threads that nobody else needs.
+        """Open something that may be on a disk that does not answer, in one of a few threads kept for that.
 
         Raises:
             ConfigNotSupported: It does not answer.
@@ -293,7 +294,7 @@ class RunSetup:
             raise ConfigNotSupported(f"its folders do not answer within {OPEN_S:g} s") from None
 
     def _worktree(self, run: RunRow, config: RunConfig, sandbox: Sandbox) -> WorktreeSession:
-        """Return where a run changes files; nothing of it is there before the run begins."""
+        """Return the worktree of a run that changes files; it is created when the run starts."""
         settings = self._resources.settings
         return WorktreeSession(
             worktree_spec(run.id, config),
@@ -306,7 +307,7 @@ class RunSetup:
         )
 
     def _open_folders(self, config: RunConfig, run_id: str) -> tuple[Root | None, Root | None]:
-        """Open what a run reads and where it hands over; one that changes files sees its worktree, once it is there."""
+        """Open the folders that a run reads and hands over files in; a run that changes files reads its worktree."""
         files = _open_workspace(config.workspace) if config.workspace and config.coding is None else None
         if "save_artifact" not in config.tools:
             return files, None
@@ -320,27 +321,27 @@ class RunSetup:
             raise
 
     def artifacts(self, run_id: str) -> list[dict[str, Any]]:
-        """Return name, size in bytes and sha256 of each file that a run has handed over. Blocking."""
+        """Return name, size in bytes and sha256 of each file that a run has handed over. Blocks."""
         found = list_artifacts(self._resources.settings.paths.artifacts / run_id)
         return [{**file, "name": self._resources.credentials.redactor.redact(file["name"])[0]} for file in found]
 
     def keep_changes(self, run: RunRow, task: str) -> KeptChanges | None:
-        """Bring onto its branch what a run that nobody works on has changed; None for one that changes no files."""
+        """Commit the changes of a run without an owner to its branch; None for a run that changes no files. Blocks."""
         return self.worktrees.keep_changes(run, task)
 
     def remove_folders(self, run: RunRow) -> None:
-        """Remove what was only an ended run's own: its worktree, its scratch folder, an empty folder of artifacts."""
+        """Remove an ended run's worktree, its scratch folder and its artifacts folder, if that is empty. Blocks."""
         if config_of(run.config).coding is not None:
             self.worktrees.remove(run)
         self.remove_scratch(run.id)
 
     def remove_scratch(self, run_id: str) -> None:
-        """Remove an ended run's scratch folder, and a folder of artifacts that stayed empty."""
+        """Remove an ended run's scratch folder, and its artifacts folder, if that is empty. Blocks."""
         try:
             remove_tree(self._resources.settings.paths.scratch / run_id)
-        except OSError as error:  # the next start sweeps; what a command still writes is ended with its owner
-            log.warning("the scratch folder of %s was not all removed: %s", run_id, error)
-        with contextlib.suppress(OSError):  # not empty, or never made
+        except OSError as error:  # the next start removes the rest
+            log.warning("the scratch folder of %s was not removed completely: %s", run_id, error)
+        with contextlib.suppress(OSError):  # not empty, or never created
             (self._resources.settings.paths.artifacts / run_id).rmdir()
 
 
@@ -360,7 +361,7 @@ def list_artifacts(folder: Path) -> list[dict[str, Any]]:
     """Return name, size in bytes and sha256 of each file that a run handed over."""
     try:
         paths = sorted(folder.iterdir()) if folder.is_dir() else []
-    except OSError as error:  # a result is not lost, nor a run kept from its end, because its files cannot be listed
+    except OSError as error:  # a run ends with its result even where its files cannot be listed
         log.warning("the artifacts in %s cannot be listed: %s", folder.name, error)
         return []
     found: list[dict[str, Any]] = []
@@ -377,14 +378,14 @@ def list_artifacts(folder: Path) -> list[dict[str, Any]]:
 
 @lru_cache(maxsize=32)
 def _shared(text: str) -> str:
-    """Return a text as it was had first: a thousand runs of one role keep one prompt."""
+    """Return the first equal text: a thousand runs of one role share one prompt in memory."""
     return text
 
 
 def _started(
     config: RunConfig, texts: Texts, tools: Mapping[str, Tool], wire: Mapping[str, Any], confinement: str
 ) -> RunStarted:
-    """Return the run's rendered prefix."""
+    """Return the rendered prefix of a new run."""
     role = parse_role(config.role_text, config.role_source, config.role)
     free = bool(config.price.get("free"))
     limits = {

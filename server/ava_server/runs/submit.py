@@ -1,4 +1,4 @@
-"""`submit_result`: the one tool by which a subagent hands over its answer."""
+"""`submit_result`: the tool by which a subagent hands over its result."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ava_server.models.wires.base import object_fault
 NAME = "submit_result"
 SUMMARY_CHARS = 500
 FINDINGS, CAVEATS = 100, 50
-"""What a result carries of each; more is left out, with a caveat that says so: the work is not lost for it."""
+"""Most findings and caveats of a result; the rest is left out, and a caveat says so."""
 CLAIM_CHARS, QUOTE_CHARS, SOURCE_CHARS, CAVEAT_CHARS = 2_000, 4_000, 2_000, 1_000
 
 
 class Finding(BaseModel):
-    """One claim, where it comes from, and the words that show it."""
+    """One claim, its source, and a quote that supports it."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -31,7 +31,7 @@ class Finding(BaseModel):
 
 
 class SubmitArgs(BaseModel):
-    """What a subagent hands over."""
+    """Arguments of `submit_result`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -56,7 +56,7 @@ class SubmitArgs(BaseModel):
 
 
 def schema(output_schema: dict[str, Any] | None) -> ToolSchema:
-    """Return the tool as the model is shown it; `output_schema` stands in for `output` when the spawn gave one."""
+    """Return the tool as the model is shown it, with the spawn's `output_schema` for `output`, if it gave one."""
     parameters = _free_form()
     if output_schema is not None:
         form = embed_schema(output_schema, "#/properties/output")
@@ -71,12 +71,12 @@ def schema(output_schema: dict[str, Any] | None) -> ToolSchema:
 
 @cache
 def _free_form() -> dict[str, Any]:
-    """Return the schema of a result in no given form: one for all, to be read only."""
+    """Return the schema of a result without an output schema; shared, read only."""
     return SubmitArgs.model_json_schema()
 
 
 def accept(call: ToolUse, output_schema: dict[str, Any] | None) -> SubmitArgs | str:
-    """Return what was handed over, or what is wrong with it, for the model to mend."""
+    """Return what was handed over, or what is wrong with it, for the model to fix."""
     if call.args is None:
         return f"the arguments are not a JSON object: {object_fault(call.raw_args)}; send them again as one object"
     try:
@@ -91,7 +91,7 @@ def accept(call: ToolUse, output_schema: dict[str, Any] | None) -> SubmitArgs | 
 
 
 def _bounded(submitted: SubmitArgs) -> SubmitArgs:
-    """Return a result that fits everything that follows; what was cut is said in its caveats."""
+    """Return a result within the limits; its caveats say what was cut."""
     findings = [_short(finding) for finding in submitted.findings[:FINDINGS]]
     cuts = sum(short != whole for short, whole in zip(findings, submitted.findings, strict=False))
     caveats = [cut(caveat, CAVEAT_CHARS) for caveat in submitted.caveats[:CAVEATS]]
@@ -105,7 +105,7 @@ def _bounded(submitted: SubmitArgs) -> SubmitArgs:
 
 
 def findings_in(draft: Any) -> list[Finding]:
-    """Return the findings of a draft that was not accepted: those that have the form of one."""
+    """Return the valid findings of a draft that was not accepted."""
     given = cast("dict[str, Any]", draft).get("findings") if isinstance(draft, dict) else None
     found: list[Finding] = []
     for each in cast("list[Any]", given)[:FINDINGS] if isinstance(given, list) else ():
@@ -118,13 +118,13 @@ def _short(finding: Finding) -> Finding:
     return Finding(
         claim=cut(finding.claim, CLAIM_CHARS) if len(finding.claim) > CLAIM_CHARS else finding.claim,
         source_url=finding.source_url and finding.source_url[:SOURCE_CHARS],
-        quote=finding.quote and finding.quote[:QUOTE_CHARS],  # what is left still stands there, letter for letter
+        quote=finding.quote and finding.quote[:QUOTE_CHARS],  # what is left is still exact
         source_name=finding.source_name and finding.source_name[:SOURCE_CHARS],
     )
 
 
 def cut(text: str, limit: int = SUMMARY_CHARS) -> str:
-    """Return text cut at a word, so that it has at most `limit` characters."""
+    """Return text cut at a word to at most `limit` characters."""
     text = text.strip()
     if len(text) <= limit:
         return text

@@ -1,4 +1,4 @@
-"""The worker of a data root: a detached process in which runs go on when their host has gone (`background = true`)."""
+"""The worker process of a data root: it goes on with runs after their host is gone (`background = true`)."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from ava_audit.store.locks import HeldLock, try_hold
 from ava_server.core.data_root import DataRoot
 from ava_server.runs.manager import ConfigNotSupported
 
-log = logging.getLogger("ava.hiring")
+log = logging.getLogger("ava.worker")
 
 IDLE_S = 60.0
-"""A worker that has had nothing to do for so long goes away."""
+"""Seconds after which an idle worker ends."""
 TRY_FOR_S = 1.0
-"""Somebody who only looks whether a worker is there holds its lock for a moment."""
-WORDS_BYTES = 256 * 1024
+"""Seconds for which the lock is tried: a process that only checks for a worker holds it for a moment."""
+OUTPUT_BYTES = 256 * 1024
 
 
 def hold_worker_lock(root: DataRoot) -> HeldLock | None:
-    """Return the lock of the data root's one worker, or None: there is one. Blocking."""
+    """Return the lock of the data root's only worker, or None where there is a worker. Blocks."""
     end = time.monotonic() + TRY_FOR_S
     while (held := try_hold(root.worker_lock)) is None and time.monotonic() < end:
         time.sleep(0.05)
@@ -34,11 +34,11 @@ def hold_worker_lock(root: DataRoot) -> HeldLock | None:
 
 
 class WorkerProcesses:
-    """Sees to it that a data root has a worker while there is something to do.
+    """Starts the worker of a data root.
 
     Args:
         root: The data root.
-        command: What starts a worker; by default this program does, with this process's environment.
+        command: The command line of a worker; by default this program, with this process's environment.
     """
 
     def __init__(
@@ -49,15 +49,15 @@ class WorkerProcesses:
         self._started: subprocess.Popen[bytes] | None = None
 
     async def __call__(self) -> None:
-        """Start a worker if there is none; one that was just started is given its time.
+        """Start a worker if there is none; one that was just started has time to get ready.
 
         Raises:
-            ConfigNotSupported: It ended at once; says where its words are.
+            ConfigNotSupported: It ended at once; says where its output is.
             OSError: It cannot be started.
         """
-        await anyio.to_thread.run_sync(self._see_to_it)
+        await anyio.to_thread.run_sync(self._start)
 
-    def _see_to_it(self) -> None:
+    def _start(self) -> None:
         code = self._started.poll() if self._started is not None else None
         if self._started is not None and code is None:
             return
@@ -68,7 +68,7 @@ class WorkerProcesses:
         if code:
             self._started = None
             raise ConfigNotSupported(f"the worker ended at once with code {code}; see {self._root.worker_words}")
-        with _words(self._root.worker_words) as words:
+        with _open_output(self._root.worker_words) as words:
             self._started = subprocess.Popen(  # noqa: S603 - this very program
                 self._command,
                 stdin=subprocess.DEVNULL,
@@ -77,20 +77,20 @@ class WorkerProcesses:
                 cwd=self._root.path,
                 env={**os.environ, "AVA_DATA_ROOT": str(self._root.path)},
                 start_new_session=True,
-                creationflags=_APART,
+                creationflags=_DETACHED,
                 close_fds=True,
             )
         log.info("started a worker, process %s", self._started.pid)
 
 
-_APART = getattr(subprocess, "DETACHED_PROCESS", 0) | getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
-"""On Windows, what a session of its own is elsewhere."""
+_DETACHED = getattr(subprocess, "DETACHED_PROCESS", 0) | getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
+"""On Windows: a process group of its own, without a console."""
 
 
-def _words(path: Path) -> IO[bytes]:
-    """Open the file for what a worker says, for its owner alone; what is too long begins anew."""
+def _open_output(path: Path) -> IO[bytes]:
+    """Open the file for a worker's output, private to its owner; a file that is too long is emptied."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0)
     file = os.fdopen(os.open(path, flags, 0o600), "ab")
-    if file.tell() > WORDS_BYTES:
+    if file.tell() > OUTPUT_BYTES:
         file.truncate(0)
     return file
