@@ -444,7 +444,7 @@ async def test_a_day_that_is_used_up_after_the_proposal_is_refused_at_the_confir
         await lab.approve(first)
         await lab.ended(first.subagent_id)
         answer = await lab.approve(second)
-        assert "limits.installation_daily_cents" in why(answer) and "anew at 00:00 UTC" in why(answer)
+        assert "limits.installation_daily_cents" in why(answer) and "renewed at 00:00 UTC" in why(answer)
 
 
 async def test_a_free_model_needs_no_money_of_the_day(tmp_path: Path) -> None:

@@ -225,7 +225,7 @@ async def test_another_utc_day_starts_anew(tmp_path: Path, monkeypatch: pytest.M
 def test_whatever_is_asked_for_the_ceilings_hold(each: int, day: int, caps: list[int]) -> None:
     ceilings, before = Ceilings(each, day), 0
     for micros in caps:
-        if ceilings.passed(micros, before) is None:
+        if ceilings.exceeded(micros, before) is None:
             assert micros <= each
             before += micros
         else:

@@ -74,7 +74,7 @@ async def test_a_day_cap_of_nothing_refuses_what_costs_and_says_where_it_comes_f
     assert answer.status == "failed"
     assert "the daily budget of you is $0.00" in answer.message and "raise AVA_DAILY_USD" in answer.message
     assert "user_daily_cents" not in answer.message
-    assert "anew" not in answer.message, "no day brings more than nothing"
+    assert "renewed" not in answer.message, "no day brings more than nothing"
 
 
 async def test_a_limit_that_is_lower_than_the_day_cap_is_the_one_that_is_named(tmp_path: Path) -> None:

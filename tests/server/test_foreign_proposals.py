@@ -186,4 +186,4 @@ async def test_a_run_waits_where_its_server_is_configured_otherwise_than_was_app
             lab.runtime.manager.adopt_run(answer.subagent_id)
             lab.runtime.manager.wake()
             waits_for = await until(lambda: lab.runtime.manager.waiting_for.get(answer.subagent_id))
-            assert waits_for == "the MCP server lab is configured otherwise than it was when this was approved"
+            assert waits_for == "the configuration of the MCP server lab has changed since this was approved"

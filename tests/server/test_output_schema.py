@@ -57,8 +57,8 @@ def test_older_drafts_are_known(draft: str) -> None:
 @pytest.mark.parametrize(
     ("schema", "because"),
     [
-        ({"type": "nonsense"}, "at type: it is no valid JSON schema: 'nonsense'"),
-        ({"properties": {"a": 3}}, "at properties/a: it is no valid JSON schema"),
+        ({"type": "nonsense"}, "at type: not a valid JSON schema: 'nonsense'"),
+        ({"properties": {"a": 3}}, "at properties/a: not a valid JSON schema"),
         ({"$ref": "#"}, "leads back to where it stands"),
         ({"properties": {"a": {"$ref": "#/properties/a"}}}, "leads back to where it stands"),
         ({"properties": {"a": {"items": {"$ref": "#/properties/a"}}}}, "leads back to where it stands"),
@@ -78,8 +78,8 @@ def test_older_drafts_are_known(draft: str) -> None:
         ({"format": "regex"}, "format regex is not offered"),
         ({"unevaluatedProperties": False}, "use additionalProperties"),
         ({"enum": ["a" * 100] * 300}, "more than 20,000"),
-        ({"enum": [float("nan")]}, "it is no JSON"),
-        ({"title": "\ud800"}, "it is no JSON"),
+        ({"enum": [float("nan")]}, "it is not JSON"),
+        ({"title": "\ud800"}, "it is not JSON"),
         (deep(33), "nested deeper than 32"),
         (deep(100_000), "nested deeper than 32"),
         (laughs(20, 2), "with its references it is nested deeper than 32"),
@@ -150,7 +150,7 @@ def test_whatever_breaks_the_check_is_a_sentence() -> None:
         nested = [nested]
     assert "nested too deep" in str(find_mismatch(nested, {"type": "array"}))
     assert "OverflowError" in str(find_mismatch(10**400, {"multipleOf": 0.1}))
-    assert "no JSON value" in str(find_mismatch({"a", "b"}, {"type": "array"}))
+    assert "not a JSON value" in str(find_mismatch({"a", "b"}, {"type": "array"}))
     assert "more than the 200,000" in str(find_mismatch("x" * 200_000, {"type": "string"}))
 
 

@@ -286,8 +286,8 @@ async def test_what_does_not_wait_is_one_sentence(tmp_path: Path, command: str) 
             ("P-00000000", 2, "P-00000000 in this data root"),
             ("S-000000", 2, "There is no subagent S-000000"),
             ("seven", 2, "'seven' is no id"),
-            (approved["pending_id"], 10, "does not wait any more: researcher "),
-            (approved["subagent_id"], 10, "does not wait any more: researcher "),
+            (approved["pending_id"], 10, "no longer waits: researcher "),
+            (approved["subagent_id"], 10, "no longer waits: researcher "),
             (rejected["pending_id"], 10, "is rejected."),
         ):
             got, screen = at.typed(command, given)

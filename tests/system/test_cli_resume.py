@@ -46,7 +46,7 @@ async def test_a_run_goes_on_here_and_its_result_is_shown(tmp_path: Path) -> Non
         assert answer["state"] == "success" and answer["untrusted_result"]["output"] == "the answer"
         assert len(server.requests) == 3, "what was answered is not asked again"
         again = await ava(tmp_path, server, "resume", run_id)
-        assert again[0] == 10 and "has ended" in again[2] and "propose it anew" in again[2]
+        assert again[0] == 10 and "has ended" in again[2] and "propose it again" in again[2]
     settled = [entry.content["settlement"] for entry in logged(tmp_path / "data", "CostUpdate", run=run_id)]
     assert settled == ["billed", "unknown", "billed"]
     assert_intact(tmp_path / "data")

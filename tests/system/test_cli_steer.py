@@ -200,7 +200,7 @@ async def test_what_a_person_sends_is_read_before_the_next_turn_and_logged_as_fr
             waited = await told(root, "wait", run)
             late = await told(root, "send", run, "too late", "--json")
     assert (early.returncode, key.returncode, late.returncode) == (10, 2, 10)
-    assert f"researcher prices ({run}) waits for approval; to change it, cancel it and propose it anew" in early.stderr
+    assert f"researcher prices ({run}) waits for approval; to change it, cancel it and propose it again" in early.stderr
     assert f"researcher prices ({run}) has ended; ask on with spawn_subagent" in late.stderr
     assert "message: it contains what looks like a key" in key.stderr
     assert sent.returncode == 0, sent.stderr

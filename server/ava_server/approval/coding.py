@@ -1,7 +1,7 @@
-"""Work on a repository: what a proposal settles of it, and the order that a workshop is given.
+"""Runs that change files of a repository: what their proposal settles, and the spec of their worktree.
 
-A run changes files if it has one of the tools that do. It works in a worktree of its own, in a namespace that the call
-names, and a command decides whether its work passes; so the call has to come with all that this needs.
+A run changes files if it has a tool that does. It works in a worktree of its own, in a namespace that the call names,
+and a verify command decides whether its work passes; the call has to give all that this needs.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ def resolve_coding(
     changes: bool,
     files_open: bool,
 ) -> Coding | None:
-    """Return what a run would change and how that is checked; None for one that changes no files. Blocking.
+    """Return what a run would change and how that is checked; None for a run that changes no files. Blocks.
 
     Args:
-        args: What the call gave.
+        args: The arguments of the call.
         role: The role.
-        workspace: The folder, as the workspace rule has it.
-        sandbox: What would confine its commands.
+        workspace: The folder that the workspace rule found.
+        sandbox: The sandbox for its commands.
         home: The user's home folder.
         changes: It has tools that change files.
-        files_open: It sees the files of that folder.
+        files_open: It can read the files of that folder.
 
     Raises:
-        BadInput: An argument is missing, or cannot be used.
-        Refused: Nothing can be changed here; says what to do.
+        BadInput: An argument is missing or invalid.
+        Refused: No files can be changed here; says what to do.
     """
     if not changes:
         for field in ("namespace", "verify"):
@@ -59,7 +59,7 @@ def resolve_coding(
                 with_these = "with these tools " if changes_files(role.tools) else ""
                 raise BadInput(f"{field}: {with_these}{role.name} changes no files; leave it out, or use role coder")
         return None
-    _confined(role, sandbox)
+    _refuse_unconfined(role, sandbox)
     namespace = _namespace(args, role)
     if not (args.context or "").strip():
         raise BadInput(
@@ -89,9 +89,9 @@ def resolve_coding(
 
 
 def worktree_spec(run_id: str, config: RunConfig) -> WorktreeSpec:
-    """Return the order of a run that changes files."""
+    """Return the worktree spec of a run that changes files."""
     coding = config.coding
-    assert coding is not None, "it changes files"
+    assert coding is not None, "the run changes files"
     return WorktreeSpec(
         run_id=run_id,
         repository=Path(coding.repository),
@@ -103,8 +103,8 @@ def worktree_spec(run_id: str, config: RunConfig) -> WorktreeSpec:
     )
 
 
-def _confined(role: Role, sandbox: Sandbox | Unavailable | None) -> None:
-    """Refuse where what the model writes would run unconfined: nothing could be promised of the person's files.
+def _refuse_unconfined(role: Role, sandbox: Sandbox | Unavailable | None) -> None:
+    """Refuse where the model's code would run without a sandbox, with access to all of the person's files.
 
     Raises:
         Refused: Nothing confines commands.
@@ -135,11 +135,11 @@ def _namespace(args: SpawnArgs, role: Role) -> tuple[str, ...]:
 
 
 def _verify(args: SpawnArgs, role: Role, repository: Path, home: Path) -> tuple[str, str]:
-    """Return the command line that decides, and where it is from: the call, the role file, or the project.
+    """Return the verify command, and where it is from: the call, the role file, or the project.
 
     Raises:
-        BadInput: What the call gives is no command line, or none can be told from the project.
-        RolesError: The repository cannot be looked at.
+        BadInput: The given command is invalid, or none is found in the project.
+        RolesError: The repository cannot be read.
     """
     if args.verify is not None:
         try:

@@ -1,4 +1,4 @@
-"""Decisions: nothing runs before it was approved, and an approval covers exactly what was shown."""
+"""Decisions on proposals: nothing runs before it is approved, and an approval covers exactly what was shown."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OTHER_REFUSED = "another of this group cannot start, so none does"
 
 @dataclass(frozen=True)
 class Decision:
-    """What was decided about one proposal: `approved`, `rejected`, or refused with the reason."""
+    """The decision on one proposal: approved, rejected, or refused with the reason."""
 
     pending_id: str
     subagent_id: str | None
@@ -35,9 +35,13 @@ class Decision:
 
 @dataclass(frozen=True)
 class ConfirmOutcome:
-    """The outcome of one `confirm_spawn`: a decision for each id, the group, the right lines where one was wrong.
+    """The outcome of one `confirm_spawn`.
 
-    `unasked`: a person was to be asked, and has not agreed; what was proposed still waits.
+    Attributes:
+        decisions: One for each id.
+        group_id: The group that was made.
+        approval_lines: The right lines, where a given one was wrong.
+        unasked: A person was asked and has not agreed; the proposals still wait.
     """
 
     decisions: tuple[Decision, ...]
@@ -48,7 +52,7 @@ class ConfirmOutcome:
 
 @dataclass(frozen=True)
 class GroupLimits:
-    """What a person has lowered the limits of a group to, after the lines; None is left as it was asked for."""
+    """The limits of a group that a person has lowered in the form; None for a limit left as it was."""
 
     max_micros: int | None
     timeout_s: float | None
@@ -56,7 +60,7 @@ class GroupLimits:
 
 @dataclass(frozen=True)
 class Approval:
-    """An approval as it was asked for."""
+    """A requested approval."""
 
     pending_ids: tuple[str, ...]
     approving: tuple[str, ...] | None
@@ -69,7 +73,7 @@ class Approval:
 
 @dataclass(frozen=True)
 class ProposalChange:
-    """One of the proposals that an approval is of: as it stands in the log, and what the approval changes of it."""
+    """One proposal of an approval: as the log has it, and what the approval changes."""
 
     row: ProposalRow
     run: RunRow
@@ -78,18 +82,18 @@ class ProposalChange:
     changes: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def refused(self, why: str | None) -> Decision:
-        """Return the refusal of this one: for a reason of its own, or because of another one."""
+        """Return the refusal of this proposal; without a reason of its own, because of another one."""
         return Decision(self.row.pending_id, self.run.id, "refused", why or OTHER_REFUSED)
 
     @property
     def changed(self) -> RunConfig:
-        """The configuration as it would be approved."""
+        """The configuration that would be approved."""
         return self.config.model_copy(update=dict(self.changes))
 
 
 @dataclass(frozen=True)
 class CheckedApproval:
-    """An approval that nothing stands against: its members, and the limits over all of them where they are a group."""
+    """An approval that can be given: its members, and the limits over all of them where they are a group."""
 
     members: tuple[ProposalChange, ...]
     group_cap: int | None
@@ -97,18 +101,18 @@ class CheckedApproval:
 
     @property
     def free(self) -> bool:
-        """Whether none of them can cost anything."""
+        """Whether all of them are free."""
         return all(member.config.price.get("free") for member in self.members)
 
 
 def check_approval(
     view: View, asked: Approval, who: Who, limits: SpawnLimits, now_us: int
 ) -> CheckedApproval | Outcome[ConfirmOutcome]:
-    """Return an approval as it would be given, or its refusal, with what the log has to say of that."""
+    """Return an approval that can be given, or its refusal, with the entries that record it."""
     found = [check_proposal(view, pending_id, who.user_id, now_us) for pending_id in asked.pending_ids]
     members = [item for item in found if isinstance(item, ProposalChange)]
     if len(members) < len(found):
-        return _nothing(view, found, who)
+        return _refuse_all(view, found, who)
 
     def refused(why: str, *, lines: tuple[str, ...] = (), of: ProposalChange | None = None) -> Outcome[ConfirmOutcome]:
         decisions = tuple(member.refused(why if of in (None, member) else None) for member in members)
@@ -122,8 +126,8 @@ def check_approval(
                 f"group_max_cost_cents is above the sum of the members' caps, {format_usd(cap)}; give that or less"
             )
         cap = asked.group_max_micros
-    weighed = CheckedApproval(tuple(members), cap if group else None, asked.group_timeout_s if group else None)
-    lines = approval_lines(weighed)
+    checked = CheckedApproval(tuple(members), cap if group else None, asked.group_timeout_s if group else None)
+    lines = approval_lines(checked)
     if asked.approving is None or asked.approving != lines:
         why = (
             "`approving` was left out"
@@ -135,45 +139,45 @@ def check_approval(
         return refused(f"{why}; show the person approval_lines and give exactly these", lines=lines)
     if why_not := _too_many(view, who.user_id, len(members), limits, now_us):
         return refused(why_not)
-    if not weighed.free and (why_not := day_budget_refusal(view, who.user_id, limits, now_us)):
+    if not checked.free and (why_not := day_budget_refusal(view, who.user_id, limits, now_us)):
         return refused(why_not)
     changed: list[ProposalChange] = []
     for member in members:
         given = asked.changes.get(member.row.pending_id, {})
-        changes = _resolved(member.config, given)
-        if why_not := _raises(member.config, changes) or _misses(member.config, given):
+        changes = _config_changes(member.config, given)
+        if why_not := _raised_cap(member.config, changes) or _unknown_tools(member.config, given):
             return refused(why_not, of=member)
         changed.append(replace(member, changes=changes))
-    weighed = replace(weighed, members=tuple(changed))
+    checked = replace(checked, members=tuple(changed))
     if asked.group_lowered is None:
-        return weighed
-    return _lowered(weighed, asked.group_lowered) or refused("a limit of the group would be raised; it may be lowered")
+        return checked
+    return _lowered(checked, asked.group_lowered) or refused("a limit of the group would be raised; it may be lowered")
 
 
-def _lowered(weighed: CheckedApproval, limits: GroupLimits) -> CheckedApproval | None:
-    """Return an approval of a group under lower limits, or None where one of them is higher."""
+def _lowered(checked: CheckedApproval, limits: GroupLimits) -> CheckedApproval | None:
+    """Return a group's approval with lower limits, or None where one of them would be raised."""
     cap, clock = limits.max_micros, limits.timeout_s
-    if cap is not None and (weighed.group_cap is None or cap > weighed.group_cap):
+    if cap is not None and (checked.group_cap is None or cap > checked.group_cap):
         return None
-    if clock is not None and (weighed.group_timeout_s is None or clock > weighed.group_timeout_s):
+    if clock is not None and (checked.group_timeout_s is None or clock > checked.group_timeout_s):
         return None
     return replace(
-        weighed,
-        group_cap=weighed.group_cap if cap is None else cap,
-        group_timeout_s=weighed.group_timeout_s if clock is None else clock,
+        checked,
+        group_cap=checked.group_cap if cap is None else cap,
+        group_timeout_s=checked.group_timeout_s if clock is None else clock,
     )
 
 
-def approval_lines(weighed: CheckedApproval) -> tuple[str, ...]:
-    """Return the lines that an approval repeats: one for each proposal, and one for all of several together."""
-    lines = [approval_line(member.config, member.texts) for member in weighed.members]
-    if weighed.group_cap is not None:
-        lines.append(group_line(len(lines), None if weighed.free else weighed.group_cap, weighed.group_timeout_s))
+def approval_lines(checked: CheckedApproval) -> tuple[str, ...]:
+    """Return the lines that an approval repeats: one for each proposal, and one more for a group."""
+    lines = [approval_line(member.config, member.texts) for member in checked.members]
+    if checked.group_cap is not None:
+        lines.append(group_line(len(lines), None if checked.free else checked.group_cap, checked.group_timeout_s))
     return tuple(lines)
 
 
 def check_proposal(view: View, pending_id: str, user: str, now_us: int) -> ProposalChange | Decision:
-    """Return a proposal of this user that waits, or why nothing can be decided about it."""
+    """Return a proposal of this user that waits for a decision, or why none can be made."""
     row = view.proposal(pending_id)
     run = view.run(row.run_id) if row is not None else None
     if row is None or run is None or row.user_id != user:
@@ -183,7 +187,7 @@ def check_proposal(view: View, pending_id: str, user: str, now_us: int) -> Propo
         why = (
             f"{pending_id} was approved already, and {label(run)} is {run.state}: call check_subagent with that id"
             if row.state == "approved"
-            else f"{pending_id} is {row.state}; to run it after all, propose it anew with spawn_subagent"
+            else f"{pending_id} is {row.state}; to run it after all, propose it again with spawn_subagent"
         )
         return Decision(pending_id, run.id, "refused", why, running=not run.ended and row.state == "approved")
     if row.expires_us <= now_us:
@@ -195,8 +199,8 @@ def check_proposal(view: View, pending_id: str, user: str, now_us: int) -> Propo
     return ProposalChange(row, run, config_of(run.config), texts)
 
 
-def _nothing(view: View, found: list[ProposalChange | Decision], who: Who) -> Outcome[ConfirmOutcome]:
-    """Refuse all because one cannot start; what has expired is closed on the way."""
+def _refuse_all(view: View, found: list[ProposalChange | Decision], who: Who) -> Outcome[ConfirmOutcome]:
+    """Refuse all proposals because one cannot start; expired ones are closed."""
     events: list[Event] = []
     decisions: list[Decision] = []
     for item in found:
@@ -226,52 +230,52 @@ def _too_many(view: View, user: str, count: int, limits: SpawnLimits, now_us: in
     )
 
 
-def _resolved(config: RunConfig, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return changes as fields of the configuration: `blocked_tools` becomes what is left of `tools`."""
+def _config_changes(config: RunConfig, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return changes as fields of the configuration: `blocked_tools` becomes the rest of `tools`."""
     fields = {name: value for name, value in changes.items() if name != "blocked_tools"}
     if blocked := changes.get("blocked_tools"):
         fields["tools"] = [name for name in config.tools if name not in blocked]
     return fields
 
 
-def _raises(config: RunConfig, changes: Mapping[str, Any]) -> str | None:
+def _raised_cap(config: RunConfig, changes: Mapping[str, Any]) -> str | None:
     for cap in CAPS:
         if cap in changes and changes[cap] > getattr(config, cap):
-            return f"changes: {cap} would be raised, and an approval may only lower; propose anew with spawn_subagent"
+            return f"changes: {cap} would be raised, and an approval only lowers; propose it again with spawn_subagent"
     return None
 
 
-def _misses(config: RunConfig, given: Mapping[str, Any]) -> str | None:
+def _unknown_tools(config: RunConfig, given: Mapping[str, Any]) -> str | None:
     unknown = [name for name in given.get("blocked_tools") or () if name not in config.tools]
     if not unknown:
         return None
-    return f"changes: it has no tool {unknown[0][:60]!r} that could be blocked; it has {', '.join(config.tools)}"
+    return f"changes: it has no tool {unknown[0][:60]!r} to block; it has {', '.join(config.tools)}"
 
 
-PERSONS: frozenset[Channel] = frozenset(("elicitation", "terminal", "http"))
+PERSON_CHANNELS: frozenset[Channel] = frozenset(("elicitation", "terminal", "http"))
 """The channels over which a person decides."""
 
 
 def approve(asked: Approval, who: Who, channel: Channel, limits: SpawnLimits) -> Command[ConfirmOutcome]:
-    """Approve one proposal, or several as one group: if one cannot start, none does."""
+    """Approve one proposal, or several as a group: if one cannot start, none does."""
 
     def command(view: View, now_us: int) -> Outcome[ConfirmOutcome]:
-        weighed = check_approval(view, asked, who, limits, now_us)
-        return weighed if isinstance(weighed, Outcome) else _given(weighed, asked, who, channel)
+        checked = check_approval(view, asked, who, limits, now_us)
+        return checked if isinstance(checked, Outcome) else _approve_all(checked, asked, who, channel)
 
     return command
 
 
 def refuse(asked: Approval, who: Who, limits: SpawnLimits) -> Command[ConfirmOutcome]:
-    """Refuse an approval that cannot be given; it approves nothing, also where it could be given by now."""
+    """Record the refusal of an approval; it approves nothing, even where the approval could be given by now."""
 
     def command(view: View, now_us: int) -> Outcome[ConfirmOutcome]:
-        weighed = check_approval(view, asked, who, limits, now_us)
-        if isinstance(weighed, Outcome):
-            return weighed
+        checked = check_approval(view, asked, who, limits, now_us)
+        if isinstance(checked, Outcome):
+            return checked
         return Outcome(
             ConfirmOutcome(
-                tuple(member.refused("it could not start a moment ago; try again") for member in weighed.members)
+                tuple(member.refused("it could not start a moment ago; try again") for member in checked.members)
             )
         )
 
@@ -279,9 +283,9 @@ def refuse(asked: Approval, who: Who, limits: SpawnLimits) -> Command[ConfirmOut
 
 
 def auto_approve(pending_id: str, who: Who, limits: SpawnLimits, ceilings: Ceilings) -> Command[ConfirmOutcome]:
-    """Approve a proposal under the policy `auto`, if it and all that was approved so today stay below its ceilings.
+    """Approve a proposal under the policy `auto`, if today's automatic approvals stay below its ceilings.
 
-    What counts is what was committed, that is caps: what they come to cost is known later, and may be less.
+    Caps count, not costs: those are known later and may be lower.
     """
 
     def command(view: View, now_us: int) -> Outcome[ConfirmOutcome]:
@@ -289,27 +293,27 @@ def auto_approve(pending_id: str, who: Who, limits: SpawnLimits, ceilings: Ceili
         if isinstance(found, Decision):
             return Outcome(ConfirmOutcome((found,)))
         asked = Approval((pending_id,), (approval_line(found.config, found.texts),))
-        weighed = check_approval(view, asked, who, limits, now_us)
-        if isinstance(weighed, Outcome):
-            return weighed
+        checked = check_approval(view, asked, who, limits, now_us)
+        if isinstance(checked, Outcome):
+            return checked
         day_us = now_us - now_us % DAY_US
         before = sum(committed_micros(config_of(run.config)) for run in view.approved_over("auto", who.user_id, day_us))
-        if why := ceilings.passed(committed_micros(found.config), before):
+        if why := ceilings.exceeded(committed_micros(found.config), before):
             return Outcome(ConfirmOutcome((found.refused(why),)))
-        return _given(weighed, asked, who, "auto")
+        return _approve_all(checked, asked, who, "auto")
 
     return command
 
 
 @dataclass(frozen=True)
 class Ceilings:
-    """What the policy `auto` may commit by itself, in micro-USD: with a run, and with all of a user in a UTC day."""
+    """What the policy `auto` may commit, in micro-USD: for one run, and for a user's runs in a UTC day."""
 
     run_micros: int
     day_micros: int
 
-    def passed(self, micros: int, before: int) -> str | None:
-        """Return which of them would be passed, or None."""
+    def exceeded(self, micros: int, before: int) -> str | None:
+        """Return which ceiling would be exceeded, or None."""
         if micros > self.run_micros:
             return (
                 f"its cap of {format_usd(micros)} is above what starts by itself, {format_usd(self.run_micros)}"
@@ -324,14 +328,14 @@ class Ceilings:
 
 
 def committed_micros(config: RunConfig) -> int:
-    """Return what an approval commits, in micro-USD: the run's cap, and a cent for one that costs nothing."""
+    """Return what an approval commits, in micro-USD: the run's cap, or one cent for a free run."""
     return MICROS_PER_CENT if config.price.get("free") else config.max_cost_micros
 
 
-def _given(weighed: CheckedApproval, asked: Approval, who: Who, channel: Channel) -> Outcome[ConfirmOutcome]:
-    events = [event for member in weighed.members for event in _approved(member, who, channel, asked, weighed)]
-    decisions = tuple(Decision(member.row.pending_id, member.run.id, "approved") for member in weighed.members)
-    return Outcome(ConfirmOutcome(decisions, asked.group_id if weighed.group_cap is not None else None), tuple(events))
+def _approve_all(checked: CheckedApproval, asked: Approval, who: Who, channel: Channel) -> Outcome[ConfirmOutcome]:
+    events = [event for member in checked.members for event in _approval_events(member, who, channel, asked, checked)]
+    decisions = tuple(Decision(member.row.pending_id, member.run.id, "approved") for member in checked.members)
+    return Outcome(ConfirmOutcome(decisions, asked.group_id if checked.group_cap is not None else None), tuple(events))
 
 
 def reject(pending_ids: tuple[str, ...], who: Who, channel: Channel) -> Command[ConfirmOutcome]:
@@ -355,11 +359,11 @@ def reject(pending_ids: tuple[str, ...], who: Who, channel: Channel) -> Command[
     return command
 
 
-def _decision_digest(member: ProposalChange, asked: Approval, weighed: CheckedApproval) -> str:
-    """Return the hash of all that is decided with a proposal: its digest, what changes, and the group it is in."""
-    group = [sorted(asked.pending_ids), weighed.group_cap, weighed.group_timeout_s]
+def _decision_digest(member: ProposalChange, asked: Approval, checked: CheckedApproval) -> str:
+    """Return the hash of a decision: the proposal's digest, the changes, and the group."""
+    group = [sorted(asked.pending_ids), checked.group_cap, checked.group_timeout_s]
     line = json.dumps(
-        [member.row.digest, dict(member.changes), group if weighed.group_cap is not None else None],
+        [member.row.digest, dict(member.changes), group if checked.group_cap is not None else None],
         ensure_ascii=False,
         separators=(",", ":"),
         sort_keys=True,
@@ -367,20 +371,20 @@ def _decision_digest(member: ProposalChange, asked: Approval, weighed: CheckedAp
     return hashlib.sha256(line.encode()).hexdigest()
 
 
-def _approved(
-    member: ProposalChange, who: Who, channel: Channel, asked: Approval, weighed: CheckedApproval
+def _approval_events(
+    member: ProposalChange, who: Who, channel: Channel, asked: Approval, checked: CheckedApproval
 ) -> tuple[Event, ...]:
-    group_id = asked.group_id if weighed.group_cap is not None else None
+    group_id = asked.group_id if checked.group_cap is not None else None
     decided = SpawnDecided(
         pending_id=member.row.pending_id,
         decision="approved",
         channel=channel,
         digest=member.row.digest,
-        decision_digest=_decision_digest(member, asked, weighed),
+        decision_digest=_decision_digest(member, asked, checked),
         changes=dict(member.changes),
         group_id=group_id,
-        group_max_cost_micros=weighed.group_cap,
-        group_timeout_s=weighed.group_timeout_s,
+        group_max_cost_micros=checked.group_cap,
+        group_timeout_s=checked.group_timeout_s,
     )
     spawn = SubagentSpawn(
         role=member.config.role,
@@ -395,7 +399,7 @@ def _approved(
     )
     said: tuple[Event, ...] = ()
     run_id = member.run.id
-    if channel in PERSONS:  # a person's own channel; a host's call is not claimed to be one
+    if channel in PERSON_CHANNELS:  # only where it is certain that a person decided
         text = f"approved {member.row.pending_id}: {approval_line(member.config, member.texts)}"
         said = (Event(who, UserMessage(text=text, kind="decision"), run_id=run_id),)
     return (*said, Event(who, decided, run_id=run_id), Event(who, spawn, run_id=run_id, model=member.config.model))

@@ -1,8 +1,8 @@
-"""The form that a result must have: which JSON schemas can be asked for, and whether an answer matches one.
+"""Output schemas: which JSON schemas a spawn may give, and whether a result matches one.
 
-Schema and answer both come from models, so neither may make the server fetch, follow an endless reference, match a
-hostile pattern or count for hours. What could is refused at the proposal, with the reason; the rest is bounded by
-the size of the schema, the size of the answer and a budget of steps.
+Schema and result come from models. Neither may make the server fetch something, follow an endless reference, match a
+hostile pattern or compute for hours. A schema that could is refused at the proposal, with the reason; the rest is
+bounded by the size of schema and result and by a budget of steps.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 SCHEMA_CHARS = 20_000
 DEPTH = 32
 SUBSCHEMAS = 2_000
-"""Subschemas, each counted as often as references lead to it: a few that each name another twice are millions."""
+"""Most subschemas, each counted as often as references lead to it: a few can expand to millions."""
 VALUE_CHARS = 200_000
 STEPS = 100_000
-"""What one check may cost, in keywords applied; about a second."""
+"""Budget of one check, in keywords applied; about a second."""
 
-_ONE = (
+_SINGLE = (
     *("additionalItems", "additionalProperties", "contains", "contentSchema", "else", "if"),
     *("items", "not", "propertyNames", "then"),
 )
@@ -51,7 +51,7 @@ class _TooMuch(Exception):
 
 
 def check_schema(schema: Mapping[str, Any]) -> str | None:
-    """Return why a schema cannot be used, as it reads after `output_schema: `; None when it can be. Blocks."""
+    """Return why a schema cannot be used, to follow `output_schema: `; None where it can. Blocks."""
     why = _refused(schema)
     if why is not None:
         return why
@@ -61,20 +61,20 @@ def check_schema(schema: Mapping[str, Any]) -> str | None:
         _draft(schema).check_schema(dict(schema))
     except SchemaError as error:
         where = _shown(tuple(str(part) for part in error.absolute_path))
-        return f"at {where}: it is no valid JSON schema: {error.message[:_MESSAGE_CHARS]}"
-    except Exception as error:  # a schema may break the checker in ways that nobody listed
+        return f"at {where}: not a valid JSON schema: {error.message[:_MESSAGE_CHARS]}"
+    except Exception as error:  # a schema may break the checker in unknown ways
         return f"it cannot be checked ({type(error).__name__}); make it simpler"
     return None
 
 
 def find_mismatch(value: Any, schema: Mapping[str, Any]) -> str | None:
-    """Return what is wrong with an answer, for the model to mend; None when it matches. Bounded, fetches nothing."""
+    """Return what is wrong with a result, for the model to fix; None where it matches. Bounded, fetches nothing."""
     if why := _refused(schema):
         return f"the schema that was asked for cannot be used: {why}"
     try:
         size = len(json.dumps(value, ensure_ascii=False))
     except (TypeError, ValueError, RecursionError):
-        return "output is no JSON value, or is nested too deep; hand over plain JSON"
+        return "output is not a JSON value, or is nested too deep; hand over plain JSON"
     if size > VALUE_CHARS:
         return (
             f"output has {size:,} characters as JSON, more than the {VALUE_CHARS:,} that are checked against a schema; "
@@ -84,7 +84,7 @@ def find_mismatch(value: Any, schema: Mapping[str, Any]) -> str | None:
 
 
 def embed_schema(schema: Mapping[str, Any], at: str) -> dict[str, Any]:
-    """Return a schema that can stand inside another one, at the pointer `at`: its references lead there too."""
+    """Return a schema to embed in another one at the pointer `at`; its references are adapted."""
     top = {key: value for key, value in schema.items() if key not in ("$schema", "$id")}
     return cast("dict[str, Any]", _moved(top, at))
 
@@ -94,15 +94,15 @@ def _mismatch(value: Any, schema: Mapping[str, Any]) -> str | None:
 
     best_match: Any = import_module("jsonschema.exceptions").best_match  # has no types
     draft = _draft(schema)
-    # `$id` is a name for others, and `$schema` would bring the plain class back, which counts nothing.
+    # `$schema` would select the plain class, which counts no steps.
     own = {key: part for key, part in schema.items() if key not in ("$schema", "$id", "id")}
-    registry: Registry[Any] = Registry()  # knows nothing and fetches nothing; the default one fetches
+    registry: Registry[Any] = Registry()  # empty, and fetches nothing; the default one fetches
     try:
         checker = _counting(draft)(own, registry=registry)
         error = best_match(islice(checker.iter_errors(value), _ERRORS))
     except _TooMuch:
         return "output takes too long to be checked against the schema that was asked for; hand over less"
-    except Exception as broken:  # neither schema nor answer may end a run by breaking the checker
+    except Exception as broken:  # neither schema nor result may end a run by breaking the checker
         return f"output could not be checked against the schema that was asked for ({type(broken).__name__})"
     if error is None:
         return None
@@ -114,13 +114,13 @@ def _mismatch(value: Any, schema: Mapping[str, Any]) -> str | None:
 
 
 def _refused(schema: Mapping[str, Any]) -> str | None:
-    """Return why a schema would not be safe to use, by its shape alone."""
+    """Return why a schema is not safe to use, from its structure alone."""
     if _deeper_than(schema, DEPTH):
         return f"it is nested deeper than {DEPTH}; make it flatter"
     try:
         size = len(json.dumps(schema, ensure_ascii=False, allow_nan=False).encode())
     except (TypeError, ValueError):
-        return "it is no JSON (NaN, infinite numbers and half characters are none); write it anew"
+        return "it is not JSON (NaN, infinite numbers and lone surrogates are not allowed); write it again"
     if size > SCHEMA_CHARS:
         return f"it has {size:,} bytes, more than {SCHEMA_CHARS:,}; make it smaller"
     if str(schema.get("$schema", _LATEST)).rstrip("#") not in _DRAFTS:
@@ -129,7 +129,7 @@ def _refused(schema: Mapping[str, Any]) -> str | None:
     for path, part in found.items():
         if why := _refused_part(path, part, found, draft4=_draft_name(schema) == "Draft4Validator"):
             return f"at {_shown(path)}: {why}"
-    return _tangled(found)
+    return _reference_fault(found)
 
 
 def _refused_part(path: _Path, part: Any, found: Mapping[_Path, Any], *, draft4: bool) -> str | None:
@@ -148,27 +148,27 @@ def _refused_part(path: _Path, part: Any, found: Mapping[_Path, Any], *, draft4:
     return None
 
 
-def _tangled(found: Mapping[_Path, Any]) -> str | None:
-    """Return why references make a schema endless or too large; counted without following them one by one."""
+def _reference_fault(found: Mapping[_Path, Any]) -> str | None:
+    """Return why references make a schema endless or too large, or None; computed without expanding them."""
     known: dict[_Path, tuple[int, int]] = {}
     under_way: set[_Path] = set()
 
-    def weigh(path: _Path, depth: int) -> tuple[int, int]:
-        """Return how many subschemas there are from a place on, and how deep they go."""
+    def measure(path: _Path, depth: int) -> tuple[int, int]:
+        """Return the number and the depth of the subschemas from a place on."""
         if path in under_way or depth > 4 * DEPTH:
             raise _TooMuch
         if path not in known:
             under_way.add(path)
             weight, deep = 1, 0
             for below in _leads_to(path, found[path]):
-                more, deeper = weigh(below, depth + 1)
+                more, deeper = measure(below, depth + 1)
                 weight, deep = weight + more, max(deep, deeper)
             under_way.discard(path)
             known[path] = weight, deep + 1
         return known[path]
 
     try:
-        weight, deep = weigh((), 0)
+        weight, deep = measure((), 0)
     except _TooMuch:
         return "a $ref leads back to where it stands, or through too many others; write the form out, without recursion"
     if deep > DEPTH:
@@ -188,7 +188,7 @@ def _leads_to(path: _Path, part: Any) -> Iterator[_Path]:
 
 
 def _target(ref: Any) -> _Path | None:
-    """Return where a reference leads, None when it is none into this schema."""
+    """Return the target of a reference within this schema, or None."""
     if ref == "#":
         return ()
     if not isinstance(ref, str) or not ref.startswith("#/"):
@@ -197,18 +197,18 @@ def _target(ref: Any) -> _Path | None:
 
 
 def _all(schema: Any, path: _Path = ()) -> Iterator[tuple[_Path, Any]]:
-    """Yield a schema and every subschema, each with its place; data such as `enum` is none."""
+    """Yield a schema and every subschema, each with its path; data such as `enum` is not a subschema."""
     yield path, schema
     for step, below in _parts(schema):
         yield from _all(below, path + step)
 
 
 def _parts(part: Any) -> Iterator[tuple[_Path, Any]]:
-    """Yield the subschemas that stand directly in a schema, each with its place in it."""
+    """Yield the direct subschemas of a schema, each with its path in it."""
     if not isinstance(part, dict):
         return
     for key, value in cast("dict[str, Any]", part).items():
-        if key in _ONE and isinstance(value, dict | bool):
+        if key in _SINGLE and isinstance(value, dict | bool):
             yield (key,), value
         elif key in _LISTS and isinstance(value, list):
             for number, below in enumerate(cast("list[Any]", value)):
@@ -219,7 +219,7 @@ def _parts(part: Any) -> Iterator[tuple[_Path, Any]]:
 
 
 def _moved(part: Any, at: str) -> Any:
-    """Return a schema whose references into itself lead to below `at`."""
+    """Return a schema whose references into itself lead below `at`."""
     if not isinstance(part, dict):
         return part
     moved: dict[str, Any] = {}
@@ -231,7 +231,7 @@ def _moved(part: Any, at: str) -> Any:
         elif key in _MAPS and isinstance(value, dict):
             moved[key] = {name: _moved(below, at) for name, below in cast("dict[str, Any]", value).items()}
         else:
-            moved[key] = _moved(value, at) if key in _ONE else value
+            moved[key] = _moved(value, at) if key in _SINGLE else value
     return moved
 
 
@@ -277,7 +277,7 @@ def _draft(schema: Mapping[str, Any]) -> type[Validator]:
 
 
 def _counting(draft: type[Validator]) -> type[Validator]:
-    """Return a class of checkers like `draft` that counts what it does, and stops when that is too much."""
+    """Return a validator class like `draft` that counts its steps and stops at the budget."""
     extend: Any = import_module("jsonschema.validators").extend  # has no types
     left = STEPS
 
@@ -292,7 +292,7 @@ def _counting(draft: type[Validator]) -> type[Validator]:
             spend(1 + (_width(rule) + _width(instance)) // 8)
             for error in check(checker, rule, instance, schema) or ():
                 spend(_ERROR_STEPS + len(error.message) // 100)
-                error.message = error.message[:_MESSAGE_CHARS]  # it spells the whole value out
+                error.message = error.message[:_MESSAGE_CHARS]  # it contains the whole value
                 yield error
 
         return apply
@@ -306,21 +306,21 @@ def _width(value: Any) -> int:
 
 
 def _unique(spend: Callable[[int], None], checker: Any, wanted: Any, instance: Any, _schema: Any) -> Iterator[Any]:
-    """Find a twin in one pass; jsonschema compares each item with each other."""
+    """Find duplicates in one pass; jsonschema compares every pair."""
     from jsonschema.exceptions import ValidationError
 
     if wanted and checker.is_type(instance, "array"):
         items = cast("list[Any]", instance)
-        if len({_frozen(item, spend) for item in items}) < len(items):
+        if len({_key(item, spend) for item in items}) < len(items):
             yield ValidationError("its items are not all different")
 
 
-def _frozen(value: Any, spend: Callable[[int], None]) -> Any:
-    """Return what makes two JSON values the same: 1 is 1.0, and is not true."""
+def _key(value: Any, spend: Callable[[int], None]) -> Any:
+    """Return a key that is equal for equal JSON values: 1 is 1.0, and is not true."""
     spend((1 + _width(value)) // 2)
     if isinstance(value, dict):
         members = cast("dict[str, Any]", value).items()
-        return "object", frozenset((key, _frozen(each, spend)) for key, each in members)
+        return "object", frozenset((key, _key(each, spend)) for key, each in members)
     if isinstance(value, list):
-        return "array", tuple(_frozen(each, spend) for each in cast("list[Any]", value))
+        return "array", tuple(_key(each, spend) for each in cast("list[Any]", value))
     return ("boolean", value) if isinstance(value, bool) else value

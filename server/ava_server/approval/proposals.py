@@ -1,4 +1,4 @@
-"""Proposals: what would run, and for how much, on the record before anybody decides. Nothing starts by one."""
+"""Proposals: what would run and for how much, recorded before anybody decides. A proposal starts nothing."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from ava_server.budget.run_config import RunConfig, Texts, config_of, digest
 from ava_server.core.ids import AGENT, label
 
 MOST_WAITING = 200
-"""Proposals of one user that may wait at once: each keeps a task, and all are shown to whoever decides."""
+"""Most proposals of one user that may wait at once."""
 
 
 @dataclass(frozen=True)
 class SpawnLimits:
-    """What limits approvals: a user's spawns in an hour, and the day's money.
+    """The limits on approvals: a user's spawns in an hour, and the day's money.
 
-    `day_settings` are what holds the user's day and the installation's, as a refusal names them.
+    `day_settings` are the names of the settings for the user's day and the installation's, for refusals.
     """
 
     spawns_per_hour: int
@@ -46,9 +46,9 @@ class SpawnLimits:
 
 @dataclass(frozen=True)
 class Proposal:
-    """A proposal: its ids, its configuration and the words that were shown.
+    """A proposal: its ids, its configuration and the text that was shown.
 
-    `state` is that of the run: a repeated `task_id` brings back a proposal that may have been approved already.
+    `state` is the run's: a repeated `task_id` returns a proposal that may have been approved already.
     """
 
     pending_id: str
@@ -62,7 +62,7 @@ class Proposal:
 
 @dataclass(frozen=True)
 class ProposalRefusal:
-    """A proposal that was refused before it was made: why, and what to do."""
+    """Why no proposal was made, and what to do."""
 
     why: str
 
@@ -76,16 +76,16 @@ def propose(
     *,
     retry_of: str | None = None,
 ) -> Command[Proposal | ProposalRefusal]:
-    """Make a proposal; the same `task_id` and configuration while the first is unended returns the first.
+    """Make a proposal. The same `task_id` and configuration returns the first one, until its run has ended.
 
-    With the same `task_id` and another configuration it supersedes what still waits.
+    The same `task_id` with another configuration supersedes a proposal that still waits.
 
     Args:
         config: The resolved configuration.
-        texts: Its words.
+        texts: Its texts.
         who: The session and the user that propose.
-        candidates: Fresh `(pending_id, subagent_id)` pairs; the first that nobody has is taken.
-        limits: Proposals live for `ttl_us`; an exhausted day is refused here already.
+        candidates: New `(pending_id, subagent_id)` pairs; the first unused one is taken.
+        limits: A proposal waits for `ttl_us`; a used-up day refuses it.
         retry_of: The ended run that this one repeats.
     """
     sha = digest(config, texts)
@@ -103,7 +103,7 @@ def propose(
         if superseded is None and _waiting(view, who.user_id, now_us) >= MOST_WAITING:
             return Outcome(
                 ProposalRefusal(
-                    f"{MOST_WAITING} proposals of {who.user_id} wait already, and no more may. Confirm or reject some"
+                    f"{MOST_WAITING} proposals of {who.user_id} are waiting, which is the most. Confirm or reject some"
                     " with confirm_spawn, or wait until they expire"
                 )
             )
@@ -139,13 +139,12 @@ def propose(
 
 
 def _waiting(view: View, user: str, now_us: int) -> int:
-    """Return how many proposals of a user wait and have not expired."""
     rows = (view.proposal(run.pending_id) for run in view.runs(user=user, states=(WAITING,), limit=-1))
     return sum(row is not None and row.expires_us > now_us for row in rows)
 
 
 def _superseded(view: View, who: Who, task_id: str | None) -> tuple[str | None, tuple[Event, ...]]:
-    """Return what waits under the caller's own reference and is proposed otherwise now, with what ends it."""
+    """Return the waiting proposal that a new one with the same `task_id` replaces, and the events that close it."""
     superseded: str | None = None
     ends: list[Event] = []
     for run in view.with_task_id(who.user_id, task_id) if task_id is not None else ():
@@ -157,7 +156,7 @@ def _superseded(view: View, who: Who, task_id: str | None) -> tuple[str | None, 
 
 
 def day_budget_refusal(view: View, user: str, limits: SpawnLimits, now_us: int) -> str | None:
-    """Return why no money is left today, or None."""
+    """Return why no money is left for today, or None."""
     day, days = utc_day(now_us), limits.days
     of_user, of_installation = limits.day_settings
     for what, scope, cap, setting in (
@@ -165,11 +164,11 @@ def day_budget_refusal(view: View, user: str, limits: SpawnLimits, now_us: int) 
         ("this installation", installation_scope(day), days.installation_micros, of_installation),
     ):
         spent = view.bucket(scope).committed
-        if cap == 0:  # no day brings more
-            return f"the daily budget of {what} is $0.00, so that only what is free can run; raise {setting}"
+        if cap == 0:  # tomorrow it is still 0
+            return f"the daily budget of {what} is $0.00, so only free runs can start; raise {setting}"
         if spent >= cap:
             return (
-                f"today's budget of {what} is used up ({format_usd(spent)} of {format_usd(cap)}); it starts anew at"
+                f"today's budget of {what} is used up ({format_usd(spent)} of {format_usd(cap)}); it is renewed at"
                 f" 00:00 UTC, or raise {setting}"
             )
     return None
@@ -193,24 +192,24 @@ def close_proposal(
     channel: Channel | None = None,
     status: Ending | None = None,
 ) -> tuple[Event, ...]:
-    """Return the events that end a proposal without a run."""
+    """Return the events that close a proposal whose run never starts."""
     decided = SpawnDecided(pending_id=row.pending_id, decision=decision, channel=channel, digest=row.digest)
     ended = RunEnded(status=status or decision, stop_reason=f"the proposal was {decision}")
     return (Event(who, decided, run_id=run.id), Event(who, ended, run_id=run.id))
 
 
 class Pending(BaseModel):
-    """A proposal that waits.
+    """A waiting proposal.
 
     Attributes:
         pending_id: Its id.
         subagent_id: The run that it would be.
-        message: What is said of it.
-        approval_line: What its approval repeats.
-        digest: Of everything that is approved with it.
+        message: The text that is shown.
+        approval_line: The line that its approval repeats.
+        digest: The hash of everything that is approved.
         max_cost_micros: Its cap, in micro-USD.
-        free: It can cost nothing.
-        expires_us: Until when it waits, in microseconds since 1970.
+        free: It costs nothing.
+        expires_us: When it expires, in microseconds since 1970.
     """
 
     pending_id: str
@@ -224,10 +223,10 @@ class Pending(BaseModel):
 
 
 def pending_proposal(view: View, run: RunRow) -> Pending | str:
-    """Return a proposal that waits, or why it does not any more. An expired one is for whoever asks to tell."""
+    """Return a proposal that waits, also an expired one; or why it no longer waits."""
     proposal, texts = view.proposal(run.pending_id), texts_of(view, run)
     if proposal is None or proposal.state != WAITING or texts is None:
-        return f"{run.pending_id} does not wait any more: {label(run)} is {run.state}."
+        return f"{run.pending_id} no longer waits: {label(run)} is {run.state}."
     config = config_of(run.config)
     return Pending(
         pending_id=run.pending_id,
@@ -242,12 +241,12 @@ def pending_proposal(view: View, run: RunRow) -> Pending | str:
 
 
 def pending_proposals(view: View, user: str, now_us: int) -> list[Pending]:
-    """Return all of a user that waits and has not expired, the oldest first."""
+    """Return a user's waiting proposals that have not expired, oldest first."""
     found = [pending_proposal(view, run) for run in view.runs(user=user, states=(WAITING,), limit=-1)]
     return [one for one in found if isinstance(one, Pending) and one.expires_us > now_us]
 
 
 def together_line(waiting: list[Pending], cap_micros: int | None, timeout_s: float | None) -> str:
-    """Return the line of several together, as an approval has to repeat it; without a cap of their own, their sum."""
+    """Return the line of a group that an approval repeats; without a cap, the sum of the members' caps counts."""
     cap = sum(one.max_cost_micros for one in waiting) if cap_micros is None else cap_micros
     return group_line(len(waiting), None if all(one.free for one in waiting) else cap, timeout_s)

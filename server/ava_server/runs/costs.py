@@ -1,7 +1,7 @@
-"""Why a run cost what it did: each attempt, the tool outputs that were sent again and again, and who set its caps.
+"""The costs of a run explained: each attempt, the tool outputs that were sent again and again, and who set its caps.
 
-Only a view, from the run's entries and the changes of settings. What the figures need stands in header columns and in
-facts that are no transcript, so that they stay when a run's words are erased; what a tool output cost does not.
+A view of the run's entries and the changes of settings. The figures come from header columns and from facts outside the
+transcript, so they stay when a run's content is erased; what a tool output cost does not stay.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _CAPS = {
     "max_iterations": "max_iterations",
     "max_tool_calls": "max_tool_calls",
 }
-"""The caps of a run as its configuration has them, and as a spawn names them."""
+"""The caps of a run: the name in its configuration, and the name in a spawn."""
 
 
 @dataclass(frozen=True)
@@ -76,11 +76,11 @@ def cap_notes(run: RunRow, config: RunConfig, entries: Iterable[Entry], changed:
 
 
 def _at_the_proposal(entry: Entry, config: RunConfig) -> list[CapNote]:
-    """Return what the call itself asked for in place of the role's own caps, and what was clamped of it."""
+    """Return the caps that the call asked for in place of the role's, and which of them were lowered to a hard cap."""
     notes = [CapNote(entry.ts_us, note) for note in config.clamped]
     try:
         role = parse_role(config.role_text, config.role_source, config.role)
-    except RolesError:  # a newer program's; nothing tells what the role's own caps were
+    except RolesError:  # of a newer program: the role's own caps are not known
         return notes
     own: dict[str, float] = {
         "timeout": role.timeout_s,
@@ -118,7 +118,7 @@ def _at_the_approval(entry: Entry, fact: SpawnDecided) -> list[CapNote]:
 
 
 def _days(run: RunRow, config: RunConfig, changed: Iterable[Entry]) -> list[CapNote]:
-    """Return the day budgets that were below the run's own cap, and those that were changed while the run ran."""
+    """Return the daily budgets that were below the run's own cap, and those that were changed while it ran."""
     began = run.queued_us or run.created_us
     notes: list[CapNote] = []
     built_in = limits_of(Configured())
@@ -143,7 +143,7 @@ def _days(run: RunRow, config: RunConfig, changed: Iterable[Entry]) -> list[CapN
 
 
 def _asked(field: str, value: float) -> float:
-    """Return a cap of a configuration in the unit in which a spawn gives it."""
+    """Return a cap of a configuration in the unit of a spawn."""
     return value / 10_000 if field == "max_cost_micros" else value
 
 
@@ -154,7 +154,7 @@ def _cap(name: str, value: float) -> str:
 
 
 DEAREST = 3
-"""How many tool outputs are named."""
+"""Most tool outputs that are named."""
 
 
 @dataclass(frozen=True)
@@ -162,9 +162,9 @@ class Attempt:
     """One model call: what it used, and what it cost in micro-USD.
 
     Attributes:
-        settlement: How it was settled; None while it is in flight, when `micros` is 0 and `reserved` is held.
-        usage: The tokens that the provider reported; None where nobody knows.
-        purpose: `retries` or `plan`, where all of the cost is booked under that.
+        settlement: How it was settled; None while it is in flight, with `micros` 0 and `reserved` held.
+        usage: The tokens that the provider reported; None where it did not.
+        purpose: `retries` or `plan`, where the whole cost is booked under that.
     """
 
     turn: int
@@ -179,7 +179,7 @@ class Attempt:
 
 @dataclass
 class ToolCost:
-    """A tool's output as later turns sent it: how often, and about what that cost in micro-USD."""
+    """How often later turns sent a tool's output, and about what that cost in micro-USD."""
 
     seq: int
     tool: str
@@ -191,7 +191,7 @@ class ToolCost:
 
 @dataclass(frozen=True)
 class Cache:
-    """What the provider's cache changed, in micro-USD: what reading saved, and what writing cost on top."""
+    """The effect of the provider's cache, in micro-USD: what reads saved, and what writes cost extra."""
 
     saved: int
     premium: int
@@ -199,10 +199,10 @@ class Cache:
 
 @dataclass(frozen=True)
 class Costs:
-    """Everything that a run has cost, and what for.
+    """What a run has cost, and for what.
 
     Attributes:
-        outputs: The tool outputs, dearest first; None where they were erased.
+        outputs: The tool outputs, most expensive first; None where they were erased.
     """
 
     attempts: tuple[Attempt, ...]
@@ -218,12 +218,12 @@ class Costs:
 
     @property
     def unknown(self) -> tuple[Attempt, ...]:
-        """The attempts that were booked at their worst case, because nobody knows what they cost."""
+        """The attempts that were booked at their worst case, because their cost is not known."""
         return tuple(attempt for attempt in self.attempts if attempt.settlement == "unknown")
 
 
 def costs_of(run: RunRow, entries: Sequence[Entry], changed: Iterable[Entry] = ()) -> Costs:
-    """Return what a run has cost, and what for.
+    """Return what a run has cost, and for what.
 
     Args:
         run: The run.
@@ -251,7 +251,7 @@ def costs_of(run: RunRow, entries: Sequence[Entry], changed: Iterable[Entry] = (
 
 @dataclass
 class _Part:
-    """One piece of a prompt: its length in characters, and the tool output that it is, if it is one."""
+    """One piece of a prompt: its length in characters, and the entry of the tool output that it is, if any."""
 
     seq: int | None
     chars: int
@@ -259,7 +259,7 @@ class _Part:
 
 @dataclass
 class _Walk:
-    """Goes through a run's entries and remembers of each attempt what its prompt was made of."""
+    """Folds a run's entries, with the parts of each attempt's prompt."""
 
     run_id: str
     price: Price
@@ -301,7 +301,7 @@ class _Walk:
     def _settled(self, fact: CostUpdate, entry: Entry) -> None:
         cost = entry.cost_micros or 0
         usage = entry.usage
-        if usage is not None:  # the header has no column for what of the output was thinking
+        if usage is not None:  # the header has no column for thinking tokens
             usage = usage.model_copy(update={"thinking_tokens": fact.thinking_tokens})
         purpose = next((name for name in ("retries", "plan") if name in fact.cost_by), None)
         attempt = Attempt(
@@ -339,7 +339,7 @@ class _Walk:
         return parts
 
     def _share(self, usage: Usage, cost: int) -> None:
-        """Give each tool output in the prompt its share of what the call has cost, by its characters."""
+        """Assign each tool output in the prompt its share of the call's cost, by its characters."""
         chars = sum(part.chars for part in self._prompt)
         before = 0
         for part in self._prompt:
@@ -359,15 +359,15 @@ def _chars(turn: Turn) -> int:
 
 
 def _share_of_call(price: Price, usage: Usage, begins: float, ends: float) -> float:
-    """Return which part of a call's cost a stretch of its prompt is; both ends as shares of the prompt.
+    """Return the share of a call's cost that a stretch of its prompt has; both ends are shares of the prompt.
 
-    The first tokens of a prompt are those that were read from the cache, the next those that were written to it.
+    The first tokens of a prompt were read from the cache, the next ones were written to it.
     """
     prompt = usage.input_tokens + usage.cache_read_tokens + usage.cache_write_tokens
     whole = sum(nanos_of(price, usage).values())
     if not prompt:
         return 0.0
-    if not whole:  # a cost without a price of ours counts as input
+    if not whole:  # a cost without a known price counts as input
         return ends - begins
     rate = rate_for(price, usage)
     low, high, at, nanos = begins * prompt, ends * prompt, 0, 0.0

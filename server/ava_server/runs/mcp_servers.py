@@ -1,4 +1,4 @@
-"""Other MCP servers in this process: those that are configured, what they offer, and what a run is given of them."""
+"""The configured MCP servers of this process: what they offer, and what a run gets from them."""
 
 from __future__ import annotations
 
@@ -30,10 +30,11 @@ if TYPE_CHECKING:
     from ava_server.config.settings import Settings
 
 FOLDERS = "mcp-"
-"""How the folders are called, among the runs' scratch folders, in which servers live that are only asked for tools."""
-LEFT_S = 120.0
-"""After so long nobody looks at a server any more: what is left of it was left by a process that was killed."""
-LOOKING = "looking"
+"""Prefix of the folders, among the runs' scratch folders, of servers that are only asked for their tools."""
+STALE_S = 120.0
+"""Seconds after which such a folder was left behind by a process that was killed."""
+DISCOVERY = "looking"
+"""In place of a run's id where a server is only asked for its tools."""
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
@@ -50,8 +51,8 @@ class McpServers:
 
     Args:
         settings: What is configured.
-        secrets: Reads the stored secrets; blocking.
-        sandbox: Finds what confines the programs of servers; blocking.
+        secrets: Reads the stored secrets; blocks.
+        sandbox: Finds the sandbox for the programs of servers; blocks.
 
     Attributes:
         entries: The servers by name.
@@ -67,31 +68,31 @@ class McpServers:
         self._settings = settings
         self._secrets = secrets
         self._sandbox = sandbox
-        self._known = ToolDiscovery(self._looking)
+        self._discovery = ToolDiscovery(self._discovery_context)
 
     async def listings(self, role: Role) -> Mapping[str, ToolListing]:
-        """Return what the servers offer that a role names, asked now where nobody knows; 10 s at most."""
+        """Return what the servers that a role names offer; those that are not known yet are asked, for 10 s at most."""
         names = dict.fromkeys(server for tool in role.tools if (server := server_of(tool)) is not None)
-        return await self._known.offers(self.entries[name] for name in names if name in self.entries)
+        return await self._discovery.offers(self.entries[name] for name in names if name in self.entries)
 
     def cannot(self, config: RunConfig) -> str | None:
-        """Return why a run cannot have the servers here that it was approved with, or None; starts none."""
+        """Return why a run cannot have its approved servers here, or None; starts none."""
         for name, use in used_servers(config).items():
             entry = self.entries.get(name)
             if entry is None:
                 return f"the MCP server {name} is not configured here"
             if entry.digest != use.digest:
-                return f"the MCP server {name} is configured otherwise than it was when this was approved"
+                return f"the configuration of the MCP server {name} has changed since this was approved"
         return None
 
     def of_run(self, config: RunConfig, run_id: str, scratch: Path, sandbox: Sandbox | None) -> RunMcpServers:
-        """Return the servers of a run, not yet started.
+        """Return the servers of a run, not started yet.
 
         Args:
             config: What was approved.
-            run_id: Whose they are.
+            run_id: The run.
             scratch: The run's folder.
-            sandbox: Confines those that are programs; None where none is.
+            sandbox: Confines servers that are programs; None where there are none.
         """
         uses = used_servers(config)
         if not uses:
@@ -101,16 +102,16 @@ class McpServers:
             name: [tool.offered(full) for full, tool in use.tools.items() if full in config.tools]
             for name, use in uses.items()
         }
-        means = self._means(run_id, scratch, sandbox or no_sandbox())
-        changed = self._known.forget  # what was remembered is no longer so: the next proposal asks again
-        return RunMcpServers({name: self.entries[name] for name in uses}, approved, means, changed=changed)
+        context = self._launch_context(run_id, scratch, sandbox or no_sandbox())
+        changed = self._discovery.forget  # the cached listing is out of date: the next proposal asks again
+        return RunMcpServers({name: self.entries[name] for name in uses}, approved, context, changed=changed)
 
     async def look(self, names: Iterable[str]) -> Mapping[str, ToolListing]:
-        """Ask servers now, side by side and each for 10 s at most, for somebody who wants to know how they are."""
+        """Ask servers now, concurrently and each for 10 s at most, and return what they offer."""
         found: dict[str, ToolListing] = {}
 
         async def one(entry: ServerEntry) -> None:
-            found[entry.name] = await look(entry, await self._looking(entry))
+            found[entry.name] = await look(entry, await self._discovery_context(entry))
 
         async with anyio.create_task_group() as tasks:
             for name in names:
@@ -118,17 +119,17 @@ class McpServers:
         return found
 
     def sweep(self) -> None:
-        """Remove what looking at servers left behind in a process that was killed. Blocking."""
+        """Remove folders that killed processes have left behind. Blocks."""
         for left in self._settings.paths.scratch.glob(f"{FOLDERS}*"):
-            with contextlib.suppress(OSError):  # another process is at it
-                if left.stat().st_mtime < time.time() - LEFT_S:
+            with contextlib.suppress(OSError):  # another process is removing it
+                if left.stat().st_mtime < time.time() - STALE_S:
                     remove_tree(left)
 
-    async def _looking(self, entry: ServerEntry) -> LaunchContext:
+    async def _discovery_context(self, entry: ServerEntry) -> LaunchContext:
         wanted = self._sandbox if entry.command is not None else no_sandbox
-        return self._means(LOOKING, self._settings.paths.scratch, await anyio.to_thread.run_sync(wanted))
+        return self._launch_context(DISCOVERY, self._settings.paths.scratch, await anyio.to_thread.run_sync(wanted))
 
-    def _means(self, run_id: str, scratch: Path, sandbox: Sandbox | Unavailable) -> LaunchContext:
+    def _launch_context(self, run_id: str, scratch: Path, sandbox: Sandbox | Unavailable) -> LaunchContext:
         def folder(name: str) -> Path:
             scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
             return Path(tempfile.mkdtemp(prefix=f"{FOLDERS}{name}-", dir=scratch))
@@ -141,12 +142,12 @@ class McpServers:
 
 
 def used_servers(config: RunConfig) -> Mapping[str, ForeignUse]:
-    """Return the servers of which a run still has a tool."""
+    """Return the servers of which a run has a tool."""
     return {name: use for name, use in config.foreign.items() if any(tool in config.tools for tool in use.tools)}
 
 
 def foreign_tools(config: RunConfig, servers: RunMcpServers) -> Mapping[str, Tool]:
-    """Return the tools that a run has of its servers."""
+    """Return the tools of a run's MCP servers."""
     return {
         full: McpTool(name, tool.offered(full), servers, network=use.remote or use.network, program=not use.remote)
         for name, use in used_servers(config).items()
@@ -158,18 +159,18 @@ def foreign_tools(config: RunConfig, servers: RunMcpServers) -> Mapping[str, Too
 def fill_secrets(
     values: Mapping[str, str], url: str | None, secrets: Callable[[], Mapping[str, Secret]]
 ) -> Mapping[str, str]:
-    """Return an environment, or headers, with the values of secrets in the place of their placeholders. Blocking.
+    """Return an environment, or headers, with secrets in place of their placeholders. Blocks.
 
-    That they may be used here stands in `config.toml`; to an address they go only where that is one of the secret's
-    hosts, if it has any, and over https, or to this machine itself.
+    `config.toml` allows their use. A secret is sent to an address only over https, and only where that is one of the
+    secret's hosts, if it has any; or to this machine itself.
 
     Args:
         values: What is configured.
-        url: Where they are sent; None for a program.
+        url: The address; None for a program.
         secrets: Reads what is stored.
 
     Raises:
-        ToolFailed: One of them cannot be put in; says what to do, to be read after the server's name.
+        ToolFailed: One of them cannot be used; the text says what to do and follows the server's name.
     """
     names = names_in(list(values.values()))
     if not names:
@@ -179,12 +180,12 @@ def fill_secrets(
         secret = stored.get(name)
         if secret is None:
             raise ToolFailed(f"cannot be used: the secret {name} is not stored here (`ava secret set {name}`)")
-        if url is not None and (fault := _elsewhere(secret, url)):
+        if url is not None and (fault := _refuse_address(secret, url)):
             raise ToolFailed(f"cannot be used: {fault}")
     return {key: PLACEHOLDER.sub(lambda found: stored[found[1]].value, text) for key, text in values.items()}
 
 
-def _elsewhere(secret: Secret, url: str) -> str | None:
+def _refuse_address(secret: Secret, url: str) -> str | None:
     parts = urlsplit(url)
     host = (parts.hostname or "").lower()
     if host in _LOOPBACK:

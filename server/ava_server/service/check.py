@@ -214,7 +214,7 @@ class RunSteering:
         event = Event(self._access.agent_of(run), UserMessage(text=args.message, kind="message"), run_id=run.id)
         delivered = await self._store.do(_deliver(run.id, event))
         if delivered == "waiting":
-            raise Refused(f"{label(run)} waits for approval; to change it, cancel it and propose it anew")
+            raise Refused(f"{label(run)} waits for approval; to change it, cancel it and propose it again")
         if delivered == "ended":
             raise Refused(f"{label(run)} has ended; ask on with spawn_subagent and context_from")
         state = await anyio.to_thread.run_sync(shown_state, run, self._runtime.instances.alive)

@@ -99,17 +99,17 @@ class Confirmations:
         """Ask the person, and approve what was agreed to; what cannot start is refused without a question."""
         who, limits = self._session.who, self._runtime.spawn_limits_of(self._session.user)
         now_us = time.time_ns() // 1000
-        weighed = await self._store.read(lambda view: check_approval(view, asked, who, limits, now_us))
-        if isinstance(weighed, Outcome):
+        checked = await self._store.read(lambda view: check_approval(view, asked, who, limits, now_us))
+        if isinstance(checked, Outcome):
             return await self._store.do(refuse(asked, who, limits))
-        reply = await person.ask(question(weighed))
+        reply = await person.ask(question(checked))
         if reply.action != "accept":
             return ConfirmOutcome(
-                tuple(member.refused(UNASKED[reply.action]) for member in weighed.members), unasked=True
+                tuple(member.refused(UNASKED[reply.action]) for member in checked.members), unasked=True
             )
         # A PIN may have been set while the question stood there.
         await self._access.refuse_without_pin(ONLY_PIN.format(ids=" ".join(asked.pending_ids)))
-        agreed = apply_reply(weighed, asked, reply)
+        agreed = apply_reply(checked, asked, reply)
         return await self._store.do(approve(agreed, who, "elicitation", limits))
 
     async def _answer(

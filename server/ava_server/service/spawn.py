@@ -143,7 +143,7 @@ class Spawns:
             raise BadInput(f"retry_of: {label(run)} has not ended; wait for it, or cancel it first")
         texts = await self._store.read(lambda view: texts_of(view, run))
         if texts is None:
-            raise BadInput(f"retry_of: the task of {label(run)} was erased; propose it anew")
+            raise BadInput(f"retry_of: the task of {label(run)} was erased; propose it again")
         before = _arguments(run, texts)
         before.pop("task_id", None)
         return run, {**before, **given}
