@@ -1,7 +1,7 @@
 """Results of earlier subagents: which a spawn may name in `context_from`, and the tool that reads them.
 
-What another subagent handed over is its own words about what it read: data like a page, and less than a page, for it
-is no source. So the tool names nothing that was read, and a quote that stands nowhere else is not found.
+Another subagent's result is its own text about what it read: untrusted data, and not a source. So the tool names no
+source, and a quote that only such a result contains counts as not found.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NAME = "read_subagent_result"
 
 
 def check_context_from(view: View, rows: Sequence[RunRow]) -> tuple[EarlierRun, ...]:
-    """Return what a proposal says of the runs whose results it names.
+    """Return the runs whose results a proposal names, as its configuration has them.
 
     Raises:
         BadInput: One of them has not ended, never had a result, or was erased.
@@ -41,7 +41,7 @@ def stored_result(view: View, row: RunRow) -> dict[str, Any] | None:
 
 
 def list_earlier(runs: Sequence[EarlierRun]) -> str:
-    """Return runs by id, role and ending: nothing that one of them wrote."""
+    """Return runs by id, role and ending, without anything that they wrote."""
     return ", ".join(
         f"{run.id} ({run.role}{'' if run.ending == 'success' else f', {run.ending}: may be incomplete'})"
         for run in runs

@@ -1,4 +1,4 @@
-"""The arguments of the six tools, and what is said of one that cannot be used."""
+"""The arguments of the six tools, and the error texts for invalid ones."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from ava_server.core.errors import BadInput
 WAIT_LIMIT_S = 45
 """Hosts end a call after 60 s: a question and a wait share this many seconds."""
 DEEPEST = 100
-"""Levels of lists and objects that arguments may have; no tool needs ten."""
+"""Most levels of nested lists and objects in arguments; no tool needs ten."""
 EARLIER_MOST = 10
-"""Results of earlier runs that one spawn may name."""
+"""Most results of earlier runs that one spawn may name."""
 
 ShortText = Annotated[str, Field(min_length=1)]
 SubagentId = Annotated[str, Field(description="e.g. S-7f3a2b")]
@@ -25,21 +25,21 @@ Wait = Annotated[float, Field(ge=0, le=WAIT_LIMIT_S, description="Seconds to wai
 
 
 def _listed(given: Any) -> Any:
-    """Take one text for a list of one: models often give it so."""
+    """Accept a single text in place of a list of one, as models often give it."""
     return [given] if isinstance(given, str) else given
 
 
 def _one_line(name: str | None) -> str | None:
-    """Return a name as it stands in every line about its run, also where others read it: it can end none of them."""
+    """Return a name as a single line without invisible characters: it is shown in every line about its run."""
     return " ".join(clean(name or "")[0].split()) or None
 
 
 class Arguments(BaseModel):
-    """Base of every tool's arguments: unknown ones are refused by name."""
+    """Base of every tool's arguments; unknown ones are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
     tool: ClassVar[str] = ""
-    """The tool that takes them; empty for a part of its arguments."""
+    """The tool that takes them; empty for a nested part."""
 
 
 class Caps(Arguments):
@@ -195,7 +195,7 @@ def parse(model: type[A], given: dict[str, Any]) -> A:
     """Return a tool's arguments as its model.
 
     Raises:
-        BadInput: The first argument that cannot be used: its name, what was given, and one next step.
+        BadInput: Names the first invalid argument, what was given, and one next step.
     """
     try:
         return model.model_validate(given)
@@ -204,7 +204,7 @@ def parse(model: type[A], given: dict[str, Any]) -> A:
 
 
 def refuse_deep(given: dict[str, Any]) -> None:
-    """Refuse arguments that are nested so deeply that walking through them would fail.
+    """Refuse arguments that are nested too deeply to be walked.
 
     Raises:
         BadInput: They are.
@@ -223,7 +223,7 @@ def refuse_deep(given: dict[str, Any]) -> None:
 
 
 def shown(value: Any) -> str:
-    """Return a value as an error may show it: short, and nothing that looks like a secret."""
+    """Return a value for an error text: short, and without anything that looks like a secret."""
     from ava_audit.redaction.redact import Redactor
 
     text = json.dumps(value, ensure_ascii=False, default=str) if not isinstance(value, str) else value
@@ -245,7 +245,7 @@ def _sentence(model: type[Arguments], error: Any) -> str:
         hint = f"did you mean {close[0]}?" if close and len(loc) == 1 else f"{tool} takes {known}."
         return f"{field}: {tool} has no argument of that name (given {shown(value)}); {hint}"
     if kind == "missing":
-        return f"{field}: missing, and {tool} cannot do without it; give it. {tool} takes {known}."
+        return f"{field}: missing, and {tool} needs it; give it. {tool} takes {known}."
     if kind in ("string_too_short", "too_short"):
         what = "an empty list" if isinstance(value, list) else "empty text"
         return f"{field}: {what} was given; {_advice(field)}"
@@ -253,10 +253,10 @@ def _sentence(model: type[Arguments], error: Any) -> str:
         return f"{field}: {len(value):,} long, at most {ctx.get('max_length'):,} are allowed; shorten it."
     if kind in ("greater_than", "greater_than_equal"):
         if value == 0:
-            return f"{field}: 0 would allow nothing at all; leave it out for the role's default, or give more than 0."
-        return f"{field}: {shown(value)} is below what it can be; give a number above {ctx.get('gt', ctx.get('ge'))}."
+            return f"{field}: 0 would allow nothing; leave it out for the role's default, or give more than 0."
+        return f"{field}: {shown(value)} is too small; give a number above {ctx.get('gt', ctx.get('ge'))}."
     if kind in ("less_than", "less_than_equal"):
-        return f"{field}: {shown(value)} is more than {ctx.get('le', ctx.get('lt'))}, the most it can be; give less."
+        return f"{field}: {shown(value)} is above the maximum of {ctx.get('le', ctx.get('lt'))}; give less."
     if kind == "literal_error":
         return f"{field}: {shown(value)} is not one of {ctx.get('expected')}; give one of these."
     if kind == "finite_number" or (isinstance(value, float) and not math.isfinite(value)):
@@ -268,8 +268,8 @@ def _sentence(model: type[Arguments], error: Any) -> str:
 
 def _advice(field: str) -> str:
     return {
-        "task": "say what the subagent shall find out or do, and what counts as done.",
+        "task": "say what the subagent has to find out or do, and what counts as done.",
         "role": "name a role, e.g. researcher.",
         "pending_ids": "give the pending_id that spawn_subagent returned.",
-        "message": "say what the subagent shall know.",
+        "message": "say what the subagent has to know.",
     }.get(field, "leave it out, or give one.")

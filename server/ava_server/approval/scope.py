@@ -1,4 +1,4 @@
-"""Commands of a run: whether it may run some, what confines them, what a person is told of it, and where they work."""
+"""The scope of a run's programs: commands and MCP servers, the sandbox that confines them, and where they work."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from ava_server.config.settings import Settings
 
 
-_BENCH = "bench-"
-"""How the folder is called in which the commands of a run work, with the generation of its owner behind it."""
+_WORKBENCH = "bench-"
+"""Prefix of the folder in which a run's commands work; the generation of its owner follows."""
 
 
 def sandbox_here(settings: Settings) -> Sandbox | Unavailable:
-    """Return what confines commands and the programs of MCP servers here. Blocks up to seconds, once in a process."""
+    """Return the sandbox for commands and MCP servers here. The first call of a process may block for seconds."""
     return find_sandbox(settings.sandbox.mode, settings.paths.sandbox)
 
 
@@ -45,14 +45,14 @@ def runs_commands(names: Sequence[str], tools: Mapping[str, Tool]) -> bool:
 
 
 def needs_sandbox(names: Sequence[str], tools: Mapping[str, Tool]) -> bool:
-    """Tell whether one of these tools runs commands, or is asked of a program that is started here."""
+    """Tell whether one of these tools runs commands, or belongs to an MCP server that is started here."""
     return any(name in tools and (tools[name].spec.commands or tools[name].spec.program) for name in names)
 
 
 def usable_here(tools: Mapping[str, Tool], sandbox: Sandbox | Unavailable) -> dict[str, Tool]:
-    """Return the tools that this machine can give: commands where a sandbox is, and edits where it confines.
+    """Return the tools that this machine can offer: commands with a sandbox, edits with one that confines, and git.
 
-    What a run has changed runs when it is verified, and git keeps it; so edits need more than commands do.
+    A run's changes are executed when they are verified, and git keeps them; so edits need more than commands.
     """
     commands = not isinstance(sandbox, Unavailable)
     edits = not isinstance(sandbox, Unavailable) and sandbox.kind != "none" and shutil.which("git") is not None
@@ -66,34 +66,33 @@ def usable_here(tools: Mapping[str, Tool], sandbox: Sandbox | Unavailable) -> di
 def sandbox_for(
     wanted: bool, find: Callable[[], Sandbox | Unavailable], *, files_open: bool
 ) -> Sandbox | Unavailable | None:
-    """Return what would confine the commands of a run, or why it can have none; None where it asks for none.
+    """Return the sandbox for a run's commands, or why it can have none; None for a run without commands.
 
     Args:
         wanted: It has tools that run commands.
-        find: Finds what confines commands here.
-        files_open: The run sees files. A run that does not would see them all the same by commands that nothing
-            confines.
+        find: Finds the sandbox.
+        files_open: The run can read files. A run that may not could read them with unconfined commands.
     """
     if not wanted:
         return None
     sandbox = find()
     if not isinstance(sandbox, Unavailable) and sandbox.kind == "none" and not files_open:
         return Unavailable(
-            'nothing confines commands here (sandbox.mode = "none"), and this run is to see no files',
+            'nothing confines commands here (sandbox.mode = "none"), and this run may not read files',
             "name the folder in workspace",
         )
     return sandbox
 
 
 def confinement_of(sandbox: Sandbox | Unavailable | None) -> str:
-    """Return what confines what a run runs here, as its configuration has it; None where it runs nothing."""
+    """Return the sandbox of a run's programs as its configuration names it."""
     return NO_COMMANDS if sandbox is None or isinstance(sandbox, Unavailable) else sandbox.kind
 
 
 def commands_reach(
     specs: Sequence[ToolSpec], confinement: str, *, copy: Literal["copy", "worktree"] | None, network: bool
 ) -> str:
-    """Return what commands of the run may do, in a few words; `copy` is what of the workspace they work on."""
+    """Return what a run's commands may do, in a few words; `copy` is what they have of the workspace."""
     what = "run Python"
     if copy == "worktree" or any(spec.commands and spec.files for spec in specs):  # the verify command is one
         what = "run commands"
@@ -104,22 +103,22 @@ def commands_reach(
 
 
 def no_sandbox() -> Unavailable:
-    """Say that nobody looked for a sandbox: what there is where nothing is to run."""
+    """Return the sandbox of a context in which no programs run."""
     return Unavailable("no sandbox was looked for here", "use a role that runs no commands")
 
 
 def strength(kind: str) -> int:
-    """Return how well something confines; what a newer program calls it by is more than what is known here."""
+    """Return how strongly a sandbox confines; an unknown kind, of a newer program, counts as the strongest."""
     return next((strength for known, strength in STRENGTH.items() if known == kind), len(STRENGTH))
 
 
 def make_workbench(
     run: RunRow, config: RunConfig, files: Root | None, scratch: Path, sandbox: Sandbox, settings: Settings
 ) -> Workbench:
-    """Return where the commands of a claimed run work; nothing of it is there before the first of them."""
+    """Return the folder in which a claimed run's commands work; the first command creates it."""
     return Workbench(
         mounts=sandbox.mounts,
-        here=scratch / f"{_BENCH}{run.generation}",
+        here=scratch / f"{_WORKBENCH}{run.generation}",
         files=files,
         run_id=run.id,
         read_only=settings.sandbox.read_only,
@@ -131,33 +130,33 @@ def make_workbench(
 
 
 def remove_workbenches(scratch: Path, up_to: int | None = None) -> None:
-    """Remove where the commands of earlier owners of a run worked, who were killed or have lost it. Blocking.
+    """Remove the command folders of a run's earlier owners, who were killed or have lost it. Blocks.
 
     Args:
         scratch: The run's folder.
-        up_to: The generation of the last of them; None is all.
+        up_to: The last generation to remove; None for all.
     """
-    for bench in scratch.glob(f"{_BENCH}*"):
-        generation = bench.name.removeprefix(_BENCH)
+    for bench in scratch.glob(f"{_WORKBENCH}*"):
+        generation = bench.name.removeprefix(_WORKBENCH)
         if up_to is None or (generation.isdecimal() and int(generation) <= up_to):
-            with suppress(OSError):  # its commands are still being ended; it goes with the run
+            with suppress(OSError):  # its commands are still being ended; the folder is removed with the run
                 remove_tree(bench)
 
 
 MOST_TOOLS = 64
 MOST_CHARS = 60_000
-"""Foreign tools of one run, and characters of their definitions: they stand in every request."""
+"""Most MCP tools of one run, and characters of their definitions: every request has them."""
 
 
 @dataclass(frozen=True)
 class McpScope:
-    """The tools of other servers that a role comes to.
+    """The MCP tools that a role gets.
 
     Attributes:
-        role: The role, each word for several tools replaced by their names.
+        role: The role, with each pattern replaced by the names of its tools.
         granted: Those tools, by full name.
-        absent: Why a word of the role brings nothing.
-        servers: The servers, as they are configured.
+        absent: By pattern or name, why it brings no tools.
+        servers: The configured servers.
     """
 
     role: Role
@@ -166,27 +165,27 @@ class McpScope:
     servers: Mapping[str, ServerEntry] = field(default_factory=dict[str, ServerEntry])
 
     def tools(self) -> Mapping[str, Tool]:
-        """Return them as tools that can be looked at, and not be called."""
-        nobody = RunMcpServers()
+        """Return the granted tools, to be described and not called."""
+        no_servers = RunMcpServers()
         found: dict[str, Tool] = {}
         for name, offered in self.granted.items():
             entry = self.servers[server_of(name) or ""]
             found[name] = McpTool(
-                entry.name, offered, nobody, network=entry.reaches_out, program=entry.command is not None
+                entry.name, offered, no_servers, network=entry.reaches_out, program=entry.command is not None
             )
         return found
 
     def narrowed(self, args: SpawnArgs) -> SpawnArgs:
-        """Return a spawn whose `tools` and `blocked_tools` name each foreign tool by itself."""
+        """Return a spawn with the patterns in `tools` and `blocked_tools` replaced by tool names."""
 
         def each(words: Sequence[str] | None) -> list[str] | None:
             if words is None:
                 return None
-            return list(dict.fromkeys(name for word in words for name in self._meant(word)))
+            return list(dict.fromkeys(name for word in words for name in self._matching(word)))
 
         return args.model_copy(update={"tools": each(args.tools), "blocked_tools": each(args.blocked_tools)})
 
-    def _meant(self, word: str) -> list[str]:
+    def _matching(self, word: str) -> list[str]:
         if server_of(word) is None:
             return [word]
         found = [name for name, tool in self.granted.items() if covers(word, name, tool.tool)]
@@ -194,21 +193,21 @@ class McpScope:
         return found or beyond or [word]
 
     def check_need(self, need: str, tools: Sequence[str]) -> None:
-        """Refuse a role that would go without a foreign tool that it needs.
+        """Refuse a role without an MCP tool that it needs.
 
         Raises:
-            ToolMissing: It is not there; says why.
-            Refused: The call itself took it away.
+            ToolMissing: The tool is not there; says why.
+            Refused: The call blocked it.
         """
         if any(name in tools and covers(need, name, tool.tool) for name, tool in self.granted.items()):
             return
         why = self.absent.get(need)
         if why is None:
-            raise Refused(f"{self.role.name} needs {need}, which was taken away; leave it in tools")
+            raise Refused(f"{self.role.name} needs {need}, which the call blocks; leave it in tools")
         raise ToolMissing(f"{self.role.name} needs {need}, and {why}; see `ava doctor`, or use another role", need)
 
     def uses(self, tools: Sequence[str]) -> dict[str, ForeignUse]:
-        """Return what is approved of each server: how it is reached, what it may, and the tools' definitions."""
+        """Return what is approved of each server: its address or program, its rights, and its tools' definitions."""
         found: dict[str, ForeignUse] = {}
         for name, tool in self.granted.items():
             if name not in tools:
@@ -230,16 +229,16 @@ class McpScope:
         return found
 
     def notes(self, tools: Sequence[str]) -> tuple[str, ...]:
-        """Return why tools that are wanted are not there, a sentence each."""
+        """Return a sentence for each wanted tool that is not there."""
         return tuple(f"{name} is not there: {why}" for name, why in self.absent.items() if name in tools)
 
 
 def resolve_mcp_scope(
     role: Role, servers: Mapping[str, ServerEntry], listings: Mapping[str, ToolListing]
 ) -> tuple[McpScope, tuple[str, ...]]:
-    """Return what a role comes to, and what it needs of foreign tools.
+    """Return the MCP tools that a role gets, and those that it needs.
 
-    A tool that is not annotated as read-only is had only where the role names that very tool.
+    A tool that is not annotated as read-only has to be named in full; a pattern does not bring it.
     """
     words = [name for name in role.tools if server_of(name) is not None]
     if not words:
@@ -275,20 +274,20 @@ def resolve_mcp_scope(
 def _found(
     word: str, role: Role, entry: ServerEntry | None, listing: ToolListing | None
 ) -> tuple[list[OfferedTool], str]:
-    """Return the tools that a role's word brings, or why it brings none."""
+    """Return the tools of a role's pattern or name, or why there are none."""
     server = server_of(word)
     if entry is None or listing is None:
         return [], f"no MCP server {server} is configured here ([mcp_servers.{server}] in config.toml)"
     if listing.fault:
         return [], f"the MCP server {server} {listing.fault}"
-    meant = [tool for tool in listing.tools if covers(word, tool.name, tool.tool)]
-    meant = [tool for tool in meant if not any(covers(denied, tool.name, tool.tool) for denied in role.denied)]
+    matching = [tool for tool in listing.tools if covers(word, tool.name, tool.tool)]
+    matching = [tool for tool in matching if not any(covers(denied, tool.name, tool.tool) for denied in role.denied)]
     if is_wildcard(word):
-        found = [tool for tool in meant if not tool.fault and not tool.changes]
+        found = [tool for tool in matching if not tool.fault and not tool.changes]
         return found, "" if found else (
-            f"the MCP server {server} has no such tool that says of itself that it only reads;"
-            " what can change things is had only where a role names that very tool"
+            f"no such tool of the MCP server {server} says that it only reads;"
+            " a role has to name a tool that can change things in full"
         )
-    if not meant:
+    if not matching:
         return [], f"the MCP server {server} has no such tool"
-    return ([], meant[0].fault) if meant[0].fault else (meant[:1], "")
+    return ([], matching[0].fault) if matching[0].fault else (matching[:1], "")

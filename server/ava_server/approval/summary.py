@@ -1,4 +1,4 @@
-"""What a person is told before a subagent starts: the proposal in sentences, and the line that an approval repeats."""
+"""What a person is shown before a subagent starts: the proposal in sentences, and the line that an approval repeats."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from ava_server.config.search_engines import TITLES, search_cost
 
 TASK_CHARS = 120
 SHOWN_CHARS = 600
-"""Characters of a task, and of a reason, that the proposal shows; the digest covers all of them."""
+"""Characters of a task and of a rationale that the proposal shows; the digest covers all of them."""
 BESIDES_CHARS = 200
-"""Characters of what a subagent is told beside its task that the proposal shows."""
+"""Characters of the instructions and the context that the proposal shows."""
 READS_SHOWN = 20
-"""Tools of one MCP server that only read, as it says, and that the proposal names; those that change are all named."""
+"""Most read-only tools of one MCP server that the proposal names; tools that change things are all named."""
 PATHS, MORE_PATHS, PATH_CHARS = 8, 50, 120
-"""Paths that a line and that the message names, and characters of one; the digest covers all of them."""
+"""Most paths that a line and a message name, and characters of one path; the digest covers all of them."""
 COMMAND_CHARS = 2_000
-"""A command line is shown as a whole: role files and calls may give no longer one."""
+"""A command line is shown completely: this is the longest that role files and calls may give."""
 _PLAIN = re.compile(r"[\w./@+=-]{1,120}", re.ASCII)
 _QUOTES = dict.fromkeys(map(ord, '"“”„‟«»＂″‴‶〝〞〟❝❞ʺ˝״⹂🙶🙷🙸'), "'")
-"""Marks that a reader may take for the end of a quotation."""
+"""Characters that a reader may take for the end of a quotation."""
 _BRACKETS = dict.fromkeys(map(ord, "()（）﹙﹚⁽⁾₍₎❨❩⸨⸩"), "'")
-"""Marks that a reader may take for the end of a name."""
+"""Characters that a reader may take for the end of a name."""
 _UNSEEN = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u2800\u3164\uffa0")
-"""Characters that show nothing, though Unicode counts them among letters, marks and symbols."""
+"""Characters that are invisible, though Unicode counts them among letters, marks and symbols."""
 
 
 def approval_line(config: RunConfig, texts: Texts) -> str:
-    """Return the line that an approval must repeat, letter for letter: role, caps, reach, and the task's beginning."""
+    """Return the line that an approval must repeat exactly: role, caps, reach, and the beginning of the task."""
     cost = "free" if config.price.get("free") else f"at most {format_usd(config.max_cost_micros, exact=True)}"
     and_time = (
         f"{cost}, at most {minutes(config.timeout_s)}" if cost == "free" else f"{cost} and {minutes(config.timeout_s)}"
@@ -107,7 +107,7 @@ def _paths(namespace: Sequence[str]) -> str:
 
 
 def group_line(count: int, cap_micros: int | None, timeout_s: float | None) -> str:
-    """Return the last line of an approval of several: how many, under which caps; None is free."""
+    """Return the last line of a group's approval: how many subagents under which caps; a cap of None is free."""
     parts = ["free" if cap_micros is None else f"at most {format_usd(cap_micros, exact=True)}"]
     if timeout_s is not None:
         parts.append(f"at most {minutes(timeout_s)}" if cap_micros is None else minutes(timeout_s))
@@ -115,18 +115,18 @@ def group_line(count: int, cap_micros: int | None, timeout_s: float | None) -> s
 
 
 def task_excerpt(task: str) -> str:
-    """Return a task's first 120 characters, white space and invisible characters made one space, cut with `…`."""
+    """Return the first 120 characters of a task as one line, cut with `…`."""
     return one_line(task, TASK_CHARS)
 
 
 def one_line(text: str, most: int) -> str:
-    """Return a text's first characters as one line that can neither hide nor turn around anything, cut with `…`."""
-    plain = _line(text[: most * 20])  # white space and what is not seen shrink, and nobody reads on for ever
+    """Return the beginning of a text as one line without invisible and direction-changing characters, cut with `…`."""
+    plain = _line(text[: most * 20])  # white space and invisible characters shrink; the bound keeps it fast
     return plain if len(plain) <= most else plain[:most].rstrip() + "…"
 
 
 def _line(text: str) -> str:
-    """Return a text as one line: a name, a folder or a model may not look like another line of ours."""
+    """Return a text as one line: a name, folder or model must not look like another line of the proposal."""
     return re.sub(r"\s+", " ", "".join(" " if _unseen(char) else char for char in text)).strip()
 
 
@@ -138,12 +138,12 @@ def _unseen(char: str) -> bool:
 
 
 def _quoted(text: str, most: int) -> str:
-    """Return words that a model wrote, told apart from ours: one line, in quotes that nothing in it can close."""
+    """Return a model's words as one line in quotes that nothing in it can close."""
     return f'"{one_line(text, most).translate(_QUOTES)}"'
 
 
 def minutes(seconds: float) -> str:
-    """Return a duration as an approval line has it: `10 min`, `45 s`."""
+    """Return a duration for an approval line: `10 min`, `45 s`."""
     whole = round(seconds)
     return f"{whole // 60} min" if whole >= 60 and whole % 60 == 0 else f"{seconds:g} s"
 
@@ -160,7 +160,7 @@ def proposal_message(config: RunConfig, texts: Texts) -> str:
     cost = "costs nothing" if free else f"costs at most {format_usd(config.max_cost_micros, exact=True)}"
     about = f"{low} to {high} minutes" if low < high else minutes(high * 60)
     lines.append(f"It takes about {about}, at most {minutes(config.timeout_s)}, and {cost}.")
-    # Up to here it is what has to be seen first: a host may show three lines, and the others when asked to.
+    # The lines up to here come first because a host may show only three of them at once.
     if config.lacks:
         which = "which is not there" if len(config.lacks) == 1 else "which are not there"
         lines.append(f"It goes without {' and '.join(config.lacks)}, {which}, although its role needs that.")
@@ -211,7 +211,7 @@ def proposal_message(config: RunConfig, texts: Texts) -> str:
 
 
 def _coding_lines(coding: Coding) -> list[str]:
-    """Return what a person has to know of work on their repository: where, on what, and what decides."""
+    """Return what a person has to know about work on their repository: where, on what, and what decides."""
     whole = coding.namespace == (".",)
     of = f"{coding.repository}, from commit {coding.base[:12]} ({coding.branch or 'detached HEAD'})"
     lines = [
@@ -236,7 +236,7 @@ def _plan_line(config: RunConfig) -> str:
 
 
 def _server_line(name: str, use: ForeignUse, config: RunConfig) -> str:
-    """Return what the person must know of an MCP server: where it is, what it may, which of its tools change things."""
+    """Return what the person must know about an MCP server: its place, its rights, and tools that change things."""
     may: list[str] = []
     if not use.remote and config.confinement == "none":
         may.append("not confined at all")
@@ -256,7 +256,7 @@ def _server_line(name: str, use: ForeignUse, config: RunConfig) -> str:
 
 
 def _secret_lines(config: RunConfig) -> list[str]:
-    """Return what the person must know of secrets: which may be sent where, and which the role would miss."""
+    """Return what the person must know about secrets: which may be sent where, and which are not stored."""
     usable = [f"{name} (only for {', '.join(hosts)})" for name, hosts in config.secrets.items() if hosts]
     unbound = [name for name, hosts in config.secrets.items() if hosts == ()]
     missing = [name for name, hosts in config.secrets.items() if hosts is None]

@@ -1,7 +1,7 @@
-"""Caps: no call is sent whose worst case does not fit every one of them.
+"""Caps: a call is sent only if its worst case fits every cap.
 
-A reservation is a pair that must fit as a pair: the call at its worst, and the wrap-up after it. The call's share is
-settled with the call; the wrap-up's share stays held until the next reservation takes its place or the run ends.
+A reservation holds the worst case of a call and of the wrap-up after it, which must fit together. The call's share is
+settled with the call; the wrap-up's share stays held until the next reservation replaces it or the run ends.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ava_server.budget.run_config import config_of
 from ava_server.models.pricing.prices import COST_PARTS, Price, cost_by, cost_micros
 
 Purpose = Literal["retries", "plan"]
-"""What a call is for, when not for the work itself: its whole cost is told apart from what the work cost."""
+"""The purpose of a call that is not for the work itself; its whole cost is shown under it."""
 CapName = Literal[
     "max_cost_cents", "max_tokens", "group_max_cost", "user_daily_cents", "installation_daily_cents", "overrun"
 ]
@@ -31,7 +31,7 @@ MESSAGES = ("UserMessage",)
 
 @dataclass(frozen=True)
 class DayCaps:
-    """What may be spent in a UTC day, in micro-USD; 0 means nothing."""
+    """What may be spent in a UTC day, in micro-USD; 0 allows nothing."""
 
     user_micros: int
     installation_micros: int
@@ -39,9 +39,9 @@ class DayCaps:
 
 @dataclass(frozen=True)
 class CapRequest:
-    """A model call that wants to be sent: its entry but for the scopes, and what it can count against `max_tokens`.
+    """A requested model call: its entry without the scopes.
 
-    `tokens` is the most that the call can count, `wrap_tokens` the most that the wrap-up after it can.
+    `tokens` is the most that the call can count against `max_tokens`, `wrap_tokens` the most that its wrap-up can.
     """
 
     fact: CostReserved
@@ -51,7 +51,7 @@ class CapRequest:
 
 @dataclass(frozen=True)
 class Reservation:
-    """A granted call: the entry that holds its worst case, and its place in the log."""
+    """A granted call: the entry that holds its worst case, and its `seq`."""
 
     fact: CostReserved
     tokens: int
@@ -60,21 +60,21 @@ class Reservation:
 
 @dataclass(frozen=True)
 class UnreadMessages:
-    """A call that was not reserved because somebody has written to the run: its request has to show what."""
+    """The call was not reserved because there are messages to the run, which its request has to show."""
 
     entries: tuple[Entry, ...]
 
 
 @dataclass(frozen=True)
 class CapReached:
-    """A refused call: which cap it does not fit, and what is left under that cap (micro-USD, or tokens)."""
+    """The call was refused: the cap that it does not fit, and what is left of that (micro-USD or tokens)."""
 
     cap: CapName
     left: int
 
     @property
     def status(self) -> Literal["cost_exceeded", "token_exceeded"]:
-        """The ending that this cap leads to."""
+        """The ending of a run that reaches this cap."""
         return "token_exceeded" if self.cap == "max_tokens" else "cost_exceeded"
 
 
@@ -84,7 +84,7 @@ def utc_day(now_us: int) -> str:
 
 
 def scopes_of(run: RunRow, now_us: int) -> tuple[str, ...]:
-    """Return the scopes of every cap that covers a run's call made now: run, group, user-day, installation-day."""
+    """Return the scopes of every cap on a call made now: run, group, user's day, installation's day."""
     day = utc_day(now_us)
     group = (run.group_id,) if run.group_id else ()
     return (run.id, *group, user_scope(run.user_id, day), installation_scope(day))
@@ -101,7 +101,7 @@ def installation_scope(day: str) -> str:
 
 
 def money_left(view: View, run: RunRow, caps: DayCaps, now_us: int) -> tuple[CapName, int]:
-    """Return the tightest money cap over a run and what is left under it in micro-USD, its own wrap-up not counted."""
+    """Return the tightest money cap of a run and what is left of it in micro-USD; its own wrap-up does not count."""
     config = config_of(run.config)
     day = utc_day(now_us)
     limits: list[tuple[CapName, str, int]] = [("max_cost_cents", run.id, config.max_cost_micros)]
@@ -118,10 +118,9 @@ def money_left(view: View, run: RunRow, caps: DayCaps, now_us: int) -> tuple[Cap
 
 
 def reserve(fence: Fence, who: Who, asked: CapRequest, caps: DayCaps) -> Command[Reservation | CapReached]:
-    """Hold a call's worst case and the wrap-up's in every covering cap at once, or say which one it does not fit.
+    """Hold the worst case of a call and its wrap-up in every cap at once, or return the cap that it does not fit.
 
-    The command raises StaleOwner for an older claim, also where the call would not fit: what is left is no longer its
-    owner's to be told, and a refusal appends nothing by which the store would notice.
+    The command itself raises StaleOwner for an older claim: a refusal appends nothing, so the store would not notice.
     """
 
     def command(view: View, now_us: int) -> Outcome[Reservation | CapReached]:
@@ -146,7 +145,7 @@ def reserve(fence: Fence, who: Who, asked: CapRequest, caps: DayCaps) -> Command
 
 
 def messages_first(run_id: str, looked: int, command: Command[T]) -> Command[T | UnreadMessages]:
-    """Return a command that does nothing but answer with the messages to a run, where some came after `looked`."""
+    """Return a command that answers with the messages to a run after `looked`, or else does `command`."""
 
     def unless(view: View, now_us: int) -> Outcome[Any]:
         messages = view.entries(run_id, looked, MESSAGES)
@@ -157,7 +156,7 @@ def messages_first(run_id: str, looked: int, command: Command[T]) -> Command[T |
 
 @dataclass(frozen=True)
 class Spend:
-    """What a settled call cost, in micro-USD, and whether that was more than was reserved for it."""
+    """What a settled call cost, in micro-USD, and whether that is more than was reserved."""
 
     micros: int
     overrun: bool
@@ -184,8 +183,8 @@ def settlement_event(
     """Return the event that settles a call.
 
     `billed` books what the provider reported, else the price table's figure; `not_billed` books nothing; `unknown`
-    books the full reservation, in money and in tokens. More than was reserved is booked in full and flagged. With a
-    `purpose` all of it is booked under that, whatever its settlement is.
+    books the full reservation, in money and tokens. More than was reserved is booked in full and flagged. With a
+    `purpose` the whole cost is booked under it.
     """
     parts: dict[str, int] = {}
     if settlement == "not_billed":
@@ -195,7 +194,7 @@ def settlement_event(
         cost, tokens, usage = max(reserved_micros, reported_micros or 0), reserved_tokens, None
         parts = {"uncosted": cost}
     else:
-        # A gateway that reports 0 for a model with a price does not know it: the table does.
+        # A gateway that reports 0 for a model with a price does not know the price; the table does.
         cost = reported_micros or cost_micros(price, usage)
         tokens = usage.counted
         parts = cost_by(price, usage, cost)
@@ -230,12 +229,12 @@ def settlement_event(
 
 
 def may_have_cost(fact: CostUpdate) -> bool:
-    """Tell whether a settlement booked an attempt as paid, or as maybe paid: asking again is then paid for twice."""
+    """Tell whether an attempt was paid for, or may have been: another attempt is then a retry that costs extra."""
     return fact.settlement != "not_billed"
 
 
 def in_flight_purpose(view: View, run: RunRow) -> Purpose | None:
-    """Return what a run's call in flight is for, from the log: the plan, or `retries` of a turn that was paid."""
+    """Return the purpose of a run's call in flight, from the log: the plan, or `retries` of a paid turn."""
     held = loads(run.in_flight)
     if held is not None and held.get("phase"):
         return "plan"
@@ -249,9 +248,9 @@ def in_flight_purpose(view: View, run: RunRow) -> Purpose | None:
 def settle_unknown(
     run: RunRow, who: Who, fence: Fence | None = None, *, purpose: Purpose | None = None
 ) -> tuple[Event, ...]:
-    """Return the settlement, as unknown, of a call that was left in flight: by a dead owner, or by a fault of ours.
+    """Return the settlement, as unknown, of a call left in flight by a dead owner or an internal error; else nothing.
 
-    With a fence the owner itself settles; without one it is the command that takes the run from its owner.
+    With a fence the owner settles; without one, the command that takes the run from its owner does.
     """
     held = loads(run.in_flight)
     if held is None:

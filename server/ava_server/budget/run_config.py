@@ -1,4 +1,4 @@
-"""A run's complete resolved configuration: what is approved, and what runs."""
+"""The complete resolved configuration of a run: what is approved is what runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ava_roles.mcp_client.tools import OfferedTool
 from ava_server.models.pricing.prices import Price
 
 PLAN_TURNS = 3
-"""Turns that planning takes before the work begins: analysis, plan, review."""
+"""Turns of planning before the work: analysis, plan, review."""
 RUN_TOOLS = ("scratchpad", "read_tool_result", "read_subagent_result")
 """Tools that read the run's own log. Every run has them; the last one only with results of earlier runs."""
 NO_COMMANDS = "none needed"
@@ -21,7 +21,7 @@ NO_COMMANDS = "none needed"
 
 
 class Texts(BaseModel):
-    """The words of a proposal. They stand in the run's first `UserMessage`, so that they can be erased."""
+    """The texts of a proposal. They are in the run's first `UserMessage`, so that they can be erased."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -32,7 +32,7 @@ class Texts(BaseModel):
 
 
 class EarlierRun(BaseModel):
-    """An ended run whose result may be read: nothing of its own words."""
+    """An ended run whose result may be read; nothing that it wrote."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -42,7 +42,7 @@ class EarlierRun(BaseModel):
 
 
 class ForeignDefinition(BaseModel):
-    """A tool of another MCP server as it was approved: what the model is told of it, and whether it can change things.
+    """A tool of an MCP server as it was approved: its definition, and whether it can change things.
 
     Attributes:
         tool: As its server spells it.
@@ -56,18 +56,18 @@ class ForeignDefinition(BaseModel):
     changes: bool
 
     def offered(self, name: str) -> OfferedTool:
-        """Return it as a run's servers are compared with it."""
+        """Return the tool in the form in which a server offers it, to compare the two."""
         return OfferedTool(name, self.tool, self.description, self.parameters, self.changes)
 
 
 class ForeignUse(BaseModel):
-    """What a run has of one MCP server, as it was approved.
+    """What a run uses of one MCP server, as it was approved.
 
     Attributes:
-        digest: The server's configuration.
+        digest: The hash of the server's configuration.
         where: Its program, or its address.
-        network: Its program gets this machine's network.
-        remote: It is reached by its address, and runs elsewhere.
+        network: Its program may use this machine's network.
+        remote: It has an address and runs elsewhere.
         read_write: Folders that its program may write to.
         tools: Those of its tools that the run has, by full name.
     """
@@ -83,18 +83,18 @@ class ForeignUse(BaseModel):
 
 
 class Coding(BaseModel):
-    """What a run that changes files may change, and what decides whether its work passes.
+    """What a run may change in a repository, and the command that decides whether its work passes.
 
     Attributes:
         repository: The root of the user's checkout.
-        branch: The branch that is checked out there; None is a detached HEAD.
-        base: The commit that the work begins at.
-        uncommitted: How many files of the checkout have changes that are no part of the work.
+        branch: The branch that is checked out there; None for a detached HEAD.
+        base: The commit at which the work starts.
+        uncommitted: How many files of the checkout have uncommitted changes, which the work does not include.
         namespace: The files and folders that may be changed, relative to the repository's root; `.` is all of it.
         verify: The command line that decides.
-        verify_from: Where that is from, in words of ours.
-        setup: The command line that makes a tree ready for it.
-        notes: What else there is to know of the repository, in sentences.
+        verify_from: Where it comes from, as text.
+        setup: The command line that prepares a worktree.
+        notes: Other facts about the repository, in sentences.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -111,38 +111,38 @@ class Coding(BaseModel):
 
 
 class RunConfig(BaseModel):
-    """Everything that was resolved at the proposal, but for the texts. Caps are the run's own.
+    """Everything that the proposal resolved, without the texts. Caps are the run's own.
 
     Attributes:
         role_text: The role file's content, read once, at the proposal.
         model: `provider:id`, as it stands in the log.
         price: The price per token, as a mapping of `prices.Price`.
-        lacks: Tools that its role needs, and that it goes without because a person at a terminal said so.
-        workspace_given: The call itself gave the workspace, so that a networked role may read it.
-        workspace_named: Somebody beside the call has named a folder that holds it.
-        confinement: What confines its commands, and the programs of its MCP servers (`bubblewrap`, `landlock`,
-            `none`); `none needed` where it has neither.
-        network: Its commands reach the host's network.
-        commands_note: Why a role that has tools for commands goes without, and how it would not; empty where it does.
-        files_note: Why a role that has tools for files sees none, and how it would; empty where it does.
-        secrets: The secrets that the role lists and a tool of the run may send, each with the hosts that it was for;
-            None for one that was not stored.
-        plan: It is to plan before it works.
+        lacks: Tools that its role needs and that are missing; a person at a terminal accepted that.
+        workspace_given: The call gave the workspace, so a role with network access may read it.
+        workspace_named: Not only the call, but also a setting or the client names a folder that contains it.
+        confinement: The sandbox of its commands and MCP servers (`bubblewrap`, `landlock`, `none`); `none needed`
+            where it has neither.
+        network: Its commands may use the host's network.
+        commands_note: Why a role with command tools has none here, and what would help; else empty.
+        files_note: Why a role with file tools sees no files, and what would help; else empty.
+        secrets: The secrets that the role lists and a tool of the run may send, each with its hosts; None for one that
+            was not stored.
+        plan: It plans before it works.
         extended_thinking: The model is told to think before it answers.
-        thinking_note: Why it is not, although its role says so; empty where it does not, or is.
+        thinking_note: Why it does not, although its role asks for it; else empty.
         wrap_output: Most tokens of the wrap-up's answer.
-        search: The engine by which it searches the web; empty where it does not.
-        search_micros: What a search costs there, as far as is known; no cap counts it.
+        search: The engine of its web searches; empty without any.
+        search_micros: What a search costs, as far as that is known; no cap counts it.
         context_from: The ended runs whose results it may read.
-        foreign: The other MCP servers whose tools it has, by name.
-        foreign_notes: Why tools of such servers that its role names are not there, a sentence each.
+        foreign: The MCP servers whose tools it has, by name.
+        foreign_notes: A sentence for each MCP tool that its role names and that is not there.
         coding: What it may change in a repository, and how that is checked; None where it changes no files.
-        reach: What the run may read, reach and change, in a few words of ours.
-        clamped: What was asked above a hard cap, in words.
-        asked: The call's own arguments but for the texts: the defaults of a retry, or of a fresh proposal.
+        reach: What the run may read, reach and change, in a few words.
+        clamped: What was asked above a hard cap, as text.
+        asked: The arguments of the call without the texts: the defaults of a retry or a fresh proposal.
     """
 
-    model_config = ConfigDict(frozen=True, extra="ignore")  # a newer program may have proposed it
+    model_config = ConfigDict(frozen=True, extra="ignore")  # a newer program may have written it
 
     role: str
     role_source: str
@@ -190,7 +190,7 @@ class RunConfig(BaseModel):
 
     @property
     def plans(self) -> bool:
-        """Whether it plans before it works; the offline reader has no language model to do it."""
+        """Whether it plans before it works; the offline reader has no language model for that."""
         return self.plan and not self.model.startswith("offline/")
 
     def to_price(self) -> Price:
@@ -200,7 +200,7 @@ class RunConfig(BaseModel):
 
 @lru_cache(maxsize=128)
 def config_of(stored: str) -> RunConfig:
-    """Return the configuration that a run's row has as JSON; it never changes, and every reservation needs it."""
+    """Return the configuration that a run's row has as JSON; cached, because every reservation needs it."""
     return RunConfig.model_validate_json(stored)
 
 
@@ -209,9 +209,9 @@ CAPS = ("timeout_s", "max_cost_micros", "max_tokens", "max_iterations", "max_too
 
 
 def digest(config: RunConfig, texts: Texts) -> str:
-    """Return the hash of what is approved: the complete configuration and the whole texts.
+    """Return the hash of what is approved: the complete configuration and texts.
 
-    How long such runs have taken here is no part of it: the same spawn stays the same when another one has ended.
+    The estimated duration is not part of it: an equal spawn has an equal digest after other runs have ended.
     """
     both = {
         "config": config.model_dump(mode="json", exclude={"estimated_minutes"}),

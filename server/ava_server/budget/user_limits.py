@@ -1,7 +1,7 @@
-"""What one user may do: what holds for everybody, lowered by `[users.NAME]`, and what HTTP leaves of this machine.
+"""The limits of one user: the general settings, lowered by `[users.NAME]`, and what a user over HTTP may use here.
 
-Whatever stands in `[users.NAME]` can only take away. A user over HTTP sits at another machine: the folders, role files
-and programs that are at hand here are the operator's, and are not theirs because the server runs among them.
+`[users.NAME]` can only take away. A user over HTTP works on another machine: folders, role files and programs here
+belong to the operator.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from ava_server.core.errors import BadInput
 
 STRICTEST_FIRST: tuple[Policy, ...] = ("human", "ask", "auto")
 FOREIGN_TOOL = "mcp__"
-"""With this begin the names of tools of other MCP servers, which act with the operator's rights."""
+"""Prefix of the tools of MCP servers, which act with the operator's rights."""
 
 
 @dataclass(frozen=True)
 class Slots:
-    """How many runs may be running: of each user, in all, and of users who have fewer of their own."""
+    """How many runs may be running: per user, in all, and of users with a limit of their own."""
 
     per_user: int
     total: int
     own: Mapping[str, int] = field(default_factory=dict[str, int])
 
     def full(self, running: Mapping[str, int], user: str) -> str | None:
-        """Return why one more run of a user cannot run beside these (how many, by user), or None."""
+        """Return why one more run of a user cannot run, given how many run by user; or None."""
         if sum(running.values()) >= self.total:
             return f"all {self.total} slots are taken"
         each = self.own.get(user, self.per_user)
@@ -46,7 +46,7 @@ class Slots:
 
 
 def user_settings(settings: Settings, user: str) -> UserSettings:
-    """Return what the settings say of a user; one whom they do not know has the defaults."""
+    """Return the settings of a user; an unknown user has the defaults."""
     return settings.users.get(user, UserSettings())
 
 
@@ -57,13 +57,13 @@ def day_cents(settings: Settings, user: str) -> int:
 
 
 def day_caps(settings: Settings, user: str) -> DayCaps:
-    """Return what may be spent in a day: by a user, and in all."""
+    """Return what may be spent in a day: by a user, and by all users."""
     of_all = settings.limits.installation_daily_cents
     return DayCaps(micros_from_cents(day_cents(settings, user)), micros_from_cents(of_all))
 
 
 def day_setting(settings: Settings, user: str) -> str:
-    """Return what holds a user's day, and where it stands."""
+    """Return the name of the setting that limits a user's day."""
     if day_cents(settings, user) < settings.limits.user_daily_cents:
         return f"users.{user}.daily_cents in config.toml"
     return settings.user_day_setting
@@ -76,13 +76,13 @@ def running(settings: Settings, user: str) -> int:
 
 
 def slots(settings: Settings) -> Slots:
-    """Return how many runs may be running: of each user, and in all."""
+    """Return how many runs may be running: per user, and in all."""
     own = {user: running(settings, user) for user in settings.users}
     return Slots(settings.limits.running_per_user, settings.limits.running, MappingProxyType(own))
 
 
 def stricter_policy(settings: Settings, user: str, policy: Policy) -> Policy:
-    """Return the policy for a user: what holds for everybody, or the user's own where that is stricter."""
+    """Return the policy for a user: the general one, or the user's own where that is stricter."""
     own = user_settings(settings, user).approval
     if own is None or STRICTEST_FIRST.index(policy) <= STRICTEST_FIRST.index(own):
         return policy
@@ -93,16 +93,16 @@ def stricter_policy(settings: Settings, user: str, policy: Policy) -> Policy:
 
 
 def roles_over_http(settings: Settings, user: str, *, owner: bool) -> Catalog:
-    """Return the roles of a user over HTTP: the built-in ones and the data root's. Blocking.
+    """Return the roles of a user over HTTP: the built-in ones and the data root's. Blocks.
 
-    Those of a project and Claude Code's agents belong to who works at this machine. A role file that may use secrets,
-    tools of other MCP servers, or commands on this machine's network acts with what is the operator's: it is there for
-    the operator, and for a user whose `roles` name it.
+    Roles of projects and Claude Code's agents are only for the person at this machine. A role file that may use
+    secrets, MCP servers, or commands with this machine's network acts with the operator's rights: only the operator and
+    users whose `roles` name it have it.
 
     Args:
         settings: What is configured.
-        user: Whose roles.
-        owner: It is the user of the operating system, whom all that belongs to.
+        user: The user.
+        owner: It is the operating system's user, to whom the data root belongs.
     """
     named = user_settings(settings, user).roles
 
@@ -113,7 +113,7 @@ def roles_over_http(settings: Settings, user: str, *, owner: bool) -> Catalog:
 
     found = RolePlaces(settings.paths, None, False, None).load()
     roles = {name: role for name, role in found.by_name.items() if theirs(role)}
-    # What is wrong with a file, and where it lies, is for who can mend it.
+    # Problems and paths of files are shown only to the owner, who can fix them.
     return replace(found, by_name=MappingProxyType(roles), problems=found.problems if owner else (), untrusted=())
 
 
@@ -124,12 +124,12 @@ def _acts_for_operator(role: Role) -> bool:
 
 
 def workspace_over_http(asked: str | None, roots: tuple[Path, ...], data_root: Path, home: Path) -> Workspace:
-    """Return the workspace that a call over HTTP names: beneath what `[users.NAME]` gives, and nothing else.
+    """Return the workspace that a call over HTTP names: only beneath the folders of `[users.NAME]`. Blocks.
 
-    No other folder is ever found for it, and a refusal is the same whatever lies there. Blocking.
+    No other folder is ever used, and a refusal is the same whatever exists there.
 
     Raises:
-        BadInput: It may not be given.
+        BadInput: This folder is not allowed.
     """
     beneath = " or ".join(map(str, roots))
     how = f"give a folder beneath {beneath}" if roots else "no folder is set for this user (workspaces in [users.NAME])"
@@ -147,11 +147,11 @@ def workspace_over_http(asked: str | None, roots: tuple[Path, ...], data_root: P
             only_roots=True,
         )
     except RolesError:
-        raise BadInput(f"workspace: {asked[:200]!r} is no folder that this user may give; {how}") from None
+        raise BadInput(f"workspace: this user may not use {asked[:200]!r}; {how}") from None
 
 
 def sandbox_over_http(found: Sandbox | Unavailable, settings: Settings) -> Sandbox | Unavailable:
-    """Return what confines commands of a user over HTTP: without confinement there are none."""
+    """Return the sandbox for commands of a user over HTTP, who may not run commands without one."""
     if settings.sandbox.mode == "none":
         return Unavailable("nothing confines commands here", "a person on the server sets sandbox.mode to auto")
     return found
