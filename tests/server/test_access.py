@@ -178,7 +178,7 @@ async def test_an_expired_proposal_is_told_as_expired_when_no_fresh_one_can_be_m
         answer = await lab.approve(proposal)
         (decision,) = answer.decisions
         assert (answer.status, decision.status, decision.fresh) == ("refused", "refused", None)
-        assert "it expired, and no fresh proposal can be made" in decision.refused_because
+        assert "it expired, and no new proposal can be made" in decision.refused_because
         assert f"chmod 600 {keys}" in decision.refused_because
         assert [fact.decision for fact in await lab.facts(proposal.subagent_id, SpawnDecided)] == ["expired"]
 

@@ -261,7 +261,7 @@ async def test_a_folder_that_only_the_call_names_never_starts_by_itself(
             return await Service(runtime, session).call("spawn_subagent", reads, quiet)
 
         answer = await spawn(Session(user=runtime.user, transport="memory"))
-        assert f"nobody but the call says that it may read {tmp_path / 'workspace'}" in waits(answer)
+        assert f"only the call says that it may read {tmp_path / 'workspace'}" in waits(answer)
         rooted = Session(user=runtime.user, transport="memory", roots=(str(tmp_path / "workspace"),))
         assert (await spawn(rooted)).status == "approved", "the client itself has named it"
 

@@ -356,7 +356,7 @@ async def test_a_confirm_whose_aftermath_cannot_be_read_is_answered_as_approved(
         [answer] = answers
         assert answer.status == "approved"
         assert answer.decisions[0].status == "approved"
-        assert answer.message.startswith("Approved; how it goes cannot be read")
+        assert answer.message.startswith("Approved; its state cannot be read")
         assert (await lab.run(proposal.subagent_id)).state == "queued"
         again = await lab.approve(proposal)
         assert again.status != "failed" and len(await lab.store.read(lambda view: view.runs())) == 1

@@ -204,7 +204,7 @@ async def test_a_redirect_on_the_host_it_is_for_is_followed(tmp_path: Path, cert
     [
         ("http_get", {"url": f"https://{HOST}/{PLACEHOLDER}"}, "in the query of url"),
         ("http_get", {"url": f"https://{PLACEHOLDER}.{ELSEWHERE}/"}, "not fetched"),
-        ("http_get", {"url": f"https://{HOST}/", "headers": {"X-Key": "{{ secret:TICKETS }}"}}, "exactly so"),
+        ("http_get", {"url": f"https://{HOST}/", "headers": {"X-Key": "{{ secret:TICKETS }}"}}, "exactly as"),
         ("http_get", {"url": f"https://{HOST}/", "headers": {"Host": PLACEHOLDER}}, "no header that can be set"),
         (
             "http_get",

@@ -68,7 +68,7 @@ async def test_a_spawn_that_would_have_nothing_to_work_with_is_refused(tmp_path:
         no_note = await lab.call("spawn_subagent", role="researcher", task="x", tools=["recall"])
         runs_only = await lab.propose(role="data_extractor", tools=["python_exec"])
     assert no_folder.status == "failed" and "would have nothing to work with" in no_folder.message
-    assert no_note.status == "failed" and "no note is in memory to work with" in no_note.message
+    assert no_note.status == "failed" and "memory has no notes to work with" in no_note.message
     assert runs_only.tools == ["python_exec"], runs_only.message
 
 

@@ -193,9 +193,9 @@ async def test_a_model_that_cannot_be_told_to_think_is_refused_or_said_so(tmp_pa
         )  # fmt: skip
         if asked:
             assert answer.status == "failed"
-            assert "extended_thinking: how custom:test could be told to think is not known" in answer.message
+            assert "extended_thinking: it is not known how to make custom:test think" in answer.message
             return
-        assert "It does not think first: role code_reviewer would have its model think first" in answer.message
+        assert "It does not think first: role code_reviewer asks its model to think first" in answer.message
         await lab.approve(answer)
         await lab.ended(answer.subagent_id)
         assert [fact.thinking for fact in await lab.facts(answer.subagent_id, CostReserved)] == [0]

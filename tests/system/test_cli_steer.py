@@ -319,7 +319,7 @@ async def test_whoever_waits_is_told_what_a_run_waits_for(root: Path, workspace:
     assert f"researcher {run}: interrupted: nobody has it: the next Ava server" in alone.stderr
     assert "The wait is over after 0.5 s; nothing else is." in alone.stderr
     assert "queued: no Ava server is there" in in_queue.stderr
-    assert f"researcher {run} reads it when an Ava server has taken it up; nobody has it" in sent.stdout
+    assert f"researcher {run} reads it when an Ava server has taken it over; no server is running it" in sent.stdout
     assert (waiting.returncode, alone.returncode, in_queue.returncode) == (130, 130, 130)
     assert (expired.returncode, "has expired" in expired.stdout) == (10, True), expired.stdout
 

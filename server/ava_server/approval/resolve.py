@@ -1,4 +1,4 @@
-"""From the arguments of a spawn to a complete resolved configuration: role, tools, model, price, caps, workspace."""
+"""Resolves the arguments of a spawn to a complete configuration: role, tools, model, price, caps, workspace."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ MINUTE_US = 60_000_000
 OUTPUT = 4_096
 """Most tokens of one answer."""
 LONG_OUTPUT = 8_192
-"""Of coders, and of models that are to think: half of it is for that."""
+"""For coders, and for models that think, which may use half of it for that."""
 WRAP_OUTPUT = 1_024
 WRAP_OUTPUT_THINKING = 2_048
-"""Of models that cannot be told not to think: what they think counts in it."""
+"""For models that always think, because their thinking counts in it."""
 
 
 def caps_of(args: SpawnArgs, role: Role, choice: Choice, hard: Limits) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return the run's caps, clamped to the hard ones, and what was clamped, in words."""
+    """Return the run's caps, lowered to the hard caps, and a sentence for each that was lowered."""
     most_tokens = hard.max_tokens_deep if choice.tier == "deep" else hard.max_tokens
     asked: dict[str, tuple[float, float]] = {
         "timeout": (args.timeout or role.timeout_s, hard.max_timeout_s),
@@ -92,28 +92,27 @@ def _number(value: float) -> str:
 
 
 def extended_thinking(args: SpawnArgs, role: Role, choice: Choice, how: Thinking) -> tuple[bool, str]:
-    """Return whether the model is told to think, and what the proposal says where the role's wish cannot be met.
+    """Return whether the model is told to think, and a note where the role asks for it and the model cannot.
 
     Raises:
-        BadInput: The call asks for it, and the model cannot be told to.
+        BadInput: The call asks for it, and the model cannot be told to think.
     """
     wanted = role.extended_thinking if args.extended_thinking is None else args.extended_thinking
     if not wanted or how.possible:
         return wanted, ""
     if args.extended_thinking:
         raise BadInput(
-            f"extended_thinking: how {choice.name} could be told to think is not known; leave it out, or choose another"
-            " model"
+            f"extended_thinking: it is not known how to make {choice.name} think; leave it out, or choose another model"
         )
     if choice.wire == "offline":
         return False, ""
-    return False, f"role {role.name} would have its model think first, which {choice.name} cannot be told to"
+    return False, f"role {role.name} asks its model to think first, which {choice.name} cannot be told to"
 
 
 def estimate(role: Role, choice: Choice, timeout_s: float, durations: Sequence[tuple[str, int]]) -> tuple[int, int]:
-    """Return how many minutes the run takes about: no more than it may, and one where no language model thinks.
+    """Return the estimated minutes of a run, at most its timeout; one minute without a language model.
 
-    From five runs on it is what eight of ten runs of the role have taken here, before that what its file says.
+    With five earlier runs of the role, it is the range that eight of ten of them took; else the role file's estimate.
     """
     most = 1 if choice.base_url is None else max(1, math.ceil(timeout_s / 60))
     low, high = role.estimated_minutes
@@ -169,19 +168,17 @@ class ResolveContext:
 def resolve_run_config(
     args: SpawnArgs, around: ResolveContext, earlier: tuple[EarlierRun, ...] = (), degraded: bool = False
 ) -> tuple[RunConfig, Texts]:
-    """Return what a spawn would run, complete.
-
-    Reads role files' results and price tables only, but may import the latter: call it in a thread.
+    """Return the complete configuration of a spawn. May import price tables: call it in a thread.
 
     Args:
-        args: What the call gave.
-        around: What is there.
-        earlier: The ended runs that it names in `context_from`, looked up.
-        degraded: It may go without tools that its role needs and that are not there; what was taken away is refused.
+        args: The arguments of the call.
+        around: What is available.
+        earlier: The ended runs that `context_from` names.
+        degraded: Tools that the role needs may be missing; tools that the call blocks may not.
 
     Raises:
-        BadInput: An argument cannot be used.
-        Refused: It may not, or cannot, be run here; the text says what to do.
+        BadInput: An argument is invalid.
+        Refused: It may not or cannot be run here; the text says what to do.
     """
     settings = around.settings
     if not settings.enabled:
@@ -221,7 +218,7 @@ def resolve_run_config(
     if args.output_schema is not None and (fault := check_schema(args.output_schema)):
         raise BadInput(f"output_schema: {fault}")
     choice = choose(args.model, role.model, around.models)
-    if choice.wire == "offline":  # it recalls nothing
+    if choice.wire == "offline":  # it uses no memory
         tools = tuple(name for name in tools if name != RECALL)
     if coding is not None and choice.wire == "offline":
         raise Refused(
@@ -298,15 +295,15 @@ def resolve_run_config(
 
 
 def _texts(args: SpawnArgs, role: Role) -> Texts:
-    """Return the words of the spawn.
+    """Return the texts of the spawn.
 
     Raises:
         BadInput: A required text is missing.
     """
     if not args.task.strip():
-        raise BadInput("task: only white space was given; say what the subagent shall find out or do")
+        raise BadInput("task: only white space was given; say what the subagent has to find out or do")
     if role.name == "custom" and not (args.system_prompt or "").strip():
-        raise BadInput("system_prompt: role custom has no words of its own; say what kind of subagent it shall be")
+        raise BadInput("system_prompt: role custom has no instructions of its own; say what kind of subagent it is")
     return Texts(**{field: text for field in Texts.model_fields if (text := getattr(args, field)) is not None})
 
 
@@ -329,9 +326,9 @@ def _workspace(args: SpawnArgs, around: ResolveContext) -> Workspace:
 
 
 def _wanted(args: SpawnArgs, role: Role, around: ResolveContext) -> tuple[str, ...]:
-    """Return the tools that are asked for: the role's, then the allow-list, then the block-list.
+    """Return the wanted tools: the role's, reduced by the call's allow-list and block-list.
 
-    Results of earlier runs are read only where the call named some, and memory where there is a note.
+    The tool for earlier results is included only where the call names some, memory only where there are notes.
     """
     for field, names in (("tools", args.tools or ()), ("blocked_tools", args.blocked_tools or ())):
         unknown = [name for name in names if name not in role.tools]
@@ -347,14 +344,14 @@ def _wanted(args: SpawnArgs, role: Role, around: ResolveContext) -> tuple[str, .
 
 
 def _files_open(role: Role, wanted: Sequence[str], workspace: Workspace, tools: Mapping[str, Tool]) -> bool:
-    """Tell whether the run sees files: with a way to the network only when the call itself gave the folder."""
+    """Tell whether the run may read files; with network access only where the call itself gave the folder."""
     networked = any(name in tools and tools[name].spec.network for name in wanted)
     networked = networked or (role.network and runs_commands(wanted, tools))
     return workspace.path is not None and (workspace.given or not networked)
 
 
 def _usable(wanted: Sequence[str], around: ResolveContext, *, files_open: bool, commands: bool) -> tuple[str, ...]:
-    """Return the tools that are there for this run: files only where it sees some, commands only where confined."""
+    """Return the tools that this run can have: file tools only where it may read files, commands only in a sandbox."""
     tools = around.tools
     return tuple(
         name
@@ -368,7 +365,7 @@ def _usable(wanted: Sequence[str], around: ResolveContext, *, files_open: bool, 
 
 
 def _secrets(role: Role, tools: Sequence[str], around: ResolveContext) -> dict[str, tuple[str, ...] | None]:
-    """Return the secrets that the run's calls may use, by the hosts that they are for; None for what is not stored.
+    """Return the secrets that the run's calls may use, each with its hosts; None for one that is not stored.
 
     Raises:
         ConfigError: The file of secrets cannot be read.
@@ -388,7 +385,7 @@ def _wants_files(role: Role, known: Mapping[str, Tool]) -> bool:
 
 
 def _no_files(workspace: Workspace) -> str:
-    """Return why a run sees no files, and how it would."""
+    """Return why a run may read no files, and what would help."""
     if workspace.path is not None:
         return f"a role that reaches the web sees a folder only when the call names it (workspace: {workspace.path})"
     return workspace.why
@@ -407,17 +404,17 @@ def _need(
     known: Mapping[str, Tool],
     sandbox: Sandbox | Unavailable | None,
 ) -> None:
-    """Refuse a role that would go without a tool that it needs.
+    """Refuse a role without a tool that it needs.
 
     Raises:
-        ToolMissing: It is not there; says what to do instead.
-        Refused: The call itself took it away.
+        ToolMissing: The tool is not there; says what to do instead.
+        Refused: The call blocked it.
     """
     if need in tools:
         return
     if need == "web_search" and need not in known:
         if _names_pages(args) and "read_webpages" in tools:
-            return  # the pages are named: it can do without looking for them
+            return  # the pages are named: no search is needed
         raise ToolMissing(
             f"{role.name} needs web_search, which is not set up here: name the pages (https://…) in task or"
             " context, or use role data_extractor or researcher with a workspace. A search is set up with a key of"
@@ -441,23 +438,25 @@ def _need(
         )
     if known[need].spec.files and need in role.tools and need not in (args.blocked_tools or ()):
         raise ToolMissing(f"{role.name} needs files, and sees none: {_no_files(workspace)}", need)
-    raise Refused(f"{role.name} needs {need}, which was taken away; leave it in tools")
+    raise Refused(f"{role.name} needs {need}, which the call blocks; leave it in tools")
 
 
 def _something_to_do(
     args: SpawnArgs, role: Role, tools: Sequence[str], workspace: Workspace, known: Mapping[str, Tool]
 ) -> None:
-    """Refuse a run with nothing at all to work with.
+    """Refuse a run that has nothing to work with.
 
     Raises:
-        Refused: See there; says why.
+        Refused: No tool of its work is available.
     """
     works = [name for name in role.tools if name in known and (known[name].spec.reads or known[name].spec.commands)]
-    asked = (RECALL,) if RECALL in (args.tools or ()) else ()  # every role has it: to work with, it has to be asked for
+    asked = (
+        (RECALL,) if RECALL in (args.tools or ()) else ()
+    )  # every role has it, so it counts only where the call asks for it
     if args.tools == [RECALL] and RECALL not in tools:
-        raise Refused("no note is in memory to work with; write one with `ava memory add NAME`, or give more tools")
+        raise Refused("memory has no notes to work with; write one with `ava memory add NAME`, or give more tools")
     if not any(name in (*works, READ_RESULT, *asked) for name in tools) and (works or args.tools):
         raise Refused(
-            f"{role.name} would have nothing to work with: none of the tools asked for is there."
+            f"{role.name} would have nothing to work with: none of the requested tools is available."
             f" Files: {_no_files(workspace)}"
         )

@@ -1,1 +1,7 @@
-"""The six tools for one caller, in words of the domain. It knows nothing of MCP."""
+"""The six tools for one caller: propose, decide, check, message, cancel, read the log. It knows nothing of MCP.
+
+The seam is `Service.call`, with a tool's name and arguments and a `CallContext`; `tools.TOOLS` is the registry of the
+six tools, from which the MCP server, the reference page and the checks of a call are derived. What must hold: every
+call is on the record, with its arguments redacted; a user sees only what belongs to them; and a mistake of the caller
+is an answer with one next step, not an exception.
+"""

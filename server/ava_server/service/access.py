@@ -1,4 +1,4 @@
-"""What every tool of the service stands on: the runtime, the session, and only what belongs to its user."""
+"""Access: the session of a host connection, and the runs and groups that belong to its user."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ class Session:
 
     Attributes:
         id: Its id in the log.
-        user: Whom it acts for.
+        user: The user for whom it acts.
         transport: `stdio`, `memory`, `http` or `terminal`.
-        channel: Over which channel a decision of this session comes; only a person's own counts as a person's.
-        by: Whose word it is when this session ends a run.
-        pin_given: The approval PIN was given to this session, or its token stands for one (scope approve), so that it
-            decides also under the policy `human`.
-        token: With which it came, over HTTP.
-        client: The client's name and version, once it has said them.
+        channel: The channel of this session's decisions; only a person's own channel counts as a person's decision.
+        by: Who ends a run where this session cancels it.
+        pin_given: This session has the approval PIN, or a token with the scope approve, and may decide under the
+            policy `human`.
+        token: Its token, over HTTP.
+        client: The client's name and version, once they are known.
         roots: Folders that the client named.
-        seen: What each run looked like when this session last polled it: a poll that saw nothing new is not logged.
+        seen: What each run looked like at the last poll: a poll without news is not logged.
     """
 
     user: str
@@ -56,19 +56,19 @@ class Session:
 
     @property
     def remote(self) -> bool:
-        """Whether it comes from another machine: then what is at hand here is not its user's."""
+        """Whether it comes from another machine, so that this machine's folders and keys are not its user's."""
         return self.transport == "http"
 
     @property
     def audits(self) -> bool:
-        """Whether it may read what belongs to others."""
+        """Whether it may read what belongs to other users."""
         return self.token is not None and "audit" in self.token.scopes
 
     def may(self, scope: Scope) -> bool:
-        """Tell whether it may do what takes a scope; on this machine everything is allowed."""
+        """Tell whether it has a scope; on this machine everything is allowed."""
         if not self.remote:
             return True
-        if self.channel == "http":  # a person who decides from elsewhere, and does nothing else
+        if self.channel == "http":  # a person who decides in a browser, and does nothing else
             scope = "approve"
         return self.token is not None and scope in self.token.scopes
 
@@ -79,11 +79,11 @@ class Session:
 
 
 class Access:
-    """The runs and groups of a session's user; another user's do not exist for it.
+    """The runs and groups of a session's user; those of other users do not exist for it.
 
     Attributes:
         runtime: What this process has open.
-        session: Whom the service serves.
+        session: The host connection.
     """
 
     def __init__(self, runtime: Runtime, session: Session) -> None:
@@ -178,16 +178,16 @@ class Access:
         return own
 
     def explained(self, error: Exception) -> str:
-        """Return an error's text, and where a key would mend it how this host takes one."""
+        """Return an error's text; where a key would help, with how this host takes one."""
         provider = error.needs_key if isinstance(error, AvaError) else None
         text = f"{error} {self.key_advice(provider)}" if provider else str(error)
-        if not self.session.remote or isinstance(error, BadInput):  # that repeats what was given, right or wrong
+        if not self.session.remote or isinstance(error, BadInput):  # it repeats only what the call gave
             return text
-        # Where the server keeps its things is no business of who sits elsewhere.
+        # A user on another machine does not learn where the server keeps its files.
         return text.replace(str(self.runtime.settings.data_root), "the data root")
 
     def key_advice(self, provider: str) -> str:
-        """Return how a person gives this server a provider's key, in the words of this session's host."""
+        """Return how a person gives this server a provider's key in this session's host."""
         from ava_server.hosts.launching import key_advice
 
         return key_advice(provider, self.session.client)
@@ -198,17 +198,17 @@ class Access:
 
 
 Progress = Callable[[str], Awaitable[None]]
-"""Tells the host that a wait goes on, with a status line."""
+"""Tells the host that a call still waits, with a status line."""
 
 
 @dataclass(frozen=True)
 class CallContext:
-    """One call's other end.
+    """The caller of one call.
 
     Attributes:
-        progress: Told how a wait goes on.
-        person: Who can be asked in the middle of it; None where the client cannot ask anybody.
-        degraded: What is proposed may go without tools that its role needs and that are not there.
+        progress: Called with a status line while the call waits.
+        person: Who can be asked in the middle of it; None where the client cannot ask.
+        degraded: A proposal may miss tools that its role needs.
     """
 
     progress: Progress

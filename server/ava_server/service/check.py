@@ -29,7 +29,7 @@ CURSOR_DIGITS = 9
 
 
 class RunChecks:
-    """Shows runs as they are, and waits for their end."""
+    """Shows runs, and waits for their end."""
 
     def __init__(self, access: Access) -> None:
         self._access = access
@@ -46,7 +46,7 @@ class RunChecks:
         offset = _cursor(args.cursor)
         if args.subagent_id is None and args.group_id is None:
             if args.wait_seconds:
-                raise BadInput("wait_seconds: only with subagent_id or group_id, there is nothing else to wait for")
+                raise BadInput("wait_seconds: give subagent_id or group_id with it; there is nothing else to wait for")
             runs, message = fit_runs(await self._going_on())
             if not runs:
                 message = "No subagents: none waits, runs, or ended in the last 60 minutes."
@@ -83,7 +83,7 @@ class RunChecks:
         return await self._store.read(query)
 
     async def answers(self, rows: list[RunRow], *, offset: int = 0) -> list[RunAnswer]:
-        """Return runs as they are shown; `offset` goes on in a long output."""
+        """Return runs as the tools' answers show them; `offset` continues a long output."""
         now_us = time.time_ns() // 1000
         alive = self._runtime.instances.alive
 
@@ -103,7 +103,7 @@ class RunChecks:
         return answers
 
     def _name_others(self, answers: list[RunAnswer], rows: list[RunRow]) -> None:
-        """Say whose runs they are that an auditor reads."""
+        """Add the user to the status line of a run that an auditor reads."""
         for answer, row in zip(answers, rows, strict=True):
             if not self._access.owns(row):
                 answer.status_line = f"[{row.user_id}] {answer.status_line}"
@@ -112,7 +112,7 @@ class RunChecks:
         return await self.wait([row.id for row in rows], wait_s, progress) if wait_s else rows
 
     async def wait(self, run_ids: list[str], wait_s: float, progress: Progress) -> list[RunRow]:
-        """Wait until all of these have ended or are paused, or the time is over; a host that cancels ends the wait."""
+        """Wait until all of these have ended or are paused, or the time is over."""
         deadline = anyio.current_time() + wait_s
         while True:
             seen = self._store.head
@@ -129,7 +129,7 @@ class RunChecks:
                 await progress(f"{label(going_on)}: {self._runtime.manager.activity(going_on.id) or state}")
 
     async def _news_of(self, run_ids: list[str], seen: int) -> None:
-        """Return when one of these runs may have ended: polled at the log's pace, not at every commit."""
+        """Return when there is nothing more to wait for; looks at intervals, not at every commit."""
         while True:
             seen = await self._store.newer_than(seen)
             if _nothing_to_wait_for(await self._access.rows(run_ids)):
@@ -138,13 +138,13 @@ class RunChecks:
 
 
 def _nothing_to_wait_for(rows: list[RunRow]) -> bool:
-    """Tell whether each of these runs has ended, or is paused until its provider takes calls again."""
+    """Tell whether each of these runs has ended or is paused."""
     now_us = time.time_ns() // 1000
     return all(row.ended or paused(row, now_us) for row in rows)
 
 
 def fit_runs(runs: list[RunAnswer]) -> tuple[list[RunAnswer], str | None]:
-    """Return as many runs as one answer carries, and a sentence about the others."""
+    """Return as many runs as fit into one answer, and a sentence about the others."""
     kept: list[RunAnswer] = []
     used = 0
     for run in runs:
@@ -163,7 +163,7 @@ def fit_runs(runs: list[RunAnswer]) -> tuple[list[RunAnswer], str | None]:
 
 
 def name_of(run: RunAnswer) -> str:
-    """Return a run's id, and its name beside it where it has one."""
+    """Return a run's name and id."""
     return f"{run.name} ({run.subagent_id})" if run.name else run.subagent_id
 
 
@@ -176,7 +176,7 @@ def _cursor(given: str | None) -> int:
     if given is None:
         return 0
     if not given.isdecimal() or len(given) > CURSOR_DIGITS:
-        raise BadInput(f"cursor: {shown(given)} is not a cursor of a result; give the one that the last answer had")
+        raise BadInput(f"cursor: {shown(given)} is not a cursor of a result; give the one of the last answer")
     return int(given)
 
 
@@ -189,12 +189,12 @@ def _expires_us(view: View, row: RunRow) -> int:
 _WHEN = {
     QUEUED: "when it starts",
     RUNNING: "before its next turn",
-    INTERRUPTED: "when an Ava server has taken it up; nobody has it at the moment",
+    INTERRUPTED: "when an Ava server has taken it over; no server is running it",
 }
 
 
 class RunSteering:
-    """Talks to runs, and ends them."""
+    """Sends messages to runs, and cancels them."""
 
     def __init__(self, access: Access, checks: RunChecks) -> None:
         self._access = access
@@ -256,7 +256,7 @@ class RunSteering:
                 await self._runtime.manager.cancel(
                     run_id, self._access.session.who, args.reason, self._access.session.by
                 )
-            except Exception as error:  # the others are cancelled all the same; the first is told below
+            except Exception as error:  # the others are cancelled too; the first error is raised below
                 failed.append(error)
 
         async with anyio.create_task_group() as tasks:

@@ -1,4 +1,4 @@
-"""Deciding: `confirm_spawn`. Where the client can ask its person, the person answers, and the model cannot."""
+"""`confirm_spawn`: decides on proposals. Where the client can ask its person, only the person can approve."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NOT_ASKED = (
 
 
 class Confirmations:
-    """Takes decisions on proposals."""
+    """Carries out decisions on proposals."""
 
     def __init__(self, access: Access, checks: RunChecks, spawns: Spawns) -> None:
         self._access = access
@@ -48,9 +48,9 @@ class Confirmations:
         """Do `confirm_spawn`.
 
         Raises:
-            BadInput: An argument cannot be used.
+            BadInput: An argument is invalid.
             Refused: Nothing can be approved over this channel.
-            AnsweredLater: The person is asked, and the client calls again.
+            AnsweredLater: The client asks the person and calls again.
         """
         began = time.monotonic()
         args = parse(ConfirmArgs, given)
@@ -73,9 +73,9 @@ class Confirmations:
         """Approve, once the person has agreed where one can be asked.
 
         Raises:
-            BadInput: An argument cannot be used.
-            Refused: Only a person's own channel approves.
-            AnsweredLater: The person is asked, and the client calls again.
+            BadInput: An argument is invalid.
+            Refused: Only a person's own channel may approve.
+            AnsweredLater: The client asks the person and calls again.
         """
         if not self._runtime.settings.enabled:
             raise Refused("subagents are switched off here (enabled = false in config.toml); nothing was started")
@@ -96,7 +96,7 @@ class Confirmations:
         return await self._store.do(approve(asked, who, channel, self._runtime.spawn_limits_of(who.user_id)))
 
     async def _ask(self, asked: Approval, person: Person) -> ConfirmOutcome:
-        """Ask the person, and approve what was agreed to; what cannot start is refused without a question."""
+        """Ask the person and approve what they agree to; what cannot start is refused without a question."""
         who, limits = self._session.who, self._runtime.spawn_limits_of(self._session.user)
         now_us = time.time_ns() // 1000
         checked = await self._store.read(lambda view: check_approval(view, asked, who, limits, now_us))
@@ -107,7 +107,7 @@ class Confirmations:
             return ConfirmOutcome(
                 tuple(member.refused(UNASKED[reply.action]) for member in checked.members), unasked=True
             )
-        # A PIN may have been set while the question stood there.
+        # A PIN may have been set while the question was open.
         await self._access.refuse_without_pin(ONLY_PIN.format(ids=" ".join(asked.pending_ids)))
         agreed = apply_reply(checked, asked, reply)
         return await self._store.do(approve(agreed, who, "elicitation", limits))
@@ -131,8 +131,8 @@ class Confirmations:
                 decision.name, decision.task_id = row.name, row.task_id
             if made.expired and made.subagent_id and args.decision == "approve":
                 at_desk = self._session.transport == "terminal" or self._session.channel == "http"
-                if at_desk:  # its folders are not those of whoever proposed it
-                    decision.refused_because = "it expired before it was approved; have it proposed anew"
+                if at_desk:  # its folders are not the proposer's
+                    decision.refused_because = "it expired before it was approved; have it proposed again"
                 else:
                     await self._spawns.renew(decision, made.subagent_id)
         started = [made.subagent_id for made in decided.decisions if made.status == "approved" and made.subagent_id]
@@ -150,8 +150,8 @@ class Confirmations:
     async def _wait_for(self, answer: ConfirmAnswer, started: list[str], wait_s: float, progress: Progress) -> None:
         try:
             await self._after_approval(answer, started, wait_s, progress)
-        except AuditError as error:  # what was approved is approved: it must not be proposed and paid for again
-            answer.message = f"Approved; how it goes cannot be read at this moment: {error}"
+        except AuditError as error:  # it is approved: it must not be proposed and paid for again
+            answer.message = f"Approved; its state cannot be read at the moment: {error}"
 
     async def _after_approval(
         self, answer: ConfirmAnswer, started: list[str], wait_s: float, progress: Progress
@@ -172,7 +172,7 @@ class Confirmations:
 
 
 def _left(args: ConfirmArgs, began: float) -> float:
-    """Return how long the call may still wait: what a question took is gone."""
+    """Return how many seconds the call may still wait, after what a question took."""
     return min(args.wait_seconds, max(0.0, WAIT_LIMIT_S - (time.monotonic() - began)))
 
 
@@ -188,10 +188,10 @@ def _caps_of(changes: Changes) -> dict[str, Any]:
 
 
 def _refuse_what_hits_nothing(args: ConfirmArgs, ids: tuple[str, ...], changes: dict[str, Any]) -> None:
-    """Refuse limits that would be passed over in silence.
+    """Refuse limits that would be ignored.
 
     Raises:
-        BadInput: A change is of another proposal, or a group's limit was given for one.
+        BadInput: A change is for another proposal, or a group's limit is given for a single one.
     """
     for pending_id in changes:
         if pending_id not in ids:
@@ -212,7 +212,7 @@ def _next(started: list[str], decided: ConfirmOutcome) -> str:
         waits = "the proposal still waits" if len(decided.decisions) == 1 else "the proposals still wait"
         return f"Nothing was started, and {waits}. {NOT_ASKED.format(ids=ids)}."
     if any(made.running for made in decided.decisions):
-        return "Nothing new was started; what was approved before goes on."
+        return "Nothing new was started; what was approved before continues."
     return "Nothing was started."
 
 
@@ -220,7 +220,7 @@ ONLY_THERE = 'approval = "human" is set: a person resumes it in a terminal, with
 
 
 class Resumptions:
-    """Takes the decision that an interrupted run goes on."""
+    """Resumes interrupted runs."""
 
     def __init__(self, access: Access) -> None:
         self._access = access
@@ -228,10 +228,10 @@ class Resumptions:
         self._session = access.session
 
     async def interrupted(self, args: ConfirmArgs) -> RunRow | None:
-        """Return the interrupted run that is meant, or None: what is meant are proposals.
+        """Return the interrupted run that the ids name, or None where they name proposals.
 
         Raises:
-            BadInput: A run is among several ids, or is no proposal's.
+            BadInput: An interrupted run is among several ids, or there is no such run.
         """
         for given in args.pending_ids:
             if not given.strip().lower().startswith("s-"):
@@ -239,9 +239,7 @@ class Resumptions:
             run = await self._access.run(given, "pending_ids")
             if run.state == RUNNING and await anyio.to_thread.run_sync(self._gone, run):
                 if len(args.pending_ids) > 1:
-                    raise BadInput(
-                        f"pending_ids: {label(run)} is interrupted, and is resumed alone; give nothing beside it"
-                    )
+                    raise BadInput(f"pending_ids: {label(run)} is interrupted and is resumed alone; give only its id")
                 return run
         return None
 
@@ -249,19 +247,19 @@ class Resumptions:
         return bool(self._runtime.manager.control.gone([run]))
 
     async def resume(self, args: ConfirmArgs, run: RunRow, person: Person | None) -> ConfirmAnswer:
-        """Have it go on, if it was approved so, and the person agrees where one can be asked.
+        """Resume a run if `approving` is right, and the person agrees where one can be asked.
 
         Raises:
-            BadInput: What cannot be decided about a run that has begun was asked for.
-            Refused: It may not go on now, or not over this channel.
-            AnsweredLater: The person is asked, and the client calls again.
+            BadInput: The call asks for what a started run does not allow.
+            Refused: It may not be resumed now, or not over this channel.
+            AnsweredLater: The client asks the person and calls again.
         """
         settings = self._runtime.settings
         if args.decision == "reject":
-            raise BadInput(f"decision: {label(run)} has begun, and cannot be rejected; cancel_subagent ends it")
+            raise BadInput(f"decision: {label(run)} has started and cannot be rejected; cancel_subagent ends it")
         for field in ("changes", "group_max_cost_cents", "group_timeout"):
             if getattr(args, field) is not None:
-                raise BadInput(f"{field}: {label(run)} has begun, and goes on as it was approved; leave it out")
+                raise BadInput(f"{field}: {label(run)} has started and continues as it was approved; leave it out")
         if not settings.enabled:
             raise Refused("subagents are switched off here (enabled = false in config.toml); nothing was resumed")
         only_there = ONLY_THERE.format(run_id=run.id)
@@ -271,17 +269,17 @@ class Resumptions:
         )
         approving, channel = "\n".join(args.approving or [""]), self._session.channel
         line = await self._runtime.store.read(lambda view: resume_line(view, run))
-        if person is not None and approving == line:  # with another one it is refused, and nobody has to be asked
-            # The moment, not how long ago: an answer counts for the very words that were shown.
+        if person is not None and approving == line:  # a wrong line is refused without a question
+            # The time, not how long ago: an answer counts for exactly the text that was shown.
             at = format_ts(run.last_us or run.created_us)
-            text = f"{label(run)} was interrupted at {at}. Shall it go on? \n{line}"
+            text = f"{label(run)} was interrupted at {at}. Resume it? \n{line}"
             reply = await person.ask(Question(text, ()))
             if reply.action != "accept":
                 decision.status, decision.refused_because = "refused", UNASKED[reply.action]
-                hint = f"Nothing was resumed; a person has it go on with `ava resume {run.id}` in a terminal."
+                hint = f"Nothing was resumed; a person resumes it with `ava resume {run.id}` in a terminal."
                 return ConfirmAnswer(status="refused", decisions=[decision], next=hint)
             channel = "elicitation"
-            await self._access.refuse_without_pin(only_there)  # a PIN may have been set while the question stood there
+            await self._access.refuse_without_pin(only_there)  # a PIN may have been set while the question was open
         found = await self._runtime.manager.control.resume(
             run.id, self._session.who, channel, self._runtime.spawn_limits_of(run.user_id), line=approving
         )

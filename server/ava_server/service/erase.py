@@ -1,7 +1,7 @@
-"""Which of the orchestrator's own entries quote a run, without naming it in their header.
+"""Finds the orchestrator's entries that quote a run without naming it in their header, for erasing the run.
 
-A call of `spawn_subagent` has the task before there is a run, and an answer of ours may carry several runs. Erasing a
-run has to find them; what merely names it (a notice that it ended, a list of ids) stays.
+A call of `spawn_subagent` has the task before the run exists, and one answer may carry several runs. An entry that only
+names a run (a notice that it ended, a list of ids) stays.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NOTICE = re.compile(r"^Notice: .*$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class _Wanted:
-    """What tells that an entry is about a run."""
+    """What identifies entries about a run."""
 
     ids: frozenset[str]
     spoken: re.Pattern[str]
@@ -34,9 +34,9 @@ class _Wanted:
 
 
 def quoting_entries(view: View, run: RunRow) -> tuple[int, ...]:
-    """Return the `seq` of the entries without this run in their header that carry its words.
+    """Return the `seq` of the entries that quote a run without naming it in their header.
 
-    An entry that carries the words of several runs counts: it has one content, that goes or stays as a whole.
+    An entry that quotes several runs counts too: its content can only be erased as a whole.
     """
     texts = texts_of(view, run)
     ids = frozenset(part for part in (run.id, run.pending_id, run.group_id) if part)
@@ -48,7 +48,7 @@ def quoting_entries(view: View, run: RunRow) -> tuple[int, ...]:
 
 
 def _own_entries(view: View, run: RunRow) -> Iterator[Entry]:
-    """Yield the calls of our tools by this user that name no run in their header, and their answers."""
+    """Yield this user's calls of the six tools that name no run in their header, and their answers."""
     named = [part.partition("-")[2] for part in (run.id, run.pending_id, run.group_id) if part]
     likely = " OR ".join(["content LIKE ?"] * (len(named) + 1))
     where = (
@@ -63,12 +63,12 @@ def _quotes(view: View, entry: Entry, run: RunRow, wanted: _Wanted) -> bool:
     match entry.fact:
         case ToolCall(tool=tool) as call:
             given = _arguments(call)
-            if tool != SpawnArgs.tool:  # a look has no words
+            if tool != SpawnArgs.tool:  # check_subagent quotes nothing
                 return tool != "check_subagent" and bool(wanted.ids & set(_ids_in(given)))
             same = wanted.task is not None and given.get("task") == wanted.task
             return same and _made(view, entry, run) in (run.id, None)
         case ToolResult(tool=tool, output=output):
-            if tool == SpawnArgs.tool:  # it names another run only where that is repeated, or was there already
+            if tool == SpawnArgs.tool:  # another run is named only where the proposal repeats one
                 return f"pending_id: {run.pending_id} " in output
             return wanted.spoken.search(_NOTICE.sub("", output)) is not None
         case _:
@@ -76,7 +76,7 @@ def _quotes(view: View, entry: Entry, run: RunRow, wanted: _Wanted) -> bool:
 
 
 def _ids_in(args: dict[str, Any]) -> Iterator[str]:
-    """Yield the ids in a call's arguments as the log has them, however they were written."""
+    """Yield the ids in a call's arguments in the log's spelling."""
     for name in _IDS:
         value = args.get(name)
         for given in cast("list[Any]", value) if isinstance(value, list | dict) else [value]:
@@ -88,7 +88,7 @@ def _ids_in(args: dict[str, Any]) -> Iterator[str]:
 
 
 def _call_that_made(view: View, run: RunRow) -> int | None:
-    """Return the `seq` of the call by which a run was proposed: its task may have been another run's, or left out."""
+    """Return the `seq` of the call that proposed a run; the call may have left the task out (retry_of)."""
     proposed = next(view.rows("run_id = ? AND type = 'SpawnProposed'", run.id, limit=1), None)
     if proposed is None:
         return None
@@ -103,7 +103,7 @@ def _call_that_made(view: View, run: RunRow) -> int | None:
 
 
 def _made(view: View, call: Entry, run: RunRow) -> str | None:
-    """Return the first run that was proposed after a call in its session, and that it fits; None when none was."""
+    """Return the first run that was proposed after a call in its session and fits it, or None."""
     where = "agent_id = ? AND type = 'SpawnProposed' AND session_id = ? AND seq > ?"
     for row in view.rows(where, AGENT, call.who.session_id, call.seq):
         fact = entry_of(row[:-1]).fact
@@ -115,7 +115,7 @@ def _made(view: View, call: Entry, run: RunRow) -> str | None:
 
 
 def _fits(view: View, call: Entry, run: RunRow) -> bool:
-    """Tell whether a call can have proposed a run: it gave its task, or none."""
+    """Tell whether a call may have proposed a run: it gave the run's task, or none."""
     assert isinstance(call.fact, ToolCall)
     texts = texts_of(view, run)
     return texts is not None and _arguments(call.fact).get("task") in (None, texts.task)

@@ -1,7 +1,7 @@
-"""Telling a person's own program what happened (`on_event`): something waits for approval, or a subagent has ended.
+"""The event hook (`on_event`): runs a person's own program when a proposal waits or a subagent has ended.
 
-The program gets JSON on its standard input. It can notify, and never approve: what it prints is read by nobody. Of all
-processes on a data root one tells, each event once; twice only where it ends in the middle of telling.
+The program gets JSON on its standard input. It can notify and never approve: its output is discarded. One process of a
+data root runs it, once for each event; twice only where that process dies in between.
 """
 
 from __future__ import annotations
@@ -38,25 +38,25 @@ from ava_server.core.data_root import home_folder
 log = logging.getLogger("ava.events")
 
 PROGRAM_S = 10.0
-"""How long the program may take; then it is ended."""
+"""Seconds that the program may take; then it is killed."""
 ENDED_S = 1.0
-"""How long is waited for it to be gone then."""
+"""Seconds that its end is awaited after that."""
 SETTLE_S = 0.3
-"""What is decided at once, by the policy auto, waits for nobody: it is looked at only so much later."""
+"""Seconds by which events are read later: what the policy auto approves at once never waits for a person."""
 OLD_US = 10 * 60 * 1_000_000
-"""What happened longer ago than this, while nobody was there to tell it, is not told any more."""
+"""Older events, from a time without a server, are skipped."""
 TAKE_OVER_S = 1.0
-TOLD = ("SpawnProposed", "RunEnded")
+EVENT_TYPES = ("SpawnProposed", "RunEnded")
 _DUTY = "on_event"
 
 
 async def run_event_hook(store: Store, root: Path, program: Sequence[str]) -> None:
-    """Be the process that tells, whenever no other one is, until cancelled."""
+    """Run the hook while no other process does, until cancelled."""
     with await hold_when_free(root / "events.lock", TAKE_OVER_S):
-        await _tell(store, program)
+        await _run_hook(store, program)
 
 
-async def _tell(store: Store, program: Sequence[str]) -> None:
+async def _run_hook(store: Store, program: Sequence[str]) -> None:
     seen: int | None = None
     while True:
         try:
@@ -68,17 +68,17 @@ async def _tell(store: Store, program: Sequence[str]) -> None:
                 await _run(program, event)
             seen = head
             await store.keep_house(lambda db, head=head: note_progress(db, _DUTY, head))  # type: ignore[misc]
-        except AuditError as error:  # looked at again; an event that was told is told twice at worst
-            log.warning("looking for events to tell: %s", error)
+        except AuditError as error:  # tried again; at worst an event comes twice
+            log.warning("reading events for on_event: %s", error)
             await anyio.sleep(TAKE_OVER_S)
 
 
 def _events(after: int, upto: int) -> Any:
-    """Return the query for what is to be told of the entries of a span."""
+    """Return the query for the events of a span of entries."""
 
     def query(view: View) -> list[dict[str, Any]]:
         entries: list[Entry] = []
-        for name in TOLD:
+        for name in EVENT_TYPES:
             rows = view.select(
                 f"SELECT {ENTRY_COLUMNS} FROM events WHERE type = ? AND seq > ? AND seq <= ?",  # noqa: S608
                 name,
@@ -91,8 +91,8 @@ def _events(after: int, upto: int) -> Any:
         for entry in sorted(entries, key=lambda each: each.seq):
             try:
                 event = _event(view, entry) if entry.ts_us > old_us else None
-            except ValueError as error:  # of a version to come: what it says of a run is not to be read here
-                log.warning("entry %d cannot be told: %s", entry.seq, type(error).__name__)
+            except ValueError as error:  # of a newer version, which this one cannot read
+                log.warning("on_event: entry %d cannot be read: %s", entry.seq, type(error).__name__)
                 continue
             if event is not None:
                 found.append(event)
@@ -102,7 +102,7 @@ def _events(after: int, upto: int) -> Any:
 
 
 def _event(view: View, entry: Entry) -> dict[str, Any] | None:
-    """Return what is told of an entry; None for a proposal that does not wait any more, and for one that never ran."""
+    """Return the event of an entry; None for a proposal that no longer waits, and for the end of one that never ran."""
     run = view.run(entry.run_id or "")
     proposal = view.proposal(run.pending_id) if run is not None else None
     if run is None or proposal is None:
@@ -124,34 +124,34 @@ def _event(view: View, entry: Entry) -> dict[str, Any] | None:
 
 
 async def _run(program: Sequence[str], event: dict[str, Any]) -> None:
-    """Run the program with an event; whatever goes wrong with it is a line on our standard error, and no more."""
+    """Run the program with an event; an error is only logged."""
     secret = {*key_variables(os.environ), "AVA_MODEL_API_KEY"}
     env = {name: value for name, value in os.environ.items() if name not in secret}
     line = json.dumps(event, ensure_ascii=False) + "\n"
     try:
-        # A session of its own: Ctrl-C for us is none for it, and what it starts can be ended with it.
+        # A session of its own: Ctrl-C here does not reach it, and everything that it starts can be killed with it.
         process = await anyio.open_process(
             list(program), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=env,
             cwd=home_folder(), start_new_session=True,
         )  # fmt: skip
         try:
             with anyio.move_on_after(PROGRAM_S) as scope:
-                await _tell_it(process, line.encode())
+                await _write_event(process, line.encode())
                 if (code := await process.wait()) != 0:
                     log.warning("on_event: %s ended with %d", program[0], code)
         finally:
-            if process.returncode is None:  # what it leaves running when it ends by itself is its own
-                _end_all(process)
+            if process.returncode is None:  # a program that ended by itself may leave others running
+                _kill_session(process)
             with anyio.CancelScope(shield=True), anyio.move_on_after(ENDED_S):
                 await process.aclose()
         if scope.cancelled_caught:
             log.warning("on_event: %s took longer than %.0f s and was ended", program[0], PROGRAM_S)
-    except Exception as error:  # none of it may end the runtime: an argument with a NUL, a pipe that breaks in a group
+    except Exception as error:  # nothing may end the runtime: an argument with a NUL, a broken pipe in a group
         log.warning("on_event: %s cannot be run: %s", program[0], error)
 
 
-async def _tell_it(process: Process, line: bytes) -> None:
-    """Write the event; a program that wants to know nothing has run all the same."""
+async def _write_event(process: Process, line: bytes) -> None:
+    """Write the event; a program need not read it."""
     assert process.stdin is not None
     with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
         await process.stdin.send(line)
@@ -159,8 +159,8 @@ async def _tell_it(process: Process, line: bytes) -> None:
         await process.stdin.aclose()
 
 
-def _end_all(process: Process) -> None:
-    """End the program, where it still runs, and what it has left in its session."""
+def _kill_session(process: Process) -> None:
+    """Kill the program and its session."""
     if sys.platform == "win32":
         if process.returncode is None:
             process.kill()

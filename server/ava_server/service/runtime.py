@@ -1,4 +1,4 @@
-"""Everything that is open on a data root in one process: the log, its keeper, the run manager, models and tools."""
+"""The runtime: everything that one process has open on a data root: log, keeper, run manager, models and tools."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from ava_roles.sandbox.sandbox import Sandbox, Unavailable
     from ava_server.config.settings import Policy, Settings
 
-log = logging.getLogger("ava.house")
+log = logging.getLogger("ava.runtime")
 
 
 def stored_result_words(result: dict[str, Any]) -> str:
@@ -68,13 +68,13 @@ class Runtime:
     """What one process has open.
 
     Attributes:
-        settings: What is configured, read at start.
+        settings: The settings, read at start.
         store: The log.
         user: The OS user.
         manager: The run manager.
         clients: The model connections.
-        access: Providers and keys.
-        tally: What metrics have counted of the log; whoever counts on holds `counting`.
+        credentials: Providers and keys.
+        tally: What metrics have counted in the log; counting needs the lock `counting`.
     """
 
     settings: Settings
@@ -89,34 +89,34 @@ class Runtime:
     counting: anyio.Lock = field(default_factory=anyio.Lock)
 
     def __post_init__(self) -> None:
-        """Make what there is one of: two threads that want it first would make two."""
+        """Make the shared objects now: two threads that need one at the same time would make two."""
         self.credentials = Credentials(self.settings)
         self.tally = Tally(since=self.store.head)
 
     @cached_property
     def tools(self) -> Mapping[str, Tool]:
-        """The built-in tools, made once for all runs."""
+        """The built-in tools; one set for all runs."""
         return builtin_tools()
 
     @cached_property
     def fetcher(self) -> Fetcher:
-        """The guarded fetcher: one for all runs, because it spaces out the requests to a host."""
+        """The guarded fetcher; one for all runs, because it spaces out the requests to a host."""
         from ava_roles.net.fetch import Fetcher
 
         return Fetcher(proxy=self.settings.fetch.proxy or None)
 
     def sandbox(self) -> Sandbox | Unavailable:
-        """Return what confines commands here, or why nothing does. Found at the first call, which may take a second."""
+        """Return the sandbox for commands, or why there is none. The first call may take a second."""
         return sandbox_here(self.settings)
 
     @cached_property
     def foreign(self) -> McpServers:
-        """The other MCP servers that are configured."""
+        """The configured MCP servers."""
         return McpServers(self.settings, lambda: self.credentials.secrets, self.sandbox)
 
     @cached_property
     def run_setup(self) -> RunSetup:
-        """What gives runs what they work with."""
+        """Makes what runs work with."""
         return RunSetup(self)
 
     def render_result(self, result: dict[str, Any]) -> str:
@@ -124,16 +124,16 @@ class Runtime:
         return stored_result_words(result)
 
     def day_caps(self, user: str) -> DayCaps:
-        """Return what may be spent in a day, by this user and in all."""
+        """Return what may be spent in a day: by this user, and by all users."""
         return user_limits.day_caps(self.settings, user)
 
     @property
     def spawn_limits(self) -> SpawnLimits:
-        """What limits approvals of the user of the operating system."""
+        """The limits on approvals of the operating system's user."""
         return self.spawn_limits_of(self.user)
 
     def spawn_limits_of(self, user: str) -> SpawnLimits:
-        """Return what limits approvals of a user."""
+        """Return the limits on a user's approvals."""
         settings = self.settings
         return SpawnLimits(
             spawns_per_hour=settings.limits.spawns_per_hour,
@@ -143,34 +143,34 @@ class Runtime:
         )
 
     def limits_under(self, policy: Policy, user: str) -> SpawnLimits:
-        """Return what limits approvals of a user, with the time for which a proposal waits under a policy."""
+        """Return the limits on a user's approvals, with a proposal's lifetime under a policy."""
         return replace(self.spawn_limits_of(user), ttl_us=int(self.settings.lifetime_under(policy) * 1_000_000))
 
     async def policy(self, user: str | None = None) -> Policy:
-        """Return who may approve what a user proposes, at this moment; None is the user of the operating system.
+        """Return the policy that is in force for a user; None is the operating system's user.
 
         Raises:
-            ConfigError: Whether there is a PIN cannot be told, so nothing can be approved.
+            ConfigError: It is not known whether there is a PIN, so nothing can be approved.
         """
         in_force = await anyio.to_thread.run_sync(policy_in_force, self.settings)
         return user_limits.stricter_policy(self.settings, user or self.user, in_force)
 
     def memory(self, user: str) -> Memory | None:
-        """Return the notes of a user; only whom the data root belongs to has any yet."""
+        """Return the notes of a user; only the owner of the data root has any."""
         return Memory(self.settings.paths.memory) if user == self.user else None
 
     async def catalog(
         self, client_roots: Sequence[str], workspace: str | None = None, *, remote: str | None = None
     ) -> Catalog:
-        """Return the roles that there are at this moment.
+        """Read the role files and return the roles.
 
         Args:
             client_roots: Folders that the client named.
-            workspace: The folder that a call names, whose role files then count as the project's.
-            remote: The user over HTTP whose roles they are.
+            workspace: The folder that a call names; its role files count as the project's.
+            remote: The user over HTTP whose roles are wanted.
 
         Raises:
-            Refused: A folder of theirs does not answer.
+            Refused: A folder with role files does not answer.
         """
 
         def read() -> Catalog:
@@ -190,15 +190,15 @@ class Runtime:
         except TimeoutError:
             raise Refused(
                 f"the role files were not read within {role_folders.ROLES_S:.0f} s: the data root, the workspace or the"
-                " server's working folder lies on a disk that does not answer; name another workspace, or mend that"
+                " server's working folder is on a disk that does not answer; name another workspace, or fix the disk"
             ) from None
 
     async def resolve_context(
         self, client_roots: Sequence[str], role: str, user: str, workspace: str | None = None, *, remote: bool = False
     ) -> ResolveContext:
-        """Return what a user's proposal of a role is resolved against; role files are read anew, and only here.
+        """Return the context in which a user's spawn of a role is resolved; reads the role files again.
 
-        One that comes over HTTP (`remote`) has nothing of what is at hand on this machine.
+        A user over HTTP (`remote`) gets none of this machine's folders.
         """
         durations = await self.store.read(lambda view: view.durations(role))
         catalog = await self.catalog(client_roots, workspace, remote=user if remote else None)
@@ -226,7 +226,7 @@ class Runtime:
     ) -> ResolveContext:
         try:
             search = self.credentials.search()
-        except AvaError:  # the doctor tells; whoever does not search has nothing to do with it
+        except AvaError:  # `ava doctor` reports it; most runs do not search
             search = None
         return ResolveContext(
             settings=self.settings,
@@ -244,20 +244,22 @@ class Runtime:
         )
 
     async def sweep(self) -> None:
-        """Remove what dead processes left: folders of ended runs, copies of workspaces, locks of nobody."""
+        """Remove what dead processes left: folders of ended runs, copies of workspaces, lock files."""
         try:
             rows = await self.store.read(lambda view: view.runs(states=UNENDED, limit=-1))
             await anyio.to_thread.run_sync(self._sweep, rows)
             there = await anyio.to_thread.run_sync(self.run_setup.worktrees.run_ids)
             for run in await self.store.read(lambda view: [view.run(run_id) for run_id in there]):
-                if run is not None and run.ended:  # looked up after they were listed: one that began since is not ended
+                if (
+                    run is not None and run.ended
+                ):  # read after the folders were listed, so a new run is not taken for an ended one
                     await anyio.to_thread.run_sync(self.run_setup.remove_folders, run)
-        except (AuditError, OSError, ValueError) as error:  # the next start sweeps; nothing depends on it
-            log.warning("what dead processes left was not all removed: %s", error)
+        except (AuditError, OSError, ValueError) as error:  # the next start tries again; nothing depends on it
+            log.warning("the files of dead processes were not removed completely: %s", error)
 
     def _sweep(self, rows: Sequence[RunRow]) -> None:
         scratch = self.settings.paths.scratch
-        for row in rows:  # what waits to be resumed keeps its outputs, and no copy of a workspace
+        for row in rows:  # a run that waits to be resumed keeps its outputs, but no copy of a workspace
             if row.instance and not self.instances.alive(row.instance):
                 remove_workbenches(scratch / row.id, row.generation)
         unended = {row.id for row in rows}
@@ -272,13 +274,13 @@ class Runtime:
 async def open_runtime(
     settings: Settings, *, runs: bool = True, worker: bool = False, serves: Callable[[RunRow], bool] | None = None
 ) -> AsyncGenerator[Runtime]:
-    """Open a data root, and look after its runs until the context ends; runs that go on stay in the log.
+    """Open a data root, and serve its runs until the context ends; unfinished runs stay in the log.
 
     Args:
-        settings: What is configured.
-        runs: Claim runs; False for commands that look, or say something to runs of others.
-        worker: This is the data root's worker: runs are its own also under `background`, and it waits for nobody.
-        serves: Which runs are claimed; None is this user's.
+        settings: The settings.
+        runs: Claim runs; False for commands that only read, or write to runs of other processes.
+        worker: This is the data root's worker: it drives runs itself under `background`, and claims them at once.
+        serves: Tells which runs are claimed; None means this user's.
 
     Raises:
         ConfigError: The data root cannot be used.
@@ -305,7 +307,7 @@ async def open_runtime(
 
         async def own() -> None:
             await manager.run()
-            lock.release()  # it owns nothing any more: whoever looks for orphans may see it
+            lock.release()  # it owns nothing now: other processes may see that
 
         try:
             if runs:
@@ -331,14 +333,14 @@ async def open_runtime(
 
 
 async def run_keeper_task(store: Store, settings: Settings) -> None:
-    """Be the keeper of the data root whenever no other process is, until cancelled."""
-    own = (settings.paths.artifacts, settings.paths.scratch)  # where a run has a folder of its own
+    """Be the keeper of the data root while no other process is, until cancelled."""
+    own = (settings.paths.artifacts, settings.paths.scratch)  # these have a folder for each run
     retention = Retention(settings.retention_days, own)
     await run_keeper(store, settings.data_root, mirror=settings.mirror, retention=retention)
 
 
 def refuse_recursion() -> str | None:
-    """Return why this process must not serve or run subagents, or None: it is itself part of a subagent's run."""
+    """Return why this process must not run subagents, or None: it may itself belong to a subagent's run."""
     run = os.environ.get("AVA_RUN_ID")
     if run:
         return f"this process belongs to subagent {run[:20]}, and a subagent starts no subagents (AVA_RUN_ID is set)"

@@ -1,4 +1,4 @@
-"""The one way to the six tools: every call is on the record, and a mistake of the caller is an answer."""
+"""The entry point of the six tools: records every call, and turns a caller's mistake into an answer."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from ava_server.service.spawn import Spawns
 from ava_server.service.status import carried, since_words
 from ava_server.service.tools import TOOLS, Operations
 
-log = logging.getLogger("ava.desk")
+log = logging.getLogger("ava.service")
 NOTICES = 5
 
 
@@ -48,7 +48,7 @@ class Service:
     """The six tools for one session.
 
     Attributes:
-        session: Whom it serves.
+        session: The host connection that it serves.
     """
 
     def __init__(self, runtime: Runtime, session: Session) -> None:
@@ -73,22 +73,21 @@ class Service:
         raises: bool = False,
         degraded: bool = False,
     ) -> Answer:
-        """Do what a tool was called for; a mistake of the caller is an answer, not an exception.
+        """Call a tool; a caller's mistake is an answer, not an exception.
 
         Args:
             tool: Its name.
             given: Its arguments.
-            progress: Told how a wait goes on.
+            progress: Called with a sentence while the call waits.
             person: Who can be asked in the middle of the call; None where nobody can.
-            raises: Once it is on the record, raise a mistake, for a caller who tells kinds of them apart.
-            degraded: What is proposed may go without tools that its role needs and that are not there: said by a
-                person at a terminal, beside the arguments.
+            raises: Raise a mistake once it is recorded, for a caller that handles kinds of mistakes.
+            degraded: A proposal may miss tools that its role needs: a person at a terminal has accepted that.
 
         Raises:
-            AvaError: There is no such tool, or its arguments are too deep; with `raises`, any other mistake too.
+            AvaError: There is no such tool, or its arguments are nested too deeply; with `raises`, any mistake.
             RolesError: With `raises`.
             AuditError: With `raises`.
-            AnsweredLater: The person is asked, and the client calls again with the answer.
+            AnsweredLater: The client asks the person and calls again with the answer.
         """
         if tool not in TOOLS:
             raise BadInput(f"there is no tool {shown(tool)}; there are {', '.join(TOOLS)}")
@@ -121,9 +120,9 @@ class Service:
             raise
         try:
             answer.notices = await self._notices(answer) or None
-            out_of_reach = isinstance(mistake, StoreUnavailable | SchemaNewer)  # who was kept waiting is not again
+            out_of_reach = isinstance(mistake, StoreUnavailable | SchemaNewer)  # the caller has waited for it once
             await self._record(called, tool, answer, began, reading=reading, waits=not out_of_reach)
-        except AuditError as error:  # what was done is done: its answer is given, and says what is missing
+        except AuditError as error:  # what was done is done: the answer is given
             log.warning("the answer of %s is not on the record: %s", tool, error)
         if raises and mistake is not None:
             raise mistake
@@ -162,7 +161,7 @@ class Service:
     async def _record(
         self, called: Command[None], tool: str, answer: Answer, began: float, *, reading: bool, waits: bool
     ) -> None:
-        """Log the answer: before it is given if it carries a result, not at all if a poll saw nothing new."""
+        """Record the answer: before it is given if it carries a result, not at all for a poll without news."""
         results = [run for run in _runs_in(answer) if run.get("untrusted_result")]
         failed = answer.status == FAILED
         text = text_of(answer)
@@ -177,7 +176,7 @@ class Service:
         result = self._answered(tool, text, began, success=not failed)
         if reading:
             self._store.post(called)
-        # What an auditor reads is no news less for its user.
+        # A result that an auditor reads is still news for its user.
         own = await self._access.rows([str(run["subagent_id"]) for run in results])
         fetched = tuple(carried(self._session.who, tool, row.id) for row in own if self._access.owns(row))
         if waits and (results or not reading):
@@ -186,8 +185,8 @@ class Service:
             self._store.post(append(result))
 
     def _called(self, tool: str, given: dict[str, Any]) -> Command[None]:
-        """Return the command that logs a call; it names a run in its header only if that is this user's."""
-        args, _changes = storable(self._redacted(given))  # too long to be kept is also too long to be accepted
+        """Return the command that records a call; its header names a run only if that is this user's."""
+        args, _changes = storable(self._redacted(given))  # what is too long to store is also too long to accept
         fact = ToolCall(tool=tool, args=args)
 
         def command(view: View, _now_us: int) -> Outcome[None]:
@@ -204,10 +203,10 @@ class Service:
         return Event(self._session.who, ToolResult(tool=tool, success=success, output=stored), duration_ms=took_ms)
 
     def _refuse_keys(self, given: dict[str, Any]) -> None:
-        """Refuse a call that has the form of a key in any of its texts: neither model nor log may see one.
+        """Refuse a call with something that looks like a key: neither a model nor the log may get one.
 
         Raises:
-            BadInput: Names the argument, and what to do instead.
+            BadInput: Names the argument, and says what to do instead.
         """
         for where, text in _texts(given):
             shapes = self._redactor.find_shapes(text)
@@ -231,7 +230,7 @@ class Service:
 
 
 def _texts(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """Yield every text in arguments, names of arguments included, with where it stands."""
+    """Yield every text in arguments, including the names of arguments, with its path."""
     if isinstance(value, str):
         yield path, value
     elif isinstance(value, dict):

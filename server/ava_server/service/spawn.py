@@ -1,4 +1,4 @@
-"""Proposing: `spawn_subagent`. Under the policy `auto`, a proposal below its ceilings is approved with it."""
+"""`spawn_subagent`: makes a proposal. Under the policy `auto`, one below the ceilings is approved at once."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from ava_server.service.access import Access, CallContext
 from ava_server.service.responses import Answer, Minutes, OneDecision, SpawnAnswer
 
 HANDS_OVER = "save_artifact"
-"""It writes into a folder of Ava's own, as part of the result."""
+"""A tool that writes only into Ava's own folder, as part of the result."""
 _BY_PIN = (
     "Requested, not started. Show the person the message, and that they start it with `ava approve {pending_id}` in a"
     " terminal: no tool can. Then check_subagent tells how it goes."
@@ -37,7 +37,7 @@ _ASKS = (
     " the person is shown the message then, and only they can answer."
 )
 CANDIDATES = 4
-"""Ids that a proposal may choose from: that all of them are taken happens once in 10^20 spawns."""
+"""Ids of which a proposal takes the first unused one."""
 
 
 class Spawns:
@@ -53,7 +53,7 @@ class Spawns:
         """Do `spawn_subagent`.
 
         Raises:
-            BadInput: An argument cannot be used.
+            BadInput: An argument is invalid.
             Refused: It may not be proposed, or cannot be run here.
         """
         retried: RunRow | None = None
@@ -75,11 +75,11 @@ class Spawns:
         """Make a proposal.
 
         Args:
-            args: What is to be proposed.
+            args: The arguments of the spawn.
             retry_of: The ended run that it repeats.
-            asks: The client asks its person, who then decides in that question.
+            asks: The client can ask its person, who then decides.
             may_start: The policy auto may start it.
-            degraded: It may go without tools that its role needs and that are not there.
+            degraded: It may miss tools that its role needs.
         """
         self._runtime.closing.refuse_new()
         policy = await self._runtime.policy(self._session.user)
@@ -97,7 +97,7 @@ class Spawns:
         answer = _proposal(made)
         if made.state == WAITING and (policy == "human" or asks):
             answer.next = (_BY_PIN if policy == "human" else _ASKS).format(pending_id=made.pending_id)
-        by_itself = may_start and self._session.transport != "terminal"  # where a person is asked anyway
+        by_itself = may_start and self._session.transport != "terminal"  # a terminal asks the person anyway
         if by_itself and policy == "auto" and made.state == WAITING:
             await self._by_itself(made, answer)
         if made.state == WAITING and config.model == OFFLINE and not is_configured(around.models):
@@ -107,20 +107,22 @@ class Spawns:
         return answer
 
     async def _by_itself(self, made: Proposal, answer: SpawnAnswer) -> None:
-        """Approve a proposal that stays below the ceilings of `auto`; another one waits, and its answer says why."""
+        """Approve a proposal below the ceilings of `auto`; any other waits, and the answer says why."""
         settings = self._runtime.settings
         ceilings = Ceilings(
             micros_from_cents(settings.auto_approve_cents), micros_from_cents(settings.auto_approve_daily_cents)
         )
         why = auto_start_refusal(made.config, self._runtime.tools)
         if why is None and await self._runtime.policy(self._session.user) != "auto":  # a PIN may have been set since
-            why = "the policy is another one by now"
+            why = "the policy has changed"
         if why is None:
             command = auto_approve(
                 made.pending_id, self._session.who, self._runtime.spawn_limits_of(self._session.user), ceilings
             )
             (decision,) = (await self._store.do(command)).decisions
-            started = decision.status == "approved" or decision.running  # by a call with the same task_id, just now
+            started = (
+                decision.status == "approved" or decision.running
+            )  # started just now by a call with the same task_id
             why = None if started else decision.refused_because
         if why is not None:
             answer.message = f"{answer.message}\nIt does not start by itself: {why}."
@@ -137,7 +139,7 @@ class Spawns:
         return await self._store.read(lambda view: check_context_from(view, tuple(rows.values())))
 
     async def _retry(self, given: dict[str, Any]) -> tuple[RunRow, dict[str, Any]]:
-        """Return the run that is repeated, and its arguments with the given ones laid over."""
+        """Return the run that is repeated, and its arguments, overridden by the given ones."""
         run = await self._access.run(str(given["retry_of"]), "retry_of")
         if not run.ended:
             raise BadInput(f"retry_of: {label(run)} has not ended; wait for it, or cancel it first")
@@ -149,16 +151,16 @@ class Spawns:
         return run, {**before, **given}
 
     async def renew(self, decision: OneDecision, run_id: str) -> None:
-        """Lay a fresh proposal beside the refusal of an expired one, or why none can be made."""
+        """Add a new proposal to the refusal of an expired one, or why none can be made."""
         try:
             fresh = await self._fresh(run_id)
-        except (AvaError, RolesError, AuditError) as error:  # what was decided is decided, and its answer is given
-            decision.refused_because = f"it expired, and no fresh proposal can be made: {self._access.explained(error)}"
+        except (AvaError, RolesError, AuditError) as error:  # the decision stands, and its answer is given
+            decision.refused_because = f"it expired, and no new proposal can be made: {self._access.explained(error)}"
         else:
             decision.fresh = fresh.structured() if fresh is not None else None
 
     async def _fresh(self, run_id: str) -> SpawnAnswer | None:
-        """Make a fresh proposal, with new figures, of one that has expired."""
+        """Make a new proposal, with new figures, from an expired one."""
         run = await self._store.read(lambda view: view.run(run_id))
         texts = await self._store.read(lambda view: texts_of(view, run)) if run else None
         if run is None or texts is None:
@@ -194,7 +196,7 @@ def _proposal(made: Proposal) -> SpawnAnswer:
             f'pending_ids ["{made.pending_id}"] and approving [the approval_line].'
         ),
     )
-    if made.state != WAITING:  # the same task_id again: what it names has been approved already
+    if made.state != WAITING:  # the same task_id again: its proposal has been approved already
         which = f"{config.name} ({made.subagent_id})" if config.name else made.subagent_id
         answer.message = f"task_id {config.task_id} is {which} already, and that is {made.state}."
         answer.next = f'Nothing new was proposed. Call check_subagent with subagent_id "{made.subagent_id}".'
@@ -209,7 +211,7 @@ def _arguments(run: RunRow, texts: Texts) -> dict[str, Any]:
 
 
 def started_next(run_id: str, group_id: str | None = None) -> str:
-    """Return what to do once something has started."""
+    """Return what a caller should do after a start."""
     whom = f'group_id "{group_id}"' if group_id else f'subagent_id "{run_id}"'
     return (
         f"Started in the background. You are not woken when it ends: tell the person to ask for news, then call"
@@ -220,7 +222,7 @@ def started_next(run_id: str, group_id: str | None = None) -> str:
 def auto_start_refusal(config: RunConfig, tools: Mapping[str, Tool]) -> str | None:
     """Return why a run may not start without a question, whatever it costs, or None.
 
-    What it does has to stay without effect on anything but its own result, and what it reads here must have no way out.
+    It may have no effect beyond its own result, and nothing private that it reads may leave this machine.
     """
     if foreign := sorted({server_of(name) or "" for name in config.tools if server_of(name)}):
         return f"only the MCP server {foreign[0]} itself says what its tools do"
@@ -246,6 +248,6 @@ def auto_start_refusal(config: RunConfig, tools: Mapping[str, Tool]) -> str | No
         return f"it reads the notes in memory and reaches the web (blocked_tools: {RECALL})"
     if any(hosts for hosts in config.secrets.values()):
         return "it may send a secret"
-    if config.workspace and not config.workspace_named:  # the workspace rule then leaves it to whoever sees the path
-        return f"nobody but the call says that it may read {config.workspace} ([workspace] roots in config.toml)"
+    if config.workspace and not config.workspace_named:  # then a person who sees the path has to decide
+        return f"only the call says that it may read {config.workspace} ([workspace] roots in config.toml)"
     return None

@@ -1,6 +1,6 @@
-"""The registry of the six tools: what each takes and answers, what a token needs for it, and who handles it.
+"""The registry of the six tools: the arguments, answer, scope and handler of each.
 
-Everything else is derived from this table: the list that hosts get, the reference page, the checks of `Service.call`.
+The list that hosts get, the reference page and the checks of `Service.call` are derived from this table.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 Handler = Callable[[dict[str, Any], "CallContext"], Awaitable[responses.Answer]]
 Recorded = Literal["before", "meanwhile", "after"]
-"""When a call is on the record: before it acts, while it acts (also where the log is out of reach), or with its answer,
-if the answer is news."""
+"""When a call is recorded: before it acts, while it acts (even while the log is out of reach), or with its answer, if
+that is news."""
 
 
 @dataclass(frozen=True)
 class Operations:
-    """What handles the tools for one caller."""
+    """The handlers of the tools for one caller."""
 
     spawns: Spawns
     confirmations: Confirmations
@@ -46,15 +46,15 @@ class ServiceTool:
         description: What hosts tell the model.
         args: Its arguments; they know its name.
         answer: Its answer.
-        scope: What a token must allow.
-        handler: Picks what handles it.
+        scope: The scope that a token needs.
+        handler: Returns the method that handles it.
         recorded: When a call is written to the log.
         read_only: It changes nothing.
         destructive: Hosts should ask a person before it is called.
-        idempotent: A second call changes nothing more; None is not said.
+        idempotent: A second call changes nothing more; None where that is not stated.
         open_world: It reaches beyond this machine.
         loaded: Hosts that load tools on demand should always load it.
-        approves: It is where a person decides.
+        approves: A person decides in it.
     """
 
     title: str
