@@ -110,32 +110,36 @@ def propose(
         pending_id, run_id = next(
             pair for pair in candidates if view.proposal(pair[0]) is None and view.run(pair[1]) is None
         )
-        expires_us = now_us + limits.ttl_us
-        agent = Who(who.session_id, run_id, who.user_id, parent_agent_id=AGENT)
+        made = Proposal(pending_id, run_id, WAITING, config, line, message, now_us + limits.ttl_us)
         proposed = SpawnProposed(
             pending_id=pending_id,
             subagent_id=run_id,
             digest=sha,
-            expires_us=expires_us,
+            expires_us=made.expires_us,
             config=config.model_dump(mode="json", exclude_none=True),
             retry_of=retry_of,
             supersedes=superseded,
         )
-        task = UserMessage(
-            text=texts.task,
-            kind="task",
-            context=texts.context,
-            system_prompt=texts.system_prompt,
-            rationale=texts.rationale,
-        )
-        events = (
-            Event(who, proposed, run_id=run_id, model=config.model),
-            Event(agent, task, run_id=run_id),
-            Event(who, AssistantMessage(text=f"{message}\n{line}"), run_id=run_id),
-        )
-        return Outcome(Proposal(pending_id, run_id, WAITING, config, line, message, expires_us), (*ends, *events))
+        return Outcome(made, (*ends, *_proposal_events(made, proposed, texts, who)))
 
     return command
+
+
+def _proposal_events(made: Proposal, proposed: SpawnProposed, texts: Texts, who: Who) -> tuple[Event, ...]:
+    agent = Who(who.session_id, made.subagent_id, who.user_id, parent_agent_id=AGENT)
+    task = UserMessage(
+        text=texts.task,
+        kind="task",
+        context=texts.context,
+        system_prompt=texts.system_prompt,
+        rationale=texts.rationale,
+    )
+    shown = AssistantMessage(text=f"{made.message}\n{made.line}")
+    return (
+        Event(who, proposed, run_id=made.subagent_id, model=made.config.model),
+        Event(agent, task, run_id=made.subagent_id),
+        Event(who, shown, run_id=made.subagent_id),
+    )
 
 
 def _waiting(view: View, user: str, now_us: int) -> int:

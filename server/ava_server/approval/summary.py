@@ -150,17 +150,32 @@ def minutes(seconds: float) -> str:
 
 def proposal_message(config: RunConfig, texts: Texts) -> str:
     """Return the proposal for the person who approves: plain sentences, dollars, no JSON."""
+    # A host may show only the first three lines at once.
+    lines = [*_first_lines(config, texts), *_reach_lines(config, texts), *_limit_lines(config)]
+    if texts.rationale:
+        lines.append(f"Why: {_quoted(texts.rationale.rstrip('. '), SHOWN_CHARS)}.")
+    return "\n".join(map(_line, lines))
+
+
+def _first_lines(config: RunConfig, texts: Texts) -> list[str]:
+    """Return the task, the reach, and the time and cost."""
     low, high = config.estimated_minutes
     free = bool(config.price.get("free"))
     label = f"{config.role} ({config.name.translate(_QUOTES | _BRACKETS)})" if config.name else config.role
-    lines = [f"Ava wants to start a {label}: {_quoted(texts.task, SHOWN_CHARS)}."]
     can = config.reach
     sees = config.workspace or config.confinement == "none" or any(use.read_write for use in config.foreign.values())
-    lines.append(f"It {can}." if sees else f"It {can}; it cannot read your files.")
     cost = "costs nothing" if free else f"costs at most {format_usd(config.max_cost_micros, exact=True)}"
     about = f"{low} to {high} minutes" if low < high else minutes(high * 60)
-    lines.append(f"It takes about {about}, at most {minutes(config.timeout_s)}, and {cost}.")
-    # The lines up to here come first because a host may show only three of them at once.
+    return [
+        f"Ava wants to start a {label}: {_quoted(texts.task, SHOWN_CHARS)}.",
+        f"It {can}." if sees else f"It {can}; it cannot read your files.",
+        f"It takes about {about}, at most {minutes(config.timeout_s)}, and {cost}.",
+    ]
+
+
+def _reach_lines(config: RunConfig, texts: Texts) -> list[str]:
+    """Return what the run works with, reads and is told."""
+    lines: list[str] = []
     if config.lacks:
         which = "which is not there" if len(config.lacks) == 1 else "which are not there"
         lines.append(f"It goes without {' and '.join(config.lacks)}, {which}, although its role needs that.")
@@ -185,6 +200,12 @@ def proposal_message(config: RunConfig, texts: Texts) -> str:
     for what, given in (("Its instructions", texts.system_prompt), ("It is told besides", texts.context)):
         if given:
             lines.append(f"{what}, {len(given):,} characters: {_quoted(given, BESIDES_CHARS)}.")
+    return lines
+
+
+def _limit_lines(config: RunConfig) -> list[str]:
+    """Return the model, the limits, and what is missing."""
+    lines: list[str] = []
     if config.model.startswith("offline/"):
         lines.append(
             "No language model is used: the offline reader finds passages that have words of the task, and quotes"
@@ -192,7 +213,8 @@ def proposal_message(config: RunConfig, texts: Texts) -> str:
         )
     else:
         thinks = ", which is told to think before it answers" if config.extended_thinking else ""
-        lines.append(f"Model: {config.model}{' (free)' if free else ''}{thinks}.")
+        free = " (free)" if config.price.get("free") else ""
+        lines.append(f"Model: {config.model}{free}{thinks}.")
     if config.thinking_note:
         lines.append(f"It does not think first: {config.thinking_note}.")
     turns, calls, tokens = config.max_iterations, config.max_tool_calls, config.max_tokens
@@ -205,9 +227,7 @@ def proposal_message(config: RunConfig, texts: Texts) -> str:
     if config.commands_note:
         lines.append(f"No commands because: {config.commands_note}.")
     lines.extend(f"{note[0].upper()}{note[1:]}." for note in config.clamped)
-    if texts.rationale:
-        lines.append(f"Why: {_quoted(texts.rationale.rstrip('. '), SHOWN_CHARS)}.")
-    return "\n".join(map(_line, lines))
+    return lines
 
 
 def _coding_lines(coding: Coding) -> list[str]:

@@ -30,7 +30,7 @@ from ava_roles.wrap import clean, wrap_tool_output
 from ava_server.approval.coding import worktree_spec
 from ava_server.budget.run_config import Coding, config_of
 from ava_server.runs.changes import LATE, KeptChanges, commit_message, describe_command
-from ava_server.runs.log import RunLog
+from ava_server.runs.log import RunLog, ms_since
 from ava_server.runs.result import RunResult
 from ava_server.runs.submit import SubmitArgs
 
@@ -162,7 +162,7 @@ class CodingWork:
         verify = None if baseline.verify is None else await self._run_of(baseline.verify)
         told = self._hidden(self._ready_words(baseline.notes, setup, verify))
         await self._log.record(
-            WorktreeReady(base=baseline.base, told=told, setup=setup, verify=verify), duration_ms=_since_ms(began)
+            WorktreeReady(base=baseline.base, told=told, setup=setup, verify=verify), duration_ms=ms_since(began)
         )
         return None
 
@@ -188,7 +188,7 @@ class CodingWork:
         checked = WorkChecked(
             number=number, verify=verify, tree=verdict.tree, call_id=call_id, turn=self._history.turn, told=told
         )
-        await self._log.record(checked, duration_ms=_since_ms(began))
+        await self._log.record(checked, duration_ms=ms_since(began))
         return checked
 
     def given_up(self, checked: WorkChecked, submitted: SubmitArgs) -> RunResult | None:
@@ -327,10 +327,6 @@ def fail_unkept(ended: RunResult, kept: KeptChanges) -> RunResult:
         error_message=kept.fault,
         what_to_do="Fix what the error says; the next start of Ava commits the work to its branch.",
     )
-
-
-def _since_ms(began: float) -> int:
-    return round((time.monotonic() - began) * 1000)
 
 
 @cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 import anyio
@@ -152,6 +153,11 @@ def _append(events: tuple[Event, ...], run_id: str) -> Command[tuple[int, RunRow
         return Outcome((view.head() + 1, view.run(run_id)), events)
 
     return command
+
+
+def ms_since(began: float) -> int:
+    """Return the milliseconds since a moment of the monotonic clock."""
+    return round((time.monotonic() - began) * 1000)
 
 
 def rebuild_request(entries: Iterable[Entry], run_id: str, turn: int, attempt: int) -> bytes | None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from typing import Protocol
@@ -22,6 +21,7 @@ from ava_audit.events import CancelledBy, Who
 from ava_audit.rows import QUEUED, RUNNING, WAITING, GroupRow, RunRow
 from ava_audit.store.locks import Instances
 from ava_audit.store.store import Store
+from ava_audit.units import now_us
 from ava_audit.view import View
 from ava_server.budget.user_limits import Slots
 from ava_server.core.ids import AGENT
@@ -227,13 +227,13 @@ class Manager:
         for row in others:
             # A run that this process has dropped has no owner either, though its instance is alive.
             left = gone | {self.instance} if row.instance == self.instance else gone
-            if overdue(row, groups.get(row.group_id or ""), left, _now_us()) is not None:
+            if overdue(row, groups.get(row.group_id or ""), left, now_us()) is not None:
                 await self._end_overdue(row, left)
             elif self._may_take(row, gone):
                 free.append(row)
         running = [row for row in rows if row.state == RUNNING and row.instance not in gone]
         await self._fill_slots(free, running, gone, tasks)
-        due = any(paused(row, _now_us()) or row.id in self._full for row in others)
+        due = any(paused(row, now_us()) or row.id in self._full for row in others)
         if self._owned or due:
             self.idle_since = None
         elif self.idle_since is None:
@@ -348,12 +348,12 @@ class Manager:
         self._adopted &= ids
 
     def _may_take(self, row: RunRow, gone: frozenset[str]) -> bool:
-        now_us = _now_us()
-        match situation(row, now_us, gone=gone, instance=self.instance):
+        now = now_us()
+        match situation(row, now, gone=gone, instance=self.instance):
             case "running here":  # dropped by an internal error, or because the log could not take its ending
                 return True
             case "interrupted":
-                return not left_to_be_resumed(row, now_us)
+                return not left_to_be_resumed(row, now)
             case "paused":
                 self._waits(row.id, pause_words(row))
                 return False
@@ -426,7 +426,7 @@ class Manager:
         group_id = run.group_id
         if group_id is None:
             return None
-        return group_time(await self._store.read(lambda view: view.group(group_id)), _now_us())
+        return group_time(await self._store.read(lambda view: view.group(group_id)), now_us())
 
     async def cancel(self, run_id: str, who: Who, reason: str | None, by: CancelledBy = "model") -> RunRow | None:
         """Cancel a run and return it as it ended, within 5 s; None where the user has none of this id."""
@@ -445,10 +445,6 @@ def _unended(view: View) -> tuple[list[RunRow], dict[str, GroupRow]]:
     rows = view.runs(states=(QUEUED, RUNNING), limit=-1)
     groups = {row.group_id: view.group(row.group_id) for row in rows if row.group_id is not None}
     return rows, {group_id: group for group_id, group in groups.items() if group is not None}
-
-
-def _now_us() -> int:
-    return time.time_ns() // 1000
 
 
 NOBODY = "nobody has it: the next Ava server of this user goes on with it"

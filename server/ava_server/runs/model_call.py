@@ -14,7 +14,7 @@ import anyio
 import anyio.lowlevel
 
 from ava_audit.errors import EntryTooLarge
-from ava_audit.events import AssistantMessage, ErrorOccurred, ExtendedThinking, Fact, Settlement
+from ava_audit.events import AssistantMessage, ErrorOccurred, Event, ExtendedThinking, Fact, Settlement
 from ava_audit.units import US_PER_S, format_duration, iso_second, iso_utc, now_us
 from ava_server.budget.caps import Reservation, settlement_event
 from ava_server.budget.run_config import RunConfig
@@ -23,7 +23,7 @@ from ava_server.models.base import Completion, Delta, Model, Request, ToolUse
 from ava_server.models.errors import may_have_been_billed
 from ava_server.models.text_tool_calls import MessageMaker, with_calls
 from ava_server.runs.invalid_answers import CUT, REFUSED
-from ava_server.runs.log import RunLog
+from ava_server.runs.log import RunLog, ms_since
 from ava_server.runs.planning import DOING
 from ava_server.runs.reservation import UNKNOWN_ATTEMPTS
 from ava_server.runs.result import RunResult
@@ -137,23 +137,22 @@ class ModelCalls:
                 completion = stream.completion
                 span.answered(completion)
         except ModelError as error:
-            return await self._failed(reserved, error, _since(began))
+            return await self._failed(reserved, error, ms_since(began))
         except anyio.get_cancelled_exc_class():
+            settlement = self._settlement(reserved, "unknown" if sending else "not_billed", ms_since(began))
             with anyio.CancelScope(shield=True), anyio.move_on_after(SETTLE_S):
-                await self._settle(reserved, "unknown" if sending else "not_billed", took_ms=_since(began))
+                await self._log.append([settlement])
             raise
-        held = reserved.fact
-        as_it_came = completion
+        return await self._record(reserved, completion, ms_since(began))
+
+    async def _record(self, reserved: Reservation, completion: Completion, took_ms: int) -> Completion | RunResult:
+        """Commit an answer with its settlement and the start of its tool calls."""
+        held, original = reserved.fact, completion
         if held.phase is None:
             completion = self._with_printed_calls(completion, held.turn, self._model.assistant_message)
-        usage = completion.usage
-        event, _spend = settlement_event(
-            self._log.fence, self._log.run.id, self._log.who, self._config.model, self._price,
-            turn=held.turn, attempt=held.attempt, reserved_micros=held.micros, reserved_tokens=reserved.tokens,
-            settlement="billed" if usage is not None else "unknown", usage=usage,
-            reported_micros=completion.cost_micros, request_id=completion.request_id, duration_ms=_since(began),
-            purpose=self._log.history.purpose,
-        )  # fmt: skip
+        settlement = self._settlement(
+            reserved, "billed" if completion.usage is not None else "unknown", took_ms, completion
+        )
         said = AssistantMessage(
             text=completion.text,
             turn=held.turn,
@@ -165,9 +164,9 @@ class ModelCalls:
             stop_reason=completion.stop_reason,
             request_id=completion.request_id,
             notes=completion.notes,
-            printed=completion is not as_it_came or None,
+            printed=completion is not original or None,
         )
-        events = [event, self._log.event(said, model=self._config.model)]
+        events = [settlement, self._log.event(said, model=self._config.model)]
         if completion.thinking:
             events.append(self._log.event(ExtendedThinking(thinking=completion.thinking, turn=held.turn)))
         # A last turn and planning call no tools; and the last call of an answer that was cut may be incomplete.
@@ -177,7 +176,7 @@ class ModelCalls:
             await self._log.append(events)
         except EntryTooLarge as error:  # it is paid for, at what the provider said it cost
             fact = ErrorOccurred(error=str(error), kind="bad_answer", turn=held.turn, attempt=held.attempt)
-            await self._log.append([event, self._log.event(fact)])
+            await self._log.append([settlement, self._log.event(fact)])
             return RunResult(
                 "error", "an answer too large to be kept", error_kind="bad_answer", error_message=str(error)
             )
@@ -199,7 +198,7 @@ class ModelCalls:
             error=str(error), kind=error.kind, what_to_do=error.what_to_do, turn=held.turn, attempt=held.attempt,
             request_id=error.request_id,
         )  # fmt: skip
-        await self._settle(reserved, settlement, took_ms=took_ms, also=fact)
+        await self._log.append([self._settlement(reserved, settlement, took_ms), self._log.event(fact)])
         turn, tries = self._tried
         self._tried = (held.turn, tries + 1 if turn == held.turn else 1)
         wait_s = error.again_after_s
@@ -224,25 +223,24 @@ class ModelCalls:
 
     def _pause(self, wait_s: float) -> Paused:
         # Spread out: runs that one limit stopped would otherwise meet it again together.
-        until_us = time.time_ns() // 1000 + round((wait_s + random.uniform(0, min(wait_s / 20, 5.0))) * 1e6)  # noqa: S311
+        until_us = now_us() + round((wait_s + random.uniform(0, min(wait_s / 20, 5.0))) * 1e6)  # noqa: S311
         return Paused(until_us, f"{self._config.provider} takes no more calls until {iso_utc(until_us)}")
 
-    async def _settle(
-        self, reserved: Reservation, settlement: Settlement, *, took_ms: int, also: Fact | None = None
-    ) -> None:
+    def _settlement(
+        self, reserved: Reservation, settlement: Settlement, took_ms: int, completion: Completion | None = None
+    ) -> Event:
         held = reserved.fact
         event, _spend = settlement_event(
             self._log.fence, self._log.run.id, self._log.who, self._config.model, self._price,
             turn=held.turn, attempt=held.attempt, reserved_micros=held.micros, reserved_tokens=reserved.tokens,
             settlement=settlement, duration_ms=took_ms, purpose=self._log.history.purpose,
+            usage=completion.usage if completion is not None else None,
+            reported_micros=completion.cost_micros if completion is not None else None,
+            request_id=completion.request_id if completion is not None else None,
         )  # fmt: skip
-        await self._log.append([event] if also is None else [event, self._log.event(also)])
+        return event
 
 
 def _back_off(attempt: int) -> float:
     """Return a jittered wait in seconds that doubles with each attempt: about 1, 2, 4."""
     return float(2 ** (attempt - 1)) * random.uniform(0.75, 1.25)  # noqa: S311
-
-
-def _since(began: float) -> int:
-    return round((time.monotonic() - began) * 1000)

@@ -48,6 +48,7 @@ from ava_server.runs.tools import ReadSubagentResult, run_tools
 
 if TYPE_CHECKING:
     from ava_audit.store.store import Store
+    from ava_roles.mcp_client.running import RunMcpServers
     from ava_roles.memory import Memory
     from ava_roles.net.fetch import Fetcher
     from ava_server.budget.caps import DayCaps
@@ -133,8 +134,8 @@ class RunSetup:
             raise ConfigNotSupported(why)
         if await self._resources.store.read(lambda view: texts_of(view, run)) is None:
             raise ConfigNotSupported("its task was erased")
-        await self._confined(config.confinement)
-        await self._as_it_began(run)
+        await self._sandbox(config.confinement)
+        await self._check_model(run)
         workspace = config.workspace
         if workspace:
             await self._opened(lambda: _open_workspace(workspace).close())
@@ -151,19 +152,9 @@ class RunSetup:
             raise ConfigNotSupported("its task was erased")
         choice = replace(await self._choice(config), price=config.to_price())  # the price that was approved
         scratch = self._resources.settings.paths.scratch / run.id
-        results = ReadSubagentResult(
-            self._resources.store, run.user_id, config.context_from, self._resources.render_result
-        )
-        sandbox = await self._confined(config.confinement)
+        sandbox = await self._sandbox(config.confinement)
         servers = self._resources.foreign.of_run(config, run.id, scratch, sandbox)
-        tools: dict[str, Tool] = {
-            **self._resources.tools,
-            **run_tools(history, scratch, results),
-            **foreign_tools(config, servers),
-        }
-        if config.coding is not None:
-            tools["run_bash"] = RunBash(in_worktree=True)
-        own = {name: tools[name] for name in config.tools}
+        own = self._tools(run, config, history, scratch, servers)
         search = await self._search(config)
         confinement = sandbox.kind if sandbox is not None else NO_COMMANDS
         started = history.prefix or _started(config, texts, own, parameters(choice), confinement)
@@ -215,7 +206,21 @@ class RunSetup:
             close=close,
         )
 
-    async def _as_it_began(self, run: RunRow) -> None:
+    def _tools(
+        self, run: RunRow, config: RunConfig, history: History, scratch: Path, servers: RunMcpServers
+    ) -> dict[str, Tool]:
+        resources = self._resources
+        results = ReadSubagentResult(resources.store, run.user_id, config.context_from, resources.render_result)
+        tools: dict[str, Tool] = {
+            **resources.tools,
+            **run_tools(history, scratch, results),
+            **foreign_tools(config, servers),
+        }
+        if config.coding is not None:
+            tools["run_bash"] = RunBash(in_worktree=True)
+        return {name: tools[name] for name in config.tools}
+
+    async def _check_model(self, run: RunRow) -> None:
         """Check that this version can call the model with the parameters with which the run started.
 
         Raises:
@@ -228,9 +233,9 @@ class RunSetup:
             model_of(entry.fact.model, entry.fact.parameters, None, self._resources.clients)
         except ConfigError as error:
             raise ConfigNotSupported(str(error)) from error
-        await self._confined(entry.fact.confinement)
+        await self._sandbox(entry.fact.confinement)
 
-    async def _confined(self, approved: str) -> Sandbox | None:
+    async def _sandbox(self, approved: str) -> Sandbox | None:
         """Return the sandbox for a run's programs, at least as strong as approved; None for a run without programs.
 
         Raises:

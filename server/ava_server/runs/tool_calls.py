@@ -29,7 +29,7 @@ from ava_server.models.wires.base import object_fault
 from ava_server.runs.context import RunContext, SecretRefused
 from ava_server.runs.history import call_key, edited_path
 from ava_server.runs.invalid_answers import explain_cut_call
-from ava_server.runs.log import RunLog
+from ava_server.runs.log import RunLog, ms_since
 from ava_server.telemetry import spans
 
 MOST_CALLS = 16
@@ -236,7 +236,7 @@ class ToolCalls:
         began = time.monotonic()
         hide = _Hiding(self._context.redactor)
         output = await self._work(call, tool, found.args, injected, hide)
-        took_ms = round((time.monotonic() - began) * 1000)
+        took_ms = ms_since(began)
         result = await self._shown(call, tool, output, hide)
         if not output.success and self._failed_edits(call) >= EDITS_ENDED_AT:
             await self._log.record(self._ends_edits(call), result, duration_ms=took_ms)
