@@ -14,7 +14,7 @@ WINDOW = 64
 FaultKind = Literal[
     "changed", "missing", "inserted", "reordered", "damaged", "head", "projection", "line", "schema", "erased", "mirror"
 ]
-Told = Callable[[int, int], None]
+Progress = Callable[[int, int], None]
 """Is told how much has been checked, and of how much."""
 Row = tuple[Any, ...]
 """A row of the log, selected with `ENTRY_COLUMNS`."""
@@ -60,13 +60,13 @@ class Report:
         return not self.faults
 
 
-def lacking(digest: bytes, seq: int) -> Fault:
+def missing_hash(digest: bytes, seq: int) -> Fault:
     """Return the fault of a log, checked up to `seq`, that does not have an entry that was noted elsewhere."""
     text = f"the log has no entry with the hash {digest.hex()}: its end was cut off, or it was rewritten"
     return Fault("head", seq, text)
 
 
-def explained(row: Row, near: list[Row]) -> Fault:
+def diagnose(row: Row, near: list[Row]) -> Fault:
     """Tell what happened where an entry does not follow from the one before it.
 
     Args:

@@ -9,6 +9,7 @@ here.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,12 +21,101 @@ from typing import IO, Any
 import anyio
 import anyio.to_thread
 
-from ava_audit.entries import HEADER, mirror_line
-from ava_audit.store.projections import note_healed, note_mirrored
-from ava_audit.store.set_aside import is_of_another_log, set_aside
+from ava_audit.entries import HEADER, line_fault, mirror_line
+from ava_audit.faults import Fault
+from ava_audit.projections import note_healed, note_mirrored
 from ava_audit.store.store import Store
 from ava_audit.units import EPOCH, US_PER_S, day_of
 from ava_audit.view import View
+
+log = logging.getLogger("ava.keeper")
+
+MARK = "set-aside"
+MAX_FILES = 20
+_CHUNK = 65_536
+_NAMED = re.compile(rb'\},"seq":(\d{1,18}),[^{}]*"hash":"([0-9a-f]{64})"\}\s*\Z')
+
+
+def has_foreign_entry(view: View, file: IO[bytes], start: int) -> bool:
+    """Tell whether a file has, from a place on, an entry that the log does not have.
+
+    What was cut or changed is no entry, and healed; what was only erased since has the hash that it had.
+    """
+    file.seek(start)
+    return any(_lost_entry(view, line) is not None for line in file)
+
+
+def mirror_faults(view: View | None, folder: Path | None) -> list[Fault]:
+    """Return a fault for each file whose last entry the log does not have; without a view there is no log.
+
+    Files are written after the log: what they have and the log has not, the log has lost.
+    """
+    faults: list[Fault] = []
+    for path in [] if folder is None else sorted(folder.glob("*/*.jsonl")):
+        if f".{MARK}-" in path.name:
+            continue
+        seq = _lost_entry(view, _last_line(path))
+        if seq is not None:
+            name = f"{folder.name if folder else ''}/{path.parent.name}/{path.name}"
+            text = f"{name} has entry {seq}, which the log does not have: it was removed, cut or put back from a copy"
+            faults.append(Fault("mirror", seq, text))
+            if len(faults) == MAX_FILES:
+                break
+    return faults
+
+
+def _lost_entry(view: View | None, line: bytes) -> int | None:
+    """Return the `seq` of the entry that a line has and the log has not; None where it has it, or it is no entry."""
+    found = _NAMED.search(line)
+    if found is None:
+        return None
+    seq, digest = int(found[1]), bytes.fromhex(found[2].decode())
+    stored = None if view is None else next(view.select("SELECT hash FROM events WHERE seq = ?", seq), None)
+    known = stored is not None and stored[0] == digest
+    return None if known or line_fault(line) is not None else seq
+
+
+def _last_line(path: Path) -> bytes:
+    """Return the last whole line of a file."""
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        wanted = _CHUNK
+        while True:
+            file.seek(max(0, size - wanted))
+            lines = file.read().splitlines(keepends=True)
+            whole = [line for line in lines[1 if size > wanted else 0 :] if line.endswith(b"\n")]
+            if whole or wanted >= size:
+                return whole[-1] if whole else b""
+            wanted *= 16
+
+
+def quarantine(path: Path) -> Path:
+    """Give a file a name under which nobody writes, and return it."""
+    number = 1
+    while (aside := path.with_name(f"{path.stem}.{MARK}-{number}{path.suffix}")).exists():
+        number += 1
+    path.rename(aside)
+    log.warning(
+        "%s has entries that this log does not have (it was removed, or put back from an older copy): it is kept as %s",
+        path.name,
+        aside.name,
+    )
+    return aside
+
+
+def remove_old_quarantined(folder: Path, before_us: int) -> None:
+    """Remove what was set aside and was last written before a time (microseconds UTC)."""
+    for path in folder.glob(f"*/*.{MARK}-*.jsonl"):
+        if path.lstat().st_mtime * US_PER_S < before_us:
+            path.unlink(missing_ok=True)
+
+
+def remove_quarantined_runs(folder: Path, runs: Iterable[str]) -> None:
+    """Remove what was set aside of runs that are erased."""
+    for run_id in runs:
+        for path in (folder / "subagents").glob(f"{run_id}.{MARK}-*.jsonl"):
+            path.unlink(missing_ok=True)
+
 
 SLICE = 500
 SLICE_CHARS = 8_000_000
@@ -154,7 +244,7 @@ def heal(view: View, *, folder: Path, file: str) -> int:
         for row in _rows_of(view, file, upto):
             line = mirror_line(row)
             if same and out.read(len(line)) != line:
-                if is_of_another_log(view, out, good):
+                if has_foreign_entry(view, out, good):
                     break
                 same = False
                 out.seek(good)
@@ -163,10 +253,10 @@ def heal(view: View, *, folder: Path, file: str) -> int:
                 out.write(line)
             good += len(line)
         else:
-            if not is_of_another_log(view, out, good):
+            if not has_foreign_entry(view, out, good):
                 out.truncate(good)
                 return good
-    set_aside(path)
+    quarantine(path)
     return heal(view, folder=folder, file=file)
 
 

@@ -119,14 +119,14 @@ def fold(state: State, row: Sequence[Any]) -> None:
         ValueError: Its content is none that its type can have.
     """
     type_name, run_id, generation = row[5], row[7], row[8]
-    if generation is None and type_name not in _BY_HEADER and type_name not in TOLD:
+    if generation is None and type_name not in _BY_HEADER and type_name not in CONTENT_TYPES:
         return
-    fact = read_fact(type_name, row[6], row[len(HEADER)]) if type_name in TOLD else None
+    fact = read_fact(type_name, row[6], row[len(HEADER)]) if type_name in CONTENT_TYPES else None
     usage = usage_of(*row[9:13])
     reduce(state, Header(row[0], row[1], row[2], row[4], type_name, run_id, generation, usage, row[13]), fact)
 
 
-class InMemory(Generic[R]):
+class MemoryRows(Generic[R]):
     """Rows that are in memory alone."""
 
     def __init__(self, kind: type[R]) -> None:
@@ -149,14 +149,14 @@ class InMemory(Generic[R]):
         self.rows[key] = row
 
 
-class Rebuilt:
+class MemoryState:
     """All projections in memory, as a fold of the log from its beginning makes them."""
 
     def __init__(self) -> None:
-        self.proposals = InMemory(ProposalRow)
-        self.runs = InMemory(RunRow)
-        self.groups = InMemory(GroupRow)
-        self.budgets = InMemory(Bucket)
+        self.proposals = MemoryRows(ProposalRow)
+        self.runs = MemoryRows(RunRow)
+        self.groups = MemoryRows(GroupRow)
+        self.budgets = MemoryRows(Bucket)
 
 
 def _proposed(state: State, header: Header, fact: SpawnProposed) -> None:
@@ -409,5 +409,5 @@ _BY_FACT: dict[str, Callable[[State, Header, Any], None]] = {
 }
 """What follows from what is said in an entry."""
 
-TOLD: frozenset[str] = frozenset(_BY_FACT)
+CONTENT_TYPES: frozenset[str] = frozenset(_BY_FACT)
 """The types whose content a reducer reads."""

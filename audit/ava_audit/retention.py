@@ -24,19 +24,18 @@ import anyio.to_thread
 
 from ava_audit.entries import entry_of
 from ava_audit.events import TRANSCRIPT_TYPES, Event, LogErased, Who
-from ava_audit.mirror import Mirror, file_of
+from ava_audit.mirror import Mirror, file_of, remove_quarantined_runs
+from ava_audit.projections import IndexRow, erase_entries, forget_live, merge_words, note_progress
 from ava_audit.rows import WAITING, RunRow
-from ava_audit.store.projections import IndexRow, erase_entries, forget_live, merge_words, note_progress
-from ava_audit.store.set_aside import forget_runs
 from ava_audit.store.store import Outcome, Store, T
+from ava_audit.text_index import index_row
 from ava_audit.units import US_PER_S
 from ava_audit.view import View
-from ava_audit.words import index_row
 
 log = logging.getLogger("ava.retention")
 
 DAY_US = 86_400 * US_PER_S
-KEEPER = "keeper"
+SESSION_ID = "keeper"
 """The session under which the keeper writes: it is no host connection."""
 SLICE = 25
 SLICE_CHARS = 50_000
@@ -96,7 +95,7 @@ def is_over(view: View, run: RunRow, now_us: int) -> bool:
     return proposal is None or proposal.expires_us <= now_us
 
 
-def horizon(view: View, now_us: int, days: int) -> tuple[int, int]:
+def retention_horizon(view: View, now_us: int, days: int) -> tuple[int, int]:
     """Return the `seq` up to which entries are older than so many days, and the time (microseconds UTC) that means.
 
     A clock may be wrong, and what is erased is gone; so time is believed only as far as the log has seen it pass.
@@ -113,13 +112,13 @@ def horizon(view: View, now_us: int, days: int) -> tuple[int, int]:
     return view.last_older(limit, first or view.head() + 1), limit
 
 
-async def sweep(store: Store, days: int, *, pieces: int) -> bool:
+async def erase_expired(store: Store, days: int, *, pieces: int) -> bool:
     """Erase what has become old, at most so many pieces of it; True when nothing is left.
 
     Raises:
         StoreUnavailable: The log cannot be read or written.
     """
-    upto, limit = await store.read(partial(horizon, now_us=time.time_ns() // 1000, days=days))
+    upto, limit = await store.read(partial(retention_horizon, now_us=time.time_ns() // 1000, days=days))
     for _ in range(pieces):
         piece = await store.read(partial(_next_piece, upto=upto, limit=limit))
         if piece is None:
@@ -153,17 +152,17 @@ async def erase_run(store: Store, run_id: str, also: Sequence[int], who: Who, wh
         also = ()
 
 
-def erasing(view: View) -> bool:
+def erasure_pending(view: View) -> bool:
     """Tell whether something that was erased from the log may still stand elsewhere in the data root."""
     return view.last_erasure() > view.progress("erased")
 
 
-def asked(view: View) -> bool:
+def erasure_requested(view: View) -> bool:
     """Tell whether somebody waits for a run to be erased."""
     return bool(_begun(view).whole)
 
 
-async def complete(store: Store, mirror: Mirror, folders: Iterable[Path], *, mirrored: bool) -> None:
+async def finish_erasures(store: Store, mirror: Mirror, folders: Iterable[Path], *, mirrored: bool) -> None:
     """Finish every erasure that has begun: all of a run's words, the mirror, the index, folders, the database file.
 
     Each step may be done again: what a kill interrupts, the next keeper does from the first step on.
@@ -178,7 +177,7 @@ async def complete(store: Store, mirror: Mirror, folders: Iterable[Path], *, mir
         StoreUnavailable: The log cannot be read or written.
         OSError: A file cannot be written, or a folder not removed.
     """
-    while await store.read(erasing):
+    while await store.read(erasure_pending):
         begun = await store.read(_begun)
         for run_id, (who, why) in begun.whole.items():
             if await store.read(partial(_has_words, run_id=run_id)):
@@ -186,7 +185,7 @@ async def complete(store: Store, mirror: Mirror, folders: Iterable[Path], *, mir
         await mirror.forget(make=mirrored)
         await _merge(store)
         await anyio.to_thread.run_sync(_remove, list(folders), begun.runs)
-        await anyio.to_thread.run_sync(forget_runs, mirror.folder, begun.runs)
+        await anyio.to_thread.run_sync(remove_quarantined_runs, mirror.folder, begun.runs)
         while not await store.checkpoint():  # noqa: ASYNC110 - a reader still needs the old pages
             await anyio.sleep(BUSY_S)
         await store.keep_house(partial(note_progress, duty="erased", seq=begun.upto))
@@ -273,7 +272,7 @@ def _erase_old(db: sqlite3.Connection, piece: _Piece, why: str) -> Outcome[int]:
     note_progress(db, "retention", piece.done)
     erased, counts = _erase(db, piece)
     events = tuple(
-        Event(Who(KEEPER, "ava", user), LogErased(run_id=run_id, entries=count, why=why), run_id=run_id)
+        Event(Who(SESSION_ID, "ava", user), LogErased(run_id=run_id, entries=count, why=why), run_id=run_id)
         for (user, run_id), count in counts.items()
     )
     return Outcome(erased, events)

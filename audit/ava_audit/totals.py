@@ -18,7 +18,7 @@ from ava_audit.view import View
 
 
 @dataclass(frozen=True)
-class Spent:
+class DaySpending:
     """The settled calls of one run that were reserved on one day, added up; micro-USD.
 
     Attributes:
@@ -79,7 +79,7 @@ class Spending:
     """
 
     first_us: int | None
-    spent: tuple[Spent, ...]
+    spent: tuple[DaySpending, ...]
     runs: dict[str, RunFacts]
     errors: tuple[ErrorCount, ...]
 
@@ -142,7 +142,7 @@ def spending(view: View, since_us: int, until_us: int, user: str | None = None) 
     if first_us is None:
         return Spending(None, (), {}, ())
     after = _before(view, since_us)
-    spent = [Spent(*row) for row in view.select(_SPENT, after, since_us, until_us)]
+    spent = [DaySpending(*row) for row in view.select(_SPENT, after, since_us, until_us)]
     of_spent = {each.run_id for each in spent}
     rows = view.select(f"SELECT {_RUN} FROM runs WHERE ? IS NULL OR user_id = ?", user, user)  # noqa: S608
     runs = {
@@ -176,7 +176,7 @@ def _before(view: View, since_us: int) -> int:
 Labels = tuple[Any, ...]
 """A model, or None, and the values of the fields that a type is counted by."""
 
-KEPT: Mapping[str, tuple[str, ...]] = {
+PERMANENT: Mapping[str, tuple[str, ...]] = {
     "CostUpdate": ("settlement", "attempt"),
     "GuardrailTripped": ("guardrail", "action"),
     "RunClaimed": ("reason",),
@@ -248,7 +248,7 @@ class Counted(NamedTuple):
         return Counted(self.entries + entries, self.took_ms + took_ms)
 
 
-NONE = Counted(0, 0)
+NO_COUNT = Counted(0, 0)
 
 
 @dataclass
@@ -268,18 +268,18 @@ class Tally:
         """Return what was counted of a type."""
         return self.counts.get(type_name, {})
 
-    def add(self, news: Unread) -> None:
+    def add(self, news: NewCounts) -> None:
         """Take up what was counted since; what others have taken up meanwhile is not taken twice."""
         if news.after != self.upto:
             return
         self.upto = news.upto
         for type_name, labels, entries, took_ms in news.counts:
             counts = self.counts.setdefault(type_name, {})
-            counts[labels] = counts.get(labels, NONE).plus(entries, took_ms)
+            counts[labels] = counts.get(labels, NO_COUNT).plus(entries, took_ms)
 
 
 @dataclass(frozen=True)
-class Unread:
+class NewCounts:
     """What a tally lacks: the entries of (`after`, `upto`], counted by type and labels."""
 
     after: int
@@ -297,7 +297,7 @@ def run_sums(view: View) -> list[RunSums]:
     return [RunSums(*row) for row in rows]
 
 
-def standing(view: View, now_us: int) -> CurrentRuns:
+def current_runs(view: View, now_us: int) -> CurrentRuns:
     """Return what is going on at a moment."""
     waiting = WaitingRuns(
         *next(
@@ -328,15 +328,15 @@ def standing(view: View, now_us: int) -> CurrentRuns:
     )
 
 
-def news_for(view: View, tally: Tally) -> Unread:
+def count_new_entries(view: View, tally: Tally) -> NewCounts:
     """Return what a tally lacks."""
     after, upto = tally.upto, view.head()
     counts: list[tuple[str, Labels, int, int]] = []
-    for type_name, fields in KEPT.items():
+    for type_name, fields in PERMANENT.items():
         counts += _counted(view, type_name, fields, after, upto, "")
     for type_name, fields in ERASABLE.items():
         counts += _counted(view, type_name, fields, max(after, tally.since), upto, " AND events.generation IS NOT NULL")
-    return Unread(after, upto, tuple(counts))
+    return NewCounts(after, upto, tuple(counts))
 
 
 def _counted(

@@ -17,11 +17,11 @@ from typing import Any, BinaryIO
 from ava_audit.entries import ENTRY_COLUMNS, GENESIS, HEADER, checked_line, content_sha, entry_hash, read_fact
 from ava_audit.errors import AuditError, BadQuery, SchemaNewer, StoreUnavailable
 from ava_audit.events import TRANSCRIPT_TYPES, LogErased
-from ava_audit.faults import WINDOW, Fault, Report, Row, Told, explained, lacking
-from ava_audit.reducers import TOLD, InMemory, R, Rebuilt, fold
-from ava_audit.store.projections import BUDGETS, GROUPS, PROPOSALS, RUNS, Shape
+from ava_audit.faults import WINDOW, Fault, Progress, Report, Row, diagnose, missing_hash
+from ava_audit.mirror import mirror_faults
+from ava_audit.projections import BUDGETS, GROUPS, PROPOSALS, RUNS, TableSpec
+from ava_audit.reducers import CONTENT_TYPES, MemoryRows, MemoryState, R, fold
 from ava_audit.store.schema import SCHEMA_VERSION, schema_changes, schema_faults, schema_version
-from ava_audit.store.set_aside import not_in_log
 from ava_audit.view import View
 
 SLICE = 2_000
@@ -30,7 +30,7 @@ MAX_FAULTS = 20
 _N = len(HEADER)
 _TYPE, _VERSION = HEADER.index("type"), HEADER.index("v")
 _CONTENT, _SHA, _HASH = _N, _N + 1, _N + 2
-_READ_ELSEWHERE = TOLD | TRANSCRIPT_TYPES
+_READ_ELSEWHERE = CONTENT_TYPES | TRANSCRIPT_TYPES
 """The types whose content is read by reducers, or may have been erased."""
 
 
@@ -40,7 +40,7 @@ def verify(
     head: str | None = None,
     since: str | None = None,
     mirror: Path | None = None,
-    told: Told | None = None,
+    told: Progress | None = None,
 ) -> Report:
     """Check a log, and say what is wrong with it.
 
@@ -115,7 +115,9 @@ def _is_damage(error: sqlite3.Error) -> bool:
     return getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
-def _verify(db: sqlite3.Connection, head: bytes | None, since: bytes | None, mirror: Path | None, told: Told) -> Report:
+def _verify(
+    db: sqlite3.Connection, head: bytes | None, since: bytes | None, mirror: Path | None, told: Progress
+) -> Report:
     start, before = 0, GENESIS
     changes = schema_changes(db)
     if any(kind == "table" and what == "removed" for (kind, _name), what in changes.items()):
@@ -123,19 +125,19 @@ def _verify(db: sqlite3.Connection, head: bytes | None, since: bytes | None, mir
     if since is not None and since != GENESIS:
         found = _seq_of(db, since)
         if found is None:
-            return Report(0, 0, GENESIS.hex(), (lacking(since, 0),), False)
+            return Report(0, 0, GENESIS.hex(), (missing_hash(since, 0),), False)
         start, before = found, since
     walk = _Walk(db, start, before, rebuild=since is None, noted=head)
     faults = _faults(db, walk, told)
     compared = since is None and walk.fault is None
     if head is not None and not walk.met and walk.fault is None:
-        faults.append(lacking(head, walk.seq))
+        faults.append(missing_hash(head, walk.seq))
     if walk.fault is None:
-        faults += [*schema_faults(changes), *not_in_log(View(db), mirror)]
+        faults += [*schema_faults(changes), *mirror_faults(View(db), mirror)]
     return Report(walk.seq - start, walk.seq, walk.before.hex(), tuple(faults), compared)
 
 
-def _faults(db: sqlite3.Connection, walk: _Walk, told: Told) -> list[Fault]:
+def _faults(db: sqlite3.Connection, walk: _Walk, told: Progress) -> list[Fault]:
     """Walk to the end of the log, compare the projections where they were rebuilt, and return what is wrong."""
     begun = walk.seq
     differences: list[Fault] = []
@@ -162,7 +164,7 @@ class _Walk:
         self, db: sqlite3.Connection, seq: int, before: bytes, *, rebuild: bool, noted: bytes | None = None
     ) -> None:
         self._db = db
-        self._rebuilt = Rebuilt() if rebuild else None
+        self._rebuilt = MemoryState() if rebuild else None
         self._noted = noted
         self.seq = seq
         self.before = before
@@ -271,7 +273,7 @@ class _Walk:
                 f"SELECT {ENTRY_COLUMNS} FROM events WHERE seq > ? AND seq <= ? ORDER BY seq",  # noqa: S608
                 (seq - WINDOW, seq + WINDOW),
             )
-            return explained(row, near.fetchall())
+            return diagnose(row, near.fetchall())
         if content is not None and content_sha(content.encode("utf-8", "surrogateescape")) != row[_SHA]:
             return Fault("changed", seq, f"the content of entry {seq} was changed")
         try:
@@ -283,7 +285,7 @@ class _Walk:
         return None
 
 
-def _differences(db: sqlite3.Connection, rebuilt: Rebuilt, seq: int) -> Iterator[Fault]:
+def _differences(db: sqlite3.Connection, rebuilt: MemoryState, seq: int) -> Iterator[Fault]:
     """Yield where the projections are not what follows from the log."""
     yield from _differences_in(PROPOSALS, db, rebuilt.proposals, seq)
     yield from _differences_in(RUNS, db, rebuilt.runs, seq)
@@ -291,7 +293,7 @@ def _differences(db: sqlite3.Connection, rebuilt: Rebuilt, seq: int) -> Iterator
     yield from _differences_in(BUDGETS, db, rebuilt.budgets, seq)
 
 
-def _differences_in(shape: Shape[R], db: sqlite3.Connection, meant: InMemory[R], seq: int) -> Iterator[Fault]:
+def _differences_in(shape: TableSpec[R], db: sqlite3.Connection, meant: MemoryRows[R], seq: int) -> Iterator[Fault]:
     key = shape.columns[0]
     for table, own in shape.parts.items():
         columns = [key, *(column for column in shape.columns if column in own and column != key)]
@@ -328,7 +330,7 @@ LONGEST_LINE = 16_000_000
 _EVERY = 1_000
 
 
-def verify_lines(lines: Path | BinaryIO, told: Told | None = None) -> Report:
+def verify_lines(lines: Path | BinaryIO, told: Progress | None = None) -> Report:
     """Check a file of the mirror or an export: each line for itself, the order, and how lines are linked.
 
     Args:
@@ -344,7 +346,7 @@ def verify_lines(lines: Path | BinaryIO, told: Told | None = None) -> Report:
     return _verify_lines(lines, 0, told)
 
 
-def _verify_lines(lines: BinaryIO, size: int, told: Told | None) -> Report:
+def _verify_lines(lines: BinaryIO, size: int, told: Progress | None) -> Report:
     seq = entries = gaps = done = 0
     digest = ""
     while line := lines.readline(LONGEST_LINE):

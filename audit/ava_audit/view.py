@@ -11,8 +11,8 @@ from typing import Any, Generic, TypeVar
 
 from ava_audit.entries import ENTRY_COLUMNS, LINE_COLUMNS, Entry, entry_of
 from ava_audit.events import Event
+from ava_audit.projections import RUNS, Projections
 from ava_audit.rows import RUNNING, UNENDED, Bucket, GroupRow, ProposalRow, RunRow
-from ava_audit.store.projections import RUNS, Tables
 
 
 class View:
@@ -24,7 +24,7 @@ class View:
         head: The `seq` of the newest entry, where it is known.
     """
 
-    def __init__(self, db: sqlite3.Connection, tables: Tables | None = None, head: int | None = None) -> None:
+    def __init__(self, db: sqlite3.Connection, tables: Projections | None = None, head: int | None = None) -> None:
         self._db = db
         self._tables = tables
         self._head = head
@@ -259,9 +259,9 @@ class View:
         return 0 if row is None else int(row[0])
 
     @property
-    def _rows(self) -> Tables:
+    def _rows(self) -> Projections:
         if self._tables is None:
-            self._tables = Tables(self._db)
+            self._tables = Projections(self._db)
         return self._tables
 
     def _ask(self, sql: str, values: Sequence[object] = ()) -> sqlite3.Cursor:

@@ -19,9 +19,9 @@ from support.newer import newer
 from ava_audit import reducers
 from ava_audit.entries import ENTRY_COLUMNS
 from ava_audit.errors import SchemaNewer, StoreUnavailable
+from ava_audit.projections import BUDGETS, GROUPS, PROJECTIONS, PROPOSALS, RUNS
 from ava_audit.store import schema as migrations
-from ava_audit.store.projections import BUDGETS, GROUPS, PROJECTIONS, PROPOSALS, RUNS
-from ava_audit.store.schema import SCHEMA_VERSION, migrate, reducers_changed, schema_version, scratch
+from ava_audit.store.schema import SCHEMA_VERSION, migrate, open_in_memory, reducers_changed, schema_version
 from ava_audit.store.store import Store
 from ava_audit.verify import verify
 from ava_audit.view import View
@@ -34,7 +34,7 @@ def tables(db: sqlite3.Connection) -> set[str]:
 
 
 def test_a_new_database_has_the_log_its_projections_and_the_newest_version() -> None:
-    with contextlib.closing(scratch()) as db:
+    with contextlib.closing(open_in_memory()) as db:
         assert schema_version(db) == SCHEMA_VERSION
         assert {"events", "live", "progress", "words", "mirrored", *PROJECTIONS} <= tables(db)
         columns = [row[1] for row in db.execute("PRAGMA table_info(events)")]
@@ -45,7 +45,7 @@ def test_a_new_database_has_the_log_its_projections_and_the_newest_version() -> 
 
 
 def test_migrating_twice_changes_nothing() -> None:
-    with contextlib.closing(scratch()) as db:
+    with contextlib.closing(open_in_memory()) as db:
         before = db.execute("SELECT sql FROM sqlite_master ORDER BY name").fetchall()
         migrate(db)
         assert db.execute("SELECT sql FROM sqlite_master ORDER BY name").fetchall() == before
@@ -85,7 +85,7 @@ def test_a_migration_that_fails_leaves_the_version_before_it(monkeypatch: pytest
         db.execute("CREATE TABLE half (a)")
         raise RuntimeError("out of luck")
 
-    with contextlib.closing(scratch()) as db:
+    with contextlib.closing(open_in_memory()) as db:
         newer(monkeypatch, second, broken)
         with pytest.raises(RuntimeError):
             migrate(db)
@@ -272,7 +272,7 @@ def is_docstring(node: object) -> bool:
 
 def test_a_reducer_is_known_by_what_it_does_and_not_by_its_looks() -> None:
     assert {"reduce", "_BY_FACT", "_BY_HEADER", "_settled", "_holdings", "_hold", "Header"} <= set(reached("reduce"))
-    assert not {"fold", "Rebuilt", "InMemory"} & set(reached("reduce"))
+    assert not {"fold", "MemoryState", "MemoryRows"} & set(reached("reduce"))
     one = "def f(db):\n    'Words.'\n    # and more\n    db.execute('UPDATE runs SET a = 1')\n"
     same = "def f( db ):\n    db.execute(\n        'UPDATE runs SET a = 1',\n    )\n"
     other = one.replace("= 1", "= 2")

@@ -20,7 +20,7 @@ from support.log import Life, said, write, write_each, write_texts
 from ava_audit.entries import content_sha, line_fault, mirror_line
 from ava_audit.events import Event, ToolCall, Who
 from ava_audit.mirror import Mirror, file_of
-from ava_audit.store.projections import note_mirrored
+from ava_audit.projections import note_mirrored
 from ava_audit.store.store import Store
 from ava_audit.verify import verify_lines
 from ava_audit.view import View

@@ -17,11 +17,11 @@ from support.log import AVA, Life, child, run_who, said, write, write_each, writ
 from ava_audit.entries import Entry
 from ava_audit.errors import BadQuery, StoreUnavailable
 from ava_audit.events import FACTS, Event, Usage, UserMessage, Who
+from ava_audit.maintenance import index_new_entries
+from ava_audit.projections import forget_words, merge_words
 from ava_audit.search import Conditions, LogQuery, follow, matching, search
-from ava_audit.store.keeper import index_news
-from ava_audit.store.projections import forget_words, merge_words
 from ava_audit.store.store import Store
-from ava_audit.words import index_row, type_filter
+from ava_audit.text_index import index_row, type_filter
 
 TESTS = Path(__file__).parent.parent
 
@@ -42,7 +42,7 @@ async def fill(log: Store, state: str, *texts: str) -> None:
     half = len(texts) // 2 if state == "half indexed" else len(texts)
     await write_texts(log, texts[:half])
     if state != "not indexed":
-        await index_news(log)
+        await index_new_entries(log)
     if texts[half:]:
         await write_texts(log, texts[half:])
 
@@ -142,7 +142,7 @@ async def test_filters_hold_together(log: Store, state: str) -> None:
     with anyio.fail_after(5):
         await write(log, said("one"), said("two", eve), Event(run_who("S-aaaaaa"), UserMessage(text="two")))
         if state != "not indexed":
-            await index_news(log)
+            await index_new_entries(log)
         await write(log, said("two"))
         assert await seqs(log, LogQuery(users=("ben",))) == [4, 3, 1]
         assert await seqs(log, LogQuery(users=("ben",), search="two")) == [4, 3]
@@ -160,11 +160,11 @@ async def test_the_type_error_means_errors_failed_results_and_bad_endings(log: S
     with anyio.fail_after(5):
         await write_each(log, good.whole())
         if state != "not indexed":
-            await index_news(log)
+            await index_new_entries(log)
         failing = [*bad.begun(), bad.failed(), *bad.tool(success=False), *bad.ended("cost_exceeded")]
         await write_each(log, failing)
         if state == "indexed":
-            await index_news(log)
+            await index_new_entries(log)
         page = await search(log, LogQuery(types=("ERROR",)))
         assert [entry.type for entry in page.entries] == ["SubagentComplete", "ToolResult", "ErrorOccurred"]
         severe = await search(log, LogQuery(level="error"))
@@ -189,7 +189,7 @@ async def test_a_time_range_holds_also_when_the_clock_was_set_back(log: Store, s
         db.execute("UPDATE events SET ts_us = ? WHERE seq = ?", (ts, seq))
     db.close()
     if state != "not indexed":
-        await index_news(log)
+        await index_new_entries(log)
     assert await seqs(log, LogQuery(since_us=200)) == [6, 5, 3, 2]
     assert await seqs(log, LogQuery(since_us=200, search="a")) == [6, 5, 3, 2]
     assert await seqs(log, LogQuery(since_us=150, until_us=300, users=("ben",))) == [5, 4, 2]
@@ -231,7 +231,7 @@ async def test_the_words_of_an_erased_entry_are_gone_from_the_index_and_filters_
 ) -> None:
     with anyio.fail_after(5):
         await write_texts(log, ["keep this xylophone", "erase that zeppelin"])
-        await index_news(log)
+        await index_new_entries(log)
         entry = await log.read(lambda view: view.entry(2))
         assert entry is not None
 
@@ -264,7 +264,7 @@ async def test_an_entry_of_a_type_of_a_newer_program_is_found(log: Store, tmp_pa
         )
         db.close()
         assert await seqs(log, LogQuery(search="trombone")) == [2]
-        await index_news(log)
+        await index_new_entries(log)
         assert await seqs(log, LogQuery(search="trombone")) == [2]
 
 

@@ -18,9 +18,8 @@ from ava_audit import verify as verification
 from ava_audit.entries import ENTRY_COLUMNS, GENESIS, HEADER, content_sha, entry_hash
 from ava_audit.errors import BadQuery, StoreUnavailable
 from ava_audit.faults import Report
-from ava_audit.mirror import Mirror
+from ava_audit.mirror import Mirror, mirror_faults
 from ava_audit.retention import erase_run
-from ava_audit.store.set_aside import not_in_log
 from ava_audit.store.store import Store
 from ava_audit.verify import verify
 
@@ -507,4 +506,4 @@ async def test_what_the_files_have_last_the_log_must_have(path: Path) -> None:
         f"logs/ava/{day.name} has entry 20",
         "logs/subagents/S-aaaaaa.jsonl has entry 21",
     ]
-    assert [fault.seq for fault in not_in_log(None, logs)] == [20, 21], "nor when the log is gone"
+    assert [fault.seq for fault in mirror_faults(None, logs)] == [20, 21], "nor when the log is gone"

@@ -15,9 +15,8 @@ from support.log import Life, said, write_each
 
 from ava_audit.entries import line_fault
 from ava_audit.events import TRANSCRIPT_TYPES, Event
-from ava_audit.export import export
 from ava_audit.faults import Report
-from ava_audit.search import LogQuery
+from ava_audit.search import LogQuery, export_lines
 from ava_audit.store.store import Store
 from ava_audit.verify import LONGEST_LINE, verify_lines
 
@@ -25,7 +24,7 @@ from ava_audit.verify import LONGEST_LINE, verify_lines
 async def exported(folder: Path, events: Iterable[Event]) -> list[bytes]:
     async with Store.open(folder) as log:
         await write_each(log, events)
-        return b"".join([part.data async for part in export(log, LogQuery())]).splitlines(keepends=True)
+        return b"".join([part.data async for part in export_lines(log, LogQuery())]).splitlines(keepends=True)
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from urllib.parse import quote, quote_plus
 
 
-class Found(NamedTuple):
+class SecretSpan(NamedTuple):
     """A secret in a text, without its value: what it is, and where it starts and ends."""
 
     name: str
@@ -25,7 +25,7 @@ class Found(NamedTuple):
     end: int
 
 
-class Shape(NamedTuple):
+class KeyPattern(NamedTuple):
     """Literals that begin a kind of key, and what must follow one."""
 
     name: str
@@ -33,12 +33,12 @@ class Shape(NamedTuple):
     rest: re.Pattern[str]
 
 
-def _shape(name: str, literals: str, rest: str) -> Shape:
-    return Shape(name, tuple(literals.split()), re.compile(rest))
+def _shape(name: str, literals: str, rest: str) -> KeyPattern:
+    return KeyPattern(name, tuple(literals.split()), re.compile(rest))
 
 
 _END = r"(?![A-Za-z0-9])"
-SHAPES = (
+KEY_PATTERNS = (
     _shape("anthropic-key", "sk-ant-", r"[A-Za-z0-9_-]{20,}+"),
     _shape("openrouter-key", "sk-or-", r"[A-Za-z0-9_-]{20,}+"),
     _shape("openai-key", "sk-proj- sk-svcacct- sk-admin- sk-None-", r"[A-Za-z0-9_-]{20,}+"),
@@ -67,9 +67,9 @@ SHAPES = (
 _WORD = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-")
 
 
-def prefixed(text: str) -> Iterator[Found]:
+def prefixed(text: str) -> Iterator[SecretSpan]:
     """Find keys that begin with a literal of their own."""
-    for shape in SHAPES:
+    for shape in KEY_PATTERNS:
         for literal in shape.literals:
             at = text.find(literal)
             while at >= 0:
@@ -78,7 +78,7 @@ def prefixed(text: str) -> Iterator[Found]:
                     match = shape.rest.match(text, after)
                     if match is not None:
                         after = match.end()
-                        yield Found(shape.name, at, after)
+                        yield SecretSpan(shape.name, at, after)
                 at = text.find(literal, after)
 
 
@@ -96,7 +96,7 @@ _PEM_TEXT = re.compile(r"[A-Za-z0-9+/]{20}")
 _PEM_LONGEST = 20_000
 
 
-def private_keys(text: str) -> Iterator[Found]:
+def private_keys(text: str) -> Iterator[SecretSpan]:
     """Find PEM private keys, also one whose end is missing because the text was cut."""
     at = text.find(_PEM_BEGIN)
     end = -2
@@ -114,28 +114,28 @@ def private_keys(text: str) -> Iterator[Found]:
         at = text.find(_PEM_BEGIN, after)
 
 
-def _pem(text: str, start: int, after: int, end: int) -> Found | None:
+def _pem(text: str, start: int, after: int, end: int) -> SecretSpan | None:
     if 0 <= end - after <= _PEM_LONGEST and text.find(_PEM_BEGIN, after, end) < 0:
         if _PEM_TEXT.search(text, after, end) is None:
             return None
         last = _PEM_LAST.match(text, end + len(_PEM_END))
-        return Found("private-key", start, last.end() if last else end)
+        return SecretSpan("private-key", start, last.end() if last else end)
     body = _PEM_BODY.match(text, after)
     if body is None or _PEM_TEXT.search(text, after, body.end()) is None:
         return None
-    return Found("private-key", start, body.end())
+    return SecretSpan("private-key", start, body.end())
 
 
 _USERINFO = re.compile(r"([^\s/?#@:\"'<>`]{0,100}+):([^\s/@\"'<>`]{3,300}+)@")
 
 
-def url_passwords(text: str) -> Iterator[Found]:
+def url_passwords(text: str) -> Iterator[SecretSpan]:
     """Find the passwords of `scheme://user:password@host`."""
     at = text.find("://")
     while at >= 0:
         match = _USERINFO.match(text, at + 3)
         if match is not None and match[2] != match[1] and not is_placeholder(match[2]):
-            yield Found("url-password", match.start(2), match.end(2))
+            yield SecretSpan("url-password", match.start(2), match.end(2))
         at = text.find("://", at + 3)
 
 
@@ -152,7 +152,7 @@ _TOKEN_REST = re.compile(r"[A-Za-z0-9_+/=.~-]*+")
 _COOKIE_REST = re.compile(r"[^\r\n\"'`<>{}\\]*+")
 
 
-def headers(text: str) -> Iterator[Found]:
+def headers(text: str) -> Iterator[SecretSpan]:
     """Find the values of Authorization and Cookie headers."""
     for literal in ("uthorization", "UTHORIZATION"):
         done = 0
@@ -161,13 +161,13 @@ def headers(text: str) -> Iterator[Found]:
             secret = _mixed(value) or (scheme is not None and _jumbled(value))
             if match.start() >= done and secret and not is_placeholder(value) and (scheme or not _code(value)):
                 done = _end(_TOKEN_REST, text, match.end(2))
-                yield Found("authorization", match.start(2), done)
+                yield SecretSpan("authorization", match.start(2), done)
     for literal in ("ookie", "OOKIE"):
         done = 0
         for match in _after(text, literal, _COOKIE):
             if match.start() >= done and _mixed(match[1]):
                 done = _end(_COOKIE_REST, text, match.end(1))
-                yield Found("cookie", match.start(1), done)
+                yield SecretSpan("cookie", match.start(1), done)
 
 
 def _end(pattern: re.Pattern[str], text: str, at: int) -> int:
@@ -198,7 +198,7 @@ _FLAG = re.compile(r"--[A-Za-z-]{0,24}\Z")
 _QUERY = re.compile(r"[?&][A-Za-z_-]{0,15}\Z")
 
 
-def assignments(text: str) -> Iterator[Found]:
+def assignments(text: str) -> Iterator[SecretSpan]:
     """Find values given to a name such as `api_key`, `password` or `client_secret`."""
     for literal, name in _NAMES.items():
         done = 0
@@ -218,10 +218,10 @@ def assignments(text: str) -> Iterator[Found]:
             if match[3] is not None:
                 if _telling(match[3], max(shortest, 16 if name == "token" else 0)):
                     done = match.end(3)
-                    yield Found(name, match.start(3), done)
+                    yield SecretSpan(name, match.start(3), done)
             elif _mixed(match[4]) and _telling(match[4], shortest) and not _code(match[4]):
                 done = _unquoted_end(text, match, before)
-                yield Found(name, match.start(4), done)
+                yield SecretSpan(name, match.start(4), done)
 
 
 def _unquoted_end(text: str, match: re.Match[str], before: str) -> int:
@@ -341,7 +341,7 @@ class Redactor:
         """Return the text with the configured values alone replaced, and how many places were."""
         return _replaced(text, _merged(self._configured(text)))
 
-    def find_shapes(self, text: str) -> list[Found]:
+    def find_shapes(self, text: str) -> list[SecretSpan]:
         """Return what looks like a key and is no configured value, in the order of the text.
 
         A task with such a place is refused: the person may store the key and name it instead.
@@ -353,21 +353,21 @@ class Redactor:
             if not any(known.start < found.end and found.start < known.end for known in configured)
         ]
 
-    def _configured(self, text: str) -> Iterator[Found]:
+    def _configured(self, text: str) -> Iterator[SecretSpan]:
         for form, name in self._forms.items():
             at = text.find(form)
             while at >= 0:
-                yield Found(name, at, at + len(form))
+                yield SecretSpan(name, at, at + len(form))
                 at = text.find(form, at + 1)
 
 
-def _shapes(text: str) -> Iterator[Found]:
+def _shapes(text: str) -> Iterator[SecretSpan]:
     return chain(prefixed(text), private_keys(text), url_passwords(text), headers(text), assignments(text))
 
 
-def _merged(places: Iterator[Found]) -> list[Found]:
+def _merged(places: Iterator[SecretSpan]) -> list[SecretSpan]:
     """Return places without overlaps, in order; of overlapping ones the first one found names the whole."""
-    merged: list[Found] = []
+    merged: list[SecretSpan] = []
     ranked = sorted(enumerate(places), key=lambda item: (item[1].start, item[0]))
     rank = 0
     for order, found in ranked:
@@ -375,14 +375,14 @@ def _merged(places: Iterator[Found]) -> list[Found]:
             last = merged[-1]
             name = last.name if rank <= order else found.name
             rank = min(rank, order)
-            merged[-1] = Found(name, last.start, max(last.end, found.end))
+            merged[-1] = SecretSpan(name, last.start, max(last.end, found.end))
         else:
             merged.append(found)
             rank = order
     return merged
 
 
-def _replaced(text: str, places: list[Found]) -> tuple[str, int]:
+def _replaced(text: str, places: list[SecretSpan]) -> tuple[str, int]:
     if not places:
         return text, 0
     parts: list[str] = []
@@ -424,7 +424,7 @@ LONGEST_PIECE = 8
 _SHORTEST_PIECE, _SHORTEST_END = 5, 3
 
 
-def hide_pieces(text: str, name: str, value: str) -> tuple[str, int]:
+def redact_fragments(text: str, name: str, value: str) -> tuple[str, int]:
     """Return the text with every piece of a value replaced, and how many places were.
 
     A piece has 8 characters, of a value under 16 half as many as it has and at least 5; where the text ends, 3 from

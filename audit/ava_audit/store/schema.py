@@ -11,8 +11,8 @@ from pathlib import Path
 
 from ava_audit.errors import AuditError, SchemaNewer, StoreUnavailable
 from ava_audit.faults import Fault
+from ava_audit.projections import rebuild_projections
 from ava_audit.store.locks import WriteLock, refuse_unfit
-from ava_audit.store.projections import refold
 
 log = logging.getLogger("ava.store")
 
@@ -60,7 +60,7 @@ def migrate(db: sqlite3.Connection) -> None:
             migration(db)
         if version > 0 and reducers_changed in missing:
             log.info("the tables are made anew from the log, because what follows from it has changed")
-            refold(db)
+            rebuild_projections(db)
         db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         db.execute("COMMIT")
     except BaseException:
@@ -68,7 +68,7 @@ def migrate(db: sqlite3.Connection) -> None:
         raise
 
 
-def scratch() -> sqlite3.Connection:
+def open_in_memory() -> sqlite3.Connection:
     """Return an empty log in memory, for what is to be compared with a new one, or thrown away."""
     db = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
     migrate(db)
@@ -109,7 +109,7 @@ def connect(path: Path, *, readonly: bool = False) -> sqlite3.Connection:
     return db
 
 
-def prepare(root: Path, path: Path) -> WriteLock:
+def prepare_database(root: Path, path: Path) -> WriteLock:
     """Create or migrate the database under the write lock, and return the lock.
 
     Raises:
@@ -135,7 +135,7 @@ def prepare(root: Path, path: Path) -> WriteLock:
     return lock
 
 
-def translated(error: BaseException) -> BaseException:
+def translate_error(error: BaseException) -> BaseException:
     """Turn what SQLite says of a write into what a person can act on; what no future takes into what one does."""
     if isinstance(error, AuditError):
         return error
@@ -174,7 +174,7 @@ def schema_changes(db: sqlite3.Connection) -> Changes:
 
     Without a trigger anybody's SQL could change entries; without a table nothing can be written any more.
     """
-    with contextlib.closing(scratch()) as new:
+    with contextlib.closing(open_in_memory()) as new:
         meant = _made_with(new)
     there = _made_with(db)
     lost = {key: "changed" if key in there else "removed" for key in meant if there.get(key) != meant[key]}

@@ -27,7 +27,7 @@ import anyio.to_thread
 
 from ava_audit.errors import OutcomeUnknown, StoreUnavailable
 from ava_audit.store.locks import WriteLock
-from ava_audit.store.schema import DAMAGED, connect, is_damaged, prepare
+from ava_audit.store.schema import DAMAGED, connect, is_damaged, prepare_database
 from ava_audit.store.writer import Checkpoint, Housekeeping, Job, Writer
 from ava_audit.view import Command, Outcome, Query, T, View, append
 
@@ -179,7 +179,7 @@ class Store:
             StoreUnavailable: It could not be opened.
         """
         path = root / "ava.db"
-        lock = await anyio.to_thread.run_sync(prepare, root, path)
+        lock = await anyio.to_thread.run_sync(prepare_database, root, path)
         store = Store(path, lock, asyncio.get_running_loop())
         store._writer.start()
         try:

@@ -22,12 +22,12 @@ from typing import Any, cast
 from ava_audit.entries import ENTRY_COLUMNS, GENESIS, content_of, content_sha, entry_hash
 from ava_audit.errors import EntryTooLarge, SchemaNewer, StaleOwner
 from ava_audit.events import Event, Fence
+from ava_audit.projections import Projections
 from ava_audit.reducers import Header, reduce
 from ava_audit.rows import RUNNING
-from ava_audit.storable import storable
+from ava_audit.sanitize import sanitize_json
 from ava_audit.store.locks import WriteLock
-from ava_audit.store.projections import Tables
-from ava_audit.store.schema import BUSY_MS, SCHEMA_VERSION, connect, schema_version, translated
+from ava_audit.store.schema import BUSY_MS, SCHEMA_VERSION, connect, schema_version, translate_error
 from ava_audit.view import Command, Outcome, View
 
 MAX_ENTRY_BYTES = 2_000_000
@@ -37,7 +37,7 @@ _INSERT = f"INSERT INTO events ({ENTRY_COLUMNS}) VALUES ({', '.join('?' * 20)})"
 class Appender:
     """Appends events to the log inside the writer's transaction."""
 
-    def __init__(self, db: sqlite3.Connection, tables: Tables) -> None:
+    def __init__(self, db: sqlite3.Connection, tables: Projections) -> None:
         self._db = db
         self.tables = tables
         row = db.execute("SELECT seq, hash FROM events ORDER BY seq DESC LIMIT 1").fetchone()
@@ -122,7 +122,7 @@ def _content(event: Event) -> bytes:
     try:
         content = content_of(event.fact)
     except ValueError:  # a lone surrogate that slipped past the border: better noted than lost
-        value, _notes = storable(event.fact.model_dump(exclude_none=True))
+        value, _notes = sanitize_json(event.fact.model_dump(exclude_none=True))
         content = content_of(type(event.fact).model_validate(value))
     if len(content) > MAX_ENTRY_BYTES:
         raise EntryTooLarge(
@@ -239,7 +239,7 @@ class Writer:
 
     def _write(self) -> None:
         db = connect(self._path)
-        tables = Tables(db)
+        tables = Projections(db)
         try:
             while True:
                 batch, last = self._take()
@@ -267,7 +267,7 @@ class Writer:
             except queue.Empty:
                 return batch, False
 
-    def _commit(self, db: sqlite3.Connection, tables: Tables, batch: list[Job]) -> None:
+    def _commit(self, db: sqlite3.Connection, tables: Projections, batch: list[Job]) -> None:
         writes = [job for job in batch if not isinstance(job.command, Checkpoint)]
         head = 0
         try:
@@ -290,7 +290,7 @@ class Writer:
                     job.error = error
         self._acknowledge(batch, head)
 
-    def _transact(self, db: sqlite3.Connection, tables: Tables, batch: list[Job], *, together: bool) -> int:
+    def _transact(self, db: sqlite3.Connection, tables: Projections, batch: list[Job], *, together: bool) -> int:
         """Run jobs in one transaction and return the new head; failures are noted in the jobs.
 
         Raises:
@@ -322,7 +322,7 @@ class Writer:
                 raise _Apart from error
             for job in batch:
                 if self._start(job, again=True):
-                    job.error = translated(error)
+                    job.error = translate_error(error)
             return 0
         return appender.head
 
@@ -341,7 +341,7 @@ class Writer:
             finally:
                 db.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
         except sqlite3.Error as error:
-            job.error = translated(error)
+            job.error = translate_error(error)
 
     def _begin(self, db: sqlite3.Connection, batch: list[Job]) -> bool:
         """Open a write transaction; False when every caller gave up or it cannot be had."""
@@ -352,7 +352,7 @@ class Writer:
                 if not isinstance(error, sqlite3.OperationalError) or not re.search("locked|busy", str(error)):
                     for job in batch:
                         if self._start(job, again=True):
-                            job.error = translated(error)
+                            job.error = translate_error(error)
                     return False
                 with self._gate:  # nobody waits for what is only posted: it is dropped with a word
                     waiting = any(job.state in (_PENDING, _RUNNING) and job.future is not None for job in batch)
@@ -378,7 +378,7 @@ class Writer:
         except Exception as error:
             if not db.in_transaction:  # SQLite has rolled back by itself, and with it what came before
                 raise
-            job.error = translated(error)  # nothing of it was written; the rest of the batch goes on
+            job.error = translate_error(error)  # nothing of it was written; the rest of the batch goes on
             return
         appender.append(outcome.events, prepared)
         job.value = outcome.value

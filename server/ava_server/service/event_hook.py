@@ -23,9 +23,9 @@ from anyio.abc import Process
 
 from ava_audit.entries import ENTRY_COLUMNS, Entry, entry_of
 from ava_audit.errors import AuditError
+from ava_audit.projections import note_progress
 from ava_audit.rows import WAITING
 from ava_audit.store.locks import hold_when_free
-from ava_audit.store.projections import note_progress
 from ava_audit.store.store import Store
 from ava_audit.units import cents
 from ava_audit.view import View

@@ -17,12 +17,12 @@ from typing import Any, Generic
 
 from ava_audit.entries import HEADER
 from ava_audit.errors import Contradiction, StoreUnavailable
-from ava_audit.reducers import TOLD, R, fold
+from ava_audit.reducers import CONTENT_TYPES, R, fold
 from ava_audit.rows import Bucket, GroupRow, ProposalRow, RunRow
 
-KEPT = 300
+CACHED_ROWS = 300
 """So many rows of a table stay in memory from one transaction to the next; a run's are some kilobytes."""
-FOLDED = 1_000
+FLUSH_EVERY = 1_000
 """After so many entries a log that is folded anew writes what has come of them."""
 
 INDEX_LOOK_CHARS = 20_000
@@ -33,7 +33,7 @@ IndexRow = tuple[int, str, str, str, str, str]
 """A row of the text index: `seq`, then the tokens of agent, session and user, those of type and severity, the text."""
 
 
-class Shape(Generic[R]):
+class TableSpec(Generic[R]):
     """What a projection's tables are called, what its rows are, and the statements for them.
 
     Args:
@@ -87,20 +87,20 @@ class Shape(Generic[R]):
         return statements
 
 
-PROPOSALS = Shape("proposals", ProposalRow)
-RUNS = Shape("runs", RunRow, apart=("configs", frozenset({"config"})))
-GROUPS = Shape("groups", GroupRow)
-BUDGETS = Shape("budgets", Bucket)
+PROPOSALS = TableSpec("proposals", ProposalRow)
+RUNS = TableSpec("runs", RunRow, apart=("configs", frozenset({"config"})))
+GROUPS = TableSpec("groups", GroupRow)
+BUDGETS = TableSpec("budgets", Bucket)
 PROJECTIONS = tuple(table for shape in (PROPOSALS, RUNS, GROUPS, BUDGETS) for table in shape.parts)
 
 
-class Table(Generic[R]):
+class ProjectionTable(Generic[R]):
     """A projection's rows, those in memory that were asked for last, as reducers have changed them.
 
     What is changed is written when somebody reads the table in another way, and before the transaction ends.
     """
 
-    def __init__(self, db: sqlite3.Connection, shape: Shape[R]) -> None:
+    def __init__(self, db: sqlite3.Connection, shape: TableSpec[R]) -> None:
         self._db = db
         self._shape = shape
         self._rows: dict[str, R] = {}
@@ -165,25 +165,25 @@ class Table(Generic[R]):
             self._given.pop(key, None)
 
 
-class Tables:
+class Projections:
     """All projections of a log, on the connection of its writer.
 
     What is in memory stays there from one transaction to the next, for as long as nobody else has written.
     """
 
     def __init__(self, db: sqlite3.Connection) -> None:
-        self.proposals = Table(db, PROPOSALS)
-        self.runs = Table(db, RUNS)
-        self.groups = Table(db, GROUPS)
-        self.budgets = Table(db, BUDGETS)
+        self.proposals = ProjectionTable(db, PROPOSALS)
+        self.runs = ProjectionTable(db, RUNS)
+        self.groups = ProjectionTable(db, GROUPS)
+        self.budgets = ProjectionTable(db, BUDGETS)
         self._db = db
-        self._all: tuple[Table[Any], ...] = (self.proposals, self.runs, self.groups, self.budgets)
+        self._all: tuple[ProjectionTable[Any], ...] = (self.proposals, self.runs, self.groups, self.budgets)
         self._version = -1
 
     def begin(self) -> None:
         """Begin with a transaction: forget what somebody else may have changed, and what has become too much."""
         version = self._db.execute("PRAGMA data_version").fetchone()[0]
-        self.forget(but=KEPT if version == self._version else 0)
+        self.forget(but=CACHED_ROWS if version == self._version else 0)
         self._version = version
 
     def write(self) -> None:
@@ -201,7 +201,7 @@ class Tables:
             table.forget(but)
 
 
-def refold(db: sqlite3.Connection) -> None:
+def rebuild_projections(db: sqlite3.Connection) -> None:
     """Make the projections anew from the whole log, in the caller's transaction; in memory are a few entries at a time.
 
     Raises:
@@ -209,20 +209,20 @@ def refold(db: sqlite3.Connection) -> None:
     """
     for table in PROJECTIONS:
         db.execute(f"DELETE FROM {table}")  # noqa: S608
-    tables = Tables(db)
-    told = ", ".join(f"'{name}'" for name in sorted(TOLD))
+    tables = Projections(db)
+    told = ", ".join(f"'{name}'" for name in sorted(CONTENT_TYPES))
     columns = f"{', '.join(HEADER)}, CASE WHEN type IN ({told}) THEN content END"
     for number, row in enumerate(db.execute(f"SELECT {columns} FROM events ORDER BY seq"), 1):  # noqa: S608
         try:
             fold(tables, row)
         except (ValueError, TypeError, Contradiction) as error:
             raise _not_folded(f"nothing follows from its entry {row[0]}", error) from error
-        if number % FOLDED == 0:
+        if number % FLUSH_EVERY == 0:
             _write_folded(tables, row[0])
     _write_folded(tables, None)
 
 
-def _write_folded(tables: Tables, upto: int | None) -> None:
+def _write_folded(tables: Projections, upto: int | None) -> None:
     try:
         tables.write()
         tables.forget()

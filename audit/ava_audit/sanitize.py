@@ -37,7 +37,7 @@ _VERBS = {
 _UNSTORABLE = re.compile("[\ud800-\udbff][\udc00-\udfff]|[\ud800-\udfff\x00]")
 
 
-def storable(value: object, max_bytes: int = MAX_BYTES) -> tuple[Any, tuple[str, ...]]:
+def sanitize_json(value: object, max_bytes: int = MAX_BYTES) -> tuple[Any, tuple[str, ...]]:
     """Return a copy of a JSON-like value that can be stored, and what had to be changed.
 
     Args:

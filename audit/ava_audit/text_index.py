@@ -21,8 +21,8 @@ from typing import get_args
 from ava_audit.entries import Entry
 from ava_audit.errors import BadQuery
 from ava_audit.events import FACTS, Severity, SubagentComplete, ToolResult
-from ava_audit.store.projections import IndexRow, index_words
-from ava_audit.store.schema import scratch
+from ava_audit.projections import IndexRow, index_words
+from ava_audit.store.schema import open_in_memory
 
 SHORT_TYPES: dict[str, tuple[str, ...]] = {
     "tool": ("ToolCall", "ToolResult"),
@@ -64,7 +64,7 @@ class TypeFilter:
 
 
 @dataclass(frozen=True)
-class Match:
+class IndexQuery:
     """A question to the index: None asks nothing; an `impossible` one is fulfilled by no entry."""
 
     expression: str | None
@@ -106,7 +106,7 @@ def index_row(entry: Entry) -> IndexRow:
         if is_error(entry):
             marks.append(_FAILED)
     who = entry.who
-    text = "" if entry.fact is None else spread(entry.fact.words())
+    text = "" if entry.fact is None else separate_words(entry.fact.words())
     return (
         entry.seq,
         _token(who.agent_id),
@@ -138,7 +138,7 @@ def match_expression(
     types: TypeFilter | None = None,
     level: Severity | None = None,
     search: str | None = None,
-) -> Match:
+) -> IndexQuery:
     """Return the question to the index; any text is safe as `search`."""
     parts: list[str] = []
     for column, wanted in (("agent", agents), ("user", users), ("session", sessions)):
@@ -151,12 +151,12 @@ def match_expression(
     if search is not None and search.strip():
         phrases = _phrases(search)
         if not phrases:
-            return Match(None, impossible=True)
+            return IndexQuery(None, impossible=True)
         parts.append(f"text : ({' AND '.join(phrases)})")
-    return Match(" AND ".join(parts) if parts else None)
+    return IndexQuery(" AND ".join(parts) if parts else None)
 
 
-def spread(text: str) -> str:
+def separate_words(text: str) -> str:
     """Return a text as the index takes it: characters that are words by themselves stand alone."""
     if text.isascii() and "\x00" not in text:
         return text
@@ -167,7 +167,7 @@ def spread(text: str) -> str:
 
 def _phrases(search: str) -> list[str]:
     """Return the words and quoted phrases of a search, each as a phrase of the index, once each."""
-    found = (spread(quoted or word).replace('"', " ") for quoted, word in _PHRASE.findall(search))
+    found = (separate_words(quoted or word).replace('"', " ") for quoted, word in _PHRASE.findall(search))
     pieces = dict.fromkeys(piece for phrase in found for piece in _pieces(phrase))
     odd = [piece for piece in pieces if not _SURE.search(piece)]
     wordless = set(odd) - _with_words(odd) if odd else set[str]()
@@ -201,7 +201,7 @@ def _with_words(pieces: Sequence[str]) -> set[str]:
 
     Its tables of characters are those of its version, and not Python's.
     """
-    with contextlib.closing(scratch()) as db:
+    with contextlib.closing(open_in_memory()) as db:
         rows = [(number, "x", "x", "x", "x", piece) for number, piece in enumerate(pieces, 1)]
         index_words(db, rows, after=0, erased=())
         asked = "SELECT 1 FROM words WHERE words MATCH ? AND rowid = ?"

@@ -17,14 +17,21 @@ import anyio.to_thread
 
 from ava_audit.entries import ENTRY_COLUMNS, entry_of
 from ava_audit.errors import SchemaNewer, StoreUnavailable
-from ava_audit.mirror import Mirror
-from ava_audit.retention import WAL_BYTES, Retention, asked, complete, erasing, horizon, sweep
+from ava_audit.mirror import Mirror, remove_old_quarantined
+from ava_audit.projections import IndexRow, index_words
+from ava_audit.retention import (
+    WAL_BYTES,
+    Retention,
+    erase_expired,
+    erasure_pending,
+    erasure_requested,
+    finish_erasures,
+    retention_horizon,
+)
 from ava_audit.store.locks import hold_when_free
-from ava_audit.store.projections import IndexRow, index_words
-from ava_audit.store.set_aside import forget_old
 from ava_audit.store.store import Store, T
+from ava_audit.text_index import index_row
 from ava_audit.view import View
-from ava_audit.words import index_row
 
 log = logging.getLogger("ava.keeper")
 
@@ -50,7 +57,7 @@ SWEEP_PIECES = 50
 """Pieces of it between two looks for a run that somebody wants erased now."""
 
 
-async def run_keeper(store: Store, root: Path, *, mirror: bool, retention: Retention | None = None) -> None:
+async def run_maintenance(store: Store, root: Path, *, mirror: bool, retention: Retention | None = None) -> None:
     """Be the keeper of a data root whenever no other process is, until cancelled; then finish what is begun.
 
     It ends by itself when a newer program has migrated the log: that one keeps it then.
@@ -72,7 +79,7 @@ async def _keep(store: Store, mirror: Mirror, mirrored: bool, retention: Retenti
     outdated = False
     try:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_duty, "the text index", store, partial(index_news, store))
+            tasks.start_soon(_duty, "the text index", store, partial(index_new_entries, store))
             if mirrored:
                 tasks.start_soon(_duty, "the mirror", store, mirror.catch_up)
             tasks.start_soon(_mind_the_wal, store)
@@ -92,7 +99,7 @@ async def _finish(store: Store, mirror: Mirror | None) -> None:
         await store.keep_house(lambda _db: None)  # behind what was posted and nobody waited for, as a farewell is
         if mirror is not None:
             await mirror.catch_up()
-        await index_news(store)
+        await index_new_entries(store)
         await store.checkpoint()
     except Exception as error:  # the next keeper completes it
         log.warning("the keeper ended before its work was done: %s", error)
@@ -100,26 +107,28 @@ async def _finish(store: Store, mirror: Mirror | None) -> None:
 
 async def _erase(store: Store, mirror: Mirror, mirrored: bool, retention: Retention) -> None:
     """Erase what has become old, now and every hour, and finish what anybody has begun to erase, at once."""
-    finish = partial(complete, store, mirror, retention.folders, mirrored=mirrored)
+    finish = partial(finish_erasures, store, mirror, retention.folders, mirrored=mirrored)
     while True:
         await _retried("erasing", finish)
-        while not await _retried("erasing what is old", partial(sweep, store, retention.days, pieces=SWEEP_PIECES)):
-            if await _retried("erasing", partial(store.read, asked)):
+        while not await _retried(
+            "erasing what is old", partial(erase_expired, store, retention.days, pieces=SWEEP_PIECES)
+        ):
+            if await _retried("erasing", partial(store.read, erasure_requested)):
                 await _retried("erasing", finish)
         await _retried("erasing", finish)
         await _retried("erasing what is old", partial(_forget_old, store, mirror.folder, retention.days))
         with anyio.move_on_after(SWEEP_EVERY_S):
             while True:
                 head = store.head
-                if await _retried("erasing", partial(store.read, erasing)):
+                if await _retried("erasing", partial(store.read, erasure_pending)):
                     await _retried("erasing", finish)
                 await store.newer_than(head)
                 await anyio.sleep(GROUP_S)
 
 
 async def _forget_old(store: Store, folder: Path, days: int) -> None:
-    _upto, limit_us = await store.read(partial(horizon, now_us=time.time_ns() // 1000, days=days))
-    await anyio.to_thread.run_sync(forget_old, folder, limit_us)
+    _upto, limit_us = await store.read(partial(retention_horizon, now_us=time.time_ns() // 1000, days=days))
+    await anyio.to_thread.run_sync(remove_old_quarantined, folder, limit_us)
 
 
 async def _duty(name: str, store: Store, work: Callable[[], Awaitable[None]]) -> None:
@@ -154,14 +163,14 @@ async def _retried(name: str, work: Callable[[], Awaitable[T]]) -> T:
             await anyio.sleep(pause)
 
 
-async def index_news(store: Store) -> None:
+async def index_new_entries(store: Store) -> None:
     """Put the words of all entries that the text index does not have into it.
 
     Raises:
         StoreUnavailable: The log cannot be read or written.
     """
     while True:
-        after, erased, rows = await store.read(_next_words)
+        after, erased, rows = await store.read(_next_index_rows)
         if not rows:
             return
         while rows:
@@ -173,7 +182,7 @@ async def index_news(store: Store) -> None:
             erased = {seq for seq in erased if seq > after}
 
 
-def _next_words(view: View) -> tuple[int, set[int], list[IndexRow]]:
+def _next_index_rows(view: View) -> tuple[int, set[int], list[IndexRow]]:
     """Return how far the index is, which entries of the next batch are erased, and the batch."""
     done = view.progress("words")
     rows: list[IndexRow] = []
