@@ -1,7 +1,8 @@
-"""What is a view of the log or follows it, in tables: the projections, the text index, the keeper's progress.
+"""Projections: tables derived from the log, and everything else that background maintenance writes.
 
-With `writer.py`, `appending.py`, `connection.py` and `migrations.py` this is the only place that writes SQL. What
-follows from an event is said in `reducers.py`; here is where the rows are kept.
+Besides `store/writer.py` and `store/schema.py`, this is the only module with SQL that writes. `reducers.py` says what
+follows from an event; this module stores the resulting rows. The second half writes the text index, the progress of
+maintenance, and erasures.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import math
 import sqlite3
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from itertools import islice
 from operator import attrgetter, ne
@@ -21,12 +22,12 @@ from ava_audit.reducers import CONTENT_TYPES, R, fold
 from ava_audit.rows import Bucket, GroupRow, ProposalRow, RunRow
 
 CACHED_ROWS = 300
-"""So many rows of a table stay in memory from one transaction to the next; a run's are some kilobytes."""
+"""Rows of a table that stay in memory from one transaction to the next; a run's row takes some kilobytes."""
 FLUSH_EVERY = 1_000
-"""After so many entries a log that is folded anew writes what has come of them."""
+"""Entries after which a rebuild writes its rows to the tables."""
 
-INDEX_LOOK_CHARS = 20_000
-"""So many characters are indexed between two looks at the clock, a row itself counted as `INDEX_ROW_CHARS`."""
+INDEX_CHECK_CHARS = 20_000
+"""Characters indexed between two checks of the clock; each row adds `INDEX_ROW_CHARS`."""
 INDEX_ROW_CHARS = 500
 
 IndexRow = tuple[int, str, str, str, str, str]
@@ -34,29 +35,27 @@ IndexRow = tuple[int, str, str, str, str, str]
 
 
 class TableSpec(Generic[R]):
-    """What a projection's tables are called, what its rows are, and the statements for them.
+    """The tables of a projection, the class of its rows, and the SQL statements for them.
 
     Args:
         name: The table.
-        kind: Its rows.
-        apart: A table and those columns of the rows that it has instead: large ones, because a row that changes is
-            written whole.
+        kind: The class of its rows.
+        side_table: A second table and the columns that are stored there: large ones that rarely change.
     """
 
-    def __init__(self, name: str, kind: type[R], apart: tuple[str, frozenset[str]] | None = None) -> None:
+    def __init__(self, name: str, kind: type[R], side_table: tuple[str, frozenset[str]] | None = None) -> None:
         columns = [field.name for field in fields(kind)]
+        key = columns[0]
         self.name = name
         self.kind = kind
         self.columns = columns
         self.values: Callable[[R], tuple[Any, ...]] = attrgetter(*columns)
-        parts = {name: frozenset(columns)}
-        if apart is not None:
-            parts = {name: frozenset(columns) - apart[1], apart[0]: apart[1] | {columns[0]}}
-        self.parts = parts
-        self.select = f"SELECT {', '.join(columns)} FROM {' JOIN '.join(parts)}"  # noqa: S608
-        if apart is not None:
-            self.select += f" USING ({columns[0]})"
-        self.one = f"{self.select} WHERE {columns[0]} = ?"
+        self.parts = {name: frozenset(columns)}
+        if side_table is not None:
+            self.parts = {name: frozenset(columns) - side_table[1], side_table[0]: side_table[1] | {key}}
+        using = f" USING ({key})" if side_table else ""
+        self.select = f"SELECT {', '.join(columns)} FROM {' JOIN '.join(self.parts)}{using}"  # noqa: S608
+        self.one = f"{self.select} WHERE {key} = ?"
         self._updates: dict[tuple[bool, ...], list[tuple[str, list[int]]]] = {}
 
     def insert(self, db: sqlite3.Connection, values: tuple[Any, ...]) -> None:
@@ -69,106 +68,104 @@ class TableSpec(Generic[R]):
             )
 
     def update(self, db: sqlite3.Connection, values: tuple[Any, ...], before: tuple[Any, ...]) -> None:
-        """Update a row: the columns that are not as before."""
+        """Update the columns of a row that differ from `before`."""
         changed = tuple(map(ne, values, before))
-        for statement, places in self._updates.get(changed) or self._update_of(changed):
+        if changed not in self._updates:
+            self._updates[changed] = [*self._update_statements(changed)]
+        for statement, places in self._updates[changed]:
             db.execute(statement, [values[place] for place in places])
 
-    def _update_of(self, changed: tuple[bool, ...]) -> list[tuple[str, list[int]]]:
-        """Return the statements that update some of the columns, and where their values stand in a row."""
-        statements: list[tuple[str, list[int]]] = []
+    def _update_statements(self, changed: tuple[bool, ...]) -> Iterator[tuple[str, list[int]]]:
+        """Yield the statements that update some columns, each with the places of its values in a row."""
         for table, columns in self.parts.items():
             places = [place for place, column in enumerate(self.columns) if changed[place] and column in columns]
             if places:
                 assignments = ", ".join(f"{self.columns[place]} = ?" for place in places)
-                statement = f"UPDATE {table} SET {assignments} WHERE {self.columns[0]} = ?"  # noqa: S608
-                statements.append((statement, [*places, 0]))
-        self._updates[changed] = statements
-        return statements
+                yield f"UPDATE {table} SET {assignments} WHERE {self.columns[0]} = ?", [*places, 0]  # noqa: S608
 
 
 PROPOSALS = TableSpec("proposals", ProposalRow)
-RUNS = TableSpec("runs", RunRow, apart=("configs", frozenset({"config"})))
+RUNS = TableSpec("runs", RunRow, side_table=("configs", frozenset({"config"})))
 GROUPS = TableSpec("groups", GroupRow)
 BUDGETS = TableSpec("budgets", Bucket)
-PROJECTIONS = tuple(table for shape in (PROPOSALS, RUNS, GROUPS, BUDGETS) for table in shape.parts)
+PROJECTIONS = tuple(table for spec in (PROPOSALS, RUNS, GROUPS, BUDGETS) for table in spec.parts)
 
 
 class ProjectionTable(Generic[R]):
-    """A projection's rows, those in memory that were asked for last, as reducers have changed them.
+    """The rows of a projection, with the most recently used ones cached in memory.
 
-    What is changed is written when somebody reads the table in another way, and before the transaction ends.
+    `flush` writes what reducers have changed. It runs before any other SQL reads the table, and before the commit.
     """
 
-    def __init__(self, db: sqlite3.Connection, shape: TableSpec[R]) -> None:
+    def __init__(self, db: sqlite3.Connection, spec: TableSpec[R]) -> None:
         self._db = db
-        self._shape = shape
+        self._spec = spec
         self._rows: dict[str, R] = {}
-        self._written: dict[str, tuple[Any, ...]] = {}
-        self._given: dict[str, None] = {}
+        self._stored: dict[str, tuple[Any, ...]] = {}
+        self._dirty: dict[str, None] = {}
 
-    def seen(self, key: str | None) -> R | None:
-        """Return the row of a key as it is now, not to be changed, or None."""
+    def peek(self, key: str | None) -> R | None:
+        """Return the row of a key, which the caller must not change, or None."""
         if key is None:
             return None
         row = self._rows.pop(key, None)
         if row is None:
-            values = self._db.execute(self._shape.one, (key,)).fetchone()
+            values = self._db.execute(self._spec.one, (key,)).fetchone()
             if values is None:
                 return None
-            self._written[key] = values
-            row = self._shape.kind(*values)
-        self._rows[key] = row  # now the last of all: the first ones are forgotten first
+            self._stored[key] = values
+            row = self._spec.kind(*values)
+        self._rows[key] = row  # at the end: the least recently used rows come first
         return row
 
     def copy(self, key: str) -> R | None:
-        """Return a copy of the row of a key as it is now, or None."""
-        row = self.seen(key)
-        return None if row is None else self._shape.kind(*self._shape.values(row))
+        """Return a copy of the row of a key, or None."""
+        row = self.peek(key)
+        return None if row is None else self._spec.kind(*self._spec.values(row))
 
     def get(self, key: str | None) -> R | None:
-        """Return the row of a key, to be changed, or None."""
-        row = self.seen(key)
+        """Return the row of a key, which the caller may change, or None."""
+        row = self.peek(key)
         if row is not None and key is not None:
-            self._given[key] = None
+            self._dirty[key] = None
         return row
 
     def add(self, row: R) -> None:
         """Add a row.
 
         Raises:
-            Contradiction: There is one of this key.
+            Contradiction: A row with this key exists.
         """
-        key = self._shape.values(row)[0]
-        if self.seen(key) is not None:
-            raise Contradiction(f"{self._shape.name} has a {key} already, so nothing was written: take another id")
+        key = self._spec.values(row)[0]
+        if self.peek(key) is not None:
+            raise Contradiction(f"{self._spec.name} already has {key}; nothing was written; use another id")
         self._rows[key] = row
-        self._given[key] = None
+        self._dirty[key] = None
 
-    def write(self) -> None:
-        """Bring the table up to date."""
-        for key in self._given:
-            values = self._shape.values(self._rows[key])
-            before = self._written.get(key)
+    def flush(self) -> None:
+        """Write the changed rows to the table."""
+        for key in self._dirty:
+            values = self._spec.values(self._rows[key])
+            before = self._stored.get(key)
             if before is None:
-                self._shape.insert(self._db, values)
+                self._spec.insert(self._db, values)
             elif values != before:
-                self._shape.update(self._db, values, before)
-            self._written[key] = values
-        self._given.clear()
+                self._spec.update(self._db, values, before)
+            self._stored[key] = values
+        self._dirty.clear()
 
-    def forget(self, but: int = 0) -> None:
-        """Let go of what is in memory, written or not, but for so many rows that were asked for last."""
-        for key in list(islice(self._rows, max(0, len(self._rows) - but))):
+    def evict(self, keep: int = 0) -> None:
+        """Drop rows from memory, flushed or not, except the `keep` most recently used ones."""
+        for key in list(islice(self._rows, max(0, len(self._rows) - keep))):
             del self._rows[key]
-            self._written.pop(key, None)
-            self._given.pop(key, None)
+            self._stored.pop(key, None)
+            self._dirty.pop(key, None)
 
 
 class Projections:
-    """All projections of a log, on the connection of its writer.
+    """All projections of a log, on the writer's connection.
 
-    What is in memory stays there from one transaction to the next, for as long as nobody else has written.
+    Cached rows stay valid from one transaction to the next, as long as no other connection has written.
     """
 
     def __init__(self, db: sqlite3.Connection) -> None:
@@ -181,106 +178,97 @@ class Projections:
         self._version = -1
 
     def begin(self) -> None:
-        """Begin with a transaction: forget what somebody else may have changed, and what has become too much."""
+        """Start a transaction: drop the rows that another connection may have changed, and those over the limit."""
         version = self._db.execute("PRAGMA data_version").fetchone()[0]
-        self.forget(but=CACHED_ROWS if version == self._version else 0)
+        self.evict(keep=CACHED_ROWS if version == self._version else 0)
         self._version = version
 
-    def write(self) -> None:
-        """Bring all tables up to date."""
+    def flush(self) -> None:
+        """Write the changed rows of all tables."""
         for table in self._all:
-            table.write()
+            table.flush()
 
-    def forget(self, but: int = 0) -> None:
-        """Let go of what is in memory, written or not: after a rollback it is not what the tables have.
+    def evict(self, keep: int = 0) -> None:
+        """Drop rows from memory, flushed or not: after a rollback they differ from the tables.
 
         Args:
-            but: So many rows of each table may stay.
+            keep: How many rows of each table may stay.
         """
         for table in self._all:
-            table.forget(but)
+            table.evict(keep)
 
 
 def rebuild_projections(db: sqlite3.Connection) -> None:
-    """Make the projections anew from the whole log, in the caller's transaction; in memory are a few entries at a time.
+    """Rebuild the projections from the whole log, in the caller's transaction and with few rows in memory.
 
     Raises:
-        StoreUnavailable: Nothing follows from an entry; names it.
+        StoreUnavailable: A reducer rejects an entry; the text names it.
     """
     for table in PROJECTIONS:
         db.execute(f"DELETE FROM {table}")  # noqa: S608
-    tables = Projections(db)
-    told = ", ".join(f"'{name}'" for name in sorted(CONTENT_TYPES))
-    columns = f"{', '.join(HEADER)}, CASE WHEN type IN ({told}) THEN content END"
-    for number, row in enumerate(db.execute(f"SELECT {columns} FROM events ORDER BY seq"), 1):  # noqa: S608
-        try:
-            fold(tables, row)
-        except (ValueError, TypeError, Contradiction) as error:
-            raise _not_folded(f"nothing follows from its entry {row[0]}", error) from error
-        if number % FLUSH_EVERY == 0:
-            _write_folded(tables, row[0])
-    _write_folded(tables, None)
-
-
-def _write_folded(tables: Projections, upto: int | None) -> None:
+    projections = Projections(db)
+    content_types = ", ".join(f"'{name}'" for name in sorted(CONTENT_TYPES))
+    columns = f"{', '.join(HEADER)}, CASE WHEN type IN ({content_types}) THEN content END"
+    where = "entry 1"
     try:
-        tables.write()
-        tables.forget()
-    except (sqlite3.IntegrityError, OverflowError) as error:
-        where = "its last entries" if upto is None else f"its entries up to {upto}"
-        raise _not_folded(f"what follows from {where} fits no table", error) from error
-
-
-def _not_folded(why: str, error: Exception) -> StoreUnavailable:
-    return StoreUnavailable(
-        f"the log could not be brought up to date, and is as it was: {why} ({str(error)[:200]}); the ava that wrote it"
-        " still opens it, and its `ava verify` tells more"
-    )
+        for number, row in enumerate(db.execute(f"SELECT {columns} FROM events ORDER BY seq"), 1):  # noqa: S608
+            where = f"entry {row[0]}"
+            fold(projections, row)
+            if number % FLUSH_EVERY == 0:
+                where = f"the entries up to {row[0]}"
+                projections.flush()
+                projections.evict()
+        where = "the last entries"
+        projections.flush()
+    except (ValueError, TypeError, Contradiction, sqlite3.IntegrityError, OverflowError) as error:
+        raise StoreUnavailable(
+            f"the log was not migrated and is unchanged: its tables cannot be rebuilt at {where} ({str(error)[:200]});"
+            " the ava that wrote it can still open it, and its `ava verify` tells more"
+        ) from error
 
 
 def index_words(
     db: sqlite3.Connection, rows: Sequence[IndexRow], after: int, erased: Collection[int], for_s: float = math.inf
 ) -> int:
-    """Put the words of entries into the text index, and note how far it has come.
+    """Add entries to the text index, and note its progress.
 
     Args:
         db: The writer's connection.
-        rows: What to index, in order, made in a reader's thread: every entry after `after`, up to the last of them.
-        after: How far the index had come when they were made.
+        rows: The rows to add, in order, prepared in a reader's thread: all entries after `after`, without a gap.
+        after: The progress of the index when the rows were prepared.
         erased: Which of these entries had no content then.
-        for_s: After so many seconds the rest is left for another time, because whoever writes waits meanwhile.
+        for_s: Stop after so many seconds, because other writers wait meanwhile.
 
     Returns:
-        How many rows are in; 0 when the log has moved on in between (another keeper, an erasure): make them anew.
+        How many rows were added; 0 if the rows are outdated (another process indexed or erased): prepare new ones.
     """
     if not rows:
         return 0
-    now = db.execute("SELECT seq FROM progress WHERE name = 'words'").fetchone()
     gone = db.execute(
         "SELECT seq FROM events WHERE seq > ? AND seq <= ? AND content IS NULL", (after, rows[-1][0])
     ).fetchall()
-    if (now[0] if now else 0) != after or {seq for (seq,) in gone} != set(erased):
+    if _indexed(db) != after or {seq for (seq,) in gone} != set(erased):
         return 0
     end = time.monotonic() + for_s
     done = size = 0
     for row in rows:
-        db.execute("INSERT INTO words (rowid, agent, session, user, marks, text) VALUES (?, ?, ?, ?, ?, ?)", row)
         done += 1
+        db.execute("INSERT INTO words (rowid, agent, session, user, marks, text) VALUES (?, ?, ?, ?, ?, ?)", row)
         size += len(row[-1]) + INDEX_ROW_CHARS
-        if size > INDEX_LOOK_CHARS:
+        if size > INDEX_CHECK_CHARS:
             size = 0
             if time.monotonic() > end:
                 break
-    db.execute("INSERT OR REPLACE INTO progress (name, seq) VALUES ('words', ?)", (rows[done - 1][0],))
+    note_progress(db, "words", rows[done - 1][0])
     return done
 
 
 def forget_words(db: sqlite3.Connection, rows: Sequence[IndexRow]) -> None:
-    """Take the text of entries out of the index; what filters find them by stays. `merge_words` does the rest.
+    """Remove the text of entries from the index, but keep the tokens for filters. `merge_words` does the rest.
 
     Args:
         db: The writer's connection.
-        rows: Exactly the rows that `index_words` was given for them.
+        rows: Exactly the rows that `index_words` was given for these entries.
     """
     for row in rows:
         db.execute(
@@ -291,33 +279,32 @@ def forget_words(db: sqlite3.Connection, rows: Sequence[IndexRow]) -> None:
 
 
 def merge_words(db: sqlite3.Connection, pages: int) -> bool:
-    """Go on rewriting the index as one piece, so that forgotten words are gone from its older segments too.
+    """Merge the segments of the index, so that removed words disappear from older segments too.
 
     Args:
         db: The writer's connection.
-        pages: About how many pages to write; a negative number begins, a positive one goes on.
+        pages: About how many pages to write; a negative number starts a merge, a positive one continues it.
 
     Returns:
-        False when nothing is left to rewrite.
+        False if nothing is left to merge.
     """
     before = db.total_changes
     db.execute("INSERT INTO words (words, rank) VALUES ('merge', ?)", (pages,))
-    return db.total_changes - before >= 2  # as SQLite's own page tells to find out
+    return db.total_changes - before >= 2  # the test that SQLite's documentation gives
 
 
 def erase_entries(db: sqlite3.Connection, rows: Sequence[IndexRow], files: Iterable[str]) -> list[int]:
-    """Take the content of entries out of the log and their words out of the index.
+    """Erase the content of entries from the log, and their text from the index.
 
     Args:
         db: The writer's connection.
-        rows: Those that `index_words` was given for them, or would be.
-        files: The files of the mirror in which they stand, or will: these have to be healed.
+        rows: The rows of these entries for `index_words`.
+        files: The mirror files that hold these entries, or will: they are marked for repair.
 
     Returns:
-        The `seq` of those that had content; nothing is erased twice.
+        The `seq` of each entry that had content.
     """
-    done = db.execute("SELECT seq FROM progress WHERE name = 'words'").fetchone()
-    indexed = done[0] if done else 0
+    indexed = _indexed(db)
     erased: list[int] = []
     for row in rows:
         if db.execute("UPDATE events SET content = NULL WHERE seq = ? AND content IS NOT NULL", row[:1]).rowcount:
@@ -329,19 +316,24 @@ def erase_entries(db: sqlite3.Connection, rows: Sequence[IndexRow], files: Itera
 
 
 def forget_live(db: sqlite3.Connection, run_ids: Iterable[str]) -> None:
-    """Remove what ended runs were doing last."""
+    """Remove the live activity of runs."""
     db.executemany("DELETE FROM live WHERE run_id = ?", [(run_id,) for run_id in run_ids])
 
 
 def note_progress(db: sqlite3.Connection, duty: str, seq: int) -> None:
-    """Note how far the keeper has come with one of its duties."""
+    """Note the `seq` up to which maintenance has done one of its duties."""
     db.execute("INSERT OR REPLACE INTO progress (name, seq) VALUES (?, ?)", (duty, seq))
 
 
-def note_mirrored(db: sqlite3.Connection, upto: int, sizes: Mapping[str, int]) -> None:
-    """Note that the mirror has every entry up to `upto`, and how long (bytes) the changed files are now.
+def _indexed(db: sqlite3.Connection) -> int:
+    done = db.execute("SELECT seq FROM progress WHERE name = 'words'").fetchone()
+    return done[0] if done else 0
 
-    A file with erased content stays marked: what was appended may have been read before the erasure.
+
+def note_mirrored(db: sqlite3.Connection, upto: int, sizes: Mapping[str, int]) -> None:
+    """Note that the mirror has every entry up to `upto`, and the new lengths (bytes) of the changed files.
+
+    A file marked for repair stays marked: the appended lines may have been read before the erasure.
     """
     db.executemany(
         "INSERT INTO mirrored (file, bytes) VALUES (?, ?)"
@@ -351,14 +343,14 @@ def note_mirrored(db: sqlite3.Connection, upto: int, sizes: Mapping[str, int]) -
     note_progress(db, "mirror", upto)
 
 
-def note_healed(db: sqlite3.Connection, file: str, size: int, erasure: int) -> bool:
-    """Note how long a healed file is; False when content was erased after the log was read for it.
+def note_repaired(db: sqlite3.Connection, file: str, size: int, erasure: int) -> bool:
+    """Note the length of a repaired file; False if content was erased after the log was read for it.
 
     Args:
         db: The writer's connection.
         file: The file.
         size: Its length in bytes.
-        erasure: The newest `LogErased` when it was read.
+        erasure: The newest `LogErased` when the log was read.
     """
     newest = db.execute("SELECT max(seq) FROM events WHERE type = 'LogErased'").fetchone()[0] or 0
     if newest != erasure:

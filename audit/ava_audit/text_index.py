@@ -106,7 +106,7 @@ def index_row(entry: Entry) -> IndexRow:
         if is_error(entry):
             marks.append(_FAILED)
     who = entry.who
-    text = "" if entry.fact is None else separate_words(entry.fact.words())
+    text = "" if entry.fact is None else separate_words(entry.fact.search_text())
     return (
         entry.seq,
         _token(who.agent_id),

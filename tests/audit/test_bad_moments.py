@@ -220,7 +220,7 @@ async def test_a_damaged_file_gives_errors_of_ours_and_nothing_is_acknowledged_t
             async with Store.open(path.parent) as log:
                 for seq, text in written.items():
                     entry = await log.read(partial(View.entry, seq=seq))
-                    assert entry is not None and entry.fact is not None and entry.fact.words() == text
+                    assert entry is not None and entry.fact is not None and entry.fact.search_text() == text
     assert len(written) + len(told) == 5 or told[-1].startswith(f"the log in {path.parent} cannot be opened: ")
     for text in told:
         assert DAMAGED in text or "cannot be opened" in text, text
@@ -292,4 +292,4 @@ async def test_a_clock_that_jumps_an_hour_back_and_forth_neither_stops_nor_mixes
 
 
 def words(entries: Iterable[Entry]) -> list[str]:
-    return [entry.fact.words() if entry.fact else "" for entry in entries]
+    return [entry.fact.search_text() if entry.fact else "" for entry in entries]

@@ -134,7 +134,7 @@ async def test_a_mirror_that_cannot_be_written_stops_nothing_and_is_tried_again(
     with anyio.fail_after(5):
         async with kept(tmp_path) as log:
             await write_texts(log, ["a"])
-            await until(lambda: "the mirror could not be brought up to date" in caplog.text)
+            await until(lambda: "updating the mirror failed" in caplog.text)
             await until_progress(log, "words", 1)  # its other duties go on
             (tmp_path / "logs").unlink()
             await until_progress(log, "mirror", 1)
@@ -144,7 +144,7 @@ async def test_a_mirror_that_cannot_be_written_stops_nothing_and_is_tried_again(
 async def test_a_large_write_ahead_log_is_emptied_while_others_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(maintenance, "WAL_LOOK_S", 0.02)
+    monkeypatch.setattr(maintenance, "WAL_CHECK_S", 0.02)
     monkeypatch.setattr(maintenance, "WAL_BYTES", 100_000)
     monkeypatch.setattr(maintenance, "QUIET_S", 10**9)
     with anyio.fail_after(5):
@@ -166,7 +166,7 @@ async def test_what_the_keeper_writes_alone_does_not_let_the_write_ahead_log_gro
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(maintenance, "QUIET_S", 0.1)
-    monkeypatch.setattr(maintenance, "WAL_LOOK_S", 0.02)
+    monkeypatch.setattr(maintenance, "WAL_CHECK_S", 0.02)
     monkeypatch.setattr(maintenance, "WAL_BYTES", 100_000)
     wal = tmp_path / "ava.db-wal"
     with anyio.fail_after(10):
@@ -178,13 +178,13 @@ async def test_what_the_keeper_writes_alone_does_not_let_the_write_ahead_log_gro
                 await anyio.sleep(0.3)  # the keeper waits for news that do not come
                 while wal.stat().st_size < 100_000:
                     log.set_live("S-aaaaaa", "x" * 10_000)
-                    await log.keep_house(lambda _db: None)  # with which it is written
+                    await log.maintain(lambda _db: None)  # with which it is written
                     await anyio.sleep(0.005)
 
 
 async def test_an_index_batch_goes_on_where_its_time_was_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(maintenance, "INDEX_S", 0.0)
-    monkeypatch.setattr(projections, "INDEX_LOOK_CHARS", 2_000)
+    monkeypatch.setattr(projections, "INDEX_CHECK_CHARS", 2_000)
     pieces: list[int] = []
     real = projections.index_words
 
@@ -217,11 +217,11 @@ async def test_an_index_batch_made_before_an_erasure_is_made_again(tmp_path: Pat
             def erase(db: sqlite3.Connection) -> None:
                 db.execute("UPDATE events SET content = NULL WHERE seq = 2")
 
-            await log.keep_house(erase)
+            await log.maintain(erase)
             put_in = partial(index_words, rows=rows, after=done, erased=erased)
-            assert not await log.keep_house(put_in)
+            assert not await log.maintain(put_in)
             await index_new_entries(log)
-            assert not await log.keep_house(put_in)
+            assert not await log.maintain(put_in)
             assert await log.read(partial(View.progress, duty="words")) == 2
 
 

@@ -104,7 +104,7 @@ async def test_a_changed_reducer_mends_the_tables_of_an_older_database_when_it_i
             await write(log, *Life(f"S-{number:06x}").begun())
         await write_each(log, [*(life := Life("S-aaaaaa")).whole(), *Life("S-bbbbbb").begun()])
         meant = rows(log.path)
-        await log.keep_house(lambda db: db.execute(ERASE, (life.run_id,)).rowcount)
+        await log.maintain(lambda db: db.execute(ERASE, (life.run_id,)).rowcount)
     spoil = (
         "UPDATE runs SET tool_calls = tool_calls + 7, task_seq = NULL",
         "DELETE FROM proposals WHERE run_id = 'S-bbbbbb'",
@@ -167,7 +167,7 @@ async def test_an_entry_from_which_nothing_follows_any_more_is_named_and_the_dat
         db.execute("UPDATE events SET content = NULL WHERE type = 'CostReserved'")
         before = rows(tmp_path / "ava.db")
     newer(monkeypatch, second, reducers_changed)
-    with pytest.raises(StoreUnavailable, match="nothing follows from its entry 5"):
+    with pytest.raises(StoreUnavailable, match="cannot be rebuilt at entry 5"):
         async with Store.open(tmp_path):
             pass
     with contextlib.closing(sqlite3.connect(tmp_path / "ava.db")) as db:
@@ -212,7 +212,7 @@ async def test_an_older_program_that_runs_meanwhile_writes_nothing_more_and_says
                 said = b"".join([part async for part in heard]).decode().splitlines()
                 assert await log.read(View.head) == 2
             assert await older.wait() == 0
-    assert said == ["a newer ava has migrated this data root: restart this server to go on", "2"]
+    assert said == ["a newer ava has migrated this data root: restart this server", "2"]
 
 
 SCHEMA = "afc9705a"

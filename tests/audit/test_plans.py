@@ -64,8 +64,8 @@ def test_what_follows_from_an_entry_of_a_run_is_written_without_a_look_at_other_
             cost_micros=event.cost_micros,
         )
         reduce(tables, header, event.fact)
-        tables.write()
-        tables.forget()
+        tables.flush()
+        tables.evict()
     run = View(db).run("S-aaaaaa")
     assert run is not None and run.state == "success"
     assert not [plan for plan in plans.all() if "SCAN" in plan]

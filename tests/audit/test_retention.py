@@ -85,9 +85,9 @@ async def all_done(log: Store, root: Path, *, days: int = 90, own: Iterable[Path
     """One whole round of the keeper."""
     await index_new_entries(log)
     mirror = Mirror(log, root / "logs")
-    await mirror.take_over()
+    await mirror.repair_all()
     await mirror.catch_up()
-    while not await erase_expired(log, days, pieces=3):
+    while not await erase_expired(log, days, batches=3):
         pass
     await finish_erasures(log, mirror, own, mirrored=True)
     await mirror.catch_up()
@@ -253,12 +253,12 @@ async def test_a_mirror_line_read_before_the_erasure_does_not_bring_the_words_ba
     with anyio.fail_after(10):
         async with Store.open(tmp_path) as log:
             mirror = Mirror(log, tmp_path / "logs")
-            await mirror.take_over()
+            await mirror.repair_all()
             await a_run(log, "S-aaaaaa", "vexquokka")
             rows = await log.read(_next_slice)
             assert await erase_run(log, "S-aaaaaa", (), AVA, "a test") == 5
             sizes = mirror._append(_by_file(rows))  # pyright: ignore[reportPrivateUsage]
-            await log.keep_house(partial(note_mirrored, upto=rows[-1][0], sizes=sizes))
+            await log.maintain(partial(note_mirrored, upto=rows[-1][0], sizes=sizes))
             assert await standing(tmp_path, "vexquokka") == {"vexquokka"}
             await finish_erasures(log, mirror, (), mirrored=True)
             await mirror.catch_up()
@@ -271,7 +271,7 @@ async def test_with_the_mirror_off_its_old_files_are_cleared_and_no_new_ones_are
         async with Store.open(tmp_path) as log:
             await a_run(log, "S-aaaaaa", "vexquokka")
             mirror = Mirror(log, tmp_path / "logs")
-            await mirror.take_over()
+            await mirror.repair_all()
             await mirror.catch_up()
             await a_run(log, "S-bbbbbb", "numbatsorrel")
             for run_id in ("S-aaaaaa", "S-bbbbbb"):
@@ -317,8 +317,8 @@ from ava_audit.events import Who
 
 root, step, when = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
 owner, name = {
-    "heal": (mirror, "heal"), "note_healed": (mirror, "note_healed"), "merge": (retention, "merge_words"),
-    "remove": (retention.shutil, "rmtree"), "empty": (writer.Writer, "_empty_wal"),
+    "heal": (mirror, "repair_file"), "note_healed": (mirror, "note_repaired"), "merge": (retention, "merge_words"),
+    "remove": (retention.shutil, "rmtree"), "empty": (writer.Writer, "_checkpoint"),
     "note": (retention, "note_progress"), "words": (retention, "forget_live"),
 }[step]
 real = getattr(owner, name)
@@ -369,7 +369,7 @@ async def test_an_erasure_that_is_killed_at_any_step_is_finished_by_the_next_kee
 async def test_the_keeper_erases_at_its_start_and_every_so_often(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(maintenance, "SWEEP_EVERY_S", 0.05)
+    monkeypatch.setattr(maintenance, "ERASE_EVERY_S", 0.05)
     with anyio.fail_after(10):
         async with Store.open(tmp_path) as log, anyio.create_task_group() as tasks:
             await a_run(log, "S-aaaaaa", "vexquokka")

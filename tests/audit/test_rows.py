@@ -89,7 +89,7 @@ async def test_a_batch_that_is_rolled_back_leaves_nothing_in_memory(tmp_path: Pa
                 tasks.start_soon(write, log, life.reserved())
                 await anyio.lowlevel.checkpoint()
                 with contextlib.suppress(Exception):
-                    await log.keep_house(full)
+                    await log.maintain(full)
             run = await log.do(one)
             assert run.turns == 1
             await write(log, life.settled())

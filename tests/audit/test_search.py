@@ -19,7 +19,7 @@ from ava_audit.errors import BadQuery, StoreUnavailable
 from ava_audit.events import FACTS, Event, Usage, UserMessage, Who
 from ava_audit.maintenance import index_new_entries
 from ava_audit.projections import forget_words, merge_words
-from ava_audit.search import Conditions, LogQuery, follow, matching, search
+from ava_audit.search import Conditions, LogQuery, filter_rows, follow, search
 from ava_audit.store.store import Store
 from ava_audit.text_index import index_row, type_filter
 
@@ -49,7 +49,7 @@ async def fill(log: Store, state: str, *texts: str) -> None:
 
 async def found(log: Store, text: str) -> list[str]:
     page = await search(log, LogQuery(search=text))
-    return [entry.fact.words() for entry in page.entries if entry.fact]
+    return [entry.fact.search_text() for entry in page.entries if entry.fact]
 
 
 async def seqs(log: Store, query: LogQuery) -> list[int]:
@@ -124,7 +124,7 @@ async def test_any_text_is_found_as_words_and_is_never_an_error(
 @given(st.text(max_size=40))
 def test_no_text_at_all_is_an_error(text: str) -> None:
     conditions = Conditions(LogQuery(search=text))
-    matching([ROW], conditions.words)
+    filter_rows([ROW], conditions.text_query)
 
 
 ROW = (1, 1, "s", "ava", "ben", "UserMessage", 1, *[None] * 10, '{"text":"x"}', b"", b"")
@@ -239,9 +239,9 @@ async def test_the_words_of_an_erased_entry_are_gone_from_the_index_and_filters_
             forget_words(db, [index_row(entry)])
             db.execute("UPDATE events SET content = NULL WHERE seq = ?", (entry.seq,))
 
-        await log.keep_house(partial(erase, entry=entry))
+        await log.maintain(partial(erase, entry=entry))
         pages = -1_000
-        while await log.keep_house(partial(merge_words, pages=pages)):
+        while await log.maintain(partial(merge_words, pages=pages)):
             pages = 1_000
         await log.checkpoint()
         assert await seqs(log, LogQuery(search="zeppelin")) == []
@@ -285,7 +285,7 @@ async def test_follow_yields_what_any_process_writes_in_order_and_filtered(log: 
             tasks.start_soon(partial(write_texts, log, ["wanted one"], AVA))
             async for entry in entries:
                 assert entry.fact is not None
-                got.append(entry.fact.words())
+                got.append(entry.fact.search_text())
                 if len(got) == 1:
                     tasks.start_soon(partial(anyio.run_process, child(write_other, tmp_path, TESTS)))
                 if len(got) == 3:

@@ -25,7 +25,7 @@ async def mirrored(root: Path, *texts: str, lives: tuple[Life, ...] = ()) -> dic
         for life in lives:
             await write_each(log, life.whole())
         mirror = Mirror(log, root / "logs")
-        await mirror.take_over()
+        await mirror.repair_all()
         await mirror.catch_up()
     return files(root / "logs")
 
@@ -101,7 +101,7 @@ async def test_erasing_a_run_removes_what_was_set_aside_of_it_and_of_no_other(tm
             keep = retention.Retention(90, ())
             tasks.start_soon(partial(run_maintenance, log, tmp_path, mirror=True, retention=keep))
             while await log.read(retention.erasure_pending):
-                await log.newer_than(0)
+                await log.wait_for_entry_after(0)
                 await anyio.sleep(0.01)
             tasks.cancel_scope.cancel()
     assert [(tmp_path / "logs" / path).exists() for path in aside] == [False, True]

@@ -49,7 +49,7 @@ class Log:
                 event.usage, event.cost_micros,
             )  # fmt: skip
             reduce(self._tables, header, event.fact)
-        self._tables.write()
+        self._tables.flush()
 
     def erase(self, type_name: str) -> None:
         self.db.execute("UPDATE events SET content = NULL WHERE type = ?", (type_name,))

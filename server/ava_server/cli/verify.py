@@ -18,7 +18,7 @@ from ava_server.core.data_root import find_data_root
 from ava_server.core.errors import BadInput
 
 if TYPE_CHECKING:
-    from ava_audit.faults import Progress, Report
+    from ava_audit.faults import ProgressCallback, Report
     from ava_server.core.data_root import DataRoot
 
 FAULT = 1
@@ -87,7 +87,7 @@ def _of_log(root: DataRoot, head: str | None, since: str | None, as_json: bool) 
     begun = time.monotonic()
     if has_log(root):
         with _shown("entries") as told:
-            report = verify(root.db, head=head, since=since, mirror=root.logs, told=told)
+            report = verify(root.db, head=head, since=since, mirror=root.logs, on_progress=told)
     else:
         missing = [missing_hash(digest, 0) for digest in noted if digest != GENESIS] + mirror_faults(None, root.logs)
         report = Report(0, 0, GENESIS.hex(), tuple(missing), not missing)
@@ -177,7 +177,7 @@ def _as_json(report: Report, seconds: float) -> dict[str, object]:
 
 
 @contextmanager
-def _shown(what: str) -> Generator[Progress | None]:
+def _shown(what: str) -> Generator[ProgressCallback | None]:
     """Show on a terminal how far it is."""
     if not sys.stderr.isatty():
         yield None

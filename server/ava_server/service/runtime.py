@@ -265,7 +265,7 @@ class Runtime:
             if folder.name not in unended:
                 self.outfitting.tidy_scratch(folder.name)
         self.foreign.sweep()
-        self.instances.sweep(frozenset(row.instance for row in rows if row.instance))
+        self.instances.remove_dead(frozenset(row.instance for row in rows if row.instance))
 
 
 @asynccontextmanager
