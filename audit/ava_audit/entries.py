@@ -112,22 +112,12 @@ def entry_of(row: Sequence[Any]) -> Entry:
         seq, ts_us, session_id, agent_id, user_id, type_name, version, run_id, generation, fresh, output, read, written,
         cost_micros, model, parent_agent_id, duration_ms, content, sha, digest,
     ) = row[: len(HEADER) + 3]  # fmt: skip
+    who = Who(session_id, agent_id, user_id, parent_agent_id)
+    usage = usage_of(fresh, output, read, written)
     return Entry(
-        seq,
-        ts_us,
-        Who(session_id, agent_id, user_id, parent_agent_id),
-        type_name,
-        version,
-        run_id,
-        generation,
-        usage_of(fresh, output, read, written),
-        cost_micros,
-        model,
-        duration_ms,
-        content,
-        sha,
+        seq, ts_us, who, type_name, version, run_id, generation, usage, cost_micros, model, duration_ms, content, sha,
         digest,
-    )
+    )  # fmt: skip
 
 
 def limit_content(rows: Iterable[Sequence[Any]], max_chars: int) -> Iterator[Any]:

@@ -185,7 +185,7 @@ def _next_index_rows(view: View) -> tuple[int, set[int], list[IndexRow]]:
 async def _checkpoint_wal(store: Store) -> None:
     """Empty the write-ahead log when it has grown, and when nobody has written to it for a while.
 
-    The file itself tells whether somebody has: what maintenance writes is no entry, and announces nothing.
+    The file itself tells whether somebody has: what maintenance writes adds no entries, so nothing announces it.
     """
     seen, since = (-1, -1), anyio.current_time()
     pause_s = REFUSED_S[0]

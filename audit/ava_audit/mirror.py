@@ -235,14 +235,14 @@ def mirror_faults(view: View | None, folder: Path | None) -> list[Fault]:
 def _has_foreign_entry(view: View, file: IO[bytes], start: int) -> bool:
     """Tell whether a file has, from a position on, an entry that the log lacks.
 
-    A line that was cut or changed is no entry. An entry that was only erased since keeps its hash.
+    A line that was cut or changed does not count. An entry that was only erased since keeps its hash.
     """
     file.seek(start)
     return any(_foreign_entry(view, line) is not None for line in file)
 
 
 def _foreign_entry(view: View | None, line: bytes) -> int | None:
-    """Return the `seq` of a line's entry if the log lacks it; None if the log has it, or the line is no entry."""
+    """Return the `seq` of a line's entry if the log lacks it; None if the log has it, or the line is not an entry."""
     found = _LINE_END.search(line)
     if found is None:
         return None

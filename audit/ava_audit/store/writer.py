@@ -72,7 +72,7 @@ class Appender:
         ts_us = now_us()
         who, fact, usage = event.who, event.fact, event.usage
         run_id, generation = event.fence or (event.run_id, None)
-        tokens = (None,) * 4
+        tokens: tuple[int | None, ...] = (None,) * 4
         if usage is not None:
             tokens = (usage.input_tokens, usage.output_tokens, usage.cache_read_tokens, usage.cache_write_tokens)
         header = (
