@@ -194,5 +194,5 @@ def test_each_special_call_says_where_it_is_not(
     call: Callable[[], object], platform: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "platform", platform)
-    with pytest.raises((linux.NotOnThisSystem, locks.NotOnThisSystem), match="not on this system"):
+    with pytest.raises((linux.NotOnThisSystem, locks.UnsupportedSystem), match="not on this system"):
         call()

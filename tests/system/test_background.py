@@ -169,7 +169,7 @@ async def test_a_run_that_a_server_cannot_honour_hires_nobody(tmp_path: Path, ro
         async with open_lab(tmp_path, server=elsewhere, config="background = true", check=False) as lab:
             with anyio.fail_after(10):
                 while not (await lab.call("check_subagent", subagent_id=run_id)).runs[0].waits_for:
-                    await lab.store.newer_than(lab.store.head - 1)
+                    await lab.store.wait_for_entry_after(lab.store.head - 1)
             assert workers_of(root) == []
 
 

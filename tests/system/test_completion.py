@@ -13,7 +13,7 @@ from support.terminal import COMMAND, CONTROLLED, environment, on_terminal
 
 from ava_audit.events import FACTS
 from ava_audit.store.store import Store
-from ava_audit.words import SHORT_TYPES
+from ava_audit.text_index import SHORT_TYPES
 from ava_server.cli.app import COMMANDS
 from ava_server.cli.complete_values import EVENT_TYPES
 from ava_server.cli.complete_values import TIERS as OFFERED_TIERS

@@ -102,7 +102,7 @@ class Here:
                 rows = await self._house.store.read(lambda view: [view.run(run_id) for run_id in ids])
                 if all(row is not None and row.state != QUEUED for row in rows):
                     return f"{'It has' if len(rows) == 1 else 'They have'} begun; `ava status` shows how it goes."
-                await self._house.store.newer_than(seen)
+                await self._house.store.wait_for_entry_after(seen)
         return (
             "It starts as soon as a server of this data root is there and has room: a host with Ava in it, or"
             " `ava worker`."

@@ -148,12 +148,12 @@ async def _files(store: Store) -> None:
         StoreUnavailable: It has not in time.
     """
     from ava_audit.errors import StoreUnavailable
-    from ava_audit.retention import erasing
+    from ava_audit.retention import erasure_pending
 
     progress = Progress()
     try:
         with anyio.move_on_after(DONE_S):
-            while await store.read(erasing):  # no event tells: the keeper may be another process
+            while await store.read(erasure_pending):  # no event tells: the keeper may be another process
                 progress.show("The log has no words of it any more; clearing files and free pages …")
                 await anyio.sleep(LOOK_S)
             return

@@ -87,12 +87,12 @@ async def _export(root: DataRoot, query: LogQuery, runs: list[str], out: str, fo
 
 async def _copy(store: Store, query: LogQuery, file: IO[bytes]) -> int:
     """Write what fulfils the query, and return how many entries that were."""
-    from ava_audit.export import export
+    from ava_audit.search import export_lines
 
     entries = 0
     shown = Progress() if sys.stderr.isatty() else None
     try:
-        async with aclosing(export(store, query)) as slices:
+        async with aclosing(export_lines(store, query)) as slices:
             async for lines in slices:
                 if file is sys.stdout.buffer:
                     write_lines(lines.data)

@@ -91,7 +91,7 @@ def _agent(given: str) -> str:
 
 def _check_types(query: LogQuery) -> None:
     from ava_audit.errors import BadQuery
-    from ava_audit.words import type_filter
+    from ava_audit.text_index import type_filter
 
     try:
         type_filter(query.types)

@@ -18,7 +18,7 @@ from ava_server.core.data_root import find_data_root
 from ava_server.core.errors import BadInput
 
 if TYPE_CHECKING:
-    from ava_audit.faults import Report, Told
+    from ava_audit.faults import ProgressCallback, Report
     from ava_server.core.data_root import DataRoot
 
 FAULT = 1
@@ -72,8 +72,8 @@ def verify_command(
 def _of_log(root: DataRoot, head: str | None, since: str | None, as_json: bool) -> Report:
     from ava_audit.entries import GENESIS
     from ava_audit.errors import BadQuery
-    from ava_audit.faults import Report, lacking
-    from ava_audit.store.set_aside import not_in_log
+    from ava_audit.faults import Report, missing_hash
+    from ava_audit.mirror import mirror_faults
     from ava_audit.verify import hash_of, verify
 
     noted: list[bytes] = []
@@ -87,9 +87,9 @@ def _of_log(root: DataRoot, head: str | None, since: str | None, as_json: bool) 
     begun = time.monotonic()
     if has_log(root):
         with _shown("entries") as told:
-            report = verify(root.db, head=head, since=since, mirror=root.logs, told=told)
+            report = verify(root.db, head=head, since=since, mirror=root.logs, on_progress=told)
     else:
-        missing = [lacking(digest, 0) for digest in noted if digest != GENESIS] + not_in_log(None, root.logs)
+        missing = [missing_hash(digest, 0) for digest in noted if digest != GENESIS] + mirror_faults(None, root.logs)
         report = Report(0, 0, GENESIS.hex(), tuple(missing), not missing)
     seconds = time.monotonic() - begun
     if as_json:
@@ -177,7 +177,7 @@ def _as_json(report: Report, seconds: float) -> dict[str, object]:
 
 
 @contextmanager
-def _shown(what: str) -> Generator[Told | None]:
+def _shown(what: str) -> Generator[ProgressCallback | None]:
     """Show on a terminal how far it is."""
     if not sys.stderr.isatty():
         yield None

@@ -22,7 +22,7 @@ from ava_audit.events import (
     Who,
 )
 from ava_audit.rows import RunRow
-from ava_audit.storable import storable
+from ava_audit.sanitize import sanitize_json
 from ava_audit.store.store import Command, Outcome, Query, Store, T
 from ava_audit.view import View
 from ava_server.core.ids import AGENT
@@ -156,7 +156,7 @@ def ending_events(
 
     A result that is larger than an entry may be loses the ends of its longest texts, and says so.
     """
-    result, cut = storable(result, RESULT_BYTES)
+    result, cut = sanitize_json(result, RESULT_BYTES)
     if cut:
         result["untrusted_result"]["caveats"].append(f"Cut to what the log can hold: {', '.join(cut)[:300]}")
     complete = SubagentComplete(

@@ -15,9 +15,9 @@ import anyio.to_thread
 
 from ava_audit.errors import AuditError
 from ava_audit.events import Who
+from ava_audit.maintenance import run_maintenance
 from ava_audit.retention import Retention
 from ava_audit.rows import UNENDED, RunRow
-from ava_audit.store.keeper import run_keeper
 from ava_audit.store.locks import Instances
 from ava_audit.store.store import Store
 from ava_audit.totals import Tally
@@ -265,7 +265,7 @@ class Runtime:
             if folder.name not in unended:
                 self.outfitting.tidy_scratch(folder.name)
         self.foreign.sweep()
-        self.instances.sweep(frozenset(row.instance for row in rows if row.instance))
+        self.instances.remove_dead(frozenset(row.instance for row in rows if row.instance))
 
 
 @asynccontextmanager
@@ -334,7 +334,7 @@ async def keep(store: Store, settings: Settings) -> None:
     """Be the keeper of the data root whenever no other process is, until cancelled."""
     own = (settings.paths.artifacts, settings.paths.scratch)  # where a run has a folder of its own
     retention = Retention(settings.retention_days, own)
-    await run_keeper(store, settings.data_root, mirror=settings.mirror, retention=retention)
+    await run_maintenance(store, settings.data_root, mirror=settings.mirror, retention=retention)
 
 
 def refuse_recursion() -> str | None:

@@ -7,8 +7,8 @@ import sqlite3
 import time
 from pathlib import Path
 
+from ava_audit.mirror import mirror_faults
 from ava_audit.store.schema import SCHEMA_VERSION, schema_changes, schema_faults
-from ava_audit.store.set_aside import not_in_log
 from ava_audit.units import format_usd, micros_from_cents
 from ava_server.budget.caps import installation_scope, user_scope, utc_day
 from ava_server.cli.doctor.check import Finding, Setup, log_path
@@ -33,7 +33,7 @@ def log(setup: Setup) -> list[Finding]:
     if path is None:
         return []
     try:
-        if lost := [] if path.exists() and path.stat().st_size > 0 else not_in_log(None, path.parent / "logs"):
+        if lost := [] if path.exists() and path.stat().st_size > 0 else mirror_faults(None, path.parent / "logs"):
             return [Finding("log", "fault", fault.text, _LOST) for fault in lost[:1]]
         if not path.exists():
             return [Finding("log", "note", "there is none yet; it is made at the first start")]

@@ -13,7 +13,7 @@ import sysconfig
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from ava_audit.store.schema import scratch
+from ava_audit.store.schema import open_in_memory
 from ava_roles.sandbox.sandbox import Unavailable
 from ava_roles.sandbox.toolchains import find_toolchains
 from ava_server.cli.doctor import confinement as probes
@@ -58,7 +58,7 @@ def sqlite(_setup: Setup) -> list[Finding]:
     """Tell SQLite's version, and whether it can hold the log."""
     name = sqlite3.sqlite_version
     try:
-        with contextlib.closing(scratch()):
+        with contextlib.closing(open_in_memory()):
             pass
     except sqlite3.Error as error:
         text = f"SQLite {name} cannot hold the log, which needs FTS5 ({error})"

@@ -1,13 +1,13 @@
-"""Values from outside made storable: what a provider or a tool sends need not be JSON that a database keeps.
+"""Sanitizing: turns values from providers and tools into JSON that the database can store.
 
-What is changed is noted, so that the log never silently differs from what came in:
+Every change is noted, so that the log never differs silently from what was received:
 
-- lone surrogates, which no UTF-8 can carry, become U+FFFD, and split pairs are joined;
-- NUL becomes U+FFFD: SQLite ends text at it in its JSON functions and in the text index;
-- NaN, the infinities and integers beyond 64 bits become null;
-- what lies deeper than 100 levels becomes null (parsers give up at 200);
-- bytes and foreign objects become text;
-- strings are cut, the longest first, until the whole fits an entry.
+- lone surrogates, which UTF-8 cannot encode, become U+FFFD; the halves of a split pair are joined;
+- NUL becomes U+FFFD, because SQLite's JSON functions and text index end a text there;
+- NaN, infinities and integers beyond 64 bits become null;
+- values nested deeper than 100 levels become null (parsers give up at 200);
+- bytes and other objects become text;
+- strings are cut, the longest first, until the value fits an entry.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any, cast
@@ -22,7 +23,7 @@ from typing import Any, cast
 MAX_DEPTH = 100
 MAX_NODES = 500_000
 MAX_BYTES = 1_900_000
-"""Most bytes of a value as UTF-8 JSON: an entry has 2 MB, the rest is for what stands around the value."""
+"""The size limit of a value as UTF-8 JSON. An entry has 2 MB; the rest is for its other fields."""
 
 _CUT = "… [cut: {} characters]"
 _CUT_ROOM = 40
@@ -37,27 +38,27 @@ _VERBS = {
 _UNSTORABLE = re.compile("[\ud800-\udbff][\udc00-\udfff]|[\ud800-\udfff\x00]")
 
 
-def storable(value: object, max_bytes: int = MAX_BYTES) -> tuple[Any, tuple[str, ...]]:
-    """Return a copy of a JSON-like value that can be stored, and what had to be changed.
+def sanitize_json(value: object, max_bytes: int = MAX_BYTES) -> tuple[Any, tuple[str, ...]]:
+    """Return a copy of a JSON-like value that can be stored, and notes on what was changed.
 
     Args:
-        value: Anything; mappings, sequences, strings, numbers, booleans and None are kept as they are.
-        max_bytes: Most bytes that the result may have as UTF-8 JSON.
+        value: Anything; mappings, sequences, strings, numbers, booleans and None stay as they are.
+        max_bytes: The size limit of the result as UTF-8 JSON.
 
     Returns:
-        The value in plain dicts, lists, strings, numbers, booleans and None, and one note for each kind of
-        change, e.g. `replaced 1 lone surrogate`; no notes mean that nothing was changed.
+        The value in plain dicts, lists, strings, numbers, booleans and None, and one note for each kind of change,
+        e.g. `replaced 1 lone surrogate`. Without notes, nothing was changed.
     """
     cleaner = _Cleaner()
     clean = cleaner.clean(value, 0)
     size = _size(clean)
     if size > max_bytes:
-        clean = _shrunk(clean, size, max_bytes, cleaner.changes)
+        clean = _shrink(clean, size, max_bytes, cleaner.changes)
     return clean, cleaner.notes()
 
 
 class _Cleaner:
-    """One walk through a value, with a count of each kind of change."""
+    """One walk through a value, which counts each kind of change."""
 
     def __init__(self) -> None:
         self.changes: Counter[str] = Counter()
@@ -73,25 +74,25 @@ class _Cleaner:
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, int):
-            return int(value) if -(2**63) <= value < 2**63 else self._dropped("integer beyond 64 bits")
+            return int(value) if -(2**63) <= value < 2**63 else self._drop("integer beyond 64 bits")
         if isinstance(value, float):
-            return float(value) if math.isfinite(value) else self._dropped("number that is not finite")
+            return float(value) if math.isfinite(value) else self._drop("number that is not finite")
         if depth >= MAX_DEPTH:
-            return self._dropped(f"value nested deeper than {MAX_DEPTH} levels")
+            return self._drop(f"value nested deeper than {MAX_DEPTH} levels")
         if self._nodes > MAX_NODES:
-            return self._dropped(f"value after the first {MAX_NODES:,}")
+            return self._drop(f"value after the first {MAX_NODES:,}")
         if isinstance(value, Mapping):
             return self._mapping(cast("Mapping[object, object]", value), depth)
         if isinstance(value, list | tuple):
             return [self.clean(item, depth + 1) for item in cast("list[object]", value)]
-        return self._foreign(value)
+        return self._as_text(value)
 
     def text(self, text: str) -> str:
         if text.isascii() and "\0" not in text:
             return str(text)
-        return _UNSTORABLE.sub(self._mended, text)
+        return _UNSTORABLE.sub(self._replace, text)
 
-    def _mended(self, found: re.Match[str]) -> str:
+    def _replace(self, found: re.Match[str]) -> str:
         char = found[0]
         if len(char) == 2:
             self.changes["split surrogate pair"] += 1
@@ -103,20 +104,20 @@ class _Cleaner:
         clean: dict[str, Any] = {}
         for key, item in value.items():
             if self._nodes > MAX_NODES:
-                self._dropped(f"value after the first {MAX_NODES:,}")
+                self._drop(f"value after the first {MAX_NODES:,}")
                 break
-            name = self.clean(key, depth + 1) if isinstance(key, str) else self._foreign(key)
+            name = self.clean(key, depth + 1) if isinstance(key, str) else self._as_text(key)
             while name in clean:
                 self.changes["key that had become equal to another"] += 1
                 name += "_"
             clean[name] = self.clean(item, depth + 1)
         return clean
 
-    def _foreign(self, value: object) -> str:
+    def _as_text(self, value: object) -> str:
         self.changes[f"value of type {type(value).__name__}"] += 1
         return self.text(value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value))
 
-    def _dropped(self, what: str) -> None:
+    def _drop(self, what: str) -> None:
         self.changes[what] += 1
 
 
@@ -140,12 +141,12 @@ def _strings(value: object) -> list[str]:
     return [text for item in items for text in _strings(item)]
 
 
-def _shrunk(value: Any, size: int, max_bytes: int, changes: Counter[str]) -> Any:
-    """Cut the longest strings to one length, the largest with which the whole fits; else give it up."""
+def _shrink(value: Any, size: int, max_bytes: int, changes: Counter[str]) -> Any:
+    """Cut the longest strings to one length, the largest with which the value fits; None if that is not enough."""
     sizes = sorted((_size(text) for text in _strings(value)), reverse=True)
     kept, limit = size, -1
     for count, longest in enumerate(sizes, start=1):
-        # With the `count` longest strings at `limit` bytes each, the whole fits exactly.
+        # If the `count` longest strings have `limit` bytes each, the value fits exactly.
         kept -= longest
         limit = (max_bytes - kept) // count
         if limit >= (sizes[count] if count < len(sizes) else 0):
@@ -171,9 +172,6 @@ def _cut(value: object, limit: int) -> Any:
 
 
 def _prefix(text: str, limit: int) -> str:
-    """Return the longest beginning of a text that has at most `limit` bytes as JSON, quotes included."""
-    low, high = 0, min(len(text), limit)
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if _size(text[:middle]) <= limit else (low, middle - 1)
-    return text[:low]
+    """Return the longest prefix of a text that has at most `limit` bytes as JSON, quotes included."""
+    lengths = range(1, min(len(text), limit) + 1)
+    return text[: bisect_right(lengths, limit, key=lambda length: _size(text[:length]))]
