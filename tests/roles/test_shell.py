@@ -13,7 +13,8 @@ from support.projects import checkout, write
 
 from ava_roles.errors import ToolFailed
 from ava_roles.sandbox.paths import Root
-from ava_roles.sandbox.sandbox import Command, Finished, Unavailable, find_sandbox
+from ava_roles.sandbox.sandbox import Command, Finished, Unavailable
+from ava_roles.sandbox.selection import find_sandbox
 from ava_roles.sandbox.workbench import Workbench
 from ava_roles.tool import ToolContext, ToolOutput
 from ava_roles.tools.shell import PythonExec, PythonExecArgs, RunBash, RunBashArgs

@@ -152,7 +152,7 @@ def _size(folders: Sequence[Path]) -> int | None:
     from ava_roles.sandbox.launcher import disk
 
     with suppress(disk.TooDeep):
-        return disk.used([str(folder) for folder in folders])
+        return disk.measure([str(folder) for folder in folders])
     return None
 
 

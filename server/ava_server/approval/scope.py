@@ -18,7 +18,8 @@ from ava_roles.mcp_client.tools import OfferedTool
 from ava_roles.role import Role, parse_role
 from ava_roles.sandbox.paths import Root
 from ava_roles.sandbox.removal import remove_tree
-from ava_roles.sandbox.sandbox import STRENGTH, Sandbox, Unavailable, find_sandbox
+from ava_roles.sandbox.sandbox import STRENGTH, Sandbox, Unavailable
+from ava_roles.sandbox.selection import find_sandbox
 from ava_roles.sandbox.workbench import Workbench
 from ava_roles.tool import Tool, ToolSpec
 from ava_server.approval.requests import SpawnArgs
