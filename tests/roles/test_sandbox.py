@@ -25,8 +25,7 @@ from support.plain_user import PLAIN, plain_python
 
 from ava_roles.sandbox import linux, selection
 from ava_roles.sandbox.sandbox import STRENGTH, Kind, Unavailable
-from ava_roles.sandbox.selection import find_sandbox
-from ava_roles.sandbox.selection import probe_sandbox
+from ava_roles.sandbox.selection import find_sandbox, probe_sandbox
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="commands are confined on Linux alone")
 

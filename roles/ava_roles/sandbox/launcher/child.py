@@ -250,8 +250,9 @@ def _enter_new_root(spec: LaunchSpec) -> None:
         _bind(place, path, writable=writable)
     for path, leads_to in links.items():
         os.symlink(leads_to, _PLACE + path)
-    os.mkdir(f"{_PLACE}/tmp")
-    kernel.mount("tmpfs", f"{_PLACE}/tmp", "tmpfs", _PLAIN, f"mode=1777,size={TEMPORARY}")
+    temporary = _PLACE + "/tmp"  # noqa: S108 - in the new root
+    os.mkdir(temporary)
+    kernel.mount("tmpfs", temporary, "tmpfs", _PLAIN, f"mode=1777,size={TEMPORARY}")
     for target, place, writable in binds:
         _bind(place, target, writable=writable)
     os.chroot(_PLACE)

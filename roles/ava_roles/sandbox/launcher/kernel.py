@@ -56,7 +56,7 @@ def unshare(flags: int) -> None:
 
 
 def mount(source: str | None, target: str, kind: str | None, flags: int, options: str | None = None) -> None:
-    """Call mount(2)."""
+    """Mount something, or change a mount."""
     texts = (None if text is None else os.fsencode(text) for text in (source, target, kind))
     data = None if options is None else options.encode()
     _checked(_LIBC.mount(*texts, ctypes.c_ulong(flags), data), f"mount {target}")

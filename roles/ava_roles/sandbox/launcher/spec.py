@@ -53,7 +53,7 @@ class LaunchSpec:
         bwrap: The path of bubblewrap; empty where it is not used.
         abi: The kernel's Landlock version.
         limits: The resources that the command may use.
-        disk_from: Bytes in the writable folders from which growth is counted; None counts from the start of the command.
+        disk_from: Bytes in the writable folders from which growth is counted; None counts from its start.
         direct: Sources of binds that are left out when their path leads through a link.
     """
 

@@ -134,9 +134,9 @@ _MEASURE_S = 0.25
 _MEASURE_SHARE = 10
 """Measuring the disk takes at most one part in this many of the time."""
 _FREE_DISK = 1 << 30
-"""Bytes that stay free on a disk, or half of what was free at the start. Some data cannot be measured: mapped files, and
-files without a name that are being passed between processes. They end with the command, but a full disk would stop
-everything else first."""
+"""Bytes that stay free on a disk, or half of what was free at the start. Mapped files, and files without a name that
+are being passed between processes, cannot be measured. They end with the command, but a full disk would stop everything
+else first."""
 _SIGNALLED = 128
 
 
