@@ -38,7 +38,7 @@ PLACES = ("/proc/", "/sys/")
 CONFINE = "roles/ava_roles/sandbox/"
 PROGRAMS = (f"{CONFINE}launcher/", f"{CONFINE}attacker.py")
 """Separate programs for Linux; they are started, and parts of them imported, only where `selection.py` found Linux."""
-BENEATH, STDIO = "roles/ava_roles/sandbox/beneath.py", "server/ava_server/mcp_server/stdio.py"
+PATHS, STDIO = "roles/ava_roles/sandbox/path_access.py", "server/ava_server/mcp_server/stdio.py"
 LINUX = "roles/ava_roles/sandbox/linux.py"
 BEHIND: dict[tuple[str, str], str] = {
     **dict.fromkeys(
@@ -50,8 +50,8 @@ BEHIND: dict[tuple[str, str], str] = {
         "/proc/",
     ): "the one place for it: mount_table says when it is not on this system",
     **dict.fromkeys(
-        ((BENEATH, name) for name in ("os.O_DIRECTORY", "os.fchmod", "dir_fd", "src_dir_fd", "dst_dir_fd")),
-        "used only where has_folder_descriptors() says so; plain.py does it elsewhere",
+        ((PATHS, name) for name in ("os.O_DIRECTORY", "os.fchmod", "dir_fd", "src_dir_fd", "dst_dir_fd")),
+        "used only where has_folder_descriptors() says so; PlainPaths does it elsewhere",
     ),
     **dict.fromkeys(
         (("roles/ava_roles/sandbox/removal.py", name) for name in ("dir_fd", "src_dir_fd", "dst_dir_fd")),

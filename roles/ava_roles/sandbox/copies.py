@@ -16,7 +16,8 @@ from pathlib import Path
 
 from ava_roles.errors import AccessRefused, ToolFailed
 from ava_roles.sandbox.git import Checkout, look_at
-from ava_roles.sandbox.paths import Entry, Root, shown
+from ava_roles.sandbox.path_access import Entry
+from ava_roles.sandbox.paths import Root, shown
 
 FOLDER_FILES, FOLDER_BYTES = 20_000, 200_000_000
 """The most that is copied of a folder without git; a larger one is shown as it is, to be read only."""
@@ -221,14 +222,14 @@ class _Copying:
 
     def _other(self, name: str) -> None:
         """Note a link; anything else that cannot be copied is left out."""
-        if (says := self.root.link(name)) is None:
+        if (says := self.root.read_link(name)) is None:
             self.done.left_out["files that may not be read or have a second name (hard links)"] += 1
             return
         self._links.append((name, says))
         self.done.files += 1
 
     def _file(self, name: str, most: int) -> None:
-        with self.root.opened(name) as source:
+        with self.root.open_file(name) as source:
             found = os.fstat(source)
             if found.st_size > most:
                 self.done.left_out[f"files of more than {most // 1_000_000:,} MB"] += 1

@@ -10,7 +10,7 @@ from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
-from ava_roles.sandbox.beneath import has_folder_descriptors
+from ava_roles.sandbox.path_access import has_folder_descriptors
 
 _OWN = stat.S_IRWXU
 _FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)

@@ -76,7 +76,7 @@ async def _in_child(root: Root, query: grep.Query, run_id: str) -> grep.GrepResu
     """Search in a process of its own, with nothing but the folder's descriptor; it ends with the call."""
     start = "import sys; sys.path.insert(0, sys.argv[1]); from ava_roles.tools.grep import main; main()"
     command = [sys.executable, "-I", "-c", start, str(Path(__file__).parents[2])]
-    with root.lent() as descriptor:
+    with root.duplicate() as descriptor:
         order = {"path": str(root.path), "descriptor": descriptor, "query": asdict(query)}
         try:
             with anyio.fail_after(grep.CHILD_SECONDS + 5):
