@@ -11,10 +11,10 @@ from urllib.parse import unquote, urlsplit
 from ava_roles.errors import WorkspaceRefused
 
 # Folders whose direct children are the home folders of people.
-_HOMES = tuple(Path(folder) for folder in ("/home", "/var/home", "/export/home", "/Users"))
-_ROOT_HOMES = (Path("/root"), Path("/var/root"))
+HOMES = tuple(Path(folder) for folder in ("/home", "/var/home", "/export/home", "/Users"))
+ROOT_HOMES = (Path("/root"), Path("/var/root"))
 # What the kernel shows there is no project: /proc has the environment, and so the keys, of running programs.
-_KERNEL = tuple(Path(folder) for folder in ("/proc", "/sys", "/dev"))
+KERNEL = tuple(Path(folder) for folder in ("/proc", "/sys", "/dev"))
 _WINDOWS_DRIVE = re.compile(r"/[A-Za-z]:")
 
 
@@ -136,8 +136,8 @@ class _Places:
         """Tell whether a folder is somebody's home folder."""
         parent = folder.parent
         return (
-            any(_same(folder, home) for home in (self.home, *_ROOT_HOMES))
-            or any(_same(parent, homes) for homes in _HOMES)
+            any(_same(folder, home) for home in (self.home, *ROOT_HOMES))
+            or any(_same(parent, homes) for homes in HOMES)
             or (parent.name.lower() == "users" and parent.parent == parent.parent.parent)  # C:\\Users
         )
 
@@ -145,13 +145,13 @@ class _Places:
         """Return why a folder is no workspace whatever the settings say; None when it may be one."""
         if folder.parent == folder:
             return f"{folder} is the whole file system"
-        if any(_within(folder, kernel) for kernel in _KERNEL):
+        if any(_within(folder, kernel) for kernel in KERNEL):
             return f"{folder} belongs to the kernel"
         if _within(folder, self.data_root) or _within(self.data_root, folder):
             return f"{folder} is, lies in or contains Ava's own folder {self.data_root}"
         if self.is_home(folder):
             return f"{folder} is a home folder"
-        if _within(self.home, folder) or any(_same(folder, homes) for homes in _HOMES):
+        if _within(self.home, folder) or any(_same(folder, homes) for homes in HOMES):
             return f"{folder} contains home folders"
         for parent in folder.parents:
             first = folder.parts[len(parent.parts)]

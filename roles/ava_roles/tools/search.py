@@ -12,8 +12,8 @@ from anyio.from_thread import check_cancelled
 from pydantic import Field
 
 from ava_roles.errors import ToolFailed
+from ava_roles.sandbox.environment import child_environment
 from ava_roles.sandbox.paths import Root, shown
-from ava_roles.sandbox.programs import child_environment
 from ava_roles.threads import run_sync
 from ava_roles.tool import Source, ToolArgs, ToolContext, ToolOutput, ToolSpec, need_files
 from ava_roles.tools import grep, passages
