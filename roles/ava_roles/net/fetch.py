@@ -247,39 +247,28 @@ class Fetcher:
             AccessRefused: The URL, or one that it redirects to, is not of a public site.
             ToolFailed: No complete response came; says why.
         """
+        target = first = checked_url(url, self._ports)
+        trail: list[str] = []
         try:
             with anyio.fail_after(deadline_s):
-                return await self._follow(url, accept, max_bytes, max_redirects, headers or {}, before)
+                while True:
+                    if before is not None:
+                        await before(str(target))
+                    sent = _headers(accept) | dict(headers or {} if _origin(target) == _origin(first) else {})
+                    # The site itself asked for the request after a redirect, so there is no pause.
+                    async with self._turns.turn(target.host, pause=not trail):
+                        response, next_url = await self._request(target, sent, max_bytes, tuple(trail))
+                    if next_url is None:
+                        return response
+                    if len(trail) >= max_redirects:
+                        text = f"{masked(url)} redirects more than {max_redirects} times; give the final address"
+                        raise ToolFailed(text)
+                    trail.append(str(target))
+                    target = checked_url(next_url, self._ports)
         except TimeoutError:
             raise ToolFailed(
                 f"{masked(url)} did not answer completely within {deadline_s:g} s; try again later or another source"
             ) from None
-
-    async def _follow(
-        self,
-        url: str,
-        accept: str | None,
-        max_bytes: int,
-        max_redirects: int,
-        headers: Mapping[str, str],
-        before: Callable[[str], Awaitable[None]] | None,
-    ) -> Response:
-        target = first = checked_url(url, self._ports)
-        trail: list[str] = []
-        while True:
-            if before is not None:
-                await before(str(target))
-            same_origin = _origin(target) == _origin(first)
-            sent = {**_headers(accept), **(headers if same_origin else {})}
-            # The site itself asked for the request after a redirect, so there is no pause.
-            async with self._turns.turn(target.host, pause=not trail):
-                response, next_url = await self._request(target, sent, max_bytes, tuple(trail))
-            if next_url is None:
-                return response
-            if len(trail) >= max_redirects:
-                raise ToolFailed(f"{masked(url)} redirects more than {max_redirects} times; give the final address")
-            trail.append(str(target))
-            target = checked_url(next_url, self._ports)
 
     async def _transport(self) -> httpx2.AsyncHTTPTransport:
         """Return the transport for one request."""

@@ -57,23 +57,18 @@ class SupervisedSandbox:
         machine: The facts about this machine.
         state: A folder for temporary files, where a command has no mounts of its own.
         limits: The resources that a command may use.
+
+    Attributes:
+        kind: What confines the commands.
+        mounts: A command sees its binds at their targets.
     """
 
     def __init__(self, kind: Kind, machine: Machine, state: Path, limits: Limits | None = None) -> None:
-        self._kind: Kind = kind
+        self.kind: Kind = kind
+        self.mounts = kind == "bubblewrap" or (kind == "landlock" and machine.uid != 0)
         self._machine = machine
         self._state = state
         self._limits = limits or Limits()
-
-    @property
-    def kind(self) -> Kind:
-        """What confines the commands."""
-        return self._kind
-
-    @property
-    def mounts(self) -> bool:
-        """Whether a command sees its binds at their targets."""
-        return self._kind == "bubblewrap" or (self._kind == "landlock" and self._machine.uid != 0)
 
     async def run(self, command: Command) -> Finished:
         """Run a command to its end. A cancellation ends all its processes and waits until they are gone.
@@ -124,7 +119,7 @@ class SupervisedSandbox:
     @asynccontextmanager
     async def _supervise(self, command: Command, *, errors: int) -> AsyncGenerator[tuple[Process, _Report]]:
         """Hold the supervisor of a command; when this is left, it and all the command's processes have ended."""
-        with _adopt_orphans() if self._kind != "bubblewrap" else nullcontext():
+        with _adopt_orphans() if self.kind != "bubblewrap" else nullcontext():
             async with self._temporary_folder(command) as given, self._start(given, errors) as running:
                 yield running
 
@@ -189,7 +184,7 @@ class SupervisedSandbox:
 
     async def _sweep(self, process: Process, report: _Report) -> None:
         """End the processes that a killed supervisor has left; those in bubblewrap end with it."""
-        if not report.text and self._kind != "bubblewrap":
+        if not report.text and self.kind != "bubblewrap":
             await run_sync(_end_orphans, self._limits, process.pid, abandon_on_cancel=False)
 
     def _spec(self, command: Command) -> LaunchSpec:
@@ -200,18 +195,18 @@ class SupervisedSandbox:
             if not bind.target.is_absolute() or ".." in bind.target.parts:
                 raise ValueError(f"{bind.target}: the target of a bind must be an absolute path")
         environment = {"PATH": _PATH, "HOME": str(command.folder), **command.environment}
-        if self._kind == "landlock":
+        if self.kind == "landlock":
             environment.setdefault("TMPDIR", str(_TEMPORARY))
         limits = Limits(**{**vars(self._limits), "cpu_s": max(self._limits.cpu_s, command.cpu_s)})
         return LaunchSpec(
-            kind=self._kind,
+            kind=self.kind,
             argv=list(command.argv),
             folder=str(command.folder),
             binds=[(str(bind.source), str(bind.target), bind.writable) for bind in command.binds],
             environment=environment,
             timeout_s=command.timeout_s,
             network=command.network,
-            uid=self._machine.uid if self._kind != "none" else 0,
+            uid=self._machine.uid if self.kind != "none" else 0,
             bwrap=self._machine.bwrap,
             abi=self._machine.abi,
             limits=limits,
@@ -222,7 +217,7 @@ class SupervisedSandbox:
     @asynccontextmanager
     async def _temporary_folder(self, command: Command) -> AsyncGenerator[Command]:
         """Add a folder for temporary files to a command for which none can be mounted."""
-        if self._kind != "landlock" or self.mounts or any(bind.target == _TEMPORARY for bind in command.binds):
+        if self.kind != "landlock" or self.mounts or any(bind.target == _TEMPORARY for bind in command.binds):
             yield command
             return
         folder = Path(await run_sync(tempfile.mkdtemp, None, "command-", self._state, abandon_on_cancel=False))
