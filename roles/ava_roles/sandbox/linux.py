@@ -57,7 +57,7 @@ def end_with_parent() -> None:
     Raises:
         NotOnThisSystem: This is not Linux, or a sandbox forbids it.
     """
-    _prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    _prctl(_PR_SET_PDEATHSIG, int(KILL))
 
 
 def hide_from_others() -> None:
