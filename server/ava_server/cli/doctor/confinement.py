@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Literal
 
 from ava_roles.sandbox.linux import NotOnThisSystem, kernel_setting, landlock_abi
-from ava_roles.sandbox.sandbox import Sandbox, Unavailable, find_sandbox
+from ava_roles.sandbox.sandbox import Sandbox, Unavailable
+from ava_roles.sandbox.selection import find_sandbox
 from ava_server.core.files import is_root
 
 PROBE_S = 5.0

@@ -1,4 +1,4 @@
-"""The kernel's calls that Python has no name for."""
+"""Calls to the kernel that restrict a process: prctl, mounts, Landlock, seccomp and resource limits."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import signal
 import stat
 import struct
 
-from ava_roles.sandbox.launcher.order import PRLIMIT
+from ava_roles.sandbox.launcher.spec import PRLIMIT
 
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
-    from ava_roles.sandbox.launcher.order import Limits, Order
+    from ava_roles.sandbox.launcher.spec import Limits
 
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _SET_DUMPABLE, _SET_SECCOMP, _SUBREAPER, _NO_NEW_PRIVS = 4, 22, 36, 38
 _FILTER = 2
 NEW_MOUNTS = 0x0002_0000
-READ_ONLY, NO_SUID, NO_DEVICES, AGAIN, BIND, RECURSIVE, PRIVATE = 1, 2, 4, 32, 0x1000, 0x4000, 1 << 18
+READ_ONLY, NO_SUID, NO_DEVICES, REMOUNT, BIND, RECURSIVE, PRIVATE = 1, 2, 4, 32, 0x1000, 0x4000, 1 << 18
 
 
 class _Program(ctypes.Structure):
@@ -30,40 +30,39 @@ class _Program(ctypes.Structure):
 
 
 def adopt_orphans() -> None:
-    """Have every descendant whose parent ends become a child of this process."""
+    """Make every descendant whose parent ends a child of this process."""
     _prctl(_SUBREAPER, 1)
 
 
-def hide() -> None:
-    """Keep this process's memory and environment from others of the same user."""
+def hide_process() -> None:
+    """Hide this process's memory and environment from other processes of the same user."""
     _prctl(_SET_DUMPABLE, 0)
 
 
 def no_new_privileges() -> None:
-    """Let no program that is executed from now on gain rights."""
+    """Prevent every program that is executed from now on from gaining privileges."""
     _prctl(_NO_NEW_PRIVS, 1)
 
 
-def filter_calls(program: bytes) -> None:
-    """Let the kernel refuse calls from now on, by a filter in its own form."""
+def install_filter(program: bytes) -> None:
+    """Install a seccomp filter that `seccomp_filter` returned."""
     whole = _Program(len(program) // 8, program)
     _checked(_LIBC.prctl(_SET_SECCOMP, _FILTER, ctypes.byref(whole), 0, 0), "seccomp")
 
 
 def unshare(flags: int) -> None:
-    """Leave namespaces behind."""
+    """Move this process into new namespaces."""
     _checked(_LIBC.unshare(flags), "unshare")
 
 
 def mount(source: str | None, target: str, kind: str | None, flags: int, options: str | None = None) -> None:
-    """Mount."""
+    """Mount something, or change a mount."""
     texts = (None if text is None else os.fsencode(text) for text in (source, target, kind))
     data = None if options is None else options.encode()
     _checked(_LIBC.mount(*texts, ctypes.c_ulong(flags), data), f"mount {target}")
 
 
-def landlock(number: int, *arguments: object) -> int:
-    """Do one of Landlock's three calls."""
+def _landlock(number: int, *arguments: object) -> int:
     return _checked(_LIBC.syscall(number, *arguments), "Landlock")
 
 
@@ -83,12 +82,10 @@ _PATH_BENEATH = 1
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_FOLDER = 1, 2, 4, 8
 _MAKE_DEVICES = 1 << 6 | 1 << 11
 _RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}
-"""How many rights over files there are, by version; later ones have one more, which is about devices."""
+"""The number of file rights by Landlock version; later versions have 16, the last of which is about devices."""
 _OF_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | 1 << 14 | 1 << 15
 _TCP, _TCP_FROM = 3, 4
 _ABSTRACT_SOCKETS_AND_SIGNALS, _SCOPES_FROM = 3, 6
-LEAST = 3
-"""Without the right over truncation, files outside could be emptied."""
 
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 SETTINGS = ("/etc/alternatives", "/etc/ld.so.cache", "/etc/ssl/openssl.cnf", "/etc/localtime")
@@ -99,14 +96,14 @@ NETWORK_SETTINGS = (
 READ_DEVICES, WRITE_DEVICES = ("/dev/zero", "/dev/urandom", "/dev/random"), ("/dev/null",)
 
 
-def confine(readable: list[str], writable: list[str], *, network: bool, abi: int) -> None:
-    """Let this process reach nothing else from now on, nor what it starts. It must have given up new privileges.
+def restrict_access(readable: list[str], writable: list[str], *, network: bool, abi: int) -> None:
+    """Restrict this process, and all that it starts, by Landlock. Call `no_new_privileges` first.
 
     Args:
-        readable: What may be read and executed, where it is there.
-        writable: What may be written to beside.
+        readable: Paths that may be read and executed; missing ones are ignored.
+        writable: Paths that may also be written to.
         network: TCP is allowed.
-        abi: The version of the kernel's.
+        abi: The kernel's Landlock version.
     """
     rights = (1 << _RIGHTS.get(abi, 16)) - 1
     wanted = struct.pack("Q", rights)
@@ -114,15 +111,13 @@ def confine(readable: list[str], writable: list[str], *, network: bool, abi: int
         wanted += struct.pack("Q", 0 if network else _TCP)
     if abi >= _SCOPES_FROM:
         wanted += struct.pack("Q", _ABSTRACT_SOCKETS_AND_SIGNALS)
-    ruleset = landlock(_CREATE, wanted, len(wanted), 0)
+    ruleset = _landlock(_CREATE, wanted, len(wanted), 0)
     try:
-        for paths, allowed in (
-            ((*readable, *READ_DEVICES), _EXECUTE | _READ_FILE | _READ_FOLDER),
-            ((*writable, *WRITE_DEVICES), rights & ~_MAKE_DEVICES),
-        ):
-            for path in paths:
-                _allow(ruleset, path, allowed & rights)
-        landlock(_RESTRICT, ruleset, 0)
+        for path in (*readable, *READ_DEVICES):
+            _allow(ruleset, path, (_EXECUTE | _READ_FILE | _READ_FOLDER) & rights)
+        for path in (*writable, *WRITE_DEVICES):
+            _allow(ruleset, path, rights & ~_MAKE_DEVICES)
+        _landlock(_RESTRICT, ruleset, 0)
     finally:
         os.close(ruleset)
 
@@ -135,12 +130,12 @@ def _allow(ruleset: int, path: str, rights: int) -> None:
     try:
         if not stat.S_ISDIR(os.fstat(place).st_mode):
             rights &= _OF_FILES
-        landlock(_ADD, ruleset, _PATH_BENEATH, struct.pack("=Qi", rights, place), 0)
+        _landlock(_ADD, ruleset, _PATH_BENEATH, struct.pack("=Qi", rights, place), 0)
     finally:
         os.close(place)
 
 
-# Numbers for x86-64 and for aarch64; None where the machine has no such call.
+# System call numbers on x86-64 and aarch64; None where the machine lacks the call.
 _REFUSED: dict[str, tuple[int | None, int]] = {
     "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "pidfd_getfd": (438, 438),
     "kcmp": (312, 272), "mount": (165, 40), "umount2": (166, 39), "pivot_root": (155, 41), "chroot": (161, 51),
@@ -159,53 +154,52 @@ _MISSING: dict[str, tuple[int | None, int]] = {
     "clone3": (435, 435), "io_uring_setup": (425, 425), "io_uring_enter": (426, 426), "io_uring_register": (427, 427),
     "memfd_create": (319, 279), "memfd_secret": (447, 447),
 }  # fmt: skip
-"""Answered as an older kernel would, so that programs take their other way."""
+"""Answered with ENOSYS, as an older kernel does, so that programs use their fallback."""
 _ATTRIBUTES: dict[str, tuple[int | None, int]] = {
     "setxattr": (188, 5), "lsetxattr": (189, 6), "fsetxattr": (190, 7), "removexattr": (197, 14),
     "lremovexattr": (198, 15), "fremovexattr": (199, 16), "setxattrat": (463, 463), "removexattrat": (466, 466),
     "file_setattr": (469, 469),
 }  # fmt: skip
-"""Landlock has no right for these."""
+"""Landlock does not cover these."""
 _BY_PATH: dict[str, tuple[int | None, int]] = {
     "chmod": (90, 53), "fchmodat": (268, 53), "fchmodat2": (452, 452), "chown": (92, 54), "lchown": (94, 54),
     "fchownat": (260, 54), "utime": (132, 88), "utimes": (235, 88), "futimesat": (261, 88),
 }  # fmt: skip
-"""Nor for these, which matter where the command owns files outside."""
+"""Landlock does not cover these either. They matter where the command's user owns files outside."""
 _SOCKET, _CLONE = (41, 198), (56, 220)
 _NEW_NAMESPACES = 0x7E02_0000
 UNIX, IPV4, IPV6, NETLINK = 1, 2, 10, 16
 _MACHINES = {"x86_64": (0, 0xC000_003E), "aarch64": (1, 0xC000_00B7)}
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _KILL, _ERROR = 0x7FFF_0000, 0x8000_0000, 0x0005_0000
-_NUMBER, _MACHINE, _FIRST = 0, 4, 16  # where the kernel puts them
-_OTHER_NUMBERS = 0x4000_0000  # x86-64 has the calls of x32 from here on
+_NUMBER, _MACHINE, _FIRST = 0, 4, 16  # offsets in the kernel's seccomp_data
+_X32_NUMBERS = 0x4000_0000  # on x86-64, numbers from here on are calls of the x32 ABI
 
 
-def refusing(families: tuple[int, ...], *, attributes: bool = False, by_path: bool = False) -> bytes:
-    """Return a filter.
+def seccomp_filter(families: tuple[int, ...], *, attributes: bool = False, by_path: bool = False) -> bytes:
+    """Return a seccomp filter.
 
     Args:
-        families: The kinds of sockets that may be made.
-        attributes: Refuse extended attributes.
-        by_path: Refuse modes and owners by name.
+        families: The socket families that are allowed.
+        attributes: Also refuse to change extended attributes.
+        by_path: Also refuse to change modes, owners and times by path.
 
     Raises:
-        OSError: The numbers of this machine are not known.
+        OSError: The call numbers of this machine are unknown.
     """
     name = os.uname().machine
     if name not in _MACHINES:
-        raise OSError(errno.ENOSYS, f"the calls of this kind of machine are not known ({name})", "seccomp")
+        raise OSError(errno.ENOSYS, f"the system call numbers of this machine type are unknown ({name})", "seccomp")
     column, audit = _MACHINES[name]
     refused = _numbers(_REFUSED, column) | (_numbers(_ATTRIBUTES, column) if attributes else set[int]())
     if by_path:
-        refused |= _numbers(_BY_PATH, column) - ({88} if column else set())  # 88 sets the times of open files too
+        refused |= _numbers(_BY_PATH, column) - ({88} if column else set())  # aarch64's 88 also serves open files
     steps = [(_LOAD, 0, 0, _MACHINE), (_EQUAL, 1, 0, audit), (_RETURN, 0, 0, _KILL), (_LOAD, 0, 0, _NUMBER)]
     if column == 0:
-        steps += [(_AT_LEAST, 0, 1, _OTHER_NUMBERS), (_RETURN, 0, 0, _KILL)]
-    for number in sorted(_numbers(_MISSING, column)):
-        steps += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _ERROR | errno.ENOSYS)]
-    for number in sorted(refused):
-        steps += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _ERROR | errno.EPERM)]
+        steps += [(_AT_LEAST, 0, 1, _X32_NUMBERS), (_RETURN, 0, 0, _KILL)]
+    for numbers, answer in ((_numbers(_MISSING, column), errno.ENOSYS), (refused, errno.EPERM)):
+        for number in sorted(numbers):
+            steps += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _ERROR | answer)]
     steps += [
         (_EQUAL, 0, 4, _CLONE[column]), (_LOAD, 0, 0, _FIRST), (_ANY_BIT, 0, 1, _NEW_NAMESPACES),
         (_RETURN, 0, 0, _ERROR | errno.EPERM), (_RETURN, 0, 0, _ALLOW),
@@ -221,91 +215,56 @@ def _numbers(table: dict[str, tuple[int | None, int]], column: int) -> set[int]:
     return {number for both in table.values() if (number := both[column]) is not None}
 
 
-def as_words(limits: Limits) -> list[str]:
-    """Return the command that sets them and then becomes another; a user namespace counts its own processes."""
-    return [
-        PRLIMIT,
-        f"--as={limits.memory}",
-        f"--fsize={limits.file}",
-        f"--nproc={limits.processes}",
-        f"--nofile={limits.open_files}",
-        f"--cpu={limits.cpu_s}",
-        "--core=0",
-        "--",
-    ]
+def _resource_limits(limits: Limits) -> tuple[tuple[str, int, int], ...]:
+    """Return each limit: prlimit's option, the kernel's number, and the value."""
+    return (
+        ("as", resource.RLIMIT_AS, limits.memory),
+        ("fsize", resource.RLIMIT_FSIZE, limits.file),
+        ("nproc", resource.RLIMIT_NPROC, limits.processes),
+        ("nofile", resource.RLIMIT_NOFILE, limits.open_files),
+        ("cpu", resource.RLIMIT_CPU, limits.cpu_s),
+        ("core", resource.RLIMIT_CORE, 0),
+    )
 
 
-def apply(limits: Limits, uid: int) -> None:
-    """Hold this process to them, and what it starts.
+def prlimit_command(limits: Limits) -> list[str]:
+    """Return the command that sets the limits and then executes what follows it.
+
+    It has to run inside the sandbox: a user namespace counts its own processes.
+    """
+    return [PRLIMIT, *(f"--{option}={value}" for option, _number, value in _resource_limits(limits)), "--"]
+
+
+def set_limits(limits: Limits, uid: int) -> None:
+    """Limit this process and all that it starts.
 
     Args:
-        limits: What to hold to.
-        uid: Whose processes the kernel will count: what there is of them already comes on top.
+        limits: The limits.
+        uid: The user whose processes the kernel counts; those that exist already come on top of the limit.
     """
-    present = _tasks_of(uid)
-    for what, most in (
-        (resource.RLIMIT_AS, limits.memory),
-        (resource.RLIMIT_FSIZE, limits.file),
-        (resource.RLIMIT_NPROC, limits.processes + present),
-        (resource.RLIMIT_NOFILE, limits.open_files),
-        (resource.RLIMIT_CPU, limits.cpu_s),
-        (resource.RLIMIT_CORE, 0),
-    ):
-        hard = resource.getrlimit(what)[1]
+    present = _count_tasks(uid)
+    for _option, number, value in _resource_limits(limits):
+        most = value + present if number == resource.RLIMIT_NPROC else value
+        hard = resource.getrlimit(number)[1]
         least = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        resource.setrlimit(what, (least, least))
+        resource.setrlimit(number, (least, least))
 
 
-def hear_signals() -> None:
-    """Undo what this process and its interpreter ignore, which a program that is executed would ignore too."""
+def reset_signals() -> None:
+    """Restore the default handling of the signals that this process ignores; an executed program would inherit it."""
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
-def _tasks_of(uid: int) -> int:
-    """Return how many processes and threads a user has."""
+def _count_tasks(uid: int) -> int:
+    """Return the number of processes and threads of a user."""
     count = 0
     for name in os.listdir("/proc"):
         if name.isdecimal():
             try:
                 if os.stat(f"/proc/{name}").st_uid == uid:
                     count += len(os.listdir(f"/proc/{name}/task"))
-            except OSError:  # it went away
+            except OSError:  # the process has ended
                 continue
     return count
-
-
-_APART = ["--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
-_SHARED_MEMORY = "/dev/shm"  # noqa: S108 - the sandbox's own
-
-
-def arguments(order: Order, sources: list[str], temporary: int, filter_at: int, status_at: int) -> list[bytes]:
-    """Return what is to stand after the name of the program; the command itself included.
-
-    Args:
-        order: The command.
-        sources: Where its binds are now.
-        temporary: Bytes of a folder in memory.
-        filter_at: The descriptor that the seccomp filter is read from.
-        status_at: The descriptor that bubblewrap tells on how it went.
-    """
-    words = [*_APART, "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
-    words += [] if order.network else ["--unshare-net"]
-    for path in SYSTEM:
-        if os.path.islink(path):
-            words += ["--symlink", os.readlink(path), path]
-        elif os.path.isdir(path):
-            words += ["--ro-bind", path, path]
-    for path in (*SETTINGS, *(NETWORK_SETTINGS if order.network else ())):
-        words += ["--ro-bind-try", path, path]
-    words += ["--proc", "/proc", "--tmpfs", "/proc/sys", "--remount-ro", "/proc/sys", "--dev", "/dev"]
-    for path in (_SHARED_MEMORY, "/tmp"):  # noqa: S108
-        words += ["--size", str(temporary), "--tmpfs", path]
-    for (_source, target, writable), source in zip(order.binds, sources, strict=True):
-        words += ["--bind" if writable else "--ro-bind", source, target]
-    words += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", order.folder]
-    for name, value in order.environment.items():
-        words += ["--setenv", name, value]
-    words += ["--seccomp", str(filter_at), "--json-status-fd", str(status_at)]
-    return [os.fsencode(word) for word in (*words, "--", *as_words(order.limits), *order.argv)]
