@@ -10,14 +10,14 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn, cast
 
 import typer
 
 from ava_server.core.errors import BadInput
-from ava_server.core.ids import did_you_mean
 
 Offer = tuple[str, str]
 """A word, and its description."""
@@ -68,6 +68,8 @@ def completion_command(
     """
     from typer._completion_shared import get_completion_script
 
+    from ava_server.core.ids import did_you_mean
+
     if shell not in SHELLS:
         raise BadInput(f"unknown shell {shell[:40]!r}; {did_you_mean(shell, SHELLS)}known: {', '.join(SHELLS)}")
     script = get_completion_script(prog_name="ava", complete_var=COMPLETE_VARIABLE, shell=shell)
@@ -84,6 +86,7 @@ def complete() -> NoReturn:
     from ava_server.cli.app import COMMANDS, build, first_word, new_app
 
     words = _typed_words()
+    sys.modules["rich"] = cast("Any", None)  # typer would import all of it to clean help texts, which are plain
     with open(os.devnull, "w", encoding="utf-8") as null, contextlib.redirect_stderr(null):  # noqa: PTH123
         try:
             completion_init()

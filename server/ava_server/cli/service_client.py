@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, cast
 
 from ava_server.core.data_root import working_folder
@@ -32,6 +31,8 @@ async def open_session(
         roots: Folders that may contain a workspace.
         by: Who ends a run that this session cancels.
     """
+    from importlib.metadata import version
+
     from ava_audit.events import Event, SessionEnd, SessionStart
     from ava_audit.store.store import Outcome
     from ava_server.service.access import Session
