@@ -34,7 +34,7 @@ def test_wrong_settings_are_a_fault_and_the_other_checks_are_made(root: Path, te
     findings = read(done)
     assert faults(findings) == {"settings"}
     assert says in findings["settings"]["text"]
-    assert findings["settings"]["what_to_do"].startswith(f"Correct it in {root}/config.toml, or in the variable")
+    assert findings["settings"]["what_to_do"].startswith(f"Correct it in {root}/config.toml, or in the named variable")
     assert findings["providers"]["state"] == "note"
     assert KEY not in done.stdout
 

@@ -331,7 +331,7 @@ async def test_a_pin_is_set_at_the_terminal_typed_twice_and_never_shown(tmp_path
             assert screen.ended() == 0
         assert "echo" in screen.text.split(), "it shows again what is typed"
         assert PIN not in screen.text
-        assert "The policy is human now" in screen.text
+        assert "The policy is now human" in screen.text
         at.pin.check(PIN)
         code, text = at.typed("pin", "set")
         assert (code, "`ava pin change` replaces it" in text) == (10, True), "and nothing is asked"

@@ -279,7 +279,7 @@ def test_anything_but_yes_trusts_nothing(root: Path, project: Path, answer: str)
 
 def test_without_a_terminal_nothing_is_trusted_however_yes_is_said(root: Path, project: Path) -> None:
     done = ava(root, "roles", "trust", cwd=project, stdin="y\ny\n")
-    assert done.returncode == 10 and "a person has to say so at a terminal" in done.stderr
+    assert done.returncode == 10 and "a person has to agree at a terminal" in done.stderr
     assert "strict-reviewer  (.ava/roles/strict.md" in done.stdout
     assert not (root / "secrets").exists()
 

@@ -120,8 +120,8 @@ def _callback(source: Callable[[], Iterable[Offer]]) -> Callable[[typer.Context,
 
     def offers(ctx: typer.Context, incomplete: str) -> list[Offer]:
         head, comma, _typed = incomplete.rpartition(",")
-        given = {one for values in ctx.params.values() if isinstance(values, list | tuple) for one in values}
-        taken = {*given, *head.split(",")}
+        several = [cast("Iterable[str]", each) for each in ctx.params.values() if isinstance(each, list | tuple)]
+        taken = {*head.split(","), *(word for words in several for word in words)}
         with contextlib.suppress(Exception):
             return [
                 (f"{head}{comma}{word}", about)

@@ -112,7 +112,9 @@ def list_keys_command(as_json: Json = False) -> None:
     """List which providers have a key and where it comes from, never the keys."""
     root = checked_root(show=False)
     keys = list_keys(root.keys)
-    configured = _configured_providers(root) if any(key.provider not in WELL_KNOWN for key in keys) else frozenset()
+    configured = (
+        _configured_providers(root) if any(key.provider not in WELL_KNOWN for key in keys) else frozenset[str]()
+    )
     unused = {key.provider for key in keys if key.provider not in WELL_KNOWN and key.provider not in configured}
     if as_json:
         entries = [{"provider": key.provider, "from": key.where, "used": key.provider not in unused} for key in keys]

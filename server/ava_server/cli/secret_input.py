@@ -159,11 +159,11 @@ def restore_echo(terminal: int) -> Generator[None]:
     """Restore a terminal's settings when the block ends, also when a signal ends the process inside it."""
     try:
         import termios
-
-        before = termios.tcgetattr(terminal)
     except ImportError:
         yield
         return
+    try:
+        before = termios.tcgetattr(terminal)
     except termios.error:  # not a terminal
         yield
         return

@@ -12,7 +12,7 @@ from ava_server.cli.app import Json, heading
 from ava_server.cli.terminal import columns, say, say_json, tell, wrapped
 
 if TYPE_CHECKING:
-    from ava_server.cli.doctor.finding import Finding, State
+    from ava_server.cli.doctor.finding import Finding
 
 FAULT = 1
 WIDTH = 80
@@ -71,7 +71,7 @@ def doctor_command(
 
         ask_providers(setup, lambda text: tell(redacted(text)), report)
         try_search(setup, tell, report)
-    counts = Counter(finding.state for finding in findings)
+    counts: Counter[str] = Counter(finding.state for finding in findings)
     if as_json:
         say_json(
             {
@@ -95,10 +95,9 @@ def _lines(finding: Finding) -> str:
     return "\n".join(f"{'' if number else finding.state:<{_MARGIN}}{line}" for number, line in enumerate(lines))
 
 
-def _summary(counts: Counter[State], findings: list[Finding]) -> str:
+def _summary(counts: Counter[str], findings: list[Finding]) -> str:
     """Return the last sentence: the faults and warnings, and what they are about."""
-    both: tuple[State, ...] = ("fault", "warning")
-    kinds = [kind for kind in both if counts[kind]]
+    kinds = [kind for kind in ("fault", "warning") if counts[kind]]
     if not kinds:
         return "No faults, no warnings."
     counted = " and ".join(f"{counts[kind]} {kind}{'' if counts[kind] == 1 else 's'}" for kind in kinds)
