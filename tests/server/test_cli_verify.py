@@ -55,7 +55,7 @@ def test_a_whole_log_is_said_to_be_with_its_head_and_how_long_it_took(root: Path
     assert first == f"Data root: {root}"
     took = r"11 entries checked in \d+ ms: none was changed, removed, added or moved, up to 11\."
     assert re.fullmatch(took, checked)
-    assert projections == "Runs, proposals, groups and budgets are what follows from the log at entry 11."
+    assert projections == "Runs, proposals, groups and budgets match the log at entry 11."
     assert HEAD.fullmatch(head)
     assert "ava verify --head HASH" in note
 
@@ -220,7 +220,7 @@ def test_a_changed_line_of_a_file_is_named(root: Path, tmp_path: Path) -> None:
     done = ava(root, "verify", "--jsonl", str(file))
     assert (done.returncode, done.stderr) == (1, "")
     assert "FAULT: line 7: its content was changed" in done.stdout
-    assert "6 lines before it are as they were written." in done.stdout
+    assert "6 lines before it are unchanged." in done.stdout
 
 
 def mirrored(root: Path) -> None:

@@ -124,7 +124,7 @@ async def test_a_second_worker_finds_the_post_taken_and_a_subagent_starts_none(r
     async with no_worker_left(root), await anyio.open_process(command, env=env, stderr=None) as first:
         await until(lambda: (root / "ava.db").exists())
         second = await anyio.run_process(command, env=env)
-        assert second.returncode == 0 and b"has one already" in second.stderr
+        assert second.returncode == 0 and b"already has a worker" in second.stderr
         inside = await anyio.run_process(command, env={**env, "AVA_RUN_ID": "S-7f3a2b"}, check=False)
         assert inside.returncode == 2 and b"a subagent starts no subagents" in inside.stderr
         first.terminate()

@@ -68,7 +68,7 @@ def export_command(
 async def _export(root: DataRoot, query: LogQuery, runs: list[str], out: str, force: bool) -> None:
     from dataclasses import replace
 
-    from ava_server.cli.reading import find_run, open_log
+    from ava_server.cli.log_access import find_run, open_log
 
     async with open_log(root) as store:
         query = replace(query, runs=tuple([(await find_run(store, given)).id for given in runs]))
