@@ -22,7 +22,7 @@ import anyio.to_thread
 
 from ava_roles.sandbox import linux, selection
 from ava_roles.sandbox.sandbox import Bind, Command, Kind
-from ava_roles.sandbox.selection import fault_of
+from ava_roles.sandbox.selection import probe_sandbox
 from ava_roles.sandbox.supervised import Machine, SupervisedSandbox
 
 TARGET_MS = 70.0
@@ -53,7 +53,7 @@ def ways(folder: Path) -> dict[str, Run]:
         sandbox = SupervisedSandbox(
             kind, Machine(uid if kind != "none" else 0, bwrap or "", linux.landlock_abi()), folder
         )
-        fault = fault_of(sandbox, folder) if kind != "none" else None
+        fault = probe_sandbox(sandbox, folder) if kind != "none" else None
         if fault is None:
             found[f"sandbox: {kind}"] = lambda sandbox=sandbox: sandbox.run(command)  # type: ignore[misc]
         else:

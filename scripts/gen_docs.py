@@ -280,7 +280,7 @@ def _kind(kind: Any) -> str:
 def events_page() -> str:
     """Return the reference of the event types."""
     from ava_audit.events import ENDINGS, FACTS
-    from ava_audit.words import SHORT_TYPES
+    from ava_audit.text_index import SHORT_TYPES
 
     parts = [
         "# Event types of the log",

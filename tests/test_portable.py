@@ -37,12 +37,12 @@ PLACES = ("/proc/", "/sys/")
 
 CONFINE = "roles/ava_roles/sandbox/"
 PROGRAMS = (f"{CONFINE}launcher/", f"{CONFINE}attacker.py")
-"""Programs of their own for Linux; they are started, and parts of them imported, only where `choosing.py` has asked."""
-BENEATH, STDIO = "roles/ava_roles/sandbox/beneath.py", "server/ava_server/mcp_server/stdio.py"
+"""Separate programs for Linux; they are started, and parts of them imported, only where `selection.py` found Linux."""
+PATHS, STDIO = "roles/ava_roles/sandbox/path_access.py", "server/ava_server/mcp_server/stdio.py"
 LINUX = "roles/ava_roles/sandbox/linux.py"
 BEHIND: dict[tuple[str, str], str] = {
     **dict.fromkeys(
-        ((LINUX, name) for name in ("ctypes", "/proc/", "signal.SIGKILL", "signal.SIGALRM", "signal.alarm")),
+        ((LINUX, name) for name in ("ctypes", "/proc/", "signal.SIGALRM", "signal.alarm")),
         "the one place for it: each function there says when it is not on this system",
     ),
     (
@@ -50,8 +50,8 @@ BEHIND: dict[tuple[str, str], str] = {
         "/proc/",
     ): "the one place for it: mount_table says when it is not on this system",
     **dict.fromkeys(
-        ((BENEATH, name) for name in ("os.O_DIRECTORY", "os.fchmod", "dir_fd", "src_dir_fd", "dst_dir_fd")),
-        "used only where has_folder_descriptors() says so; plain.py does it elsewhere",
+        ((PATHS, name) for name in ("os.O_DIRECTORY", "os.fchmod", "dir_fd", "src_dir_fd", "dst_dir_fd")),
+        "used only where has_folder_descriptors() says so; PlainPaths does it elsewhere",
     ),
     **dict.fromkeys(
         (("roles/ava_roles/sandbox/removal.py", name) for name in ("dir_fd", "src_dir_fd", "dst_dir_fd")),
@@ -64,11 +64,11 @@ BEHIND: dict[tuple[str, str], str] = {
                 ("supervised.py", "pass_fds"),
                 ("supervised.py", "start_new_session"),
                 ("supervised.py", "wait_readable"),
-                ("orphans.py", "/proc/"),
-                ("probe.py", "/proc/"),
+                ("supervised.py", "/proc/"),
+                ("selection.py", "/proc/"),
             )
         ),
-        "imported only where choosing.py has found Linux",
+        "imported, or called, only where selection.py has found Linux",
     ),
     (f"{CONFINE}git.py", "pass_fds"): "empty where no workshop is held, and none is where no command is confined",
     (f"{CONFINE}git.py", "os.memfd_create"): "asked for before; a file on the disk does it elsewhere",
@@ -76,11 +76,11 @@ BEHIND: dict[tuple[str, str], str] = {
         (
             (f"roles/ava_roles/worktree/{file}", name)
             for file, name in (
-                ("keeping.py", "os.geteuid"),
-                ("keeping.py", "os.chown"),
-                ("kept.py", "fcntl"),
-                ("sweeping.py", "dir_fd"),
-                ("sweeping.py", "src_dir_fd"),
+                ("publish.py", "os.geteuid"),
+                ("publish.py", "os.chown"),
+                ("state.py", "fcntl"),
+                ("cleanup.py", "dir_fd"),
+                ("cleanup.py", "src_dir_fd"),
             )
         ),
         "a worktree is made only where commands are confined",
@@ -102,7 +102,7 @@ BEHIND: dict[tuple[str, str], str] = {
     ): "Windows passes it over; creationflags do it there",
     ("server/ava_server/core/threads.py", "open_signal_receiver"): "on Windows a handler of the interpreter's does it",
     ("server/ava_server/http/server.py", "resource"): "on Windows a process has no such limit",
-    ("server/ava_server/cli/unseen.py", "termios"): "on Windows getpass reads the console",
+    ("server/ava_server/cli/secret_input.py", "termios"): "on Windows getpass reads the console",
     ("server/ava_server/cli/dashboard/stage.py", "termios"): "on Windows only Ctrl-C ends the dashboard",
     ("server/ava_server/cli/dashboard/stage.py", "wait_readable"): "on Windows only Ctrl-C ends the dashboard",
     ("server/ava_server/cli/terminal.py", "termios"): "on Windows what was typed ahead is an answer",
@@ -194,5 +194,5 @@ def test_each_special_call_says_where_it_is_not(
     call: Callable[[], object], platform: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "platform", platform)
-    with pytest.raises((linux.NotOnThisSystem, locks.NotOnThisSystem), match="not on this system"):
+    with pytest.raises((linux.NotOnThisSystem, locks.UnsupportedSystem), match="not on this system"):
         call()

@@ -1,10 +1,10 @@
-"""Entries: events as they stand in the log, and how they are read from its rows."""
+"""Entries: events stored in the log, their hash chain, and their form as lines of the JSONL mirror."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,7 @@ GENESIS = bytes(32)
 
 
 def content_sha(content: bytes) -> bytes:
-    """Return the hash of an entry's content; it stays when the content is erased."""
+    """Return the hash of an entry's content. It stays when the content is erased."""
     return hashlib.sha256(content).digest()
 
 
@@ -29,22 +29,21 @@ def entry_hash(previous: bytes, header: Sequence[object], sha: bytes) -> bytes:
         previous: The hash of the entry before it, `GENESIS` for the first.
         header: The header columns in the order of the table, `seq` to `duration_ms`.
         sha: The content's hash.
-    """
-    return hashlib.sha256(previous + _line(header) + sha).digest()
-
-
-def _line(header: Sequence[object]) -> bytes:
-    """Return a header as JSON: an array without spaces, in UTF-8.
 
     Raises:
-        TypeError: It has a value that no header has.
+        TypeError: The header holds a value of a type that no header has.
     """
+    return hashlib.sha256(previous + _header_json(header) + sha).digest()
+
+
+def _header_json(header: Sequence[object]) -> bytes:
+    """Return a header as a JSON array without spaces, in UTF-8."""
     try:
-        line = to_json(header)  # five times as fast as `json`; for what a header has, the same bytes
-    except PydanticSerializationError:  # half a surrogate: no entry has it, but one that was tampered with may
+        line = to_json(header)  # five times as fast as `json`, and the same bytes for every valid header
+    except PydanticSerializationError:  # a lone surrogate: only an entry that was tampered with has one
         return json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
-    if bytes in map(type, header):  # which `to_json` writes as if they were text
-        raise TypeError("a header has bytes where text or a number stood")
+    if bytes in map(type, header):  # `to_json` would write them as text
+        raise TypeError("the header has bytes in place of text or a number")
     return line
 
 
@@ -67,17 +66,17 @@ HEADER = [
     "parent_agent_id",
     "duration_ms",
 ]
-"""The columns of an entry's header, in the order in which they are hashed."""
+"""The columns of an entry's header, in the order they are hashed."""
 
 ENTRY_COLUMNS = ", ".join([*HEADER, "content", "content_sha", "hash"])
 
 LINE_COLUMNS = ENTRY_COLUMNS + ", (SELECT hash FROM events AS before WHERE before.seq = events.seq - 1)"  # noqa: S608
-"""The columns of a mirror line: the entry's, and the hash of the entry before it."""
+"""The columns of a mirror line: the entry's columns, and the hash of the entry before it."""
 
 
 @dataclass(slots=True)
 class Entry:
-    """An event as it stands in the log; `content` is None where retention has erased it."""
+    """An event stored in the log. `content` is None if retention has erased it."""
 
     seq: int
     ts_us: int
@@ -97,10 +96,10 @@ class Entry:
 
     @property
     def fact(self) -> Fact | None:
-        """What happened, None where the content was erased; read when it is first wanted, and most of it never is.
+        """What happened; None if the content was erased. Parsed on first use, because most facts are never used.
 
         Raises:
-            ValueError: The content is none that the type has: it was changed.
+            ValueError: The content is invalid for the type: it was changed.
         """
         if self._fact is None and self.content is not None:
             self._fact = read_fact(self.type, self.version, self.content)
@@ -108,44 +107,44 @@ class Entry:
 
 
 def entry_of(row: Sequence[Any]) -> Entry:
-    """Return the entry of a row that was selected with `ENTRY_COLUMNS`."""
+    """Return the entry of a row selected with `ENTRY_COLUMNS`; further columns are ignored."""
     (
         seq, ts_us, session_id, agent_id, user_id, type_name, version, run_id, generation, fresh, output, read, written,
         cost_micros, model, parent_agent_id, duration_ms, content, sha, digest,
-    ) = row  # fmt: skip
+    ) = row[: len(HEADER) + 3]  # fmt: skip
+    who = Who(session_id, agent_id, user_id, parent_agent_id)
+    usage = usage_of(fresh, output, read, written)
     return Entry(
-        seq,
-        ts_us,
-        Who(session_id, agent_id, user_id, parent_agent_id),
-        type_name,
-        version,
-        run_id,
-        generation,
-        usage_of(fresh, output, read, written),
-        cost_micros,
-        model,
-        duration_ms,
-        content,
-        sha,
+        seq, ts_us, who, type_name, version, run_id, generation, usage, cost_micros, model, duration_ms, content, sha,
         digest,
-    )
+    )  # fmt: skip
+
+
+def limit_content(rows: Iterable[Sequence[Any]], max_chars: int) -> Iterator[Any]:
+    """Yield rows of the log until their contents exceed so many characters: 500 of the largest would be a gigabyte."""
+    size = 0
+    for row in rows:
+        yield row
+        size += len(row[len(HEADER)] or "")
+        if size > max_chars:
+            return
 
 
 def content_of(fact: Fact) -> bytes:
-    """Return what an entry holds of a fact: JSON, without what is None.
+    """Return a fact as the JSON that an entry stores, without fields that are None.
 
     Raises:
-        ValueError: It has half a surrogate, which no UTF-8 can carry.
+        ValueError: A text has a lone surrogate, which UTF-8 cannot encode.
     """
     return fact.__pydantic_serializer__.to_json(fact, exclude_none=True)
 
 
 def read_fact(type_name: str, version: int, content: str | bytes) -> Fact:
-    """Return the fact that stored content holds; `Unknown` for a type that is not ours, or a newer version of one.
+    """Return the fact in stored content; `Unknown` for a type, or version of a type, that this program does not know.
 
-    How types grow: a new field has a default, so that older entries read as they were meant, and a program that does
-    not know it passes it over. A field that changes its meaning raises the type's `version`; one that a reducer reads
-    needs a migration too (`user_version`), so that older programs on the same data root stop writing.
+    How types evolve: a new field has a default, so that older entries keep their meaning, and older programs ignore
+    the field. A field that changes its meaning raises the type's `version`. A field that a reducer reads also needs a
+    migration (`user_version`), so that older programs on the same data root stop writing.
     """
     model = FACTS.get(type_name)
     if model is None or version > model.version:
@@ -154,10 +153,10 @@ def read_fact(type_name: str, version: int, content: str | bytes) -> Fact:
 
 
 def usage_of(fresh: int | None, output: int, cache_read: int, cache_written: int) -> Usage | None:
-    """Return the tokens of an entry from the columns of its header, None where it has none.
+    """Return an entry's tokens from its header columns, None if it has no tokens.
 
     Raises:
-        ValueError: It has some and not all.
+        ValueError: Some columns are missing.
     """
     if fresh is None:
         return None
@@ -188,16 +187,12 @@ _SEED = {"session_id": "sessionId", "agent_id": "agentId", "user_id": "userId", 
 
 
 def mirror_line(row: Sequence[Any]) -> bytes:
-    """Return an entry as one line of JSON, with the newline; null values are absent.
-
-    Args:
-        row: Selected with `LINE_COLUMNS`.
-    """
+    """Return a row selected with `LINE_COLUMNS` as one line of JSON, with the newline and without null values."""
     header: dict[str, Any] = dict(zip(HEADER, row, strict=False))
     content, sha, digest, before = row[len(HEADER) : len(HEADER) + 4]
     seed = {"timestamp": iso_utc(header["ts_us"]), **_named(header, _SEED)}
     metadata = _members(_named(header, _METADATA))
-    if header["cost_micros"] is not None:  # written as the exact decimal, which no float is
+    if header["cost_micros"] is not None:  # written as an exact decimal; a float would not be exact
         metadata += (b"," if metadata else b"") + b'"costCents":' + _cents(header["cost_micros"]).encode()
     chain = {
         "contentSha": sha.hex(),
@@ -214,13 +209,13 @@ def mirror_line(row: Sequence[Any]) -> bytes:
 
 
 def line_fault(line: bytes) -> str | None:
-    """Return what is wrong with a mirror line, None when it is, byte for byte, what is written of an entry."""
-    value = checked_line(line)
+    """Return what is wrong with a mirror line, None if it is byte for byte what the mirror writes for an entry."""
+    value = check_line(line)
     return value if isinstance(value, str) else None
 
 
-def checked_line(line: bytes) -> dict[str, Any] | str:
-    """Return what a mirror line says, or where it is not what is written of an entry, what is wrong with it."""
+def check_line(line: bytes) -> dict[str, Any] | str:
+    """Return the parsed mirror line, or what is wrong with it as a text."""
     try:
         value: dict[str, Any] = json.loads(line)
         metadata = value["metadata"]
@@ -237,10 +232,10 @@ def checked_line(line: bytes) -> dict[str, Any] | str:
     if content is not None and content_sha(content.encode()) != sha:
         return "its content was changed"
     if content is None and value["eventType"] not in TRANSCRIPT_TYPES:
-        return "its content is missing, and what its type holds is never erased"
+        return "its content is missing, although content of its type is never erased"
     if not numbered or entry_hash(before, header, sha) != digest:
         return "its header was changed"
-    # Whatever else stands in it was hashed by nobody: a second `content`, say, which another reader would take.
+    # Anything else in the line is not hashed, e.g. a second `content` that another reader would use.
     if written != line.rstrip(b"\r\n") + b"\n":
         return "its header was changed, or something was added to it"
     return value
@@ -262,10 +257,9 @@ def _cents(micros: int) -> str:
 
 
 def _raw_content(line: bytes) -> str:
-    """Return the content as it stands in a line that is valid JSON.
+    """Return the content as it is written in a line of valid JSON.
 
-    The first `,"content":` is the key: within a string its quotes would be escaped, and no object comes
-    before it.
+    The first `,"content":` is the key: inside a string its quotes would be escaped, and no object precedes it.
     """
     start = line.index(_CONTENT) + len(_CONTENT)
     text = line[start:].decode()

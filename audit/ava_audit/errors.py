@@ -1,48 +1,48 @@
-"""The errors of the log.
+"""Errors of the log.
 
 AuditError
-├── StoreUnavailable   the store did not answer in time, or its disk is full: nothing was written
-│   └── OutcomeUnknown a command was begun and did not end: whether it was written is not known
-├── SchemaNewer        a newer program has migrated the database: restart this one
-├── StaleOwner         an event of an older generation, or of a run that has ended: nothing was written
-├── Contradiction      an event that cannot follow what the log has: nothing was written
+├── StoreUnavailable   the store did not answer in time, or its disk is full; nothing was written
+│   └── OutcomeUnknown the store started a command and did not finish; it may have been written
+├── SchemaNewer        a newer program has migrated the database; restart this one
+├── StaleOwner         an event of an older generation, or of a run that is not running; nothing was written
+├── Contradiction      an event that contradicts the log; nothing was written
 ├── EntryTooLarge      an entry over 2 MB
 ├── DataRootRefused    a data root that cannot hold the log (a network file system, not a folder, ...)
-└── BadQuery           a question to the log that cannot be understood; names what is allowed
+└── BadQuery           an invalid query; the text names what is allowed
 """
 
 
 class AuditError(Exception):
-    """Base of every error that this package raises on purpose; its text tells what to do."""
+    """Base of all errors that this package raises on purpose. The text says what to do."""
 
 
 class StoreUnavailable(AuditError):
-    """Raised when the store did not take a command: nothing of it was written."""
+    """Raised when the store did not accept a command; nothing of it was written."""
 
 
 class OutcomeUnknown(StoreUnavailable):
-    """Raised when the store began with a command and did not end: it may or may not have been written."""
+    """Raised when the store started a command and did not finish; it may or may not have been written."""
 
 
 class SchemaNewer(AuditError):
-    """Raised when the database has a newer schema than this program knows."""
+    """Raised when the database has a newer schema than this program."""
 
 
 class StaleOwner(AuditError):
-    """Raised when an event's fence is older than the run's claim, or the run has ended."""
+    """Raised when an event's fence is older than the run's claim, or the run is not running."""
 
 
 class Contradiction(AuditError):
-    """Raised when an event cannot follow what the log has, e.g. a second proposal with the id of the first."""
+    """Raised when an event contradicts the log, e.g. a second proposal with the same id."""
 
 
 class EntryTooLarge(AuditError):
-    """Raised when an entry's content is larger than an entry may be."""
+    """Raised when an entry's content exceeds the size limit."""
 
 
 class DataRootRefused(AuditError):
-    """Raised when a folder cannot be the data root."""
+    """Raised when a folder cannot be used as the data root."""
 
 
 class BadQuery(AuditError):
-    """Raised when a query names something that the log does not have, e.g. an event type."""
+    """Raised when a query names something that does not exist, e.g. an unknown event type."""

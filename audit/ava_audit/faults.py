@@ -1,4 +1,4 @@
-"""What can be wrong with a log, and where a chain breaks, what was done to it."""
+"""Faults that a verification reports, and the diagnosis of a broken chain: what was done to the log."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any, Literal
 from ava_audit.entries import GENESIS, HEADER, entry_hash
 
 WINDOW = 64
-"""How far around a fault is looked for where an entry came from."""
+"""How many entries before and after a fault are searched for its cause."""
 
 FaultKind = Literal[
     "changed", "missing", "inserted", "reordered", "damaged", "head", "projection", "line", "schema", "erased", "mirror"
 ]
-Told = Callable[[int, int], None]
-"""Is told how much has been checked, and of how much."""
+ProgressCallback = Callable[[int, int], None]
+"""Called with how much has been checked, and how much there is."""
 Row = tuple[Any, ...]
 """A row of the log, selected with `ENTRY_COLUMNS`."""
 
@@ -25,7 +25,7 @@ _SHA, _HASH = _N + 1, _N + 2
 
 @dataclass(frozen=True)
 class Fault:
-    """Something that is not as it was written: which kind, at which `seq`, and a sentence for a person."""
+    """Something that differs from what was written: its kind, its `seq`, and a sentence for a person."""
 
     kind: FaultKind
     seq: int
@@ -38,13 +38,12 @@ class Report:
 
     Attributes:
         entries: How many entries were checked.
-        seq: The newest `seq` that was checked, and at which the projections were compared.
-        head: The hash of that entry in hex, for noting elsewhere.
-        faults: The first fault of the chain, else those of the projections, the head and the triggers; empty when all
-            is well.
+        seq: The newest `seq` that was checked, where the projections were compared.
+        head: The hash of that entry in hex, to be noted elsewhere.
+        faults: The first fault of the chain; if there is none, the faults of projections, head and triggers.
         projections: Whether the projections were compared.
-        gaps: How often a line of a file does not stand right after the one before it in the log: what belongs in
-            between is in other files, was not asked for, or was taken out; a file alone cannot tell which.
+        gaps: How often a file skips entries of the log. They are in other files, were not exported, or were removed;
+            a file alone cannot tell which.
     """
 
     entries: int
@@ -56,61 +55,61 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong."""
+        """Whether there is no fault."""
         return not self.faults
 
 
-def lacking(digest: bytes, seq: int) -> Fault:
-    """Return the fault of a log, checked up to `seq`, that does not have an entry that was noted elsewhere."""
+def missing_hash(digest: bytes, seq: int) -> Fault:
+    """Return the fault of a log, checked up to `seq`, that lacks the entry with a hash noted elsewhere."""
     text = f"the log has no entry with the hash {digest.hex()}: its end was cut off, or it was rewritten"
     return Fault("head", seq, text)
 
 
-def explained(row: Row, near: list[Row]) -> Fault:
-    """Tell what happened where an entry does not follow from the one before it.
+def diagnose(row: Row, near: list[Row]) -> Fault:
+    """Say what happened at an entry whose hash does not continue the chain.
 
     Args:
         row: The entry.
-        near: The entries around it, itself included, in order.
+        near: The entries around it, including itself, in order.
     """
     seq = row[0]
     hashes = {0: GENESIS, **{other[0]: other[_HASH] for other in near}}
     twin = next((number for number, digest in hashes.items() if 0 < number < seq and digest == row[_HASH]), None)
     if twin is not None and _follows(row, hashes.get(twin - 1, b""), twin):
-        return Fault("inserted", seq, f"entry {seq} was inserted: it is entry {twin} once more")
+        return Fault("inserted", seq, f"entry {seq} was inserted: it is a copy of entry {twin}")
     after = [other for other in near if other[0] > seq]
     if after and _follows(after[0], row[_HASH], after[0][0]):
         return Fault("changed", seq, f"entry {seq} was changed")
-    for gone in range(1, WINDOW):  # renumbered down: it and its successor still hold on to each other
+    for gone in range(1, WINDOW):  # renumbered down: the entry and its successor are still chained
         if after and _follows(after[0], row[_HASH], seq + 1 + gone):
             which = "an entry is" if gone == 1 else f"{gone} entries are"
             return Fault("missing", seq, f"{which} missing before entry {seq}")
-    for other in (row, *after):  # renumbered up: it follows from what stands before the inserted ones
+    for other in (row, *after):  # renumbered up: the entry continues the chain from before the inserted ones
         for more in range(1, WINDOW):
             first = other[0] - more
-            if first >= 1 and first <= seq and _follows(other, hashes.get(first - 1, b""), first):
+            if 1 <= first <= seq and _follows(other, hashes.get(first - 1, b""), first):
                 which = f"entry {first} was" if more == 1 else f"entries {first} to {other[0] - 1} were"
                 if not _moved(near, first, hashes):
                     return Fault("inserted", first, f"{which} inserted")
     place = _place_of(row, near, hashes)
     if place is not None:
         return Fault("reordered", seq, f"entry {seq} was entry {place}: entries were reordered")
-    return Fault("changed", seq, f"entry {seq} was changed, or another stands in its place")
+    return Fault("changed", seq, f"entry {seq} was changed or replaced")
 
 
 def _follows(row: Row, before: bytes, seq: int) -> bool:
-    """Tell whether an entry is what was written as entry `seq` after the entry with the hash `before`."""
+    """Tell whether an entry was written as entry `seq`, after the entry with the hash `before`."""
     return bool(entry_hash(before, (seq, *row[1:_N]), row[_SHA]) == row[_HASH])
 
 
 def _moved(near: list[Row], seq: int, hashes: dict[int, bytes]) -> bool:
-    """Tell whether the entry that stands at `seq` was written as another one."""
+    """Tell whether the entry at `seq` was written under another number."""
     row = next((other for other in near if other[0] == seq), None)
     return row is not None and _place_of(row, near, hashes) is not None
 
 
 def _place_of(row: Row, near: list[Row], hashes: dict[int, bytes]) -> int | None:
-    """Return the number under which an entry was written, if that was near and another than it has."""
+    """Return the number under which an entry was written, if it differs and is near."""
     for other in near:
         if other[0] != row[0]:
             for before in hashes.values():

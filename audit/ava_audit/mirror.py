@@ -1,14 +1,15 @@
-"""The JSONL mirror: a file a UTC day for agent `ava`, a file a run for its subagent, in order of `seq`.
+"""The JSONL mirror: one file for each UTC day of agent `ava`, and one for each run's subagent, in order of `seq`.
 
-The log knows how long each file is when it is whole. A file of another length (a crash between writing and
-noting, a torn line, a file that was cut or removed) is healed: compared with what the log says line by line,
-cut at the first difference, and completed. So is a file that has lines whose content was erased: the log has marked
-it in the transaction that erased. A file with entries that the log does not have is set aside. Only the keeper writes
-here.
+The log stores the full length of each file. A file of another length (a crash, a torn line, a file that was cut or
+removed) is repaired: compared line by line with the log, cut at the first difference, and completed. So is a file whose
+entries were erased; the transaction that erased them has marked it. A file with entries that the log lacks comes from a
+log that was removed or restored from an older copy. It is the only record left, so it is quarantined under another name
+(`….set-aside-1.jsonl`). Only background maintenance writes these files.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,25 +21,30 @@ from typing import IO, Any
 import anyio
 import anyio.to_thread
 
-from ava_audit.entries import HEADER, mirror_line
-from ava_audit.store.projections import note_healed, note_mirrored
-from ava_audit.store.set_aside import is_of_another_log, set_aside
+from ava_audit.entries import HEADER, limit_content, line_fault, mirror_line
+from ava_audit.faults import Fault
+from ava_audit.projections import note_mirrored, note_repaired
 from ava_audit.store.store import Store
-from ava_audit.units import EPOCH, US_PER_S, day_of
+from ava_audit.units import DAY_US, EPOCH, US_PER_S, day_of
 from ava_audit.view import View
+
+log = logging.getLogger("ava.mirror")
 
 SLICE = 500
 SLICE_CHARS = 8_000_000
-_TS, _AGENT, _CONTENT = HEADER.index("ts_us"), HEADER.index("agent_id"), len(HEADER)
+MAX_FAULTS = 20
+QUARANTINE_MARK = "set-aside"
+_CHUNK = 65_536
+_TS, _AGENT = HEADER.index("ts_us"), HEADER.index("agent_id")
 _SUBAGENT = re.compile(r"S-[0-9A-Za-z]{1,64}")
-_DAY_US = 86_400 * US_PER_S
+_LINE_END = re.compile(rb'\},"seq":(\d{1,18}),[^{}]*"hash":"([0-9a-f]{64})"\}\s*\Z')
 
 
 class Mirror:
-    """The files below one `logs/` folder, as the process that keeps them sees them.
+    """The mirror files of one data root, for the process that maintains them.
 
     Args:
-        store: The log that they mirror.
+        store: The log.
         folder: `$AVA_DATA_ROOT/logs`.
     """
 
@@ -46,67 +52,65 @@ class Mirror:
         self._store = store
         self.folder = folder
         self._sizes: dict[str, int] = {}
-        self._taken = False
-        self._turn = anyio.Lock()
+        self._checked = False
+        self._lock = anyio.Lock()
 
-    async def take_over(self) -> None:
-        """Heal every file that is not as long as the log says; the first thing that a new keeper does."""
-        async with self._turn:
+    async def repair_all(self) -> None:
+        """Repair every file that does not have its full length. A process does this before its first `catch_up`."""
+        async with self._lock:
             await anyio.to_thread.run_sync(self._make_folders)
             self._sizes = await self._store.read(View.mirrored)
-            wrong = await anyio.to_thread.run_sync(self._wrong, list(self._sizes))
-            await self._heal(wrong)
-            self._taken = True
+            await self._repair(await anyio.to_thread.run_sync(self._find_damaged, list(self._sizes)))
+            self._checked = True
 
-    async def forget(self, *, make: bool) -> None:
-        """Heal every file that still has what was erased from the log.
+    async def repair_erased(self, *, create: bool) -> None:
+        """Repair every file that still has content that was erased from the log.
 
         Args:
-            make: Write those that are missing too; False where the mirror is off, and only old files are left.
+            create: Write missing files too; False if the mirror is off and only old files are left.
 
         Raises:
-            StoreUnavailable: The log cannot be read or its progress not noted.
+            StoreUnavailable: The log cannot be read, or the progress not noted.
             OSError: A file cannot be written.
         """
         while True:
             sizes = await self._store.read(View.mirrored)
             marked = [file for file, size in sizes.items() if size < 0]
-            if not make:
+            if not create:
                 marked = await anyio.to_thread.run_sync(self._existing, marked)
             if not marked:
                 return
-            async with self._turn:
-                await self._heal(marked)
+            async with self._lock:
+                await self._repair(marked)
 
     async def catch_up(self) -> None:
-        """Write the lines of all entries that the mirror does not have yet, having taken it over.
+        """Write the lines of all entries that the mirror does not have yet.
 
         Raises:
-            StoreUnavailable: The log cannot be read or its progress not noted.
+            StoreUnavailable: The log cannot be read, or the progress not noted.
             OSError: A file cannot be written.
         """
-        if not self._taken:
-            await self.take_over()
+        if not self._checked:
+            await self.repair_all()
         while True:
-            async with self._turn:
+            async with self._lock:
                 rows = await self._store.read(_next_slice)
                 if not rows:
                     return
                 lines = _by_file(rows)
-                wrong = await anyio.to_thread.run_sync(self._wrong, list(lines))
-                if wrong:
-                    # Read again: what made it wrong may be a note that was on its way, as when this was cancelled.
-                    await self._heal(wrong)
+                if damaged := await anyio.to_thread.run_sync(self._find_damaged, list(lines)):
+                    # Then read again: an unfinished note, e.g. of a cancelled call, may be the cause.
+                    await self._repair(damaged)
                     continue
                 sizes = await anyio.to_thread.run_sync(self._append, lines)
-                await self._store.keep_house(partial(note_mirrored, upto=int(rows[-1][0]), sizes=sizes))
+                await self._store.maintain(partial(note_mirrored, upto=int(rows[-1][0]), sizes=sizes))
                 self._sizes.update(sizes)
 
-    async def _heal(self, files: Iterable[str]) -> None:
+    async def _repair(self, files: Iterable[str]) -> None:
         for file in files:
-            size, erasure = await self._store.read(partial(_healed, folder=self.folder, file=file))
-            # Refused, the file stays marked or as it was noted: the next to look at it heals it once more.
-            await self._store.keep_house(partial(note_healed, file=file, size=size, erasure=erasure))
+            size, erasure = await self._store.read(partial(_repaired, folder=self.folder, file=file))
+            # If the note is refused, the file stays marked, and is repaired again.
+            await self._store.maintain(partial(note_repaired, file=file, size=size, erasure=erasure))
             self._sizes[file] = size
 
     def _existing(self, files: Iterable[str]) -> list[str]:
@@ -116,8 +120,8 @@ class Mirror:
         for folder in (self.folder, self.folder / "ava", self.folder / "subagents"):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
-    def _wrong(self, files: Iterable[str]) -> list[str]:
-        return [file for file in files if _size(self.folder / file) != self._sizes.get(file, 0)]
+    def _find_damaged(self, files: Iterable[str]) -> list[str]:
+        return [file for file in files if file_size(self.folder / file) != self._sizes.get(file, 0)]
 
     def _append(self, lines: Mapping[str, Sequence[bytes]]) -> dict[str, int]:
         sizes: dict[str, int] = {}
@@ -130,20 +134,24 @@ class Mirror:
 
 
 def file_of(agent_id: str, ts_us: int) -> str:
-    """Return the mirror file, relative to `logs/`, of an event of an agent at a time (microseconds UTC)."""
+    """Return the mirror file, relative to `logs/`, for an event of an agent at a time (microseconds UTC)."""
     if _SUBAGENT.fullmatch(agent_id):
         return f"subagents/{agent_id}.jsonl"
     return f"ava/{day_of(ts_us)}.jsonl"
 
 
-def _healed(view: View, *, folder: Path, file: str) -> tuple[int, int]:
-    return heal(view, folder=folder, file=file), view.last_erasure()
+def file_size(path: Path) -> int:
+    """Return a file's length in bytes, 0 if it cannot be read."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
-def heal(view: View, *, folder: Path, file: str) -> int:
-    """Make a file what the log says that it is, and return its length; what is right at its beginning stays.
+def repair_file(view: View, *, folder: Path, file: str) -> int:
+    """Make a file match the log, and return its length; its correct beginning is not written again.
 
-    A file that has, after that, entries that the log does not have is set aside, and made anew.
+    A file that also has entries that the log lacks is quarantined and written from the start.
     """
     path = folder / file
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -154,7 +162,7 @@ def heal(view: View, *, folder: Path, file: str) -> int:
         for row in _rows_of(view, file, upto):
             line = mirror_line(row)
             if same and out.read(len(line)) != line:
-                if is_of_another_log(view, out, good):
+                if _has_foreign_entry(view, out, good):
                     break
                 same = False
                 out.seek(good)
@@ -163,11 +171,15 @@ def heal(view: View, *, folder: Path, file: str) -> int:
                 out.write(line)
             good += len(line)
         else:
-            if not is_of_another_log(view, out, good):
+            if not _has_foreign_entry(view, out, good):
                 out.truncate(good)
                 return good
-    set_aside(path)
-    return heal(view, folder=folder, file=file)
+    _quarantine(path)
+    return repair_file(view, folder=folder, file=file)
+
+
+def _repaired(view: View, *, folder: Path, file: str) -> tuple[int, int]:
+    return repair_file(view, folder=folder, file=file), view.last_erasure()
 
 
 def _rows_of(view: View, file: str, upto: int) -> Iterator[tuple[Any, ...]]:
@@ -176,25 +188,17 @@ def _rows_of(view: View, file: str, upto: int) -> Iterator[tuple[Any, ...]]:
     if file.startswith("subagents/"):
         yield from view.rows("agent_id = ? AND seq <= ?", name, upto)
         return
-    day = (date.fromisoformat(name) - EPOCH.date()).days * _DAY_US
-    first, last = view.seq_bounds(day, day + _DAY_US)
-    # The plus keeps SQLite from reading the day by time and sorting all its contents.
-    for row in view.rows(
-        "seq >= ? AND seq <= ? AND +ts_us >= ? AND +ts_us < ?", first, min(last, upto), day, day + _DAY_US
-    ):
+    day = (date.fromisoformat(name) - EPOCH.date()).days * DAY_US
+    first, last = view.seq_bounds(day, day + DAY_US)
+    # The plus stops SQLite from reading the day by time and sorting all its contents.
+    where = "seq >= ? AND seq <= ? AND +ts_us >= ? AND +ts_us < ?"
+    for row in view.rows(where, first, min(last, upto), day, day + DAY_US):
         if file_of(row[_AGENT], row[_TS]) == file:
             yield row
 
 
 def _next_slice(view: View) -> list[tuple[Any, ...]]:
-    rows: list[tuple[Any, ...]] = []
-    size = 0
-    for row in view.rows("seq > ?", view.progress("mirror"), limit=SLICE):
-        rows.append(row)
-        size += len(row[_CONTENT] or "")
-        if size > SLICE_CHARS:  # five hundred of the largest entries would be a gigabyte
-            break
-    return rows
+    return [*limit_content(view.rows("seq > ?", view.progress("mirror"), limit=SLICE), SLICE_CHARS)]
 
 
 def _by_file(rows: Iterable[tuple[Any, ...]]) -> dict[str, list[bytes]]:
@@ -204,15 +208,86 @@ def _by_file(rows: Iterable[tuple[Any, ...]]) -> dict[str, list[bytes]]:
     return lines
 
 
-def _size(path: Path) -> int:
-    """Return a file's length, 0 when there is none."""
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return 0
-
-
 def _open(path: Path) -> IO[bytes]:
-    """Open a file of the mirror for reading and writing, created for this user only; never through a link."""
+    """Open a mirror file for reading and writing, created for this user only; never through a link."""
     flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
     return os.fdopen(os.open(path, flags, 0o600), "r+b")
+
+
+# -- files with entries that the log lacks ----------------------------------------------------------------------------
+
+
+def mirror_faults(view: View | None, folder: Path | None) -> list[Fault]:
+    """Return a fault for each file whose last entry the log lacks; without a view, every file lacks its log.
+
+    Files are written after the log: if a file has an entry that the log lacks, the log has lost it.
+    """
+    faults: list[Fault] = []
+    for path in [] if folder is None else sorted(folder.glob("*/*.jsonl")):
+        seq = None if f".{QUARANTINE_MARK}-" in path.name else _foreign_entry(view, _last_line(path))
+        if seq is not None:
+            name = "/".join(path.parts[-3:])
+            text = f"{name} has entry {seq}, which the log lacks: the log was removed, cut, or restored from a copy"
+            faults.append(Fault("mirror", seq, text))
+    return faults[:MAX_FAULTS]
+
+
+def _has_foreign_entry(view: View, file: IO[bytes], start: int) -> bool:
+    """Tell whether a file has, from a position on, an entry that the log lacks.
+
+    A line that was cut or changed does not count. An entry that was only erased since keeps its hash.
+    """
+    file.seek(start)
+    return any(_foreign_entry(view, line) is not None for line in file)
+
+
+def _foreign_entry(view: View | None, line: bytes) -> int | None:
+    """Return the `seq` of a line's entry if the log lacks it; None if the log has it, or the line is not an entry."""
+    found = _LINE_END.search(line)
+    if found is None:
+        return None
+    seq, digest = int(found[1]), bytes.fromhex(found[2].decode())
+    stored = None if view is None else next(view.select("SELECT hash FROM events WHERE seq = ?", seq), None)
+    known = stored is not None and stored[0] == digest
+    return None if known or line_fault(line) is not None else seq
+
+
+def _last_line(path: Path) -> bytes:
+    """Return the last whole line of a file."""
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        wanted = _CHUNK
+        while True:
+            file.seek(max(0, size - wanted))
+            lines = file.read().splitlines(keepends=True)
+            whole = [line for line in lines[1 if size > wanted else 0 :] if line.endswith(b"\n")]
+            if whole or wanted >= size:
+                return whole[-1] if whole else b""
+            wanted *= 16
+
+
+def _quarantine(path: Path) -> None:
+    """Rename a file to a name that nobody writes."""
+    number = 1
+    while (free := path.with_name(f"{path.stem}.{QUARANTINE_MARK}-{number}{path.suffix}")).exists():
+        number += 1
+    path.rename(free)
+    log.warning(
+        "%s has entries that this log lacks (the log was removed or restored from an older copy): it is kept as %s",
+        path.name,
+        free.name,
+    )
+
+
+def remove_old_quarantined(folder: Path, before_us: int) -> None:
+    """Remove quarantined files that were last written before a time (microseconds UTC)."""
+    for path in folder.glob(f"*/*.{QUARANTINE_MARK}-*.jsonl"):
+        if path.lstat().st_mtime * US_PER_S < before_us:
+            path.unlink(missing_ok=True)
+
+
+def remove_quarantined_runs(folder: Path, runs: Iterable[str]) -> None:
+    """Remove the quarantined files of erased runs."""
+    for run_id in runs:
+        for path in (folder / "subagents").glob(f"{run_id}.{QUARANTINE_MARK}-*.jsonl"):
+            path.unlink(missing_ok=True)

@@ -1,9 +1,9 @@
-"""Reducers: what follows from an event, by addition.
+"""Reducers: pure functions that derive the projections from the log, entry by entry.
 
-Each takes the state, an entry's header and its fact, and changes the rows of proposals, runs, groups and budgets. They
-read no clock, no setting and no cap, and nothing of a transcript's content, so that the projections can be rebuilt from
-a log whose transcripts have been erased. Where the rows are kept is not theirs to know: in the tables of the log
-(`projections.py`), or in memory alone, where a verification rebuilds them.
+Each takes the state, an entry's header and its fact, and changes the rows of proposals, runs, groups and budgets. A
+reducer reads no clock, no setting, no cap and no transcript content, so that the projections can be rebuilt after
+transcripts were erased. `State` hides where the rows are: in the tables of the log (`projections.py`), or in memory,
+where a verification rebuilds them.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ R = TypeVar("R", bound=ProposalRow | RunRow | GroupRow | Bucket)
 
 
 class Rows(Protocol[R]):
-    """The rows of one projection, as reducers change them."""
+    """The rows of one projection, for reducers to change."""
 
     def get(self, key: str | None) -> R | None:
-        """Return the row of a key, to be changed, or None."""
+        """Return the row of a key, which the caller may change, or None."""
 
     def add(self, row: R) -> None:
         """Add a row.
 
         Raises:
-            Contradiction: There is one of this key.
+            Contradiction: A row with this key exists.
         """
 
 
@@ -55,22 +55,22 @@ class State(Protocol):
 
     @property
     def proposals(self) -> Rows[ProposalRow]:
-        """Of every spawn that was proposed."""
+        """One row for each proposal."""
         ...
 
     @property
     def runs(self) -> Rows[RunRow]:
-        """Of every run, from its proposal on."""
+        """One row for each run, from its proposal on."""
         ...
 
     @property
     def groups(self) -> Rows[GroupRow]:
-        """Of runs approved together."""
+        """One row for each group of runs approved together."""
         ...
 
     @property
     def budgets(self) -> Rows[Bucket]:
-        """Of every cap's scope."""
+        """One row for each cap's scope."""
         ...
 
 
@@ -90,19 +90,19 @@ class Header:
 
 
 def reduce(state: State, header: Header, fact: Fact | None) -> None:
-    """Bring the projections up to date with one entry.
+    """Apply one entry to the projections.
 
     Args:
         state: The projections.
         header: The entry's header.
-        fact: What happened; None where nothing follows from its content, which may have been erased.
+        fact: What happened; None if no reducer reads the content, which may have been erased.
 
     Raises:
-        Contradiction: It cannot follow what came before, e.g. an approval of what was never proposed.
+        Contradiction: The entry contradicts the log, e.g. it approves something that was never proposed.
     """
     if (by_header := _BY_HEADER.get(header.type)) is not None:
         by_header(state, header)
-    # Of what is written in a newer version, the program that wrote it knows what follows.
+    # Only the newer program that wrote a newer version knows what it means.
     if (by_fact := _BY_FACT.get(header.type)) is not None and not isinstance(fact, Unknown):
         by_fact(state, header, fact)
     if header.generation is not None:
@@ -112,51 +112,51 @@ def reduce(state: State, header: Header, fact: Fact | None) -> None:
 
 
 def fold(state: State, row: Sequence[Any]) -> None:
-    """Bring the projections up to date with an entry as it is stored: the columns of its header, then its content.
+    """Apply a stored entry, given as the columns of its header and its content, to the projections.
 
     Raises:
         Contradiction: As for `reduce`.
-        ValueError: Its content is none that its type can have.
+        ValueError: Its content is invalid for its type.
     """
     type_name, run_id, generation = row[5], row[7], row[8]
-    if generation is None and type_name not in _BY_HEADER and type_name not in TOLD:
+    if generation is None and type_name not in _BY_HEADER and type_name not in CONTENT_TYPES:
         return
-    fact = read_fact(type_name, row[6], row[len(HEADER)]) if type_name in TOLD else None
+    fact = read_fact(type_name, row[6], row[len(HEADER)]) if type_name in CONTENT_TYPES else None
     usage = usage_of(*row[9:13])
     reduce(state, Header(row[0], row[1], row[2], row[4], type_name, run_id, generation, usage, row[13]), fact)
 
 
-class InMemory(Generic[R]):
-    """Rows that are in memory alone."""
+class MemoryRows(Generic[R]):
+    """The rows of one projection, in memory only."""
 
     def __init__(self, kind: type[R]) -> None:
         self._key = attrgetter(next(iter(kind.__dataclass_fields__)))
         self.rows: dict[str, R] = {}
 
     def get(self, key: str | None) -> R | None:
-        """Return the row of a key, to be changed, or None."""
+        """Return the row of a key, which the caller may change, or None."""
         return None if key is None else self.rows.get(key)
 
     def add(self, row: R) -> None:
         """Add a row.
 
         Raises:
-            Contradiction: There is one of this key.
+            Contradiction: A row with this key exists.
         """
         key = self._key(row)
         if key in self.rows:
-            raise Contradiction(f"there is another {key} before it")
+            raise Contradiction(f"{key} exists already")
         self.rows[key] = row
 
 
-class Rebuilt:
-    """All projections in memory, as a fold of the log from its beginning makes them."""
+class MemoryState:
+    """All projections in memory, to be rebuilt from the whole log."""
 
     def __init__(self) -> None:
-        self.proposals = InMemory(ProposalRow)
-        self.runs = InMemory(RunRow)
-        self.groups = InMemory(GroupRow)
-        self.budgets = InMemory(Bucket)
+        self.proposals = MemoryRows(ProposalRow)
+        self.runs = MemoryRows(RunRow)
+        self.groups = MemoryRows(GroupRow)
+        self.budgets = MemoryRows(Bucket)
 
 
 def _proposed(state: State, header: Header, fact: SpawnProposed) -> None:
@@ -194,7 +194,7 @@ def _proposed(state: State, header: Header, fact: SpawnProposed) -> None:
 
 
 def _said(state: State, header: Header) -> None:
-    # The first message of a run is its task: known by its place, because its content can be erased.
+    # The first message of a run is its task. Its position tells, because its content can be erased.
     run = state.runs.get(header.run_id)
     if run is not None and run.task_seq is None:
         run.task_seq = header.seq
@@ -239,7 +239,7 @@ def _claimed(state: State, header: Header, fact: RunClaimed) -> None:
 
 
 def _leave(run: RunRow) -> None:
-    """Take a run from its owner: what that was active ends with its last entry; a clock set back counts as no time."""
+    """Take a run from its owner. Its active time ends with its last entry; a clock that was set back adds nothing."""
     if run.last_us is not None and run.claimed_us is not None:
         run.active_us += max(0, run.last_us - run.claimed_us)
     run.state = QUEUED
@@ -250,7 +250,7 @@ def _paused(state: State, header: Header, fact: RunPaused) -> None:
     run = state.runs.get(header.run_id)
     if run is None:
         return
-    run.claimed_us = None  # how long it was active is said
+    run.claimed_us = None  # the fact gives the active time
     run.active_us = max(run.active_us, fact.active_us)
     _leave(run)
     run.not_before_us = fact.not_before_us
@@ -261,7 +261,7 @@ def _resumed(state: State, header: Header, _fact: RunResumed) -> None:
     if run is None:
         return
     _leave(run)
-    run.last_us = header.ts_us  # from now on it is counted how long nobody comes
+    run.last_us = header.ts_us  # the time without an owner counts from here
     run.not_before_us = None
     run.generation += 1
 
@@ -299,7 +299,7 @@ def _settled(state: State, header: Header, fact: CostUpdate) -> None:
         return
     held = from_json(run.in_flight)
     if (held["turn"], held["attempt"]) != (fact.turn, fact.attempt):
-        return  # of a call that is not in flight (any more): what it cost was booked when it was given up
+        return  # a call that is no longer in flight: its cost was booked when the call was given up
     cost = header.cost_micros or 0
     for scope in held["scopes"]:
         bucket = state.budgets.get(scope)
@@ -319,14 +319,14 @@ def _settled(state: State, header: Header, fact: CostUpdate) -> None:
 
 
 def _called(state: State, header: Header) -> None:
-    if header.generation is not None:  # a subagent's call; the orchestrator's calls of our tools carry no claim
+    if header.generation is not None:  # a subagent's call; the orchestrator's calls of Ava's tools have no generation
         run = state.runs.get(header.run_id)
         if run is not None:
             run.tool_calls += 1
 
 
 def _answered(state: State, header: Header) -> None:
-    # An answer of ours names a run in its header only when it carried that run's result.
+    # A result of one of Ava's tools has a run id in its header only if it carried that run's result.
     if header.generation is None:
         run = state.runs.get(header.run_id)
         if run is not None and run.fetched_us is None and run.ended_us is not None:
@@ -360,7 +360,7 @@ def _ended(state: State, header: Header, fact: RunEnded) -> None:
 
 
 def _holdings(run: RunRow | None) -> Iterator[tuple[Sequence[str], int]]:
-    """Yield the scopes in which a run's wrap-up and its call in flight are held, and how much."""
+    """Yield the scopes and amounts held for a run's wrap-up and its call in flight."""
     if run is None:
         return
     if run.wrap_scopes is not None:
@@ -371,7 +371,7 @@ def _holdings(run: RunRow | None) -> Iterator[tuple[Sequence[str], int]]:
 
 
 def _hold(state: State, scopes: Sequence[str], micros: int) -> None:
-    """Hold so much more in each of the scopes, or less."""
+    """Add an amount, which may be negative, to what each scope holds."""
     for scope in scopes:
         bucket = state.budgets.get(scope)
         if bucket is None:
@@ -396,7 +396,7 @@ _BY_HEADER: dict[str, Callable[[State, Header], None]] = {
     "CancelRequested": _cancelled,
     "SubagentComplete": _completed,
 }
-"""What follows from an entry whatever its content is: all that can follow from a transcript."""
+"""Reducers that read only the header: the only ones that transcripts can have."""
 _BY_FACT: dict[str, Callable[[State, Header, Any], None]] = {
     "SpawnProposed": _proposed,
     "SpawnDecided": _decided,
@@ -407,7 +407,7 @@ _BY_FACT: dict[str, Callable[[State, Header, Any], None]] = {
     "CostUpdate": _settled,
     "RunEnded": _ended,
 }
-"""What follows from what is said in an entry."""
+"""Reducers that read the fact."""
 
-TOLD: frozenset[str] = frozenset(_BY_FACT)
-"""The types whose content a reducer reads."""
+CONTENT_TYPES: frozenset[str] = frozenset(_BY_FACT)
+"""The event types whose content a reducer reads."""

@@ -1,15 +1,14 @@
-"""Retention: the words of runs that ended long ago go, the entries stay, and the chain still verifies.
+"""Retention: erases the content of old runs. The entries stay, and the hash chain still verifies.
 
-Erasing is two things. The log itself changes in one transaction a piece: contents become NULL, their words leave the
-text index, the files of the mirror in which they stand are marked, and a `LogErased` says so. What cannot be part of
-a transaction follows, and is finished by whoever is the keeper, however often it is killed in between: marked files
-are written anew, the index is rewritten, the run's folders are removed, the write-ahead log is emptied. How far that
-is done stands in the log's database: everything up to the `LogErased` with the number in `progress.erased`.
+An erasure has two parts. First, the log changes, one transaction a batch: contents become NULL, their text leaves the
+index, the mirror files that hold them are marked, and a `LogErased` is appended. Second comes what cannot be part of a
+transaction: marked files are repaired, the index is merged, the run's folders are removed, the write-ahead log is
+emptied. Whichever process does maintenance finishes this, however often it is killed in between. `progress.erased` is
+the `seq` of the last `LogErased` for which everything is done.
 """
 
 from __future__ import annotations
 
-import logging
 import shutil
 import sqlite3
 import time
@@ -22,43 +21,40 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 
-from ava_audit.entries import entry_of
+from ava_audit.entries import HEADER, entry_of
 from ava_audit.events import TRANSCRIPT_TYPES, Event, LogErased, Who
-from ava_audit.mirror import Mirror, file_of
+from ava_audit.mirror import Mirror, file_of, file_size, remove_quarantined_runs
+from ava_audit.projections import IndexRow, erase_entries, forget_live, merge_words, note_progress
 from ava_audit.rows import WAITING, RunRow
-from ava_audit.store.projections import IndexRow, erase_entries, forget_live, merge_words, note_progress
-from ava_audit.store.set_aside import forget_runs
 from ava_audit.store.store import Outcome, Store, T
-from ava_audit.units import US_PER_S
-from ava_audit.view import View
-from ava_audit.words import index_row
+from ava_audit.text_index import index_row
+from ava_audit.units import DAY_US, now_us
+from ava_audit.view import View, placeholders
 
-log = logging.getLogger("ava.retention")
-
-DAY_US = 86_400 * US_PER_S
-KEEPER = "keeper"
-"""The session under which the keeper writes: it is no host connection."""
-SLICE = 25
-SLICE_CHARS = 50_000
-"""What one transaction erases at most: a writer that comes meanwhile waits for no more than that."""
-LOOK = 4_000
+SESSION_ID = "keeper"
+"""The session of entries that maintenance writes; it is not a host connection."""
+BATCH = 25
+BATCH_CHARS = 50_000
+"""What one transaction erases at most, so that other writers wait briefly."""
+LOOK_AHEAD = 4_000
 MERGE_PAGES = 25
 WAL_BYTES = 4_000_000
-"""A write-ahead log larger than this is moved into the database at once; a smaller one when nobody writes."""
+"""A larger write-ahead log is moved into the database at once; a smaller one when nobody writes."""
 PAUSE_S = 0.01
-"""The least rest between two transactions; it is as long as the one before took, so that half of the time is free."""
+"""The shortest pause after a transaction. The pause is as long as the transaction took: half of the time stays free."""
 BUSY_S = 0.2
 _TYPES = tuple(sorted(TRANSCRIPT_TYPES))
-_HAS_WORDS = f"content IS NOT NULL AND type IN ({', '.join('?' * len(_TYPES))})"
+_HAS_CONTENT = f"content IS NOT NULL AND type IN ({placeholders(_TYPES)})"
+_TYPE, _RUN_ID, _CONTENT = HEADER.index("type"), HEADER.index("run_id"), len(HEADER)
 
 
 @dataclass(frozen=True)
 class Retention:
-    """How long words are kept.
+    """How long content is kept.
 
     Attributes:
-        days: Days after a run's end; the orchestrator's own entries count from when they were written.
-        folders: Where an erased run's own folder, named by its id, goes with its words.
+        days: Days after a run's end; for the orchestrator's own entries, days after they were written.
+        folders: Folders in which a run may have its own folder, named by its id. It is removed with the content.
     """
 
     days: int
@@ -66,11 +62,11 @@ class Retention:
 
 
 @dataclass
-class _Piece:
-    """What one transaction erases."""
+class _Batch:
+    """What one transaction erases, and the `seq` up to which the log was searched before and for it."""
 
-    after: int
-    done: int
+    after: int = 0
+    upto: int = 0
     rows: list[IndexRow] = field(default_factory=list[IndexRow])
     owners: dict[int, tuple[str, str | None]] = field(default_factory=dict[int, tuple[str, str | None]])
     files: set[str] = field(default_factory=set[str])
@@ -78,10 +74,10 @@ class _Piece:
 
     @property
     def full(self) -> bool:
-        return len(self.rows) >= SLICE or self.chars >= SLICE_CHARS
+        return len(self.rows) >= BATCH or self.chars >= BATCH_CHARS
 
     def add(self, row: Sequence[object]) -> None:
-        entry = entry_of(row[:20])
+        entry = entry_of(row)
         self.rows.append(index_row(entry))
         self.owners[entry.seq] = (entry.who.user_id, entry.run_id)
         self.files.add(file_of(entry.who.agent_id, entry.ts_us))
@@ -89,20 +85,20 @@ class _Piece:
 
 
 def is_over(view: View, run: RunRow, now_us: int) -> bool:
-    """Tell whether nothing of a run can happen any more: it has ended, or its proposal expired undecided."""
+    """Tell whether a run can no longer change: it has ended, or its proposal expired undecided."""
     if run.state != WAITING:
         return run.ended
     proposal = view.proposal(run.pending_id)
     return proposal is None or proposal.expires_us <= now_us
 
 
-def horizon(view: View, now_us: int, days: int) -> tuple[int, int]:
-    """Return the `seq` up to which entries are older than so many days, and the time (microseconds UTC) that means.
+def retention_horizon(view: View, now_us: int, days: int) -> tuple[int, int]:
+    """Return the last `seq` of the entries that are older than so many days, and the time limit (microseconds UTC).
 
-    A clock may be wrong, and what is erased is gone; so time is believed only as far as the log has seen it pass.
-    "Now" is at most a day after the newest entry that is a day old, so that a clock that jumps ahead, by a year or by
-    thirty, erases nothing before it has said so for a day. And an entry is not old because its own time says so when
-    one before it is young: the clock was behind then. Whole UTC days, so that the work comes once a day.
+    A clock may be wrong, and an erasure is final, so only time that the log has seen pass counts. "Now" is at most one
+    day after the newest entry that is a day old: if the clock jumps ahead, nothing is erased for a day. An entry is not
+    old if any entry before it is young: the clock was behind then. Limits are whole UTC days, so that there is work
+    once a day.
     """
     seen = view.newest_before(now_us - DAY_US)
     if seen is None:
@@ -113,152 +109,149 @@ def horizon(view: View, now_us: int, days: int) -> tuple[int, int]:
     return view.last_older(limit, first or view.head() + 1), limit
 
 
-async def sweep(store: Store, days: int, *, pieces: int) -> bool:
-    """Erase what has become old, at most so many pieces of it; True when nothing is left.
+async def erase_expired(store: Store, days: int, *, batches: int) -> bool:
+    """Erase what is older than so many days, at most so many batches of it; True if nothing is left.
 
     Raises:
         StoreUnavailable: The log cannot be read or written.
     """
-    upto, limit = await store.read(partial(horizon, now_us=time.time_ns() // 1000, days=days))
-    for _ in range(pieces):
-        piece = await store.read(partial(_next_piece, upto=upto, limit=limit))
-        if piece is None:
+    upto, limit = await store.read(partial(retention_horizon, now_us=now_us(), days=days))
+    for _ in range(batches):
+        batch = await store.read(partial(_next_batch, upto=upto, limit=limit))
+        if batch is None:
             return True
-        await _paced(store, partial(_erase_old, piece=piece, why=f"older than {days} days"))
+        await _transact(store, partial(_erase_expired, batch=batch, why=f"older than {days} days"))
     return False
 
 
 async def erase_run(store: Store, run_id: str, also: Sequence[int], who: Who, why: str) -> int:
-    """Begin to erase everything of a run that is over, and return how many entries lost their words.
+    """Erase the content of a run that is over, and return the number of erased entries.
 
-    The keeper finishes it (`erasing` tells when): until then words may stand in files and in free pages.
+    Maintenance finishes the erasure (`erasure_pending` tells when). Until then, files and free pages may hold text.
 
     Args:
         store: The open log.
         run_id: The run.
-        also: Entries of the orchestrator that quote it and do not name it in their header.
-        who: Who wants it.
-        why: Why, for the log.
+        also: The `seq` of the orchestrator's entries that quote the run without naming it in their header.
+        who: Who asked for it.
+        why: The reason, for the log.
 
     Raises:
         StoreUnavailable: The log cannot be read or written.
     """
     total = 0
     while True:
-        piece = await store.read(partial(_piece_of, run_id=run_id, also=also))
-        erased = await _paced(store, partial(_erase_whole, piece=piece, run_id=run_id, who=who, why=why))
+        batch = await store.read(partial(_run_batch, run_id=run_id, also=also))
+        erased = await _transact(store, partial(_erase_run, batch=batch, run_id=run_id, who=who, why=why))
         total += erased or 0
-        if erased is None or not piece.full:
+        if erased is None or not batch.full:
             return total
         also = ()
 
 
-def erasing(view: View) -> bool:
-    """Tell whether something that was erased from the log may still stand elsewhere in the data root."""
+def erasure_pending(view: View) -> bool:
+    """Tell whether content that was erased from the log may still be elsewhere in the data root."""
     return view.last_erasure() > view.progress("erased")
 
 
-def asked(view: View) -> bool:
-    """Tell whether somebody waits for a run to be erased."""
-    return bool(_begun(view).whole)
+def erasure_requested(view: View) -> bool:
+    """Tell whether somebody waits for the erasure of a run."""
+    return bool(_unfinished(view).whole)
 
 
-async def complete(store: Store, mirror: Mirror, folders: Iterable[Path], *, mirrored: bool) -> None:
-    """Finish every erasure that has begun: all of a run's words, the mirror, the index, folders, the database file.
+async def finish_erasures(store: Store, mirror: Mirror, folders: Iterable[Path], *, mirrored: bool) -> None:
+    """Finish all erasures: the rest of each run, the mirror, the index, folders, and the database file.
 
-    Each step may be done again: what a kill interrupts, the next keeper does from the first step on.
+    Every step can be repeated. After a kill, the next process starts again from the first step.
 
     Args:
         store: The open log.
-        mirror: The files that mirror it.
-        folders: Where runs have a folder of their own.
-        mirrored: The mirror is on.
+        mirror: The mirror files of the log.
+        folders: Folders in which runs have their own folders.
+        mirrored: Whether the mirror is on.
 
     Raises:
         StoreUnavailable: The log cannot be read or written.
         OSError: A file cannot be written, or a folder not removed.
     """
-    while await store.read(erasing):
-        begun = await store.read(_begun)
-        for run_id, (who, why) in begun.whole.items():
-            if await store.read(partial(_has_words, run_id=run_id)):
+    while await store.read(erasure_pending):
+        unfinished = await store.read(_unfinished)
+        for run_id, (who, why) in unfinished.whole.items():
+            if (await store.read(partial(_run_batch, run_id=run_id))).rows:
                 await erase_run(store, run_id, (), who, why)
-        await mirror.forget(make=mirrored)
-        await _merge(store)
-        await anyio.to_thread.run_sync(_remove, list(folders), begun.runs)
-        await anyio.to_thread.run_sync(forget_runs, mirror.folder, begun.runs)
+        await mirror.repair_erased(create=mirrored)
+        await _merge_index(store)
+        await anyio.to_thread.run_sync(_remove_folders, list(folders), unfinished.runs)
+        await anyio.to_thread.run_sync(remove_quarantined_runs, mirror.folder, unfinished.runs)
         while not await store.checkpoint():  # noqa: ASYNC110 - a reader still needs the old pages
             await anyio.sleep(BUSY_S)
-        await store.keep_house(partial(note_progress, duty="erased", seq=begun.upto))
+        await store.maintain(partial(note_progress, duty="erased", seq=unfinished.upto))
 
 
 @dataclass(frozen=True)
-class _Begun:
+class _Unfinished:
+    """Erasures to finish: their last `seq`, their runs, and who erases which whole run, and why."""
+
     upto: int
     runs: tuple[str, ...]
     whole: dict[str, tuple[Who, str]]
 
 
-def _begun(view: View) -> _Begun:
-    """Return what was erased since everything was last finished."""
+def _unfinished(view: View) -> _Unfinished:
     upto = view.last_erasure()
     runs: dict[str, None] = {}
     whole: dict[str, tuple[Who, str]] = {}
     for row in view.rows("type = 'LogErased' AND seq > ? AND seq <= ?", view.progress("erased"), upto):
-        entry = entry_of(row[:-1])
+        entry = entry_of(row)
         if isinstance(entry.fact, LogErased) and entry.fact.run_id is not None:
             runs[entry.fact.run_id] = None
             if entry.fact.whole:
                 whole[entry.fact.run_id] = (entry.who, entry.fact.why)
-    return _Begun(upto, tuple(runs), whole)
+    return _Unfinished(upto, tuple(runs), whole)
 
 
-def _has_words(view: View, *, run_id: str) -> bool:
-    return next(view.rows(f"run_id = ? AND {_HAS_WORDS}", run_id, *_TYPES, limit=1), None) is not None
-
-
-def _piece_of(view: View, *, run_id: str, also: Sequence[int]) -> _Piece:
-    """Return the next piece of a run. What quotes it is part of the first: later, nobody could tell it any more."""
-    piece = _Piece(0, 0)
+def _run_batch(view: View, *, run_id: str, also: Sequence[int] = ()) -> _Batch:
+    """Return the next batch of a run. The first includes all entries that quote it: later, nobody could find them."""
+    batch = _Batch()
     for seq in also:
-        for row in view.rows(f"seq = ? AND {_HAS_WORDS}", seq, *_TYPES):
-            piece.add(row)
-    for row in view.rows(f"run_id = ? AND {_HAS_WORDS}", run_id, *_TYPES):
-        if piece.full:
+        for row in view.rows(f"seq = ? AND {_HAS_CONTENT}", seq, *_TYPES):
+            batch.add(row)
+    for row in view.rows(f"run_id = ? AND {_HAS_CONTENT}", run_id, *_TYPES):
+        if batch.full:
             break
-        piece.add(row)
-    return piece
+        batch.add(row)
+    return batch
 
 
-def _next_piece(view: View, *, upto: int, limit: int) -> _Piece | None:
-    """Return what to erase next on the way to the horizon, None when it is reached.
+def _next_batch(view: View, *, upto: int, limit: int) -> _Batch | None:
+    """Return the next batch before the horizon, None if the horizon is reached.
 
-    Entries of a run that goes on are passed over; they come again with its `RunEnded`.
+    Entries of a run that is not over are skipped; they are found again at its `RunEnded`.
     """
     after = view.progress("retention")
     if after >= upto:
         return None
-    piece = _Piece(after, after)
-    known: dict[str, bool] = {}
-    for row in view.rows("seq > ? AND seq <= ?", after, upto, limit=LOOK):
-        seq, type_name, run_id, content = row[0], row[5], row[7], row[17]
-        if type_name == "RunEnded" and run_id is not None:
-            for earlier in view.rows(f"run_id = ? AND seq <= ? AND {_HAS_WORDS}", run_id, after, *_TYPES, limit=SLICE):
-                piece.add(earlier)
-                if piece.full:  # its rest, and everything after it, is found again
-                    return piece
-        elif content is not None and type_name in TRANSCRIPT_TYPES:
-            if run_id is not None and run_id not in known:
-                known[run_id] = _ended_by(view, run_id, upto, limit)
-            if run_id is None or known[run_id]:
-                piece.add(row)
-        piece.done = seq
-        if piece.full:
+    batch = _Batch(after, after)
+    over: dict[str, bool] = {}
+    for row in view.rows("seq > ? AND seq <= ?", after, upto, limit=LOOK_AHEAD):
+        run_id = row[_RUN_ID]
+        if row[_TYPE] == "RunEnded" and run_id is not None:
+            for older in view.rows(f"run_id = ? AND seq <= ? AND {_HAS_CONTENT}", run_id, after, *_TYPES, limit=BATCH):
+                batch.add(older)
+                if batch.full:  # the next batch finds the rest, and everything after it
+                    return batch
+        elif row[_CONTENT] is not None and row[_TYPE] in TRANSCRIPT_TYPES:
+            if run_id is not None and run_id not in over:
+                over[run_id] = _was_over(view, run_id, upto, limit)
+            if run_id is None or over[run_id]:
+                batch.add(row)
+        batch.upto = row[0]
+        if batch.full:
             break
-    return piece
+    return batch
 
 
-def _ended_by(view: View, run_id: str, upto: int, limit: int) -> bool:
+def _was_over(view: View, run_id: str, upto: int, limit: int) -> bool:
     """Tell whether a run was over at the horizon."""
     run = view.run(run_id)
     if run is None or not run.ended:
@@ -267,58 +260,57 @@ def _ended_by(view: View, run_id: str, upto: int, limit: int) -> bool:
     return end is not None and end.seq <= upto
 
 
-def _erase_old(db: sqlite3.Connection, piece: _Piece, why: str) -> Outcome[int]:
-    if View(db).progress("retention") != piece.after:  # another keeper was here
+def _erase_expired(db: sqlite3.Connection, batch: _Batch, why: str) -> Outcome[int]:
+    if View(db).progress("retention") != batch.after:  # another process has erased meanwhile
         return Outcome(0)
-    note_progress(db, "retention", piece.done)
-    erased, counts = _erase(db, piece)
+    note_progress(db, "retention", batch.upto)
+    counts = _erase(db, batch)
     events = tuple(
-        Event(Who(KEEPER, "ava", user), LogErased(run_id=run_id, entries=count, why=why), run_id=run_id)
+        Event(Who(SESSION_ID, "ava", user), LogErased(run_id=run_id, entries=count, why=why), run_id=run_id)
         for (user, run_id), count in counts.items()
     )
-    return Outcome(erased, events)
+    return Outcome(counts.total(), events)
 
 
-def _erase_whole(db: sqlite3.Connection, piece: _Piece, run_id: str, who: Who, why: str) -> Outcome[int | None]:
+def _erase_run(db: sqlite3.Connection, batch: _Batch, run_id: str, who: Who, why: str) -> Outcome[int | None]:
     view = View(db)
     run = view.run(run_id)
-    if run is None or not is_over(view, run, time.time_ns() // 1000):  # never on a run that goes on
+    if run is None or not is_over(view, run, now_us()):
         return Outcome(None)
-    erased, _counts = _erase(db, piece)
+    erased = _erase(db, batch).total()
     if not erased:
         return Outcome(0)
     fact = LogErased(run_id=run_id, entries=erased, why=why, whole=True)
     return Outcome(erased, (Event(who, fact, run_id=run_id),))
 
 
-def _erase(db: sqlite3.Connection, piece: _Piece) -> tuple[int, Counter[tuple[str, str | None]]]:
-    """Erase a piece; return how many entries that were, and how many of each user and run."""
-    erased = erase_entries(db, piece.rows, piece.files)
-    counts = Counter(piece.owners[seq] for seq in erased)
+def _erase(db: sqlite3.Connection, batch: _Batch) -> Counter[tuple[str, str | None]]:
+    """Erase a batch; return the number of erased entries by user and run."""
+    counts = Counter(batch.owners[seq] for seq in erase_entries(db, batch.rows, batch.files))
     forget_live(db, {run_id for _user, run_id in counts if run_id is not None})
-    return len(erased), counts
+    return counts
 
 
-async def _paced(store: Store, work: Callable[[sqlite3.Connection], Outcome[T]]) -> T:
-    """Do one transaction, and leave the log to others for as long as it took."""
+async def _transact(store: Store, work: Callable[[sqlite3.Connection], Outcome[T]]) -> T:
+    """Run one transaction, then pause for as long as it took."""
     began = time.monotonic()
-    done = await store.amend(work)
-    if await anyio.to_thread.run_sync(_size, store.wal) > WAL_BYTES:  # emptied often, so that it never takes long
+    done = await store.maintain_with_events(work)
+    if await anyio.to_thread.run_sync(file_size, store.wal) > WAL_BYTES:  # often, so that each time is short
         await store.checkpoint()
     await anyio.sleep(max(PAUSE_S, time.monotonic() - began))
     return done
 
 
-async def _merge(store: Store) -> None:
-    """Rewrite the text index in small steps."""
-    more = await store.keep_house(partial(merge_words, pages=-MERGE_PAGES))
+async def _merge_index(store: Store) -> None:
+    """Merge the text index in small steps."""
+    more = await store.maintain(partial(merge_words, pages=-MERGE_PAGES))
     while more:
         await anyio.sleep(PAUSE_S)
-        more = await store.keep_house(partial(merge_words, pages=MERGE_PAGES))
+        more = await store.maintain(partial(merge_words, pages=MERGE_PAGES))
 
 
-def _remove(folders: Iterable[Path], runs: Iterable[str]) -> None:
-    """Remove the folders of runs; a link in the place of one is removed, and what it leads to is not touched."""
+def _remove_folders(folders: Iterable[Path], runs: Iterable[str]) -> None:
+    """Remove the folders of runs. If a link is in place of one, the link is removed and its target stays."""
     for folder in folders:
         for run_id in runs:
             path = folder / run_id
@@ -326,10 +318,3 @@ def _remove(folders: Iterable[Path], runs: Iterable[str]) -> None:
                 path.unlink()
             elif path.exists():
                 shutil.rmtree(path)
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0

@@ -1,6 +1,6 @@
-"""The rows of the projections: what follows from the log about a run, a proposal, a group and a cap's scope.
+"""Rows of the projections: the state of a run, a proposal, a group and a cap's scope, derived from the log.
 
-The first field of each is the key of its table. Whoever reads one has a copy: only reducers change what is kept.
+The first field of each class is the key of its table. Readers get copies; only reducers change the stored rows.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ UNENDED = (WAITING, QUEUED, RUNNING)
 
 @dataclass(slots=True)
 class RunRow:
-    """A run as the log has it. Money in micro-USD, times in microseconds UTC, durations in microseconds.
+    """The state of a run. Money in micro-USD, times in microseconds UTC, durations in microseconds.
 
-    `config` is the approved configuration (with the decision's changes applied); `in_flight` the `CostReserved` of a
-    model call that has not been settled; `tokens` those that count against `max_tokens`; `not_before_us` the end
-    of a pause, before which nobody may claim it.
+    `config` is the approved configuration, with the decision's changes applied. `in_flight` is the `CostReserved` of a
+    model call that is not settled. `tokens` counts the tokens that count against `max_tokens`. `not_before_us` is the
+    end of a pause; nobody may claim the run before.
     """
 
     id: str
@@ -73,7 +73,7 @@ class RunRow:
 
 @dataclass(slots=True)
 class ProposalRow:
-    """A proposal: which run waits for approval, until when, and what became of it."""
+    """A proposal: the run that waits for approval, the deadline, and the decision."""
 
     pending_id: str
     run_id: str
@@ -90,7 +90,7 @@ class ProposalRow:
 
 @dataclass(slots=True)
 class GroupRow:
-    """Runs approved together: one aggregate cost cap (micro-USD) and one clock (seconds), if it has one."""
+    """Runs approved together: one shared cost cap (micro-USD) and an optional shared timeout (seconds)."""
 
     id: str
     user_id: str
@@ -102,7 +102,7 @@ class GroupRow:
 
 @dataclass(slots=True)
 class Bucket:
-    """What a cap's scope has spent, and what is held for calls in flight and wrap-ups; micro-USD."""
+    """What a cap's scope has spent, and what it holds for calls in flight and wrap-ups; micro-USD."""
 
     scope: str
     spent_micros: int = 0
@@ -110,5 +110,5 @@ class Bucket:
 
     @property
     def committed(self) -> int:
-        """Spent and held together."""
+        """Spent plus held."""
         return self.spent_micros + self.held_micros

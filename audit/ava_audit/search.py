@@ -1,57 +1,56 @@
-"""Log queries: what a person or a model asks of the log, answered newest first.
+"""Log queries: search, newest first; follow and export, oldest first.
 
-Everything that a query filters by is a token in the text index, so that a filter is an intersection; entries
-that the keeper has not indexed yet are put into an index in memory and asked the same question. No write lock
-is needed.
+Every condition is a token in the text index, so a filter is an intersection. Entries that are not indexed yet are
+indexed in memory and matched there. No query needs the write lock.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
 import anyio
 
-from ava_audit.entries import ENTRY_COLUMNS, Entry, entry_of
+from ava_audit.entries import ENTRY_COLUMNS, LINE_COLUMNS, Entry, entry_of, limit_content, mirror_line
 from ava_audit.errors import StoreUnavailable
 from ava_audit.events import Severity
-from ava_audit.store.projections import index_words
-from ava_audit.store.schema import scratch
+from ava_audit.projections import index_words
+from ava_audit.store.schema import open_in_memory
 from ava_audit.store.store import Query, Store
-from ava_audit.view import View
-from ava_audit.words import index_row, match_expression, type_filter
+from ava_audit.text_index import index_row, match_expression, type_filter
+from ava_audit.view import View, placeholders
 
 T = TypeVar("T")
 
 SLICE = 500
+SLICE_CHARS = 8_000_000
 SEARCH_S = 30.0
-"""A search that takes longer has met a stuck disk: the slowest measured one takes well under a second."""
+"""A longer search has met a stuck disk: the slowest measured one takes well under a second."""
 _FEW = 1_000
-"""Counting so many entries of a time takes a tenth of a millisecond."""
+"""Counting so many entries of a time range takes a tenth of a millisecond."""
 
 
 @dataclass(frozen=True)
 class LogQuery:
-    """What is asked of the log. An empty tuple means all; all conditions hold together.
+    """A query of the log. An entry must meet all conditions; an empty tuple is no condition.
 
     Attributes:
         agents: Agent ids.
         users: User ids.
         sessions: Session ids.
-        runs: Runs to which an entry belongs, whoever did it: also the proposal, the decision, what was fetched.
+        runs: Runs that an entry belongs to, including their proposals, decisions and fetched results.
         types: Event types by name in any case, or the short names of `SHORT_TYPES`.
         since_us: Only entries at or after this time (microseconds UTC).
-        until_us: Only entries before it.
-        search: Words that all occur in the entry; words in double quotes stand together.
+        until_us: Only entries before this time.
+        search: Words that must all be in the entry; words in double quotes must be adjacent.
         level: At least this severity.
         limit: At most so many entries.
-        before_seq: Only older entries than this one: the cursor of the page before.
-        after_seq: Only newer ones.
-        upto_seq: Nothing newer than this one: the `upto` of the first page, so that pages neither skip nor
-            repeat.
+        before_seq: Only older entries: the cursor of the previous page.
+        after_seq: Only newer entries.
+        upto_seq: No entry newer than this one: the `upto` of the first page, so that pages neither skip nor repeat.
     """
 
     agents: tuple[str, ...] = ()
@@ -71,12 +70,12 @@ class LogQuery:
 
 @dataclass(frozen=True)
 class Page:
-    """An answer to a query.
+    """One page of results.
 
     Attributes:
         entries: Newest first.
-        next: The `before_seq` of the next (older) page, None when this was the last.
-        upto: The newest `seq` of the log when it was asked; give it as `upto_seq` with the next page.
+        next: The `before_seq` of the next (older) page, None on the last page.
+        upto: The newest `seq` of the log at this time; pass it as `upto_seq` for the next page.
     """
 
     entries: tuple[Entry, ...]
@@ -84,36 +83,48 @@ class Page:
     upto: int
 
 
-async def search(store: Store, query: LogQuery) -> Page:
-    """Return the newest entries that fulfil a query.
+@dataclass(frozen=True)
+class ExportSlice:
+    """A slice of an export.
 
-    Args:
-        store: The open log.
-        query: What is asked.
+    Attributes:
+        data: Whole lines of JSON.
+        entries: The number of lines.
+        upto: The `seq` up to which the log was searched.
+        of: The `seq` at which the export ends.
+    """
+
+    data: bytes
+    entries: int
+    upto: int
+    of: int
+
+
+async def search(store: Store, query: LogQuery) -> Page:
+    """Return the newest entries that match a query.
 
     Raises:
-        BadQuery: It names an event type that does not exist.
+        BadQuery: The query names an unknown event type.
         StoreUnavailable: The log cannot be read.
     """
-    conditions = Conditions(query)
-    return await read_within(store, partial(_page, query=query, conditions=conditions))
+    return await _read(store, partial(_page, query=query, conditions=Conditions(query)))
 
 
 async def follow(store: Store, query: LogQuery) -> AsyncIterator[Entry]:
-    """Yield entries that fulfil a query as any process writes them, oldest first; never ends by itself.
+    """Yield entries that match a query as any process writes them, oldest first, without end.
 
     Args:
         store: The open log.
-        query: What is asked. It begins after `after_seq`, without one at the log's present end.
+        query: The query. It starts after `after_seq`, or else at the current end of the log.
 
     Raises:
-        BadQuery: It names an event type that does not exist.
+        BadQuery: The query names an unknown event type.
         StoreUnavailable: The log cannot be read.
     """
     conditions = Conditions(query)
     seen = store.head if query.after_seq is None else query.after_seq
     while True:
-        head = await store.newer_than(seen)
+        head = await store.wait_for_entry_after(seen)
         while seen < head:
             upto = min(head, seen + SLICE)
             for row in await store.read(partial(_new_rows, conditions=conditions, after=seen, upto=upto)):
@@ -121,15 +132,33 @@ async def follow(store: Store, query: LogQuery) -> AsyncIterator[Entry]:
             seen = upto
 
 
+async def export_lines(store: Store, query: LogQuery) -> AsyncGenerator[ExportSlice]:
+    """Yield everything that matches a query, oldest first, as mirror lines; `limit` and cursors are ignored.
+
+    The export ends at the current end of the log. Each slice is read in a transaction of its own, so that a long
+    export blocks nobody, and the write-ahead log can be emptied. Meanwhile, entries change only by erasure.
+
+    Raises:
+        BadQuery: The query names an unknown event type.
+        StoreUnavailable: The log cannot be read.
+    """
+    conditions = Conditions(query)
+    low, high = await _read(store, lambda view: _bounds(view, query, view.head()))
+    while low < high and not conditions.impossible:
+        lines = await _read(store, partial(_export_slice, conditions=conditions, low=low, high=high))
+        yield lines
+        low = lines.upto
+
+
 class Conditions:
-    """A query as SQL: exact conditions on the columns, and the question to a text index.
+    """A query as SQL conditions and as queries of the text index.
 
     Attributes:
-        where: Conditions on `events`, true for every entry when there are none.
+        where: SQL conditions on `events`; true if there are none.
         values: Their values.
-        match: The question to the index, None when nothing is asked of it.
-        words: The question about text and severity alone, for an index that has only fitting entries.
-        nothing: No entry can fulfil it (a search without any word in it).
+        index_query: All conditions as a query of the log's text index, None if there are none.
+        text_query: Type, text and severity alone, for an index of entries that meet `where`.
+        impossible: No entry can match, e.g. a search text without any word.
     """
 
     def __init__(self, query: LogQuery) -> None:
@@ -142,61 +171,55 @@ class Conditions:
             ("run_id", query.runs),
         ):
             if wanted:
-                parts.append(f"{column} IN ({', '.join('?' * len(wanted))})")
-                # Half a surrogate is in no id, and SQLite takes none: it stands for what fits nothing.
+                parts.append(f"{column} IN ({placeholders(wanted)})")
+                # No id has a lone surrogate, and SQLite accepts none: the replacement matches nothing.
                 self.values += [value.encode("utf-8", "replace").decode() for value in wanted]
-        if query.since_us is not None:
-            parts.append("+ts_us >= ?")
-            self.values.append(query.since_us)
-        if query.until_us is not None:
-            parts.append("+ts_us < ?")
-            self.values.append(query.until_us)
+        for condition, time_us in (("+ts_us >= ?", query.since_us), ("+ts_us < ?", query.until_us)):
+            if time_us is not None:
+                parts.append(condition)
+                self.values.append(time_us)
         self.where = " AND ".join(parts)
-        # A run belongs to one user and session: asking the index for them too would only cost time.
-        runs_only = bool(query.agents) and all(is_run(agent) for agent in query.agents)
-        whom = replace(query, users=(), sessions=()) if runs_only else query
+        # A run belongs to one user and one session: asking the index for these too would only cost time.
+        runs_only = bool(query.agents) and all(map(_is_run, query.agents))
+        ids = replace(query, users=(), sessions=()) if runs_only else query
         text = match_expression(types=types, level=query.level, search=query.search)
-        self.nothing = text.impossible
-        self.words = text.expression
-        self.match = match_expression(
-            agents=whom.agents, users=whom.users, sessions=whom.sessions, types=types, level=query.level,
+        self.impossible = text.impossible
+        self.text_query = text.expression
+        self.index_query = match_expression(
+            agents=ids.agents, users=ids.users, sessions=ids.sessions, types=types, level=query.level,
             search=query.search,
         ).expression  # fmt: skip
 
 
-async def read_within(store: Store, query: Query[T]) -> T:
-    """Ask the log, for as long as a search may take; whoever is cancelled leaves nothing running.
-
-    Raises:
-        StoreUnavailable: The log cannot be read, or not in time.
-    """
+async def _read(store: Store, query: Query[T]) -> T:
+    """Run a query with the time limit of a search; a cancelled caller leaves nothing running."""
     try:
         with anyio.fail_after(SEARCH_S):
             return await store.read(query, interrupt=True)
     except TimeoutError as error:
         raise StoreUnavailable(
-            f"the log did not answer within {SEARCH_S:.0f} s; see that nothing else holds ava.db, and try again"
+            f"the log did not answer within {SEARCH_S:.0f} s; check that no other program holds ava.db, and try again"
         ) from error
 
 
 def _page(view: View, *, query: LogQuery, conditions: Conditions) -> Page:
-    """Answer a query in one go: one consistent state of the log, and no step back to the event loop in between."""
+    """Return a page from one consistent state of the log."""
     head, indexed = view.head(), view.progress("words")
-    low, high = bounds(view, query, head)
+    low, high = _bounds(view, query, head)
     wanted = query.limit + 1
     rows: list[Any] = []
-    if not conditions.nothing:
+    if not conditions.impossible:
         if high > indexed:
             rows += _tail(view, conditions, max(low, indexed), high, wanted)
         if len(rows) < wanted:
-            rows += _index(view, conditions, low, min(high, indexed), wanted - len(rows))
+            rows += _select(view, conditions, low, min(high, indexed), wanted - len(rows), use_index=True)
     entries = tuple(entry_of(row) for row in rows[: query.limit])
     more = len(rows) > query.limit and bool(entries)
     return Page(entries, entries[-1].seq if more else None, head)
 
 
-def bounds(view: View, query: LogQuery, head: int) -> tuple[int, int]:
-    """Return the entries to look at: those after the first number, up to and including the second."""
+def _bounds(view: View, query: LogQuery, head: int) -> tuple[int, int]:
+    """Return the range of entries to search: after the first `seq`, up to and including the second."""
     high = head
     if query.upto_seq is not None:
         high = min(high, query.upto_seq)
@@ -204,53 +227,59 @@ def bounds(view: View, query: LogQuery, head: int) -> tuple[int, int]:
         high = min(high, query.before_seq - 1)
     low = query.after_seq or 0
     if query.since_us is not None:
-        # A clock that was set back makes time and `seq` disagree, so the bound is looked up, not assumed; of
-        # a long time nothing is gained by it, because the newest entries are read first.
+        # If a clock was set back, time and `seq` disagree, so the bound is looked up. For a long time range it gains
+        # nothing, because the newest entries are read first.
         ((first, count),) = view.select(
             "SELECT min(seq), count(*) FROM (SELECT seq FROM events WHERE ts_us >= ? LIMIT ?)", query.since_us, _FEW
         )
         if count < _FEW:
             low = max(low, head if first is None else int(first) - 1)
-    if query.agents and all(is_run(agent) for agent in query.agents):
-        # A run's entries lie close together: of the words of all others the index need not be asked.
+    if query.agents and all(map(_is_run, query.agents)):
+        # A run's entries are close together: the rest of the index need not be searched.
         spans = [view.span(agent) for agent in query.agents]
         low = max(low, min(first for first, _last in spans) - 1)
         high = min(high, max(last for _first, last in spans))
     return low, high
 
 
-def is_run(agent: str) -> bool:
-    """Tell whether an agent is a subagent: then it is one run of one user."""
+def _is_run(agent: str) -> bool:
     return agent.startswith("S-")
 
 
-def _index(view: View, conditions: Conditions, low: int, high: int, limit: int) -> list[Any]:
-    """Ask the index of the log, or without a question the log itself."""
-    if conditions.match is None:
+def _select(
+    view: View,
+    conditions: Conditions,
+    low: int,
+    high: int,
+    limit: int,
+    *,
+    columns: str = ENTRY_COLUMNS,
+    oldest_first: bool = False,
+    use_index: bool = False,
+) -> Iterator[Any]:
+    """Yield the rows after `low`, up to `high`, that meet the conditions; those on the text only with `use_index`."""
+    order = "ASC" if oldest_first else "DESC"
+    if use_index and conditions.index_query is not None:
+        # CROSS JOIN keeps the index as the outer loop, which returns rows in the right order.
         sql = (
-            f"SELECT {ENTRY_COLUMNS} FROM events WHERE {conditions.where} AND seq > ? AND seq <= ?"  # noqa: S608
-            " ORDER BY seq DESC LIMIT ?"
+            f"SELECT {columns} FROM words CROSS JOIN events ON events.seq = words.rowid"  # noqa: S608
+            f" WHERE words MATCH ? AND words.rowid > ? AND words.rowid <= ? AND {conditions.where}"
+            f" ORDER BY words.rowid {order} LIMIT ?"
         )
-        return list(view.select(sql, *conditions.values, low, high, limit))
-    # CROSS JOIN keeps the index as the outer loop: it delivers in the order that is asked for.
+        return view.select(sql, conditions.index_query, low, high, *conditions.values, limit)
     sql = (
-        f"SELECT {ENTRY_COLUMNS} FROM words CROSS JOIN events ON events.seq = words.rowid"  # noqa: S608
-        f" WHERE words MATCH ? AND words.rowid > ? AND words.rowid <= ? AND {conditions.where}"
-        " ORDER BY words.rowid DESC LIMIT ?"
+        f"SELECT {columns} FROM events WHERE {conditions.where} AND events.seq > ? AND events.seq <= ?"  # noqa: S608
+        f" ORDER BY events.seq {order} LIMIT ?"
     )
-    return list(view.select(sql, conditions.match, low, high, *conditions.values, limit))
+    return view.select(sql, *conditions.values, low, high, limit)
 
 
 def _tail(view: View, conditions: Conditions, low: int, high: int, limit: int) -> list[Any]:
-    """Return what fits among the entries that are not indexed yet, newest first."""
+    """Return the matching entries among those that are not indexed yet, newest first."""
     found: list[Any] = []
-    sql = (
-        f"SELECT {ENTRY_COLUMNS} FROM events WHERE {conditions.where} AND seq > ? AND seq <= ?"  # noqa: S608
-        " ORDER BY seq DESC LIMIT ?"
-    )
     while len(found) < limit:
-        rows = list(view.select(sql, *conditions.values, low, high, SLICE))
-        found += matching(rows, conditions.words)
+        rows = list(_select(view, conditions, low, high, SLICE))
+        found += filter_rows(rows, conditions.text_query)
         if len(rows) < SLICE:
             break
         high = rows[-1][0] - 1
@@ -258,17 +287,30 @@ def _tail(view: View, conditions: Conditions, low: int, high: int, limit: int) -
 
 
 def _new_rows(view: View, *, conditions: Conditions, after: int, upto: int) -> list[Any]:
-    if conditions.nothing:
+    if conditions.impossible:
         return []
-    rows = list(view.rows(f"{conditions.where} AND seq > ? AND seq <= ?", *conditions.values, after, upto))
-    return matching([row[:-1] for row in rows], conditions.words)
+    rows = list(_select(view, conditions, after, upto, -1, oldest_first=True))
+    return filter_rows(rows, conditions.text_query)
 
 
-def matching(rows: Sequence[Any], words: str | None) -> list[Any]:
-    """Return the rows that an index of them alone finds, in the order given."""
-    if words is None or not rows:
+def _export_slice(view: View, *, conditions: Conditions, low: int, high: int) -> ExportSlice:
+    """Return the next lines after `low`."""
+    indexed = view.progress("words")
+    use_index = conditions.index_query is not None and low < indexed
+    upto = min(indexed, high) if use_index else high
+    found = _select(view, conditions, low, upto, SLICE, columns=LINE_COLUMNS, oldest_first=True, use_index=use_index)
+    rows = list(limit_content(found, SLICE_CHARS))
+    reached = rows[-1][0] if rows else upto
+    if not use_index:
+        rows = filter_rows(rows, conditions.text_query)
+    return ExportSlice(b"".join(map(mirror_line, rows)), len(rows), reached, high)
+
+
+def filter_rows(rows: Sequence[Any], text_query: str | None) -> list[Any]:
+    """Return the rows that a query finds in an index of these rows alone, in their order."""
+    if text_query is None or not rows:
         return list(rows)
-    with contextlib.closing(scratch()) as db:
+    with contextlib.closing(open_in_memory()) as db:
         index_words(db, [index_row(entry_of(row)) for row in sorted(rows)], after=0, erased=())
-        fitting = {seq for (seq,) in db.execute("SELECT rowid FROM words WHERE words MATCH ?", (words,))}
-    return [row for row in rows if row[0] in fitting]
+        found = {seq for (seq,) in db.execute("SELECT rowid FROM words WHERE words MATCH ?", (text_query,))}
+    return [row for row in rows if row[0] in found]

@@ -1,13 +1,12 @@
-"""What the log adds up to, for whoever watches a server from outside: counts and sums, and no words of anybody.
+"""Totals of the log for reports and metrics: counts and sums, without any content.
 
-Runs are added up from their projection at each look. Entries are counted once: a `Tally` goes on where it stopped, so
-that a look costs what is new since the last one. Of entries that are kept whole it counts all that the log has; of
-transcripts, whose content is erased some day, what was written since the tally was begun.
+Totals of runs come from the projection each time. Entries are counted once: a `Tally` continues where it stopped, so
+that each update costs only the new entries. Types whose content stays are counted from the start of the log;
+transcripts, whose content is erased some day, from the start of the tally.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -18,19 +17,19 @@ from ava_audit.view import View
 
 
 @dataclass(frozen=True)
-class Spent:
-    """The settled calls of one run that were reserved on one day, added up; micro-USD.
+class DaySpending:
+    """Totals of the settled calls of one run that were reserved on one day; micro-USD.
 
     Attributes:
         run_id: The run.
         day: The UTC day, in days since 1970.
-        calls: How many.
-        cost_micros: What they cost.
-        retries_micros: Of it, for asking again what had been paid for.
-        plan_micros: Of it, for planning.
-        uncosted_micros: Of it, booked at the worst case because nobody said what the call cost.
-        overruns: Calls that cost or counted more than was reserved.
-        over_micros: By how much these cost more.
+        calls: The number of calls.
+        cost_micros: Their cost.
+        retries_micros: The part for repeating calls that had been paid for.
+        plan_micros: The part for planning.
+        uncosted_micros: The part booked at the worst case, because the cost of a call is unknown.
+        overruns: Calls that exceeded their reservation in cost or tokens.
+        over_micros: By how much their cost exceeded it.
     """
 
     run_id: str
@@ -46,7 +45,7 @@ class Spent:
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What a report says of a run."""
+    """What a report shows of a run."""
 
     id: str
     user_id: str
@@ -60,7 +59,7 @@ class RunFacts:
 
 @dataclass(frozen=True)
 class ErrorCount:
-    """Errors of one kind that runs met on their way; the kind is None where its words were erased."""
+    """Errors of one kind that occurred in runs; the kind is None if the content was erased."""
 
     kind: str | None
     entries: int
@@ -69,24 +68,24 @@ class ErrorCount:
 
 @dataclass(frozen=True)
 class Spending:
-    """A time, added up.
+    """Totals of a time range.
 
     Attributes:
-        first_us: When the log begins, None for an empty one.
-        spent: By run and day.
-        runs: Those that spent something in that time or ended in it, by id.
-        errors: What runs met, the most frequent first.
+        first_us: The time of the first entry (microseconds UTC), None for an empty log.
+        spent: Costs by run and day.
+        runs: The runs with costs or an end in that time, by id.
+        errors: Errors, the most frequent kind first.
     """
 
     first_us: int | None
-    spent: tuple[Spent, ...]
+    spent: tuple[DaySpending, ...]
     runs: dict[str, RunFacts]
     errors: tuple[ErrorCount, ...]
 
 
 @dataclass(frozen=True)
 class GroupSum:
-    """A group with its members, oldest first, and what its cap has spent and held."""
+    """A group with its runs, oldest first, and what its cap has spent and held."""
 
     group: GroupRow
     runs: tuple[RunRow, ...]
@@ -94,9 +93,9 @@ class GroupSum:
 
 
 _RUN = "id, user_id, role, model, state, stop_reason, error_kind, ended_us"
-# A settlement belongs to the newest reservation of its run before it. One of a call that is not in flight (any more)
-# books nothing, here as in the budgets. The pluses keep SQLite at the index of the run, which has few entries, where
-# the log has many of these types.
+# A settlement belongs to the run's newest reservation before it. As in the budgets, a settlement of a call that is not
+# in flight counts for nothing. The pluses make SQLite use the index of the run, which has few entries, and not the
+# index of the type, which has many.
 _SPENT = f"""\
 SELECT e.run_id, r.ts_us / {DAY_US} AS day, count(*), sum(coalesce(e.cost_micros, 0)),
        sum(coalesce(json_extract(e.content, '$.cost_by.retries'), 0)),
@@ -130,19 +129,19 @@ GROUP BY 1 ORDER BY 2 DESC, 3 DESC
 
 
 def spending(view: View, since_us: int, until_us: int, user: str | None = None) -> Spending:
-    """Return what was spent and what ended within a time.
+    """Return the costs, ended runs and errors of a time range.
 
     Args:
         view: The state.
-        since_us: Its beginning (microseconds UTC).
-        until_us: Its end, which is not part of it.
-        user: Only this user's runs; None is everybody's.
+        since_us: The start (microseconds UTC).
+        until_us: The end (exclusive).
+        user: Only this user's runs; None means everybody's.
     """
     ((first_us,),) = view.select("SELECT ts_us FROM events WHERE seq = 1") if view.head() else ((None,),)
     if first_us is None:
         return Spending(None, (), {}, ())
     after = _before(view, since_us)
-    spent = [Spent(*row) for row in view.select(_SPENT, after, since_us, until_us)]
+    spent = [DaySpending(*row) for row in view.select(_SPENT, after, since_us, until_us)]
     of_spent = {each.run_id for each in spent}
     rows = view.select(f"SELECT {_RUN} FROM runs WHERE ? IS NULL OR user_id = ?", user, user)  # noqa: S608
     runs = {
@@ -160,7 +159,7 @@ def spending(view: View, since_us: int, until_us: int, user: str | None = None) 
 
 
 def group_sum(view: View, group_id: str) -> GroupSum | None:
-    """Return a group, or None."""
+    """Return the totals of a group, None if it does not exist."""
     group = view.group(group_id)
     if group is None:
         return None
@@ -168,29 +167,29 @@ def group_sum(view: View, group_id: str) -> GroupSum | None:
 
 
 def _before(view: View, since_us: int) -> int:
-    """Return a `seq` before every entry of a time on, also where the clock was set back meanwhile."""
+    """Return a `seq` before all entries from a time on, even if the clock was set back meanwhile."""
     ((first,),) = view.select("SELECT min(seq) FROM events WHERE ts_us >= ?", since_us)
     return view.head() if first is None else int(first) - 1
 
 
 Labels = tuple[Any, ...]
-"""A model, or None, and the values of the fields that a type is counted by."""
+"""The model or None, and the values of the fields by which a type is counted."""
 
-KEPT: Mapping[str, tuple[str, ...]] = {
+PERMANENT: Mapping[str, tuple[str, ...]] = {
     "CostUpdate": ("settlement", "attempt"),
     "GuardrailTripped": ("guardrail", "action"),
     "RunClaimed": ("reason",),
     "SessionStart": ("transport",),
     "SpawnDecided": ("decision", "channel"),
 }
-"""Types whose content stays in the log for good, and by which of its fields they are counted."""
+"""Types whose content is never erased, and the fields by which they are counted."""
 ERASABLE: Mapping[str, tuple[str, ...]] = {"ErrorOccurred": ("kind",), "ToolResult": ("tool", "success", "unusable")}
-"""The same for transcripts, of which only a run's own entries count."""
+"""The same for transcripts; only entries that a run itself wrote count."""
 
 
 @dataclass(frozen=True)
 class RunSums:
-    """Runs of one role, model and state, added up. Money in micro-USD, times in microseconds."""
+    """Totals of the runs of one role, model and state. Money in micro-USD, times in microseconds."""
 
     role: str
     model: str
@@ -210,7 +209,7 @@ class RunSums:
 
 @dataclass(frozen=True)
 class WaitingRuns:
-    """Runs that wait for something: how many, and since when the first of them does (microseconds UTC)."""
+    """Runs that wait for something: their number, and since when the first has waited (microseconds UTC)."""
 
     runs: int = 0
     since_us: int | None = None
@@ -218,15 +217,15 @@ class WaitingRuns:
 
 @dataclass(frozen=True)
 class CurrentRuns:
-    """What is going on now.
+    """The current runs.
 
     Attributes:
-        waiting: Runs that wait for an approval that can still be given.
-        queued: Runs that may start as soon as there is a slot.
+        waiting: Runs that wait for an approval and have not expired.
+        queued: Runs that wait for a slot.
         paused: Runs whose provider takes no calls yet.
-        running: Runs that have an owner, by its name; whether it lives is not known here.
-        in_flight: Calls of models that have not been settled.
-        held_micros: What is held for them, and for the wrap-ups after them.
+        running: The number of runs by owner; the owner may be dead.
+        in_flight: Model calls that are not settled.
+        held_micros: The amount held for these calls and for the wrap-ups.
     """
 
     waiting: WaitingRuns
@@ -238,25 +237,25 @@ class CurrentRuns:
 
 
 class Counted(NamedTuple):
-    """How many entries, and how long what they tell of took, in milliseconds."""
+    """A number of entries, and their total duration in milliseconds."""
 
     entries: int
     took_ms: int
 
     def plus(self, entries: int, took_ms: int) -> Counted:
-        """Return it with more."""
+        """Return the sum with further entries."""
         return Counted(self.entries + entries, self.took_ms + took_ms)
 
 
-NONE = Counted(0, 0)
+NO_COUNT = Counted(0, 0)
 
 
 @dataclass
 class Tally:
-    """Entries that have been counted, by type and labels.
+    """Counts of entries by type and labels.
 
     Attributes:
-        since: The `seq` after which entries of transcripts count.
+        since: The `seq` after which transcripts count.
         upto: The `seq` up to which all entries have been counted.
     """
 
@@ -265,22 +264,22 @@ class Tally:
     counts: dict[str, dict[Labels, Counted]] = field(default_factory=dict[str, dict[Labels, Counted]])
 
     def of(self, type_name: str) -> Mapping[Labels, Counted]:
-        """Return what was counted of a type."""
+        """Return the counts of a type."""
         return self.counts.get(type_name, {})
 
-    def add(self, news: Unread) -> None:
-        """Take up what was counted since; what others have taken up meanwhile is not taken twice."""
+    def add(self, news: NewCounts) -> None:
+        """Add new counts, unless these entries were added meanwhile."""
         if news.after != self.upto:
             return
         self.upto = news.upto
         for type_name, labels, entries, took_ms in news.counts:
             counts = self.counts.setdefault(type_name, {})
-            counts[labels] = counts.get(labels, NONE).plus(entries, took_ms)
+            counts[labels] = counts.get(labels, NO_COUNT).plus(entries, took_ms)
 
 
 @dataclass(frozen=True)
-class Unread:
-    """What a tally lacks: the entries of (`after`, `upto`], counted by type and labels."""
+class NewCounts:
+    """The entries of (`after`, `upto`] that a tally lacks, counted by type and labels."""
 
     after: int
     upto: int
@@ -288,7 +287,7 @@ class Unread:
 
 
 def run_sums(view: View) -> list[RunSums]:
-    """Return all runs, added up by role, model and state."""
+    """Return the totals of all runs by role, model and state."""
     rows = view.select(
         "SELECT role, model, state, count(*), min(created_us), sum(input_tokens), sum(output_tokens),"
         " sum(cache_read_tokens), sum(cache_write_tokens), sum(cost_micros), sum(uncosted_micros), sum(turns),"
@@ -297,52 +296,49 @@ def run_sums(view: View) -> list[RunSums]:
     return [RunSums(*row) for row in rows]
 
 
-def standing(view: View, now_us: int) -> CurrentRuns:
-    """Return what is going on at a moment."""
-    waiting = WaitingRuns(
-        *next(
-            view.select(
-                "SELECT count(*), min(proposals.created_us) FROM runs JOIN proposals USING (pending_id)"
-                " WHERE runs.state = ? AND proposals.expires_us > ?",
-                WAITING, now_us,
-            )
-        )
+def current_runs(view: View, now_us: int) -> CurrentRuns:
+    """Return the current runs at a time (microseconds UTC)."""
+    (waiting,) = view.select(
+        "SELECT count(*), min(proposals.created_us) FROM runs JOIN proposals USING (pending_id)"
+        " WHERE runs.state = ? AND proposals.expires_us > ?",
+        WAITING, now_us,
     )  # fmt: skip
-    lines = view.select(
+    queued = view.select(
         "SELECT coalesce(not_before_us, 0) > ?, count(*), min(queued_us) FROM runs WHERE state = ? GROUP BY 1",
         now_us, QUEUED,
     )  # fmt: skip
-    queued = {bool(paused): WaitingRuns(runs, since_us) for paused, runs, since_us in lines}
-    running = Counter[str]()
-    in_flight = 0
+    by_pause = {bool(paused): WaitingRuns(runs, since_us) for paused, runs, since_us in queued}
     owners = "SELECT coalesce(instance, ''), count(*), count(in_flight) FROM runs WHERE state = ? GROUP BY 1"
-    for owner, runs, calls in view.select(owners, RUNNING):
-        running[owner] += runs
-        in_flight += calls
+    running = list(view.select(owners, RUNNING))
     ((held,),) = view.select(
         "SELECT coalesce(sum(held_micros), 0) FROM budgets WHERE scope IN (SELECT id FROM runs WHERE state IN (?, ?))",
         QUEUED, RUNNING,
     )  # fmt: skip
     return CurrentRuns(
-        waiting, queued.get(False, WaitingRuns()), queued.get(True, WaitingRuns()), running, in_flight, held
+        waiting=WaitingRuns(*waiting),
+        queued=by_pause.get(False, WaitingRuns()),
+        paused=by_pause.get(True, WaitingRuns()),
+        running={owner: runs for owner, runs, _calls in running},
+        in_flight=sum(calls for _owner, _runs, calls in running),
+        held_micros=held,
     )
 
 
-def news_for(view: View, tally: Tally) -> Unread:
-    """Return what a tally lacks."""
+def count_new_entries(view: View, tally: Tally) -> NewCounts:
+    """Return the counts that a tally lacks."""
     after, upto = tally.upto, view.head()
     counts: list[tuple[str, Labels, int, int]] = []
-    for type_name, fields in KEPT.items():
+    for type_name, fields in PERMANENT.items():
         counts += _counted(view, type_name, fields, after, upto, "")
     for type_name, fields in ERASABLE.items():
         counts += _counted(view, type_name, fields, max(after, tally.since), upto, " AND events.generation IS NOT NULL")
-    return Unread(after, upto, tuple(counts))
+    return NewCounts(after, upto, tuple(counts))
 
 
 def _counted(
     view: View, type_name: str, fields: tuple[str, ...], after: int, upto: int, only: str
 ) -> Iterator[tuple[str, Labels, int, int]]:
-    """Count the entries of a type within (`after`, `upto`] by model and fields; what was erased has no fields."""
+    """Count the entries of a type within (`after`, `upto`] by model and fields; an erased entry has no fields."""
     columns = ", ".join(f"json_extract(events.content, '$.{name}')" for name in fields)
     by = ", ".join(str(number) for number in range(1, len(fields) + 2))
     rows = view.select(

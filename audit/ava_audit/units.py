@@ -1,4 +1,4 @@
-"""Times: integer microseconds UTC inside, read and written for people at the edges."""
+"""Units of time and money: integers inside (microseconds UTC, micro-USD), parsed and formatted for people."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def now_us() -> int:
 
 
 def parse_time(text: str, now_us: int, tz: tzinfo | None = None) -> int:
-    """Return the point in time that a person means, in microseconds UTC.
+    """Return the time that a person wrote, in microseconds UTC.
 
-    Everything before 1970 is 1970, so that a `since` far in the past means "from the beginning".
+    Every time before 1970 becomes 1970, so that a `since` far in the past means "from the beginning".
 
     Args:
         text: What the person wrote; `ACCEPTED` lists the forms.
         now_us: The time from which `1h`, `today` and the like count, in microseconds UTC.
-        tz: The zone of days and of times that name none; None is this machine's.
+        tz: The zone for days and for times without a zone; None is this machine's zone.
 
     Raises:
         ValueError: The text has none of the forms; the message lists them.
@@ -67,7 +67,7 @@ def _parse(words: str, now_us: int, tz: tzinfo | None) -> int:
         return now_us - int(seconds * US_PER_S)
     if clock := _CLOCK.fullmatch(words):
         day = _local_day(now_us, tz) - timedelta(days=clock[1] == "yesterday")
-        words = f"{day.isoformat()} {clock[2]:0>5}" if clock[2].count(":") == 1 else f"{day.isoformat()} {clock[2]:0>8}"
+        words = f"{day.isoformat()} {clock[2].rjust(5 if clock[2].count(':') == 1 else 8, '0')}"
     if _ISO.fullmatch(words):
         return _us(datetime.fromisoformat(words.replace(" +", "+").replace(" -", "-").replace(" z", "z").upper()), tz)
     raise ValueError
@@ -78,7 +78,7 @@ def _local_day(ts_us: int, tz: tzinfo | None) -> date:
 
 
 def _us(moment: datetime, tz: tzinfo | None) -> int:
-    """Return microseconds UTC; a moment without a zone is in `tz`, or in this machine's zone."""
+    """Return microseconds UTC. A moment without a zone is in `tz`, or in this machine's zone."""
     if moment.tzinfo is None and tz is not None:
         moment = moment.replace(tzinfo=tz)
     return (moment.astimezone(UTC) - EPOCH) // timedelta(microseconds=1)
@@ -95,23 +95,23 @@ def format_ts(ts_us: int, utc: bool = False) -> str:
 
 
 def iso_utc(ts_us: int) -> str:
-    """Return `2026-01-31T13:05:32.123456Z`: every digit kept, in UTC, and sorting as text sorts as time."""
+    """Return `2026-01-31T13:05:32.123456Z`: exact, in UTC, and sorted by time when sorted as text."""
     return (EPOCH + timedelta(microseconds=ts_us)).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def iso_second(ts_us: int) -> str:
-    """Return `2026-01-31T13:05:33Z`, the full second at or after a time: for people who wait until then."""
+    """Return `2026-01-31T13:05:33Z`: the full second at or after a time, for people who wait until then."""
     return (EPOCH + timedelta(seconds=-(-ts_us // US_PER_S))).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def day_of(ts_us: int) -> str:
-    """Return the UTC day, `YYYY-MM-DD`, to which budgets and mirror files belong."""
+    """Return the UTC day, `YYYY-MM-DD`, that budgets and mirror files use."""
     moment = time.gmtime(ts_us // US_PER_S)
     return f"{moment.tm_year:04d}-{moment.tm_mon:02d}-{moment.tm_mday:02d}"
 
 
 def format_duration(seconds: float) -> str:
-    """Return a duration for people, in its two largest units: `350 ms`, `45 s`, `2 min 5 s`, `3 d 4 h`."""
+    """Return a duration for people, in at most two units: `350 ms`, `45 s`, `2 min 5 s`, `3 d 4 h`."""
     if seconds < 0.9995:
         return f"{max(0, round(seconds * 1_000))} ms" if seconds > 0 else "0 s"
     whole = round(seconds)
@@ -131,9 +131,9 @@ MICROS_PER_USD = 1_000_000
 
 
 def micros_from_cents(cents: float | Decimal) -> int:
-    """Return cents as micro-USD, rounded up to a whole one.
+    """Return cents as micro-USD, rounded up.
 
-    A float counts as the decimal that it is written as: 0.1 cents are 1,000 micro-USD, not 1,001.
+    A float counts as the decimal it is written as: 0.1 cents are 1,000 micro-USD, not 1,001.
 
     Raises:
         ValueError: The amount is negative, infinite or not a number.
@@ -145,16 +145,16 @@ def micros_from_cents(cents: float | Decimal) -> int:
 
 
 def cents(micros: int) -> float:
-    """Return micro-USD as cents, for a field that shows cents; never calculate with it."""
+    """Return micro-USD as cents, for display only; do not calculate with it."""
     return micros / MICROS_PER_CENT
 
 
 def format_usd(micros: int, *, exact: bool = False) -> str:
-    """Return micro-USD for people: `$0.50`, `$12.35`, and below a cent two telling digits: `$0.0031`.
+    """Return micro-USD for people: `$0.50`, `$12.35`, and below a cent two significant digits: `$0.0031`.
 
     Args:
         micros: The amount.
-        exact: Round nothing (`$0.504`): for a figure that someone approves.
+        exact: Do not round (`$0.504`), for an amount that someone approves.
     """
     amount = Decimal(abs(micros)) / MICROS_PER_USD
     if not exact:

@@ -21,8 +21,8 @@ import anyio
 from audit_parts.mix import Together, lives
 from audit_parts.report import Report
 from ava_audit.entries import mirror_line
+from ava_audit.maintenance import index_new_entries
 from ava_audit.store import writer
-from ava_audit.store.keeper import index_news
 from ava_audit.store.schema import SCHEMA_VERSION
 from ava_audit.store.store import Command, Outcome, Store
 from ava_audit.view import View
@@ -79,7 +79,7 @@ async def _build(folder: Path, entries: int) -> str:
             await _write(store, entries, clock)
         write_s = time.perf_counter() - began
         began = time.perf_counter()
-        await index_news(store)
+        await index_new_entries(store)
         index_s = time.perf_counter() - began
         await store.checkpoint()
         with (folder / "all.jsonl").open("wb") as out:

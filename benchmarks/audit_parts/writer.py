@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from audit_parts.mix import Together
 from audit_parts.writing import scripts, timed
 from ava_audit.errors import AuditError
-from ava_audit.store.keeper import run_keeper
+from ava_audit.maintenance import run_maintenance
 from ava_audit.store.store import Store, append
 
 
@@ -31,7 +31,7 @@ async def main(root: Path, first: int, events: int, producers: int) -> None:
             except AuditError as error:
                 failures.extend([str(error)] * len(command))
 
-        keeping = tasks.create_task(run_keeper(store, root, mirror=True))
+        keeping = tasks.create_task(run_maintenance(store, root, mirror=True))
         print("ready", flush=True)
         await asyncio.to_thread(sys.stdin.readline)
         measured = await timed(mine, write)

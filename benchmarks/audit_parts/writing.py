@@ -21,7 +21,7 @@ import aiosqlite
 from audit_parts.mix import DISTRIBUTION, Together, lives
 from audit_parts.report import Report, median, ms, quantile
 from ava_audit.events import Event
-from ava_audit.store.keeper import run_keeper
+from ava_audit.maintenance import run_maintenance
 from ava_audit.store.store import Store, append
 
 PRODUCERS = 100
@@ -152,7 +152,7 @@ async def _store(folder: Path, keeper: bool = False) -> AsyncGenerator[Write]:
         async def write(events: Together) -> None:
             await store.do(append(*events))
 
-        keeping = tasks.create_task(run_keeper(store, folder, mirror=True)) if keeper else None
+        keeping = tasks.create_task(run_maintenance(store, folder, mirror=True)) if keeper else None
         yield write
         if keeping is not None:
             keeping.cancel()

@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ava_roles.errors import ToolFailed
-from ava_roles.sandbox.paths import Entry, Root
+from ava_roles.sandbox.path_access import Entry
+from ava_roles.sandbox.paths import Root
 from ava_roles.tools.passages import File, Index, cut_up, words_of
 
 NOTE_BYTES = 100_000

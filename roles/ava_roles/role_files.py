@@ -13,7 +13,8 @@ from typing import Final
 
 from ava_roles.errors import AccessRefused, RoleFileError, ToolFailed
 from ava_roles.role import MAX_FILE_CHARS, Role, parse_role, read
-from ava_roles.sandbox.paths import Kind, Root
+from ava_roles.sandbox.path_access import EntryKind
+from ava_roles.sandbox.paths import Root
 from ava_roles.wrap import clean
 
 MAX_FILES: Final = 200
@@ -103,7 +104,7 @@ def read_folder(folder: Folder) -> Iterator[RoleFile | RoleFileError]:
 def look(folder: Folder) -> tuple[object, ...]:
     """Return what tells a folder's `*.md` from other ones, without reading them; empty without a folder. Blocking."""
 
-    def entries(below: str) -> list[tuple[str, Kind]]:
+    def entries(below: str) -> list[tuple[str, EntryKind]]:
         with os.scandir(folder.path / below) as found:
             return [(entry.name, "folder" if entry.is_dir(follow_symlinks=False) else "file") for entry in found]
 
@@ -153,7 +154,7 @@ def _too_large(source: str) -> RoleFileError:
 def _own(folder: Folder) -> Iterator[RoleFile | RoleFileError]:
     """Read a folder of the user's own: what they link there is meant."""
 
-    def entries(below: str) -> list[tuple[str, Kind]]:
+    def entries(below: str) -> list[tuple[str, EntryKind]]:
         return [(path.name, "folder" if path.is_dir() else "file") for path in (folder.path / below).iterdir()]
 
     try:
@@ -188,7 +189,7 @@ def _foreign(folder: Folder, project: Path) -> Iterator[RoleFile | RoleFileError
         yield RoleFileError(folder.label, f"the project cannot be opened ({error.strerror}); check its permissions")
         return
 
-    def entries(below: str) -> list[tuple[str, Kind]]:
+    def entries(below: str) -> list[tuple[str, EntryKind]]:
         return [(entry.name, entry.kind) for entry in root.entries(f"{here}/{below}")]
 
     try:
@@ -204,7 +205,7 @@ def _foreign(folder: Folder, project: Path) -> Iterator[RoleFile | RoleFileError
         root.close()
 
 
-def _one_foreign(root: Root, path: str, kind: Kind, folder: Folder, name: str) -> RoleFile | RoleFileError | None:
+def _one_foreign(root: Root, path: str, kind: EntryKind, folder: Folder, name: str) -> RoleFile | RoleFileError | None:
     """Read a file of a checkout; None where it went away meanwhile."""
     source = f"{folder.label}/{file_label(name)}"
     if kind == "link":
@@ -224,15 +225,15 @@ def _one_foreign(root: Root, path: str, kind: Kind, folder: Folder, name: str) -
 
 
 def _names(
-    folder: Folder, entries: Callable[[str], list[tuple[str, Kind]]]
-) -> tuple[list[tuple[str, Kind]], list[RoleFileError]]:
+    folder: Folder, entries: Callable[[str], list[tuple[str, EntryKind]]]
+) -> tuple[list[tuple[str, EntryKind]], list[RoleFileError]]:
     """Return the role files that are read, sorted, with their kinds; and what is said of those that are too many.
 
     Args:
         folder: The folder.
         entries: Lists it, and what is inside of it, by a path that is empty or ends with `/`.
     """
-    found: list[tuple[str, Kind]] = []
+    found: list[tuple[str, EntryKind]] = []
     pending, seen = [""], 0
     surplus: list[RoleFileError] = []
     while pending:

@@ -1,6 +1,6 @@
-"""Threads for the tools' blocking work, apart from those of the store and its locks.
+"""Threads for the tools' blocking work, separate from those of the store and its locks.
 
-Anyio's default limiter is shared by the whole process: forty slow parsers would keep every read of the log waiting.
+The whole process shares anyio's default limiter: forty slow parsers would block every read of the log.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from anyio.lowlevel import RunVar
 
 THREADS = 8
 GIVEN_UP = 24
-"""Threads whose call was given up and that run on without a place: more of them keep the places that they have."""
+"""The most abandoned threads that run on without a place; any further ones keep their places."""
 _Result = TypeVar("_Result")
 
 
 @dataclass
 class _Threads:
-    """The places of one event loop, a limiter without limit, and how many threads run on unheard."""
+    """The places of one event loop, an unlimited limiter, and the number of abandoned threads."""
 
     places: anyio.CapacityLimiter
     unlimited: anyio.CapacityLimiter
@@ -35,15 +35,15 @@ _threads: RunVar[_Threads] = RunVar("ava_tool_threads")
 
 
 async def run_sync(func: Callable[..., _Result], *args: object, abandon_on_cancel: bool = True) -> _Result:
-    """Run a blocking function in one of the tools' threads and return what it returns.
+    """Run a blocking function in one of the tools' threads and return its result.
 
-    A thread cannot be ended from outside. One whose call was given up runs on, and gives its place to others, so that
-    a run that was cancelled keeps no other waiting; but only 24 of them do: calls that time out cannot pile up threads.
+    A thread cannot be ended from outside. When its caller is cancelled, the thread runs on and frees its place, so that
+    a cancelled run does not block others. At most 24 threads do so: calls that time out cannot pile up threads.
 
     Args:
-        func: What to run; it may call `anyio.from_thread.check_cancelled`.
+        func: The function; it may call `anyio.from_thread.check_cancelled`.
         *args: Its arguments.
-        abandon_on_cancel: A cancelled caller goes on at once, and the function runs to its end unheard.
+        abandon_on_cancel: A cancelled caller continues at once, and the function's result is dropped.
     """
     threads = _of_this_loop()
     loop = asyncio.get_running_loop()
@@ -54,7 +54,7 @@ async def run_sync(func: Callable[..., _Result], *args: object, abandon_on_cance
         if given_up:
             threads.given_up -= 1
             return
-        with suppress(RuntimeError):  # it was given back already
+        with suppress(RuntimeError):  # its place is free already
             threads.places.release_on_behalf_of(ticket)
 
     def work() -> _Result:
@@ -63,7 +63,7 @@ async def run_sync(func: Callable[..., _Result], *args: object, abandon_on_cance
         try:
             return func(*args)
         finally:
-            with suppress(RuntimeError):  # the loop is closed, and its places are gone with it
+            with suppress(RuntimeError):  # the loop is closed, and its places with it
                 loop.call_soon_threadsafe(leave)
 
     await threads.places.acquire_on_behalf_of(ticket)
@@ -81,7 +81,7 @@ async def run_sync(func: Callable[..., _Result], *args: object, abandon_on_cance
 
 
 def _of_this_loop() -> _Threads:
-    """Return what belongs to this event loop; its first caller makes it."""
+    """Return the threads of this event loop; the first call makes them."""
     try:
         return _threads.get()
     except LookupError:

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from ava_roles.memory import Memory
     from ava_roles.net.fetch import Fetcher
     from ava_roles.net.search_engines import Search
+    from ava_roles.sandbox.command_workspace import CommandWorkspace
     from ava_roles.sandbox.paths import Root
     from ava_roles.sandbox.sandbox import Sandbox
-    from ava_roles.sandbox.workbench import BenchMaker
     from ava_roles.worktree.edits import Edits
 
 
@@ -137,7 +137,7 @@ class ToolContext:
     artifacts: Root | None = None
     memory: Memory | None = None
     sandbox: Sandbox | None = None
-    bench: BenchMaker | None = None
+    bench: CommandWorkspace | None = None
     edits: Edits | None = None
     say: Callable[[str], None] = field(default=_silent)
     run_id: str = ""
@@ -245,7 +245,7 @@ def need_edits(at: ToolContext) -> Edits:
     return _there(at.edits, "this run has no worktree, so no file can be changed; say in the result what should be")
 
 
-def need_sandbox(at: ToolContext) -> tuple[Sandbox, BenchMaker]:
+def need_sandbox(at: ToolContext) -> tuple[Sandbox, CommandWorkspace]:
     """Return what runs commands, and where they work.
 
     Raises:

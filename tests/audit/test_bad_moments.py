@@ -19,9 +19,9 @@ from support.log import Life, child, said, write, write_each, write_texts
 
 from ava_audit.entries import Entry
 from ava_audit.errors import AuditError, StoreUnavailable
+from ava_audit.maintenance import run_maintenance
 from ava_audit.search import LogQuery, search
 from ava_audit.store import schema
-from ava_audit.store.keeper import run_keeper
 from ava_audit.store.schema import DAMAGED
 from ava_audit.store.store import Command, Outcome, Store
 from ava_audit.units import HOUR_US
@@ -54,7 +54,7 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from ava_audit.errors import StoreUnavailable
 from ava_audit.entries import Entry
-from ava_audit.store.keeper import run_keeper
+from ava_audit.maintenance import run_maintenance
 from ava_audit.store.schema import DAMAGED
 from ava_audit.store.store import Command, Outcome, Store
 from ava_audit.verify import verify
@@ -66,7 +66,7 @@ async def main():
     filler.write_bytes(b"x" * 200_000)
     acknowledged, refused, words = [], 0, set()
     async with Store.open(root) as log, anyio.create_task_group() as tasks:
-        tasks.start_soon(lambda: run_keeper(log, root, mirror=True))
+        tasks.start_soon(lambda: run_maintenance(log, root, mirror=True))
         async def produce(name):
             nonlocal refused
             for number in range(12):
@@ -220,7 +220,7 @@ async def test_a_damaged_file_gives_errors_of_ours_and_nothing_is_acknowledged_t
             async with Store.open(path.parent) as log:
                 for seq, text in written.items():
                     entry = await log.read(partial(View.entry, seq=seq))
-                    assert entry is not None and entry.fact is not None and entry.fact.words() == text
+                    assert entry is not None and entry.fact is not None and entry.fact.search_text() == text
     assert len(written) + len(told) == 5 or told[-1].startswith(f"the log in {path.parent} cannot be opened: ")
     for text in told:
         assert DAMAGED in text or "cannot be opened" in text, text
@@ -265,7 +265,7 @@ async def test_a_clock_that_jumps_an_hour_back_and_forth_neither_stops_nor_mixes
     life = Life("S-aaaaaa")
     with anyio.fail_after(15):
         async with Store.open(tmp_path) as log, anyio.create_task_group() as tasks:
-            tasks.start_soon(lambda: run_keeper(log, tmp_path, mirror=True))
+            tasks.start_soon(lambda: run_maintenance(log, tmp_path, mirror=True))
             await write_each(log, [*life.begun(), life.reserved(), said("before")])
             began_us = real() // 1_000
             off_us = -HOUR_US
@@ -292,4 +292,4 @@ async def test_a_clock_that_jumps_an_hour_back_and_forth_neither_stops_nor_mixes
 
 
 def words(entries: Iterable[Entry]) -> list[str]:
-    return [entry.fact.words() if entry.fact else "" for entry in entries]
+    return [entry.fact.search_text() if entry.fact else "" for entry in entries]

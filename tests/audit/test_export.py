@@ -12,12 +12,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.log import Life, said, write, write_each, write_texts
 
-from ava_audit import export as exporting
+from ava_audit import search as exporting
 from ava_audit.errors import BadQuery
 from ava_audit.events import Who
-from ava_audit.export import export
-from ava_audit.search import LogQuery, search
-from ava_audit.store.keeper import index_news
+from ava_audit.maintenance import index_new_entries
+from ava_audit.search import LogQuery, export_lines, search
 from ava_audit.store.store import Store
 from ava_audit.verify import verify_lines
 
@@ -35,7 +34,7 @@ QUERIES = st.builds(
 
 
 async def seqs(log: Store, query: LogQuery) -> list[int]:
-    data = b"".join([part.data async for part in export(log, query)])
+    data = b"".join([part.data async for part in export_lines(log, query)])
     report = verify_lines(io.BytesIO(data))
     assert report.ok, report
     return [json.loads(line)["seq"] for line in data.splitlines()]
@@ -54,7 +53,7 @@ def test_an_export_is_what_a_search_finds_oldest_first(
         events = [*one.whole(), said("the zebra walks", Who("sess-2", "ava", "eve")), *two.begun(), two.failed()]
         async with Store.open(tmp_path_factory.mktemp("log")) as log:
             await write_each(log, [*events, *two.tool("no zebra", success=False), *two.ended("timeout")][:indexed])
-            await index_news(log)
+            await index_new_entries(log)
             await write_each(log, [*events, *two.tool("no zebra", success=False), *two.ended("timeout")][indexed:])
             for query in queries:
                 found = await search(log, query)
@@ -81,12 +80,12 @@ async def test_what_is_written_or_indexed_meanwhile_changes_nothing(
         async with Store.open(folder) as log:
             await write_texts(log, [f"entry {number}" for number in range(30)])
             seen: list[int] = []
-            async for part in export(log, query):
+            async for part in export_lines(log, query):
                 seen += [json.loads(line)["seq"] for line in part.data.splitlines()]
                 assert (part.entries, part.of) == (len(part.data.splitlines()), 30)
                 await write(log, said("entry in between"))
                 if index:
-                    await index_news(log)
+                    await index_new_entries(log)
             assert seen == list(range(1, 31))
 
 
@@ -94,7 +93,7 @@ async def test_a_slice_of_large_entries_stays_small(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(exporting, "SLICE_CHARS", 100_000)
     async with Store.open(tmp_path) as log:
         await write_texts(log, ["x" * 30_000] * 60)
-        parts = [part async for part in export(log, LogQuery())]
+        parts = [part async for part in export_lines(log, LogQuery())]
     assert sum(part.entries for part in parts) == 60
     assert max(len(part.data) for part in parts) < 800_000
 
@@ -102,5 +101,5 @@ async def test_a_slice_of_large_entries_stays_small(tmp_path: Path, monkeypatch:
 async def test_a_question_that_cannot_be_asked_is_said_so(tmp_path: Path) -> None:
     async with Store.open(tmp_path) as log:
         with pytest.raises(BadQuery, match="pirate"):
-            async for _part in export(log, LogQuery(types=("pirate",))):
+            async for _part in export_lines(log, LogQuery(types=("pirate",))):
                 pass

@@ -16,9 +16,9 @@ import anyio.lowlevel
 import pytest
 from support.log import Life, child, write_each, write_texts
 
+from ava_audit import maintenance, projections
+from ava_audit.maintenance import index_new_entries, run_maintenance
 from ava_audit.search import LogQuery, search
-from ava_audit.store import keeper, projections
-from ava_audit.store.keeper import index_news, run_keeper
 from ava_audit.store.locks import try_hold
 from ava_audit.store.store import Store
 from ava_audit.view import View
@@ -30,7 +30,7 @@ TESTS = Path(__file__).parent.parent
 async def kept(root: Path, *, mirror: bool = True) -> AsyncIterator[Store]:
     """A store with a keeper, which is ended as a server would end it."""
     async with Store.open(root) as log, anyio.create_task_group() as tasks:
-        tasks.start_soon(partial(run_keeper, log, root, mirror=mirror))
+        tasks.start_soon(partial(run_maintenance, log, root, mirror=mirror))
         yield log
         tasks.cancel_scope.cancel()
 
@@ -67,7 +67,7 @@ async def test_a_keeper_that_is_ended_finishes_what_was_written_and_empties_the_
     with anyio.fail_after(5):
         async with Store.open(tmp_path) as log:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(partial(run_keeper, log, tmp_path, mirror=True))
+                tasks.start_soon(partial(run_maintenance, log, tmp_path, mirror=True))
                 await write_texts(log, ["a"])
                 await until_progress(log, "mirror", 1)
                 await write_texts(log, ["the last words"] * 700)
@@ -92,13 +92,13 @@ KEEP = """
 import sys, anyio
 from pathlib import Path
 from functools import partial
-from ava_audit.store.keeper import run_keeper
+from ava_audit.maintenance import run_maintenance
 from ava_audit.search import LogQuery, search
 from ava_audit.store.store import Store
 async def main():
     root = Path(sys.argv[1])
     async with Store.open(root) as log, anyio.create_task_group() as tasks:
-        tasks.start_soon(partial(run_keeper, log, root, mirror=True))
+        tasks.start_soon(partial(run_maintenance, log, root, mirror=True))
         await anyio.sleep_forever()
 anyio.run(main)
 """
@@ -107,7 +107,7 @@ anyio.run(main)
 async def test_only_one_process_keeps_and_another_takes_over_when_it_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeper, "TAKE_OVER_S", 0.05)
+    monkeypatch.setattr(maintenance, "TAKE_OVER_S", 0.05)
     with anyio.fail_after(10):
         async with (
             Store.open(tmp_path) as log,
@@ -117,7 +117,7 @@ async def test_only_one_process_keeps_and_another_takes_over_when_it_is_killed(
             await until(lambda: (tmp_path / "logs").exists() and lines(tmp_path) == 1)
             assert try_hold(tmp_path / "keeper.lock") is None
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(partial(run_keeper, log, tmp_path, mirror=True))
+                tasks.start_soon(partial(run_maintenance, log, tmp_path, mirror=True))
                 os.kill(process.pid, signal.SIGKILL)
                 await process.wait()
                 await write_texts(log, ["b"])
@@ -129,12 +129,12 @@ async def test_only_one_process_keeps_and_another_takes_over_when_it_is_killed(
 async def test_a_mirror_that_cannot_be_written_stops_nothing_and_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(keeper, "RETRY_S", (0.02,))
+    monkeypatch.setattr(maintenance, "RETRY_S", (0.02,))
     (tmp_path / "logs").write_text("in the way")
     with anyio.fail_after(5):
         async with kept(tmp_path) as log:
             await write_texts(log, ["a"])
-            await until(lambda: "the mirror could not be brought up to date" in caplog.text)
+            await until(lambda: "updating the mirror failed" in caplog.text)
             await until_progress(log, "words", 1)  # its other duties go on
             (tmp_path / "logs").unlink()
             await until_progress(log, "mirror", 1)
@@ -144,9 +144,9 @@ async def test_a_mirror_that_cannot_be_written_stops_nothing_and_is_tried_again(
 async def test_a_large_write_ahead_log_is_emptied_while_others_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeper, "WAL_LOOK_S", 0.02)
-    monkeypatch.setattr(keeper, "WAL_BYTES", 100_000)
-    monkeypatch.setattr(keeper, "QUIET_S", 10**9)
+    monkeypatch.setattr(maintenance, "WAL_CHECK_S", 0.02)
+    monkeypatch.setattr(maintenance, "WAL_BYTES", 100_000)
+    monkeypatch.setattr(maintenance, "QUIET_S", 10**9)
     with anyio.fail_after(5):
         async with kept(tmp_path) as log:
             await write_texts(log, ["x" * 200_000])
@@ -154,7 +154,7 @@ async def test_a_large_write_ahead_log_is_emptied_while_others_write(
 
 
 async def test_a_quiet_log_is_moved_into_the_database_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeper, "QUIET_S", 0.02)
+    monkeypatch.setattr(maintenance, "QUIET_S", 0.02)
     with anyio.fail_after(5):
         async with kept(tmp_path) as log:
             await write_texts(log, ["a"])
@@ -165,9 +165,9 @@ async def test_a_quiet_log_is_moved_into_the_database_file(tmp_path: Path, monke
 async def test_what_the_keeper_writes_alone_does_not_let_the_write_ahead_log_grow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeper, "QUIET_S", 0.1)
-    monkeypatch.setattr(keeper, "WAL_LOOK_S", 0.02)
-    monkeypatch.setattr(keeper, "WAL_BYTES", 100_000)
+    monkeypatch.setattr(maintenance, "QUIET_S", 0.1)
+    monkeypatch.setattr(maintenance, "WAL_CHECK_S", 0.02)
+    monkeypatch.setattr(maintenance, "WAL_BYTES", 100_000)
     wal = tmp_path / "ava.db-wal"
     with anyio.fail_after(10):
         async with kept(tmp_path) as log:
@@ -178,13 +178,13 @@ async def test_what_the_keeper_writes_alone_does_not_let_the_write_ahead_log_gro
                 await anyio.sleep(0.3)  # the keeper waits for news that do not come
                 while wal.stat().st_size < 100_000:
                     log.set_live("S-aaaaaa", "x" * 10_000)
-                    await log.keep_house(lambda _db: None)  # with which it is written
+                    await log.maintain(lambda _db: None)  # with which it is written
                     await anyio.sleep(0.005)
 
 
 async def test_an_index_batch_goes_on_where_its_time_was_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeper, "INDEX_S", 0.0)
-    monkeypatch.setattr(projections, "INDEX_LOOK_CHARS", 2_000)
+    monkeypatch.setattr(maintenance, "INDEX_S", 0.0)
+    monkeypatch.setattr(projections, "INDEX_CHECK_CHARS", 2_000)
     pieces: list[int] = []
     real = projections.index_words
 
@@ -192,11 +192,11 @@ async def test_an_index_batch_goes_on_where_its_time_was_over(tmp_path: Path, mo
         pieces.append(real(*args, **more))
         return pieces[-1]
 
-    monkeypatch.setattr(keeper, "index_words", counted)
+    monkeypatch.setattr(maintenance, "index_words", counted)
     with anyio.fail_after(10):
         async with Store.open(tmp_path) as log:
             await write_texts(log, [f"word{number}" for number in range(600)])
-            await index_news(log)
+            await index_new_entries(log)
             assert len(pieces) > 100 and 0 < max(pieces) < 10 and sum(pieces) == 600
             assert await log.read(partial(View.progress, duty="words")) == 600
             found = await search(log, LogQuery(search="word599 OR word0", limit=10))
@@ -206,22 +206,22 @@ async def test_an_index_batch_goes_on_where_its_time_was_over(tmp_path: Path, mo
 
 
 async def test_an_index_batch_made_before_an_erasure_is_made_again(tmp_path: Path) -> None:
-    from ava_audit.store.keeper import _next_words
-    from ava_audit.store.projections import index_words
+    from ava_audit.maintenance import _next_index_rows
+    from ava_audit.projections import index_words
 
     with anyio.fail_after(5):
         async with Store.open(tmp_path) as log:
             await write_texts(log, ["a", "b"])
-            done, erased, rows = await log.read(_next_words)
+            done, erased, rows = await log.read(_next_index_rows)
 
             def erase(db: sqlite3.Connection) -> None:
                 db.execute("UPDATE events SET content = NULL WHERE seq = 2")
 
-            await log.keep_house(erase)
+            await log.maintain(erase)
             put_in = partial(index_words, rows=rows, after=done, erased=erased)
-            assert not await log.keep_house(put_in)
-            await index_news(log)
-            assert not await log.keep_house(put_in)
+            assert not await log.maintain(put_in)
+            await index_new_entries(log)
+            assert not await log.maintain(put_in)
             assert await log.read(partial(View.progress, duty="words")) == 2
 
 
@@ -230,7 +230,7 @@ async def test_a_keeper_that_is_ended_before_it_has_begun_finishes_what_was_writ
         async with Store.open(tmp_path) as log:
             await write_texts(log, ["one", "two"])
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(partial(run_keeper, log, tmp_path, mirror=True))
+                tasks.start_soon(partial(run_maintenance, log, tmp_path, mirror=True))
                 await anyio.lowlevel.checkpoint()  # it asks for the lock by now
                 tasks.cancel_scope.cancel()
             assert await log.read(partial(View.progress, duty="words")) == 2

@@ -66,7 +66,7 @@ async def test_dead_instances_are_swept_but_those_that_live_or_own_a_run(tmp_pat
             held.release()
             owner, held = instances.join()
             held.release()
-            instances.sweep(keep=frozenset({owner}))
+            instances.remove_dead(keep=frozenset({owner}))
             assert {path.stem for path in instances.folder.iterdir()} == {living, owner}
             assert dead not in {living, owner}
             assert instances.alive(living)
@@ -154,9 +154,9 @@ async def test_a_dead_ones_file_is_swept_where_no_open_file_can_be_removed(
     name, alive = instances.join()
     monkeypatch.setattr(Path, "unlink", as_on_windows)
     monkeypatch.setattr(sys, "platform", "linux")
-    instances.sweep(frozenset())
+    instances.remove_dead(frozenset())
     assert {path.stem for path in instances.folder.iterdir()} == {dead, name}  # what Windows would have made of it
     monkeypatch.setattr(sys, "platform", "win32")
-    instances.sweep(frozenset())
+    instances.remove_dead(frozenset())
     assert {path.stem for path in instances.folder.iterdir()} == {name}
     alive.release()

@@ -19,9 +19,9 @@ from support.newer import newer
 from ava_audit import reducers
 from ava_audit.entries import ENTRY_COLUMNS
 from ava_audit.errors import SchemaNewer, StoreUnavailable
+from ava_audit.projections import BUDGETS, GROUPS, PROJECTIONS, PROPOSALS, RUNS
 from ava_audit.store import schema as migrations
-from ava_audit.store.projections import BUDGETS, GROUPS, PROJECTIONS, PROPOSALS, RUNS
-from ava_audit.store.schema import SCHEMA_VERSION, migrate, reducers_changed, schema_version, scratch
+from ava_audit.store.schema import SCHEMA_VERSION, migrate, open_in_memory, reducers_changed, schema_version
 from ava_audit.store.store import Store
 from ava_audit.verify import verify
 from ava_audit.view import View
@@ -34,7 +34,7 @@ def tables(db: sqlite3.Connection) -> set[str]:
 
 
 def test_a_new_database_has_the_log_its_projections_and_the_newest_version() -> None:
-    with contextlib.closing(scratch()) as db:
+    with contextlib.closing(open_in_memory()) as db:
         assert schema_version(db) == SCHEMA_VERSION
         assert {"events", "live", "progress", "words", "mirrored", *PROJECTIONS} <= tables(db)
         columns = [row[1] for row in db.execute("PRAGMA table_info(events)")]
@@ -45,7 +45,7 @@ def test_a_new_database_has_the_log_its_projections_and_the_newest_version() -> 
 
 
 def test_migrating_twice_changes_nothing() -> None:
-    with contextlib.closing(scratch()) as db:
+    with contextlib.closing(open_in_memory()) as db:
         before = db.execute("SELECT sql FROM sqlite_master ORDER BY name").fetchall()
         migrate(db)
         assert db.execute("SELECT sql FROM sqlite_master ORDER BY name").fetchall() == before
@@ -85,7 +85,7 @@ def test_a_migration_that_fails_leaves_the_version_before_it(monkeypatch: pytest
         db.execute("CREATE TABLE half (a)")
         raise RuntimeError("out of luck")
 
-    with contextlib.closing(scratch()) as db:
+    with contextlib.closing(open_in_memory()) as db:
         newer(monkeypatch, second, broken)
         with pytest.raises(RuntimeError):
             migrate(db)
@@ -104,7 +104,7 @@ async def test_a_changed_reducer_mends_the_tables_of_an_older_database_when_it_i
             await write(log, *Life(f"S-{number:06x}").begun())
         await write_each(log, [*(life := Life("S-aaaaaa")).whole(), *Life("S-bbbbbb").begun()])
         meant = rows(log.path)
-        await log.keep_house(lambda db: db.execute(ERASE, (life.run_id,)).rowcount)
+        await log.maintain(lambda db: db.execute(ERASE, (life.run_id,)).rowcount)
     spoil = (
         "UPDATE runs SET tool_calls = tool_calls + 7, task_seq = NULL",
         "DELETE FROM proposals WHERE run_id = 'S-bbbbbb'",
@@ -167,7 +167,7 @@ async def test_an_entry_from_which_nothing_follows_any_more_is_named_and_the_dat
         db.execute("UPDATE events SET content = NULL WHERE type = 'CostReserved'")
         before = rows(tmp_path / "ava.db")
     newer(monkeypatch, second, reducers_changed)
-    with pytest.raises(StoreUnavailable, match="nothing follows from its entry 5"):
+    with pytest.raises(StoreUnavailable, match="cannot be rebuilt at entry 5"):
         async with Store.open(tmp_path):
             pass
     with contextlib.closing(sqlite3.connect(tmp_path / "ava.db")) as db:
@@ -212,7 +212,7 @@ async def test_an_older_program_that_runs_meanwhile_writes_nothing_more_and_says
                 said = b"".join([part async for part in heard]).decode().splitlines()
                 assert await log.read(View.head) == 2
             assert await older.wait() == 0
-    assert said == ["a newer ava has migrated this data root: restart this server to go on", "2"]
+    assert said == ["a newer ava has migrated this data root: restart this server", "2"]
 
 
 SCHEMA = "afc9705a"
@@ -272,7 +272,7 @@ def is_docstring(node: object) -> bool:
 
 def test_a_reducer_is_known_by_what_it_does_and_not_by_its_looks() -> None:
     assert {"reduce", "_BY_FACT", "_BY_HEADER", "_settled", "_holdings", "_hold", "Header"} <= set(reached("reduce"))
-    assert not {"fold", "Rebuilt", "InMemory"} & set(reached("reduce"))
+    assert not {"fold", "MemoryState", "MemoryRows"} & set(reached("reduce"))
     one = "def f(db):\n    'Words.'\n    # and more\n    db.execute('UPDATE runs SET a = 1')\n"
     same = "def f( db ):\n    db.execute(\n        'UPDATE runs SET a = 1',\n    )\n"
     other = one.replace("= 1", "= 2")

@@ -20,7 +20,7 @@ from support.log import Life, said, write, write_each, write_texts
 from ava_audit.entries import content_sha, line_fault, mirror_line
 from ava_audit.events import Event, ToolCall, Who
 from ava_audit.mirror import Mirror, file_of
-from ava_audit.store.projections import note_mirrored
+from ava_audit.projections import note_mirrored
 from ava_audit.store.store import Store
 from ava_audit.verify import verify_lines
 from ava_audit.view import View
@@ -36,7 +36,7 @@ async def mirrored(log: Store) -> dict[str, bytes]:
     """Take the mirror over as a new keeper would, bring it up to date, and return its files."""
     folder = log.path.parent / "logs"
     mirror = Mirror(log, folder)
-    await mirror.take_over()
+    await mirror.repair_all()
     await mirror.catch_up()
     return files(folder)
 
@@ -219,7 +219,7 @@ def test_any_cut_of_the_mirror_heals(data: st.DataObject, tmp_path_factory: pyte
             await write_each(log, [*Life("S-aaaaaa").whole()[4:], *Life("S-bbbbbb").begun()])
             await mirrored(log)
             if killed:  # after the lines were written, and before that was noted
-                await log.keep_house(lambda db: go_back(db, upto, sizes))
+                await log.maintain(lambda db: go_back(db, upto, sizes))
             await write_texts(log, ["meanwhile", "more"])
             good = await meant(log)
             folder = root / "logs"
@@ -265,7 +265,7 @@ def harm(data: st.DataObject, path: Path, kind: str) -> None:
 
 async def test_a_file_that_is_removed_while_the_keeper_runs_is_written_again(log: Store, tmp_path: Path) -> None:
     mirror = Mirror(log, tmp_path / "logs")
-    await mirror.take_over()
+    await mirror.repair_all()
     await write_texts(log, ["a", "b"])
     await mirror.catch_up()
     (tmp_path / "logs" / today()).unlink()
@@ -282,7 +282,7 @@ async def test_a_rewritten_file_after_an_erasure_has_no_content_and_still_verifi
         db.execute("UPDATE events SET content = NULL WHERE seq = 1")
         db.execute("UPDATE mirrored SET bytes = -1")
 
-    await log.keep_house(erase)
+    await log.maintain(erase)
     content = (await mirrored(log))[today()]
     assert b"secret" not in content
     assert "content" not in lines(content)[0]

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ava_audit.redaction.redact import hide_pieces
+from ava_audit.redaction.redact import redact_fragments
 
 VALUE = "tk9-Zr4q_Wv8Lm.x7hD2"
 HIDDEN = "[redacted:TICKETS]"
 
 
 def hidden(text: str, value: str = VALUE) -> str:
-    return hide_pieces(text, "TICKETS", value)[0]
+    return redact_fragments(text, "TICKETS", value)[0]
 
 
 @given(
@@ -51,7 +51,7 @@ def test_pieces_of_its_base64_its_digits_and_its_html_are_hidden() -> None:
 
 @given(text=st.text(max_size=200))
 def test_what_has_nothing_of_it_stays_as_it_is(text: str) -> None:
-    assert hide_pieces(text + "!", "TICKETS", VALUE) == (text + "!", 0)
+    assert redact_fragments(text + "!", "TICKETS", VALUE) == (text + "!", 0)
 
 
 @pytest.mark.parametrize("text", ["a" * 1_000_000, VALUE[:7] * 150_000, VALUE * 50_000])

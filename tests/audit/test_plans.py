@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 from support.log import Life
 
+from ava_audit.projections import Projections
 from ava_audit.reducers import Header, reduce
-from ava_audit.store.projections import Tables
-from ava_audit.store.schema import scratch
+from ava_audit.store.schema import open_in_memory
 from ava_audit.totals import group_sum, spending
 from ava_audit.view import View
 
@@ -32,7 +32,7 @@ class Plans:
 
 @pytest.fixture
 def db() -> Iterator[sqlite3.Connection]:
-    log = scratch()
+    log = open_in_memory()
     yield log
     log.close()
 
@@ -50,7 +50,7 @@ def test_looking_at_one_run_reads_its_own_entries_only(db: sqlite3.Connection) -
 
 def test_what_follows_from_an_entry_of_a_run_is_written_without_a_look_at_other_runs(db: sqlite3.Connection) -> None:
     plans = Plans(db)
-    tables = Tables(db)
+    tables = Projections(db)
     for seq, event in enumerate(Life("S-aaaaaa").whole(), 1):
         header = Header(
             seq=seq,
@@ -64,8 +64,8 @@ def test_what_follows_from_an_entry_of_a_run_is_written_without_a_look_at_other_
             cost_micros=event.cost_micros,
         )
         reduce(tables, header, event.fact)
-        tables.write()
-        tables.forget()
+        tables.flush()
+        tables.evict()
     run = View(db).run("S-aaaaaa")
     assert run is not None and run.state == "success"
     assert not [plan for plan in plans.all() if "SCAN" in plan]

@@ -26,8 +26,8 @@ from ava_audit.events import (
     ToolCall,
     ToolResult,
 )
+from ava_audit.projections import PROJECTIONS, rebuild_projections
 from ava_audit.rows import RunRow
-from ava_audit.store.projections import PROJECTIONS, refold
 from ava_audit.store.store import Store
 from ava_audit.verify import verify
 from ava_audit.view import View
@@ -258,7 +258,7 @@ def test_tables_kept_up_step_by_step_are_what_a_rebuild_of_the_log_gives(
     assert {fault.kind for fault in verify(path).faults} <= {"erased"}
     assert tables(path) == before
     with contextlib.closing(sqlite3.connect(path)) as db, db:
-        refold(db)
+        rebuild_projections(db)
     assert tables(path) == before
 
 

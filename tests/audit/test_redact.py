@@ -269,7 +269,7 @@ def test_a_second_pass_finds_nothing_more(lines: list[str]) -> None:
     assert Redactor({}).redact(once) == (once, 0)
 
 
-PATTERNS = [shape.rest for shape in key_shapes.SHAPES] + [
+PATTERNS = [shape.rest for shape in key_shapes.KEY_PATTERNS] + [
     value for module in (key_shapes, named_secrets) for value in vars(module).values() if isinstance(value, re.Pattern)
 ]
 
@@ -331,7 +331,7 @@ class Counted(str):
 def test_looking_for_literals_reads_hostile_text_once_a_literal(piece: str) -> None:
     text = Counted(piece * 2_000)
     text.looked = 0
-    literals = sum(len(shape.literals) for shape in key_shapes.SHAPES) + 40
+    literals = sum(len(shape.literals) for shape in key_shapes.KEY_PATTERNS) + 40
 
     Redactor({}).redact(text)
 

@@ -13,13 +13,13 @@ import anyio.to_thread
 import pytest
 from support.log import AVA, Life, child, said, write, write_each, write_texts
 
+from ava_audit import maintenance
 from ava_audit.events import TRANSCRIPT_TYPES, Event, LogErased
+from ava_audit.maintenance import index_new_entries, run_maintenance
 from ava_audit.mirror import Mirror
-from ava_audit.retention import Retention, complete, erase_run, erasing, horizon, sweep
+from ava_audit.projections import note_mirrored
+from ava_audit.retention import Retention, erase_expired, erase_run, erasure_pending, finish_erasures, retention_horizon
 from ava_audit.search import LogQuery, search
-from ava_audit.store import keeper
-from ava_audit.store.keeper import index_news, run_keeper
-from ava_audit.store.projections import note_mirrored
 from ava_audit.store.store import Store
 from ava_audit.verify import verify, verify_lines
 from ava_audit.view import View
@@ -83,13 +83,13 @@ def folders(root: Path, *run_ids: str) -> tuple[Path, ...]:
 
 async def all_done(log: Store, root: Path, *, days: int = 90, own: Iterable[Path] = ()) -> None:
     """One whole round of the keeper."""
-    await index_news(log)
+    await index_new_entries(log)
     mirror = Mirror(log, root / "logs")
-    await mirror.take_over()
+    await mirror.repair_all()
     await mirror.catch_up()
-    while not await sweep(log, days, pieces=3):
+    while not await erase_expired(log, days, batches=3):
         pass
-    await complete(log, mirror, own, mirrored=True)
+    await finish_erasures(log, mirror, own, mirrored=True)
     await mirror.catch_up()
 
 
@@ -162,7 +162,7 @@ async def test_nothing_is_erased_twice(tmp_path: Path, clock: Clock) -> None:
             await all_done(log, tmp_path)
             assert await erased(log) == first != []
             assert log.head == head
-            assert not await log.read(erasing)
+            assert not await log.read(erasure_pending)
 
 
 async def test_an_unfinished_run_keeps_its_whole_history_until_long_after_its_end(tmp_path: Path, clock: Clock) -> None:
@@ -238,12 +238,12 @@ async def test_days_are_whole_so_that_the_work_comes_once_a_day(tmp_path: Path, 
     with anyio.fail_after(10):
         async with Store.open(tmp_path) as log:
             await write_texts(log, ["noon"])
-            assert await log.read(partial(horizon, now_us=clock.ns // 1_000, days=1)) == (0, 0)
+            assert await log.read(partial(retention_horizon, now_us=clock.ns // 1_000, days=1)) == (0, 0)
             seen: list[int] = []
             for _ in range(10):
                 clock.days(0.25)
                 await write_texts(log, ["later"])
-                seen.append((await log.read(partial(horizon, now_us=clock.ns // 1_000, days=1)))[0])
+                seen.append((await log.read(partial(retention_horizon, now_us=clock.ns // 1_000, days=1)))[0])
             assert seen == [0, 0, 0, 0, 0, 2, 2, 2, 2, 6]
 
 
@@ -253,14 +253,14 @@ async def test_a_mirror_line_read_before_the_erasure_does_not_bring_the_words_ba
     with anyio.fail_after(10):
         async with Store.open(tmp_path) as log:
             mirror = Mirror(log, tmp_path / "logs")
-            await mirror.take_over()
+            await mirror.repair_all()
             await a_run(log, "S-aaaaaa", "vexquokka")
             rows = await log.read(_next_slice)
             assert await erase_run(log, "S-aaaaaa", (), AVA, "a test") == 5
             sizes = mirror._append(_by_file(rows))  # pyright: ignore[reportPrivateUsage]
-            await log.keep_house(partial(note_mirrored, upto=rows[-1][0], sizes=sizes))
+            await log.maintain(partial(note_mirrored, upto=rows[-1][0], sizes=sizes))
             assert await standing(tmp_path, "vexquokka") == {"vexquokka"}
-            await complete(log, mirror, (), mirrored=True)
+            await finish_erasures(log, mirror, (), mirrored=True)
             await mirror.catch_up()
             assert await standing(tmp_path, "vexquokka") == set()
             await sound(tmp_path)
@@ -271,12 +271,12 @@ async def test_with_the_mirror_off_its_old_files_are_cleared_and_no_new_ones_are
         async with Store.open(tmp_path) as log:
             await a_run(log, "S-aaaaaa", "vexquokka")
             mirror = Mirror(log, tmp_path / "logs")
-            await mirror.take_over()
+            await mirror.repair_all()
             await mirror.catch_up()
             await a_run(log, "S-bbbbbb", "numbatsorrel")
             for run_id in ("S-aaaaaa", "S-bbbbbb"):
                 await erase_run(log, run_id, (), AVA, "a test")
-            await complete(log, Mirror(log, tmp_path / "logs"), (), mirrored=False)
+            await finish_erasures(log, Mirror(log, tmp_path / "logs"), (), mirrored=False)
             assert await standing(tmp_path, "vexquokka", "numbatsorrel") == set()
             assert [path.stem for path in (tmp_path / "logs" / "subagents").iterdir()] == ["S-aaaaaa"]
 
@@ -311,13 +311,14 @@ DIE = """
 import os, signal, sys, anyio
 from functools import partial
 from pathlib import Path
-from ava_audit import keeper, mirror, retention, store, writer
+from ava_audit import mirror, retention
+from ava_audit.store import store, writer
 from ava_audit.events import Who
 
 root, step, when = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
 owner, name = {
-    "heal": (mirror, "heal"), "note_healed": (mirror, "note_healed"), "merge": (retention, "merge_words"),
-    "remove": (retention.shutil, "rmtree"), "empty": (writer.Writer, "_empty_wal"),
+    "heal": (mirror, "repair_file"), "note_healed": (mirror, "note_repaired"), "merge": (retention, "merge_words"),
+    "remove": (retention.shutil, "rmtree"), "empty": (writer.Writer, "_checkpoint"),
     "note": (retention, "note_progress"), "words": (retention, "forget_live"),
 }[step]
 real = getattr(owner, name)
@@ -332,7 +333,7 @@ async def main():
         setattr(owner, name, dying)
         await retention.erase_run(log, "S-aaaaaa", (), Who("s", "ava", "ben"), "a test")
         files = mirror.Mirror(log, root / "logs")
-        await retention.complete(log, files, (root / "artifacts", root / "scratch"), mirrored=True)
+        await retention.finish_erasures(log, files, (root / "artifacts", root / "scratch"), mirrored=True)
 
 anyio.run(main)
 """
@@ -354,10 +355,10 @@ async def test_an_erasure_that_is_killed_at_any_step_is_finished_by_the_next_kee
         async with Store.open(tmp_path) as log, anyio.create_task_group() as tasks:
             begun = await erased(log)
             assert begun == ([] if step == "words" else [("S-aaaaaa", 5)])
-            tasks.start_soon(partial(run_keeper, log, tmp_path, mirror=True, retention=Retention(90, own)))
+            tasks.start_soon(partial(run_maintenance, log, tmp_path, mirror=True, retention=Retention(90, own)))
             if not begun:  # rolled back as a whole
                 assert await erase_run(log, "S-aaaaaa", (), AVA, "a test") == 5
-            while await log.read(erasing):  # noqa: ASYNC110
+            while await log.read(erasure_pending):  # noqa: ASYNC110
                 await anyio.sleep(0.01)
             assert await standing(tmp_path, "vexquokka", "numbatsorrel", "zorillafile") == {"numbatsorrel"}
             assert await erased(log) == [("S-aaaaaa", 5)]
@@ -368,7 +369,7 @@ async def test_an_erasure_that_is_killed_at_any_step_is_finished_by_the_next_kee
 async def test_the_keeper_erases_at_its_start_and_every_so_often(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeper, "SWEEP_EVERY_S", 0.05)
+    monkeypatch.setattr(maintenance, "ERASE_EVERY_S", 0.05)
     with anyio.fail_after(10):
         async with Store.open(tmp_path) as log, anyio.create_task_group() as tasks:
             await a_run(log, "S-aaaaaa", "vexquokka")
@@ -376,10 +377,10 @@ async def test_the_keeper_erases_at_its_start_and_every_so_often(
             await a_run(log, "S-bbbbbb", "numbatsorrel")
             await used(log, clock, 60)
             clock.days(1)
-            tasks.start_soon(partial(run_keeper, log, tmp_path, mirror=True, retention=Retention(90)))
+            tasks.start_soon(partial(run_maintenance, log, tmp_path, mirror=True, retention=Retention(90)))
 
             async def gone(run_id: str) -> None:
-                while (run_id, 5) not in await erased(log) or await log.read(erasing):  # noqa: ASYNC110
+                while (run_id, 5) not in await erased(log) or await log.read(erasure_pending):  # noqa: ASYNC110
                     await anyio.sleep(0.01)
 
             await gone("S-aaaaaa")
@@ -402,6 +403,6 @@ async def test_a_link_in_the_place_of_a_runs_folder_is_removed_and_not_followed(
         async with Store.open(root) as log:
             await a_run(log, "S-aaaaaa", "vexquokka")
             await erase_run(log, "S-aaaaaa", (), AVA, "a test")
-            await complete(log, Mirror(log, root / "logs"), (root / "artifacts",), mirrored=True)
+            await finish_erasures(log, Mirror(log, root / "logs"), (root / "artifacts",), mirrored=True)
         assert (precious / "file.txt").read_text() == "kept"
         assert list((root / "artifacts").iterdir()) == []

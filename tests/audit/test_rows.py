@@ -12,8 +12,8 @@ import anyio.lowlevel
 import pytest
 from support.log import Life, write, write_each, writing
 
+from ava_audit import projections
 from ava_audit.rows import RUNNING, RunRow
-from ava_audit.store import projections
 from ava_audit.store.store import Outcome, Store
 from ava_audit.verify import verify
 from ava_audit.view import View
@@ -89,7 +89,7 @@ async def test_a_batch_that_is_rolled_back_leaves_nothing_in_memory(tmp_path: Pa
                 tasks.start_soon(write, log, life.reserved())
                 await anyio.lowlevel.checkpoint()
                 with contextlib.suppress(Exception):
-                    await log.keep_house(full)
+                    await log.maintain(full)
             run = await log.do(one)
             assert run.turns == 1
             await write(log, life.settled())
@@ -99,7 +99,7 @@ async def test_a_batch_that_is_rolled_back_leaves_nothing_in_memory(tmp_path: Pa
 async def test_of_more_runs_than_stay_in_memory_every_one_is_right(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(projections, "KEPT", 3)
+    monkeypatch.setattr(projections, "CACHED_ROWS", 3)
     lives = [Life(f"S-{number:06x}") for number in range(8)]
     with anyio.fail_after(10):
         async with Store.open(tmp_path) as log:

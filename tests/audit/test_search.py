@@ -17,11 +17,11 @@ from support.log import AVA, Life, child, run_who, said, write, write_each, writ
 from ava_audit.entries import Entry
 from ava_audit.errors import BadQuery, StoreUnavailable
 from ava_audit.events import FACTS, Event, Usage, UserMessage, Who
-from ava_audit.search import Conditions, LogQuery, follow, matching, search
-from ava_audit.store.keeper import index_news
-from ava_audit.store.projections import forget_words, merge_words
+from ava_audit.maintenance import index_new_entries
+from ava_audit.projections import forget_words, merge_words
+from ava_audit.search import Conditions, LogQuery, filter_rows, follow, search
 from ava_audit.store.store import Store
-from ava_audit.words import index_row, type_filter
+from ava_audit.text_index import index_row, type_filter
 
 TESTS = Path(__file__).parent.parent
 
@@ -42,14 +42,14 @@ async def fill(log: Store, state: str, *texts: str) -> None:
     half = len(texts) // 2 if state == "half indexed" else len(texts)
     await write_texts(log, texts[:half])
     if state != "not indexed":
-        await index_news(log)
+        await index_new_entries(log)
     if texts[half:]:
         await write_texts(log, texts[half:])
 
 
 async def found(log: Store, text: str) -> list[str]:
     page = await search(log, LogQuery(search=text))
-    return [entry.fact.words() for entry in page.entries if entry.fact]
+    return [entry.fact.search_text() for entry in page.entries if entry.fact]
 
 
 async def seqs(log: Store, query: LogQuery) -> list[int]:
@@ -124,7 +124,7 @@ async def test_any_text_is_found_as_words_and_is_never_an_error(
 @given(st.text(max_size=40))
 def test_no_text_at_all_is_an_error(text: str) -> None:
     conditions = Conditions(LogQuery(search=text))
-    matching([ROW], conditions.words)
+    filter_rows([ROW], conditions.text_query)
 
 
 ROW = (1, 1, "s", "ava", "ben", "UserMessage", 1, *[None] * 10, '{"text":"x"}', b"", b"")
@@ -142,7 +142,7 @@ async def test_filters_hold_together(log: Store, state: str) -> None:
     with anyio.fail_after(5):
         await write(log, said("one"), said("two", eve), Event(run_who("S-aaaaaa"), UserMessage(text="two")))
         if state != "not indexed":
-            await index_news(log)
+            await index_new_entries(log)
         await write(log, said("two"))
         assert await seqs(log, LogQuery(users=("ben",))) == [4, 3, 1]
         assert await seqs(log, LogQuery(users=("ben",), search="two")) == [4, 3]
@@ -160,11 +160,11 @@ async def test_the_type_error_means_errors_failed_results_and_bad_endings(log: S
     with anyio.fail_after(5):
         await write_each(log, good.whole())
         if state != "not indexed":
-            await index_news(log)
+            await index_new_entries(log)
         failing = [*bad.begun(), bad.failed(), *bad.tool(success=False), *bad.ended("cost_exceeded")]
         await write_each(log, failing)
         if state == "indexed":
-            await index_news(log)
+            await index_new_entries(log)
         page = await search(log, LogQuery(types=("ERROR",)))
         assert [entry.type for entry in page.entries] == ["SubagentComplete", "ToolResult", "ErrorOccurred"]
         severe = await search(log, LogQuery(level="error"))
@@ -189,7 +189,7 @@ async def test_a_time_range_holds_also_when_the_clock_was_set_back(log: Store, s
         db.execute("UPDATE events SET ts_us = ? WHERE seq = ?", (ts, seq))
     db.close()
     if state != "not indexed":
-        await index_news(log)
+        await index_new_entries(log)
     assert await seqs(log, LogQuery(since_us=200)) == [6, 5, 3, 2]
     assert await seqs(log, LogQuery(since_us=200, search="a")) == [6, 5, 3, 2]
     assert await seqs(log, LogQuery(since_us=150, until_us=300, users=("ben",))) == [5, 4, 2]
@@ -231,7 +231,7 @@ async def test_the_words_of_an_erased_entry_are_gone_from_the_index_and_filters_
 ) -> None:
     with anyio.fail_after(5):
         await write_texts(log, ["keep this xylophone", "erase that zeppelin"])
-        await index_news(log)
+        await index_new_entries(log)
         entry = await log.read(lambda view: view.entry(2))
         assert entry is not None
 
@@ -239,9 +239,9 @@ async def test_the_words_of_an_erased_entry_are_gone_from_the_index_and_filters_
             forget_words(db, [index_row(entry)])
             db.execute("UPDATE events SET content = NULL WHERE seq = ?", (entry.seq,))
 
-        await log.keep_house(partial(erase, entry=entry))
+        await log.maintain(partial(erase, entry=entry))
         pages = -1_000
-        while await log.keep_house(partial(merge_words, pages=pages)):
+        while await log.maintain(partial(merge_words, pages=pages)):
             pages = 1_000
         await log.checkpoint()
         assert await seqs(log, LogQuery(search="zeppelin")) == []
@@ -264,7 +264,7 @@ async def test_an_entry_of_a_type_of_a_newer_program_is_found(log: Store, tmp_pa
         )
         db.close()
         assert await seqs(log, LogQuery(search="trombone")) == [2]
-        await index_news(log)
+        await index_new_entries(log)
         assert await seqs(log, LogQuery(search="trombone")) == [2]
 
 
@@ -285,7 +285,7 @@ async def test_follow_yields_what_any_process_writes_in_order_and_filtered(log: 
             tasks.start_soon(partial(write_texts, log, ["wanted one"], AVA))
             async for entry in entries:
                 assert entry.fact is not None
-                got.append(entry.fact.words())
+                got.append(entry.fact.search_text())
                 if len(got) == 1:
                     tasks.start_soon(partial(anyio.run_process, child(write_other, tmp_path, TESTS)))
                 if len(got) == 3:

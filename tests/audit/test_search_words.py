@@ -16,10 +16,10 @@ from support.log import write_texts
 
 from ava_audit import search as searching
 from ava_audit.errors import StoreUnavailable
+from ava_audit.maintenance import index_new_entries
 from ava_audit.search import LogQuery, search
-from ava_audit.store.keeper import index_news
 from ava_audit.store.store import Store
-from ava_audit.words import match_expression
+from ava_audit.text_index import match_expression
 
 SYNTAX = [
     "AND",
@@ -99,7 +99,7 @@ def test_any_word_of_an_entry_finds_it(
     text = " ".join(parts)
     portal.call(write_texts, store, [text])
     if data.draw(st.booleans(), label="indexed"):
-        portal.call(index_news, store)
+        portal.call(index_new_entries, store)
     there = text.split() or ["nothing"]
     wanted = data.draw(st.lists(st.sampled_from(there), min_size=1, max_size=3), label="asked")
     typed = " ".join(data.draw(st.permutations(wanted)))
@@ -125,7 +125,7 @@ def test_ten_thousand_characters_are_a_search_that_ends_soon(unit: str, tmp_path
     text = " ".join([typed.replace("\ud800", "-")] * 20)
     with open_log(tmp_path) as (portal, store):
         portal.call(write_texts, store, [text])
-        portal.call(index_news, store)
+        portal.call(index_new_entries, store)
         portal.call(write_texts, store, [text])
         begun = time.monotonic()
         page = portal.call(search, store, LogQuery(search=typed))
@@ -158,10 +158,10 @@ def test_a_search_that_takes_too_long_is_ended_and_leaves_nothing_running(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(searching, "SEARCH_S", 0.2)
-    monkeypatch.setattr("ava_audit.words.LONGEST_PHRASE", 10**6)
+    monkeypatch.setattr("ava_audit.text_index.LONGEST_PHRASE", 10**6)
     with open_log(tmp_path) as (portal, store):
         portal.call(write_texts, store, ["的" * 500_000] * 3)
-        portal.call(index_news, store)
+        portal.call(index_new_entries, store)
         begun = time.monotonic()
         with pytest.raises(StoreUnavailable, match="did not answer within"):
             portal.call(search, store, LogQuery(search="的" * 2_000))

@@ -12,9 +12,8 @@ import pytest
 from support.log import AVA, Life, write_each, write_texts
 
 from ava_audit import retention
-from ava_audit.mirror import Mirror
-from ava_audit.store.keeper import run_keeper
-from ava_audit.store.set_aside import forget_old
+from ava_audit.maintenance import run_maintenance
+from ava_audit.mirror import Mirror, remove_old_quarantined
 from ava_audit.store.store import Store
 from ava_audit.verify import verify_lines
 
@@ -26,7 +25,7 @@ async def mirrored(root: Path, *texts: str, lives: tuple[Life, ...] = ()) -> dic
         for life in lives:
             await write_each(log, life.whole())
         mirror = Mirror(log, root / "logs")
-        await mirror.take_over()
+        await mirror.repair_all()
         await mirror.catch_up()
     return files(root / "logs")
 
@@ -100,9 +99,9 @@ async def test_erasing_a_run_removes_what_was_set_aside_of_it_and_of_no_other(tm
         async with Store.open(tmp_path) as log, anyio.create_task_group() as tasks:
             await retention.erase_run(log, "S-aaaaaa", (), AVA, "a test")
             keep = retention.Retention(90, ())
-            tasks.start_soon(partial(run_keeper, log, tmp_path, mirror=True, retention=keep))
-            while await log.read(retention.erasing):
-                await log.newer_than(0)
+            tasks.start_soon(partial(run_maintenance, log, tmp_path, mirror=True, retention=keep))
+            while await log.read(retention.erasure_pending):
+                await log.wait_for_entry_after(0)
                 await anyio.sleep(0.01)
             tasks.cancel_scope.cancel()
     assert [(tmp_path / "logs" / path).exists() for path in aside] == [False, True]
@@ -114,5 +113,5 @@ async def test_what_was_set_aside_goes_when_it_is_as_old_as_what_is_erased(tmp_p
     for name, written_s in (("old.set-aside-1.jsonl", 99), ("young.set-aside-1.jsonl", 101), ("old.jsonl", 99)):
         (folder / name).touch()
         os.utime(folder / name, (written_s, written_s))
-    forget_old(tmp_path, 100 * 1_000_000)
+    remove_old_quarantined(tmp_path, 100 * 1_000_000)
     assert {path.name for path in folder.iterdir()} == {"young.set-aside-1.jsonl", "old.jsonl"}

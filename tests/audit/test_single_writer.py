@@ -1,4 +1,4 @@
-"""One write path: no SQL writes outside of its five files, and no thread but the writer holds what could."""
+"""One write path: no SQL writes outside of its three files, and no thread but the writer holds what could."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from support.log import child
 ROOT = Path(__file__).parents[2]
 TESTS = ROOT / "tests"
 SOURCES = [path for folder in ("server", "roles", "audit") for path in sorted((ROOT / folder).rglob("*.py"))]
-WRITERS = {f"ava_audit/{name}.py" for name in ("appending", "connection", "migrations", "projections", "writer")}
+WRITERS = {f"ava_audit/{name}.py" for name in ("projections", "store/schema", "store/writer")}
 IN_MEMORY = {"ava_roles/tools/passages.py", "ava_server/models/offline.py"}
 """Rank texts in a database that is in memory, and nowhere else."""
 
@@ -157,7 +157,7 @@ seen = []  # per connection: its file, and which statements it executed, by whic
 def by_whom():
     frame = sys._getframe(2)
     while frame is not None:
-        if frame.f_code.co_name == "prepare" and frame.f_code.co_filename.endswith("connection.py"):
+        if frame.f_code.co_name == "prepare_database" and frame.f_code.co_filename.endswith("schema.py"):
             return "opening"
         frame = frame.f_back
     return threading.current_thread().name

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ava_audit.storable import MAX_BYTES, MAX_DEPTH, MAX_NODES, storable
+from ava_audit.sanitize import MAX_BYTES, MAX_DEPTH, MAX_NODES, sanitize_json
 
 anything = st.recursive(
     st.none()
@@ -31,7 +31,7 @@ def encoded(value: Any) -> bytes:
 
 @given(anything, st.integers(min_value=200, max_value=2_000))
 def test_whatever_comes_in_can_be_stored_and_read_back_and_fits(value: Any, max_bytes: int) -> None:
-    clean, _ = storable(value, max_bytes)
+    clean, _ = sanitize_json(value, max_bytes)
 
     stored = encoded(clean)
     assert len(stored) <= max_bytes
@@ -43,14 +43,14 @@ def test_whatever_comes_in_can_be_stored_and_read_back_and_fits(value: Any, max_
 
 @given(anything)
 def test_a_second_pass_changes_nothing(value: Any) -> None:
-    once, _ = storable(value)
+    once, _ = sanitize_json(value)
 
-    assert storable(once) == (once, ())
+    assert sanitize_json(once) == (once, ())
 
 
 @given(st.recursive(st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1), st.lists, max_leaves=10))
 def test_what_can_be_stored_comes_back_equal_and_without_a_note(value: Any) -> None:
-    assert storable(value) == (value, ())
+    assert sanitize_json(value) == (value, ())
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_what_can_be_stored_comes_back_equal_and_without_a_note(value: Any) -> N
     ],
 )
 def test_what_cannot_be_stored_is_changed_and_noted(value: Any, clean: Any, note: str) -> None:
-    assert storable(value) == (clean, (note,))
+    assert sanitize_json(value) == (clean, (note,))
 
 
 def test_numbers_at_the_edge_of_64_bits_and_ordinary_text_are_kept() -> None:
@@ -80,11 +80,11 @@ def test_numbers_at_the_edge_of_64_bits_and_ordinary_text_are_kept() -> None:
         "float": 0.1,
         "none": None,
     }
-    assert storable(value) == (value, ())
+    assert sanitize_json(value) == (value, ())
 
 
 def test_keys_that_become_equal_are_both_kept() -> None:
-    clean, notes = storable(dict(zip(["\ud800", "\udc00", "\ufffd"], [1, 2, 3], strict=True)))
+    clean, notes = sanitize_json(dict(zip(["\ud800", "\udc00", "\ufffd"], [1, 2, 3], strict=True)))
 
     assert clean == {"\ufffd": 1, "\ufffd_": 2, "\ufffd__": 3}
     assert any("key" in note for note in notes)
@@ -95,7 +95,7 @@ def test_what_lies_too_deep_becomes_null() -> None:
     for _ in range(5_000):
         deep = [deep]
 
-    clean, notes = storable(deep)
+    clean, notes = sanitize_json(deep)
 
     assert encoded(clean) == b"[" * MAX_DEPTH + b"null" + b"]" * MAX_DEPTH
     assert notes == (f"turned into null 1 value nested deeper than {MAX_DEPTH} levels",)
@@ -106,7 +106,7 @@ def test_a_value_that_multiplies_itself_is_cut_off() -> None:
     for _ in range(60):
         laughs = [laughs, laughs]
 
-    clean, notes = storable(laughs)
+    clean, notes = sanitize_json(laughs)
 
     assert len(encoded(clean)) <= MAX_BYTES
     assert any(f"after the first {MAX_NODES:,}" in note or "bytes" in note for note in notes)
@@ -115,7 +115,7 @@ def test_a_value_that_multiplies_itself_is_cut_off() -> None:
 def test_the_longest_strings_are_cut_until_it_fits_and_short_ones_are_kept() -> None:
     value = {"a": "x" * 3_000_000, "b": ["ü" * 2_000_000, "short"], "c": "\n" * 100_000}
 
-    clean, notes = storable(value)
+    clean, notes = sanitize_json(value)
 
     assert MAX_BYTES * 0.99 < len(encoded(clean)) <= MAX_BYTES
     assert clean["a"].endswith("… [cut: 3,000,000 characters]")
@@ -126,7 +126,7 @@ def test_the_longest_strings_are_cut_until_it_fits_and_short_ones_are_kept() -> 
 
 
 def test_a_value_of_too_many_small_parts_becomes_null_with_its_size_in_the_note() -> None:
-    clean, notes = storable(["word"] * 400_000)
+    clean, notes = sanitize_json(["word"] * 400_000)
 
     assert clean is None
     assert notes == ("turned into null 1 value of 2,800,001 bytes",)

@@ -29,7 +29,7 @@ def all_entries(view: View) -> list[Entry]:
 
 
 def texts(entries: list[Entry]) -> list[str]:
-    return [entry.fact.words() if entry.fact else "" for entry in entries]
+    return [entry.fact.search_text() if entry.fact else "" for entry in entries]
 
 
 def hold_the_writer(log: Store) -> threading.Event:
@@ -122,7 +122,7 @@ async def test_when_applying_one_command_fails_the_others_of_its_batch_are_run_o
                 writing(said("d")),
             )
             assert isinstance(answers[1], Contradiction)
-            assert "P-aaaaaa00 already" in str(answers[1])
+            assert "already has P-aaaaaa00" in str(answers[1])
             assert (answers[0], answers[2], answers[3]) == (1, 1, 1)
             assert texts((await log.read(all_entries))[1:]) == ["a", "c", "d"]
     assert verify(tmp_path / "ava.db").ok
@@ -360,7 +360,7 @@ async def test_newer_than_sees_what_another_process_committed(tmp_path: Path) ->
             async with await anyio.open_process(child(APPEND, tmp_path, "other", "1", TESTS), stderr=None) as process:
                 assert process.stdin is not None
                 await process.stdin.send(b"go\n")
-                assert await log.newer_than(0) == 1
+                assert await log.wait_for_entry_after(0) == 1
             assert texts(await log.read(all_entries)) == ["other 0"]
 
 

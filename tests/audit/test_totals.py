@@ -12,10 +12,10 @@ from support.log import Life, run_who
 
 from ava_audit.entries import content_of, content_sha
 from ava_audit.events import ErrorOccurred, Event, GuardrailTripped, SessionStart, ToolResult
+from ava_audit.projections import Projections
 from ava_audit.reducers import Header, reduce
-from ava_audit.store.projections import Tables
-from ava_audit.store.schema import scratch
-from ava_audit.totals import ERASABLE, Counted, Tally, news_for, run_sums, standing
+from ava_audit.store.schema import open_in_memory
+from ava_audit.totals import ERASABLE, Counted, Tally, count_new_entries, current_runs, run_sums
 from ava_audit.view import View
 
 
@@ -23,8 +23,8 @@ class Log:
     """A log in memory that events are put into, projections and all."""
 
     def __init__(self) -> None:
-        self.db = scratch()
-        self._tables = Tables(self.db)
+        self.db = open_in_memory()
+        self._tables = Projections(self.db)
         self.head = 0
 
     def close(self) -> None:
@@ -49,7 +49,7 @@ class Log:
                 event.usage, event.cost_micros,
             )  # fmt: skip
             reduce(self._tables, header, event.fact)
-        self._tables.write()
+        self._tables.flush()
 
     def erase(self, type_name: str) -> None:
         self.db.execute("UPDATE events SET content = NULL WHERE type = ?", (type_name,))
@@ -82,7 +82,7 @@ def lived(run_id: str) -> list[Event]:
 
 
 def brought_up_to_date(log: Log, tally: Tally) -> Tally:
-    tally.add(news_for(log.view, tally))
+    tally.add(count_new_entries(log.view, tally))
     return tally
 
 
@@ -108,7 +108,7 @@ def test_counting_on_comes_to_what_counting_at_once_comes_to(steps: list[int]) -
 def test_news_that_another_look_has_taken_up_are_not_taken_twice(log: Log) -> None:
     tally = Tally(since=0)
     log.add(*lived("S-aaaaaa"))
-    news = news_for(log.view, tally)
+    news = count_new_entries(log.view, tally)
     tally.add(news)
     before = dict(tally.counts)
     tally.add(news)
@@ -149,10 +149,10 @@ def test_runs_are_added_up_with_what_they_took_and_what_goes_on_is_told(log: Log
     assert (running.runs, running.role, running.model) == (3, "researcher", "test:model")
     assert running.cost_micros == sum(row.cost_micros for row in rows) > 0
     assert running.input_tokens == sum(row.input_tokens for row in rows) > 0
-    now = standing(log.view, now_us=100)
+    now = current_runs(log.view, now_us=100)
     assert now.waiting.runs == 1 and now.waiting.since_us is not None
     assert now.running == {"abc": 3} and now.in_flight == 1
-    late = standing(log.view, now_us=2**50 + 1)
+    late = current_runs(log.view, now_us=2**50 + 1)
     assert late.waiting.runs == 0, "nobody can approve what has expired"
 
 
@@ -162,7 +162,7 @@ def test_a_look_reads_no_entry_that_was_counted_before(log: Log) -> None:
     brought_up_to_date(log, tally)
     asked: list[str] = []
     log.db.set_trace_callback(asked.append)
-    news_for(log.view, tally)
+    count_new_entries(log.view, tally)
     log.db.set_trace_callback(None)
     of_events = [sql for sql in asked if "FROM events" in sql and "GROUP BY" in sql]
     assert len(of_events) == 7

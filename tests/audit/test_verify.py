@@ -18,9 +18,8 @@ from ava_audit import verify as verification
 from ava_audit.entries import ENTRY_COLUMNS, GENESIS, HEADER, content_sha, entry_hash
 from ava_audit.errors import BadQuery, StoreUnavailable
 from ava_audit.faults import Report
-from ava_audit.mirror import Mirror
+from ava_audit.mirror import Mirror, mirror_faults
 from ava_audit.retention import erase_run
-from ava_audit.store.set_aside import not_in_log
 from ava_audit.store.store import Store
 from ava_audit.verify import verify
 
@@ -243,7 +242,7 @@ async def test_verifying_makes_nothing_and_leaves_the_log_as_it_was(path: Path) 
 
 async def test_how_far_it_is_is_told(path: Path) -> None:
     told: list[tuple[int, int]] = []
-    verify(path, told=lambda done, of: told.append((done, of)))
+    verify(path, on_progress=lambda done, of: told.append((done, of)))
     assert told == [(3, 10), (6, 10), (9, 10), (10, 10)]
 
 
@@ -261,10 +260,10 @@ async def test_an_erased_transcript_verifies_and_an_erased_fact_does_not(tmp_pat
 
 
 TAMPERED: dict[str, Callable[[sqlite3.Connection], object]] = {
-    "runs S-aaaaaa has another cost_micros": lambda db: db.execute("UPDATE runs SET cost_micros = 0"),
+    "runs S-aaaaaa differs from the log in cost_micros": lambda db: db.execute("UPDATE runs SET cost_micros = 0"),
     "runs lacks id S-aaaaaa": lambda db: db.execute("DELETE FROM runs"),
     "budgets has scope gift": lambda db: db.execute("INSERT INTO budgets VALUES ('gift', -5, 0)"),
-    "proposals P-aaaaaa00 has another state, channel": lambda db: db.execute(
+    "proposals P-aaaaaa00 differs from the log in state, channel": lambda db: db.execute(
         "UPDATE proposals SET state = 'rejected', channel = NULL"
     ),
 }
@@ -416,7 +415,7 @@ RUN_ALONE = (
         (RUN_ALONE, "runs has id S-ffffff, which does not follow from the log"),
         ("INSERT INTO configs VALUES ('S-ffffff', '{}')", "configs has id S-ffffff, which does not follow"),
         ("DELETE FROM configs", "configs lacks id S-aaaaaa"),
-        ("UPDATE configs SET config = '{}'", "configs S-aaaaaa has another config than"),
+        ("UPDATE configs SET config = '{}'", "configs S-aaaaaa differs from the log in config"),
     ],
 )
 async def test_a_run_is_compared_table_by_table(statement: str, told: str, tmp_path: Path) -> None:
@@ -440,7 +439,7 @@ async def test_an_entry_whose_content_is_not_what_its_type_has_is_a_fault_also_w
         values = (row[HEADER.index("type")], content, sha, digest)
         db.execute("UPDATE events SET type = ?, content = ?, content_sha = ?, hash = ? WHERE seq = 10", values)
     (fault,) = verify(path).faults
-    assert (fault.kind, fault.seq) == ("changed", 10) and "as it was written" in fault.text
+    assert (fault.kind, fault.seq) == ("changed", 10) and "is unchanged, but cannot be applied" in fault.text
 
 
 async def test_words_that_were_taken_out_without_an_erasure_on_record_are_a_fault(tmp_path: Path) -> None:
@@ -452,7 +451,7 @@ async def test_words_that_were_taken_out_without_an_erasure_on_record_are_a_faul
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:  # the triggers let it through
         db.execute("UPDATE events SET content = NULL WHERE run_id = 'S-bbbbbb' AND type = 'ToolResult'")
     (fault,) = verify(path).faults
-    assert (fault.kind, "the words of an entry were taken out" in fault.text) == ("erased", True)
+    assert (fault.kind, "the content of an entry was erased without a record" in fault.text) == ("erased", True)
 
 
 async def test_a_copy_of_an_earlier_entry_is_named_by_its_place_and_what_it_copies(path: Path) -> None:
@@ -463,7 +462,7 @@ async def test_a_copy_of_an_earlier_entry_is_named_by_its_place_and_what_it_copi
             db.execute(f"INSERT INTO events ({ENTRY_COLUMNS}) VALUES ({', '.join('?' * len(row))})", (at, *row[1:]))
         report = verify(path)
         assert fault_of(report) == ("inserted", at)
-        assert f"entry {of} once more" in report.faults[0].text
+        assert f"a copy of entry {of}" in report.faults[0].text
         assert report.entries == at - 1
         with unguarded(path) as db:
             db.execute("DELETE FROM events WHERE seq = ?", (at,))
@@ -486,7 +485,7 @@ async def test_what_the_files_have_last_the_log_must_have(path: Path) -> None:
     async with Store.open(path.parent) as log:
         await write_each(log, Life("S-aaaaaa").whole())
         mirror = Mirror(log, logs)
-        await mirror.take_over()
+        await mirror.repair_all()
         await mirror.catch_up()
     (day,) = (logs / "ava").iterdir()
     assert verify(path, mirror=logs).ok
@@ -507,4 +506,4 @@ async def test_what_the_files_have_last_the_log_must_have(path: Path) -> None:
         f"logs/ava/{day.name} has entry 20",
         "logs/subagents/S-aaaaaa.jsonl has entry 21",
     ]
-    assert [fault.seq for fault in not_in_log(None, logs)] == [20, 21], "nor when the log is gone"
+    assert [fault.seq for fault in mirror_faults(None, logs)] == [20, 21], "nor when the log is gone"

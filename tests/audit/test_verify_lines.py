@@ -15,9 +15,8 @@ from support.log import Life, said, write_each
 
 from ava_audit.entries import line_fault
 from ava_audit.events import TRANSCRIPT_TYPES, Event
-from ava_audit.export import export
 from ava_audit.faults import Report
-from ava_audit.search import LogQuery
+from ava_audit.search import LogQuery, export_lines
 from ava_audit.store.store import Store
 from ava_audit.verify import LONGEST_LINE, verify_lines
 
@@ -25,7 +24,7 @@ from ava_audit.verify import LONGEST_LINE, verify_lines
 async def exported(folder: Path, events: Iterable[Event]) -> list[bytes]:
     async with Store.open(folder) as log:
         await write_each(log, events)
-        return b"".join([part.data async for part in export(log, LogQuery())]).splitlines(keepends=True)
+        return b"".join([part.data async for part in export_lines(log, LogQuery())]).splitlines(keepends=True)
 
 
 @pytest.fixture(scope="module")
@@ -93,8 +92,8 @@ def test_missing_repeated_and_moved_lines_of_a_file(lines: list[bytes]) -> None:
     assert check(lines[3:]).ok, "a part of the log is a file too"
     gap = check([*lines[:4], *lines[6:]])
     assert (gap.ok, gap.gaps) == (True, 1), "a file alone cannot tell why: it is counted"
-    assert "entry 4 stands after entry 4" in text_of([*lines[:4], lines[3], *lines[4:]])
-    assert "entry 4 stands after entry 5" in text_of([*lines[:3], lines[4], lines[3], *lines[5:]])
+    assert "entry 4 comes after entry 4" in text_of([*lines[:4], lines[3], *lines[4:]])
+    assert "entry 4 comes after entry 5" in text_of([*lines[:3], lines[4], lines[3], *lines[5:]])
 
 
 def test_a_line_of_another_log_does_not_follow(lines: list[bytes], tmp_path: Path) -> None:
@@ -120,4 +119,4 @@ def test_what_is_no_line_of_a_log_is_one_fault(line: bytes, lines: list[bytes]) 
 
 
 def test_a_line_that_is_cut_off_is_said_to_be(lines: list[bytes]) -> None:
-    assert "line 3: it is cut off; where a server is writing it, try again" in text_of([*lines[:2], lines[2][:50]])
+    assert "line 3: it is cut off; if a server is writing the file, try again" in text_of([*lines[:2], lines[2][:50]])

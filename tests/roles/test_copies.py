@@ -15,11 +15,11 @@ import pytest
 from support.projects import checkout, git, names, tree, write
 
 from ava_roles.errors import ToolFailed
-from ava_roles.sandbox.copies import FOLDER_FILES, CopyReport, copy_workspace
-from ava_roles.sandbox.git import look_at
+from ava_roles.sandbox.git import list_checkout
 from ava_roles.sandbox.paths import Root
 from ava_roles.sandbox.removal import remove_tree
 from ava_roles.sandbox.workspace import repository_of
+from ava_roles.sandbox.workspace_copy import FOLDER_FILES, CopyReport, copy_workspace
 
 
 @pytest.fixture
@@ -186,10 +186,10 @@ def test_what_stands_in_a_repository_holds_nobody_up(project: Path, tmp_path: Pa
         at.touch()
         os.truncate(at, 1 << 30)
     code = (
-        "import resource, sys; from pathlib import Path; from ava_roles.sandbox.git import look_at\n"
+        "import resource, sys; from pathlib import Path; from ava_roles.sandbox.git import list_checkout\n"
         "from ava_roles.errors import ToolFailed\n"
         "resource.setrlimit(resource.RLIMIT_DATA, (3 << 29, 3 << 29)); project, aside = map(Path, sys.argv[1:])\n"
-        "try: look_at(project, project, aside, aside)\n"
+        "try: list_checkout(project, project, aside, aside)\n"
         "except ToolFailed: pass\n"
         "print('ended')"
     )
@@ -320,15 +320,15 @@ def test_copying_stops_when_it_is_told_to(project: Path, tmp_path: Path) -> None
 
 def test_a_broken_repository_is_told(project: Path, tmp_path: Path) -> None:
     (project / ".git" / "index").write_bytes(b"DIRC nonsense")
-    with pytest.raises(ToolFailed, match="git cannot tell"):
-        look_at(project, project, tmp_path, tmp_path)
+    with pytest.raises(ToolFailed, match="git cannot list"):
+        list_checkout(project, project, tmp_path, tmp_path)
 
 
 @pytest.mark.parametrize("said", ["gitdir: a\0b\n", "gitdir: a\nb", "gitdir: ../other\n"])
 def test_a_repository_that_is_named_oddly_is_told(project: Path, tmp_path: Path, said: str) -> None:
     write(project, {"inner/.git": said})
     with pytest.raises(ToolFailed):
-        look_at(project / "inner", project / "inner", tmp_path, tmp_path)
+        list_checkout(project / "inner", project / "inner", tmp_path, tmp_path)
 
 
 def test_what_forbids_its_removal_and_what_is_nested_too_deep_is_removed(tmp_path: Path) -> None:

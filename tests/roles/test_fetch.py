@@ -462,7 +462,7 @@ async def test_hosts_are_forgotten_when_nobody_waits_for_them() -> None:
     turns = HostQueue(1.0, lambda: now, anyio.sleep)
     for number in range(1000):
         now += 2
-        async with turns.at(f"host{number}"):
+        async with turns.turn(f"host{number}"):
             pass
     assert len(turns._queues) < 300
 

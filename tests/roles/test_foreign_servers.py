@@ -22,7 +22,8 @@ from ava_roles.mcp_client.connection import MOST_PAGES, LaunchContext, ToolDisco
 from ava_roles.mcp_client.entry import ServerEntry
 from ava_roles.mcp_client.running import RunMcpServers
 from ava_roles.mcp_client.tools import OfferedTool
-from ava_roles.sandbox.sandbox import Kind, Sandbox, Unavailable, find_sandbox
+from ava_roles.sandbox.sandbox import Kind, Sandbox, Unavailable
+from ava_roles.sandbox.selection import find_sandbox
 
 RAW = SCRIPT.with_name("mcp_raw.py")
 

@@ -11,10 +11,10 @@ from support.roots import WAYS, kernel, stepwise
 from support.swapping import swapping
 
 from ava_roles.errors import AccessRefused, ToolFailed
-from ava_roles.sandbox import beneath
+from ava_roles.sandbox import path_access
 from ava_roles.sandbox.linux import NotOnThisSystem
+from ava_roles.sandbox.path_access import PlainPaths
 from ava_roles.sandbox.paths import Root
-from ava_roles.sandbox.plain import PlainPaths
 
 SECRET = b"the secret outside"
 
@@ -181,7 +181,7 @@ def test_a_write_that_fails_leaves_no_temporary(root: Root) -> None:
 
 
 def test_a_closed_root_reads_nothing(root: Root) -> None:
-    if isinstance(root._ways, PlainPaths):
+    if isinstance(root._access, PlainPaths):
         pytest.skip("holds nothing that could be closed")
     root.close()
     root.close()
@@ -193,7 +193,7 @@ def test_without_openat2_the_steps_take_over(tmp_path: Path, monkeypatch: pytest
     def missing(folder: int, name: str, flags: int, mode: int = 0) -> int:
         raise NotOnThisSystem("openat2")
 
-    monkeypatch.setattr(beneath, "openat2", missing)
+    monkeypatch.setattr(path_access, "openat2", missing)
     (tmp_path / "file").write_text("content")
     (tmp_path / "link").symlink_to("/etc/passwd")
     root = Root.open(tmp_path)
@@ -204,10 +204,10 @@ def test_without_openat2_the_steps_take_over(tmp_path: Path, monkeypatch: pytest
 
 
 def test_without_folder_descriptors_paths_take_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(beneath, "has_folder_descriptors", lambda: False)
+    monkeypatch.setattr(path_access, "has_folder_descriptors", lambda: False)
     (tmp_path / "file").write_text("content")
     root = Root.open(tmp_path)
-    assert isinstance(root._ways, PlainPaths)
+    assert isinstance(root._access, PlainPaths)
     assert root.read("file") == (b"content", False)
 
 

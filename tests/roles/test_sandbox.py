@@ -24,8 +24,8 @@ from support.attacks import (
 from support.plain_user import PLAIN, plain_python
 
 from ava_roles.sandbox import linux, selection
-from ava_roles.sandbox.sandbox import STRENGTH, Kind, Unavailable, find_sandbox
-from ava_roles.sandbox.selection import fault_of
+from ava_roles.sandbox.sandbox import STRENGTH, Kind, Unavailable
+from ava_roles.sandbox.selection import find_sandbox, probe_sandbox
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="commands are confined on Linux alone")
 
@@ -97,14 +97,14 @@ def test_no_attack_works_in_a_sandbox_of_an_ordinary_user(confined: Kind, for_al
 
 
 def test_the_probe_finds_what_an_unconfined_command_can_do(tmp_path: Path) -> None:
-    fault = fault_of(sandbox("none", tmp_path), tmp_path)
+    fault = probe_sandbox(sandbox("none", tmp_path), tmp_path)
     assert fault is not None
     for what in ("reads a file of the server's user", "writes outside", "reaches the network", "reaches a socket"):
         assert what in fault
 
 
 def test_the_probe_trusts_a_sandbox_in_which_nothing_works(confined: Kind, tmp_path: Path) -> None:
-    assert fault_of(sandbox(confined, tmp_path), tmp_path) is None
+    assert probe_sandbox(sandbox(confined, tmp_path), tmp_path) is None
     assert list(tmp_path.iterdir()) == []
 
 
@@ -181,7 +181,7 @@ async def test_a_server_hides_its_memory_and_environment_from_its_own_user(for_a
 @pytest.mark.skipif(not linux.is_root(), reason="needs root")
 def test_root_that_may_not_mount_finds_nothing(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from ava_roles.sandbox.sandbox import find_sandbox\n"
+        "import sys; from pathlib import Path; from ava_roles.sandbox.selection import find_sandbox\n"
         "found = find_sandbox('auto', Path(sys.argv[1])); print(found.why); print(found.what_to_do)"
     )
     done = subprocess.run(

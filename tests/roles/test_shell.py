@@ -12,9 +12,10 @@ import pytest
 from support.projects import checkout, write
 
 from ava_roles.errors import ToolFailed
+from ava_roles.sandbox.command_workspace import CopiedWorkspace
 from ava_roles.sandbox.paths import Root
-from ava_roles.sandbox.sandbox import Command, Finished, Unavailable, find_sandbox
-from ava_roles.sandbox.workbench import Workbench
+from ava_roles.sandbox.sandbox import Command, Finished, Unavailable
+from ava_roles.sandbox.selection import find_sandbox
 from ava_roles.tool import ToolContext, ToolOutput
 from ava_roles.tools.shell import PythonExec, PythonExecArgs, RunBash, RunBashArgs
 
@@ -26,7 +27,7 @@ async def at(tmp_path: Path) -> AsyncGenerator[ToolContext]:
     if isinstance(sandbox, Unavailable):
         pytest.skip(f"{sandbox.why}; {sandbox.what_to_do}")
     files = Root.open(checkout(tmp_path / "project", {"a.txt": "a\n"}))
-    bench = Workbench(
+    bench = CopiedWorkspace(
         mounts=sandbox.mounts, here=tmp_path / "scratch" / "bench-1", files=files, run_id="S-1", home=tmp_path / "home"
     )
     yield ToolContext(files=files, sandbox=sandbox, bench=bench, run_id="S-1")
@@ -121,7 +122,7 @@ class Ends:
     ],
 )
 async def test_what_ended_a_command_is_said_with_what_can_be_done(tmp_path: Path, ended: str, says: str) -> None:
-    bench = Workbench(mounts=True, here=tmp_path / "bench-1", files=None, run_id="S-1", home=tmp_path)
+    bench = CopiedWorkspace(mounts=True, here=tmp_path / "bench-1", files=None, run_id="S-1", home=tmp_path)
     output = await bash(ToolContext(sandbox=Ends(ended), bench=bench), "true")
     assert not output.success and says in output.text
     assert "the output so far" in output.text and "12,345 bytes of output were not kept" in output.text
@@ -158,7 +159,7 @@ async def test_packages_that_somebody_swaps_for_a_link_to_keys_between_two_comma
     assert (await bash(at, "cat node_modules/one")).text.endswith("\none")
 
 
-class Watched(Workbench):
+class Watched(CopiedWorkspace):
     """Commands work in a copy, and one thing that they change is taken back."""
 
     async def after_command(self) -> str:
@@ -170,7 +171,7 @@ class Watched(Workbench):
 
 
 async def test_what_a_command_should_not_have_changed_is_taken_back_and_told_behind_its_output(at: ToolContext) -> None:
-    assert isinstance(at.bench, Workbench)
+    assert isinstance(at.bench, CopiedWorkspace)
     watched = replace(
         at, bench=Watched(mounts=at.bench.mounts, here=at.bench.here, files=at.files, run_id="S-1", home=at.bench.home)
     )

@@ -12,7 +12,7 @@ from support.projects import linked_program, write
 
 from ava_roles.sandbox.python_library import python_library
 from ava_roles.sandbox.sandbox import Bind
-from ava_roles.sandbox.selection import toolchain
+from ava_roles.sandbox.selection import interpreter_binds
 from ava_roles.sandbox.toolchains import Toolchains, find_toolchains
 
 PROGRAM = "#!/bin/sh\n"
@@ -272,7 +272,7 @@ def test_the_interpreter_that_tries_a_sandbox_gets_its_library_too(
     name.symlink_to(real)
     monkeypatch.setattr(sys, "base_prefix", str(name))
     library = Bind(real / "lib" / LIBRARY, PurePosixPath(name / "lib" / LIBRARY))
-    assert toolchain(program) == (Bind(real, PurePosixPath(real)), library)
+    assert interpreter_binds(program) == (Bind(real, PurePosixPath(real)), library)
 
 
 @pytest.mark.parametrize("folders", ["{prefix}/lib", "$ORIGIN/../lib", "${{ORIGIN}}/../lib:/nowhere", "", "lib"])

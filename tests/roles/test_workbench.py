@@ -11,8 +11,8 @@ import pytest
 from support.projects import checkout, tree, write
 
 from ava_roles.errors import ToolFailed
+from ava_roles.sandbox.command_workspace import CopiedWorkspace
 from ava_roles.sandbox.paths import Root
-from ava_roles.sandbox.workbench import Workbench
 
 
 @pytest.fixture
@@ -24,8 +24,8 @@ def files(tmp_path: Path) -> Generator[Root]:
     root.close()
 
 
-def workbench(tmp_path: Path, files: Root | None) -> Workbench:
-    return Workbench(
+def workbench(tmp_path: Path, files: Root | None) -> CopiedWorkspace:
+    return CopiedWorkspace(
         mounts=True, here=tmp_path / "scratch" / "bench-1", files=files, run_id="S-1", home=tmp_path / "home"
     )
 
@@ -124,7 +124,9 @@ async def test_the_environment_has_nothing_of_the_servers(
 
 async def test_where_nothing_can_be_mounted_everything_is_shown_where_it_is(tmp_path: Path, files: Root) -> None:
     here = tmp_path / "scratch" / "bench-1"
-    found, _fresh = await Workbench(mounts=False, here=here, files=files, run_id="S-1", home=tmp_path / "home").ready()
+    found, _fresh = await CopiedWorkspace(
+        mounts=False, here=here, files=files, run_id="S-1", home=tmp_path / "home"
+    ).ready()
     assert found.folder == PurePosixPath(here / "copy")
     assert all(PurePosixPath(bind.source) == bind.target for bind in found.binds)
     assert (here / "copy" / "node_modules").readlink() == tmp_path / "project" / "node_modules"

@@ -104,7 +104,7 @@ def test_a_client_root_that_may_not_be_given_is_passed_over(world: World) -> Non
     found = world.resolve(client_roots=[world.home.as_uri()], cwd=world.repo)
     assert found.path == world.repo
     found = world.resolve(client_roots=["https://example.org/x"], cwd=world.plain)
-    assert "the client's root: 'https://example.org/x' is no file:// URI of this machine" in found.why
+    assert "the client's root: 'https://example.org/x' is not a file:// URI of this machine" in found.why
 
 
 def test_a_wrong_environment_is_not_passed_over(world: World) -> None:

@@ -119,7 +119,7 @@ async def test_a_call_that_met_a_log_out_of_reach_is_answered_after_one_wait_and
             assert 1.0 <= took < 1.9, "the caller is not kept waiting a second time for the record of the refusal"
         with anyio.fail_after(5):
             while not await lab.store.read(lambda view: list(view.rows("type = 'ToolResult'"))):
-                await lab.store.newer_than(lab.store.head)
+                await lab.store.wait_for_entry_after(lab.store.head)
 
 
 async def test_a_newer_program_takes_over_the_runs_of_an_older_one_that_is_still_there(tmp_path: Path) -> None:

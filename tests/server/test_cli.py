@@ -11,7 +11,7 @@ from support.terminal import on_terminal
 from ava_audit.errors import SchemaNewer, StoreUnavailable
 from ava_roles.errors import RoleFileError, UnknownRole
 from ava_server.cli import app
-from ava_server.cli.asked import in_options
+from ava_server.cli.option_values import name_options
 from ava_server.core.errors import AvaError, BadInput, ConfigError, ModelTimeout, Refused
 
 VALUE = "sk-or-v1-0a1b2c3d4e5f60718293a4b5c6d7e8f9"
@@ -122,7 +122,7 @@ def test_the_key_of_a_search_is_of_use_at_once_and_its_price_is_told(tmp_path: P
     assert '"used": true' in ava(tmp_path, "key", "list", "--json").stdout
 
     (tmp_path / "config.toml").write_text('[search]\nengine = "none"\n')
-    assert "No web search is set up all the same" in ava(tmp_path, "key", "set", provider, stdin=VALUE).stdout
+    assert "Web search is still off" in ava(tmp_path, "key", "set", provider, stdin=VALUE).stdout
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_the_key_of_a_search_is_of_use_at_once_and_its_price_is_told(tmp_path: P
     ],
 )
 def test_an_argument_of_the_tool_is_told_as_the_option_of_the_command(sentence: str, told: str) -> None:
-    assert in_options(sentence) == told
+    assert name_options(sentence) == told
 
 
 LOOKING = [
@@ -156,11 +156,11 @@ def test_a_data_root_that_can_be_none_is_refused_by_whoever_looks_at_it(tmp_path
     file.write_text("text")
     link.symlink_to(tmp_path / "nowhere")
     for root, says in (
-        (file, "is no folder"),
+        (file, "is not a folder"),
         (file / "below", "Not a directory"),
-        (link, "leads nowhere"),
+        (link, "is a broken link"),
         (tmp_path / ("x" * 300), "File name too long"),
-        (Path("/proc/ava"), "cannot be made in /proc"),
+        (Path("/proc/ava"), "cannot be created in /proc"),
     ):
         done = ava(root, *args, stdin=VALUE)
         assert (done.returncode, done.stderr.count("\n")) == (30, 1), done.stderr

@@ -130,7 +130,7 @@ def test_json_lines_are_those_of_the_mirror_and_verify(root: Path) -> None:
         (("--since", "whenever"), "--since: 'whenever' is not a time; accepted are"),
         (("--until", "nope"), "--until: 'nope' is not a time"),
         (("S-123456",), "There is no subagent S-123456"),
-        (("nonsense",), "'nonsense' is no id"),
+        (("nonsense",), "'nonsense' is not an id"),
         (("--agent", "bob"), "--agent: 'bob' is no agent"),
         (("--type", ","), "--type: it names no type"),
         (("-f", "--until", "1h"), "--until: nothing new is before a time"),
@@ -167,7 +167,7 @@ def test_an_output_that_cannot_be_written_is_said_in_a_sentence(root: Path, comm
             [*COMMAND, command], env=environment(root), stdout=full, stderr=subprocess.PIPE, text=True, timeout=30
         )
     assert done.returncode == 30
-    assert done.stderr == "ava: the output could not be written: No space left on device; what was done is done\n"
+    assert done.stderr == "ava: the output could not be written: No space left on device; the command's work is done\n"
 
 
 def test_following_shows_what_another_process_writes(root: Path) -> None:

@@ -103,7 +103,7 @@ def test_what_there_is_not_and_what_is_no_option_is_told(root: Path) -> None:
     for command in (("show", "b"), ("remove", "b", "--yes")):
         done = ava(root, "memory", *command)
         assert (done.returncode, done.stderr) == (2, "ava: There is no note b. `ava memory` shows what there is.\n")
-    assert "no such option" in ava(root, "memory", "add", "b", "--apend", stdin="x").stderr
+    assert "unknown option" in ava(root, "memory", "add", "b", "--apend", stdin="x").stderr
     assert "No text was given" in ava(root, "memory", "add", "b", stdin=" \n").stderr
     assert names(root) == ["a.md"]
 
@@ -183,7 +183,7 @@ def test_what_an_editor_saved_takes_the_notes_place(root: Path) -> None:
     changed = ava(root, "memory", "edit", "a", env=editor("path.write_text(path.read_text().replace('twelve', '12'))"))
     same = ava(root, "memory", "edit", "a", env=editor())
     assert (new.returncode, changed.returncode) == (0, 0)
-    assert same.stdout.splitlines()[1:] == ["a is as it was."]
+    assert same.stdout.splitlines()[1:] == ["a is unchanged."]
     assert (root / "memory" / "a.md").read_text() == "12\n"
     assert (root / "memory" / "b.md").read_text() == "made anew\n"
     assert sorted(path.name for path in (root / "memory").iterdir()) == [".lock", "a.md", "b.md"]
@@ -210,7 +210,7 @@ def test_what_somebody_else_wrote_meanwhile_is_not_overwritten_and_what_was_save
         env=editor("path.write_text('mine')", f"pathlib.Path({meanwhile!r}).write_text('theirs')"),
     )  # fmt: skip
     assert done.returncode == 10 and "changed by somebody else" in done.stderr
-    kept = Path(done.stderr.strip().rpartition("stands in ")[2].removesuffix("."))
+    kept = Path(done.stderr.strip().rpartition("is in ")[2].removesuffix("."))
     assert kept.read_text() == "mine"
     assert (root / "memory" / "a.md").read_text() == "theirs"
     assert names(root) == ["a.md"]
@@ -247,9 +247,9 @@ def test_what_is_no_note_is_told_and_passed_over_and_steers_no_terminal(root: Pa
     texts += [ava(root, "memory", "list", "--json").stdout, ava(root, "memory", "show", "a", "--json").stdout]
     for text in texts:
         assert not {"\x1b", "\x07", "\u202e"} & set(text)
-    assert "Passed over: link.md: it is a link." in screen.text
-    assert "Passed over: pipe.md: it is no regular file." in screen.text
-    assert "Passed over: latin.md: it is not UTF-8 text." in screen.text
+    assert "Skipped: link.md: it is a link." in screen.text
+    assert "Skipped: pipe.md: it is no regular file." in screen.text
+    assert "Skipped: latin.md: it is not UTF-8 text." in screen.text
     assert "\nData root: " not in screen.text.partition("\n")[2]
     shown = ava(root, "memory", "show", "link")
     assert shown.returncode == 30 and "it is a link" in shown.stderr and "root:" not in shown.stdout
@@ -285,7 +285,7 @@ def test_removing_asks(root: Path) -> None:
     piped = ava(root, "memory", "remove", "a", stdin="y\n")
     assert piped.returncode == 2 and "add --yes" in piped.stderr
     with on_terminal(root, "memory", "remove", "a") as screen:
-        screen.until("Remove the note a for good? [y/N]")
+        screen.until("Remove the note a for ever? [y/N]")
         screen.type("n\n")
         assert screen.ended() == 10
     assert names(root) == ["a.md"]

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ava_server.cli.artifacts import check_folder, save_artifacts
 from ava_server.cli.markdown import drawn
-from ava_server.cli.order import spawns_of
 from ava_server.cli.results import result_text
-from ava_server.cli.saving import check_folder, save_artifacts
+from ava_server.cli.run import spawn_requests
 from ava_server.cli.showing import drawn_result
 from ava_server.cli.terminal import cells
 from ava_server.core.errors import BadInput
@@ -138,7 +138,7 @@ def test_files_are_copied_and_what_is_there_stays_as_it_is(tmp_path: Path) -> No
         "a.csv": b"old", "a-S-7f3a2b.csv": b"new", "b.csv": b"same", "c.csv": b"c",
     }  # fmt: skip
     assert saved.faults == ()
-    assert "something else is called a.csv there" in saved.notes[0] and "The same is there already" in saved.notes[1]
+    assert "another file is called a.csv there" in saved.notes[0] and "The same file already exists" in saved.notes[1]
     assert [Path(file["path"]).name for file in saved.as_json()["files"]] == ["a-S-7f3a2b.csv", "b.csv", "c.csv"]
 
 
@@ -152,7 +152,7 @@ def test_a_name_that_leads_elsewhere_a_link_and_a_file_that_was_changed_are_not_
     answer.untrusted_result.artifacts.append({"name": "../secret", "bytes": 6, "sha256": "x"})
     saved = save_artifacts(answer, tmp_path / "store", tmp_path / "to")
     assert saved.files == () and list((tmp_path / "to").iterdir()) == []
-    assert len(saved.faults) == 3 and "any more" in saved.faults[1] and "no plain file name" in saved.faults[2]
+    assert len(saved.faults) == 3 and "was changed" in saved.faults[1] and "not a plain file name" in saved.faults[2]
 
 
 def test_a_link_in_the_way_is_not_followed(tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_a_full_disk_is_told_and_leaves_no_half_a_file(tmp_path: Path, monkeypat
 def test_a_file_in_the_way_of_the_folder_is_told_before_anything_is_paid_for(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(BadInput, match=r"--artifacts: .*file is no folder"):
+        with pytest.raises(BadInput, match=r"--artifacts: .*file is not a folder"):
             check_folder(folder)
     check_folder(tmp_path / "not" / "there" / "yet")
     assert list(tmp_path.iterdir()) == [tmp_path / "file"]
@@ -195,7 +195,9 @@ def test_a_file_in_the_way_of_the_folder_is_told_before_anything_is_paid_for(tmp
 
 
 def test_several_tasks_and_roles_are_one_order_each_with_what_all_have() -> None:
-    made = spawns_of("researcher", ["a", "b"], ["coder: fix: it"], parallel=True, common={"timeout": 5, "name": None})
+    made = spawn_requests(
+        "researcher", ["a", "b"], ["coder: fix: it"], parallel=True, common={"timeout": 5, "name": None}
+    )
     assert [(one["role"], one["task"], one["timeout"]) for one in made] == [
         *(("researcher", "a", 5), ("researcher", "b", 5), ("coder", "fix: it", 5)),
     ]
@@ -219,4 +221,4 @@ def test_what_cannot_be_told_apart_is_refused(
     says: str, given: tuple[Any, ...], parallel: bool, common: dict[str, Any]
 ) -> None:
     with pytest.raises(BadInput, match=re.escape(says)):
-        spawns_of(*given, parallel=parallel, common=common)
+        spawn_requests(*given, parallel=parallel, common=common)

@@ -55,7 +55,7 @@ def test_a_whole_log_is_said_to_be_with_its_head_and_how_long_it_took(root: Path
     assert first == f"Data root: {root}"
     took = r"11 entries checked in \d+ ms: none was changed, removed, added or moved, up to 11\."
     assert re.fullmatch(took, checked)
-    assert projections == "Runs, proposals, groups and budgets are what follows from the log at entry 11."
+    assert projections == "Runs, proposals, groups and budgets match the log at entry 11."
     assert HEAD.fullmatch(head)
     assert "ava verify --head HASH" in note
 
@@ -81,7 +81,7 @@ def test_a_head_that_was_noted_is_met_and_one_that_is_gone_is_a_fault(root: Path
         ("UPDATE events SET user_id = 'eve' WHERE seq = 4", "entry 4 was changed"),
         ("DELETE FROM events WHERE seq = 5", "entry 5 is missing"),
         ("UPDATE events SET content = CAST(x'FF' AS TEXT) WHERE seq = 2", "the content of entry 2 was changed"),
-        ("UPDATE runs SET cost_micros = 0", "at entry 11 runs S-aaaaaa has another cost_micros"),
+        ("UPDATE runs SET cost_micros = 0", "at entry 11 runs S-aaaaaa differs from the log in cost_micros"),
         ("UPDATE budgets SET held_micros = 7", "at entry 11 budgets"),
     ],
 )
@@ -108,9 +108,9 @@ def test_as_json_it_is_one_object(root: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        (("--head", "pirate"), "--head: 'pirate' is no hash of an entry: it has 64 hexadecimal digits"),
+        (("--head", "pirate"), "--head: 'pirate' is not the hash of an entry: it must have 64 hexadecimal digits"),
         (("--since-head", "ab" * 31), "--since-head: 'abab"),
-        (("--head", ""), "--head: '' is no hash"),
+        (("--head", ""), "--head: '' is not the hash"),
         (("--jsonl", "/nowhere/x.jsonl"), "--jsonl: /nowhere/x.jsonl cannot be read: No such file"),
         (("--jsonl", "/"), "--jsonl: / cannot be read: Is a directory"),
         (("--jsonl", "x", "--head", "ab" * 32), "--jsonl: a file is checked by itself"),
@@ -193,7 +193,7 @@ def test_every_file_of_the_mirror_and_an_export_verify(root: Path, tmp_path: Pat
     async def mirrored() -> None:
         async with Store.open(root) as store:
             mirror = Mirror(store, root / "logs")
-            await mirror.take_over()
+            await mirror.repair_all()
             await mirror.catch_up()
 
     anyio.run(mirrored)
@@ -220,14 +220,14 @@ def test_a_changed_line_of_a_file_is_named(root: Path, tmp_path: Path) -> None:
     done = ava(root, "verify", "--jsonl", str(file))
     assert (done.returncode, done.stderr) == (1, "")
     assert "FAULT: line 7: its content was changed" in done.stdout
-    assert "6 lines before it are as they were written." in done.stdout
+    assert "6 lines before it are unchanged." in done.stdout
 
 
 def mirrored(root: Path) -> None:
     async def work() -> None:
         async with Store.open(root) as store:
             mirror = Mirror(store, root / "logs")
-            await mirror.take_over()
+            await mirror.repair_all()
             await mirror.catch_up()
 
     anyio.run(work)
@@ -249,7 +249,7 @@ def test_a_log_that_lost_what_its_files_have_is_a_fault_to_verify_and_to_the_doc
     assert done.returncode == 1 and "FAULT: " in done.stdout, done.stdout
     if how != "cut":
         told = ava(root, "doctor")
-        assert told.returncode == 1 and "which the log does not have" in " ".join(told.stdout.split())
+        assert told.returncode == 1 and "which the log lacks" in " ".join(told.stdout.split())
 
 
 def test_a_table_that_is_gone_is_a_fault_to_verify_and_to_the_doctor(root: Path) -> None:

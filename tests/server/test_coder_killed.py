@@ -22,7 +22,8 @@ from support.runtime import arrived, hand_over, open_lab
 
 from ava_audit.events import RunClaimed, ToolResult, WorkChecked, WorktreeReady
 from ava_roles.sandbox.removal import remove_tree
-from ava_roles.sandbox.sandbox import Unavailable, find_sandbox
+from ava_roles.sandbox.sandbox import Unavailable
+from ava_roles.sandbox.selection import find_sandbox
 
 MANY = {f"many/{number:04}.txt": f"{number}\n" for number in range(3_000)}
 """Files that take a moment to be written."""

@@ -10,7 +10,8 @@ from support.coding import VERIFY, asked, project
 from support.projects import checkout, git, write
 from support.runtime import PRICED, open_lab
 
-from ava_roles.sandbox.sandbox import Unavailable, find_sandbox
+from ava_roles.sandbox.sandbox import Unavailable
+from ava_roles.sandbox.selection import find_sandbox
 from ava_server.approval.questions import Question, Reply
 from ava_server.budget.run_config import config_of
 from ava_server.service.service import Service

@@ -20,7 +20,8 @@ from support.runtime import Lab, hand_over, open_lab, settings_of
 
 from ava_audit.events import RunStarted, ToolResult
 from ava_roles.sandbox import linux, selection
-from ava_roles.sandbox.sandbox import Unavailable, find_sandbox
+from ava_roles.sandbox.sandbox import Unavailable
+from ava_roles.sandbox.selection import find_sandbox
 from ava_server.approval.scope import remove_workbenches
 from ava_server.budget.run_config import config_of
 from ava_server.core.errors import ConfigError

@@ -185,7 +185,7 @@ async def test_text_of_models_neither_steers_the_terminal_nor_colours_it(tmp_pat
         run_id = await lab.start(task=f"Runs {EVIL}")
         await arrived(gate)
         lab.store.set_live(run_id, f"Reading {EVIL}")
-        await lab.store.keep_house(lambda _db: None)  # with which it is written
+        await lab.store.maintain(lambda _db: None)  # with which it is written
         settings, overview = lab.runtime.settings, await look(lab)
     screens = [page(settings, overview, everybody=True).within(height) for height in (10, 24, 60)]
     for lines in [*screens, page(settings, overview).whole()]:

@@ -222,7 +222,7 @@ async def test_a_server_started_with_unfilled_variables_works_as_if_they_were_no
     assert "offline" in proposed["model"]
     assert "${" not in proposed["message"] and "{env" not in proposed["message"]
     names = "AVA_DAILY_USD, AVA_MODEL, AVA_WORKSPACE, OPENROUTER_API_KEY"
-    assert told == f"ava: left unfilled by the host, and so counted as unset: {names}\n"
+    assert told == f"ava: the host left these unfilled, so they count as unset: {names}\n"
 
 
 async def test_a_server_with_an_unfilled_limit_says_so_at_each_call(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from support.terminal import COMMAND, ava, environment
 
 from ava_server.cli.app import main
 from ava_server.cli.doctor import checks
-from ava_server.cli.doctor.check import Finding, Setup
+from ava_server.cli.doctor.finding import Finding, Setup
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def test_the_proxy_of_pages_is_told_with_what_it_decides_and_without_its_passwor
 def test_a_data_root_that_is_not_there_is_a_note_and_stays_so(tmp_path: Path) -> None:
     findings = doctor(tmp_path / "new")
     assert findings["data root"]["state"] == findings["log"]["state"] == "note"
-    assert "made at the first start" in findings["data root"]["text"]
+    assert "created at the first start" in findings["data root"]["text"]
     assert "can run now: code_reviewer, data_extractor, researcher, custom" in findings["roles"]["text"]
     coder = findings["role coder"]["text"]
     assert "no language model is set up" in coder or "cannot be confined here" in coder
@@ -58,7 +58,7 @@ def test_the_screen_names_the_data_root_first_fits_80_columns_and_ends_with_a_se
     assert lines[-1].startswith("1 fault and ")
     assert "data root" in lines[-1] and lines[-1].endswith("network.")
     at = next(number for number, line in enumerate(lines) if line.startswith("warning  data root: "))
-    assert any(line.strip().startswith("To do: Mend it with: chmod 700") for line in lines[at : at + 4])
+    assert any(line.strip().startswith("To do: Fix it with: chmod 700") for line in lines[at : at + 4])
     assert done.returncode == 1
 
 
@@ -76,7 +76,7 @@ def test_a_log_is_read_without_a_file_being_made_or_changed(root: Path, tmp_path
     assert findings["log"]["state"] == findings["upkeep"]["state"] == "ok"
     assert "entries" in findings["log"]["text"]
     assert "are up to date" in findings["upkeep"]["text"]
-    assert "no Ava server is at work" in findings["processes"]["text"]
+    assert "no Ava server is running" in findings["processes"]["text"]
     assert "you $0.00 of $10.00, everybody $0.00 of $25.00" in findings["budget"]["text"]
     assert files(root) == before
 
@@ -86,7 +86,7 @@ async def test_a_live_server_is_counted_and_keeps_its_locks(root: Path) -> None:
         await until(lambda: (root / "logs" / "subagents").exists())  # it has become the keeper
         names = set(files(root))
         findings = doctor(root)
-        assert findings["processes"]["text"].startswith("1 Ava process at work here; one of them keeps")
+        assert findings["processes"]["text"].startswith("1 Ava process is running here; one of them updates")
         assert set(files(root)) == names
         assert process.poll() is None
     assert "no Ava server" in doctor(root)["processes"]["text"]
@@ -105,7 +105,7 @@ def test_what_a_killed_process_left_is_read_as_it_is(root: Path, tmp_path: Path)
 
     (root / "ava.db-shm").unlink()
     findings = doctor(root)
-    assert findings["log"]["state"] == "note" and "a process died over it" in findings["log"]["text"]
+    assert findings["log"]["state"] == "note" and "a process died while writing" in findings["log"]["text"]
     assert not (root / "ava.db-shm").exists()
 
 
@@ -122,7 +122,7 @@ def test_settings_that_change_what_can_be_done_are_told(root: Path) -> None:
 
 def test_a_day_cap_that_is_used_up_is_told_with_the_setting_that_holds_it(root: Path, tmp_path: Path) -> None:
     budget = doctor(root, AVA_DAILY_USD="0")["budget"]
-    assert (budget["state"], "only what is free can run" in budget["text"]) == ("warning", True)
+    assert (budget["state"], "only free models can run" in budget["text"]) == ("warning", True)
     assert budget["what_to_do"] == "Raise AVA_DAILY_USD where Ava is given its variables."
 
     (root / "config.toml").write_text(PRICED + "[limits]\nuser_daily_cents = 7\n")

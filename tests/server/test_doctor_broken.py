@@ -34,7 +34,7 @@ def test_wrong_settings_are_a_fault_and_the_other_checks_are_made(root: Path, te
     findings = read(done)
     assert faults(findings) == {"settings"}
     assert says in findings["settings"]["text"]
-    assert findings["settings"]["what_to_do"].startswith(f"Correct it in {root}/config.toml, or in the variable")
+    assert findings["settings"]["what_to_do"].startswith(f"Correct it in {root}/config.toml, or in the named variable")
     assert findings["providers"]["state"] == "note"
     assert KEY not in done.stdout
 
@@ -64,7 +64,7 @@ def test_a_model_without_its_key_is_told_with_how_to_give_it(root: Path) -> None
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes")
 @pytest.mark.parametrize(
-    ("name", "says"), [("config.toml", "is a pipe"), ("keys.toml", "no regular file"), ("ava.db", "no regular file")]
+    ("name", "says"), [("config.toml", "is a pipe"), ("keys.toml", "no regular file"), ("ava.db", "not a regular file")]
 )
 def test_a_pipe_where_a_file_should_be_is_a_fault_and_is_not_waited_for(root: Path, name: str, says: str) -> None:
     os.mkfifo(root / name, 0o600)
@@ -79,11 +79,11 @@ def test_a_data_root_that_can_be_none_is_a_fault_with_what_to_do(tmp_path: Path)
     link.symlink_to(tmp_path / "nowhere")
     for broken, says in (
         ("relative/path", "is 'relative/path'"),
-        (file, "is no folder"),
+        (file, "is not a folder"),
         (file / "below", "Not a directory"),
-        (link, "leads nowhere"),
+        (link, "is a broken link"),
         (tmp_path / ("x" * 300), "File name too long"),
-        ("/proc/ava", "cannot be made in /proc"),
+        ("/proc/ava", "cannot be created in /proc"),
     ):
         findings = doctor(broken)
         assert faults(findings) - {"settings"} == {"data root"}, "what follows from it is no fault of its own"

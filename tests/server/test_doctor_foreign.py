@@ -28,8 +28,8 @@ def test_each_server_is_told_with_its_tools_and_what_it_may(root: Path) -> None:
     found = told(root, stdio_server("hostile", more=f'read_write = ["{folder}"]'))["MCP server lab"]
     assert found["state"] == "ok"
     assert f"without a network, may write to {folder}" in found["text"]
-    assert "say of themselves that they only read: mcp__lab__add" in found["text"]
-    assert "exact name alone: mcp__lab__burn, mcp__lab__write" in found["text"]
+    assert "declare that they only read: mcp__lab__add" in found["text"]
+    assert "by their exact name: mcp__lab__burn, mcp__lab__write" in found["text"]
     assert "never given to a subagent: mcp__lab__spawn_subagent" in found["text"]
     assert "\u202e" not in found["text"] and len(found["text"]) < 3_000
 

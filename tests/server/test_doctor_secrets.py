@@ -6,8 +6,8 @@ import pytest
 from support.doctor import doctor
 from support.terminal import ava
 
-from ava_server.cli.doctor.check import Setup
-from ava_server.cli.doctor.secrets import secrets
+from ava_server.cli.doctor.finding import Setup
+from ava_server.cli.doctor.roles import secrets
 from ava_server.config.secrets import set_secret
 from ava_server.core.data_root import DataRoot
 
@@ -30,7 +30,7 @@ def root(tmp_path: Path) -> DataRoot:
 
 
 def test_without_any_secret_and_without_a_role_that_lists_one_nothing_is_said(root: DataRoot) -> None:
-    assert secrets(Setup({}, root)) == []
+    assert list(secrets(Setup({}, root))) == []
     assert "secrets" not in doctor(root.path)
 
 
@@ -45,7 +45,7 @@ def test_what_is_stored_is_told_with_its_hosts_and_what_a_role_lists_in_vain_wit
         ("warning", "LOOSE is stored for no host, so no tool can send it"): (
             "Name its host: ava secret set LOOSE --for HOST"
         ),
-        ("note", "the role tickets lists WIKI, which is not stored: its calls go without"): (
+        ("note", "the role tickets lists WIKI, which is not stored: its calls lack it"): (
             "Store it: ava secret set WIKI --for HOST"
         ),
     }

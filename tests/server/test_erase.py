@@ -208,8 +208,8 @@ async def test_it_works_without_a_server_and_a_second_time_says_so(tmp_path: Pat
     again = await erase(two.root, two.run_id)
     assert first.returncode == 0, first.stderr
     assert first.stdout.splitlines()[0] == f"Data root: {two.root}"
-    assert "Goes for good" in first.stderr and "Stays" in first.stderr and "Out of reach" in first.stderr
-    assert (again.returncode, "was erased already" in again.stderr) == (0, True)
+    assert "Erased for ever" in first.stderr and "Kept" in first.stderr and "Not reached" in first.stderr
+    assert (again.returncode, "was already erased" in again.stderr) == (0, True)
     assert standing(two.root) == {}
     await sound(two.root)
     db = sqlite3.connect(two.root / "ava.db")
@@ -228,7 +228,7 @@ async def test_a_person_is_asked_and_a_no_erases_nothing(tmp_path: Path) -> None
 
     def on_screen(answer: str) -> int:
         with on_terminal(root, "erase", two.run_id) as screen:
-            screen.until("for good? [y/N]")
+            screen.until("for ever? [y/N]")
             screen.type(answer)
             return screen.ended()
 

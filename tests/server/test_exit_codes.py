@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from ava_audit.events import ENDINGS
 from ava_server.approval.requests import SpawnArgs
 from ava_server.cli.app import build
-from ava_server.cli.asked import in_options
+from ava_server.cli.option_values import name_options
 from ava_server.cli.views import exit_code
 
 NOTE = Say("", [("scratchpad", {"note": "a"})])
@@ -66,5 +66,5 @@ async def test_an_ending_that_nobody_waits_for_and_each_kind_of_error_has_one_to
 def test_every_argument_of_a_spawn_can_be_given_on_the_command_line() -> None:
     shown = CliRunner().invoke(build(["run"]), ["run", "--help"], env={"COLUMNS": "300"}).output
     for field in SpawnArgs.model_fields:
-        named = in_options(f"{field}: wrong").partition(":")[0]
+        named = name_options(f"{field}: wrong").partition(":")[0]
         assert re.search(rf"^  {re.escape(named)}\b", shown, re.MULTILINE | re.IGNORECASE), f"{field} has no option"

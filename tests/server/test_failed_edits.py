@@ -11,7 +11,8 @@ from support.projects import checkout, git
 from support.runtime import Lab, arrived, hand_over, open_lab
 
 from ava_audit.events import GuardrailTripped, RunEnded, ToolResult
-from ava_roles.sandbox.sandbox import Unavailable, find_sandbox
+from ava_roles.sandbox.sandbox import Unavailable
+from ava_roles.sandbox.selection import find_sandbox
 
 ORDER = {"role": "editor", "task": "Set x to 0.", "namespace": ["."], "verify": "true", "max_iterations": 30}
 ROLE = "---\nname: editor\ndescription: Edits.\ntools: [read_file, edit_file, write_file]\n---\nEdit.\n"

@@ -33,7 +33,8 @@ from support.runtime import Lab, hand_over, open_lab, submits
 from support.web_site import Answer, Page, Site, site
 
 from ava_audit.events import RunStarted, ToolCall, WorktreeReady
-from ava_roles.sandbox.sandbox import Unavailable, find_sandbox
+from ava_roles.sandbox.sandbox import Unavailable
+from ava_roles.sandbox.selection import find_sandbox
 from ava_roles.tools.registry import builtin_tools
 from ava_server.budget.run_config import RUN_TOOLS
 from ava_server.config.keys import set_key

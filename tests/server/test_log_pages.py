@@ -20,7 +20,7 @@ from support.log import said, write
 from support.runtime import connect, text
 
 from ava_audit.events import Who
-from ava_audit.store.keeper import index_news
+from ava_audit.maintenance import index_new_entries
 from ava_audit.store.store import Store
 from ava_audit.units import US_PER_S
 from ava_server.core.data_root import os_user
@@ -67,7 +67,7 @@ class Bench:
         self.portal.call(write, self.log, *(said(text, Who("sess-x", "ava", os_user())) for text in texts))
 
     def index(self) -> None:
-        self.portal.call(index_news, self.log)
+        self.portal.call(index_new_entries, self.log)
 
 
 @pytest.fixture(scope="module")

@@ -338,7 +338,7 @@ async def test_a_run_that_cannot_be_honoured_waits_and_says_for_what(tmp_path: P
         async with open_lab(tmp_path, server=elsewhere, check=False) as lab:
             with anyio.fail_after(10):
                 while not (found := await waits_for(lab, run_id)):
-                    await lab.store.newer_than(lab.store.head - 1)
+                    await lab.store.wait_for_entry_after(lab.store.head - 1)
             assert server.base_url in found and "approved" in found
             assert (await lab.run(run_id)).state == "queued"
         assert elsewhere.requests == []
@@ -359,7 +359,7 @@ async def test_a_run_that_another_version_began_with_a_model_waits_for_that_vers
         async with open_lab(tmp_path, server=server, check=False) as lab:
             with anyio.fail_after(10):
                 while not (found := await waits_for(lab, run_id)):
-                    await lab.store.newer_than(lab.store.head - 1)
+                    await lab.store.wait_for_entry_after(lab.store.head - 1)
             assert "This version of Ava cannot speak to custom:test as its run began (wire 'telepathy'" in found
             run = await lab.run(run_id)
             assert (run.state, run.generation) == ("running", 1), "nobody has taken it"

@@ -30,7 +30,8 @@ from support.web_site import Page, site
 from ava_audit.entries import HEADER
 from ava_audit.events import ENDINGS, FACTS, Who
 from ava_audit.retention import erase_run
-from ava_roles.sandbox.sandbox import Unavailable, find_sandbox
+from ava_roles.sandbox.sandbox import Unavailable
+from ava_roles.sandbox.selection import find_sandbox
 from ava_roles.tools.registry import builtin_tools
 from ava_server.approval.coding import CHANGING
 from ava_server.approval.questions import Question, Reply

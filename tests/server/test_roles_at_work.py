@@ -23,7 +23,8 @@ from support.web_site import Page, site
 
 from ava_audit.events import ToolResult
 from ava_roles.catalog import BUILT_IN, Catalog
-from ava_roles.sandbox.sandbox import Unavailable, find_sandbox
+from ava_roles.sandbox.sandbox import Unavailable
+from ava_roles.sandbox.selection import find_sandbox
 
 HOST = "docs.example.com"
 PRICES = f"http://{HOST}/prices"

@@ -181,7 +181,7 @@ def test_the_doctor_says_which_search_is_set_up_and_what_is_missing(tmp_path: Pa
     state, text = finding(tmp_path, AVA_SEARCH__ENGINE="brave", **own)
     assert state == "warning" and "search.engine is brave, and there is no key for it" in text
     state, text = finding(tmp_path, AVA_SEARCH__ENGINE="searxng", KAGI_API_KEY=KEY)
-    assert state == "warning" and "search.searxng names none" in text
+    assert state == "warning" and "search.searxng is empty" in text
     assert finding(tmp_path, AVA_SEARCH__ENGINE="none", KAGI_API_KEY=KEY)[0] == "note"
 
 

@@ -180,7 +180,7 @@ def test_a_value_is_read_from_a_pipe_and_the_list_shows_names_hosts_and_roles_al
     done = ava(tmp_path, "secret", "set", NAME, "--for", HOST, stdin=VALUE + "\nsecond line\n")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[0] == f"Data root: {tmp_path}"
-    assert f"It is sent to {HOST} alone, over https." in done.stdout
+    assert f"It is sent only to {HOST}, over https." in done.stdout
     assert f"secrets: [{NAME}]" in done.stdout, "no role lists it yet"
     assert stored(tmp_path / "secrets" / "secrets.toml") == {NAME: (VALUE, (HOST,))}
 

@@ -25,11 +25,11 @@ WAYS = {
     "a runtime that a command opened": """
 import anyio
 from pathlib import Path
-from ava_server.service.runtime import open_house
+from ava_server.service.runtime import open_runtime
 from ava_server.config.settings import load_settings
 
 async def main():
-    async with open_house(load_settings(Path(sys.argv[1])), runs=False):
+    async with open_runtime(load_settings(Path(sys.argv[1])), runs=False):
         fail()
 anyio.run(main)
 """,

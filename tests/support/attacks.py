@@ -22,9 +22,9 @@ from pathlib import Path, PurePosixPath
 import anyio
 
 from ava_roles.sandbox import linux, selection
-from ava_roles.sandbox.launcher.order import Limits
+from ava_roles.sandbox.launcher.spec import Limits
 from ava_roles.sandbox.sandbox import Bind, Command, Finished, Kind
-from ava_roles.sandbox.selection import toolchain
+from ava_roles.sandbox.selection import interpreter_binds
 from ava_roles.sandbox.supervised import Machine, SupervisedSandbox
 
 BWRAP = Path("/usr/bin/bwrap")
@@ -141,7 +141,7 @@ def sandbox(kind: Kind, state: Path, **limits: int) -> SupervisedSandbox:
 
 def command(here: Path, *argv: str, timeout_s: float = 20.0, **more: str) -> Command:
     """A command in a folder that it may write to, beside one that it may only read."""
-    binds = [Bind(here, HERE, writable=True), *toolchain(PYTHON)]
+    binds = [Bind(here, HERE, writable=True), *interpreter_binds(PYTHON)]
     if (here.parent / "readable").is_dir():
         binds.append(Bind(here.parent / "readable", READABLE))
     return Command(argv, HERE, tuple(binds), more, timeout_s)

@@ -149,7 +149,7 @@ async def serving_http(
             out = BufferedByteReceiveStream(child.stdout)
             with anyio.fail_after(30):
                 said = ""
-                while not (match := re.search(r"Serving MCP clients at \S+/mcp, on \S+ port (\d+);", said)):
+                while not (match := re.search(r"Serving MCP clients at \S+/mcp, on \S+ port (\d+)\.", said)):
                     try:
                         said += (await out.receive_until(b"\n", 10_000)).decode()
                     except anyio.IncompleteRead:

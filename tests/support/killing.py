@@ -18,7 +18,7 @@ from pathlib import Path
 
 import anyio
 
-from ava_audit.store.keeper import run_keeper
+from ava_audit.maintenance import run_maintenance
 from ava_audit.store.store import Store
 from ava_audit.verify import verify, verify_lines
 from ava_audit.view import View
@@ -31,7 +31,7 @@ WRITER = """
 import os, sys, anyio
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-from ava_audit.store.keeper import run_keeper
+from ava_audit.maintenance import run_maintenance
 from ava_audit.store.store import Outcome, Store
 from support.log import said
 
@@ -47,7 +47,7 @@ async def main(root, life, tasks):
                 text = f"{life}-{task}-{number}"
                 seq = await log.do(next_one(text))
                 os.write(1, f"{seq} {text}\\n".encode())
-        group.start_soon(lambda: run_keeper(log, root, mirror=True))
+        group.start_soon(lambda: run_maintenance(log, root, mirror=True))
         for task in range(tasks):
             group.start_soon(produce, task)
 
@@ -115,7 +115,7 @@ def _one_life(root: Path, name: str, tasks: int, after_s: float) -> list[tuple[i
 async def _reopened(root: Path) -> None:
     """Open the log as the next server does, and let its keeper finish what the killed one had begun."""
     async with Store.open(root) as log, anyio.create_task_group() as group:
-        group.start_soon(lambda: run_keeper(log, root, mirror=True))
+        group.start_soon(lambda: run_maintenance(log, root, mirror=True))
         with anyio.fail_after(20):
             while await log.read(_behind):  # noqa: ASYNC110 - nothing tells how far a keeper is
                 await anyio.sleep(0.02)

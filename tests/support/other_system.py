@@ -139,7 +139,7 @@ def refuse_everything_special() -> None:
         raise linux.NotOnThisSystem("this")
 
     def no_table() -> str:
-        raise locks.NotOnThisSystem(38, "not on this system", "mountinfo")
+        raise locks.UnsupportedSystem(38, "not on this system", "mountinfo")
 
     linux.openat2 = linux.end_with_parent = linux.end_within = not_here
     linux.landlock_abi = linux.hide_from_others = linux.adopt_orphans = linux.in_memory = not_here

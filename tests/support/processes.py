@@ -13,7 +13,8 @@ def children_of(pid: int) -> list[int]:
     """The child processes of a process."""
     found: list[int] = []
     for task in Path(f"/proc/{pid}/task").iterdir():
-        found += map(int, (task / "children").read_text().split())
+        with suppress(OSError):  # the thread has ended meanwhile
+            found += map(int, (task / "children").read_text().split())
     return found
 
 

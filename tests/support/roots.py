@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ava_roles.sandbox.beneath import DescriptorPaths
+from ava_roles.sandbox.path_access import DescriptorPaths, PlainPaths
 from ava_roles.sandbox.paths import Root
-from ava_roles.sandbox.plain import PlainPaths
 
 
 def kernel(path: Path) -> Root:

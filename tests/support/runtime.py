@@ -155,7 +155,7 @@ class Lab:
                 found = await self.store.read(lambda view: view.entries(run_id, 0, (type_name,)))
                 if len(found) >= count:
                     return found[count - 1]
-                await self.store.newer_than(seen)
+                await self.store.wait_for_entry_after(seen)
 
     async def in_state(self, run_id: str, *states: str, within_s: float = 10) -> RunRow:
         """Wait until a run is in one of these states."""
@@ -165,7 +165,7 @@ class Lab:
                 row = await self.run(run_id)
                 if row.state in states:
                     return row
-                await self.store.newer_than(seen)
+                await self.store.wait_for_entry_after(seen)
 
     async def write(self, *events: Event) -> None:
         await self.store.do(lambda _view, _now: Outcome(None, events))

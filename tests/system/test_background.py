@@ -124,7 +124,7 @@ async def test_a_second_worker_finds_the_post_taken_and_a_subagent_starts_none(r
     async with no_worker_left(root), await anyio.open_process(command, env=env, stderr=None) as first:
         await until(lambda: (root / "ava.db").exists())
         second = await anyio.run_process(command, env=env)
-        assert second.returncode == 0 and b"has one already" in second.stderr
+        assert second.returncode == 0 and b"already has a worker" in second.stderr
         inside = await anyio.run_process(command, env={**env, "AVA_RUN_ID": "S-7f3a2b"}, check=False)
         assert inside.returncode == 2 and b"a subagent starts no subagents" in inside.stderr
         first.terminate()
@@ -169,7 +169,7 @@ async def test_a_run_that_a_server_cannot_honour_hires_nobody(tmp_path: Path, ro
         async with open_lab(tmp_path, server=elsewhere, config="background = true", check=False) as lab:
             with anyio.fail_after(10):
                 while not (await lab.call("check_subagent", subagent_id=run_id)).runs[0].waits_for:
-                    await lab.store.newer_than(lab.store.head - 1)
+                    await lab.store.wait_for_entry_after(lab.store.head - 1)
             assert workers_of(root) == []
 
 

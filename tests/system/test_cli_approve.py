@@ -111,7 +111,7 @@ async def test_yes_in_a_terminal_starts_it_in_the_server_that_proposed_it(tmp_pa
         before = " ".join(screen[: screen.index("Start it?")].split())
         assert " ".join(proposal["message"].split()) in before
         assert " ".join(proposal["approval_line"].split()) in before
-        assert "Approved.\nIt has begun; `ava status` shows how it goes." in screen
+        assert "Approved.\nIt has started; `ava status` shows the progress." in screen
         await at.succeeded(proposal)
         assert [(each["decision"], each["channel"]) for each in at.decided(proposal)] == [("approved", "terminal")]
         [claimed] = logged(at.root, "RunClaimed", run=proposal["subagent_id"])
@@ -127,7 +127,7 @@ async def test_anything_but_yes_leaves_it_waiting(tmp_path: Path, answer: str) -
     async with host(tmp_path) as at:
         proposal = await at.propose()
         code, screen = at.typed("approve", proposal["pending_id"], answers=[(ASKS, answer)])
-        assert (code, screen.endswith("Nothing was approved; it waits on.\n")) == (10, True), screen
+        assert (code, screen.endswith("Nothing was approved; it still waits.\n")) == (10, True), screen
         assert (at.state(proposal), at.decided(proposal), at.model.requests) == ("awaiting_approval", [], [])
 
 
@@ -285,7 +285,7 @@ async def test_what_does_not_wait_is_one_sentence(tmp_path: Path, command: str) 
         for given, code, says in (
             ("P-00000000", 2, "P-00000000 in this data root"),
             ("S-000000", 2, "There is no subagent S-000000"),
-            ("seven", 2, "'seven' is no id"),
+            ("seven", 2, "'seven' is not an id"),
             (approved["pending_id"], 10, "no longer waits: researcher "),
             (approved["subagent_id"], 10, "no longer waits: researcher "),
             (rejected["pending_id"], 10, "is rejected."),
@@ -331,7 +331,7 @@ async def test_a_pin_is_set_at_the_terminal_typed_twice_and_never_shown(tmp_path
             assert screen.ended() == 0
         assert "echo" in screen.text.split(), "it shows again what is typed"
         assert PIN not in screen.text
-        assert "The policy is human now" in screen.text
+        assert "The policy is now human" in screen.text
         at.pin.check(PIN)
         code, text = at.typed("pin", "set")
         assert (code, "`ava pin change` replaces it" in text) == (10, True), "and nothing is asked"
@@ -364,7 +364,7 @@ async def test_under_a_pin_no_tool_approves_and_the_right_one_in_a_terminal_does
         assert command in proposal["next"] and command in await at.confirm(proposal)
 
         code, screen = at.typed("approve", proposal["pending_id"], answers=[(ASKS, "y"), (ASKS_PIN, WRONG)])
-        said = "ava: That is not the PIN; 4 tries are left. Nothing was started, and it still waits."
+        said = "ava: That is not the PIN; 4 tries are left. Nothing was started; it still waits."
         assert (code, " ".join(screen.split()).endswith(said)) == (10, True), screen
         assert WRONG not in screen
         assert (at.state(proposal), at.decided(proposal), at.model.requests) == ("awaiting_approval", [], [])
@@ -426,7 +426,7 @@ async def test_no_pin_is_taken_from_a_pipe(tmp_path: Path) -> None:
         proposal = await at.propose()
         done = piped("pin", "set")
         assert (done.returncode, at.pin.is_set) == (10, False)
-        assert done.stderr == "ava: The approval PIN is asked for at a terminal, and there is none here.\n"
+        assert done.stderr == "ava: The approval PIN can only be typed at a terminal, and there is none here.\n"
 
         with at.terminal("pin", "set", command=PIPED) as screen:
             for _ in range(2):
@@ -526,7 +526,7 @@ async def test_change_and_remove_ask_for_the_old_one(tmp_path: Path) -> None:
     async with host(tmp_path, pin=PIN) as at:
         new = "a longer one"
         for old, ends in ((WRONG, 10), (PIN, 0)):
-            answers = [("PIN so far", old), ("New approval PIN (", new), ("once more", new)]
+            answers = [("Current approval PIN", old), ("New approval PIN (", new), ("once more", new)]
             code, screen = at.typed("pin", "change", answers=answers)
             assert (code, new in screen, old in screen) == (ends, False, False), screen
         at.pin.check(new)
@@ -534,7 +534,7 @@ async def test_change_and_remove_ask_for_the_old_one(tmp_path: Path) -> None:
         assert (code, at.pin.is_set) == (10, True)
         code, screen = at.typed("pin", "remove", answers=[(ASKS_PIN, new)])
         assert (code, at.pin.is_set) == (0, False)
-        assert 'config.toml says again who approves: approval = "ask".' in " ".join(screen.split())
+        assert 'config.toml decides again who approves: approval = "ask".' in " ".join(screen.split())
         proposal = await at.propose()
         assert "Started in the background" in await at.confirm(proposal)
         for command in ("change", "remove"):

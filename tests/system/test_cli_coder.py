@@ -13,7 +13,8 @@ from support.projects import git
 from support.runtime import hand_over
 from support.terminal import ava, on_terminal
 
-from ava_roles.sandbox.sandbox import Unavailable, find_sandbox
+from ava_roles.sandbox.sandbox import Unavailable
+from ava_roles.sandbox.selection import find_sandbox
 
 ESCAPE = ("write_file", {"path": "odd.txt", "content": "\u001b]0;owned\u0007 red \u001b[31m \u202e\n"})
 

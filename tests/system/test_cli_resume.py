@@ -119,7 +119,7 @@ async def test_the_screen_says_of_each_what_it_waits_for(tmp_path: Path) -> None
             queued = await lab.start(name="patient")
             with anyio.fail_after(5):
                 while not (await lab.call("check_subagent", subagent_id=queued)).runs[0].waits_for:
-                    await lab.store.newer_than(lab.store.head - 1)
+                    await lab.store.wait_for_entry_after(lab.store.head - 1)
             _code, out, _err = await ava(tmp_path, server, "status", "--once")
             assert "paused: the model takes no more calls until " in out
             assert "number 1 in the queue: all 1 slots of " in out

@@ -19,7 +19,7 @@ from ava_server.config.role_folders import read_trusted
 
 OTHER_SYSTEM = Path(__file__).parents[1] / "support" / "other_system.py"
 PIN = "73-otter-91"
-QUESTION = "count, as now? [y/N]"
+QUESTION = "now? [y/N]"
 REVIEWER = """---
 name: strict-reviewer
 description: Reviews strictly. And more.
@@ -133,7 +133,7 @@ def test_a_role_is_shown_with_its_file_and_the_prompt_that_a_subagent_gets(root:
         "not here: web_search",
         "max_cost_cents of role mine is $9.00, and lowered to the hard cap of $5.00",
         "may use the secrets: TOKEN",
-        "means nothing here, and is passed over: hooks, tools: TodoWrite",
+        "means nothing here, and is ignored: hooks, tools: TodoWrite",
         "The file:\n\n---\nname: mine",
         "You are a subagent.",
         "\n---\n\nYou review strictly.\n\n---\n",
@@ -169,7 +169,7 @@ def test_nothing_in_a_foreign_file_steers_the_terminal(root: Path, project: Path
         assert not any(char in done.stdout + done.stderr for char in "\x1b\x07\u202e\u200b"), args
     done = ava(root, "roles", "check", str(folder), cwd=project)
     assert done.returncode == 1 and "\x1b" not in done.stdout + done.stderr
-    assert "characters that are not seen are left out" in run(root, "show", "body", cwd=project)
+    assert "invisible characters are left out" in run(root, "show", "body", cwd=project)
 
 
 # -- check -------------------------------------------------------------------------------------------------------------
@@ -200,7 +200,7 @@ def test_check_takes_files_and_folders_and_refuses_a_built_in_name(root: Path, t
     (agents / "README.md").write_text("# Agents\n")
     screen = run(root, "check", ".claude/agents/strict.md", cwd=tmp_path)
     assert ".claude/agents/strict.md:6: color: means nothing here" in screen
-    assert "No role file but the built-in ones is read here." in run(root, "check", cwd=tmp_path)
+    assert "Only the built-in role files are read here." in run(root, "check", cwd=tmp_path)
     screen = run(root, "check", ".claude/agents", "gone.md", cwd=tmp_path, code=1)
     assert ".claude/agents/coder.md: the name coder is taken (built in); rename this role" in screen
     assert ".claude/agents/README.md:1: a role file begins with a line `---`" in screen
@@ -217,7 +217,7 @@ def test_a_new_file_is_a_role_at_once_and_is_never_written_over(root: Path, tmp_
     assert "pirate" in names(root, tmp_path)
     assert "all can be used" in run(root, "check")
     file.write_text(BROKEN)
-    assert "is there already, and stays as it is" in run(root, "new", "pirate", code=2)
+    assert "already exists, and is kept" in run(root, "new", "pirate", code=2)
     assert file.read_text() == BROKEN
 
 
@@ -251,7 +251,7 @@ async def test_a_person_who_says_yes_lets_a_projects_role_count_as_it_was_shown(
     ):
         assert shown in screen
     assert "strict-reviewer" in names(root, project)
-    assert "Trusted already, as they are: strict-reviewer." in run(root, "trust", cwd=project)
+    assert "Already trusted as they are: strict-reviewer." in run(root, "trust", cwd=project)
     [fact] = await on_record(root)
     [(folder, hashes)] = fact.after.items()
     assert (folder, list(hashes)) == (str(project / ".ava" / "roles"), ["strict.md"])
@@ -264,7 +264,7 @@ async def test_a_person_who_says_yes_lets_a_projects_role_count_as_it_was_shown(
 
 async def test_trust_can_be_taken_back_without_a_question(root: Path, project: Path) -> None:
     typed(root, project, answers=[(QUESTION, "y")])
-    assert "The trust is taken back" in run(root, "trust", "--withdraw", str(project))
+    assert "The trust is withdrawn" in run(root, "trust", "--withdraw", str(project))
     assert "strict-reviewer" not in names(root, project)
     assert [fact.after is None for fact in await on_record(root)] == [False, True]
     assert "No role file of this project is trusted." in run(root, "trust", "--withdraw", str(project))
@@ -279,7 +279,7 @@ def test_anything_but_yes_trusts_nothing(root: Path, project: Path, answer: str)
 
 def test_without_a_terminal_nothing_is_trusted_however_yes_is_said(root: Path, project: Path) -> None:
     done = ava(root, "roles", "trust", cwd=project, stdin="y\ny\n")
-    assert done.returncode == 10 and "a person has to say so at a terminal" in done.stderr
+    assert done.returncode == 10 and "a person has to agree at a terminal" in done.stderr
     assert "strict-reviewer  (.ava/roles/strict.md" in done.stdout
     assert not (root / "secrets").exists()
 
@@ -325,7 +325,7 @@ def test_agents_of_claude_code_are_trusted_where_the_setting_is_and_named_where_
     assert "set claude_agents = true under [roles] in config.toml" in run(root, "trust", cwd=project)
     (root / "config.toml").write_text("[roles]\nclaude_agents = true\n")
     (agents / "twin.md").write_text(REVIEWER)
-    told = "it will not count all the same: the name is taken (.claude/agents/strict.md)"
+    told = "ignored: the name is already used (.claude/agents/strict.md)"
     assert told in " ".join(run(root, "trust", cwd=project, code=10).split())
     assert typed(root, root.parent, str(project), answers=[(QUESTION, "y")])[0] == 0
     assert "strict-reviewer" in names(root, project)

@@ -259,7 +259,7 @@ def test_an_ended_run_is_repeated_with_what_it_had_and_another_model_shows_its_o
     ("args", "says"),
     [
         (("--retry", "S-000000"), "no subagent S-000000"),
-        (("--retry", "seven"), "'seven' is no id"),
+        (("--retry", "seven"), "'seven' is not an id"),
         (("--retry", "S-000000", "researcher"), "Give ROLE and TASK"),
         ((), "Give ROLE and TASK"),
         (("researcher",), "Give ROLE and TASK"),
@@ -473,7 +473,7 @@ def test_show_tells_the_whole_run_and_marks_it_as_fetched(root: Path, workspace:
 
 @pytest.mark.parametrize(
     ("given", "says"),
-    [("S-000000", "no subagent S-000000"), ("P-00000000", "P-00000000"), ("seven", "'seven' is no id")],
+    [("S-000000", "no subagent S-000000"), ("P-00000000", "P-00000000"), ("seven", "'seven' is not an id")],
 )
 def test_show_of_something_unknown_is_one_sentence(root: Path, given: str, says: str) -> None:
     done = ava(root, "show", given)

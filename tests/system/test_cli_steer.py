@@ -159,10 +159,10 @@ async def test_a_group_is_ended_and_waited_for_by_its_id(root: Path, workspace: 
     [
         (("cancel", "S-000000"), "There is no subagent S-000000"),
         (("cancel", "G-0000000"), "There is no group G-0000000"),
-        (("cancel", "seven"), "'seven' is no id: a subagent's looks like S-7f3a2b"),
+        (("cancel", "seven"), "'seven' is not an id: a subagent's looks like S-7f3a2b"),
         (("wait", "seven"), "a group's like G-4e1b2c3"),
         (("send", "P-00000000", "hello"), "There is no subagent P-00000000"),
-        (("wait", "S-000000", "--timeout", "soon"), "--timeout: 'soon' is no duration"),
+        (("wait", "S-000000", "--timeout", "soon"), "--timeout: 'soon' is not a duration"),
     ],
 )
 def test_a_wrong_id_is_one_sentence_and_makes_no_data_root(root: Path, args: tuple[str, ...], says: str) -> None:

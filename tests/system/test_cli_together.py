@@ -166,7 +166,7 @@ def test_without_a_tool_that_its_role_needs_a_run_starts_only_when_that_is_said(
         refused = ava(root, *args, env=local(server.base_url))
         done = ava(root, *args, "--degraded", env=local(server.base_url))
     assert refused.returncode == 10
-    assert "web_crawler needs web_search" in refused.stderr and "without that: --degraded." in refused.stderr
+    assert "web_crawler needs web_search" in refused.stderr and "To run without it: --degraded." in refused.stderr
     assert done.returncode == 0, done.stderr
     assert "It goes without web_search, which is not there, although its role needs that." in done.stderr
     assert "web_crawler without web_search, at most $0.50 and 10 min" in done.stderr

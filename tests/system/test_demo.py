@@ -82,7 +82,7 @@ def test_without_a_folder_it_reads_the_shipped_documentation_within_ten_seconds(
         "Approval (confirm_spawn)",
         "Running",
         "-- Result",
-        "On the record",
+        "In the log",
         "removed",
     ]
     places = [done.stdout.index(part) for part in order]
@@ -97,7 +97,7 @@ def test_a_key_in_the_environment_is_not_used(tmp_path: Path, folder: Path) -> N
     }
     done = ava(tmp_path, "demo", str(folder), env=dead)
     assert done.returncode == 0, done.stderr
-    assert "The demo always uses the offline reader, whatever keys you have" in done.stdout
+    assert "The demo always uses the offline reader, even if you have keys" in done.stdout
 
 
 def test_on_a_terminal_yes_starts_it(tmp_path: Path, folder: Path) -> None:

@@ -268,8 +268,8 @@ async def test_who_sends_slowly_or_nothing_is_cut_off(tmp_path: Path) -> None:
     root = made(tmp_path / "data")
     text = token(root, "ana")
     short = (
-        "import sys; from ava_server import http_connection, http_hands; http_connection.HEADERS_WITHIN_S = 0.6;"
-        " http_hands.BODY_WITHIN_S = 0.6; from ava_server.cli.app import main; sys.exit(main(sys.argv[1:]))"
+        "import sys; from ava_server.http import limits, server; server.HEADERS_WITHIN_S = 0.6;"
+        " limits.BODY_WITHIN_S = 0.6; from ava_server.cli.app import main; sys.exit(main(sys.argv[1:]))"
     )
     async with serving_http(root, program=("-c", short, "serve", "--http", "--port", "0")) as server:
         head = f"POST /mcp HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {text}\r\n"

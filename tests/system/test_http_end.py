@@ -105,7 +105,7 @@ async def test_while_a_call_is_in_hand_new_spawns_are_refused_with_the_reason_an
                 server.signal()
                 await until_status(server, 503)
                 health = await server.get("/healthz")
-                assert health.json() == {"status": "not ready", "why": "it is being stopped"}
+                assert health.json() == {"status": "not ready", "why": "it is stopping"}
                 for tool, given in (
                     ("spawn_subagent", SPAWN),
                     ("confirm_spawn", {"pending_ids": [proposed["pending_id"]], "approving": ["x"]}),

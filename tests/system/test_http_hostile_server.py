@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from support.terminal import ava
 
-from ava_server.cli import door_there
-from ava_server.cli.door_there import Elsewhere
+from ava_server.cli import approval_client
+from ava_server.cli.approval_client import RemoteServer
 from ava_server.core.errors import BadInput, ConfigError
 
 TOKEN = "avatok_" + "Ab3" * 14 + "x"
@@ -133,11 +133,11 @@ def test_a_server_that_drips_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
             line.sendall(b"1\r\n \r\n")
             time.sleep(0.1)
 
-    monkeypatch.setattr(door_there, "WHOLE_ANSWER_S", 1.0)
+    monkeypatch.setattr(approval_client, "WHOLE_ANSWER_S", 1.0)
     monkeypatch.setenv("AVA_TOKEN", TOKEN)
 
     async def ask(port: int) -> None:
-        async with door_there.there(Elsewhere(f"http://127.0.0.1:{port}")) as door:
+        async with approval_client.open_remote(RemoteServer(f"http://127.0.0.1:{port}")) as door:
             await door.waiting([])
 
     with hostile(drips) as (port, _seen), pytest.raises(ConfigError, match="still answering after 1 s"):
@@ -154,4 +154,4 @@ def test_over_http_the_token_goes_to_this_machine_alone_and_past_every_proxy(tmp
                 "http://[::ffff:192.0.2.1]", "http://0.0.0.0", "http://2130706433", "http://localhost.", "ftp://localhost",
                 "http://ⓛocalhost", "http://local\thost.example.org", "//localhost", "http:localhost"):  # fmt: skip
         with pytest.raises(BadInput):
-            _ = Elsewhere(url).address
+            _ = RemoteServer(url).address

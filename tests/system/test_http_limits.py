@@ -24,7 +24,7 @@ ENV = using("http://127.0.0.1:9/v1")
 
 def lowered(*settings: str) -> tuple[str, ...]:
     """A server of its own, with lower limits."""
-    names = "from ava_server import app, http_connection, http_hands, http_server, http_sessions"
+    names = "from ava_server.http import limits, server; from ava_server.mcp_server import app"
     main = "from ava_server.cli.app import main; sys.exit(main(sys.argv[1:]))"
     return "-c", f"import sys; {names}; {'; '.join(settings)}; {main}", "serve", "--http", "--port", "0"
 
@@ -36,7 +36,7 @@ async def opened(server: HttpServer, text: str) -> httpx2.Response:
 async def test_sessions_of_one_user_are_limited_end_when_idle_and_leave_the_others_theirs(tmp_path: Path) -> None:
     root = made(tmp_path / "data")
     anas, again, bens = token(root, "ana"), token(root, "ana", name="again"), token(root, "ben")
-    few = lowered("http_sessions.SESSIONS_OF_USER = 3", "http_sessions.IDLE_S = 3.0")
+    few = lowered("server.SESSIONS_OF_USER = 3", "server.IDLE_S = 3.0")
     async with serving_http(root, env=ENV, program=few) as server:
         sessions = [(await opened(server, anas)).headers["mcp-session-id"] for _each in range(2)]
         sessions.append((await opened(server, again)).headers["mcp-session-id"])
@@ -65,7 +65,7 @@ async def until_open(server: HttpServer, text: str) -> None:
 async def test_streams_and_calls_of_one_user_are_limited_and_the_others_are_served(tmp_path: Path) -> None:
     root = made(tmp_path / "data")
     anas, bens = token(root, "ana"), token(root, "ben")
-    few = lowered("http_hands.STREAMS_OF_USER = 3", "http_hands.CALLS_OF_USER = 4")
+    few = lowered("limits.STREAMS_OF_USER = 3", "limits.CALLS_OF_USER = 4")
     async with serving_http(root, env=ENV, program=few) as server, httpx2.AsyncClient(timeout=20) as http:
         async with contextlib.AsyncExitStack() as streams:
             for _each in range(3):
@@ -119,7 +119,7 @@ async def test_connections_without_a_token_make_room_for_those_with_one(tmp_path
     first = b"" if asks is None else f"GET {asks} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
     root = made(tmp_path / "data")
     text = token(root, "ana")
-    few = lowered("http_connection.CONNECTIONS = 40")
+    few = lowered("server.CONNECTIONS = 40")
     async with serving_http(root, env=ENV, program=few) as server, httpx2.AsyncClient(timeout=20) as http:
         kept = await http.get(f"{server.base}/x", headers=bearer(text))
         assert kept.status_code == 404
@@ -145,7 +145,7 @@ async def test_a_burst_of_connections_costs_the_others_little(tmp_path: Path) ->
     """Making room for one takes as long, however many there are."""
     root = made(tmp_path / "data")
     text = token(root, "ana")
-    async with serving_http(root, env=ENV, program=lowered("http_connection.CONNECTIONS = 300")) as server:
+    async with serving_http(root, env=ENV, program=lowered("server.CONNECTIONS = 300")) as server:
         with silent(server, 700):
             began = time.monotonic()
             assert (await server.get("/x", text)).status_code == 404

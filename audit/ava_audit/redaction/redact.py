@@ -1,7 +1,7 @@
-"""Redaction: secrets out of text before a model sees it and before it is stored.
+"""Redaction of secrets in text, before a model sees it and before it is stored.
 
-First the configured values, exactly, also URL-quoted, in base64 and JSON-escaped; then the shapes of keys
-that nobody configured. Whole records are redacted, never pieces of a stream: a secret cut in two is not seen.
+First come the configured values, as they are, URL-quoted, in base64 and JSON-escaped; then everything that looks like
+a key. Whole texts are redacted, never chunks of a stream: a secret that is cut in two is not found.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from typing import NamedTuple
 from urllib.parse import quote, quote_plus
 
 
-class Found(NamedTuple):
-    """A secret in a text, without its value: what it is, and where it starts and ends."""
+class SecretSpan(NamedTuple):
+    """The place of a secret in a text, and its name; never its value."""
 
     name: str
     start: int
     end: int
 
 
-class Shape(NamedTuple):
-    """Literals that begin a kind of key, and what must follow one."""
+class KeyPattern(NamedTuple):
+    """The literals that start a kind of key, and the pattern that must follow."""
 
     name: str
     literals: tuple[str, ...]
     rest: re.Pattern[str]
 
 
-def _shape(name: str, literals: str, rest: str) -> Shape:
-    return Shape(name, tuple(literals.split()), re.compile(rest))
+def _shape(name: str, literals: str, rest: str) -> KeyPattern:
+    return KeyPattern(name, tuple(literals.split()), re.compile(rest))
 
 
 _END = r"(?![A-Za-z0-9])"
-SHAPES = (
+KEY_PATTERNS = (
     _shape("anthropic-key", "sk-ant-", r"[A-Za-z0-9_-]{20,}+"),
     _shape("openrouter-key", "sk-or-", r"[A-Za-z0-9_-]{20,}+"),
     _shape("openai-key", "sk-proj- sk-svcacct- sk-admin- sk-None-", r"[A-Za-z0-9_-]{20,}+"),
@@ -67,9 +67,9 @@ SHAPES = (
 _WORD = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-")
 
 
-def prefixed(text: str) -> Iterator[Found]:
-    """Find keys that begin with a literal of their own."""
-    for shape in SHAPES:
+def find_prefixed(text: str) -> Iterator[SecretSpan]:
+    """Find keys that start with a known literal."""
+    for shape in KEY_PATTERNS:
         for literal in shape.literals:
             at = text.find(literal)
             while at >= 0:
@@ -78,12 +78,12 @@ def prefixed(text: str) -> Iterator[Found]:
                     match = shape.rest.match(text, after)
                     if match is not None:
                         after = match.end()
-                        yield Found(shape.name, at, after)
+                        yield SecretSpan(shape.name, at, after)
                 at = text.find(literal, after)
 
 
 def _escaped(text: str, at: int) -> bool:
-    """Tell whether the letter before a key belongs to an escape, as the `n` of a backslash-n or `%3D`."""
+    """Tell whether the letter before a key belongs to an escape, e.g. the `D` of `%3D`."""
     return text[at - 2 : at - 1] == "\\" or text[at - 3 : at - 2] == "%"
 
 
@@ -96,8 +96,8 @@ _PEM_TEXT = re.compile(r"[A-Za-z0-9+/]{20}")
 _PEM_LONGEST = 20_000
 
 
-def private_keys(text: str) -> Iterator[Found]:
-    """Find PEM private keys, also one whose end is missing because the text was cut."""
+def find_private_keys(text: str) -> Iterator[SecretSpan]:
+    """Find PEM private keys, including one whose end was cut off."""
     at = text.find(_PEM_BEGIN)
     end = -2
     while at >= 0:
@@ -114,28 +114,28 @@ def private_keys(text: str) -> Iterator[Found]:
         at = text.find(_PEM_BEGIN, after)
 
 
-def _pem(text: str, start: int, after: int, end: int) -> Found | None:
+def _pem(text: str, start: int, after: int, end: int) -> SecretSpan | None:
     if 0 <= end - after <= _PEM_LONGEST and text.find(_PEM_BEGIN, after, end) < 0:
         if _PEM_TEXT.search(text, after, end) is None:
             return None
         last = _PEM_LAST.match(text, end + len(_PEM_END))
-        return Found("private-key", start, last.end() if last else end)
+        return SecretSpan("private-key", start, last.end() if last else end)
     body = _PEM_BODY.match(text, after)
     if body is None or _PEM_TEXT.search(text, after, body.end()) is None:
         return None
-    return Found("private-key", start, body.end())
+    return SecretSpan("private-key", start, body.end())
 
 
 _USERINFO = re.compile(r"([^\s/?#@:\"'<>`]{0,100}+):([^\s/@\"'<>`]{3,300}+)@")
 
 
-def url_passwords(text: str) -> Iterator[Found]:
-    """Find the passwords of `scheme://user:password@host`."""
+def find_url_passwords(text: str) -> Iterator[SecretSpan]:
+    """Find the passwords in `scheme://user:password@host`."""
     at = text.find("://")
     while at >= 0:
         match = _USERINFO.match(text, at + 3)
         if match is not None and match[2] != match[1] and not is_placeholder(match[2]):
-            yield Found("url-password", match.start(2), match.end(2))
+            yield SecretSpan("url-password", match.start(2), match.end(2))
         at = text.find("://", at + 3)
 
 
@@ -152,26 +152,26 @@ _TOKEN_REST = re.compile(r"[A-Za-z0-9_+/=.~-]*+")
 _COOKIE_REST = re.compile(r"[^\r\n\"'`<>{}\\]*+")
 
 
-def headers(text: str) -> Iterator[Found]:
-    """Find the values of Authorization and Cookie headers."""
+def find_headers(text: str) -> Iterator[SecretSpan]:
+    """Find the values of Authorization and Cookie find_headers."""
     for literal in ("uthorization", "UTHORIZATION"):
         done = 0
-        for match in _after(text, literal, _AUTHORIZATION):
+        for match in _matches_after(text, literal, _AUTHORIZATION):
             scheme, value = match[1], match[2]
-            secret = _mixed(value) or (scheme is not None and _jumbled(value))
-            if match.start() >= done and secret and not is_placeholder(value) and (scheme or not _code(value)):
+            secret = _is_mixed(value) or (scheme is not None and _is_mixed_case(value))
+            if match.start() >= done and secret and not is_placeholder(value) and (scheme or not _is_code(value)):
                 done = _end(_TOKEN_REST, text, match.end(2))
-                yield Found("authorization", match.start(2), done)
+                yield SecretSpan("authorization", match.start(2), done)
     for literal in ("ookie", "OOKIE"):
         done = 0
-        for match in _after(text, literal, _COOKIE):
-            if match.start() >= done and _mixed(match[1]):
+        for match in _matches_after(text, literal, _COOKIE):
+            if match.start() >= done and _is_mixed(match[1]):
                 done = _end(_COOKIE_REST, text, match.end(1))
-                yield Found("cookie", match.start(1), done)
+                yield SecretSpan("cookie", match.start(1), done)
 
 
 def _end(pattern: re.Pattern[str], text: str, at: int) -> int:
-    """Return where what the pattern matches from `at` on ends."""
+    """Return the end of the pattern's match at a position."""
     match = pattern.match(text, at)
     return match.end() if match else at
 
@@ -198,11 +198,11 @@ _FLAG = re.compile(r"--[A-Za-z-]{0,24}\Z")
 _QUERY = re.compile(r"[?&][A-Za-z_-]{0,15}\Z")
 
 
-def assignments(text: str) -> Iterator[Found]:
-    """Find values given to a name such as `api_key`, `password` or `client_secret`."""
+def find_assignments(text: str) -> Iterator[SecretSpan]:
+    """Find values assigned to names such as `api_key`, `password` or `client_secret`."""
     for literal, name in _NAMES.items():
         done = 0
-        for match in _after(text, literal, _ASSIGNED):
+        for match in _matches_after(text, literal, _ASSIGNED):
             start = match.start() - len(literal)
             before = text[max(0, start - 26) : start]
             if start < done:
@@ -211,27 +211,27 @@ def assignments(text: str) -> Iterator[Found]:
                 continue
             if name == "token" and _NO_TOKEN_OF.search(before) is not None:
                 continue
-            # After a mere space only the value of a command line's flag counts.
+            # After a space without `=` or `:`, only the value of a command-line flag counts.
             if match[1] is not None and _FLAG.search(before) is None:
                 continue
             shortest = 8 if name == "password" else 12
             if match[3] is not None:
-                if _telling(match[3], max(shortest, 16 if name == "token" else 0)):
+                if _is_random(match[3], max(shortest, 16 if name == "token" else 0)):
                     done = match.end(3)
-                    yield Found(name, match.start(3), done)
-            elif _mixed(match[4]) and _telling(match[4], shortest) and not _code(match[4]):
+                    yield SecretSpan(name, match.start(3), done)
+            elif _is_mixed(match[4]) and _is_random(match[4], shortest) and not _is_code(match[4]):
                 done = _unquoted_end(text, match, before)
-                yield Found(name, match.start(4), done)
+                yield SecretSpan(name, match.start(4), done)
 
 
 def _unquoted_end(text: str, match: re.Match[str], before: str) -> int:
-    """Return where an unquoted value ends: in a query at the next parameter, else where its characters do."""
+    """Return the end of an unquoted value; in a URL query, the next parameter ends it."""
     if _QUERY.search(before) is not None and "&" in match[4]:
         return match.start(4) + match[4].index("&")
     return _end(_TOKEN_REST, text, match.end(4))
 
 
-def _after(text: str, literal: str, pattern: re.Pattern[str]) -> Iterator[re.Match[str]]:
+def _matches_after(text: str, literal: str, pattern: re.Pattern[str]) -> Iterator[re.Match[str]]:
     at = text.find(literal)
     while at >= 0:
         after = at + len(literal)
@@ -241,20 +241,20 @@ def _after(text: str, literal: str, pattern: re.Pattern[str]) -> Iterator[re.Mat
         at = text.find(literal, after)
 
 
-_STAND_INS = """
+_PLACEHOLDERS = """
 a access an and api apikey auth bar baz change changeit changeme client demo dummy enter env example
 fake fill foo from goes here hidden id in insert is it key me my mypassword mysecret none not null
 of optional or pass passphrase passwd password placeholder private put redacted replace required
 sample secret set some string test testing the this to todo token undefined unset user username
 value with your yourpassword
 """
-_PLACEHOLDER_WORDS = frozenset(_STAND_INS.split())
+_PLACEHOLDER_WORDS = frozenset(_PLACEHOLDERS.split())
 _REFERENCE = ("$", "{", "<", "%", "[", "(", "#", "*", "&lt;", "@")
 _SPLIT = re.compile(r"[^A-Za-z0-9]+")
 
 
 def is_placeholder(value: str) -> bool:
-    """Tell whether a value stands for a secret (`$TOKEN`, `<key>`, `your-api-key`, `xxxx`) and is none."""
+    """Tell whether a value is only a placeholder for a secret (`$TOKEN`, `<key>`, `your-api-key`, `xxxx`)."""
     value = value[:64]
     if value.startswith(_REFERENCE) or "..." in value or "…" in value or "${" in value or "{{" in value:
         return True
@@ -267,19 +267,23 @@ _LETTER = re.compile(r"[A-Za-z]")
 _IDENTIFIER = re.compile(r"[A-Za-z]++(?:[_./-][A-Za-z]++)*+[_-]?[0-9]{0,3}")
 
 
-def _mixed(value: str) -> bool:
-    """Tell whether a value has letters and digits."""
+def _is_mixed(value: str) -> bool:
+    """Tell whether a value has both letters and digits."""
     return _DIGIT.search(value) is not None and _LETTER.search(value) is not None
 
 
-def _jumbled(value: str) -> bool:
-    """Tell whether a value is one long word with capitals all over it."""
+def _is_mixed_case(value: str) -> bool:
+    """Tell whether a value is one long word with capitals throughout."""
     return 16 <= len(value) <= 512 and value.isalpha() and 4 <= sum(map(str.isupper, value)) <= len(value) - 4
 
 
-def _telling(value: str, shortest: int) -> bool:
-    """Tell whether a value is random enough to be a secret: long, mixed, many characters, no placeholder."""
-    if len(value) < shortest or not (_mixed(value) or _jumbled(value)) or len(set(value)) < min(10, shortest - 2):
+def _is_random(value: str, shortest: int) -> bool:
+    """Tell whether a value looks random: long, mixed, with many different characters, and no placeholder."""
+    if (
+        len(value) < shortest
+        or not (_is_mixed(value) or _is_mixed_case(value))
+        or len(set(value)) < min(10, shortest - 2)
+    ):
         return False
     return not is_placeholder(value) and "://" not in value and not _IDENTIFIER.fullmatch(value)
 
@@ -288,21 +292,21 @@ _DOTTED = re.compile(r"[A-Za-z_][A-Za-z0-9_]*+(?:\.[A-Za-z_][A-Za-z0-9_]*+)++")
 _SNAKE = re.compile(r"_*+[A-Za-z]++[0-9]{0,3}(?:_[A-Za-z]{0,20}+[0-9]{0,3}+)++")
 
 
-def _code(value: str) -> bool:
-    """Tell whether an unquoted value reads as an expression or a path (`settings.key2`, `get_token_v2`)."""
+def _is_code(value: str) -> bool:
+    """Tell whether an unquoted value looks like an expression or a path (`settings.key2`, `get_token_v2`)."""
     value = value.rstrip("=.,;!&")
     return bool(_DOTTED.fullmatch(value) or _SNAKE.fullmatch(value)) or value.startswith(("/", "./", "~/", "--"))
 
 
-SHORTEST = 8
-"""A configured value of fewer characters is not replaced: it would be found in ordinary words."""
+SHORTEST_VALUE = 8
+"""A shorter configured value is not replaced, because it may be part of ordinary words."""
 
 
 class Redactor:
-    """Replaces the values that this process holds, and what looks like a key, by `[redacted:NAME]`.
+    """Replaces configured values, and everything that looks like a key, by `[redacted:NAME]`.
 
-    It may learn further ones while others use it, from any thread, and forgets none: a key that was replaced or
-    removed may stand in a text that comes later.
+    It may learn further values at any time, from any thread. It forgets none: a key that was replaced or removed may
+    still be in a later text.
 
     Attributes:
         too_short: Names of values that are not replaced because they have fewer than 8 characters.
@@ -312,18 +316,18 @@ class Redactor:
         self.too_short: tuple[str, ...] = ()
         self._names: dict[str, str] = {}
         self._forms: dict[str, str] = {}
-        self._learning = threading.Lock()
+        self._learn_lock = threading.Lock()
         self.learn(values)
 
     def learn(self, values: Mapping[str, str]) -> None:
-        """Replace these values too from now on; each is known by the name that it was learned under first."""
+        """Replace these values too from now on; a value keeps the first name it was learned under."""
         stripped = {name: value.strip() for name, value in values.items()}
-        with self._learning:
-            short = (name for name, value in stripped.items() if 0 < len(value) < SHORTEST)
+        with self._learn_lock:
+            short = (name for name, value in stripped.items() if 0 < len(value) < SHORTEST_VALUE)
             self.too_short = tuple(dict.fromkeys((*self.too_short, *short)))
             names = dict(self._names)
             for name, value in stripped.items():
-                if len(value) >= SHORTEST:
+                if len(value) >= SHORTEST_VALUE:
                     names.setdefault(value, name)
             if len(names) == len(self._names):
                 return
@@ -331,43 +335,44 @@ class Redactor:
             for value, name in sorted(names.items(), key=lambda item: -len(item[0])):
                 for form in written_forms(value):
                     forms.setdefault(form, name)
-            self._names, self._forms = names, forms  # another one, not this one grown: somebody may be going over it
+            self._names, self._forms = names, forms  # new objects, because another thread may iterate over the old ones
 
     def redact(self, text: str) -> tuple[str, int]:
-        """Return the text with every secret replaced, and how many places were."""
-        return _replaced(text, _merged(chain(self._configured(text), _shapes(text))))
+        """Return the text with all secrets replaced, and the number of replacements."""
+        return _replace_spans(text, _merge_spans(chain(self._configured(text), _find_by_pattern(text))))
 
     def redact_values(self, text: str) -> tuple[str, int]:
-        """Return the text with the configured values alone replaced, and how many places were."""
-        return _replaced(text, _merged(self._configured(text)))
+        """Return the text with only the configured values replaced, and the number of replacements."""
+        return _replace_spans(text, _merge_spans(self._configured(text)))
 
-    def find_shapes(self, text: str) -> list[Found]:
-        """Return what looks like a key and is no configured value, in the order of the text.
+    def find_shapes(self, text: str) -> list[SecretSpan]:
+        """Return everything that looks like a key and is not a configured value, in the order of the text.
 
-        A task with such a place is refused: the person may store the key and name it instead.
+        A task with such a key is refused; the person can store the key and use its name instead.
         """
-        configured = _merged(self._configured(text))
+        configured = _merge_spans(self._configured(text))
         return [
             found
-            for found in _merged(_shapes(text))
+            for found in _merge_spans(_find_by_pattern(text))
             if not any(known.start < found.end and found.start < known.end for known in configured)
         ]
 
-    def _configured(self, text: str) -> Iterator[Found]:
+    def _configured(self, text: str) -> Iterator[SecretSpan]:
         for form, name in self._forms.items():
             at = text.find(form)
             while at >= 0:
-                yield Found(name, at, at + len(form))
+                yield SecretSpan(name, at, at + len(form))
                 at = text.find(form, at + 1)
 
 
-def _shapes(text: str) -> Iterator[Found]:
-    return chain(prefixed(text), private_keys(text), url_passwords(text), headers(text), assignments(text))
+def _find_by_pattern(text: str) -> Iterator[SecretSpan]:
+    finders = (find_prefixed, find_private_keys, find_url_passwords, find_headers, find_assignments)
+    return chain.from_iterable(find(text) for find in finders)
 
 
-def _merged(places: Iterator[Found]) -> list[Found]:
-    """Return places without overlaps, in order; of overlapping ones the first one found names the whole."""
-    merged: list[Found] = []
+def _merge_spans(places: Iterator[SecretSpan]) -> list[SecretSpan]:
+    """Merge overlapping places, in order of the text; the one found first gives the name."""
+    merged: list[SecretSpan] = []
     ranked = sorted(enumerate(places), key=lambda item: (item[1].start, item[0]))
     rank = 0
     for order, found in ranked:
@@ -375,14 +380,14 @@ def _merged(places: Iterator[Found]) -> list[Found]:
             last = merged[-1]
             name = last.name if rank <= order else found.name
             rank = min(rank, order)
-            merged[-1] = Found(name, last.start, max(last.end, found.end))
+            merged[-1] = SecretSpan(name, last.start, max(last.end, found.end))
         else:
             merged.append(found)
             rank = order
     return merged
 
 
-def _replaced(text: str, places: list[Found]) -> tuple[str, int]:
+def _replace_spans(text: str, places: list[SecretSpan]) -> tuple[str, int]:
     if not places:
         return text, 0
     parts: list[str] = []
@@ -395,7 +400,7 @@ def _replaced(text: str, places: list[Found]) -> tuple[str, int]:
 
 
 def written_forms(value: str) -> Iterator[str]:
-    """Yield the ways in which a value may be written."""
+    """Yield the forms in which a value may be written."""
     yield value
     quoted = (quote(value, safe=""), quote(value), quote_plus(value))
     yield from quoted
@@ -411,49 +416,37 @@ def _lower_escapes(quoted: str) -> str:
 
 
 def _base64_forms(data: bytes) -> Iterator[str]:
-    """Yield the base64 that depends on the value alone, for each of its three places in a longer text."""
+    """Yield the base64 characters that depend only on the value, for its three alignments in a longer text."""
     for before in range(3):
         first, last = -(-before * 8 // 6), (before + len(data)) * 8 // 6
         encoded = base64.b64encode(bytes(before) + data).decode()[first:last]
-        if len(encoded) >= SHORTEST:
+        if len(encoded) >= SHORTEST_VALUE:
             yield encoded
             yield encoded.replace("+", "-").replace("/", "_")
 
 
-LONGEST_PIECE = 8
-_SHORTEST_PIECE, _SHORTEST_END = 5, 3
+_LONGEST_FRAGMENT, _SHORTEST_FRAGMENT, _SHORTEST_END = 8, 5, 3
 
 
-def hide_pieces(text: str, name: str, value: str) -> tuple[str, int]:
-    """Return the text with every piece of a value replaced, and how many places were.
+def redact_fragments(text: str, name: str, value: str) -> tuple[str, int]:
+    """Return the text with every fragment of a value replaced, and the number of replacements.
 
-    A piece has 8 characters, of a value under 16 half as many as it has and at least 5; where the text ends, 3 from
-    the value's beginning are enough. Looked for in the forms of `redact.py`, in HTML and in hexadecimal digits.
+    A fragment has 8 characters; of a value under 16 characters it has half as many, but at least 5. At the end of the
+    text, the first 3 characters of the value are enough. Fragments are found in all forms of `written_forms`, in HTML
+    and in hexadecimal digits.
     """
-    size = min(LONGEST_PIECE, max(_SHORTEST_PIECE, len(value) // 2))
-    written = {*written_forms(value), *_further_forms(value)}
-    pieces = {form[at : at + size] for form in written for at in range(len(form) - size + 1)}
-    starts = [at for at in range(len(text) - size + 1) if text[at : at + size] in pieces]
-    spans: list[tuple[int, int]] = []
-    for start in starts:
-        if spans and start <= spans[-1][1]:
-            spans[-1] = (spans[-1][0], start + size)
-        else:
-            spans.append((start, start + size))
-    covered = spans[-1][1] if spans else 0
+    size = min(_LONGEST_FRAGMENT, max(_SHORTEST_FRAGMENT, len(value) // 2))
+    digits = value.encode("utf-8", "surrogatepass").hex()
+    written = {*written_forms(value), html.escape(value), digits, digits.upper()}
+    fragments = {form[at : at + size] for form in written for at in range(len(form) - size + 1)}
+    spans: list[SecretSpan] = []
+    for start in range(len(text) - size + 1):
+        if text[start : start + size] in fragments:
+            first = spans.pop().start if spans and start <= spans[-1].end else start
+            spans.append(SecretSpan(name, first, start + size))
+    covered = spans[-1].end if spans else 0
     for length in range(size - 1, _SHORTEST_END - 1, -1):
         if covered <= len(text) - length and any(text.endswith(form[:length]) for form in written):
-            spans.append((len(text) - length, len(text)))
+            spans.append(SecretSpan(name, len(text) - length, len(text)))
             break
-    parts: list[str] = []
-    done = 0
-    for start, end in spans:
-        parts += (text[done:start], f"[redacted:{name}]")
-        done = end
-    return "".join((*parts, text[done:])), len(spans)
-
-
-def _further_forms(value: str) -> Iterator[str]:
-    yield html.escape(value)
-    digits = value.encode("utf-8", "surrogatepass").hex()
-    yield from (digits, digits.upper())
+    return _replace_spans(text, spans)

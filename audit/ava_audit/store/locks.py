@@ -1,7 +1,7 @@
-"""Locks between processes: who lives, and whose turn it is to write.
+"""Locks between processes: which processes are alive, and whose turn it is to write.
 
-An owner is an instance that holds an exclusive lock on its own file for as long as it lives; the operating system
-lets go of it when the process dies, whatever killed it. A pid says nothing across containers.
+An instance holds an exclusive lock on its own file for its whole life. The operating system releases the lock when the
+process dies, whatever killed it. A pid would mean nothing across containers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any
 
 import anyio
@@ -38,53 +37,53 @@ _NETWORK_FUSE = frozenset({
 _MOUNTS = Path("/proc/self/mountinfo")
 
 
-class NotOnThisSystem(OSError):
-    """Raised by what only Linux can tell, elsewhere and where /proc is not there."""
+class UnsupportedSystem(OSError):
+    """Raised on systems without /proc for what only Linux can tell."""
 
 
 def refuse_unfit(root: Path) -> None:
     """Refuse a folder that cannot be the data root.
 
     Raises:
-        DataRootRefused: It is not a folder, or lies on a network file system.
+        DataRootRefused: It is not a folder, or is on a network file system.
     """
     if not root.is_dir():
         raise DataRootRefused(f"the data root {root} is not a folder: create it, or choose another AVA_DATA_ROOT")
     kind = network_file_system(root)
     if kind is not None:
         raise DataRootRefused(
-            f"the data root {root} lies on a network file system ({kind}), where locks do not hold: "
+            f"the data root {root} is on a network file system ({kind}), where locks do not work: "
             "set AVA_DATA_ROOT to a folder on a local disk"
         )
 
 
 def network_file_system(path: Path) -> str | None:
-    """Return the type of the network file system that a path lies on; None on a local disk.
+    """Return the type of the network file system that holds a path; None on a local disk.
 
-    Only Linux tells; elsewhere every disk is taken for a local one.
+    Only Linux can tell; on other systems every disk counts as local.
     """
     try:
         return _network_kind(mount_table(), path.resolve())
-    except NotOnThisSystem:
+    except UnsupportedSystem:
         return None
 
 
 def mount_table() -> str:
-    """Return what is mounted where, as the kernel lists it.
+    """Return the kernel's list of mounts.
 
     Raises:
-        NotOnThisSystem: This is not Linux, or /proc cannot be read.
+        UnsupportedSystem: This is not Linux, or /proc cannot be read.
     """
     try:
         if sys.platform.startswith("linux"):
             return _MOUNTS.read_text("utf-8", "surrogateescape")
     except OSError as error:
-        raise NotOnThisSystem(error.errno or errno.ENOSYS, "not on this system", str(_MOUNTS)) from error
-    raise NotOnThisSystem(errno.ENOSYS, "not on this system", str(_MOUNTS))
+        raise UnsupportedSystem(error.errno or errno.ENOSYS, "not on this system", str(_MOUNTS)) from error
+    raise UnsupportedSystem(errno.ENOSYS, "not on this system", str(_MOUNTS))
 
 
 def _network_kind(mounts: str, path: Path) -> str | None:
-    """Return the type of the mount that covers an absolute path if it is one over a network."""
+    """Return the type of the mount that covers an absolute path, if it is a network file system."""
     place, kind = Path("/"), ""
     for line in mounts.splitlines():
         before, found, after = line.partition(" - ")
@@ -96,7 +95,7 @@ def _network_kind(mounts: str, path: Path) -> str | None:
         if path.is_relative_to(point) and len(point.parts) >= len(place.parts):
             place, kind = point, after.split(" ")[0]
     if kind == "9p" and place == Path("/"):
-        return None  # a sandbox whose whole disk is 9p is one machine with itself
+        return None  # a sandbox whose whole disk is 9p: all its processes share one kernel
     family, _, driver = kind.partition(".")
     if family in ("fuse", "fuseblk"):
         return kind if driver in _NETWORK_FUSE else None
@@ -107,18 +106,18 @@ log = logging.getLogger("ava.locks")
 _EXCLUSIVE = portalocker.LockFlags.EXCLUSIVE
 _TRY = portalocker.LockFlags.EXCLUSIVE | portalocker.LockFlags.NON_BLOCKING
 _TRY_EVERY_S = 0.005
-"""How often Windows is asked: its own waiting asks once a second, and gives up after ten."""
+"""How often the lock is tried on Windows, whose own waiting tries once a second and gives up after ten."""
 
 
 class WriteLock:
-    """The queue of writers on one data root. SQLite's own lock is not fair; this one nearly is."""
+    """The queue of writers on one data root. It is nearly fair; SQLite's own lock is not."""
 
     def __init__(self, path: Path) -> None:
         self._file: IO[Any] = path.open("ab")
 
     @contextmanager
     def held(self) -> Generator[None]:
-        """Wait for the turn (without limit: a dead holder lets go by dying) and hold it."""
+        """Wait for the lock and hold it. There is no time limit, because a holder that dies releases the lock."""
         _wait_for(self._file)
         try:
             yield
@@ -131,21 +130,21 @@ class WriteLock:
 
 
 class HeldLock:
-    """A lock file that this process holds until `release` or its death."""
+    """A lock file that this process holds until `release`, or until it dies."""
 
     def __init__(self, path: Path, file: IO[Any]) -> None:
         self.path = path
         self._file = file
 
     def release(self) -> None:
-        """Let go of the lock; twice is harmless."""
+        """Release the lock; a second call does nothing."""
         if not self._file.closed:
             portalocker.unlock(self._file)
             self._file.close()
 
     def remove(self) -> None:
-        """Remove the lock's file and let go of it; nobody takes it in between, except where that cannot be had."""
-        if sys.platform == "win32":  # there an open file cannot be removed
+        """Remove the lock's file and release it; nobody can take it in between, except on Windows."""
+        if sys.platform == "win32":  # an open file cannot be removed there
             self.release()
         try:
             self.path.unlink(missing_ok=True)
@@ -155,42 +154,40 @@ class HeldLock:
     def __enter__(self) -> HeldLock:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.release()
 
 
 def try_hold(path: Path) -> HeldLock | None:
-    """Take the lock at `path` if nobody holds it, creating its file; None when somebody does."""
+    """Take the lock at `path`, creating its file; None if somebody else holds it."""
     file = path.open("ab")
     try:
         portalocker.lock(file, _TRY)
     except portalocker.LockException:
         file.close()
         return None
-    if not _still_at(path, file):  # swept away between our open and our lock: this lock guards nothing
+    if not _still_at(path, file):  # removed between open and lock: this lock protects nothing
         file.close()
         return None
     return HeldLock(path, file)
 
 
 async def hold_when_free(path: Path, every_s: float) -> HeldLock:
-    """Take the lock at `path` as soon as nobody else holds it, looking every so many seconds."""
+    """Take the lock at `path` as soon as it is free, trying every so many seconds."""
     while True:
         held: HeldLock | None = None
         try:
-            with anyio.CancelScope(shield=True):  # a lock that was taken is given to the caller
+            with anyio.CancelScope(shield=True):  # a lock once taken must reach the caller
                 held = await anyio.to_thread.run_sync(try_hold, path)
         except OSError as error:
-            log.warning("%s cannot be had: %s", path.name, error)
+            log.warning("%s cannot be locked: %s", path.name, error)
         if held is not None:
             return held
         await anyio.sleep(every_s)
 
 
 class Instances:
-    """The live processes on a data root: one lock file each, in `instances/`."""
+    """The live processes on a data root, each with a lock file in `instances/`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -205,33 +202,33 @@ class Instances:
                 return name, held
 
     def alive(self, name: str) -> bool:
-        """Tell whether an instance lives: its lock file exists and somebody holds it."""
+        """Tell whether an instance is alive: its lock file exists, and somebody holds it."""
         path = self.folder / f"{name}.lock"
         try:
             if not path.exists():
                 return False
             held = try_hold(path)
-        except OSError:  # it cannot be asked (another user's file, too many open): who may live is not robbed
+        except OSError:  # unknown (another user's file, too many open files): treat it as alive
             return True
         if held is None:
             return True
         held.release()
         return False
 
-    def sweep(self, keep: frozenset[str]) -> None:
-        """Remove the lock files of dead instances that own nothing any more.
+    def remove_dead(self, keep: frozenset[str]) -> None:
+        """Remove the lock files of dead instances.
 
         Args:
-            keep: Instances that still stand in a run's claim; their files stay.
+            keep: Instances that a run's claim names; their files stay.
         """
         for path in self.folder.glob("*.lock"):
-            if path.stem in keep or path.is_symlink() or not path.is_file():  # opening a pipe would wait for ever
+            if path.stem in keep or path.is_symlink() or not path.is_file():  # opening a pipe would block
                 continue
             try:
                 held = try_hold(path)
                 if held is not None:
                     held.remove()
-            except OSError:  # not ours to sweep: another user's, a folder, whatever it is
+            except OSError:  # not removable: another user's file, a folder, ...
                 continue
 
 

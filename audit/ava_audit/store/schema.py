@@ -1,4 +1,4 @@
-"""Whether the database has the tables, indexes and triggers that it was made with."""
+"""The database: how it is opened and migrated, whether its schema was changed, and what its errors mean."""
 
 from __future__ import annotations
 
@@ -9,41 +9,41 @@ from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
 
-from ava_audit.errors import AuditError, SchemaNewer, StoreUnavailable
+from ava_audit.errors import SchemaNewer, StoreUnavailable
 from ava_audit.faults import Fault
+from ava_audit.projections import rebuild_projections
 from ava_audit.store.locks import WriteLock, refuse_unfit
-from ava_audit.store.projections import refold
 
 log = logging.getLogger("ava.store")
 
 
 def _first(db: sqlite3.Connection) -> None:
-    """Version 1: the log, its projections, and the keeper's progress."""
+    """Version 1: the log, its projections, and the progress of background maintenance."""
     script = resources.files("ava_audit.store").joinpath("schema.sql").read_text("utf-8")
     for statement in _statements(script):
         db.execute(statement)
 
 
 def reducers_changed(_db: sqlite3.Connection) -> None:
-    """Do nothing here: the log is folded anew by `migrate`, once every table is as today's reducers want it."""
+    """Do nothing: `migrate` rebuilds the projections once every table has the form that today's reducers need."""
 
 
 MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (_first,)
-"""In order; the schema's version is how many of them have been applied."""
+"""In order; the schema's version is the number of applied migrations."""
 
 SCHEMA_VERSION = len(MIGRATIONS)
 
 
 def schema_version(db: sqlite3.Connection) -> int:
-    """Return the version that the database has."""
+    """Return the schema version of the database."""
     return int(db.execute("PRAGMA user_version").fetchone()[0])
 
 
 def migrate(db: sqlite3.Connection) -> None:
-    """Bring a database up to date; the caller holds the write lock.
+    """Migrate a database to the newest version; the caller holds the write lock.
 
     Raises:
-        SchemaNewer: The database was written by a newer program.
+        SchemaNewer: A newer program has migrated the database.
     """
     version = schema_version(db)
     if version > SCHEMA_VERSION:
@@ -59,8 +59,8 @@ def migrate(db: sqlite3.Connection) -> None:
         for migration in missing:
             migration(db)
         if version > 0 and reducers_changed in missing:
-            log.info("the tables are made anew from the log, because what follows from it has changed")
-            refold(db)
+            log.info("the tables are rebuilt from the log, because the rules that derive them have changed")
+            rebuild_projections(db)
         db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         db.execute("COMMIT")
     except BaseException:
@@ -68,8 +68,8 @@ def migrate(db: sqlite3.Connection) -> None:
         raise
 
 
-def scratch() -> sqlite3.Connection:
-    """Return an empty log in memory, for what is to be compared with a new one, or thrown away."""
+def open_in_memory() -> sqlite3.Connection:
+    """Return an empty log in memory, to compare with or to throw away."""
     db = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
     migrate(db)
     return db
@@ -92,7 +92,7 @@ DAMAGED = "ava.db is damaged: put back a copy of it, or set AVA_DATA_ROOT to ano
 
 
 def connect(path: Path, *, readonly: bool = False) -> sqlite3.Connection:
-    """Open a connection as the store uses it: our own transactions, durable commits, no checkpoints by chance."""
+    """Open a connection for the store: explicit transactions, durable commits, no automatic checkpoints."""
     db = sqlite3.connect(
         path, timeout=BUSY_MS / 1000, isolation_level=None, check_same_thread=False, cached_statements=256
     )
@@ -109,13 +109,13 @@ def connect(path: Path, *, readonly: bool = False) -> sqlite3.Connection:
     return db
 
 
-def prepare(root: Path, path: Path) -> WriteLock:
+def prepare_database(root: Path, path: Path) -> WriteLock:
     """Create or migrate the database under the write lock, and return the lock.
 
     Raises:
-        DataRootRefused: It is not a folder, or lies on a network file system.
-        SchemaNewer: A newer program has migrated it.
-        StoreUnavailable: It could not be opened.
+        DataRootRefused: The data root is not a folder, or is on a network file system.
+        SchemaNewer: A newer program has migrated the database.
+        StoreUnavailable: The database cannot be opened.
     """
     refuse_unfit(root)
     try:
@@ -130,35 +130,31 @@ def prepare(root: Path, path: Path) -> WriteLock:
             raise
     except (OSError, sqlite3.Error) as error:
         raise StoreUnavailable(
-            f"the log in {root} cannot be opened: {error}; choose another AVA_DATA_ROOT or mend it"
+            f"the log in {root} cannot be opened: {error}; fix that, or choose another AVA_DATA_ROOT"
         ) from error
     return lock
 
 
-def translated(error: BaseException) -> BaseException:
-    """Turn what SQLite says of a write into what a person can act on; what no future takes into what one does."""
-    if isinstance(error, AuditError):
+def translate_error(error: BaseException) -> BaseException:
+    """Turn an SQLite error of a write into one that says what to do, and any error into one that a future accepts."""
+    if isinstance(error, StopIteration):  # a future rejects it, which would leave a whole batch unanswered
+        return RuntimeError("StopIteration in a command: next() found nothing")
+    if not isinstance(error, sqlite3.Error):
         return error
-    if isinstance(error, StopIteration):  # raised where it is handed over, it would leave a whole batch unanswered
-        return RuntimeError("StopIteration in a command: it looked for what is not there")
-    if isinstance(error, sqlite3.Error):
-        text = str(error)
-        if "full" in text:
-            return StoreUnavailable(
-                "the disk of the data root is full, so nothing was written: free some space and try again"
-            )
-        if "readonly" in text:
-            return StoreUnavailable(
-                "the data root is read-only, so nothing was written: make it writable and try again"
-            )
-        if is_damaged(error):
-            return StoreUnavailable(f"the log could not be written ({text}), so nothing was; {DAMAGED}")
-        return StoreUnavailable(f"the log could not be written ({text}), so nothing was; mend that and try again")
-    return error
+    text = str(error)
+    if "full" in text:
+        text = "the disk of the data root is full, so nothing was written: free some space and try again"
+    elif "readonly" in text:
+        text = "the data root is read-only, so nothing was written: make it writable and try again"
+    elif is_damaged(error):
+        text = f"the log could not be written ({text}), so nothing was; {DAMAGED}"
+    else:
+        text = f"the log could not be written ({text}), so nothing was; fix that and try again"
+    return StoreUnavailable(text)
 
 
 def is_damaged(error: sqlite3.Error) -> bool:
-    """Tell whether SQLite says that the file is not what it was."""
+    """Tell whether SQLite reports a damaged file."""
     return any(words in str(error) for words in ("malformed", "not a database", "no such table", "no such column"))
 
 
@@ -166,30 +162,29 @@ _SELECT = "SELECT type, name, sql FROM sqlite_master WHERE name NOT LIKE 'sqlite
 
 
 Changes = dict[tuple[str, str], str]
-"""Of each table, index or trigger that is not as it was made, by kind and name: removed, changed or added."""
+"""What happened to a table, index or trigger, by kind and name: `removed`, `changed` or `added`."""
 
 
 def schema_changes(db: sqlite3.Connection) -> Changes:
-    """Return what is not as it was made.
+    """Return how the schema differs from that of a new database.
 
-    Without a trigger anybody's SQL could change entries; without a table nothing can be written any more.
+    Without its triggers, any SQL could change entries; without a table, nothing can be written.
     """
-    with contextlib.closing(scratch()) as new:
-        meant = _made_with(new)
-    there = _made_with(db)
-    lost = {key: "changed" if key in there else "removed" for key in meant if there.get(key) != meant[key]}
-    added = {key: "added" for key in there if key not in meant}
-    return {**lost, **added}
+    with contextlib.closing(open_in_memory()) as new:
+        expected = _definitions(new)
+    found = _definitions(db)
+    lost = {key: "changed" if key in found else "removed" for key in expected if found.get(key) != expected[key]}
+    return {**lost, **{key: "added" for key in found if key not in expected}}
 
 
 def schema_faults(changes: Changes) -> list[Fault]:
     """Return the changes as faults."""
     return [
-        Fault("schema", 0, f"the {kind} {name} was {what}: see who writes to this file beside Ava")
+        Fault("schema", 0, f"the {kind} {name} was {what}: find out what else writes to this file")
         for (kind, name), what in changes.items()
     ]
 
 
-def _made_with(db: sqlite3.Connection) -> dict[tuple[str, str], str]:
-    """Return what makes each table, index and trigger; how the text index keeps its own is SQLite's affair."""
+def _definitions(db: sqlite3.Connection) -> dict[tuple[str, str], str]:
+    """Return the SQL of each table, index and trigger; the inner tables of the text index are up to SQLite."""
     return {(kind, name): "" if name.startswith("words_") else sql for kind, name, sql in db.execute(_SELECT)}

@@ -1,8 +1,7 @@
-"""The store: commands in, one transaction a batch, acknowledged after COMMIT; and reading beside it.
+"""The store: commands in, acknowledged after the commit; and queries, each on one consistent state.
 
-This is what tasks see of the log. Behind it stand the thread that writes (`writer.py`), what an event becomes there
-(`appending.py`), and the threads that read (`readers.py`). SQL that writes stands in these, in `connection.py`,
-`projections.py` and `migrations.py` alone.
+`Store` is what tasks use. Behind it are the thread that writes (`writer.py`) and the threads that read (`Readers`).
+Only `writer.py`, `schema.py` and `projections.py` have SQL that writes.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import logging
 import queue
 import sqlite3
 import threading
-from collections import deque
 from collections.abc import AsyncGenerator, Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
@@ -27,30 +25,46 @@ import anyio.to_thread
 
 from ava_audit.errors import OutcomeUnknown, StoreUnavailable
 from ava_audit.store.locks import WriteLock
-from ava_audit.store.schema import DAMAGED, connect, is_damaged, prepare
-from ava_audit.store.writer import Checkpoint, Housekeeping, Job, Writer
+from ava_audit.store.schema import DAMAGED, connect, is_damaged, prepare_database
+from ava_audit.store.writer import Checkpoint, Job, MaintenanceJob, Writer
 from ava_audit.view import Command, Outcome, Query, T, View, append
 
+__all__ = ["Command", "Outcome", "Query", "Store", "T", "append"]
+
+log = logging.getLogger("ava.store")
+
 READERS = 8
-"""Queries at once."""
+"""Queries that run at once."""
+ANSWER_S = 5.0
+"""A command that the writer has not started within this many seconds is refused."""
+NO_ANSWER = "the log did not answer in time: another program may hold ava.db, or the disk is stuck"
+COMMIT_S = 30.0
+"""How much longer a command may take once the writer has started it: a disk may hang in fsync."""
+CLOSE_S = 2.0
+"""How long closing the store waits for its writer."""
+LIVE_S = 0.2
+"""Live activities are written with the next command, or after so many seconds without one."""
+POLL_S = 0.05
+"""How often the store checks for commits of other processes; a check costs 3 microseconds."""
+_CLOSED = "the log is closed: this server is shutting down"
 
 
-class _Asked:
-    """A query on its way through a thread: the connection that it runs on, and whether its caller has gone."""
+class _Reading:
+    """A query in a reader thread: its connection, and whether its caller has gone."""
 
-    __slots__ = ("db", "given_up")
+    __slots__ = ("abandoned", "db")
 
     def __init__(self) -> None:
         self.db: sqlite3.Connection | None = None
-        self.given_up = False
+        self.abandoned = False
 
 
 class Readers:
-    """What answers queries.
+    """Threads that answer queries.
 
     Args:
         path: The database file.
-        loop: Where whoever asks waits.
+        loop: The event loop of the callers.
     """
 
     def __init__(self, path: Path, loop: asyncio.AbstractEventLoop) -> None:
@@ -62,50 +76,50 @@ class Readers:
         self._closed = False
 
     async def read(self, query: Query[T], *, interrupt: bool) -> T:
-        """Run a query; with `interrupt` a caller that is cancelled goes at once, and SQLite is broken off.
+        """Run a query. With `interrupt`, a cancelled caller returns at once, and SQLite is interrupted.
 
         Raises:
             StoreUnavailable: The database cannot be read.
         """
-        asked = _Asked()
-        reading = self._loop.run_in_executor(self._threads, self._read, query, asked)
+        reading = _Reading()
+        future = self._loop.run_in_executor(self._threads, self._read, query, reading)
         value: Any = None
         try:
             with anyio.CancelScope(shield=not interrupt):
-                value = await reading
+                value = await future
             return cast("T", value)
         except anyio.get_cancelled_exc_class():
-            with self._gate:  # as soon as this is over, the connection may go back and serve another query
-                asked.given_up = True
-                if asked.db is not None:
-                    asked.db.interrupt()
+            with self._gate:  # afterwards the connection may already serve another query
+                reading.abandoned = True
+                if reading.db is not None:
+                    reading.db.interrupt()
             raise
 
     def stop(self) -> None:
-        """Begin no further query; what is being read closes its connection itself."""
-        with self._gate:  # what was put back before is there for `close`; nothing is put back from now on
+        """Start no further query. Running queries close their connections themselves."""
+        with self._gate:  # from now on, nothing is put back into `_idle`; `close` empties it
             self._closed = True
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def close(self) -> None:
-        """Close the connections that nobody uses, some time after `stop`."""
+        """Close the unused connections, some time after `stop`."""
         while True:
             try:
                 self._idle.get_nowait().close()
             except queue.Empty:
                 return
 
-    def _read(self, query: Query[T], asked: _Asked) -> T:
+    def _read(self, query: Query[T], reading: _Reading) -> T:
         with self._connection() as db:
             with self._gate:
-                if asked.given_up:
-                    raise StoreUnavailable("nobody waits for this answer any more")
-                asked.db = db
+                if reading.abandoned:
+                    raise StoreUnavailable("the caller of this query has gone")
+                reading.db = db
             try:
                 return query(View(db))
             finally:
                 with self._gate:
-                    asked.db = None
+                    reading.db = None
 
     @contextmanager
     def _connection(self) -> Generator[sqlite3.Connection]:
@@ -120,7 +134,7 @@ class Readers:
             db.execute("BEGIN")
             yield db
         except sqlite3.Error as error:
-            what_to_do = DAMAGED if is_damaged(error) else "see that nothing else holds ava.db, and try again"
+            what_to_do = DAMAGED if is_damaged(error) else "check that no other program holds ava.db, and try again"
             raise StoreUnavailable(f"the log cannot be read: {error}; {what_to_do}") from error
         finally:
             with contextlib.suppress(sqlite3.Error):
@@ -131,23 +145,6 @@ class Readers:
                     self._idle.put(db)
             if closed:
                 db.close()
-
-
-__all__ = ["Command", "Outcome", "Query", "Store", "T", "append"]
-
-log = logging.getLogger("ava.store")
-
-ANSWER_S = 5.0
-"""A store that has not taken a command within this many seconds has refused it (DESIGN.md section 3)."""
-NO_ANSWER = "the log did not answer in time: another program may hold ava.db, or the disk is stuck"
-COMMIT_S = 30.0
-"""How much longer a command that the writer has begun may take: a disk that hangs in fsync."""
-CLOSE_S = 2.0
-"""How long the end of a store waits for its writer."""
-LIVE_S = 0.2
-"""What runs are doing this second is written with the next command, and without one after so long."""
-POLL_S = 0.05
-"""How often other processes' commits are looked for; a look costs 3 microseconds."""
 
 
 class Store:
@@ -161,10 +158,9 @@ class Store:
         self.path = path
         self._loop = loop
         self._head = 0
-        self._news = anyio.Event()
-        self._waiting: deque[tuple[float, Job]] = deque()
-        self._timer: asyncio.TimerHandle | None = None
-        self._writer = Writer(path, write_lock, self._served)
+        self._new_head = anyio.Event()
+        self._waiting: set[Job] = set()
+        self._writer = Writer(path, write_lock, self._on_done)
         self._readers = Readers(path, loop)
         self._closed = False
 
@@ -175,11 +171,11 @@ class Store:
 
         Raises:
             SchemaNewer: A newer program has migrated it.
-            DataRootRefused: The folder cannot hold it.
-            StoreUnavailable: It could not be opened.
+            DataRootRefused: The folder cannot hold the log.
+            StoreUnavailable: The log cannot be opened.
         """
         path = root / "ava.db"
-        lock = await anyio.to_thread.run_sync(prepare, root, path)
+        lock = await anyio.to_thread.run_sync(prepare_database, root, path)
         store = Store(path, lock, asyncio.get_running_loop())
         store._writer.start()
         try:
@@ -194,17 +190,18 @@ class Store:
             store._closed = True
             with anyio.CancelScope(shield=True):
                 await anyio.to_thread.run_sync(store._close)
-            store._answer_the_rest()
+            for job in store._waiting:
+                store._time_out(job, grace_s=0.0)
 
-    # -- what tasks call ------------------------------------------------------------------------------------------
+    # -- what tasks call ----------------------------------------------------------------------------------------------
 
     async def do(self, command: Command[T]) -> T:
-        """Run a command and return its value once its events are on the disk.
+        """Run a command and return its value once its events are on disk.
 
-        A caller that is cancelled while it waits may or may not have been served: the log tells.
+        If the caller is cancelled while it waits, the command may or may not have run; the log tells.
 
         Raises:
-            StoreUnavailable: It was not taken within 5 s, or could not be written; nothing of it was.
+            StoreUnavailable: The writer did not start it within 5 s, or it could not be written; nothing was.
             StaleOwner: An event's fence is older than the run's claim.
             SchemaNewer: A newer program has migrated the database.
         """
@@ -212,39 +209,38 @@ class Store:
         return value
 
     def post(self, command: Command[Any]) -> None:
-        """Run a command without waiting; for entries whose loss costs nothing. A failure is logged on stderr."""
-        if self._closed:
-            return
-        self._writer.put(Job(command, None))
+        """Run a command without waiting, for entries that may get lost. A failure is logged on stderr."""
+        if not self._closed:
+            self._writer.put(Job(command, None))
 
-    async def keep_house(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Run work that is no command (text index, `live`, erasure) on the writer's connection.
+    async def maintain(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Run work that is not a command (text index, `live`, progress) on the writer's connection.
 
-        It writes no projection: of their rows the writer has some in memory.
+        The work must not write projections: the writer has some of their rows in memory.
 
         Raises:
             StoreUnavailable: As for `do`.
         """
-        value: T = await self._submit(Housekeeping(work))
+        value: T = await self._submit(MaintenanceJob(work))
         return value
 
-    async def amend(self, work: Callable[[sqlite3.Connection], Outcome[T]]) -> T:
-        """Run such work that has to be on record (erasure): its events are appended in the same transaction.
+    async def maintain_with_events(self, work: Callable[[sqlite3.Connection], Outcome[T]]) -> T:
+        """Run such work, and append the events of its outcome in the same transaction.
 
         Raises:
             StoreUnavailable: As for `do`.
         """
-        value: T = await self._submit(Housekeeping(work))
+        value: T = await self._submit(MaintenanceJob(work))
         return value
 
     async def checkpoint(self) -> bool:
-        """Move the write-ahead log into the database and empty it; only the keeper calls this.
+        """Move the write-ahead log into the database and empty it. Only background maintenance calls this.
 
         It runs on the writer thread with the write lock held, so that no process writes meanwhile (SQLite before
-        3.51.3 can lose a commit when a checkpoint and a writer meet), and does not wait for readers.
+        3.51.3 can lose a commit when a checkpoint and a writer meet). It does not wait for readers.
 
         Returns:
-            True when the log was emptied, False when a reader still needs some of it: try again later.
+            True if the log was emptied; False if a reader still needs a part of it: try again later.
 
         Raises:
             StoreUnavailable: As for `do`.
@@ -252,111 +248,80 @@ class Store:
         return bool(await self._submit(Checkpoint()))
 
     def set_live(self, run_id: str, text: str) -> None:
-        """Note what a run is doing this second; nobody waits for it."""
+        """Note what a run is doing right now, without waiting."""
         if self._closed:
             return
         if not self._writer.set_live(run_id, text):
-            with contextlib.suppress(RuntimeError):  # the loop is gone, and with it who would look
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and with it all readers of the activity
                 self._loop.call_soon_threadsafe(self._loop.call_later, LIVE_S, self._flush_live)
 
     async def read(self, query: Query[T], *, interrupt: bool = False) -> T:
-        """Run a query against one consistent state, in a thread; it never waits for a writer.
+        """Run a query on one consistent state, in a thread. It never waits for a writer.
 
         Args:
             query: What to read.
-            interrupt: A caller that is cancelled goes at once, and what SQLite is at for it is broken off.
+            interrupt: A cancelled caller returns at once, and its query is interrupted.
 
         Raises:
             StoreUnavailable: The database cannot be read.
         """
         await anyio.lowlevel.checkpoint_if_cancelled()
         if self._closed:
-            raise StoreUnavailable("the log is closed: this server is shutting down")
+            raise StoreUnavailable(_CLOSED)
         return await self._readers.read(query, interrupt=interrupt)
 
     @property
     def wal(self) -> Path:
-        """The write-ahead log, which stands beside the database."""
+        """The file of the write-ahead log, next to the database."""
         return self.path.with_name(self.path.name + "-wal")
 
     @property
     def head(self) -> int:
-        """The newest `seq` that this process knows of."""
+        """The newest `seq` that this process knows."""
         return self._head
 
-    async def newer_than(self, seq: int) -> int:
-        """Wait until the log has an entry after `seq`, written by any process, and return the newest `seq`."""
+    async def wait_for_entry_after(self, seq: int) -> int:
+        """Wait until any process has written an entry after `seq`, and return the newest `seq`."""
         while self._head <= seq:
-            await self._news.wait()
+            await self._new_head.wait()
         return self._head
 
-    # -- whoever waits is answered in time ------------------------------------------------------------------------
+    # -- every caller gets an answer in time --------------------------------------------------------------------------
 
-    async def _submit(self, command: Command[T] | Housekeeping | Checkpoint) -> Any:
+    async def _submit(self, command: Command[T] | MaintenanceJob | Checkpoint) -> Any:
         if self._closed:
-            raise StoreUnavailable("the log is closed: this server is shutting down")
+            raise StoreUnavailable(_CLOSED)
         future: asyncio.Future[Any] = self._loop.create_future()
         job = Job(command, future)
+        self._waiting.add(job)
+        timer = self._loop.call_later(ANSWER_S, self._time_out, job)
         self._writer.put(job)
-        self._mind(job)
-        return await future
+        try:
+            return await future
+        finally:
+            timer.cancel()
+            self._waiting.discard(job)
 
-    def _mind(self, job: Job) -> None:
-        """See that a job's caller is answered in time; one timer for all of them, because most are at once."""
-        deadline = self._loop.time() + ANSWER_S
-        self._waiting.append((deadline, job))
-        if self._timer is None or deadline < self._timer.when():
-            self._set_timer(deadline)
-
-    def _drop_answered(self) -> None:
-        while self._waiting and self._waiting[0][1].answered:
-            self._waiting.popleft()
-
-    def _look(self) -> None:
-        now = self._loop.time()
-        while self._waiting and self._waiting[0][0] <= now:
-            self._overdue(self._waiting.popleft()[1])
-        self._drop_answered()
-        self._timer = None
-        if self._waiting:
-            self._set_timer(self._waiting[0][0])
-
-    def _set_timer(self, deadline: float) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = self._loop.call_at(deadline, self._look)
-
-    def _answer_the_rest(self) -> None:
-        """Let go of whoever still waits when the store is closed."""
-        if self._timer is not None:
-            self._timer.cancel()
-        for _deadline, job in self._waiting:
-            if job.future is not None and not self._let_go(job, job.future):
-                _unanswered(job.future)
-        self._waiting.clear()
-
-    def _overdue(self, job: Job) -> None:
-        """Let the caller go if the writer has not taken the job; if it is at it, wait on, but not for ever."""
-        if job.future is not None and not self._let_go(job, job.future):
-            self._loop.call_later(COMMIT_S, _unanswered, job.future)
+    def _time_out(self, job: Job, grace_s: float = COMMIT_S) -> None:
+        """Answer the caller if the writer has not started its job; otherwise after `grace_s` seconds."""
+        if job.future is None or job.future.done():
+            return
+        if self._writer.withdraw(job):
+            job.future.set_exception(StoreUnavailable(f"{NO_ANSWER}; nothing was written; try again when it is free"))
+        elif grace_s > 0:
+            self._loop.call_later(grace_s, self._time_out, job, 0.0)
+        else:
+            job.future.set_exception(
+                OutcomeUnknown(f"{NO_ANSWER}; it may or may not have been written; look before you try again")
+            )
 
     def _flush_live(self) -> None:
-        """See that what runs are doing is written, if no command has come that it went with."""
         if not self._closed:
             self._writer.flush_live()
 
-    def _let_go(self, job: Job, future: asyncio.Future[Any]) -> bool:
-        """Answer a caller from whom the writer has not taken the job; False when the writer is at it."""
-        if future.done():
-            return True
-        if not self._writer.give_up(job):
-            return False
-        future.set_exception(StoreUnavailable(f"{NO_ANSWER}; nothing was written; try again when it is free"))
-        return True
-
-    def _served(self, done: list[Job], head: int) -> None:
-        """Have whoever waits told what the writer has done; it calls this in its own thread."""
-        with contextlib.suppress(RuntimeError):  # the loop is gone: its tasks were told by their cancellation
+    def _on_done(self, done: list[Job], head: int) -> None:
+        """Pass the results of the writer, which calls this in its own thread, to the event loop."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed: its tasks were cancelled
             self._loop.call_soon_threadsafe(self._resolve, done, head)
 
     def _resolve(self, done: list[Job], head: int) -> None:
@@ -367,16 +332,15 @@ class Store:
                 job.future.set_exception(job.error)
             else:
                 job.future.set_result(job.value)
-        self._drop_answered()
         self._announce(head)
 
-    # -- news from other processes, closing ------------------------------------------------------------------------
+    # -- commits of other processes, and the end ----------------------------------------------------------------------
 
     def _announce(self, head: int) -> None:
         if head > self._head:
             self._head = head
-            news, self._news = self._news, anyio.Event()
-            news.set()
+            event, self._new_head = self._new_head, anyio.Event()
+            event.set()
 
     async def _watch(self) -> None:
         db = await anyio.to_thread.run_sync(partial(connect, self.path, readonly=True))
@@ -388,8 +352,8 @@ class Store:
                     if version != seen:
                         seen = version
                         self._announce(View(db).head())
-                except sqlite3.Error as error:  # seen again at the next look; writers and readers report it
-                    log.debug("looking for news: %s", error)
+                except sqlite3.Error as error:  # tried again at the next check; writers and readers report it
+                    log.debug("cannot check for new entries: %s", error)
                 await anyio.sleep(POLL_S)
         finally:
             db.close()
@@ -398,10 +362,3 @@ class Store:
         self._readers.stop()
         self._writer.close(CLOSE_S)
         self._readers.close()
-
-
-def _unanswered(future: asyncio.Future[Any]) -> None:
-    if not future.done():
-        future.set_exception(
-            OutcomeUnknown(f"{NO_ANSWER}; whether it was written is not known; look before you try again")
-        )

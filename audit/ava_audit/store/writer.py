@@ -1,8 +1,9 @@
-"""The writer: one thread, one transaction a batch, acknowledged after COMMIT; nobody else holds a writing connection.
+"""The writer: the only thread with a connection that writes. It commits each batch in one transaction.
 
-It takes jobs in the order in which they were put: commands, whose outcomes are appended in order; housekeeping, which
-writes what is no view of the log; checkpoints. If a command raises, nothing of it is written and the others go on; if
-applying fails, the batch is rolled back and its jobs run again one by one, each in its own transaction.
+It processes jobs in the order they were put: commands, whose events are appended; maintenance jobs, which write
+everything else; and checkpoints. If a command raises, nothing of it is written, and the others go on. If applying the
+batch fails, it is rolled back, and its jobs run again one by one, each in its own transaction. Jobs are acknowledged
+after the commit.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import queue
 import re
 import sqlite3
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -22,12 +22,13 @@ from typing import Any, cast
 from ava_audit.entries import ENTRY_COLUMNS, GENESIS, content_of, content_sha, entry_hash
 from ava_audit.errors import EntryTooLarge, SchemaNewer, StaleOwner
 from ava_audit.events import Event, Fence
+from ava_audit.projections import Projections
 from ava_audit.reducers import Header, reduce
 from ava_audit.rows import RUNNING
-from ava_audit.storable import storable
+from ava_audit.sanitize import sanitize_json
 from ava_audit.store.locks import WriteLock
-from ava_audit.store.projections import Tables
-from ava_audit.store.schema import BUSY_MS, SCHEMA_VERSION, connect, schema_version, translated
+from ava_audit.store.schema import BUSY_MS, SCHEMA_VERSION, connect, schema_version, translate_error
+from ava_audit.units import now_us
 from ava_audit.view import Command, Outcome, View
 
 MAX_ENTRY_BYTES = 2_000_000
@@ -37,9 +38,9 @@ _INSERT = f"INSERT INTO events ({ENTRY_COLUMNS}) VALUES ({', '.join('?' * 20)})"
 class Appender:
     """Appends events to the log inside the writer's transaction."""
 
-    def __init__(self, db: sqlite3.Connection, tables: Tables) -> None:
+    def __init__(self, db: sqlite3.Connection, projections: Projections) -> None:
         self._db = db
-        self.tables = tables
+        self.projections = projections
         row = db.execute("SELECT seq, hash FROM events ORDER BY seq DESC LIMIT 1").fetchone()
         self.head: int = row[0] if row else 0
         self._hash: bytes = row[1] if row else GENESIS
@@ -48,81 +49,54 @@ class Appender:
         """Return the content of each event, or raise before anything is written.
 
         Raises:
-            StaleOwner: A fence is older than the run's claim, or the run has ended.
+            StaleOwner: A fence is older than the run's claim, or the run is not running.
             EntryTooLarge: A content is over 2 MB.
         """
         checked: Fence | None = None
         for event in events:
             if event.fence is not None and event.fence != checked:
                 checked = event.fence
-                run = self.tables.runs.seen(checked.run_id)
+                run = self.projections.runs.peek(checked.run_id)
                 if run is None or run.generation != checked.generation or run.state != RUNNING:
                     raise StaleOwner(
                         f"{checked.run_id} is no longer owned by this claim (generation {checked.generation})"
                     )
         return [_content(event) for event in events]
 
-    def outcome(self, value: Any) -> Any:
-        """Return what housekeeping answers, with its events appended where it has any."""
-        if not isinstance(value, Outcome):
-            return value
-        done = cast("Outcome[Any]", value)
-        self.append(done.events, self.check(done.events))
-        return done.value
-
     def append(self, events: tuple[Event, ...], contents: list[bytes]) -> None:
-        """Insert the events and fold them into the projections."""
+        """Insert the events and apply them to the projections."""
         for event, content in zip(events, contents, strict=True):
             self._insert(event, content)
 
     def _insert(self, event: Event, content: bytes) -> None:
-        ts_us = time.time_ns() // 1000
-        usage = event.usage
-        run_id = event.fence.run_id if event.fence else event.run_id
-        generation = event.fence.generation if event.fence else None
+        ts_us = now_us()
+        who, fact, usage = event.who, event.fact, event.usage
+        run_id, generation = event.fence or (event.run_id, None)
+        tokens: tuple[int | None, ...] = (None,) * 4
+        if usage is not None:
+            tokens = (usage.input_tokens, usage.output_tokens, usage.cache_read_tokens, usage.cache_write_tokens)
         header = (
-            self.head + 1,
-            ts_us,
-            event.who.session_id,
-            event.who.agent_id,
-            event.who.user_id,
-            event.fact.type,
-            event.fact.version,
-            run_id,
-            generation,
-            usage.input_tokens if usage else None,
-            usage.output_tokens if usage else None,
-            usage.cache_read_tokens if usage else None,
-            usage.cache_write_tokens if usage else None,
-            event.cost_micros,
-            event.model,
-            event.who.parent_agent_id,
-            event.duration_ms,
-        )
+            self.head + 1, ts_us, who.session_id, who.agent_id, who.user_id, fact.type, fact.version, run_id,
+            generation, *tokens, event.cost_micros, event.model, who.parent_agent_id, event.duration_ms,
+        )  # fmt: skip
         sha = content_sha(content)
         self._hash = entry_hash(self._hash, header, sha)
         self._db.execute(_INSERT, (*header, content.decode(), sha, self._hash))
         self.head += 1
         reduce(
-            self.tables,
+            self.projections,
             Header(
-                self.head, ts_us, event.who.session_id, event.who.user_id, event.fact.type, run_id, generation, usage,
-                event.cost_micros,
+                self.head, ts_us, who.session_id, who.user_id, fact.type, run_id, generation, usage, event.cost_micros
             ),
-            event.fact,
-        )  # fmt: skip
+            fact,
+        )
 
 
 def _content(event: Event) -> bytes:
-    """Return an event's content as it is stored.
-
-    Raises:
-        EntryTooLarge: It is over 2 MB.
-    """
     try:
         content = content_of(event.fact)
-    except ValueError:  # a lone surrogate that slipped past the border: better noted than lost
-        value, _notes = storable(event.fact.model_dump(exclude_none=True))
+    except ValueError:  # a lone surrogate that nobody replaced: store it replaced rather than lose the event
+        value, _notes = sanitize_json(event.fact.model_dump(exclude_none=True))
         content = content_of(type(event.fact).model_validate(value))
     if len(content) > MAX_ENTRY_BYTES:
         raise EntryTooLarge(
@@ -134,11 +108,14 @@ def _content(event: Event) -> bytes:
 log = logging.getLogger("ava.store")
 
 BATCH = 512
-_PENDING, _RUNNING, _DONE, _GIVEN_UP = range(4)
+_PENDING, _RUNNING, _DONE, _WITHDRAWN = range(4)
 
 
-class Housekeeping:
-    """A job that writes what is not a view of the log (`live`, the text index, erasure) on the writer's connection."""
+class MaintenanceJob:
+    """Work on the writer's connection that writes no projection: `live`, the text index, erasure.
+
+    If it returns an `Outcome`, its events are appended in the same transaction.
+    """
 
     __slots__ = ("work",)
 
@@ -147,32 +124,27 @@ class Housekeeping:
 
 
 class Checkpoint:
-    """A job that moves the write-ahead log into the database: outside of a transaction, with the write lock held."""
+    """Moves the write-ahead log into the database: outside a transaction, with the write lock held."""
 
 
 class Job:
-    """A command on its way through the writer: pending until the writer takes it, or given up by its caller.
+    """A command on its way through the writer.
 
     Attributes:
-        command: What is to be done.
-        future: Who waits for it; None for what is only posted.
-        value: What it brought.
+        command: What to do.
+        future: Who waits for it; None if nobody does.
+        value: Its result.
         error: Why it failed.
     """
 
     __slots__ = ("command", "error", "future", "state", "value")
 
-    def __init__(self, command: Command[Any] | Housekeeping | Checkpoint, future: asyncio.Future[Any] | None) -> None:
+    def __init__(self, command: Command[Any] | MaintenanceJob | Checkpoint, future: asyncio.Future[Any] | None) -> None:
         self.command = command
         self.future = future
         self.state = _PENDING
         self.value: Any = None
         self.error: BaseException | None = None
-
-    @property
-    def answered(self) -> bool:
-        """Whether nobody waits for it any more."""
-        return self.future is None or self.future.done()
 
 
 class Writer:
@@ -180,72 +152,72 @@ class Writer:
 
     Args:
         path: The database file.
-        write_lock: The queue of writers on this data root, of all processes; closed with the thread.
-        served: Told, in this thread, which jobs are done after each batch, and the newest `seq`.
+        write_lock: The queue of writers of all processes on this data root. It is closed with the thread.
+        on_done: Called in this thread after each batch, with its finished jobs and the newest `seq`.
     """
 
-    def __init__(self, path: Path, write_lock: WriteLock, served: Callable[[list[Job], int], None]) -> None:
+    def __init__(self, path: Path, write_lock: WriteLock, on_done: Callable[[list[Job], int], None]) -> None:
         self._path = path
         self._lock = write_lock
-        self._served = served
+        self._on_done = on_done
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._gate = threading.Lock()
         self._live: dict[str, tuple[str, int]] = {}
-        self._live_minded = False
+        self._flush_scheduled = False
         self._thread = threading.Thread(target=self._write, name="ava-writer", daemon=True)
 
     # -- what other threads call --------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin to take jobs."""
+        """Start the thread."""
         self._thread.start()
 
     def put(self, job: Job) -> None:
-        """Hand over a job."""
+        """Queue a job."""
         self._jobs.put(job)
 
-    def give_up(self, job: Job) -> bool:
-        """Take a job back from the writer; False when the writer is at it already."""
+    def withdraw(self, job: Job) -> bool:
+        """Take a job back; False if the writer has started it."""
         with self._gate:
             if job.state == _PENDING:
-                job.state = _GIVEN_UP
-            return job.state == _GIVEN_UP
+                job.state = _WITHDRAWN
+            return job.state == _WITHDRAWN
 
     def set_live(self, run_id: str, text: str) -> bool:
-        """Note what a run is doing this second, to go with the next transaction; False when none is seen to yet."""
+        """Note what a run is doing now, for the next transaction; False if no `flush_live` is scheduled yet."""
         with self._gate:
-            minded, self._live_minded = self._live_minded, True
-            self._live[run_id] = (text, time.time_ns() // 1000)
-        return minded
+            scheduled, self._flush_scheduled = self._flush_scheduled, True
+            self._live[run_id] = (text, now_us())
+        return scheduled
 
     def flush_live(self) -> None:
-        """See that what runs are doing is written, if no command has come that it went with."""
+        """Write the live activities, unless a transaction has written them meanwhile."""
         with self._gate:
-            self._live_minded = False
+            self._flush_scheduled = False
         if self._live:
-            self._jobs.put(Job(Housekeeping(_nothing), None))
+            self._jobs.put(Job(MaintenanceJob(_flush_live_only), None))
 
     def close(self, within_s: float) -> None:
-        """Write what was put before, and end. Blocking."""
-        self._jobs.put(Job(Housekeeping(_nothing), None))  # with which goes what runs were doing
+        """Write the queued jobs, and end the thread. Blocking."""
+        self._jobs.put(Job(MaintenanceJob(_flush_live_only), None))  # writes the live activities
         self._jobs.put(None)
         self._thread.join(timeout=within_s)
         if self._thread.is_alive():
             log.warning(
-                "the log's writer did not end within %g s; what it had not acknowledged is not promised", within_s
+                "the log's writer did not end within %g s; entries that it has not acknowledged may be lost", within_s
             )
 
     # -- the thread ---------------------------------------------------------------------------------------------------
 
     def _write(self) -> None:
         db = connect(self._path)
-        tables = Tables(db)
+        projections = Projections(db)
         try:
             while True:
                 batch, last = self._take()
                 if batch:
-                    self._commit(db, tables, batch)
-                del batch  # with all that was in it: the next one may be long in coming
+                    self._commit(db, projections, batch)
+                del batch  # frees its contents: the next batch may be a long time coming
                 if last:
                     return
         finally:
@@ -253,7 +225,7 @@ class Writer:
             self._lock.close()
 
     def _take(self) -> tuple[list[Job], bool]:
-        """Wait for a job, and take all that have come with it; True when the writer shall end."""
+        """Wait for a job and return it with all others in the queue; True if the writer must end."""
         batch: list[Job] = []
         job = self._jobs.get()
         while True:
@@ -267,64 +239,80 @@ class Writer:
             except queue.Empty:
                 return batch, False
 
-    def _commit(self, db: sqlite3.Connection, tables: Tables, batch: list[Job]) -> None:
+    def _commit(self, db: sqlite3.Connection, projections: Projections, batch: list[Job]) -> None:
         writes = [job for job in batch if not isinstance(job.command, Checkpoint)]
         head = 0
         try:
             with self._lock.held():
                 try:
                     if writes:
-                        head = self._transact(db, tables, writes, together=True)
-                except _Apart:
+                        head = self._transact(db, projections, writes, together=True)
+                except _RetryOneByOne:
                     for job in writes:
-                        if job.state in (_PENDING, _RUNNING):  # those after the one that failed were not begun
+                        if job.state in (_PENDING, _RUNNING):  # jobs after the failed one were not started
                             job.error = None
-                            head = max(head, self._transact(db, tables, [job], together=False))
+                            head = max(head, self._transact(db, projections, [job], together=False))
                 for job in batch:
                     if isinstance(job.command, Checkpoint) and self._start(job):
-                        self._empty_wal(db, job)
-        except Exception as error:  # a fault of ours: nobody may wait for ever, and the writer goes on
+                        self._checkpoint(db, job)
+        except Exception as error:  # a bug: the callers still need an answer, and the writer goes on
             log.exception("the writer failed")
             for job in batch:
                 if job.state == _RUNNING and job.error is None:
                     job.error = error
         self._acknowledge(batch, head)
 
-    def _transact(self, db: sqlite3.Connection, tables: Tables, batch: list[Job], *, together: bool) -> int:
-        """Run jobs in one transaction and return the new head; failures are noted in the jobs.
+    def _transact(self, db: sqlite3.Connection, projections: Projections, batch: list[Job], *, together: bool) -> int:
+        """Run jobs in one transaction and return the new head; a failure is stored in its job.
 
         Raises:
-            _Apart: Applying failed, everything was rolled back, and the jobs must run one by one.
+            _RetryOneByOne: Applying failed and everything was rolled back.
         """
         if not self._begin(db, batch):
             return 0
         try:
             if schema_version(db) > SCHEMA_VERSION:
-                raise SchemaNewer("a newer ava has migrated this data root: restart this server to go on")
-            tables.begin()
-            appender = Appender(db, tables)
+                raise SchemaNewer("a newer ava has migrated this data root: restart this server")
+            projections.begin()
+            appender = Appender(db, projections)
             for job in batch:
-                if not self._start(job, again=not together):
-                    continue
-                if isinstance(job.command, Housekeeping):
-                    tables.write()
-                    job.value = appender.outcome(job.command.work(db))
-                else:
+                if self._start(job, again=not together):
                     self._run(job, db, appender)
-            tables.write()
+            projections.flush()
             self._write_live(db)
             db.execute("COMMIT")
         except BaseException as error:
-            tables.forget()
+            projections.evict()
             with contextlib.suppress(sqlite3.Error):
                 db.execute("ROLLBACK")
             if together and len(batch) > 1 and not isinstance(error, SchemaNewer):
-                raise _Apart from error
+                raise _RetryOneByOne from error
             for job in batch:
                 if self._start(job, again=True):
-                    job.error = translated(error)
+                    job.error = translate_error(error)
             return 0
         return appender.head
+
+    def _run(self, job: Job, db: sqlite3.Connection, appender: Appender) -> None:
+        if isinstance(job.command, MaintenanceJob):
+            appender.projections.flush()
+            job.value = job.command.work(db)
+            if isinstance(job.value, Outcome):
+                outcome = cast("Outcome[Any]", job.value)
+                appender.append(outcome.events, appender.check(outcome.events))
+                job.value = outcome.value
+            return
+        try:
+            assert not isinstance(job.command, Checkpoint)
+            outcome = job.command(View(db, appender.projections, appender.head), now_us())
+            contents = appender.check(outcome.events)
+        except Exception as error:
+            if not db.in_transaction:  # SQLite itself has rolled back, including the jobs before
+                raise
+            job.error = translate_error(error)  # nothing of this job was written; the rest of the batch goes on
+            return
+        appender.append(outcome.events, contents)
+        job.value = outcome.value
 
     def _write_live(self, db: sqlite3.Connection) -> None:
         if self._live:
@@ -333,7 +321,7 @@ class Writer:
             rows = [(run_id, text, at_us) for run_id, (text, at_us) in live.items()]
             db.executemany("INSERT OR REPLACE INTO live (run_id, text, at_us) VALUES (?, ?, ?)", rows)
 
-    def _empty_wal(self, db: sqlite3.Connection, job: Job) -> None:
+    def _checkpoint(self, db: sqlite3.Connection, job: Job) -> None:
         try:
             db.execute("PRAGMA busy_timeout = 0")
             try:
@@ -341,47 +329,35 @@ class Writer:
             finally:
                 db.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
         except sqlite3.Error as error:
-            job.error = translated(error)
+            job.error = translate_error(error)
 
     def _begin(self, db: sqlite3.Connection, batch: list[Job]) -> bool:
-        """Open a write transaction; False when every caller gave up or it cannot be had."""
+        """Open a write transaction; False if that fails or every caller has gone."""
         while True:
             try:
                 db.execute("BEGIN IMMEDIATE")
+                return True
             except sqlite3.DatabaseError as error:
                 if not isinstance(error, sqlite3.OperationalError) or not re.search("locked|busy", str(error)):
                     for job in batch:
                         if self._start(job, again=True):
-                            job.error = translated(error)
+                            job.error = translate_error(error)
                     return False
-                with self._gate:  # nobody waits for what is only posted: it is dropped with a word
-                    waiting = any(job.state in (_PENDING, _RUNNING) and job.future is not None for job in batch)
-                if not waiting:
-                    log.warning("another program holds ava.db: what nobody waited for was not written (%d)", len(batch))
-                    return False
-            else:
-                return True
+            with self._gate:  # posted jobs have no caller: without one they are dropped, with a warning
+                waiting = any(job.state in (_PENDING, _RUNNING) and job.future is not None for job in batch)
+            if not waiting:
+                log.warning(
+                    "another program holds ava.db: %d entries that nobody waits for were not written", len(batch)
+                )
+                return False
 
     def _start(self, job: Job, *, again: bool = False) -> bool:
-        """Take a job out of its caller's hands; False when the caller has given it up."""
+        """Mark a job as running; False if its caller has withdrawn it."""
         with self._gate:
             if job.state == _PENDING or (again and job.state == _RUNNING):
                 job.state = _RUNNING
                 return job.error is None
             return False
-
-    def _run(self, job: Job, db: sqlite3.Connection, appender: Appender) -> None:
-        try:
-            assert not isinstance(job.command, Housekeeping | Checkpoint)
-            outcome = job.command(View(db, appender.tables, appender.head), time.time_ns() // 1000)
-            prepared = appender.check(outcome.events)
-        except Exception as error:
-            if not db.in_transaction:  # SQLite has rolled back by itself, and with it what came before
-                raise
-            job.error = translated(error)  # nothing of it was written; the rest of the batch goes on
-            return
-        appender.append(outcome.events, prepared)
-        job.value = outcome.value
 
     def _acknowledge(self, batch: list[Job], head: int) -> None:
         done = [job for job in batch if job.state == _RUNNING]
@@ -390,13 +366,13 @@ class Writer:
                 job.state = _DONE
         for job in done:
             if job.future is None and job.error is not None:
-                log.warning("an entry that nobody waited for was not written: %s", job.error)
-        self._served(done, head)
+                log.warning("an entry that nobody waits for was not written: %s", job.error)
+        self._on_done(done, head)
 
 
-class _Apart(Exception):
-    """A batch was rolled back; its commands must run one by one."""
+class _RetryOneByOne(Exception):
+    """A batch was rolled back; its jobs must run one by one."""
 
 
-def _nothing(_db: sqlite3.Connection) -> None:
-    """Do nothing: what goes with every transaction is written with it."""
+def _flush_live_only(_db: sqlite3.Connection) -> None:
+    """Do nothing: the pending live activities are written with every transaction."""

@@ -20,7 +20,7 @@ from ava_roles.errors import ToolFailed
 from ava_roles.mcp_client.entry import OWN_NAMES, ServerEntry
 from ava_roles.mcp_client.tools import OfferedTool, offers_of
 from ava_roles.mcp_client.wire import Watch, http_client, only_answers, over_pipes
-from ava_roles.sandbox.programs import child_environment
+from ava_roles.sandbox.environment import child_environment
 from ava_roles.sandbox.removal import remove_tree
 from ava_roles.sandbox.sandbox import Bind, Command, Sandbox, Unavailable
 from ava_roles.sandbox.toolchains import find_installation, overlap

@@ -1,8 +1,7 @@
-"""Which addresses may be connected to: public ones, and none of this machine's own.
+"""Which URLs and addresses may be connected to: public ones, and none of this machine.
 
-`ipaddress.is_global` alone says yes to embedded private addresses (::127.0.0.1, 6to4, NAT64, ISATAP), to
-multicast and to cloud metadata addresses, so the ranges are listed here, and IPv6 forms that carry an IPv4
-address are judged by that one.
+`ipaddress.is_global` alone accepts embedded private addresses (::127.0.0.1, 6to4, NAT64, ISATAP), multicast and cloud
+metadata addresses. So the ranges are listed here, and an IPv6 address that contains an IPv4 address is checked as that.
 """
 
 from __future__ import annotations
@@ -20,40 +19,15 @@ if TYPE_CHECKING:
     from httpx2 import URL
 
 
-_CLOSED = tuple(
-    ip_network(text)
-    for text in (
-        "0.0.0.0/8",
-        "10.0.0.0/8",
-        "100.64.0.0/10",
-        "127.0.0.0/8",
-        "168.63.129.16/32",
-        "169.254.0.0/16",
-        "172.16.0.0/12",
-        "192.0.0.0/24",
-        "192.0.2.0/24",
-        "192.88.99.0/24",
-        "192.168.0.0/16",
-        "198.18.0.0/15",
-        "198.51.100.0/24",
-        "203.0.113.0/24",
-        "224.0.0.0/3",
-        "::/96",
-        "64:ff9b:1::/48",
-        "100::/64",
-        "2001::/23",
-        "2001:db8::/32",
-        "2002::/16",
-        "3fff::/20",
-        "5f00::/16",
-        "fc00::/7",
-        "fe80::/9",
-        "ff00::/8",
-    )
-)
+_CLOSED = tuple(map(ip_network, (
+    "0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "168.63.129.16/32", "169.254.0.0/16", "172.16.0.0/12",
+    "192.0.0.0/24", "192.0.2.0/24", "192.88.99.0/24", "192.168.0.0/16", "198.18.0.0/15", "198.51.100.0/24",
+    "203.0.113.0/24", "224.0.0.0/3", "::/96", "64:ff9b:1::/48", "100::/64", "2001::/23", "2001:db8::/32", "2002::/16",
+    "3fff::/20", "5f00::/16", "fc00::/7", "fe80::/9", "ff00::/8",
+)))  # fmt: skip
 _NAT64 = ip_network("64:ff9b::/96")
 _GLOBAL_UNICAST = ip_network("2000::/3")
-_ISATAP = (0x0000_5EFE, 0x0200_5EFE)  # the third quarter of such an address; the last one is an IPv4 address
+_ISATAP = (0x0000_5EFE, 0x0200_5EFE)  # the third quarter of such an address; the last is an IPv4 address
 
 
 def is_public(text: str) -> bool:
@@ -67,22 +41,23 @@ def is_public(text: str) -> bool:
     except ValueError:
         return False
     if isinstance(address, IPv6Address):
-        carried = _judged(address)
-        if carried is None:
+        unwrapped = _unwrap(address)
+        if unwrapped is None:
             return False
-        address = carried
-    if not address.is_global or address.is_multicast:
-        return False
-    if any(address in net for net in _CLOSED if net.version == address.version):
-        return False
-    return not is_own(address)
+        address = unwrapped
+    return (
+        address.is_global
+        and not address.is_multicast
+        and not any(address in net for net in _CLOSED if net.version == address.version)
+        and not is_own(address)
+    )
 
 
 def is_own(address: IPv4Address | IPv6Address) -> bool:
-    """Tell whether an address is one of this machine's own, which no list can know.
+    """Tell whether an address belongs to this machine, which no list of ranges can say.
 
-    Only an address of this machine can be bound to. Where the system lets any address be bound, none is
-    public: that fails closed.
+    Only such an address can be bound. Where the system allows binding any address, none counts as public: that fails
+    closed.
     """
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     try:
@@ -93,8 +68,8 @@ def is_own(address: IPv4Address | IPv6Address) -> bool:
     return True
 
 
-def _judged(address: IPv6Address) -> IPv4Address | IPv6Address | None:
-    """Return the address to judge (the IPv4 one that it carries, or itself); None when it is closed."""
+def _unwrap(address: IPv6Address) -> IPv4Address | IPv6Address | None:
+    """Return the IPv4 address in an IPv6 address, or else the address itself; None when it is not public."""
     if address.scope_id:
         return None
     if address.ipv4_mapped is not None:
@@ -108,26 +83,14 @@ def _judged(address: IPv6Address) -> IPv4Address | IPv6Address | None:
 
 PORTS = frozenset({80, 443, 8080, 8443})
 
-_ODD = re.compile(r"[\x00-\x20\x7f-\x9f\\\u00a0\u1680\u2000-\u200f\u2028-\u202f\u205f-\u206f\u3000\ufeff]")
+_UNSAFE = re.compile(r"[\x00-\x20\x7f-\x9f\\\u00a0\u1680\u2000-\u200f\u2028-\u202f\u205f-\u206f\u3000\ufeff]")
 _USERINFO = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*:)?[/\\]*[^/?#\\]*@")
 _LABEL = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?")
 _NUMERIC = re.compile(r"[0-9]+|0x[0-9a-f]*")
-_SPECIAL = frozenset(
-    {
-        "corp",
-        "home",
-        "internal",
-        "intranet",
-        "invalid",
-        "lan",
-        "local",
-        "localdomain",
-        "localhost",
-        "onion",
-        "private",
-        "test",
-    }
-)
+_LOCAL_NAMES = frozenset((
+    "corp", "home", "internal", "intranet", "invalid", "lan", "local", "localdomain", "localhost", "onion", "private",
+    "test",
+))  # fmt: skip
 _ARPA = ".home.arpa"
 
 
@@ -135,11 +98,11 @@ def checked_url(text: str, ports: Collection[int] = PORTS) -> URL:
     """Return a URL that may be requested, without its fragment.
 
     Args:
-        text: The URL as a model or a `Location` header gave it.
+        text: The URL from a model or a `Location` header.
         ports: The ports that may be connected to.
 
     Raises:
-        AccessRefused: It is malformed, not http or https, or does not name a public host; says why.
+        AccessRefused: It is malformed, not http or https, or not of a public host; says why.
     """
     import httpx2
 
@@ -148,7 +111,7 @@ def checked_url(text: str, ports: Collection[int] = PORTS) -> URL:
 
     if len(text) > 4096:
         raise refused("it is longer than 4,096 characters")
-    if _ODD.search(text):
+    if _UNSAFE.search(text):
         raise refused("it contains a blank, a backslash or an invisible character; percent-encode what belongs to it")
     try:
         url = httpx2.URL(text)
@@ -168,14 +131,14 @@ def checked_url(text: str, ports: Collection[int] = PORTS) -> URL:
 
 
 def masked(text: str) -> str:
-    """Return a URL for a message: user name and password masked, unprintable characters shown, cut at 200."""
+    """Return a URL for a message: user name and password masked, unprintable characters escaped, at most 200 long."""
     text = _USERINFO.sub(lambda found: f"{found[1] or ''}//***@", text, count=1)
     text = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
     return text if len(text) <= 200 else text[:199] + "…"
 
 
 def host_and_path(text: str) -> str:
-    """Return what a status line may show of a URL: no user, password, port or query; empty where there is nothing."""
+    """Return the part of a URL for a status line, without user, password, port and query; may be empty."""
     text = text.strip()
     if user := _USERINFO.match(text):
         text = f"{user[1] or ''}//{text[user.end() :]}"
@@ -187,7 +150,7 @@ def host_and_path(text: str) -> str:
 
 
 def _bad_host(host: str) -> str | None:
-    """Return why a host may not be asked, or None when its addresses decide."""
+    """Return why a host is refused, or None when its addresses decide."""
     if not host:
         return "it names no host; give one such as https://example.org/page"
     if ":" in host:
@@ -200,6 +163,6 @@ def _bad_host(host: str) -> str | None:
             return "its host is a number in an unusual form; give the name of the site"
     if not all(_LABEL.fullmatch(label) for label in labels) or len(host) > 253:
         return "its host is not a valid name"
-    if len(labels) == 1 or labels[-1] in _SPECIAL or f".{host}".endswith(_ARPA):
+    if len(labels) == 1 or labels[-1] in _LOCAL_NAMES or f".{host}".endswith(_ARPA):
         return f"{host} is a name of a local network; only public sites can be fetched"
     return None

@@ -1,7 +1,7 @@
-"""Connections that leave nothing half open: who gives up a TLS handshake closes its connection, at once.
+"""Network backends for the HTTP client, which close cancelled connections; one connects to public addresses only.
 
-httpcore2 closes it when a handshake fails, and forgets it when one is cancelled: the other side would wait until the
-garbage is collected. Imported when a client is first made, because the HTTP client is heavy.
+httpcore2 closes a connection when its TLS handshake fails, but not when the handshake is cancelled: the other side
+would wait until the garbage collector runs. Import this module late: the HTTP client takes long to import.
 """
 
 from __future__ import annotations
@@ -24,28 +24,24 @@ from ava_roles.net.addresses import is_public
 _CLOSE_S = 1.0
 
 
-class Closing(httpcore2.AsyncNetworkStream):
-    """A stream that is closed when its handshake does not come to an end."""
+class _ClosingStream(httpcore2.AsyncNetworkStream):
+    """A stream that is closed when its TLS handshake fails or is cancelled."""
 
     def __init__(self, inner: httpcore2.AsyncNetworkStream) -> None:
         self._inner = inner
 
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        """Read."""
         return await self._inner.read(max_bytes, timeout)
 
     async def write(self, buffer: bytes, timeout: float | None = None) -> None:
-        """Write."""
         await self._inner.write(buffer, timeout)
 
     async def aclose(self) -> None:
-        """Close."""
         await self._inner.aclose()
 
     async def start_tls(
         self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
     ) -> httpcore2.AsyncNetworkStream:
-        """Return the stream inside a TLS connection."""
         try:
             return await self._inner.start_tls(ssl_context, server_hostname, timeout)
         except BaseException:
@@ -54,15 +50,18 @@ class Closing(httpcore2.AsyncNetworkStream):
             raise
 
     def get_extra_info(self, info: str) -> Any:
-        """Tell something about the connection."""
         return self._inner.get_extra_info(info)
 
 
-class _Backend(httpcore2.AsyncNetworkBackend):
-    """The network, with such streams."""
+class NetworkBackend(httpcore2.AsyncNetworkBackend):
+    """Connects to any address.
 
-    def __init__(self) -> None:
-        self._inner = cast("httpcore2.AsyncNetworkBackend", httpcore2.AnyIOBackend())
+    Args:
+        inner: Makes the connections; tests put their own server behind it.
+    """
+
+    def __init__(self, inner: httpcore2.AsyncNetworkBackend | None = None) -> None:
+        self._inner = inner or cast("httpcore2.AsyncNetworkBackend", httpcore2.AnyIOBackend())
 
     async def connect_tcp(
         self,
@@ -72,8 +71,8 @@ class _Backend(httpcore2.AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore2.AsyncNetworkStream:
-        """Connect."""
-        return Closing(await self._inner.connect_tcp(host, port, timeout, local_address, socket_options))
+        """Connect to a host."""
+        return _ClosingStream(await self._inner.connect_tcp(host, port, timeout, local_address, socket_options))
 
     async def sleep(self, seconds: float) -> None:
         """Wait."""
@@ -81,10 +80,10 @@ class _Backend(httpcore2.AsyncNetworkBackend):
 
 
 class PooledTransport(httpx2.AsyncHTTPTransport):
-    """The HTTP client's transport over a network backend of ours.
+    """The HTTP client's transport, over a network backend of ours.
 
     Raises:
-        TypeError: The client was changed so that its pool is not where we would replace it: fails closed.
+        TypeError: This version of the client keeps its pool elsewhere, so that it cannot be replaced: fails closed.
     """
 
     def __init__(
@@ -106,20 +105,19 @@ class PooledTransport(httpx2.AsyncHTTPTransport):
             max_keepalive_connections=connections if keep_alive_s else 0,
             keepalive_expiry=keep_alive_s,
             retries=0,
-            network_backend=backend or _Backend(),
+            network_backend=backend or NetworkBackend(),
         )
 
 
 Resolver = Callable[[str, int], Awaitable[Sequence[str]]]
-"""Takes a host name and a port, returns the addresses to try, best first; raises OSError for none."""
+"""Takes a host name and a port; returns the addresses to try, best first. Raises OSError if there are none."""
 
 
 class SystemResolver:
-    """Asks the operating system.
+    """Looks names up with the operating system.
 
-    `getaddrinfo` cannot be interrupted: a lookup whose caller gave up keeps its thread until the system
-    answers. So lookups have a limiter of their own, hanging ones are counted, and beyond the limit a new one
-    is refused instead of starting yet another thread.
+    `getaddrinfo` cannot be interrupted: an abandoned lookup keeps its thread until the system answers. So lookups have
+    a limiter of their own, and beyond a number of hanging lookups new ones are refused.
     """
 
     def __init__(self, threads: int = 8) -> None:
@@ -152,17 +150,17 @@ class SystemResolver:
 _ADDRESSES_TRIED = 4
 
 
-class PublicNetworkBackend(httpcore2.AsyncNetworkBackend):
-    """A network backend that connects to public addresses only.
+class PublicNetworkBackend(NetworkBackend):
+    """Connects to public addresses only.
 
     Args:
-        resolver: Turns a name into addresses.
+        resolver: Looks names up.
         inner: Connects to a checked address; tests put their own server behind it.
     """
 
     def __init__(self, resolver: Resolver, inner: httpcore2.AsyncNetworkBackend | None = None) -> None:
+        super().__init__(inner)
         self._resolver = resolver
-        self._inner = inner or cast("httpcore2.AsyncNetworkBackend", httpcore2.AnyIOBackend())
 
     async def connect_tcp(
         self,
@@ -181,11 +179,9 @@ class PublicNetworkBackend(httpcore2.AsyncNetworkBackend):
         error: Exception = httpcore2.ConnectError(f"{host} has no address")
         for address in (await self._addresses(host, port))[:_ADDRESSES_TRIED]:
             try:
-                stream = await self._inner.connect_tcp(address, port, timeout=timeout, socket_options=socket_options)
+                return await super().connect_tcp(address, port, timeout, None, socket_options)
             except (httpcore2.ConnectError, httpcore2.ConnectTimeout) as failed:
                 error = failed
-            else:
-                return Closing(stream)
         raise error
 
     async def connect_unix_socket(
@@ -194,21 +190,18 @@ class PublicNetworkBackend(httpcore2.AsyncNetworkBackend):
         """Refuse: no URL leads to a local socket."""
         raise AccessRefused("local sockets are not open to subagents; only public sites can be fetched")
 
-    async def sleep(self, seconds: float) -> None:
-        """Wait."""
-        await anyio.sleep(seconds)
-
     async def _addresses(self, host: str, port: int) -> list[str]:
+        reason = ""
         try:
             addresses = [str(ip_address(host))]
         except ValueError:
             try:
                 addresses = list(dict.fromkeys(await self._resolver(host, port)))
             except (OSError, UnicodeError) as error:
-                raise ToolFailed(f"no address was found for {host} ({error}); check the spelling of the name") from None
+                addresses, reason = [], f" ({error})"
         if not addresses:
-            raise ToolFailed(f"no address was found for {host}; check the spelling of the name")
-        # One bad address refuses the name: else its owner could choose which of them we get.
+            raise ToolFailed(f"no address was found for {host}{reason}; check the spelling of the name")
+        # One bad address refuses the name: otherwise its owner could choose which of them we get.
         if not all(map(is_public, addresses)):
             raise AccessRefused(f"{host} leads to an address that is not public; only public sites can be fetched")
         return addresses

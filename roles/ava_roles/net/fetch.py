@@ -1,4 +1,4 @@
-"""The guarded fetcher: public sites only, bounded in time and size, politely."""
+"""Fetches pages of public sites, with limits on time and size and a pause between requests to the same host."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
     import httpx2
 
 
-_SLACK = 65_536  # a gzip stream may be a little longer than what it holds
+_SLACK = 65_536  # a gzip stream may be a little longer than its content
 _GZIP_OR_ZLIB = 47
 
 
 class Body:
-    """Collects at most `cap` bytes; a decompression bomb costs no more than that.
+    """Collects at most `cap` bytes of a body, decompressed; a decompression bomb costs no more than that.
 
     Attributes:
-        data: What came so far, decompressed.
-        truncated: There was more, or the compressed stream broke off.
+        data: The bytes so far.
+        truncated: There was more, or the compressed stream is incomplete.
     """
 
     def __init__(self, cap: int, *, gzipped: bool) -> None:
@@ -47,10 +47,10 @@ class Body:
         self._first = True
 
     def add(self, chunk: bytes) -> bool:
-        """Take a piece as it came over the wire; returns False when no more is wanted.
+        """Add a piece as it was received; return False when no more is needed.
 
         Raises:
-            zlib.error: It is not the gzip stream that the header announced.
+            zlib.error: It is not a gzip stream, although the header says so.
         """
         self._raw += len(chunk)
         if self._gzip is None:
@@ -63,12 +63,12 @@ class Body:
         return not self.truncated
 
     def end(self) -> None:
-        """Note that nothing more comes."""
+        """Note the end of the body."""
         if self._gzip is not None and self._raw and not self._gzip.eof:
             self.truncated = True
 
     def _inflate(self, chunk: bytes) -> bool:
-        """Decompress a piece; a gzip stream may consist of several members. False at rubbish after one."""
+        """Decompress a piece; a stream may have several gzip members. Return False at other data after a member."""
         while chunk and self._gzip is not None and len(self.data) <= self._cap:
             if self._gzip.eof:
                 self._gzip = zlib.decompressobj(_GZIP_OR_ZLIB)
@@ -83,11 +83,11 @@ class Body:
         return True
 
 
-_KEPT = 256
+_HOSTS_KEPT = 256
 
 
 class _Queue:
-    """The requests to one host: who is at it, and when the next may start."""
+    """The requests to one host."""
 
     def __init__(self) -> None:
         self.lock = anyio.Lock()
@@ -96,12 +96,12 @@ class _Queue:
 
 
 class HostQueue:
-    """Hands out turns at hosts.
+    """Lets one request at a time go to each host.
 
     Args:
-        pause_s: Seconds between the end of one request to a host and the start of the next.
-        clock: Monotonic seconds.
-        sleep: Waits for so many seconds.
+        pause_s: Seconds between the end of a request to a host and the start of the next.
+        clock: Returns monotonic seconds.
+        sleep: Waits for a number of seconds.
     """
 
     def __init__(self, pause_s: float, clock: Callable[[], float], sleep: Callable[[float], Awaitable[None]]) -> None:
@@ -111,8 +111,8 @@ class HostQueue:
         self._queues: dict[str, _Queue] = {}
 
     @asynccontextmanager
-    async def at(self, host: str, *, pause: bool = True) -> AsyncGenerator[None]:
-        """Hold the turn at a host; without `pause` it starts as soon as nobody else is at it."""
+    async def turn(self, host: str, *, pause: bool = True) -> AsyncGenerator[None]:
+        """Hold the turn at a host; without `pause`, it waits only for the requests before it."""
         queue = self._queues.setdefault(host, _Queue())
         queue.users += 1
         try:
@@ -125,21 +125,16 @@ class HostQueue:
                     queue.free_at = self._clock() + self._pause_s
         finally:
             queue.users -= 1
-            self._forget()
-
-    def _forget(self) -> None:
-        """Drop hosts that nobody waits for, so that a long-lived server does not collect them."""
-        if len(self._queues) > _KEPT:
-            now = self._clock()
-            for host in [host for host, queue in self._queues.items() if not queue.users and queue.free_at <= now]:
-                del self._queues[host]
+            if len(self._queues) > _HOSTS_KEPT:  # a long-lived server must not collect them
+                now = self._clock()
+                self._queues = {name: each for name, each in self._queues.items() if each.users or each.free_at > now}
 
 
 ROBOTS_NAME = "Ava"
-_CONNECT_S = 10.0  # one address of several; the whole has the caller's deadline
+_CONNECT_S = 10.0  # for each of several addresses; the caller's deadline covers everything
 _HEADER_CHARSET = re.compile(r"charset\s*=\s*[\"']?([\w.:-]+)", re.IGNORECASE | re.ASCII)
 _PAGE_CHARSET = re.compile(rb"<meta\b[^>]{0,200}?\bcharset\s*=\s*[\"']?([\w.:-]+)", re.IGNORECASE)
-# Not every codec of Python: some of them take for ever on hostile input (punycode).
+# Only some of Python's codecs: others take very long on hostile input (punycode).
 _CHARSET = re.compile(
     r"utf-?(8|16|16le|16be)|(us-)?ascii|iso-?8859-\d{1,2}|latin-?1|(windows-|cp)\d{3,4}|shift[_-]jis|sjis"
     r"|euc-(jp|kr)|gbk|gb2312|gb18030|big5(-hkscs)?|koi8-[ru]|iso-2022-(jp|kr)|tis-620",
@@ -150,16 +145,16 @@ _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 
 @dataclass(frozen=True)
 class Response:
-    """An answer, whatever its status.
+    """A response with any status.
 
     Attributes:
         status: The HTTP status.
-        url: Where it came from in the end.
-        headers: Its headers, names in lower case.
-        content_type: The media type alone, in lower case; empty when the site sent none.
+        url: The final URL.
+        headers: The headers, names in lower case.
+        content_type: The media type without parameters, in lower case; empty if there is none.
         body: At most `max_bytes`, decompressed.
         truncated: There was more.
-        redirects: The URLs that led here, in order.
+        redirects: The URLs that redirected here, in order.
     """
 
     status: int
@@ -171,12 +166,12 @@ class Response:
     redirects: tuple[str, ...] = ()
 
     def text(self) -> str:
-        """Return the body as text: the charset that header or page name, else UTF-8, else Windows-1252."""
+        """Return the body as text, in the charset of the header or the page, else in UTF-8, else in Windows-1252."""
         for charset in (*self._named_charsets(), "utf-8"):
             try:
                 return self.body.decode(charset)
             except UnicodeDecodeError as error:
-                # A character that the size limit cut in two is no reason to doubt the charset.
+                # The size limit may have cut the last character in two; the charset can still be right.
                 if self.truncated and error.start > len(self.body) - 8:
                     return self.body.decode(charset, "ignore")
             except LookupError:
@@ -190,29 +185,21 @@ class Response:
         return [charset for charset in named if _CHARSET.fullmatch(charset)]
 
 
-@dataclass(frozen=True)
-class _Answer:
-    """One hop: an answer, and where it sends us."""
-
-    fetched: Response
-    next_url: str | None
-
-
 class Fetcher:
-    """Fetches public URLs. One for all runs of a server: it spaces out the requests to each host.
+    """Fetches public URLs. A server has one for all its runs, so that it can space out the requests to each host.
 
-    Through a proxy, no name is looked up here: the proxy decides which addresses can be reached. What a URL itself says
-    is checked all the same, at every hop: addresses that are not public, names of local networks, ports.
+    With a proxy, names are not looked up here: the proxy decides which addresses can be reached. Each URL is still
+    checked, at every redirect, for addresses that are not public, names of local networks, and ports.
 
     Args:
-        resolver: Turns names into addresses; the system's by default.
+        resolver: Looks names up; the system's resolver by default.
         backend: Connects to a checked address; tests put their own server behind it.
-        ports: Ports that may be connected to.
+        ports: The ports that may be connected to.
         context: The TLS context; the system's trust store by default.
-        proxy: The address of the proxy that everything goes through; None goes straight, whatever the environment says.
+        proxy: The address of a proxy for all requests; None connects directly, whatever the environment says.
         pause_s: Seconds between two requests to one host.
-        clock: Monotonic seconds.
-        sleep: Waits for so many seconds.
+        clock: Returns monotonic seconds.
+        sleep: Waits for a number of seconds.
     """
 
     def __init__(
@@ -250,52 +237,41 @@ class Fetcher:
         Args:
             url: An http or https URL.
             accept: The Accept header.
-            max_bytes: Bytes of the (decompressed) body to keep; what follows is not read.
-            deadline_s: Seconds for everything: waiting for the host's turn, names, all hops, the body.
-            max_redirects: Redirects to follow.
-            headers: More headers, for the first origin only.
-            before: Called with each URL before it is requested; what it raises stops the fetch.
+            max_bytes: Bytes of the decompressed body to read and keep.
+            deadline_s: Seconds for everything: the host's queue, name lookups, all redirects, the body.
+            max_redirects: The most redirects to follow.
+            headers: More headers, sent to the first origin only.
+            before: Called with each URL before it is requested; an error that it raises stops the fetch.
 
         Raises:
-            AccessRefused: The URL, or one that it redirects to, is not a public site.
-            ToolFailed: No complete answer came; the text says why.
+            AccessRefused: The URL, or one that it redirects to, is not of a public site.
+            ToolFailed: No complete response came; says why.
         """
+        target = first = checked_url(url, self._ports)
+        trail: list[str] = []
         try:
             with anyio.fail_after(deadline_s):
-                return await self._follow(url, accept, max_bytes, max_redirects, headers or {}, before)
+                while True:
+                    if before is not None:
+                        await before(str(target))
+                    sent = _headers(accept) | dict(headers or {} if _origin(target) == _origin(first) else {})
+                    # The site itself asked for the request after a redirect, so there is no pause.
+                    async with self._turns.turn(target.host, pause=not trail):
+                        response, next_url = await self._request(target, sent, max_bytes, tuple(trail))
+                    if next_url is None:
+                        return response
+                    if len(trail) >= max_redirects:
+                        text = f"{masked(url)} redirects more than {max_redirects} times; give the final address"
+                        raise ToolFailed(text)
+                    trail.append(str(target))
+                    target = checked_url(next_url, self._ports)
         except TimeoutError:
             raise ToolFailed(
                 f"{masked(url)} did not answer completely within {deadline_s:g} s; try again later or another source"
             ) from None
 
-    async def _follow(
-        self,
-        url: str,
-        accept: str | None,
-        max_bytes: int,
-        max_redirects: int,
-        headers: Mapping[str, str],
-        before: Callable[[str], Awaitable[None]] | None,
-    ) -> Response:
-        target = first = checked_url(url, self._ports)
-        trail: list[str] = []
-        while True:
-            if before is not None:
-                await before(str(target))
-            same_origin = _origin(target) == _origin(first)
-            sent = {**_headers(accept), **(headers if same_origin else {})}
-            # A redirect is the site's own wish to be asked again: it need not wait.
-            async with self._turns.at(target.host, pause=not trail):
-                answer = await self._ask(target, sent, max_bytes, tuple(trail))
-            if answer.next_url is None:
-                return answer.fetched
-            if len(trail) >= max_redirects:
-                raise ToolFailed(f"{masked(url)} redirects more than {max_redirects} times; give the final address")
-            trail.append(str(target))
-            target = checked_url(answer.next_url, self._ports)
-
     async def _transport(self) -> httpx2.AsyncHTTPTransport:
-        """Return what one request goes out by."""
+        """Return the transport for one request."""
         if self._context is None:
             self._context = await run_sync(ssl.create_default_context)
         if self._proxy is not None:
@@ -306,10 +282,10 @@ class Fetcher:
 
         return PooledTransport(self._context, PublicNetworkBackend(self._resolver, self._backend))
 
-    async def _ask(
+    async def _request(
         self, target: httpx2.URL, headers: Mapping[str, str], max_bytes: int, trail: tuple[str, ...]
-    ) -> _Answer:
-        """Make one request over a connection of its own."""
+    ) -> tuple[Response, str | None]:
+        """Make one request over a connection of its own; return the response and the URL that it redirects to."""
         import httpx2
 
         transport = await self._transport()
@@ -322,32 +298,21 @@ class Fetcher:
                 next_url = _redirect(target, response)
                 body = Body(max_bytes, gzipped=_gzipped(target, response))
                 if next_url is None:
-                    await _read(response, body)
+                    async for chunk in response.aiter_raw():
+                        if not body.add(chunk):
+                            break
+                    else:
+                        body.end()
         except httpx2.TransportError as error:
             raise ToolFailed(f"{masked(str(target))} could not be read: {error or type(error).__name__}") from None
         except zlib.error:
             raise ToolFailed(f"{masked(str(target))} could not be read: its gzip encoding is broken") from None
         named = {name.lower(): value for name, value in response.headers.items()}
         content_type = named.get("content-type", "").split(";")[0].strip().lower()
-        return _Answer(
-            Response(
-                response.status_code,
-                str(target),
-                named,
-                content_type,
-                bytes(body.data),
-                body.truncated,
-                trail,
-            ),
-            next_url,
+        fetched = Response(
+            response.status_code, str(target), named, content_type, bytes(body.data), body.truncated, trail
         )
-
-
-async def _read(response: httpx2.Response, body: Body) -> None:
-    async for chunk in response.aiter_raw():
-        if not body.add(chunk):
-            return
-    body.end()
+        return fetched, next_url
 
 
 def _headers(accept: str | None) -> dict[str, str]:
@@ -364,7 +329,7 @@ def _headers(accept: str | None) -> dict[str, str]:
 
 
 def _gzipped(target: httpx2.URL, response: httpx2.Response) -> bool:
-    """Tell whether the body is gzip; anything else that we did not ask for is refused."""
+    """Tell whether the body is gzip; refuse every other encoding."""
     encoding = response.headers.get("content-encoding", "").strip().lower()
     if encoding not in ("", "identity", "gzip", "x-gzip"):
         raise ToolFailed(f"{masked(str(target))} answered in the encoding {encoding[:40]!r}, which was not asked for")
@@ -372,18 +337,18 @@ def _gzipped(target: httpx2.URL, response: httpx2.Response) -> bool:
 
 
 def _redirect(target: httpx2.URL, response: httpx2.Response) -> str | None:
-    """Return where an answer sends us, or None."""
+    """Return the URL that a response redirects to, or None."""
     import httpx2
 
     location = response.headers.get("location")
     if response.status_code not in _REDIRECTS or location is None:
         return None
-    if "\\" in location or not location.isprintable():
-        raise AccessRefused(f"{masked(str(target))} redirects to an address that is not a valid URL")
     try:
-        return str(target.join(location))
+        if "\\" not in location and location.isprintable():
+            return str(target.join(location))
     except (httpx2.InvalidURL, ValueError):
-        raise AccessRefused(f"{masked(str(target))} redirects to an address that is not a valid URL") from None
+        pass
+    raise AccessRefused(f"{masked(str(target))} redirects to an address that is not a valid URL")
 
 
 def _origin(url: httpx2.URL) -> tuple[str, str, int | None]:

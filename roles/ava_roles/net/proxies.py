@@ -1,4 +1,4 @@
-"""Addresses of proxies: which can be used, and how they are named without the password that may stand in them."""
+"""HTTP proxies: their addresses, how messages name them without their passwords, and a transport through them."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import httpx2
 from ava_roles.placeholders import PLACEHOLDER
 
 PROXY_VARIABLES = ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY")
-"""What names proxies in an environment; the names in small letters do too."""
+"""The environment variables that name proxies; they count in lower case too."""
 _EXAMPLE = "an address such as http://proxy.example:3128, or http://user:password@proxy.example:3128"
 
 
 def proxy_url(text: str) -> str:
-    """Return the address of an HTTP proxy as it was given.
+    """Check the address of an HTTP proxy and return it unchanged.
 
     Raises:
-        ValueError: It is none; the text says what is allowed, and shows nothing of what was given.
+        ValueError: It is not one. The text says what is allowed and repeats nothing of the address.
     """
     parts = _parts(text)
     if PLACEHOLDER.search(text):
@@ -34,7 +34,7 @@ def proxy_url(text: str) -> str:
 
 
 def proxy_place(text: str) -> str:
-    """Return a proxy as messages name it: host and port alone; empty where it names no host."""
+    """Return a proxy's host and port, for messages; empty if it names no host."""
     parts = _parts(text if "://" in text else f"http://{text}")
     if parts is None:
         return ""
@@ -44,7 +44,7 @@ def proxy_place(text: str) -> str:
 
 
 def proxy_password(text: str) -> str:
-    """Return the password in a proxy's address, as it is; empty where there is none."""
+    """Return the password in a proxy's address, decoded; empty if there is none."""
     try:
         return unquote(urlsplit(text if "://" in text else f"http://{text}").password or "")
     except ValueError:
@@ -52,7 +52,7 @@ def proxy_password(text: str) -> str:
 
 
 def _parts(text: str) -> SplitResult | None:
-    """Return an address taken apart, None where it names no host or an impossible port."""
+    """Split an address; None if it names no host or an impossible port."""
     if not text.isprintable() or " " in text or "\\" in text:
         return None
     try:
@@ -63,18 +63,18 @@ def _parts(text: str) -> SplitResult | None:
 
 
 VIA = "ava_proxy"
-"""The extension of a response that names the proxy through which it came."""
+"""The response extension that names the proxy through which the response came."""
 _CLOSE_S = 1.0
-_LATER = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS)
+_TEMPORARY = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS)
 _LOGIN = HTTPStatus.PROXY_AUTHENTICATION_REQUIRED
 
 
 class ProxyRefused(httpx2.ProxyError):
-    """The proxy will not do it, however often it is asked: it cannot be used, wants a login, or forbids the host."""
+    """The proxy refuses permanently: it cannot be used, requires a login, or forbids the host."""
 
 
 class UnusableProxy(httpx2.AsyncBaseTransport):
-    """Stands where a proxy is named that cannot be used: only requests that would take this way fail."""
+    """Refuses every request: the transport for a proxy that cannot be used."""
 
     def __init__(self, why: str) -> None:
         self._why = why
@@ -91,15 +91,15 @@ class UnusableProxy(httpx2.AsyncBaseTransport):
 class ProxiedTransport(httpx2.AsyncHTTPTransport):
     """Sends through an HTTP proxy: https by CONNECT with the host's name, http in absolute form.
 
-    An error before the request itself could be sent is a `ProxyError` that names the proxy by host and port. The time
-    for connecting covers all of that: the proxy, its answer to CONNECT, and the handshake with the host behind it.
+    An error before the request itself could be sent is a `ProxyError` that names the proxy by host and port. The
+    connect timeout covers the connection to the proxy, its answer to CONNECT, and the handshake with the host.
 
-    One request at a time: it has one connection.
+    It has one connection, so it sends one request at a time.
 
     Args:
-        proxy: The proxy's address, with user and password if it wants them.
-        context: The TLS context for the hosts behind it, and for itself where its address begins with https.
-        keep_alive_s: Seconds for which a connection is kept for the next request.
+        proxy: The proxy's address, with user and password if it requires them.
+        context: The TLS context for the hosts behind it, and for the proxy itself if its address begins with https.
+        keep_alive_s: Seconds for which an idle connection is kept.
     """
 
     def __init__(self, proxy: str, context: ssl.SSLContext, keep_alive_s: float = 0.0) -> None:
@@ -112,62 +112,62 @@ class ProxiedTransport(httpx2.AsyncHTTPTransport):
         self._logs_in = given.auth is not None
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        """Send it, and return what came from the host behind the proxy.
+        """Send a request, and return the response of the host behind the proxy.
 
         Raises:
-            ProxyRefused: The proxy wants another login, or forbids the host.
-            httpx2.ProxyError: No way through it was found, for now; nothing was sent.
-            httpx2.ConnectError: The host behind it has no certificate that is trusted; nothing was sent.
+            ProxyRefused: The proxy requires another login, or forbids the host.
+            httpx2.ProxyError: The proxy let nothing through this time; the request was not sent.
+            httpx2.ConnectError: The host's certificate is not trusted; the request was not sent.
         """
         limits: dict[str, float | None] = request.extensions.get("timeout", {})
-        way = _Way(request.url.scheme == "https", limits.get("connect"))
-        request.extensions = {**request.extensions, "trace": way.trace}
+        progress = _Progress(request.url.scheme == "https", limits.get("connect"))
+        request.extensions = {**request.extensions, "trace": progress.trace}
         try:
-            with way.scope:
+            with progress.scope:
                 response = await super().handle_async_request(request)
                 response.extensions = {**response.extensions, VIA: self._place}
-                return await self._let_through(response)
+                return await self._check_login(response)
         except httpx2.ProxyError as error:
             raise self._refused(int(str(error)[:3])) if str(error)[:3].isdigit() else error from None
         except httpx2.TransportError as error:
-            if not way.opening or "certificate verify failed" in str(error):
+            if not progress.opening or "certificate verify failed" in str(error):
                 raise
-            raise httpx2.ProxyError(f"the proxy {self._place} {way.broke_off(error)}") from None
+            raise httpx2.ProxyError(f"the proxy {self._place} {progress.describe_failure(error)}") from None
         finally:
-            if way.opening:
-                await self._let_go()
-        raise httpx2.ProxyError(f"the proxy {self._place} did not let us through within {way.seconds:g} s")
+            if progress.opening:
+                await self._close_connections()
+        raise httpx2.ProxyError(f"the proxy {self._place} did not let us through within {progress.seconds:g} s")
 
-    async def _let_through(self, response: httpx2.Response) -> httpx2.Response:
-        """Return a response, unless it is the proxy's own: no host behind it asks for a proxy's login."""
+    async def _check_login(self, response: httpx2.Response) -> httpx2.Response:
+        """Return a response, unless it asks for a proxy's login: then it is from the proxy itself."""
         if response.status_code != _LOGIN:
             return response
         await response.aclose()
         raise self._refused(_LOGIN)
 
     def _refused(self, code: int) -> httpx2.ProxyError:
-        """Return what a status of the proxy means. Its own words are not repeated: they may hold what was sent."""
+        """Return the error for a status of the proxy. Its own text is not repeated: it may quote the request."""
         if code == _LOGIN:
             wants = "refused the user and the password" if self._logs_in else "asks for a user and a password"
             return ProxyRefused(f"the proxy {self._place} {wants} (HTTP {code})")
         phrase = f" {HTTPStatus(code).phrase}" if code in set(HTTPStatus) else ""
-        kind = ProxyRefused if 400 <= code < 500 and code not in _LATER else httpx2.ProxyError
+        kind = ProxyRefused if 400 <= code < 500 and code not in _TEMPORARY else httpx2.ProxyError
         return kind(f"the proxy {self._place} did not let us through (HTTP {code}{phrase})")
 
-    async def _let_go(self) -> None:
-        """Close what is half open: who cancels a handshake behind a proxy has the pool keep its connection for good."""
+    async def _close_connections(self) -> None:
+        """Close half-open connections: the pool would keep one whose handshake was cancelled."""
         with anyio.move_on_after(_CLOSE_S, shield=True):
             for connection in self._pool.connections:
                 await connection.aclose()
 
 
-class _Way:
-    """How far a request has come, from what the network layer tells.
+class _Progress:
+    """The progress of a request, from the client's trace events.
 
     Attributes:
-        opening: A connection is being made, and nothing of the request was sent.
-        seconds: What that may take.
-        scope: Cancelled when it takes longer.
+        opening: A connection is being made; nothing of the request has been sent.
+        seconds: The time limit for that.
+        scope: Is cancelled at the time limit.
     """
 
     def __init__(self, tunnel: bool, seconds: float | None) -> None:
@@ -178,7 +178,7 @@ class _Way:
         self.scope = anyio.CancelScope()
 
     async def trace(self, event: str, _info: Any) -> None:
-        """Take notice of a step."""
+        """Note a trace event."""
         if event == "connection.connect_tcp.started":
             self.opening = True
             if self.seconds is not None:
@@ -191,8 +191,8 @@ class _Way:
             self.opening = False
             self.scope.deadline = float("inf")
 
-    def broke_off(self, error: Exception) -> str:
-        """Say where the way ended."""
+    def describe_failure(self, error: Exception) -> str:
+        """Say at which step a connection failed."""
         why = str(error) or type(error).__name__
         if not self._reached:
             return f"cannot be reached ({why})"

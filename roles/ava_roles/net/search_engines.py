@@ -1,4 +1,4 @@
-"""How long a server asks to be left alone, and how that is said."""
+"""Web searches: the search engines, one search with a deadline, and the wait that a server asks for."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import html
 import json
 import re
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
-from typing import Any, Final, Protocol, cast
+from typing import Any, ClassVar, Final, Protocol, cast
 from urllib.parse import urlencode
 
 import anyio
@@ -20,11 +21,11 @@ _LONGEST_S = 31 * 86_400
 
 
 def asked_to_wait(headers: Mapping[str, str], now: float | None = None) -> float | None:
-    """Return the seconds that `Retry-After` names, as a number or as a date; None where it names none.
+    """Return the seconds in `Retry-After`, a number or a date; None if there is none.
 
     Args:
-        headers: The headers of an answer, names in lower case.
-        now: The time, in seconds since 1970; None is this moment.
+        headers: The headers of a response, names in lower case.
+        now: The time in seconds since 1970; the current time by default.
     """
     given = headers.get("retry-after", "").strip()
     if given.isascii() and given.isdigit():
@@ -37,7 +38,7 @@ def asked_to_wait(headers: Mapping[str, str], now: float | None = None) -> float
 
 
 def wait_words(seconds: float | None) -> str:
-    """Return a wait in words: `in 30 s`, `in about 5 min`; `later` where nobody said how long."""
+    """Return a wait in words: `in 30 s`, `in about 5 min`; `later` if it is unknown."""
     if seconds is None:
         return "later (it does not say when)"
     whole = max(int(-(-seconds // 1)), 1)
@@ -49,20 +50,20 @@ def wait_words(seconds: float | None) -> str:
 
 
 DEADLINE_S: Final = 20.0
-"""Seconds for a search, with everything that it waits for."""
+"""Seconds for a search."""
 MOST_HITS: Final = 20
 WITHOUT: Final = "go on with pages that you know, and say in the caveats that the search did not work"
-"""What every refusal ends with: nothing that a model says brings a search back."""
+"""The end of every error: no other query would make the search work."""
 _URL_CHARS = 2_000
 
-# How the engines mark the words that were looked for. Other tags are what a page says of code, and stay.
+# The tags by which engines mark the words of the query. Other tags are part of a page's text.
 _MARKUP = re.compile(r"</?(?:a|b|br|code|em|font|i|mark|p|small|span|strong|sub|sup|u)\b[^<>]{0,300}>", re.IGNORECASE)
 _CODE = re.compile(r"[A-Za-z0-9_.-]{1,60}")
 
 
 @dataclass(frozen=True)
 class SearchRequest:
-    """One request. A header may hold a key, so no repr shows them."""
+    """A request. Its repr shows no headers: one may contain a key."""
 
     method: str
     url: str
@@ -72,12 +73,12 @@ class SearchRequest:
 
 @dataclass(frozen=True)
 class SearchReply:
-    """What came back.
+    """A response.
 
     Attributes:
         status: The HTTP status.
-        headers: Names in lower case.
-        body: All of it, decompressed.
+        headers: The headers, names in lower case.
+        body: The whole body, decompressed.
     """
 
     status: int
@@ -86,12 +87,12 @@ class SearchReply:
 
 
 Send = Callable[[SearchRequest], Awaitable[SearchReply]]
-"""Sends a request and reads the whole answer. Raises ToolFailed where none came."""
+"""Sends a request and reads the whole response. Raises ToolFailed if none came."""
 
 
 @dataclass(frozen=True)
 class Hit:
-    """One result, as plain words."""
+    """A search result, in plain text."""
 
     url: str
     title: str
@@ -101,12 +102,12 @@ class Hit:
 
 @dataclass(frozen=True)
 class SearchResults:
-    """What a search brought.
+    """The results of a search.
 
     Attributes:
-        engine: Who was asked, as people call it.
-        hits: Best first.
-        note: What a reader must know of how it was found; empty where nothing.
+        engine: The engine's title.
+        hits: The results, best first.
+        note: A note for the reader on how they were found; may be empty.
     """
 
     engine: str
@@ -115,58 +116,54 @@ class SearchResults:
 
 
 class Search(Protocol):
-    """A web search that is set up. Raises ToolFailed where it brings nothing."""
+    """A configured web search. Raises ToolFailed if it fails."""
 
     async def __call__(self, query: str, count: int) -> SearchResults:
-        """Search; at most `count` hits."""
+        """Search, for at most `count` hits."""
         ...
 
 
-class Engine(Protocol):
-    """One search engine, with its address and key."""
+@dataclass(frozen=True)
+class Engine(ABC):
+    """A search engine.
 
-    @property
-    def name(self) -> str:
-        """Its name in settings."""
-        ...
+    Attributes:
+        name: Its name in settings.
+        title: Its name for people.
+        base_url: The address of its API.
+    """
 
-    @property
-    def base_url(self) -> str:
-        """Where it is asked."""
-        ...
+    name: ClassVar[str]
+    title: ClassVar[str]
+    base_url: str
 
     @property
     def cost_micros(self) -> int:
-        """What a search costs, in micro-USD, as far as is known; no budget counts it."""
-        ...
+        """The price of a search as published in 2026, in micro-USD; no budget counts it."""
+        return 0
 
-    @property
-    def title(self) -> str:
-        """What people call it."""
-        ...
-
+    @abstractmethod
     def ask(self, query: str, count: int) -> SearchRequest:
         """Return the request for a search."""
-        ...
 
+    @abstractmethod
     def hits(self, answer: Mapping[str, Any]) -> Sequence[Hit] | None:
-        """Return what an answer holds, best first; None where it has not the form of one."""
-        ...
+        """Return the hits in a response, best first; None if it does not have the expected form."""
 
     def note(self, answer: Mapping[str, Any]) -> str:
-        """Return what is to be known of an answer beside its hits."""
-        ...
+        """Return a note for the reader on a response; may be empty."""
+        return ""
 
+    @abstractmethod
     def fault(self, reply: SearchReply, code: str) -> str | None:
-        """Return what a refusal means and what can be done, where this engine has words of its own for it."""
-        ...
+        """Return what an error means and what to do, where it differs from other engines."""
 
 
 async def search(engine: Engine, query: str, count: int, send: Send) -> SearchResults:
-    """Ask an engine, once.
+    """Search once.
 
     Raises:
-        ToolFailed: It brought no answer; the text says why, and what to do.
+        ToolFailed: There are no results; says why and what to do.
     """
     try:
         with anyio.fail_after(DEADLINE_S):
@@ -190,10 +187,10 @@ async def search(engine: Engine, query: str, count: int, send: Send) -> SearchRe
 
 
 def _answer(engine: Engine, reply: SearchReply) -> Mapping[str, Any]:
-    """Return an answer's JSON.
+    """Return the JSON object in a response.
 
     Raises:
-        ToolFailed: It is a refusal, or no JSON object.
+        ToolFailed: It is an error, or not a JSON object.
     """
     try:
         answer: object = json.loads(reply.body)
@@ -209,7 +206,7 @@ def _answer(engine: Engine, reply: SearchReply) -> Mapping[str, Any]:
 
 
 def _refusal(engine: Engine, reply: SearchReply, code: str) -> str:
-    """Say what an error status means. The engine's own words are not repeated: they may hold what was sent."""
+    """Say what an error status means. The engine's own text is not repeated: it may quote the request."""
     if own := engine.fault(reply, code):
         return own
     what = f"HTTP {reply.status}{f', {code}' if code else ''}"
@@ -230,17 +227,17 @@ def _refusal(engine: Engine, reply: SearchReply, code: str) -> str:
 
 
 def no_credit(title: str, what: str) -> str:
-    """Say that a key has nothing left to pay with."""
+    """Say that there is no credit left for the key."""
     return f"{title} has no credit left for this key ({what}): a person has to add some at {title}; meanwhile {WITHOUT}"
 
 
 def new_key(engine: Engine) -> str:
-    """Say what has to be done where a key is refused."""
+    """Say what to do when a key is refused."""
     return f"a person has to store another one (`ava key set {engine.title.lower()}`); meanwhile {WITHOUT}"
 
 
 def _code(answer: Mapping[str, Any]) -> str:
-    """Return the code of an error, where it looks like one: `{"error": {…}}`, or a list of them."""
+    """Return the code in `{"error": {…}}` or a list of such errors; empty if there is none."""
     given: object = answer.get("error") or answer.get("errors")
     if isinstance(given, list):
         given = next(iter(cast("list[object]", given)), None)
@@ -249,13 +246,13 @@ def _code(answer: Mapping[str, Any]) -> str:
 
 
 def _is_address(url: str) -> bool:
-    """Tell whether a hit leads to a page: its address is foreign text like every other."""
+    """Tell whether a hit's URL is one; it comes from the engine and is not trusted."""
     known = url.startswith(("https://", "http://"))
     return known and len(url) <= _URL_CHARS and url.isprintable() and not any(char.isspace() for char in url)
 
 
 def plain(text: object, most: int) -> str:
-    """Return foreign words as one line without markup, so that none of them looks like a line of ours."""
+    """Return text from outside as one line without markup, so that it cannot pass for a line of ours."""
     if not isinstance(text, str):
         return ""
     line = " ".join(html.unescape(_MARKUP.sub("", text[: most * 8])).split())
@@ -270,26 +267,25 @@ _DAY = re.compile(r"\d{4}-\d{2}-\d{2}(?=T|\s|\Z)")
 
 
 @dataclass(frozen=True)
-class Kagi:
-    """Kagi's Search API: version 1, or version 0 where the address ends so, for keys of its beta."""
+class Kagi(Engine):
+    """Kagi's Search API: version 1, or version 0 if the address ends with it, for keys of its beta."""
 
-    base_url: str
     key: str = field(repr=False)
     name = "kagi"
     title = "Kagi"
 
     @property
     def cost_micros(self) -> int:
-        """What a search costs, as Kagi said in 2026."""
-        return 25_000 if self._first else 12_000
+        """The price of a search."""
+        return 25_000 if self._is_version_0 else 12_000
 
     @property
-    def _first(self) -> bool:
+    def _is_version_0(self) -> bool:
         return self.base_url.endswith("/v0")
 
     def ask(self, query: str, count: int) -> SearchRequest:
         """Return the request for a search."""
-        if self._first:
+        if self._is_version_0:
             asked = urlencode({"q": query, "limit": count})
             return SearchRequest("GET", f"{self.base_url}/search?{asked}", {"Authorization": f"Bot {self.key}"})
         headers = {"Authorization": f"Bearer {self.key}"}
@@ -298,43 +294,42 @@ class Kagi:
         )
 
     def hits(self, answer: Mapping[str, Any]) -> list[Hit] | None:
-        """Return what an answer holds."""
+        """Return the hits."""
         given: object = answer.get("data")
-        if not self._first:  # by kinds of results; a kind without any is not there
+        if not self._is_version_0:  # grouped by kind; a kind without results is missing
             given = _under(answer, "data").get("search", []) if isinstance(given, dict) else None
         rows = _rows(given)
         if rows is None:
             return None
-        # In version 0, related searches (t: 1) stand in the same list.
+        # In version 0, the list also contains related searches (t: 1).
         return [
             _hit(row.get("url"), row.get("title"), row.get("snippet"), row.get("time"), row.get("published"))
             for row in rows
             if row.get("t", 0) == 0
         ]
 
-    def note(self, answer: Mapping[str, Any]) -> str:
-        """Return nothing: it has nothing more to tell."""
-        return ""
-
     def fault(self, reply: SearchReply, code: str) -> str | None:
-        """Return what a refusal means: a wrong key is a 400 there."""
+        """Return what an error means: a wrong key is a 400 here."""
         what = f"HTTP {reply.status}, {code}"
         if reply.status == 400 and "token" in code:
             return f"{self.title} refused the key ({what}): {new_key(self)}"
-        if "credit" in code or code == "101":  # version 0 has numbers
+        if "credit" in code or code == "101":  # version 0 uses numbers
             return no_credit(self.title, what)
         return None
 
 
 @dataclass(frozen=True)
-class Brave:
+class Brave(Engine):
     """Brave's Web Search API."""
 
-    base_url: str
     key: str = field(repr=False)
     name = "brave"
     title = "Brave"
-    cost_micros = 5_000
+
+    @property
+    def cost_micros(self) -> int:
+        """The price of a search."""
+        return 5_000
 
     def ask(self, query: str, count: int) -> SearchRequest:
         """Return the request for a search."""
@@ -344,7 +339,7 @@ class Brave:
         )
 
     def hits(self, answer: Mapping[str, Any]) -> list[Hit] | None:
-        """Return what an answer holds; one without hits has no `web`."""
+        """Return the hits; a response without any has no `web`."""
         if answer.get("type") != "search" and "web" not in answer:
             return None
         rows = _rows(_under(answer, "web").get("results", []))
@@ -355,12 +350,8 @@ class Brave:
             for row in rows
         ]
 
-    def note(self, answer: Mapping[str, Any]) -> str:
-        """Return nothing: it has nothing more to tell."""
-        return ""
-
     def fault(self, reply: SearchReply, code: str) -> str | None:
-        """Return what a refusal means: a wrong key is a 422 there, and a plan that is used up a 429."""
+        """Return what an error means: a wrong key is a 422 here, and a used-up plan a 429."""
         what = f"HTTP {reply.status}, {code}"
         if code in ("SUBSCRIPTION_TOKEN_INVALID", "SUBSCRIPTION_TOKEN_MISSING", "SUBSCRIPTION_NOT_FOUND"):
             return f"{self.title} refused the key ({what}): {new_key(self)}"
@@ -376,7 +367,7 @@ class Brave:
 
 
 def _reset(headers: Mapping[str, str]) -> float | None:
-    """Return when a limit ends that is used up: `Retry-After`, else Brave's lists of what remains and until when."""
+    """Return when a used-up limit is reset: `Retry-After`, else Brave's lists of remaining requests and reset times."""
     if (seconds := asked_to_wait(headers)) is not None:
         return seconds
     left, until = (
@@ -389,20 +380,18 @@ def _reset(headers: Mapping[str, str]) -> float | None:
 
 
 @dataclass(frozen=True)
-class Searxng:
-    """A SearXNG of one's own: no key, and a list of whatever length its engines bring."""
+class Searxng(Engine):
+    """The user's own SearXNG server: no key, and as many hits as its engines return."""
 
-    base_url: str
     name = "searxng"
     title = "SearXNG"
-    cost_micros = 0
 
     def ask(self, query: str, count: int) -> SearchRequest:
         """Return the request for a search."""
         return SearchRequest("GET", f"{self.base_url}/search?{urlencode({'q': query, 'format': 'json'})}")
 
     def hits(self, answer: Mapping[str, Any]) -> list[Hit] | None:
-        """Return what an answer holds."""
+        """Return the hits."""
         rows = _rows(answer.get("results"))
         if rows is None:
             return None
@@ -419,7 +408,7 @@ class Searxng:
         return f"engines that did not answer: {', '.join(silent[:_SHOWN_FAULTS])}{more}" if silent else ""
 
     def fault(self, reply: SearchReply, code: str) -> str | None:
-        """Return what a refusal means: without a key, a 403 is about the form of the answer."""
+        """Return what an error means: without keys, a 403 is about the format."""
         if reply.status == 403:
             return (
                 f"{self.title} gives no JSON (HTTP 403): a person has to add json to search.formats in its"
@@ -430,7 +419,7 @@ class Searxng:
             return f"{self.title} asks for a login (HTTP {reply.status}), which Ava does not have; {WITHOUT}"
         if 200 <= reply.status < 300 or 300 <= reply.status < 400 or reply.status in (404, 405):
             return (
-                f"what stands at search.searxng answered with no list of results (HTTP {reply.status}): a person has to"
+                f"the server at search.searxng answered with no list of results (HTTP {reply.status}): a person has to"
                 f" correct the address there; meanwhile {WITHOUT}"
             )
         return None

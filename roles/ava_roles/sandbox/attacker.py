@@ -1,7 +1,7 @@
-"""What a hostile command would try first: run inside of a sandbox before it is trusted, of the standard library alone.
+"""The attacks that a sandbox must stop before it is trusted: a script that the probe runs in it.
 
-It is told what there is to be reached outside, and prints as JSON which of it could be. What it did outside is looked
-at from outside too.
+Its argument names the targets outside, as JSON. It prints the attacks that worked, as JSON. The probe also checks from
+outside what was changed there. Standard library only.
 """
 
 from __future__ import annotations
@@ -18,25 +18,24 @@ _NEW_USER = 0x1000_0000
 
 
 def main() -> None:
-    """Try everything, and print what worked."""
-    aims: dict[str, Any] = json.loads(sys.argv[-1])
-    here = _is_ours(aims["namespace"])
+    """Try every attack, and print those that worked."""
+    targets: dict[str, Any] = json.loads(sys.argv[-1])
     tries: dict[str, Callable[[], object]] = {
-        "reads a file of the server's user": lambda: _read(aims["secret"]),
-        "lists ~/.ssh": lambda: os.listdir(str(aims["keys"])),
-        "writes outside": lambda: _write(os.path.join(aims["outside"], "written")),
-        "writes where it may only read": lambda: _write(os.path.join(aims["readable"], "written")),
-        "removes what it may only read": lambda: os.unlink(os.path.join(aims["readable"], "file")),
+        "reads a file of the server's user": lambda: _read(targets["secret"]),
+        "lists ~/.ssh": lambda: os.listdir(str(targets["keys"])),
+        "writes outside": lambda: _write(os.path.join(targets["outside"], "written")),
+        "writes where it may only read": lambda: _write(os.path.join(targets["readable"], "written")),
+        "removes what it may only read": lambda: os.unlink(os.path.join(targets["readable"], "file")),
         "changes the kernel's settings": lambda: _write("/proc/sys/kernel/core_pattern"),
-        "reaches the network": lambda: _connect(socket.AF_INET, tuple(aims["address"])),
-        "reaches a socket in a file": lambda: _connect(socket.AF_UNIX, aims["socket"]),
-        "reaches a socket without a file": lambda: _connect(socket.AF_UNIX, "\0" + aims["abstract"]),
+        "reaches the network": lambda: _connect(socket.AF_INET, tuple(targets["address"])),
+        "reaches a socket in a file": lambda: _connect(socket.AF_UNIX, targets["socket"]),
+        "reaches a socket without a file": lambda: _connect(socket.AF_UNIX, "\0" + targets["abstract"]),
         "is root": _be_root,
         "makes a user namespace": _unshare,
     }
-    if here:
-        tries["reads the server's environment"] = lambda: _read(f"/proc/{aims['server']}/environ")
-        tries["signals the server"] = lambda: os.kill(aims["server"], 0)
+    if _same_namespace(targets["namespace"]):
+        tries["reads the server's environment"] = lambda: _read(f"/proc/{targets['server']}/environ")
+        tries["signals the server"] = lambda: os.kill(targets["server"], 0)
     worked = [name for name, attempt in tries.items() if _works(attempt)]
     _write("written")
     sys.stdout.write(json.dumps(worked))
@@ -45,13 +44,13 @@ def main() -> None:
 def _works(attempt: Callable[[], object]) -> bool:
     try:
         attempt()
-    except Exception:  # whatever kept it from working
+    except Exception:  # whatever stopped it
         return False
     return True
 
 
-def _is_ours(namespace: str) -> bool:
-    """Tell whether the server's processes have the numbers here that they have there."""
+def _same_namespace(namespace: str) -> bool:
+    """Tell whether the server's process ids are valid here."""
     try:
         return os.readlink("/proc/self/ns/pid") == namespace
     except OSError:
@@ -69,9 +68,9 @@ def _write(path: str) -> None:
 
 
 def _connect(family: int, address: Any) -> None:
-    with socket.socket(family, socket.SOCK_STREAM) as one:
-        one.settimeout(1)
-        one.connect(address)
+    with socket.socket(family, socket.SOCK_STREAM) as client:
+        client.settimeout(1)
+        client.connect(address)
 
 
 def _unshare() -> None:

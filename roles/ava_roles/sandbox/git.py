@@ -1,4 +1,4 @@
-"""git, called so that nothing of a repository runs: through a folder of our own, without anybody's configuration."""
+"""Runs git so that nothing in a repository is executed: with a git directory of ours, and without its configuration."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ from pathlib import Path
 from typing import IO
 
 from ava_roles.errors import ToolFailed
+from ava_roles.sandbox.environment import path_outside
+from ava_roles.sandbox.path_access import read_small
 from ava_roles.sandbox.paths import Root
-from ava_roles.sandbox.programs import path_apart_from, read_small
 
-_LOOK_S = 0.02
-_FIRST_LOOK_S = 0.002
-OFF = (
+GIT_S = 30.0
+_INDEX_MAX = 500_000_000
+_POLL_S = 0.02
+_FIRST_POLL_S = 0.002
+SAFE_CONFIG = (
     "core.hooksPath=/dev/null",
     "core.fsmonitor=false",
     "core.untrackedCache=false",
@@ -32,7 +35,7 @@ OFF = (
     "maintenance.auto=false",
     "protocol.allow=never",
 )
-"""Settings that stand above every configuration: what could run something, or reach somebody, is off."""
+"""Settings that override every configuration: git executes no program and contacts no server."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +43,9 @@ class GitOutput:
     """How a call of git ended.
 
     Attributes:
-        code: Its exit code; None where it was ended because it took too long.
+        code: Its exit code; None where it took too long and was ended.
         out: What it printed.
-        errors: What it said of errors, its beginning.
+        errors: The beginning of what it wrote on stderr.
     """
 
     code: int | None
@@ -50,17 +53,17 @@ class GitOutput:
     errors: str
 
     def names(self) -> list[str]:
-        """Return the names that were printed with a zero byte behind each."""
+        """Return the names in the output, each followed by a zero byte."""
         return [os.fsdecode(name) for name in self.out.split(b"\0") if name]
 
 
 def git_program(project: Path) -> str | None:
-    """Return where git is: never one that a project brings."""
-    return shutil.which("git", path=path_apart_from(os.environ.get("PATH", os.defpath), project))
+    """Return the path of git, but never of one in the project."""
+    return shutil.which("git", path=path_outside(os.environ.get("PATH", os.defpath), project))
 
 
-def environment(own: Path) -> dict[str, str]:
-    """Return the whole environment of a git that works through a folder of ours."""
+def git_environment(own: Path) -> dict[str, str]:
+    """Return the whole environment of a git that uses a git directory of ours."""
     return {
         "PATH": os.defpath,
         "HOME": str(own),
@@ -87,17 +90,17 @@ def run_git(
     stdin: bytes = b"",
     held: Sequence[int] = (),
 ) -> GitOutput:
-    """Run git to its end. Blocking; it is ended when `check` raises or when it takes too long.
+    """Run git to its end. Blocks; git is ended when `check` raises or when it takes too long.
 
     Args:
-        command: The program, and its arguments.
+        command: The program and its arguments.
         folder: The working folder.
         env: The whole environment.
-        aside: Where files without a name may be made.
-        within_s: The most it may take.
-        check: Called again and again.
-        stdin: What it reads.
-        held: Descriptors that it holds as long as it lives.
+        aside: A folder for temporary files without a name.
+        within_s: Seconds.
+        check: Called repeatedly.
+        stdin: What git reads.
+        held: Descriptors that git inherits.
 
     Raises:
         OSError: It cannot be started.
@@ -105,7 +108,7 @@ def run_git(
     with (
         tempfile.TemporaryFile(dir=aside) as given,
         tempfile.TemporaryFile(dir=aside) as out,
-        _in_memory() as errors,
+        _memory_file() as errors,
     ):
         given.write(stdin)
         given.seek(0)
@@ -113,7 +116,7 @@ def run_git(
             list(command), cwd=folder, env=dict(env), stdin=given, stdout=out, stderr=errors, pass_fds=held
         )
         try:
-            code = _ended(process, within_s, check)
+            code = _wait(process, within_s, check)
         finally:
             process.kill()
             process.wait()
@@ -122,65 +125,61 @@ def run_git(
         return GitOutput(code, out.read(), errors.read(2_000).decode("utf-8", "replace").strip())
 
 
-def _in_memory() -> IO[bytes]:
-    """Return a file for a few words, which holds them also where the disk is full."""
+def _memory_file() -> IO[bytes]:
+    """Return a file that can be written to although the disk is full."""
     if hasattr(os, "memfd_create"):
         return os.fdopen(os.memfd_create("errors"), "w+b")
     return tempfile.TemporaryFile()
 
 
-def _ended(process: subprocess.Popen[bytes], within_s: float, check: Callable[[], None]) -> int | None:
+def _wait(process: subprocess.Popen[bytes], within_s: float, check: Callable[[], None]) -> int | None:
     until = time.monotonic() + within_s
-    pause = _FIRST_LOOK_S
+    pause = _FIRST_POLL_S
     while time.monotonic() < until:
         with suppress(subprocess.TimeoutExpired):
             return process.wait(pause)
         check()
-        pause = min(_LOOK_S, pause * 2)
+        pause = min(_POLL_S, pause * 2)
     return None
 
 
 class NoGitFolder(Exception):
-    """Raised when what a checkout's `.git` names is no repository; says what it is."""
+    """Raised when a checkout's `.git` does not lead to a repository; says why."""
 
 
-def folders_of(repository: Path) -> tuple[Path, Path]:
-    """Return where a checkout's index is, and where what all its checkouts share is: not the same in a worktree.
+def git_folders(repository: Path) -> tuple[Path, Path]:
+    """Return the folder of a checkout's index, and the folder that all its worktrees share.
 
     Raises:
-        NoGitFolder: It names none.
+        NoGitFolder: `.git` does not lead to a repository.
         OSError: It cannot be read.
     """
     git = repository / ".git"
     if git.is_file():
-        said = _path_in(git)
-        if not said.startswith("gitdir: "):
+        text = _read_path(git)
+        if not text.startswith("gitdir: "):
             raise NoGitFolder(f"{git} names no repository")
-        git = repository / said.removeprefix("gitdir: ")
-    named = git / "commondir"
-    return git, git / _path_in(named) if named.is_file() else git
+        git = repository / text.removeprefix("gitdir: ")
+    common = git / "commondir"
+    return git, git / _read_path(common) if common.is_file() else git
 
 
-def _path_in(file: Path) -> str:
-    said = read_small(file, 5_000).decode("utf-8", "surrogateescape").strip()
-    if "\0" in said or "\n" in said:
+def _read_path(file: Path) -> str:
+    text = read_small(file, 5_000).decode("utf-8", "surrogateescape").strip()
+    if "\0" in text or "\n" in text:
         raise NoGitFolder(f"{file} names no repository")
-    return said
-
-
-GIT_S = 30.0
-_INDEX_MAX = 500_000_000
+    return text
 
 
 @dataclass(frozen=True)
 class Checkout:
-    """The names of a folder, relative to it.
+    """The names in a folder of a checkout, relative to it.
 
     Attributes:
-        tracked: What git knows of; a submodule by its folder.
-        others: What is there besides and not ignored; a repository of its own by its folder, with a `/` at the end.
-        ignored: The folders that are ignored as a whole.
-        foreign: The folder itself is ignored: it lies in the repository, and is no part of it.
+        tracked: What git tracks; a submodule by its folder.
+        others: What is neither tracked nor ignored; a nested repository by its folder, with `/` at the end.
+        ignored: Folders that are ignored as a whole.
+        foreign: The folder itself is ignored: it lies in the repository, but is not part of it.
     """
 
     tracked: tuple[str, ...]
@@ -189,29 +188,47 @@ class Checkout:
     foreign: bool = False
 
 
-def look_at(
+def list_checkout(
     repository: Path, folder: Path, aside: Path, home: Path, check: Callable[[], None] = lambda: None
 ) -> Checkout:
-    """Return what belongs to a folder of a repository. Blocking; ends at once when `check` raises.
+    """Return the names in a folder of a repository. Blocks; stops at once when `check` raises.
 
     Args:
-        repository: The folder in which `.git` stands.
-        folder: The folder in question, within it.
-        aside: Where a folder of our own may be made; it is gone afterwards.
-        home: The user's home folder, for the names that they have git ignore everywhere.
-        check: Called again and again.
+        repository: The folder that contains `.git`.
+        folder: The folder to list, within the repository.
+        aside: A folder for a temporary git directory.
+        home: The user's home folder, for the names that they ignore in every repository.
+        check: Called repeatedly.
 
     Raises:
-        ToolFailed: git is not there, or cannot tell.
+        ToolFailed: git is not installed, or fails.
     """
     git = git_program(repository)
     if git is None:
-        raise ToolFailed("git is not installed here, and what belongs to this checkout cannot be told without it")
+        raise ToolFailed("git is not installed here, and without it the files of this checkout cannot be listed")
     within = folder.relative_to(repository).as_posix()
-    with _folder_of_our_own(repository, aside) as own:
-        asking = _Git(git, own, repository, ignored_everywhere(git, own, home), check)
-        marked = asking("-t", "--cached", "--others", "--exclude-standard", "--", within)
-        ignored = asking("--others", "--ignored", "--exclude-standard", "--directory", "--", within)
+    with _isolated_git_folder(repository, aside) as own:
+        config = (*SAFE_CONFIG, f"core.excludesFile={global_excludes_file(git, own, home)}")
+        options = [part for each in config for part in ("-c", each)]
+
+        def ls_files(*args: str) -> list[str]:
+            said = run_git(
+                [git, f"--git-dir={own}", f"--work-tree={repository}", *options, "ls-files", "-z", *args, "--", within],
+                folder=repository,
+                env=git_environment(own),
+                aside=own,
+                within_s=GIT_S,
+                check=check,
+            )
+            if said.code is None:
+                raise ToolFailed(f"git did not list the files of this checkout within {GIT_S:g} s")
+            if said.code != 0:
+                why = said.errors[:300] or f"exit code {said.code}"
+                raise ToolFailed(f"git cannot list the files of this checkout: {why}")
+            return said.names()
+
+        marked = ls_files("-t", "--cached", "--others", "--exclude-standard")
+        ignored = ls_files("--others", "--ignored", "--exclude-standard", "--directory")
     above = "" if within == "." else f"{within}/"
     return Checkout(
         tracked=tuple(dict.fromkeys(_beneath(above, (name[2:] for name in marked if not name.startswith("? "))))),
@@ -225,43 +242,9 @@ def _beneath(above: str, names: Iterable[str]) -> Iterator[str]:
     return (name.removeprefix(above) for name in names if name.startswith(above) and name != above)
 
 
-@dataclass(frozen=True)
-class _Git:
-    """Asks `git ls-files` about a work tree, through a folder of our own."""
-
-    git: str
-    own: Path
-    work_tree: Path
-    ignores: str
-    check: Callable[[], None]
-
-    def __call__(self, *args: str) -> list[str]:
-        """Return the names that git prints.
-
-        Raises:
-            ToolFailed: It fails, or takes too long.
-        """
-        options = [part for each in (*OFF, f"core.excludesFile={self.ignores}") for part in ("-c", each)]
-        command = [self.git, f"--git-dir={self.own}", f"--work-tree={self.work_tree}", *options, "ls-files", "-z"]
-        said = run_git(
-            [*command, *args],
-            folder=self.work_tree,
-            env=environment(self.own),
-            aside=self.own,
-            within_s=GIT_S,
-            check=self.check,
-        )
-        if said.code is None:
-            raise ToolFailed(f"git did not tell within {GIT_S:g} s what belongs to this checkout")
-        if said.code != 0:
-            why = said.errors[:300] or f"exit code {said.code}"
-            raise ToolFailed(f"git cannot tell what belongs to this checkout: {why}")
-        return said.names()
-
-
 @contextmanager
-def _folder_of_our_own(repository: Path, aside: Path) -> Generator[Path]:
-    """Hold a folder that git takes for the repository's, with its index and nothing of it that could run.
+def _isolated_git_folder(repository: Path, aside: Path) -> Generator[Path]:
+    """Hold a git directory with the repository's index, and with nothing of it that git could execute.
 
     Raises:
         ToolFailed: The repository cannot be read.
@@ -271,13 +254,13 @@ def _folder_of_our_own(repository: Path, aside: Path) -> Generator[Path]:
     (own / "refs").mkdir()
     (own / "info").mkdir()
     try:
-        theirs, common = folders_of(repository)
+        folder, common = git_folders(repository)
         (own / "HEAD").write_text("ref: refs/heads/none\n")
-        (own / "config").write_text(format_of(common))
+        (own / "config").write_text(object_format_config(common))
         (own / "objects" / "info" / "alternates").write_bytes(os.fsencode(common / "objects") + b"\n")
-        shared = (path.name for path in theirs.glob("sharedindex.*"))
-        for source, name in ((theirs, "index"), (common, "info/exclude"), *((theirs, name) for name in shared)):
-            take(source, name, own / name)
+        copy_file(common, "info/exclude", own / "info" / "exclude")
+        for name in ("index", *(path.name for path in folder.glob("sharedindex.*"))):
+            copy_file(folder, name, own / name)
         yield own
     except NoGitFolder as error:
         raise ToolFailed(str(error)) from None
@@ -287,8 +270,8 @@ def _folder_of_our_own(repository: Path, aside: Path) -> Generator[Path]:
         shutil.rmtree(own, ignore_errors=True)
 
 
-def take(folder: Path, name: str, target: Path) -> None:
-    """Copy a regular file of a folder, if it is there."""
+def copy_file(folder: Path, name: str, target: Path) -> None:
+    """Copy a regular file of a folder, if it exists."""
     root = Root.open(folder)
     try:
         with suppress(ToolFailed):
@@ -299,19 +282,19 @@ def take(folder: Path, name: str, target: Path) -> None:
         root.close()
 
 
-def format_of(common: Path) -> str:
-    """Return a configuration that says nothing but how the index has to be read."""
-    said = b""
+def object_format_config(common: Path) -> str:
+    """Return a git configuration that says only how the index is to be read."""
+    config = b""
     with suppress(OSError):
-        said = read_small(common / "config", 100_000)
-    if b"sha256" not in said.lower():
+        config = read_small(common / "config", 100_000)
+    if b"sha256" not in config.lower():
         return "[core]\n\trepositoryformatversion = 0\n\tbare = false\n"
     return "[core]\n\trepositoryformatversion = 1\n\tbare = false\n[extensions]\n\tobjectformat = sha256\n"
 
 
-def ignored_everywhere(git: str, own: Path, home: Path) -> str:
-    """Return the file of names that the user has git ignore everywhere, as their own configuration says."""
-    env = {**environment(own), "HOME": str(home), "GIT_DIR": str(own)}
+def global_excludes_file(git: str, own: Path, home: Path) -> str:
+    """Return the user's file of names to ignore in every repository, from their own configuration."""
+    env = {**git_environment(own), "HOME": str(home), "GIT_DIR": str(own)}
     del env["GIT_CONFIG_GLOBAL"]
     with suppress(OSError, subprocess.SubprocessError):
         asked = subprocess.run(  # noqa: S603 - fixed arguments

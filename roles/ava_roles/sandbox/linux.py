@@ -1,6 +1,6 @@
-"""What only some systems have, each call behind one function that says "not on this system" on the others.
+"""Calls that only some systems have. Each function raises `NotOnThisSystem` on the others.
 
-Nothing else in this package uses ctypes or a signal that not every system has; a test holds that.
+Nothing else in this package uses ctypes or a signal that some systems lack; a test checks that.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ STOP, KILL = getattr(signal, "SIGSTOP", 0), getattr(signal, "SIGKILL", 0)
 
 
 class NotOnThisSystem(OSError):
-    """Raised by a call that this system, its kernel, or the sandbox around it, does not have."""
+    """Raised when this system, its kernel, or a sandbox around it, lacks a call."""
 
     def __init__(self, what: str, number: int = errno.ENOSYS) -> None:
         super().__init__(number, "not on this system", what)
 
 
 def openat2(folder: int, name: str, flags: int, mode: int = 0) -> int:
-    """Open a name beneath a folder in one step of the kernel, through no link and no mount point.
+    """Open a name beneath a folder in one call, through no link and no mount point.
 
     Raises:
         NotOnThisSystem: The kernel has no openat2, or a sandbox forbids it.
-        OSError: What the kernel says.
+        OSError: The kernel refuses.
     """
     libc, get_errno = _libc("openat2")
     how = struct.pack("QQQ", flags, mode, _RESOLVE)
@@ -46,55 +46,49 @@ def openat2(folder: int, name: str, flags: int, mode: int = 0) -> int:
         number = get_errno()
         if number in (errno.ENOSYS, errno.EPERM):
             raise NotOnThisSystem("openat2", number)
-        if number not in (errno.EAGAIN, errno.EINTR):  # EAGAIN: a rename raced with it
+        if number not in (errno.EAGAIN, errno.EINTR):  # EAGAIN: a rename interfered
             raise OSError(number, os.strerror(number), name)
-    raise OSError(errno.EAGAIN, "the folder is being renamed all the time", name)
+    raise OSError(errno.EAGAIN, "the folder keeps being renamed", name)
 
 
 def end_with_parent() -> None:
-    """Have the kernel end this process when the one that started it ends, however that ends.
+    """Make the kernel kill this process when its parent ends for any reason.
 
     Raises:
         NotOnThisSystem: This is not Linux, or a sandbox forbids it.
     """
-    libc, get_errno = _libc("prctl")
-    if libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
-        raise NotOnThisSystem("prctl", get_errno())
+    _prctl(_PR_SET_PDEATHSIG, int(KILL))
 
 
 def hide_from_others() -> None:
-    """Keep this process's memory and environment from other processes of the same user; it leaves no core dump.
+    """Hide this process's memory and environment from other processes of the same user; this also stops core dumps.
 
     Raises:
         NotOnThisSystem: This is not Linux, or a sandbox forbids it.
     """
-    libc, get_errno = _libc("prctl")
-    if libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0) != 0:
-        raise NotOnThisSystem("prctl", get_errno())
+    _prctl(_PR_SET_DUMPABLE, 0)
 
 
 def is_root() -> bool:
-    """Tell whether this process may do everything."""
+    """Tell whether this process runs as root."""
     ask = getattr(os, "geteuid", None)
     return ask is not None and ask() == 0
 
 
 def adopt_orphans(adopt: bool) -> None:
-    """Have descendants whose parent ends become children of this process, or not any more.
+    """Make descendants whose parent ends children of this process, or stop that.
 
     Raises:
         NotOnThisSystem: This is not Linux, or a sandbox forbids it.
     """
-    libc, get_errno = _libc("prctl")
-    if libc.prctl(_PR_SET_CHILD_SUBREAPER, int(adopt), 0, 0, 0) != 0:
-        raise NotOnThisSystem("prctl", get_errno())
+    _prctl(_PR_SET_CHILD_SUBREAPER, int(adopt))
 
 
 def in_memory(data: bytes) -> int:
-    """Return a descriptor from which some bytes can be read; they are on no disk.
+    """Return a descriptor from which the data can be read; it is on no disk.
 
     Raises:
-        NotOnThisSystem: There is nothing of the kind.
+        NotOnThisSystem: There is no memfd.
     """
     make = getattr(os, "memfd_create", None)
     if make is None:
@@ -110,7 +104,7 @@ def in_memory(data: bytes) -> int:
 
 
 def end_within(seconds: int) -> None:
-    """Have the kernel end this process after so many seconds, whatever it is doing then.
+    """Make the kernel end this process after a number of seconds.
 
     Raises:
         NotOnThisSystem: There is no alarm (Windows).
@@ -122,7 +116,7 @@ def end_within(seconds: int) -> None:
 
 
 def landlock_abi() -> int:
-    """Return which version of Landlock the kernel has, 0 for none; asking makes no ruleset.
+    """Return the kernel's Landlock version, 0 for none.
 
     Raises:
         NotOnThisSystem: This is not Linux.
@@ -132,7 +126,7 @@ def landlock_abi() -> int:
 
 
 def kernel_setting(name: str) -> int | None:
-    """Return a number of the kernel's settings, such as `user/max_user_namespaces`; None where it has none.
+    """Return a number from the kernel's settings, such as `user/max_user_namespaces`; None if there is none.
 
     Raises:
         NotOnThisSystem: This is not Linux.
@@ -145,8 +139,19 @@ def kernel_setting(name: str) -> int | None:
         return None
 
 
+def _prctl(option: int, value: int) -> None:
+    """Call prctl.
+
+    Raises:
+        NotOnThisSystem: This is not Linux, or a sandbox forbids it.
+    """
+    libc, get_errno = _libc("prctl")
+    if libc.prctl(option, value, 0, 0, 0) != 0:
+        raise NotOnThisSystem("prctl", get_errno())
+
+
 def _libc(what: str) -> tuple[Any, Any]:
-    """Return the C library, and what tells the error of its last call.
+    """Return the C library, and a function that returns the error number of its last call.
 
     Raises:
         NotOnThisSystem: This is not Linux.

@@ -1,6 +1,6 @@
-"""The shared library that an interpreter is linked with, if it was built with one, as pyenv can build it.
+"""Finds the shared library that a Python interpreter is linked with, if it was built with one, as pyenv can build it.
 
-Read from the program's ELF headers: to ask the dynamic loader would start the program.
+The program's ELF headers name it. Asking the dynamic loader would start the program.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ _END, _NEEDED, _STRINGS, _RPATH, _RUNPATH = 0, 1, 5, 15, 29
 
 
 def python_library(program: Path) -> Path | None:
-    """Return the path by which an interpreter finds its libpython, None where it needs none.
+    """Return the path where the loader finds an interpreter's libpython; None if it needs none.
 
-    None as well where the path is relative to the program (`$ORIGIN`): it leads into the program's own installation.
-    Only a 64-bit ELF program is understood. Blocking; whoever made the file chose what is in it.
+    Also None if that path is relative to the program (`$ORIGIN`): then it is in the program's own installation. Reads
+    64-bit ELF programs only. Blocks. The file's content is not trusted.
     """
     try:
         descriptor = os.open(program, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
         try:
-            needed, folders = _linked(descriptor) if stat.S_ISREG(os.fstat(descriptor).st_mode) else ([], [])
+            needed, folders = _read_links(descriptor) if stat.S_ISREG(os.fstat(descriptor).st_mode) else ([], [])
         finally:
             os.close(descriptor)
-        return _found(program, needed, folders)
-    except (OSError, OverflowError, ValueError, struct.error):  # it is not what it should be, or closed to us
+        return _locate(program, needed, folders)
+    except (OSError, OverflowError, ValueError, struct.error):  # not such a program, or not readable
         return None
 
 
-def _found(program: Path, needed: Sequence[str], folders: Sequence[str]) -> Path | None:
-    """Return where the loader finds the library, unless that is relative to the program.
+def _locate(program: Path, needed: Sequence[str], folders: Sequence[str]) -> Path | None:
+    """Return the path where the loader finds the library, unless that is relative to the program.
 
     Raises:
-        OSError: A folder is closed to us.
+        OSError: A folder cannot be read.
     """
     name = next((each for each in needed if _LIBRARY.fullmatch(each)), None)
     for folder in folders if name is not None else ():
@@ -53,11 +53,11 @@ def _found(program: Path, needed: Sequence[str], folders: Sequence[str]) -> Path
     return None
 
 
-def _linked(descriptor: int) -> tuple[list[str], list[str]]:
-    """Return the names of the libraries that a program needs, and the folders where it looks for them.
+def _read_links(descriptor: int) -> tuple[list[str], list[str]]:
+    """Return the names of the libraries that a program needs, and the folders where the loader looks for them.
 
     Raises:
-        OSError, OverflowError, ValueError, struct.error: It is not what it should be.
+        OSError, OverflowError, ValueError, struct.error: It is not a valid ELF program.
     """
     header = _HEADER.unpack(_read(descriptor, 0, _HEADER.size))
     if not header[0].startswith(_ELF):
@@ -79,7 +79,7 @@ def _linked(descriptor: int) -> tuple[list[str], list[str]]:
 
 
 def _entries(descriptor: int, at: int, size: int) -> Iterator[tuple[int, int]]:
-    """Yield the entries of a dynamic section: what each is, and its value."""
+    """Yield the tag and the value of each entry in a dynamic section."""
     data = _read(descriptor, at, min(size, _DYNAMIC_MAX))
     for tag, value in _ENTRY.iter_unpack(data[: len(data) // _ENTRY.size * _ENTRY.size]):
         if tag == _END:
@@ -88,15 +88,15 @@ def _entries(descriptor: int, at: int, size: int) -> Iterator[tuple[int, int]]:
 
 
 def _text(descriptor: int, at: int) -> str:
-    """Return the text that begins there and ends with a zero."""
+    """Return the zero-terminated text at an offset."""
     return _read(descriptor, at, _TEXT_MAX).partition(b"\0")[0].decode()
 
 
 def _read(descriptor: int, at: int, size: int) -> bytes:
-    """Return so many bytes of a file, or fewer where it ends.
+    """Return bytes of a file from an offset, fewer at its end.
 
     Raises:
-        OSError, OverflowError: There is nothing there.
+        OSError, OverflowError: The offset is invalid.
     """
     os.lseek(descriptor, at, os.SEEK_SET)
     return os.read(descriptor, size)

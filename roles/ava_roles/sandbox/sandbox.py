@@ -1,7 +1,7 @@
-"""Where child commands run: one seam, and what is chosen behind it.
+"""The seam for running commands: what a command is, how it ended, and the protocol of a sandbox that runs it.
 
-A sandbox runs a command under a supervisor: a process of its own that ends every descendant when the command ends, when
-it takes too long or too much, and when the server is gone, however that came about.
+A sandbox runs a command under a supervisor: a process of its own that ends every descendant when the command ends,
+takes too long or uses too much, and when the server is gone, for whatever reason.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ STRENGTH: Mapping[Kind, int] = {"none": 0, "landlock": 1, "bubblewrap": 2}
 
 @dataclass(frozen=True)
 class Bind:
-    """A folder or file of this machine inside of the sandbox.
+    """A folder or file of this machine that a command sees.
 
-    Where a sandbox cannot mount (Landlock as an ordinary user, and none), a command sees sources where they are: a
-    folder, an argument or a part of a variable that is a target or begins with one is translated, and a bind within
-    another one is not there. Where the server is root, what root owns of a writable source is given to the user that
-    commands run as, and what others may not read cannot be read.
+    A sandbox that cannot mount (Landlock as an ordinary user, and none) shows sources at their own paths. It translates
+    the working folder, arguments and variables that are a target or begin with one, and ignores binds within other
+    binds. Where the server is root, files of root in a writable source are given to the user that commands run as, and
+    files that only root may read stay unreadable.
 
     Attributes:
-        source: Where it is here; its whole path, which no command may have written to: links in it are followed.
-        target: Where the command sees it; absolute. A toolchain keeps its own path.
-        writable: The command may change what is in it.
-        direct: It is left out when a link has come to stand in the source's path: others may write there.
+        source: The absolute path here. Links in it are followed, so no command may have written to it.
+        target: The absolute path that the command sees. A toolchain keeps its own.
+        writable: The command may change it.
+        direct: Leave it out when the source's path leads through a link, because others may write there.
     """
 
     source: Path
@@ -43,20 +43,20 @@ class Bind:
 
 @dataclass(frozen=True)
 class Command:
-    """What to run, and what it may have.
+    """What to run, and what it may use.
 
     Attributes:
         argv: Program and arguments.
         folder: The working folder as the command sees it, within one of the binds.
         binds: What it sees beside the system's own programs.
         environment: The whole environment; nothing is inherited.
-        timeout_s: After so many seconds it is ended with all that it started.
-        max_output: How many bytes of output are kept, its beginning and its end.
+        timeout_s: Seconds after which the command and all its descendants are ended.
+        max_output: Bytes of output to keep: its beginning and its end.
         network: It may use the host's network.
         stdin: It reads what its caller writes; see `Sandbox.start`.
-        disk_from: Bytes that its writable folders took when their growth began to count, where several commands share
-            them; None is what they take at its start.
-        cpu_s: So many seconds of a processor each of its processes may use, where that is more than the sandbox gives.
+        disk_from: Bytes in its writable folders from which their growth is counted, where several commands share them;
+            None counts from the start of this command.
+        cpu_s: Processor seconds for each of its processes, where that is more than the sandbox's own limit.
     """
 
     argv: tuple[str, ...]
@@ -76,11 +76,11 @@ class Finished:
     """How a command ended.
 
     Attributes:
-        code: Its exit code, 128 and more for a signal as shells have it; None where it was ended.
-        output: What it wrote, stdout and stderr as they came, cut in the middle.
-        dropped: How many bytes were left out.
-        ended: `exited` by itself, by a `signal`, or ended because of `timeout`, `memory` or `disk`.
-        took_s: Seconds from its start until nothing of it was left.
+        code: Its exit code, 128 plus the number for a signal as in shells; None where it was ended from outside.
+        output: Its stdout and stderr in the order of writing, with the middle cut out if there is too much.
+        dropped: Bytes that were cut out.
+        ended: It `exited`, died by a `signal`, or was ended because of `timeout`, `memory` or `disk`.
+        took_s: Seconds from its start until all its processes were gone.
     """
 
     code: int | None
@@ -92,12 +92,12 @@ class Finished:
 
 @dataclass(frozen=True)
 class Pipes:
-    """The two ends of a command that goes on while somebody talks to it.
+    """The streams of a running command.
 
     Attributes:
         stdin: What it reads.
-        stdout: What it writes; ends with `EndOfStream` when it does, under bubblewrap when the whole command does.
-        errors: The end of what it wrote on stderr so far.
+        stdout: What it writes; raises `EndOfStream` when it closes it, under bubblewrap when the whole command ends.
+        errors: Returns the end of its stderr so far.
     """
 
     stdin: ByteSendStream
@@ -110,51 +110,39 @@ class Sandbox(Protocol):
 
     @property
     def kind(self) -> Kind:
-        """What confines them."""
+        """What confines the commands."""
         ...
 
     @property
     def mounts(self) -> bool:
-        """Whether a command sees its binds at their targets; elsewhere names in its words are translated."""
+        """Whether a command sees its binds at their targets; otherwise its words are translated."""
         ...
 
     async def run(self, command: Command) -> Finished:
-        """Run a command to its end; a cancellation ends all of it at once and waits for that.
+        """Run a command to its end. A cancellation ends all its processes and waits until they are gone.
 
         Raises:
-            ToolFailed: It could not be started; says why.
+            ToolFailed: The command could not be started; says why.
         """
         ...
 
     def start(self, command: Command) -> AbstractAsyncContextManager[Pipes]:
-        """Hold a command that is talked to over its stdin and stdout; leaving ends all of it and waits for that.
+        """Run a command with open stdin and stdout. Leaving ends all its processes and waits until they are gone.
 
         Raises:
-            ToolFailed: On entering: it could not be started; says why.
+            ToolFailed: On entering: the command could not be started; says why.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Unavailable:
-    """Why no command can be confined here.
+    """No sandbox can confine commands on this machine.
 
     Attributes:
-        why: A sentence.
+        why: The reason.
         what_to_do: What would change it.
     """
 
     why: str
     what_to_do: str
-
-
-def find_sandbox(mode: Literal["auto", "none"], state: Path) -> Sandbox | Unavailable:
-    """Return the strongest sandbox that holds here; decided by attacking it, once in a process. Blocks up to seconds.
-
-    Args:
-        mode: The setting `sandbox.mode`; `none` confines nothing.
-        state: A folder of ours, where what a sandbox needs on the disk may stand.
-    """
-    from ava_roles.sandbox.selection import found
-
-    return found(mode, state)

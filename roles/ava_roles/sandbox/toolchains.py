@@ -1,48 +1,42 @@
-"""The toolchains that a project's commands need and that lie outside of the system's own folders.
+"""Finds the toolchains that a project's commands need and that lie outside the system's own folders.
 
-Found by following the interpreters that are in use to the folder that each was installed into. Such a folder is shown
-alone, to be read only: never a home folder, nor a folder of settings in one, where keys lie beside programs.
+An interpreter in use leads to the folder that it was installed into. That folder is shown alone and read-only: never a
+home folder, nor a folder of settings in one, where keys lie beside programs.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ava_roles.sandbox.environment import path_outside
+from ava_roles.sandbox.path_access import read_small
 from ava_roles.sandbox.paths import shown
-from ava_roles.sandbox.programs import (
-    channel_of,
-    default_toolchain,
-    first_word,
-    path_apart_from,
-    read_small,
-    version_of,
-)
 from ava_roles.sandbox.python_library import python_library
+from ava_roles.sandbox.workspace import HOMES, KERNEL, ROOT_HOMES
 
 _SYSTEM = tuple(Path(folder) for folder in ("/usr", "/bin", "/sbin", "/lib", "/lib64"))
 SYSTEM_PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
-"""Where the system's own programs are."""
-_HOMES = tuple(Path(folder) for folder in ("/home", "/var/home", "/export/home", "/Users"))
-_ROOT_HOMES = (Path("/root"), Path("/var/root"))
-_KERNEL = tuple(Path(folder) for folder in ("/proc", "/sys", "/dev"))
+"""The folders of the system's own programs."""
 _CLOSED = tuple(Path(folder) for folder in ("/etc", "/run", "/var/run"))
-_HOPS = 10
+_LINKS_MAX = 10
+_VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,80}")
 
 
 @dataclass
 class Toolchains:
-    """What commands get beside the system's own programs.
+    """What commands are shown beside the system's own programs.
 
     Attributes:
-        shown: Folders to be read only, each with the path under which commands see it.
-        path: Folders of programs, the first found first.
-        variables: What programs have to be told.
-        refused: Folders that were asked for and are not shown, with why.
+        shown: Read-only folders and files, by the path under which commands see them.
+        path: Folders of programs, in the order of lookup.
+        variables: Environment variables that programs need.
+        refused: Why folders that were asked for are not shown.
     """
 
     shown: dict[Path, Path] = field(default_factory=dict[Path, Path])
@@ -60,101 +54,99 @@ def find_toolchains(
     closed: Sequence[Path] = (),
     env: Mapping[str, str] | None = None,
 ) -> Toolchains:
-    """Return the toolchains of a project. Blocking: looks at the file system, and starts nothing.
+    """Return the toolchains of a project. Blocks: reads the file system, and starts nothing.
 
     Args:
-        workspace: The project; None is none.
+        workspace: The project, if any.
         dependencies: Its folders of installed packages, relative to it.
-        read_only: Folders that the settings name.
+        read_only: Folders from the settings.
         home: The user's home folder.
-        closed: Folders that are shown in no case.
+        closed: Folders that are never shown.
         env: The server's environment, for its PATH.
     """
     env = os.environ if env is None else env
     workspace = workspace.resolve() if workspace is not None else None
-    programs = path_apart_from(env.get("PATH", os.defpath), workspace)
-    finding = _Finding(home.resolve(), tuple(folder.resolve() for folder in closed), programs, workspace)
+    programs = path_outside(env.get("PATH", os.defpath), workspace)
+    search = _Search(home.resolve(), tuple(folder.resolve() for folder in closed), programs, workspace)
     if workspace is not None:
         try:
-            finding.project(workspace, dependencies)
-        except OSError as error:  # what it leads to is closed to us, as another user's interpreter is
+            search.add_project(workspace, dependencies)
+        except OSError as error:  # for example another user's interpreter
             what = f"{shown(str(error.filename))}: {error.strerror}"
-            finding.found.refused.append(f"not all toolchains that the project leads to are there ({what})")
-    finding.configured(read_only)
-    return finding.found
+            search.found.refused.append(f"some toolchains of the project cannot be read ({what})")
+    search.add_configured(read_only)
+    return search.found
 
 
 def find_installation(
     program: Path, files: Iterable[Path], *, read_only: Sequence[Path], home: Path, closed: Sequence[Path] = ()
 ) -> Toolchains:
-    """Return what one program needs beside the system's own. Blocking: looks at the file system, and starts nothing.
+    """Return what one program needs beside the system's own. Blocks: reads the file system, and starts nothing.
 
     Args:
-        program: Its whole path.
-        files: Files that somebody has named for it.
-        read_only: Folders that the settings name.
+        program: Its absolute path.
+        files: Further files that its arguments name.
+        read_only: Folders from the settings.
         home: The user's home folder.
-        closed: Folders that are shown in no case.
+        closed: Folders that are never shown.
     """
-    finding = _Finding(home.resolve(), tuple(folder.resolve() for folder in closed), os.defpath)
-    finding.installation(program)
+    search = _Search(home.resolve(), tuple(folder.resolve() for folder in closed), os.defpath)
+    search.add_installation(program)
     for file in files:
-        finding.file(file)
-    finding.configured(read_only)
-    return finding.found
+        search.add_file(file)
+    search.add_configured(read_only)
+    return search.found
 
 
 @dataclass
-class _Finding:
-    """One search."""
-
+class _Search:
     home: Path
     closed: tuple[Path, ...]
     programs: str
     workspace: Path | None = None
     found: Toolchains = field(default_factory=Toolchains)
 
-    def project(self, workspace: Path, dependencies: Sequence[str]) -> None:
-        """Find what a project's own files ask for."""
+    def add_project(self, workspace: Path, dependencies: Sequence[str]) -> None:
+        """Add what a project's own files ask for."""
         environments = [workspace / name for name in dependencies if (workspace / name / "pyvenv.cfg").is_file()]
         modules = [name for name in dependencies if name.rpartition("/")[2] == "node_modules"]
         self.found.path += [str(environment / "bin") for environment in environments]
         self.found.path += [str(workspace / name / ".bin") for name in modules]
         for environment in environments:
-            self._environment(environment)
+            self._add_environment(environment)
         if environments:
             self.found.variables["VIRTUAL_ENV"] = str(environments[0])
         else:
-            self._python(workspace)
+            self._add_python(workspace)
         if modules or (workspace / "package.json").is_file():
-            self._node()
+            self._add_node()
         if (workspace / "Cargo.toml").is_file():
-            self._rust(workspace)
+            self._add_rust(workspace)
         if (workspace / "go.mod").is_file():
-            self._go()
+            self._add_go()
 
-    def installation(self, program: Path) -> None:
-        """Show what a program was installed into, under every name that it is called by, or else the program alone."""
-        for step in (program, *_hops(program)):
+    def add_installation(self, program: Path) -> None:
+        """Show the folder that a program was installed into, under each of its names, or else the program alone."""
+        for step in (program, *_link_chain(program)):
             root = step.parent.parent
             if step.parent.name != "bin" or not self._holds_one(root) or not self._show(root, root.resolve()):
-                self.file(step)
+                self.add_file(step)
             elif (root / "pyvenv.cfg").is_file():
-                self._environment(root)
-        self._library(Path(os.path.realpath(program)))
+                self._add_environment(root)
+        self._add_library(Path(os.path.realpath(program)))
 
-    def file(self, file: Path) -> None:
-        """Show one file, unless it lies where nothing is shown."""
+    def add_file(self, file: Path) -> None:
+        """Show one file, unless its folder is refused."""
         real = file.resolve()
         refused = self._refusal(file, asked=True) or self._refusal(real, asked=True)
         if real.is_file() and refused is None and not _in_system(file):
             self.found.shown[file] = real
 
-    def configured(self, folders: Iterable[Path]) -> None:
-        """Show what the settings name."""
+    def add_configured(self, folders: Iterable[Path]) -> None:
+        """Show the folders from the settings."""
         for folder in folders:
             if not folder.is_dir():
-                self.found.refused.append(f"{folder} (sandbox.read_only) is no folder")
+                self.found.refused.append(f"{folder} (sandbox.read_only) is not a folder")
             elif (why := self._refusal(folder.resolve(), asked=True)) is not None:
                 self.found.refused.append(f"{folder} (sandbox.read_only) {why}")
             else:
@@ -163,114 +155,114 @@ class _Finding:
 
     # -- one kind of toolchain each -----------------------------------------------------------------------------------
 
-    def _environment(self, environment: Path) -> None:
-        """Show the interpreter that a virtual environment was made with, under every name that it is called by."""
+    def _add_environment(self, environment: Path) -> None:
+        """Show the interpreter that a virtual environment was made with, under each of its names."""
         program = environment / "bin" / "python"
-        real = Path(os.path.realpath(program))  # which says nothing of links that lead around in a circle
+        real = Path(os.path.realpath(program))  # unlike resolve(), it does not fail on a loop of links
         if not _is_python(real):
             return
-        for hop in _hops(program):
+        for hop in _link_chain(program):
             if not hop.is_relative_to(environment):
                 self._show(hop.parent.parent, real.parent.parent)
-        home = _home_of(environment)
+        home = _interpreter_folder(environment)
         if home is not None and Path(os.path.realpath(home)) == real.parent:
             self._show(home.parent, real.parent.parent)
-        self._library(real)
+        self._add_library(real)
 
-    def _python(self, workspace: Path) -> None:
-        """Show the Python that the user has first on the path; pyenv's is a script that chooses one."""
+    def _add_python(self, workspace: Path) -> None:
+        """Show the first Python on the user's PATH; pyenv's is a script that selects a version."""
         program = shutil.which("python3", path=self.programs)
         if program is None:
             return
         path = Path(program)
         if path.parent.name == "shims" and (path.parent.parent / "versions").is_dir():
-            version = first_word(workspace / ".python-version") or first_word(path.parent.parent / "version")
+            version = _first_word(workspace / ".python-version") or _first_word(path.parent.parent / "version")
             path = path.parent.parent / "versions" / version / "bin" / "python3"
         real = path.resolve()
         if _is_python(real):
-            self._program(real)
-            self._library(real)
+            self._add_program(real)
+            self._add_library(real)
 
-    def _node(self) -> None:
-        """Show the Node that the user has: on the path, or the newest of nvm's."""
+    def _add_node(self) -> None:
+        """Show the user's Node: the one on the PATH, or else nvm's newest."""
         program = shutil.which("node", path=self.programs)
         candidates = [Path(program).resolve()] if program is not None else []
-        candidates += sorted((self.home / ".nvm/versions/node").glob("v*/bin/node"), key=version_of, reverse=True)
+        candidates += sorted((self.home / ".nvm/versions/node").glob("v*/bin/node"), key=_version_numbers, reverse=True)
         for real in candidates:
             prefix = real.parent.parent
             if _in_system(real):
                 return
             if (prefix / "lib/node_modules").is_dir() or (prefix / "include/node").is_dir():
-                self._program(real)
+                self._add_program(real)
                 return
 
-    def _rust(self, workspace: Path) -> None:
-        """Show a toolchain of rustup's, and the packages that cargo has; nothing else of its folder, where keys lie."""
+    def _add_rust(self, workspace: Path) -> None:
+        """Show a toolchain of rustup and cargo's packages, but not the rest of cargo's folder, where keys lie."""
         toolchains = self.home / ".rustup" / "toolchains"
-        names = [channel_of(workspace), default_toolchain(self.home / ".rustup" / "settings.toml"), ""]
+        names = [_rust_channel(workspace), _rust_default(self.home / ".rustup" / "settings.toml"), ""]
         for name in names:
             for folder in sorted(toolchains.glob(f"{name}*" if name else "*")):
                 if (folder / "bin" / "cargo").is_file():
-                    self._program(folder / "bin" / "cargo")
+                    self._add_program(folder / "bin" / "cargo")
                     for cache in ("registry", "git"):
                         self._show(self.home / ".cargo" / cache, self.home / ".cargo" / cache)
                     self.found.variables |= {"CARGO_HOME": str(self.home / ".cargo"), "CARGO_NET_OFFLINE": "true"}
                     return
 
-    def _go(self) -> None:
-        """Show Go, and the modules that it has."""
+    def _add_go(self) -> None:
+        """Show Go and its modules."""
         program = shutil.which("go", path=self.programs) or "/usr/local/go/bin/go"
         real = Path(program).resolve()
         if real.is_file() and (real.parent.parent / "pkg").is_dir():
-            self._program(real)
+            self._add_program(real)
         modules = self.home / "go" / "pkg" / "mod"
         self._show(modules, modules)
         self.found.variables |= {"GOMODCACHE": str(modules), "GOPROXY": "off", "GOTOOLCHAIN": "local"}
 
     # -- showing ------------------------------------------------------------------------------------------------------
 
-    def _program(self, real: Path) -> None:
-        """Show what a program was installed into, and put its folder on the path."""
+    def _add_program(self, real: Path) -> None:
+        """Show the folder that a program was installed into, and add its bin folder to the PATH."""
         shown = _in_system(real) or self._show(real.parent.parent, real.parent.parent)
-        if shown and str(real.parent) not in SYSTEM_PATH:  # there it is found anyway, behind what others bring
+        if shown and str(real.parent) not in SYSTEM_PATH:  # those come last on the PATH anyway
             self.found.path.append(str(real.parent))
 
     def _show(self, name: Path, prefix: Path) -> bool:
-        """Show a folder under a name; tells whether it may be."""
+        """Show a folder under a name; return whether that is allowed."""
         if _in_system(prefix):
             return True
-        if _in_system(name):  # it would cover the system's own programs; the link that leads on from there is shown
+        if _in_system(name):  # it would hide the system's own programs
             return False
         if not prefix.is_dir() or self._refusal(prefix) is not None or self._refusal(name) is not None:
             return False
         self.found.shown[name] = prefix
         return True
 
-    def _library(self, real: Path) -> None:
-        """Show the library that an interpreter is linked with, under the name by which it looks for it.
+    def _add_library(self, real: Path) -> None:
+        """Show the library that an interpreter is linked with, under the path where the loader looks for it.
 
-        That name may be another one than those by which the interpreter is called: an installation has several.
+        An installation can have several names, so that path may differ from those of the interpreter.
         """
         library = python_library(real) if _is_python(real) else None
         if library is None or any(library.is_relative_to(name) for name in self.found.shown):
             return
         if self._refusal(library) is None:
-            self.file(library)
+            self.add_file(library)
 
     def _holds_one(self, root: Path) -> bool:
-        """Tell whether a folder holds one installation alone: what is beside it is nobody's to see."""
+        """Tell whether a folder holds only one installation: nothing beside it may be seen."""
         above = self.home if root.is_relative_to(self.home) else Path(root.root)
         return len(root.relative_to(above).parts) > 1 or (root / "pyvenv.cfg").is_file()
 
     def _refusal(self, folder: Path, *, asked: bool = False) -> str | None:
-        """Return why a folder is not shown, or None."""
-        if folder == Path(folder.root) or self.home.is_relative_to(folder) or folder in _HOMES:
+        """Return why a folder must not be shown, or None."""
+        if folder == Path(folder.root) or self.home.is_relative_to(folder) or folder in HOMES:
             return "is or contains a home folder; name the toolchain in it alone"
-        if folder.parent in _HOMES or folder in _ROOT_HOMES:
+        if folder.parent in HOMES or folder in ROOT_HOMES:
             return "is a home folder; name the toolchain in it alone"
         if any(overlap(folder, each) for each in self.closed):
             return "is, contains or lies in Ava's own folder"
-        if folder in _CLOSED or any(folder.is_relative_to(kernel) for kernel in _KERNEL):
+        if folder in _CLOSED or any(folder.is_relative_to(kernel) for kernel in KERNEL):
             return "belongs to the system"
         if not asked and self.workspace is not None and overlap(folder, self.workspace):
             return "contains the workspace, or lies in it"
@@ -284,32 +276,66 @@ def _in_system(path: Path) -> bool:
 
 
 def overlap(one: Path, other: Path) -> bool:
-    """Tell whether a folder is another one, or holds it, or lies in it."""
+    """Tell whether two folders are the same, or one contains the other."""
     return one.is_relative_to(other) or other.is_relative_to(one)
 
 
 def _is_python(real: Path) -> bool:
-    """Tell whether a path is an interpreter in the folder that it was installed into, and not whatever a link names."""
+    """Tell whether a path is a Python interpreter in its installation, not just something that a link names."""
     fits = real.is_file() and real.parent.name == "bin" and real.name.startswith(("python", "pypy"))
     return fits and any((real.parent.parent / "lib").glob("p*y*3*"))
 
 
-def _hops(program: Path) -> Iterator[Path]:
-    """Yield the paths by which a chain of links gets to a program."""
-    for _ in range(_HOPS):
+def _link_chain(program: Path) -> Iterator[Path]:
+    """Yield the paths in a chain of links from a program."""
+    for _ in range(_LINKS_MAX):
         try:
-            says = program.readlink()
+            target = program.readlink()
         except OSError:
             return
-        program = Path(os.path.normpath(program.parent / says))
+        program = Path(os.path.normpath(program.parent / target))
         yield program
 
 
-def _home_of(environment: Path) -> Path | None:
-    """Return the folder of the interpreter that an environment was made with, as its own file says."""
+def _interpreter_folder(environment: Path) -> Path | None:
+    """Return the folder of the interpreter that an environment was made with, from its pyvenv.cfg."""
     with suppress(OSError, UnicodeDecodeError):
         for line in read_small(environment / "pyvenv.cfg", 10_000).decode().splitlines():
             key, _, value = line.partition("=")
             if key.strip() == "home" and value.strip().startswith("/") and "\0" not in value:
                 return Path(value.strip())
+    return None
+
+
+def _version_numbers(program: Path) -> tuple[int, ...]:
+    """Return the numbers in the name of the folder that a program was installed into, for sorting by version."""
+    return tuple(map(int, re.findall(r"\d+", program.parent.parent.name)))
+
+
+def _first_word(file: Path) -> str:
+    """Return the first word of a small file if it can be a version's name, else an empty text."""
+    return _find_version(file, 200, r"\A\s*(\S+)") or ""
+
+
+def _rust_channel(workspace: Path) -> str:
+    """Return the Rust toolchain that a project asks for, or `none`."""
+    for name in ("rust-toolchain.toml", "rust-toolchain"):
+        version = _find_version(workspace / name, 10_000, r'channel\s*=\s*"([^"]+)"', r"\A\s*(\S+)\s*\Z")
+        if version is not None:
+            return version or "none"
+    return "none"
+
+
+def _rust_default(settings: Path) -> str:
+    """Return rustup's default toolchain, or `none`."""
+    return _find_version(settings, 100_000, r'default_toolchain\s*=\s*"([^"]+)"') or "none"
+
+
+def _find_version(file: Path, most: int, *patterns: str) -> str | None:
+    """Return what the first matching pattern finds in a file; empty if it cannot be a version; None if none matches."""
+    with suppress(OSError, UnicodeDecodeError):
+        text = read_small(file, most).decode()
+        for pattern in patterns:
+            if found := re.search(pattern, text):
+                return found[1] if _VERSION.fullmatch(found[1]) else ""
     return None

@@ -1,4 +1,4 @@
-"""Which folder a run may read: the workspace rule."""
+"""Decides which folder a run may read: its workspace."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from urllib.parse import unquote, urlsplit
 
 from ava_roles.errors import WorkspaceRefused
 
-# Folders whose direct children are the home folders of people.
-_HOMES = tuple(Path(folder) for folder in ("/home", "/var/home", "/export/home", "/Users"))
-_ROOT_HOMES = (Path("/root"), Path("/var/root"))
-# What the kernel shows there is no project: /proc has the environment, and so the keys, of running programs.
-_KERNEL = tuple(Path(folder) for folder in ("/proc", "/sys", "/dev"))
+# Their subfolders are home folders.
+HOMES = tuple(Path(folder) for folder in ("/home", "/var/home", "/export/home", "/Users"))
+ROOT_HOMES = (Path("/root"), Path("/var/root"))
+# /proc shows the environment of running programs, and so their keys.
+KERNEL = tuple(Path(folder) for folder in ("/proc", "/sys", "/dev"))
 _WINDOWS_DRIVE = re.compile(r"/[A-Za-z]:")
 
 
@@ -23,11 +23,11 @@ class Workspace:
     """The folder that a run may read.
 
     Attributes:
-        path: The folder, symlinks resolved; None when there is none.
-        given: The call itself named it, which is what lets a role with web tools see it.
+        path: The folder, links resolved; None if there is none.
+        given: The call itself named it; only then may a role with web tools see it.
         why: Where it comes from, or why there is none and how to give one.
-        named: It lies beneath a folder that a person or the client has named, or that the rule found; False where only
-            the call speaks for it, so that somebody has to see the path before it is read.
+        named: A person or the client named it or a folder above it, or the rule found it. False if only the call names
+            it: then a person has to see the path before it is read.
     """
 
     path: Path | None
@@ -47,35 +47,34 @@ def resolve_workspace(
     home: Path,
     only_roots: bool = False,
 ) -> Workspace:
-    """Return the workspace of a run: the one asked for, else the one that the rule finds.
+    """Return the workspace of a run: the folder that the call names, else the one that the rule finds.
 
-    The rule: the client's one root; else `env`; else `cwd` when it is inside a git repository; else none. A
-    client root that may not be given is passed over; an `env` that may not be given is not, because a person
-    chose it: then there is none, and `why` says what is wrong with it.
+    The rule: the client's root, if it has exactly one; else `env`; else `cwd`, if it is in a git repository; else none.
+    A client root that is refused is skipped. An `env` that is refused is not, because a person set it: then there is no
+    workspace, and `why` says what is wrong.
 
-    A folder that is asked for must lie beneath a configured root. Where none is configured, the folders of
-    the client (all of them) and the one that the rule found take their place. Where there is none of these
-    either, nothing says where this person works: every folder is accepted that is not refused always, and
-    the approval, which shows the path, decides.
+    A folder that the call names must lie beneath a configured root. If none is configured, all roots of the client and
+    the folder that the rule found count as roots. Without any of these, every folder is accepted that is not always
+    refused, and the approval, which shows the path, decides.
 
-    Always refused: `/` and the kernel's folders; a home folder, whatever contains one, and what lies in a
-    dot-folder of one; the data root, what contains it and what lies in it.
+    Always refused: `/` and the kernel's folders; a home folder, its parents, and its dot-folders; the data root, its
+    parents and its contents.
 
-    Blocking: looks at the file system; call it in a thread.
+    Blocks: it reads the file system.
 
     Args:
-        asked: The call's `workspace`: a path, absolute, from `~`, or relative to what the rule found; or a
-            `file://` URI; blank is none.
+        asked: The call's `workspace`: an absolute path, one from `~`, one relative to what the rule found, or a
+            `file://` URI; blank for none.
         client_roots: The MCP client's roots, as `file://` URIs or paths.
         env: The value of `AVA_WORKSPACE`.
         cwd: The server's working folder.
         roots: The configured roots.
         data_root: Ava's own folder.
-        home: The home folder of the user.
-        only_roots: Without roots nothing may be given (over HTTP), not even the folder that the rule finds.
+        home: The user's home folder.
+        only_roots: Without configured roots there is no workspace at all, as over HTTP.
 
     Raises:
-        WorkspaceRefused: The folder asked for may not be used; says why, and what may be given.
+        WorkspaceRefused: The folder that the call names is refused; says why, and which folders are allowed.
     """
     if only_roots and not roots:
         missing = "no folder is set for this user; a person can add one to workspaces in [users.NAME]"
@@ -86,7 +85,7 @@ def resolve_workspace(
     found, clients = _found(places, client_roots, env, cwd)
     if asked is None or not asked.strip():
         return found
-    if env and env.strip() and found.path is None:  # a setting that is wrong is mended, not passed over
+    if env and env.strip() and found.path is None:  # a wrong setting has to be corrected
         raise WorkspaceRefused(f"workspace: cannot be given: {found.why}")
     allowed = places.roots or tuple(dict.fromkeys((*clients, *([found.path] if found.path else []))))
     try:
@@ -99,13 +98,13 @@ def resolve_workspace(
 
 
 def project_at(given: str, *, holding: Sequence[str], data_root: Path, home: Path) -> Path:
-    """Return the project that a folder belongs to: what is always refused as a workspace is none.
+    """Return the project that a folder belongs to.
 
-    That is the nearest folder, from this one up to the root of the git repository around it, that has one of the
-    folders in `holding`; without any, the folder itself. Blocking.
+    That is the nearest folder, from this one up to the root of its git repository, that has one of the folders in
+    `holding`; if there is none, the folder itself. Blocks.
 
     Raises:
-        WorkspaceRefused: It is no folder, or may be no project; says why.
+        WorkspaceRefused: It is not a folder, or is always refused as a workspace; says why.
     """
     places = _Places(home.resolve(), data_root.resolve(), ())
     folder = _folder(places, given, ())
@@ -120,38 +119,38 @@ def project_at(given: str, *, holding: Sequence[str], data_root: Path, home: Pat
 
 
 def repository_of(folder: Path, home: Path) -> Path | None:
-    """Return the git repository that a folder lies in, or is; one that is a home folder does not count. Blocking."""
+    """Return the git repository that contains a folder, unless that is a home folder. Blocks."""
     return _repository(_Places(home.resolve(), home.resolve(), ()), folder)
 
 
 @dataclass(frozen=True)
 class _Places:
-    """The places that the rule turns on, symlinks resolved."""
+    """The folders that the rule depends on, links resolved."""
 
     home: Path
     data_root: Path
     roots: tuple[Path, ...]
 
     def is_home(self, folder: Path) -> bool:
-        """Tell whether a folder is somebody's home folder."""
+        """Tell whether a folder is anyone's home folder."""
         parent = folder.parent
         return (
-            any(_same(folder, home) for home in (self.home, *_ROOT_HOMES))
-            or any(_same(parent, homes) for homes in _HOMES)
+            any(_same(folder, home) for home in (self.home, *ROOT_HOMES))
+            or any(_same(parent, homes) for homes in HOMES)
             or (parent.name.lower() == "users" and parent.parent == parent.parent.parent)  # C:\\Users
         )
 
     def refusal(self, folder: Path) -> str | None:
-        """Return why a folder is no workspace whatever the settings say; None when it may be one."""
+        """Return why a folder is always refused, or None."""
         if folder.parent == folder:
             return f"{folder} is the whole file system"
-        if any(_within(folder, kernel) for kernel in _KERNEL):
+        if any(_within(folder, kernel) for kernel in KERNEL):
             return f"{folder} belongs to the kernel"
         if _within(folder, self.data_root) or _within(self.data_root, folder):
             return f"{folder} is, lies in or contains Ava's own folder {self.data_root}"
         if self.is_home(folder):
             return f"{folder} is a home folder"
-        if _within(self.home, folder) or any(_same(folder, homes) for homes in _HOMES):
+        if _within(self.home, folder) or any(_same(folder, homes) for homes in HOMES):
             return f"{folder} contains home folders"
         for parent in folder.parents:
             first = folder.parts[len(parent.parts)]
@@ -163,7 +162,7 @@ class _Places:
 def _found(
     places: _Places, client_roots: Sequence[str], env: str | None, cwd: Path
 ) -> tuple[Workspace, tuple[Path, ...]]:
-    """Return what the rule finds when the call names nothing, and the client's roots that may be given."""
+    """Return the workspace that the rule finds, and the client's roots that are not refused."""
     clients: list[Path] = []
     reasons: list[str] = []
     for root in dict.fromkeys(client_roots):
@@ -196,12 +195,12 @@ def _found(
 
 
 def _folder(places: _Places, given: str, allowed: Sequence[Path], *, relative_to: Path | None = None) -> Path:
-    """Return the folder that a text means, symlinks resolved.
+    """Return the folder that a text names, links resolved.
 
-    Whether it exists is looked at last, so that a refusal says nothing about what lies outside.
+    Its existence is checked last, so that a refusal reveals nothing about what lies outside.
 
     Raises:
-        WorkspaceRefused: It is no folder that may be given; the text says why, and no more.
+        WorkspaceRefused: The folder is refused; says why, and no more.
     """
     path = _path(given.strip(), places.home, relative_to)
     try:
@@ -212,20 +211,20 @@ def _folder(places: _Places, given: str, allowed: Sequence[Path], *, relative_to
             raise WorkspaceRefused(f"{folder} is outside of the folders that may be given")
         if folder.is_dir():
             return folder
-    except (OSError, RuntimeError, ValueError) as error:  # no permission, a loop of symlinks, a NUL
-        raise WorkspaceRefused(f"{given!r:.200} cannot be looked at") from error
+    except (OSError, RuntimeError, ValueError) as error:  # no permission, a loop of links, a NUL
+        raise WorkspaceRefused(f"{given!r:.200} cannot be read") from error
     raise WorkspaceRefused(f"{folder} is not a folder" if folder.exists() else f"{folder} does not exist")
 
 
 def _path(given: str, home: Path, relative_to: Path | None) -> Path:
-    """Return the absolute path that a text means: a path, `~`, or a `file://` URI."""
+    """Return the absolute path that a text names: a path, `~`, or a `file://` URI."""
     if "://" in given:
         try:
             uri = urlsplit(given)
         except ValueError:
             uri = urlsplit("")
         if uri.scheme.lower() != "file" or uri.netloc.lower() not in ("", "localhost"):
-            raise WorkspaceRefused(f"{given!r:.200} is no file:// URI of this machine")
+            raise WorkspaceRefused(f"{given!r:.200} is not a file:// URI of this machine")
         local = unquote(uri.path)
         return Path(local[1:] if _WINDOWS_DRIVE.match(local) else local)
     if given == "~" or given.startswith("~/"):
@@ -234,29 +233,29 @@ def _path(given: str, home: Path, relative_to: Path | None) -> Path:
     if path.is_absolute():
         return path
     if relative_to is None:
-        raise WorkspaceRefused(f"{given!r:.200} is relative, and there is no folder that it could start from")
+        raise WorkspaceRefused(f"{given!r:.200} is relative, and there is no folder that it could be relative to")
     return relative_to / path
 
 
 def _repository(places: _Places, folder: Path) -> Path | None:
-    """Return the git repository around a folder; one that is a home folder does not count."""
+    """Return the git repository that contains a folder, unless that is a home folder."""
     for candidate in (folder, *folder.parents):
         if places.is_home(candidate):
             return None
         git = candidate / ".git"
-        # A worktree and a submodule have a file there, which names the repository.
+        # In a worktree or submodule, .git is a file that names the repository.
         if git.is_file() or (git / "HEAD").is_file():
             return candidate
     return None
 
 
 def _within(path: Path, folder: Path) -> bool:
-    """Tell whether a resolved path is a folder or lies in it, also by another case of its letters."""
+    """Tell whether a resolved path is a folder or lies in it, even if their letters differ in case."""
     return path.is_relative_to(folder) or any(_same(part, folder) for part in (path, *path.parents))
 
 
 def _same(one: Path, other: Path) -> bool:
-    """Tell whether two paths are the same folder: by name, or by what the file system has there."""
+    """Tell whether two paths name the same folder, by their text or in the file system."""
     if one == other:
         return True
     try:

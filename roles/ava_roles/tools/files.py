@@ -7,7 +7,8 @@ from pathlib import PurePosixPath
 from pydantic import Field
 
 from ava_roles.errors import ToolFailed
-from ava_roles.sandbox.paths import Entry, Root, shown
+from ava_roles.sandbox.path_access import Entry
+from ava_roles.sandbox.paths import Root, shown
 from ava_roles.threads import run_sync
 from ava_roles.tool import Source, ToolArgs, ToolContext, ToolOutput, ToolSpec, need_files
 from ava_roles.tools import documents

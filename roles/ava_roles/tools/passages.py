@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from ava_roles.errors import ToolFailed
-from ava_roles.sandbox.paths import Entry, Root
+from ava_roles.sandbox.path_access import Entry
+from ava_roles.sandbox.paths import Root
 from ava_roles.tools import documents
 from ava_roles.tools.text_files import WalkFilter, decoded
 

@@ -12,8 +12,8 @@ from anyio.from_thread import check_cancelled
 from pydantic import Field
 
 from ava_roles.errors import ToolFailed
+from ava_roles.sandbox.environment import child_environment
 from ava_roles.sandbox.paths import Root, shown
-from ava_roles.sandbox.programs import child_environment
 from ava_roles.threads import run_sync
 from ava_roles.tool import Source, ToolArgs, ToolContext, ToolOutput, ToolSpec, need_files
 from ava_roles.tools import grep, passages
@@ -76,7 +76,7 @@ async def _in_child(root: Root, query: grep.Query, run_id: str) -> grep.GrepResu
     """Search in a process of its own, with nothing but the folder's descriptor; it ends with the call."""
     start = "import sys; sys.path.insert(0, sys.argv[1]); from ava_roles.tools.grep import main; main()"
     command = [sys.executable, "-I", "-c", start, str(Path(__file__).parents[2])]
-    with root.lent() as descriptor:
+    with root.duplicate() as descriptor:
         order = {"path": str(root.path), "descriptor": descriptor, "query": asdict(query)}
         try:
             with anyio.fail_after(grep.CHILD_SECONDS + 5):

@@ -14,8 +14,8 @@ from dataclasses import replace
 from pydantic import Field
 
 from ava_roles.errors import ToolFailed
+from ava_roles.sandbox.command_workspace import MAKE_S, CommandSandbox
 from ava_roles.sandbox.sandbox import Command, Finished
-from ava_roles.sandbox.workbench import MAKE_S, CommandSandbox
 from ava_roles.threads import run_sync
 from ava_roles.tool import ToolArgs, ToolContext, ToolOutput, ToolSpec, need_sandbox
 

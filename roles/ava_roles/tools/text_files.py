@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ava_roles.errors import ToolFailed
-from ava_roles.sandbox.paths import Entry, Root
+from ava_roles.sandbox.path_access import Entry
+from ava_roles.sandbox.paths import Root
 
 if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec

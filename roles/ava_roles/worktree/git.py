@@ -14,8 +14,17 @@ from functools import cached_property
 from pathlib import Path
 
 from ava_roles.errors import NoRepository, WorkshopFailed
-from ava_roles.sandbox.git import OFF, GitOutput, NoGitFolder, environment, folders_of, git_program, run_git, take
-from ava_roles.sandbox.programs import read_small
+from ava_roles.sandbox.git import (
+    SAFE_CONFIG,
+    GitOutput,
+    NoGitFolder,
+    copy_file,
+    git_environment,
+    git_folders,
+    git_program,
+    run_git,
+)
+from ava_roles.sandbox.path_access import read_small
 
 GIT_S = 120.0
 """The most that one call of git may take: writing a tree of 20,000 files takes seconds."""
@@ -79,7 +88,7 @@ class Git:
             WorkshopFailed: It could not be started, or took too long.
         """
         at = [f"--git-dir={self.own}", *([f"--work-tree={self.tree}"] if self.tree is not None else [])]
-        settings = [part for each in OFF for part in ("-c", each)]
+        settings = [part for each in SAFE_CONFIG for part in ("-c", each)]
         index = {"GIT_INDEX_FILE": str(self.index)} if self.index is not None else {}
         ended = False
         try:
@@ -87,7 +96,7 @@ class Git:
                 said = run_git(
                     [self.program, *at, *settings, *words],
                     folder=self.tree or self.own,
-                    env={**environment(self.own), **index, **self.variables},
+                    env={**git_environment(self.own), **index, **self.variables},
                     aside=self.own,
                     within_s=GIT_S,
                     check=self.check,
@@ -185,7 +194,7 @@ class UserRepository:
         if program is None:
             raise WorkshopFailed(_NO_GIT)
         try:
-            folder, common = folders_of(root)
+            folder, common = git_folders(root)
         except NoGitFolder as error:
             raise NoRepository(f"{error}; repair the checkout, or give another as workspace") from None
         except OSError as error:
@@ -203,7 +212,7 @@ class UserRepository:
             WorkshopFailed: git cannot read it.
         """
         with folder_aside("reading git's configuration") as aside:
-            env = {**environment(self.folder), "HOME": str(self.home)}
+            env = {**git_environment(self.folder), "HOME": str(self.home)}
             for name in ("GIT_CONFIG_NOSYSTEM", "GIT_CONFIG_GLOBAL"):
                 del env[name]
             said = run_git(
@@ -240,9 +249,9 @@ class UserRepository:
             (own / "config").write_text(self._configuration(joined), "utf-8")
             for name in ("info/exclude", "info/attributes"):
                 if (self.common / name).is_file():
-                    take(self.common, name, own / name)
+                    copy_file(self.common, name, own / name)
             if (self.common / "shallow").is_file():
-                take(self.common, "shallow", own / "shallow")
+                copy_file(self.common, "shallow", own / "shallow")
             if not joined:
                 (own / "HEAD").write_text("ref: refs/heads/none\n")
                 (own / "objects/info/alternates").write_bytes(_quoted(os.fsencode(self.objects)) + b"\n")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from ava_roles.sandbox.git import take
+from ava_roles.sandbox.git import copy_file
 from ava_roles.sandbox.paths import shown
 from ava_roles.worktree.git import Git, UserRepository, folder_aside, told
 from ava_roles.worktree.verify import filters
@@ -85,7 +85,7 @@ def _uncommitted(theirs: UserRepository, git: Git, head: str) -> int:
     index = git.own / "index"
     with told("reading the index"):
         for name in ("index", *(path.name for path in theirs.folder.glob("sharedindex.*"))):
-            take(theirs.folder, name, git.own / name)
+            copy_file(theirs.folder, name, git.own / name)
     asking = git.on(theirs.root, index)
     changed = set(asking("ls-files", "-z", "--modified", "--deleted", "--others", "--exclude-standard").names())
     if index.exists():

@@ -12,9 +12,9 @@ import anyio
 from anyio.from_thread import check_cancelled
 
 from ava_roles.errors import WorkshopFailed
+from ava_roles.sandbox.command_workspace import CommandSandbox
 from ava_roles.sandbox.paths import Root
 from ava_roles.sandbox.sandbox import Command, Sandbox
-from ava_roles.sandbox.workbench import CommandSandbox
 from ava_roles.threads import run_sync
 from ava_roles.worktree import publish
 from ava_roles.worktree.edits import Edits
@@ -232,7 +232,7 @@ class WorktreeSession:
 
 
 class WorktreeSandbox:
-    """Where the commands of a run with a workshop work: its worktree. Stands where a Workbench stands.
+    """Where the commands of a run with a workshop work: its worktree. Stands where a CopiedWorkspace stands.
 
     Args:
         workshop: The workshop.

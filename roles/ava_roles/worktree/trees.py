@@ -17,11 +17,11 @@ from pathlib import Path
 from threading import RLock
 
 from ava_roles.errors import BadNamespace, NoRepository, WorkshopFailed
-from ava_roles.sandbox.copies import dependencies_of
+from ava_roles.sandbox.command_workspace import CommandLayout, CommandSandbox, bindable_dependencies, read_only_note
 from ava_roles.sandbox.paths import Root, shown
 from ava_roles.sandbox.removal import remove_tree
 from ava_roles.sandbox.toolchains import Toolchains, find_toolchains
-from ava_roles.sandbox.workbench import CommandLayout, CommandSandbox, read_only_note, without_odd
+from ava_roles.sandbox.workspace_copy import find_dependencies
 from ava_roles.worktree.cleanup import is_gits, remove_names, sweep
 from ava_roles.worktree.git import Git, UserRepository, told
 from ava_roles.worktree.spec import WorktreeSpec, within
@@ -412,8 +412,8 @@ class WorktreeSandboxes:
                 folder.mkdir(mode=0o755, parents=True, exist_ok=True)
             standing = stand(work, self._project, self._trees.dependencies, place.trash, mounts=self._mounts)
             laying = CommandLayout(self._mounts, self._trees.order.run_id, home, place.code)
-            seen, binds = laying.folder(work, self._project, standing)
-        return laying.bench(seen, [*laying.beside(self._tools), *binds], self._tools, notes, measured=measured)
+            seen, binds = laying.show_project(work, self._project, standing)
+        return laying.command_sandbox(seen, binds, self._tools, notes, measured=measured)
 
     def _dependencies(self, home: Path, check: Callable[[], None]) -> tuple[str, ...]:
         """Return the folders of packages of the user's checkout; none that the commit itself has files in."""
@@ -422,13 +422,13 @@ class WorktreeSandboxes:
         aside.mkdir(mode=0o700)
         root = Root.open(self._project)
         try:
-            found = dependencies_of(
+            found = find_dependencies(
                 root, aside, repository=self._project, home=home, carry=self._trees.order.carry, check=check
             )
             found.dependencies = tuple(
                 name for name in found.dependencies if not self._trees.has_files(name) and ".git" not in name.split("/")
             )
-            kept = without_odd(self._project, found, check)
+            kept = bindable_dependencies(self._project, found, check)
         finally:
             root.close()
             remove_tree(aside)

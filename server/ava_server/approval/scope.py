@@ -16,10 +16,11 @@ from ava_roles.mcp_client.entry import ServerEntry, covers, is_wildcard, server_
 from ava_roles.mcp_client.running import McpTool, RunMcpServers
 from ava_roles.mcp_client.tools import OfferedTool
 from ava_roles.role import Role, parse_role
+from ava_roles.sandbox.command_workspace import CopiedWorkspace
 from ava_roles.sandbox.paths import Root
 from ava_roles.sandbox.removal import remove_tree
-from ava_roles.sandbox.sandbox import STRENGTH, Sandbox, Unavailable, find_sandbox
-from ava_roles.sandbox.workbench import Workbench
+from ava_roles.sandbox.sandbox import STRENGTH, Sandbox, Unavailable
+from ava_roles.sandbox.selection import find_sandbox
 from ava_roles.tool import Tool, ToolSpec
 from ava_server.approval.requests import SpawnArgs
 from ava_server.budget.run_config import NO_COMMANDS, ForeignDefinition, ForeignUse, RunConfig
@@ -114,9 +115,9 @@ def strength(kind: str) -> int:
 
 def make_workbench(
     run: RunRow, config: RunConfig, files: Root | None, scratch: Path, sandbox: Sandbox, settings: Settings
-) -> Workbench:
+) -> CopiedWorkspace:
     """Return the folder in which a claimed run's commands work; the first command creates it."""
-    return Workbench(
+    return CopiedWorkspace(
         mounts=sandbox.mounts,
         here=scratch / f"{_WORKBENCH}{run.generation}",
         files=files,

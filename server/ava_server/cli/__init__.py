@@ -1,4 +1,10 @@
-"""The command line: one file per group of commands, put together by `app.py`."""
+"""The command line: `ava COMMAND`.
+
+`app.py` imports the module of the called command and no other, so that a start is fast. A command reads the log itself
+(`log_access`), and changes something only through the service (`service_client`, `approval_client`), as a host would.
+Results go to stdout and the conversation about them to stderr, always through `terminal`: text of a model must not
+steer a terminal. A user's mistake is one sentence with an exit code, never a traceback.
+"""
 
 from __future__ import annotations
 
@@ -9,30 +15,29 @@ from typing import NoReturn
 
 
 def run(args: Sequence[str] | None = None) -> NoReturn:
-    """Run the `ava` command and exit with its code; `args` are this process's when None."""
+    """Run the `ava` command and exit with its code; without `args`, with this process's arguments."""
     _open_streams()
     args = sys.argv[1:] if args is None else args
-    if "_AVA_COMPLETE" in os.environ:  # a shell asks what may stand where somebody has pressed TAB
-        from ava_server.cli.complete import answer
+    if "_AVA_COMPLETE" in os.environ:
+        from ava_server.cli.completion import complete
 
-        answer(args)
-        sys.exit(0)
+        complete()
     from ava_server.config.host_placeholders import unset_unfilled
 
     taken = unset_unfilled(os.environ)
     if taken and args[:1] == ["serve"]:
-        sys.stderr.write(f"ava: left unfilled by the host, and so counted as unset: {', '.join(taken)}\n")
+        sys.stderr.write(f"ava: the host left these unfilled, so they count as unset: {', '.join(taken)}\n")
     from ava_server.cli.app import main
 
     sys.exit(main(args))
 
 
 def _open_streams() -> None:
-    """Lead standard streams that were closed to nowhere: else the log's file would be opened in place of one."""
+    """Open closed standard streams to the null device: else the log's file would get one of their descriptors."""
     for descriptor, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         if getattr(sys, name) is None:
-            nowhere = os.open(os.devnull, os.O_RDWR)
-            if nowhere != descriptor:
-                os.dup2(nowhere, descriptor)
-                os.close(nowhere)
+            null = os.open(os.devnull, os.O_RDWR)
+            if null != descriptor:
+                os.dup2(null, descriptor)
+                os.close(null)
             setattr(sys, name, open(descriptor, mode, encoding="utf-8", closefd=False))  # noqa: SIM115

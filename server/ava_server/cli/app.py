@@ -1,4 +1,4 @@
-"""The `ava` command: its groups, registered when needed, and the border where errors become exit codes."""
+"""The `ava` command: imports the module of the called command, and turns errors into exit codes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COMMANDS: Mapping[str, str] = {
     "approve": "ava_server.cli.approve",
     "reject": "ava_server.cli.approve",
     "resume": "ava_server.cli.resume",
-    "worker": "ava_server.cli.worker",
+    "worker": "ava_server.cli.serve",
     "status": "ava_server.cli.status",
     "show": "ava_server.cli.show",
     "report": "ava_server.cli.report",
@@ -35,33 +35,31 @@ COMMANDS: Mapping[str, str] = {
     "logs": "ava_server.cli.logs",
     "erase": "ava_server.cli.erase",
     "verify": "ava_server.cli.verify",
-    "pin": "ava_server.cli.pin",
+    "pin": "ava_server.cli.credentials",
     "models": "ava_server.cli.models",
     "roles": "ava_server.cli.roles",
-    "key": "ava_server.cli.key",
-    "secret": "ava_server.cli.secret",
+    "key": "ava_server.cli.credentials",
+    "secret": "ava_server.cli.credentials",
     "memory": "ava_server.cli.memory",
-    "token": "ava_server.cli.token",
-    "user": "ava_server.cli.user",
+    "token": "ava_server.cli.users",
+    "user": "ava_server.cli.users",
     "demo": "ava_server.cli.demo",
     "init": "ava_server.cli.init",
     "doctor": "ava_server.cli.doctor.command",
     "completion": "ava_server.cli.completion",
 }
-"""Each first word, and the module that registers it: `register(app)` adds its commands to the app."""
+"""Each first word, and its module, whose `register(app)` adds the commands to the app."""
 
-ELSEWHERE = ("approve", "reject")
-"""What `--url` is for."""
-_WITH_VALUE = ("--url", "--token-file")
+REMOTE_COMMANDS = ("approve", "reject")
+"""Commands that `--url` sends to another server."""
+_OPTIONS_WITH_VALUE = ("--url", "--token-file")
 TWO_WORDS = ("logs export",)
-"""Commands below a word that is a command itself."""
+"""Commands of two words whose first word is also a command."""
+
+Json = Annotated[bool, typer.Option("--json", help="As one JSON object.")]
 
 USAGE, NOT_APPROVED, MODEL, CONFIGURATION, OUR_FAULT, INTERRUPTED, READER_GONE = 2, 10, 20, 30, 70, 130, 141
-"""Exit codes of errors; those of a run's endings stand in `views.py`."""
-
-
-class ReaderGone(Exception):
-    """Raised when whoever read our output has gone away, as `head` does: the command ends without a word."""
+"""Exit codes of errors; the codes of a run's endings are in `views.py`."""
 
 
 _CODES: Mapping[type, int] = {
@@ -80,22 +78,20 @@ _CODES: Mapping[type, int] = {
     StoreUnavailable: CONFIGURATION,
     AuditError: OUR_FAULT,
 }
-
-
-_NOWHERE_TO = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)
 
 
 def main(args: Sequence[str]) -> int:
     """Run the command line and return its exit code.
 
-    An error of ours becomes one sentence on stderr, without a traceback; anything else is a fault of ours and
-    keeps its traceback, for whoever mends it.
+    An expected error becomes one sentence on stderr. Any other error is a bug in Ava and keeps its traceback.
     """
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a terminal without UTF-8 shows `?`, and ends nothing
+        if isinstance(stream, io.TextIOWrapper):  # a terminal without UTF-8 shows `?` instead of failing
             stream.reconfigure(errors="replace")
+    two = " ".join(args[:2])
     try:
-        build(args)(args=_one_word(args), prog_name="ava")
+        build(args)(args=[two, *args[2:]] if two in TWO_WORDS else list(args), prog_name="ava")
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     except KeyboardInterrupt:
@@ -106,7 +102,16 @@ def main(args: Sequence[str]) -> int:
 
 
 def build(args: Sequence[str] = ()) -> typer.Typer:
-    """Return the app with the commands that these arguments need; with all for help and unknown words."""
+    """Return the app with the commands that these arguments need; all commands for help and unknown words."""
+    app = new_app()
+    first = first_word(args)
+    for module in dict.fromkeys([COMMANDS[first]] if first in COMMANDS else COMMANDS.values()):
+        import_module(module).register(app)
+    return app
+
+
+def new_app() -> typer.Typer:
+    """Return the app without commands."""
     app = typer.Typer(
         name="ava",
         help="Background subagents with a price tag: approved before they run, capped while they run.",
@@ -117,32 +122,35 @@ def build(args: Sequence[str] = ()) -> typer.Typer:
         pretty_exceptions_enable=False,
     )
     app.callback()(_options)
-    first = _first_word(args)
-    for module in dict.fromkeys([COMMANDS[first]] if first in COMMANDS else COMMANDS.values()):
-        import_module(module).register(app)
     return app
 
 
-def _first_word(args: Sequence[str]) -> str:
-    """Return the command that is meant: the first word that belongs to no option before it."""
+def first_word(args: Sequence[str]) -> str:
+    """Return the command: the first word that is neither an option nor an option's value."""
     left = iter(args)
     for arg in left:
-        if arg in _WITH_VALUE:
+        if arg in _OPTIONS_WITH_VALUE:
             next(left, None)
         elif not arg.startswith("-"):
             return arg
     return ""
 
 
-def _one_word(args: Sequence[str]) -> list[str]:
-    """Return the arguments with a command of two words as one, for its first word is a command by itself."""
-    two = " ".join(args[:2])
-    return [two, *args[2:]] if two in TWO_WORDS else list(args)
-
-
 def heading(root: DataRoot) -> None:
-    """Begin a screen: its first line names the data root."""
+    """Print the first line of a screen, which names the data root."""
     typer.echo(f"Data root: {root.path}")
+
+
+def refuse_in_subagent(command: str) -> None:
+    """Refuse a command that is called by a subagent.
+
+    Raises:
+        BadInput: This process belongs to a subagent.
+    """
+    if os.environ.get("AVA_RUN_ID"):
+        from ava_server.service.runtime import refuse_recursion
+
+        raise BadInput(f"{command}: {refuse_recursion()}.")
 
 
 def _show_version(wanted: bool) -> None:
@@ -155,59 +163,53 @@ def _show_version(wanted: bool) -> None:
 
 def _options(
     context: typer.Context,
-    url: Annotated[
-        str | None,
-        typer.Option(
-            "--url", metavar="URL", show_default=False, help="Decide at a server elsewhere (approve, reject)."
-        ),
-    ] = None,
+    url: Annotated[str | None, typer.Option(metavar="URL", help="Decide on another server (approve, reject).")] = None,
     token_file: Annotated[
-        Path | None,
-        typer.Option("--token-file", metavar="FILE", show_default=False, help="With --url: the token, else AVA_TOKEN."),
+        Path | None, typer.Option(metavar="FILE", help="File with the token for --url; default: AVA_TOKEN.")
     ] = None,
     version: Annotated[
-        bool,
-        typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True),
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Take what stands before the command; the help text is the app's."""
+    """Take the options before the command; the help text is the app's."""
     if url is None and token_file is None:
         return
     if url is None:
-        raise BadInput("--token-file: it is for a server elsewhere; name it with --url.")
-    if context.invoked_subcommand not in ELSEWHERE:
-        raise BadInput(f"--url: only {' and '.join(ELSEWHERE)} work at a server elsewhere.")
-    from ava_server.cli.door_there import Elsewhere
-
-    context.obj = Elsewhere(url, token_file)
+        raise BadInput("--token-file: it needs --url, the server that the token is for.")
+    if context.invoked_subcommand not in REMOTE_COMMANDS:
+        raise BadInput(f"--url: only {' and '.join(REMOTE_COMMANDS)} work on another server.")
+    context.obj = (url, token_file)
 
 
 def _report(error: BaseException) -> int:
-    """Tell a person of an error and return its exit code, also where a task group has wrapped it."""
+    """Print an error and return its exit code; a task group may have wrapped it."""
+    from ava_server.cli.terminal import ReaderGone, tell
+
     leaves = list(_leaves(error))
     if any(isinstance(leaf, KeyboardInterrupt) for leaf in leaves):
         return INTERRUPTED
     if any(isinstance(leaf, ReaderGone) for leaf in leaves):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left unwritten goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # drops what is still buffered
         return READER_GONE
+    # An error of writing that names no file is one of writing our output.
     unwritten = [
-        leaf for leaf in leaves if isinstance(leaf, OSError) and leaf.errno in _NOWHERE_TO and not leaf.filename
+        leaf for leaf in leaves if isinstance(leaf, OSError) and leaf.errno in _UNWRITABLE and not leaf.filename
     ]
-    if unwritten:  # it names no file: what could not be written is what was to be shown
+    if unwritten:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        typer.echo(f"ava: the output could not be written: {unwritten[0].strerror}; what was done is done", err=True)
+        typer.echo(
+            f"ava: the output could not be written: {unwritten[0].strerror}; the command's work is done", err=True
+        )
         return CONFIGURATION
     codes = [next((_CODES[kind] for kind in type(leaf).__mro__ if kind in _CODES), None) for leaf in leaves]
     if codes[0] is not None and None not in codes:
-        from ava_server.cli.terminal import tell
-
         tell(f"ava: {_explained(leaves[0])}")
         return codes[0]
     from ava_server.core.shutdown import harmless
 
     sys.stderr.write(harmless("".join(traceback.format_exception(error))))
     typer.echo(
-        f"ava: this is a fault of Ava's own ({type(leaves[0]).__name__}), not of yours. "
+        f"ava: this is a fault of Ava's own ({type(leaves[0]).__name__}), not yours. "
         "Please report it with the lines above.",
         err=True,
     )
@@ -215,7 +217,7 @@ def _report(error: BaseException) -> int:
 
 
 def _explained(error: BaseException) -> str:
-    """Return an error's text, and where a key would mend it how one is given."""
+    """Return an error's text, with how to set a key where one is missing."""
     provider = error.needs_key if isinstance(error, AvaError) else None
     if provider is None:
         return str(error)

@@ -9,7 +9,7 @@ import anyio
 import anyio.abc
 
 from ava_server.cli.app import INTERRUPTED
-from ava_server.cli.at_desk import silent
+from ava_server.cli.service_client import ignore_progress
 from ava_server.cli.terminal import ask, interrupts, someone_there, tell
 from ava_server.cli.watching import Watching
 
@@ -100,6 +100,6 @@ class Attending:
         from ava_server.service.responses import FAILED
 
         given = {"subagent_id": run_id, "reason": "cancelled at the terminal"}
-        answer = await self._desk.call("cancel_subagent", given, silent)
+        answer = await self._desk.call("cancel_subagent", given, ignore_progress)
         if answer.status == FAILED:
             failed.append(f"The end of {run_id} is not on the record: {answer.message}")

@@ -1,34 +1,203 @@
-"""`ava completion SHELL`: the script that teaches a shell to complete commands, options, roles and ids."""
+"""Shell completion: `ava completion SHELL`, and the values that TAB offers.
+
+Typer writes the scripts and completes commands and options. A shell asks at every TAB, so only the module of the typed
+command is imported, and the log is read without opening it for writing. Nothing is created, nothing goes to stderr, and
+an error offers nothing. Offered words need no quoting in any shell, and no description comes from a model or a task.
+"""
 
 from __future__ import annotations
 
-from importlib import resources
-from typing import Annotated
+import contextlib
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Annotated, Any, NoReturn, cast
 
 import typer
 
-from ava_server.cli.terminal import write
 from ava_server.core.errors import BadInput
-from ava_server.core.ids import did_you_mean
+
+Offer = tuple[str, str]
+"""A word, and its description."""
 
 SHELLS = ("bash", "zsh", "fish")
+COMPLETE_VARIABLE = "_AVA_COMPLETE"
+MOST = 200
+TIERS = ("fast", "balanced", "deep")
+EVENT_TYPES = (
+    "error", "tool", "cost", "thinking", "spawn", "complete", "message", "session",
+    "UserMessage", "AssistantMessage", "ToolCall", "ToolResult", "SubagentSpawn", "SubagentComplete",
+    "ExtendedThinking", "CostUpdate", "ErrorOccurred", "SessionStart", "SessionEnd", "SpawnProposed", "SpawnDecided",
+    "RunClaimed", "RunPaused", "RunResumed", "RunStarted", "CostReserved", "Activity", "GuardrailTripped", "PlanReady",
+    "WorktreeReady", "WorkChecked", "CancelRequested", "RunEnded", "SettingsChanged", "LogErased",
+)  # fmt: skip
+"""Short names, then exact ones. Importing these and the tiers would take too long; a test compares them."""
+_SAFE_WORD = re.compile(r"[A-Za-z0-9_./:@+-]+")
+_ROLE_NAME = re.compile(r"^name:\s*[\"']?([A-Za-z0-9_-]{1,80})[\"']?\s*$", re.MULTILINE)
+_HEAD_CHARS = 4_000
+_BUSY_S = 0.1
+_ZSH_SETUP = "(( $+functions[compdef] )) || { autoload -Uz compinit && compinit }"
+_RUNS = "SELECT id, role || ', ' || state FROM runs WHERE user_id = ? AND {} ORDER BY created_us DESC LIMIT ?"
+_PROPOSALS = (
+    "SELECT p.pending_id, r.role FROM proposals AS p JOIN runs AS r ON r.id = p.run_id"
+    " WHERE p.user_id = ? AND p.state = 'awaiting_approval'"
+    " AND p.expires_us > 1000000 * CAST(strftime('%s', 'now') AS INTEGER) ORDER BY p.created_us DESC LIMIT ?"
+)
+_GROUPS = (
+    "SELECT g.id, (SELECT count(*) FROM runs WHERE group_id = g.id) || ' runs' FROM groups AS g"
+    " WHERE g.user_id = ? ORDER BY g.created_us DESC LIMIT ?"
+)
 
 
 def register(app: typer.Typer) -> None:
     """Add `ava completion` to the app."""
-    app.command("completion", short_help="A script by which bash, zsh or fish completes words of ava.")(
-        completion_command
-    )
+    app.command("completion", short_help="Print the completion script for bash, zsh or fish.")(completion_command)
 
 
 def completion_command(
-    shell: Annotated[str, typer.Argument(metavar="SHELL", help="bash, zsh or fish.")],
+    shell: Annotated[
+        str, typer.Argument(metavar="SHELL", help="bash, zsh or fish.", autocompletion=lambda: list(SHELLS))
+    ],
 ) -> None:
-    """Print the script by which a shell completes commands, options, roles and ids.
+    """Print a script that completes commands, options, roles and ids.
 
     bash: `eval "$(ava completion bash)"` in ~/.bashrc; zsh: the same with zsh in ~/.zshrc; fish:
     `ava completion fish | source` in ~/.config/fish/config.fish.
     """
+    from typer._completion_shared import get_completion_script
+
+    from ava_server.core.ids import did_you_mean
+
     if shell not in SHELLS:
-        raise BadInput(f"no shell {shell[:40]!r}; {did_you_mean(shell, SHELLS)}known: {', '.join(SHELLS)}")
-    write(resources.files("ava_server.cli.shells").joinpath(f"ava.{shell}").read_text("utf-8").rstrip("\n"))
+        raise BadInput(f"unknown shell {shell[:40]!r}; {did_you_mean(shell, SHELLS)}known: {', '.join(SHELLS)}")
+    script = get_completion_script(prog_name="ava", complete_var=COMPLETE_VARIABLE, shell=shell)
+    if shell == "zsh":  # the script itself needs completion to be set up
+        comment, _, rest = script.partition("\n")
+        script = f"{comment}\n{_ZSH_SETUP}\n{rest}"
+    typer.echo(script)
+
+
+def complete() -> NoReturn:
+    """Answer a shell that asks what to offer at TAB, and exit."""
+    from typer._completion_classes import completion_init
+
+    from ava_server.cli.app import COMMANDS, build, first_word, new_app
+
+    words = _typed_words()
+    sys.modules["rich"] = cast("Any", None)  # typer would import all of it to clean help texts, which are plain
+    with open(os.devnull, "w", encoding="utf-8") as null, contextlib.redirect_stderr(null):  # noqa: PTH123
+        try:
+            completion_init()
+            if first_word(words) in COMMANDS:
+                app = build(words)
+            else:  # their names are enough
+                app = new_app()
+                for name in COMMANDS:
+                    app.command(name)(lambda: None)
+            app(args=[], prog_name="ava")
+        except Exception:  # TAB asks no question that an error could answer
+            raise SystemExit(1) from None
+    raise SystemExit(0)
+
+
+def _typed_words() -> list[str]:
+    """Return what was typed after `ava`, and let Typer see a command of two words as one."""
+    from ava_server.cli.app import TWO_WORDS
+
+    variable = "_TYPER_COMPLETE_ARGS" if "_TYPER_COMPLETE_ARGS" in os.environ else "COMP_WORDS"
+    line = os.environ.get(variable, "")
+    for command in TWO_WORDS:
+        if f" {command} " in line:
+            os.environ[variable] = line.replace(f" {command} ", f" '{command}' ", 1)
+            os.environ["COMP_CWORD"] = str(int(os.environ.get("COMP_CWORD", "1")) - 1)
+    return line.split()[1:]
+
+
+def _callback(source: Callable[[], Iterable[Offer]]) -> Callable[[typer.Context, str], list[Offer]]:
+    """Return a callback for Typer; after a comma it completes the last of several values."""
+
+    def offers(ctx: typer.Context, incomplete: str) -> list[Offer]:
+        head, comma, _typed = incomplete.rpartition(",")
+        several = [cast("Iterable[str]", each) for each in ctx.params.values() if isinstance(each, list | tuple)]
+        taken = {*head.split(","), *(word for words in several for word in words)}
+        with contextlib.suppress(Exception):
+            return [
+                (f"{head}{comma}{word}", about)
+                for word, about in source()
+                if _SAFE_WORD.fullmatch(word) and word not in taken
+            ]
+        return []
+
+    return offers
+
+
+def _query_log(*statements: str) -> Iterator[Offer]:
+    """Yield this user's rows, without creating a file beside the log."""
+    import sqlite3
+
+    from ava_server.core.data_root import find_data_root, os_user
+
+    db = find_data_root().db
+    if not db.is_file():
+        return
+    in_use = all(db.with_name(db.name + end).is_file() for end in ("-wal", "-shm"))
+    uri = f"{db.absolute().as_uri()}?mode=ro{'' if in_use else '&immutable=1'}"
+    with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=_BUSY_S)) as connection:
+        for sql in statements:
+            yield from connection.execute(sql, (os_user(), MOST))
+
+
+def _log_callback(*statements: str) -> Callable[[typer.Context, str], list[Offer]]:
+    return _callback(lambda: _query_log(*statements))
+
+
+def _roles() -> Iterator[Offer]:
+    from importlib import resources
+
+    from ava_server.core.data_root import find_data_root
+
+    here = Path.cwd()
+    project = next((folder for folder in (here, *here.parents) if (folder / ".git").exists()), here)
+    for folder in (resources.files("ava_roles"), find_data_root().roles, project / ".ava" / "roles"):
+        for file in list(folder.iterdir())[:MOST] if folder.is_dir() else ():
+            if file.name.endswith(".md") and file.is_file():
+                with contextlib.suppress(OSError, UnicodeDecodeError), file.open("r", encoding="utf-8") as text:
+                    head = text.read(_HEAD_CHARS)
+                    found = _ROLE_NAME.search(head) if head.startswith("---") else None
+                    if found is not None:
+                        yield found[1], ""
+
+
+def _hosts() -> Iterator[Offer]:
+    from ava_server.hosts.known import HOSTS
+
+    return ((name, host.title) for name, host in HOSTS.items())
+
+
+def _providers() -> Iterator[Offer]:
+    from ava_server.config.keys import PROVIDERS
+
+    return ((name, "") for name in PROVIDERS)
+
+
+def _notes() -> Iterator[Offer]:
+    from ava_server.core.data_root import find_data_root
+
+    return ((file.stem, "") for file in sorted(find_data_root().memory.glob("*.md"))[:MOST])
+
+
+_OPEN = "state IN ('queued', 'running', 'awaiting_approval')"
+_UNENDED = "state IN ('queued', 'running')"
+all_runs = _log_callback(_RUNS.format("1"))
+ended_runs = _log_callback(_RUNS.format("ended_us IS NOT NULL"))
+unended_runs = _log_callback(_RUNS.format(_UNENDED))
+runs_with_result = _log_callback(_RUNS.format("result_seq IS NOT NULL"))
+open_runs_and_groups = _log_callback(_RUNS.format(_OPEN), _GROUPS)
+proposals = _log_callback(_PROPOSALS)
+groups = _log_callback(_GROUPS)
+agents = _callback(lambda: [("ava", "the orchestrator"), *_query_log(_RUNS.format("1"))])
+roles, hosts, providers, notes = map(_callback, (_roles, _hosts, _providers, _notes))
+tiers = _callback(lambda: [(tier, "") for tier in TIERS])
+event_types = _callback(lambda: [(name, "") for name in EVENT_TYPES])

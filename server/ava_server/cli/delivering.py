@@ -11,8 +11,8 @@ import anyio
 import anyio.to_thread
 
 from ava_server.cli.app import CONFIGURATION
+from ava_server.cli.artifacts import SavedFiles, save_artifacts
 from ava_server.cli.results import result_text
-from ava_server.cli.saving import Saved, save_artifacts
 from ava_server.cli.showing import show_results
 from ava_server.cli.terminal import harmless_json, say, tell, write
 from ava_server.core.errors import BadInput
@@ -49,13 +49,13 @@ async def deliver(
     Raises:
         BadInput: The file cannot be written.
     """
-    from ava_server.cli.reading import note_fetched, whole_answer
+    from ava_server.cli.log_access import note_fetched, whole_answer
     from ava_server.cli.views import exit_code
     from ava_server.core.ids import label
 
     found = [await whole_answer(runtime.store, run_id, runtime.instances.alive) for run_id in run_ids]
     answers = [answer for _run, answer in found]
-    saved: dict[str, Saved] = {}
+    saved: dict[str, SavedFiles] = {}
     for answer in answers if artifacts is not None else ():
         assert artifacts is not None
         source = runtime.settings.paths.artifacts / answer.subagent_id
@@ -82,7 +82,7 @@ async def deliver(
     return next((code for code in codes if code), CONFIGURATION if faults else 0)
 
 
-def _json_of(runtime: Runtime, answers: Sequence[RunAnswer], saved: dict[str, Saved]) -> str:
+def _json_of(runtime: Runtime, answers: Sequence[RunAnswer], saved: dict[str, SavedFiles]) -> str:
     values: list[dict[str, Any]] = []
     for answer in answers:
         copied = saved.get(answer.subagent_id)

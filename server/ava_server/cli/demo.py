@@ -1,20 +1,25 @@
-"""`ava demo`: the whole way once, for nothing: a real server, a real MCP client, a real folder.
+"""`ava demo`: a complete example without key or cost: a real server, a real MCP client, a real folder.
 
-The server is a child process with a data root of its own and an environment without keys, so that nothing of this
-machine's Ava is touched and nothing can cost anything.
+The server is a child process with its own data root and an environment without keys: it touches nothing of this
+machine's Ava, and nothing can cost anything.
 """
 
 from __future__ import annotations
 
+import keyword
+import math
 import os
+import re
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Generator
+from collections import Counter, defaultdict
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from importlib.resources import files
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Any
 
 import anyio
@@ -22,7 +27,7 @@ import typer
 
 from ava_server.cli.app import INTERRUPTED, NOT_APPROVED, heading
 from ava_server.cli.terminal import Progress, agrees, columns, cut, say, someone_there
-from ava_server.core.data_root import DataRoot
+from ava_server.core.data_root import DataRoot, home_folder
 from ava_server.core.errors import AvaError, BadInput
 
 if TYPE_CHECKING:
@@ -32,20 +37,33 @@ if TYPE_CHECKING:
 
 POLL_S = 0.05
 WITHIN_S = 60.0
-"""The demo takes a few seconds; a server that answers nothing for so long never will."""
+"""The demo takes a few seconds; a server that is silent this long has failed."""
 LOG_LINES = 8
+DOCS_QUESTION = "Who approves a subagent, what may it cost at most, and what happens when a cap is reached?"
+"""The question about the shipped documentation."""
+FILES_MOST = 400
+CHARS_MOST = 60_000
+"""The characters of one file that count."""
+LOOK_S = 2.0
+DOCUMENTS_MOST = 5
+WORDS = 3
 _TOOLS = ["read_file", "search_codebase", "search_and_read", "scratchpad"]
-_PASSED_ON = ("PYTHONPATH", "SYSTEMROOT", "TMPDIR", "LANG", "LC_ALL")
+_ENVIRONMENT = ("PYTHONPATH", "SYSTEMROOT", "TMPDIR", "LANG", "LC_ALL")
+_HEADING = re.compile(r"^#+ .*$", re.MULTILINE)
+_WORD = re.compile(r"[^\W\d_]{4,24}")
+_CODE = frozenset(keyword.kwlist) | frozenset(
+    ["args", "const", "function", "null", "self", "string", "this", "true", "void"]
+)
 
 
 def register(app: typer.Typer) -> None:
     """Add `ava demo` to the app."""
-    app.command("demo", short_help="The whole way once, in a few seconds, without a key.")(demo_command)
+    app.command("demo", short_help="Run a complete example: no key, no cost.")(demo_command)
 
 
 @dataclass
 class Demo:
-    """What the demo reads and asks, where it keeps what happens, and the run that it has started."""
+    """What the demo reads and asks, its data root, and the id of the run that it has started."""
 
     root: DataRoot
     folder: Path
@@ -57,48 +75,39 @@ class Demo:
 
 def demo_command(
     folder: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="[FOLDER]", show_default=False, help="What to read; Ava's own documentation if left out."
-        ),
+        Path | None, typer.Argument(metavar="[FOLDER]", help="The folder to read; default: Ava's documentation.")
     ] = None,
-    task: Annotated[
-        str | None, typer.Option(show_default=False, help="What to ask in place of a made-up question.")
-    ] = None,
+    task: Annotated[str | None, typer.Option(help="What to ask; default: a question made from the folder.")] = None,
     scripted: Annotated[bool, typer.Option("--scripted", help="Let a script play the language model.")] = False,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep the data root of the demo, with its log.")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the demo's data root, with its log.")] = False,
 ) -> None:
-    """Show proposal, approval, progress, result and log in a few seconds, without a key and for nothing."""
-    from ava_server.cli import demo_folder
-
-    named = demo_folder.checked_folder(folder) if folder is not None else None
+    """Show proposal, approval, progress, result and log in a few seconds, without a key and without cost."""
+    named = checked_folder(folder) if folder is not None else None
     if task is not None and not task.strip():
-        raise BadInput("--task: empty text was given; say what to look for, or leave it out")
+        raise BadInput("--task: the text is empty; say what to look for, or leave it out")
     demo: Demo | None = None
     try:
-        with _temporary(keep) as place:
+        with _temporary_folder(keep) as place:
             root = DataRoot(place / "data")
             root.create()
-            where = named or demo_folder.copied_docs(place)
-            question = demo_folder.question_about(where) if named or task else demo_folder.DOCS_QUESTION
+            # A copy: an installed package often lies in a hidden folder of a home, where no subagent may read.
+            where = named or Path(shutil.copytree(shipped_docs(), place / "docs"))
+            question = question_about(where) if named or task else DOCS_QUESTION
             heading(root)
             demo = Demo(root, where, task or question, scripted, keep)
-            code = anyio.run(_demo, demo, place)
+            code = anyio.run(_run, demo, place)
     except KeyboardInterrupt:
         what = f"{demo.started} had been started, and ended with it" if demo and demo.started else "nothing was started"
         say(f"\nStopped; {what}.")
         code = INTERRUPTED
     if demo is not None:
-        say()
-        if keep:
-            say(f"Kept: AVA_DATA_ROOT={demo.root.path} ava logs")
-        else:
-            say("The demo's data root is removed; --keep keeps it.")
+        kept = f"Kept: AVA_DATA_ROOT={demo.root.path} ava logs"
+        say("\n" + (kept if keep else "The demo's data root is removed; --keep keeps it."))
     raise typer.Exit(code)
 
 
 @contextmanager
-def _temporary(keep: bool) -> Generator[Path]:
+def _temporary_folder(keep: bool) -> Generator[Path]:
     place = Path(tempfile.mkdtemp(prefix="ava-demo-")).resolve()
     try:
         yield place
@@ -107,12 +116,12 @@ def _temporary(keep: bool) -> Generator[Path]:
             shutil.rmtree(place, ignore_errors=True)
 
 
-async def _demo(demo: Demo, place: Path) -> int:
+async def _run(demo: Demo, place: Path) -> int:
     from mcp import Client, StdioServerParameters
 
-    environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+    environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
     environment["AVA_DATA_ROOT"] = str(demo.root.path)
-    environment["AVA_WORKSPACE"] = str(demo.folder)  # else the temporary folder's surroundings would decide
+    environment["AVA_WORKSPACE"] = str(demo.folder)  # else what is around the temporary folder would decide
     if demo.scripted:
         from ava_server.models.selection import SCRIPTED
 
@@ -122,18 +131,18 @@ async def _demo(demo: Demo, place: Path) -> int:
     )
     say("Starting `ava serve` and connecting to it as an MCP host does …")
     async with Client(server, read_timeout_seconds=WITHIN_S) as client:
-        return await _Host(client, demo).play()
+        return await _DemoHost(client, demo).run()
 
 
-class _Host:
-    """Plays the host: calls the tools, and shows what they answer."""
+class _DemoHost:
+    """Plays the host: calls the tools, and shows their answers."""
 
     def __init__(self, client: Client, demo: Demo) -> None:
         self._client = client
         self._demo = demo
 
-    async def play(self) -> int:
-        """Go the whole way, and return the exit code."""
+    async def run(self) -> int:
+        """Go from proposal to log, and return the exit code."""
         proposal = await self._call(
             "spawn_subagent",
             role="researcher",
@@ -142,29 +151,25 @@ class _Host:
             tools=_TOOLS,
             name="demo",
         )
-        say()
-        say("-- Proposed (spawn_subagent). Nothing has started. --")
+        say("\n-- Proposed (spawn_subagent). Nothing has started. --")
         say(str(proposal["message"]))
         if self._demo.scripted:
             say("The model is a script that comes with Ava, not a language model.")
         else:
-            say("The demo always uses the offline reader, whatever keys you have: it can cost nothing.")
-        approved = await self._approved(proposal)
-        if not approved:
+            say("The demo always uses the offline reader, even if you have keys: it costs nothing.")
+        if not await self._approve(proposal):
             return NOT_APPROVED
-        run = await self._watched(str(proposal["subagent_id"]))
-        await self._show_result(run)
-        await self._show_log(run)
+        run = await self._watch(str(proposal["subagent_id"]))
+        await self._show_result_and_log(run)
         return 0 if run.state == "success" else 1
 
-    async def _approved(self, proposal: dict[str, Any]) -> bool:
-        say()
-        say("-- Approval (confirm_spawn), letter for letter: --")
+    async def _approve(self, proposal: dict[str, Any]) -> bool:
+        say("\n-- Approval (confirm_spawn), letter for letter: --")
         say(str(proposal["approval_line"]))
+        agreed = True
         if someone_there():
             agreed = await agrees("Start it?")
         else:
-            agreed = True
             say("There is no terminal to ask on, so the demo approves it by itself.")
         ids = [proposal["pending_id"]]
         if not agreed:
@@ -175,67 +180,165 @@ class _Host:
         await self._call("confirm_spawn", pending_ids=ids, approving=[proposal["approval_line"]])
         return True
 
-    async def _watched(self, run_id: str) -> RunAnswer:
-        """Show what the run does until it has ended, and return it with its result."""
-        say()
-        say("-- Running in the background (check_subagent) --")
+    async def _watch(self, run_id: str) -> RunAnswer:
+        """Show the run's progress until its end, and return it with its whole result."""
+        from ava_server.service.responses import RunAnswer
+
+        say("\n-- Running in the background (check_subagent) --")
         progress = Progress(every_s=0.0, err=False)
         began = time.monotonic()
         while True:
-            run = await self._checked(run_id)
-            doing = f" · {run.untrusted_activity}" if run.untrusted_activity else ""
-            progress.show(f"{run.status_line}{doing}")
+            answer = await self._call("check_subagent", subagent_id=run_id)
+            run = RunAnswer.model_validate(answer["runs"][0])
+            activity = f" · {run.untrusted_activity}" if run.untrusted_activity else ""
+            progress.show(f"{run.status_line}{activity}")
             if run.untrusted_result is not None:
                 progress.end(keep=True)
-                return await self._whole(run)
+                # A tool's answer is a page of the result; the resource is all of it.
+                whole = await self._client.read_resource(f"ava://runs/{run_id}")
+                return RunAnswer.model_validate_json(str(getattr(whole.contents[0], "text", "")))
             if time.monotonic() - began > WITHIN_S:
                 raise AvaError(f"{run_id} has not ended within {WITHIN_S:.0f} s; it is {run.state}")
             await anyio.sleep(POLL_S)
 
-    async def _whole(self, run: RunAnswer) -> RunAnswer:
-        """Return the whole of a result: an answer of a tool is a page of it, the resource is all."""
-        from ava_server.service.responses import RunAnswer
-
-        found = await self._client.read_resource(f"ava://runs/{run.subagent_id}")
-        return RunAnswer.model_validate_json(str(getattr(found.contents[0], "text", "")))
-
-    async def _show_result(self, run: RunAnswer) -> None:
+    async def _show_result_and_log(self, run: RunAnswer) -> None:
+        from ava_audit.units import day_of, now_us
         from ava_server.cli.showing import show_results
 
-        say()
-        say("-- Result --")
+        say("\n-- Result --")
         show_results([run], brief=True)
-
-    async def _show_log(self, run: RunAnswer) -> None:
-        from ava_audit.units import day_of, now_us
-
-        logs = self._demo.root.logs
         entries = await self._call("read_ava_logs", subagent_id=run.subagent_id, last_n=LOG_LINES)
-        say()
-        say("-- On the record (read_ava_logs), the last lines --")
+        say("\n-- In the log (read_ava_logs), the last lines --")
         for line in entries["untrusted_entries"]:
             say(cut(line, columns() if sys.stdout.isatty() else 160))
-        if not self._demo.keep:
-            return
-        say()
-        say(f"The log: {self._demo.root.db}")
-        say(f"As JSON lines: {logs / 'ava' / (day_of(now_us()) + '.jsonl')}")
-        say(f"               {logs / 'subagents' / (run.subagent_id + '.jsonl')}")
-
-    async def _checked(self, run_id: str) -> RunAnswer:
-        from ava_server.service.responses import RunAnswer
-
-        answer = await self._call("check_subagent", subagent_id=run_id)
-        return RunAnswer.model_validate(answer["runs"][0])
+        if self._demo.keep:
+            logs = self._demo.root.logs
+            say(f"\nThe log: {self._demo.root.db}")
+            say(f"As JSON lines: {logs / 'ava' / (day_of(now_us()) + '.jsonl')}")
+            say(f"               {logs / 'subagents' / (run.subagent_id + '.jsonl')}")
 
     async def _call(self, tool: str, **arguments: Any) -> dict[str, Any]:
-        """Call a tool and return the structured form of its answer.
+        """Call a tool and return its structured answer.
 
         Raises:
-            BadInput: It failed; says what the server said.
+            BadInput: It failed; with the server's message.
         """
         result = await self._client.call_tool(tool, arguments)
         answer: dict[str, Any] = result.structured_content or {}
         if result.is_error:
             raise BadInput(str(answer.get("message", f"{tool} failed without a reason")))
         return answer
+
+
+# -- the folder, and a question about it ------------------------------------------------------------------------------
+
+
+def shipped_docs() -> Path:
+    """Return the documentation's folder: in the installed package, or beside it in a checkout.
+
+    Raises:
+        AvaError: This installation has none.
+    """
+    package = Path(str(files("ava_server")))
+    for folder in (package / "_docs", package.parents[1] / "docs"):
+        if (folder / "index.md").is_file():
+            return folder
+    raise AvaError("This installation has no documentation to read; name a folder: ava demo FOLDER")
+
+
+def checked_folder(folder: Path) -> Path:
+    """Return a named folder as an absolute path.
+
+    Raises:
+        BadInput: It is missing, not a folder, unreadable, or never read by subagents.
+    """
+    try:
+        folder = folder.expanduser()
+    except RuntimeError:
+        raise BadInput(f"FOLDER: {folder} names an unknown home; give an absolute path") from None
+    folder = folder.absolute()
+    place = folder.resolve()
+    if place.parent == place:
+        raise BadInput(f"FOLDER: {folder} is the whole file system, which is never read; name a folder in it")
+    if place == home_folder().resolve():
+        raise BadInput(f"FOLDER: a home folder itself is never read; name one inside {folder}")
+    try:
+        if not folder.exists():
+            raise BadInput(f"FOLDER: {folder} does not exist; name a folder with text in it, or none")
+        if not folder.is_dir():
+            raise BadInput(f"FOLDER: {folder} is not a folder; name the folder that it is in")
+        next(folder.iterdir(), None)
+    except OSError as error:
+        raise BadInput(f"FOLDER: {folder} cannot be read: {error.strerror}; name another one") from None
+    return folder
+
+
+def question_about(folder: Path) -> str:
+    """Return a question about the folder, made of its most telling words. Blocks for 2 s at most.
+
+    Raises:
+        BadInput: There is no text in it.
+    """
+    words = telling_words(_texts(folder))
+    if not words:
+        raise BadInput(f"FOLDER: there is no text to read in {folder}; name a folder with text files in it")
+    listed = words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+    return f"What do these files say about {listed}?"
+
+
+def telling_words(texts: Iterable[str]) -> list[str]:
+    """Return the words that are typical of some texts, by tf-idf; words of headings count ten times."""
+    from ava_server.models.offline import stopwords
+
+    weights: dict[str, float] = defaultdict(float)
+    spread: Counter[str] = Counter()
+    count = 0
+    for text in texts:
+        found = Counter(word.lower() for word in _WORD.findall(text))
+        for title in _HEADING.findall(text):
+            for word in _WORD.findall(title):
+                found[word.lower()] += 9
+        count += bool(found)
+        for word, times in found.items():
+            weights[word] += 1 + math.log(times)
+            spread[word] += 1
+    scored = {word: weight * math.log((count + 1) / spread[word]) for word, weight in weights.items()}
+    ignored = stopwords() | _CODE
+    chosen: list[str] = []
+    for word in sorted(scored.keys() - ignored, key=lambda word: (-scored[word], word)):
+        if len(chosen) < WORDS and all(word[:5] != other[:5] for other in chosen):  # no second form of a word
+            chosen.append(word)
+    return chosen
+
+
+def _texts(folder: Path) -> Iterator[str]:
+    """Yield the texts of the files that the subagent's search would look at."""
+    from ava_roles.errors import RolesError, ToolFailed
+    from ava_roles.sandbox.paths import Root
+    from ava_roles.tools import documents
+    from ava_roles.tools.text_files import WalkFilter, decoded
+
+    try:
+        root = Root.open(folder)
+    except (OSError, RolesError) as error:
+        raise BadInput(f"FOLDER: {folder} cannot be opened: {error}; name another one") from None
+    until = time.monotonic() + LOOK_S
+    read_documents = 0
+    try:
+        for number, entry in enumerate(root.walk("", limit=FILES_MOST * 10, keep=WalkFilter(root))):
+            if number >= FILES_MOST or time.monotonic() > until:
+                return
+            document = PurePosixPath(entry.name).suffix.lower() in (".pdf", ".docx")
+            read_documents += document
+            try:
+                if not document:
+                    data, cut_off = root.read(entry.name, CHARS_MOST)
+                    yield decoded(data, cut=cut_off) or ""
+                elif read_documents <= DOCUMENTS_MOST:
+                    data, _ = root.read(entry.name, 10_000_000)
+                    pages = documents.read_pdf(data, count=10).pages if documents.is_pdf(data) else ()
+                    yield " ".join(text for _, text in pages) if pages else documents.read_docx(data)
+            except ToolFailed:
+                continue
+    finally:
+        root.close()

@@ -1,4 +1,4 @@
-"""`ava erase S-…`: the words of one ended run go, now; that it ran, and what it cost, stays."""
+"""`ava erase S-…`: erases one finished run's content; its metadata and cost stay."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import anyio
 import typer
 
 from ava_server.cli.app import heading
-from ava_server.cli.terminal import Progress, agrees, say, someone_there, tell
+from ava_server.cli.completion import ended_runs
+from ava_server.cli.terminal import Progress, confirm, say, tell
 from ava_server.core.data_root import find_data_root
-from ava_server.core.errors import BadInput, Refused
+from ava_server.core.errors import BadInput
 
 if TYPE_CHECKING:
     from ava_audit.rows import RunRow
@@ -21,37 +22,37 @@ if TYPE_CHECKING:
     from ava_server.core.data_root import DataRoot
 
 DONE_S = 300.0
-"""How long is waited for the files: the text index is rewritten, which takes seconds a gigabyte."""
+"""How long to wait for the files: rewriting the text index takes seconds per gigabyte."""
 LOOK_S = 0.1
 
-_GOES = (
-    "Goes for good: its task, context, messages, tool calls and outputs, result, artifacts and scratch files; the"
-    " orchestrator's calls and answers that carried them, also where one answer carried other runs besides; in the log,"
-    " the files under logs/ and the text index."
+_ERASED = (
+    "Erased for ever: its task, context, messages, tool calls and outputs, result, artifacts and scratch files; the"
+    " orchestrator's calls and answers that contain them, even an answer that also contains other runs; in the log, the"
+    " files under logs/ and the text index."
 )
-_STAYS = (
-    "Stays: that it ran, when, who approved it, its role, name, task_id, folders and limits, its turns, tokens and"
-    " cost, and the hash of every entry, so that the log still verifies."
+_KEPT = (
+    "Kept: that it ran, when, who approved it, its role, name, task_id, folders and limits, its turns, tokens and cost,"
+    " and the hash of every entry, so that the log still verifies."
 )
 _OUT_OF_REACH = (
-    "Out of reach: a later subagent that was given this one's words (erase that one too), searches that somebody typed,"
-    " your host's own transcript, the model provider, exports, backups and snapshots of the data root, and day files in"
-    " logs/ava that were set aside (set-aside in their name) because they are another log's."
+    "Not reached: a later subagent that was given this one's content (erase that one too), search queries, your host's"
+    " own transcript, the model provider, exports, backups and snapshots of the data root, and day files in logs/ava"
+    " that were set aside (set-aside in their name) because they belong to another log."
 )
 
 
 def register(app: typer.Typer) -> None:
     """Add `ava erase` to the app."""
-    app.command("erase", short_help="Erase the words of an ended run; that it ran and what it cost stays.")(
-        erase_command
-    )
+    app.command("erase", short_help="Erase a finished run's content; keep its metadata and cost.")(erase_command)
 
 
 def erase_command(
-    subagent: Annotated[str, typer.Argument(metavar="S-ID", help="The subagent, or its proposal (P-…).")],
+    subagent: Annotated[
+        str, typer.Argument(metavar="S-ID", help="The subagent, or its proposal (P-…).", autocompletion=ended_runs)
+    ],
     yes: Annotated[bool, typer.Option("--yes", help="Erase it without asking.")] = False,
 ) -> None:
-    """Erase the words of an ended run from log, files and index, after a question; there is no way back."""
+    """Erase a finished run's content from log, files and index, after a question. It cannot be undone."""
     from ava_server.config.settings import load_settings
 
     root = find_data_root()
@@ -60,34 +61,34 @@ def erase_command(
 
 
 async def _erase(root: DataRoot, settings: Settings, given: str, yes: bool) -> None:
-    from ava_server.cli.reading import find_run, open_log
+    from ava_server.cli.log_access import find_run, open_log
     from ava_server.core.ids import label
-    from ava_server.service.runtime import run_keeper_task
+    from ava_server.service.runtime import maintain_data_root
 
     entries = 0
     async with open_log(root) as store:
         run = await find_run(store, given)
         assert store is not None
-        before = await store.read(lambda view: _look(view, run))
+        before = await store.read(lambda view: _content(view, run))
         if before is None:
             raise BadInput(
-                f"{label(run)} has not ended ({run.state.replace('_', ' ')}), and what it still needs is not erased."
+                f"{label(run)} has not ended ({run.state.replace('_', ' ')}), and still needs its content."
                 f" Wait for its end, or end it with `ava cancel {run.id}`, then erase it."
             )
-        erased_us, words = before
-        tell("\n".join(_question(run, erased_us, words)))
-        if words and not await _agreed(run, yes):
-            raise Refused("Nothing was erased.")
+        erased_us, with_content = before
+        tell("\n".join(_summary(run, erased_us, with_content)))
+        if with_content and not yes:
+            await confirm(f"Erase the content of {label(run)} for ever?", "erased")
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(run_keeper_task, store, settings)  # for when no server does it
-            entries = await _all_of(store, run, words)
+            tasks.start_soon(maintain_data_root, store, settings)  # in case no server does it
+            entries = await _erase_all(store, run, with_content)
             tasks.cancel_scope.cancel()
-        if words:
-            say(f"Erased: the words of {entries:,} entries of {label(run)}, and the files that it left.")
+        if with_content:
+            say(f"Erased: the content of {entries:,} entries of {label(run)}, and its files.")
 
 
-def _look(view: View, run: RunRow) -> tuple[int | None, int] | None:
-    """Return when a run was erased (microseconds UTC), and how many entries have words; None while it goes on."""
+def _content(view: View, run: RunRow) -> tuple[int | None, int] | None:
+    """Return when a run was erased (microseconds UTC) and how many entries have content; None before its end."""
     from ava_audit.events import TRANSCRIPT_TYPES
     from ava_audit.retention import is_over
     from ava_server.service.erase import quoting_entries
@@ -99,67 +100,59 @@ def _look(view: View, run: RunRow) -> tuple[int | None, int] | None:
     return (last.ts_us if last is not None else None), own + len(quoting_entries(view, run))
 
 
-def _question(run: RunRow, erased_us: int | None, words: int) -> list[str]:
+def _summary(run: RunRow, erased_us: int | None, with_content: int) -> list[str]:
     from ava_audit.units import format_ts
     from ava_server.core.ids import label
 
-    when = f"{label(run)} was erased already, {format_ts(erased_us)}" if erased_us is not None else ""
-    if not words:
-        return [f"{when}; nothing is left to erase." if when else f"{label(run)} left no words: nothing is to erase."]
-    lines = [f"{when}; {words:,} entries about it have words again or still."] if when else []
-    if not when:
-        ended = f", ended {format_ts(run.ended_us)}" if run.ended_us is not None else ""
-        lines.append(f"{label(run)}: {run.state.replace('_', ' ')}{ended}; {words:,} entries have words.")
-    return [*lines, _GOES, _STAYS, _OUT_OF_REACH]
+    if erased_us is not None:
+        erased = f"{label(run)} was already erased, {format_ts(erased_us)}"
+        if not with_content:
+            return [f"{erased}; nothing is left to erase."]
+        return [f"{erased}; {with_content:,} entries about it have content again.", _ERASED, _KEPT, _OUT_OF_REACH]
+    if not with_content:
+        return [f"{label(run)} has no content: there is nothing to erase."]
+    ended = f", ended {format_ts(run.ended_us)}" if run.ended_us is not None else ""
+    state = f"{label(run)}: {run.state.replace('_', ' ')}{ended}; {with_content:,} entries have content."
+    return [state, _ERASED, _KEPT, _OUT_OF_REACH]
 
 
-async def _agreed(run: RunRow, yes: bool) -> bool:
-    from ava_server.core.ids import label
-
-    if yes:
-        return True
-    if not someone_there():
-        raise BadInput("There is no terminal to ask on, so nothing was erased. Run it in a terminal, or add --yes.")
-    return await agrees(f"Erase the words of {label(run)} for good?")
-
-
-async def _all_of(store: Store, run: RunRow, words: int) -> int:
-    """Erase a run, wait until nothing of it is left in any file, and return how many entries that were."""
+async def _erase_all(store: Store, run: RunRow, with_content: int) -> int:
+    """Erase a run, wait until no file contains any of it, and return the number of erased entries."""
     from ava_audit.retention import erase_run
-    from ava_server.cli.reading import terminal_session
+    from ava_server.cli.log_access import terminal_session
     from ava_server.service.erase import quoting_entries
 
     total = 0
-    while words:  # again, for an answer that was on its way when it was erased
+    while with_content:  # repeated, for an answer that was written meanwhile
         also = await store.read(lambda view: quoting_entries(view, run))
         done = await erase_run(store, run.id, also, terminal_session().who, "erased by a person (ava erase)")
         total += done
-        await _files(store)
+        await _wait_for_files(store)
         if not done:
             break
-    await _files(store)
+    await _wait_for_files(store)
     return total
 
 
-async def _files(store: Store) -> None:
-    """Wait until the keeper, here or in a server, has finished.
+async def _wait_for_files(store: Store) -> None:
+    """Wait until the keeper, here or in a server, has cleared the files.
 
     Raises:
         StoreUnavailable: It has not in time.
     """
     from ava_audit.errors import StoreUnavailable
-    from ava_audit.retention import erasing
+    from ava_audit.retention import erasure_pending
 
     progress = Progress()
     try:
         with anyio.move_on_after(DONE_S):
-            while await store.read(erasing):  # no event tells: the keeper may be another process
-                progress.show("The log has no words of it any more; clearing files and free pages …")
+            while await store.read(erasure_pending):  # no event says so: the keeper may be another process
+                progress.show("The log no longer has its content; clearing files and free pages …")
                 await anyio.sleep(LOOK_S)
             return
     finally:
         progress.end()
     raise StoreUnavailable(
-        f"The words are out of the log, but files may still have them: what keeps this data root has not cleared them"
-        f" within {DONE_S / 60:.0f} min. See that no other program holds ava.db and no older server runs; try again."
+        "The content is erased from the log, but files may still have it: they were not cleared within"
+        f" {DONE_S / 60:.0f} min. Check that no other program holds ava.db and no older server runs; try again."
     )

@@ -68,7 +68,7 @@ def export_command(
 async def _export(root: DataRoot, query: LogQuery, runs: list[str], out: str, force: bool) -> None:
     from dataclasses import replace
 
-    from ava_server.cli.reading import find_run, open_log
+    from ava_server.cli.log_access import find_run, open_log
 
     async with open_log(root) as store:
         query = replace(query, runs=tuple([(await find_run(store, given)).id for given in runs]))
@@ -87,12 +87,12 @@ async def _export(root: DataRoot, query: LogQuery, runs: list[str], out: str, fo
 
 async def _copy(store: Store, query: LogQuery, file: IO[bytes]) -> int:
     """Write what fulfils the query, and return how many entries that were."""
-    from ava_audit.export import export
+    from ava_audit.search import export_lines
 
     entries = 0
     shown = Progress() if sys.stderr.isatty() else None
     try:
-        async with aclosing(export(store, query)) as slices:
+        async with aclosing(export_lines(store, query)) as slices:
             async for lines in slices:
                 if file is sys.stdout.buffer:
                     write_lines(lines.data)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from ava_server.cli.completion import agents, event_types
 from ava_server.core.errors import BadInput
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ Kinds = Annotated[
         metavar="TYPE",
         show_default=False,
         help="error, tool, cost, thinking, spawn, complete, message, session, or an event type, with commas.",
+        autocompletion=event_types,
     ),
 ]
 Since = Annotated[
@@ -30,7 +32,8 @@ Search = Annotated[
     typer.Option(metavar="WORDS", show_default=False, help='All these words; "words together" in quotes.'),
 ]
 Agents = Annotated[
-    list[str] | None, typer.Option(metavar="ID", show_default=False, help="Only of this agent: ava, or S-….")
+    list[str] | None,
+    typer.Option(metavar="ID", show_default=False, help="Only of this agent: ava, or S-….", autocompletion=agents),
 ]
 Users = Annotated[list[str] | None, typer.Option(metavar="NAME", show_default=False, help="Only of this user.")]
 Sessions = Annotated[
@@ -59,15 +62,15 @@ def log_query(
         BadInput: An option cannot be understood; it is named.
     """
     from ava_audit.search import LogQuery
-    from ava_server.cli.asked import listed, time_of
+    from ava_server.cli.option_values import parse_time_option, split_names
 
     query = LogQuery(
         agents=tuple(_agent(name) for name in agent or ()),
         users=tuple(user or ()),
         sessions=tuple(session or ()),
-        types=tuple(listed(kind) or ()),
-        since_us=time_of("--since", since),
-        until_us=time_of("--until", until),
+        types=tuple(split_names(kind) or ()),
+        since_us=parse_time_option("--since", since),
+        until_us=parse_time_option("--until", until),
         search=search,
         level=level,
         **more,
@@ -91,7 +94,7 @@ def _agent(given: str) -> str:
 
 def _check_types(query: LogQuery) -> None:
     from ava_audit.errors import BadQuery
-    from ava_audit.words import type_filter
+    from ava_audit.text_index import type_filter
 
     try:
         type_filter(query.types)

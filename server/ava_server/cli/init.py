@@ -1,4 +1,4 @@
-"""`ava init`: put Ava into a host's configuration, and take it out again."""
+"""`ava init`: adds Ava to a host's configuration, and removes it again."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ava_server.cli.app import heading
+from ava_server.cli.completion import hosts
 from ava_server.cli.terminal import say, tell, write
 from ava_server.core.data_root import find_data_root, home_folder
 from ava_server.core.errors import AvaError, BadInput, ConfigError
@@ -21,31 +22,32 @@ if TYPE_CHECKING:
 
 _HOSTS = "claude-desktop, claude-code, codex, cursor, vscode, opencode or gemini"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,39}")
-"""What every host takes: Gemini CLI takes no `_`, and several make the names of tools from it."""
+"""What every host accepts: Gemini CLI takes no `_`, and several build tool names from it."""
 
 
 def register(app: typer.Typer) -> None:
     """Add `ava init` to the app."""
-    app.command("init", short_help="Put Ava into a host's configuration, or take it out again.")(init_command)
+    app.command("init", short_help="Add Ava to a host's configuration, or remove it.")(init_command)
 
 
 def init_command(
-    host: Annotated[str | None, typer.Argument(metavar="HOST", help=f"{_HOSTS}.", show_default=False)] = None,
-    only_print: Annotated[bool, typer.Option("--print", help="Only show what would be changed.")] = False,
-    remove: Annotated[bool, typer.Option("--remove", help="Take Ava out again.")] = False,
+    host: Annotated[str | None, typer.Argument(metavar="HOST", help=f"{_HOSTS}.", autocompletion=hosts)] = None,
+    only_print: Annotated[bool, typer.Option("--print", help="Only show what would change.")] = False,
+    remove: Annotated[bool, typer.Option("--remove", help="Remove Ava.")] = False,
     workspace: Annotated[
         str | None,
         typer.Option(metavar="FOLDER", help="The folder that subagents may read when a call names none."),
     ] = None,
-    name: Annotated[str, typer.Option(metavar="NAME", help="What the server is called in the host.")] = "ava",
+    name: Annotated[str, typer.Option(metavar="NAME", help="The server's name in the host.")] = "ava",
     file: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Another configuration of that host, such as one of a project."),
+        typer.Option(metavar="FILE", help="Another configuration file of that host, such as a project's."),
     ] = None,
 ) -> None:
-    """Put Ava into a host's configuration: shows the change, keeps a backup, and leaves all else as it is.
+    """Add Ava to a host's configuration: shows the change, keeps a backup, and leaves the rest as it is.
 
-    Twice changes nothing. No key is ever written: `ava key set` stores them where every host's server finds them.
+    Running it again changes nothing. It never writes a key: `ava key set` stores keys where every host's server finds
+    them.
     """
     from ava_server.hosts import change as changes
     from ava_server.hosts.known import find_host
@@ -63,7 +65,7 @@ def init_command(
         change = changes.removing(known, name, path) if remove else changes.adding(known, name, started, path)
     except ConfigError:
         if not remove:
-            tell("What belongs there:")
+            tell("This belongs there:")
             tell("\n".join(known.format.shown((known.servers, name), known.entry(started))))
         raise
     _show(change, known, name, remove)
@@ -72,12 +74,12 @@ def init_command(
     backup = changes.apply(change)
     say(f"The file was {'removed: there was nothing else in it' if change.after is None else 'written'}.")
     if backup is not None:
-        say(f"What it was before: {backup}")
+        say(f"Its previous version: {backup}")
     if remove:
-        say(f"{known.title} no longer has Ava once it is started anew.")
+        say(f"{known.title} no longer has Ava after its next start.")
     else:
         say(known.next)
-        _what_else(started)
+        _show_next_steps(started)
 
 
 def _file(host: Host, given: Path | None) -> Path:
@@ -88,35 +90,35 @@ def _file(host: Host, given: Path | None) -> Path:
     try:
         return given.expanduser().absolute()
     except RuntimeError:
-        raise BadInput(f"--file is {str(given)!r}; `~` stands for no home there.") from None
+        raise BadInput(f"--file is {str(given)!r}; there is no home folder for `~`.") from None
 
 
 def _show(change: Change, host: Host, name: str, remove: bool) -> None:
     if change.nothing:
-        say(f"Nothing to change: {name} is {'not ' if remove else ''}there.")
+        say(f"Nothing to change: {name} is {'not ' if remove else 'already '}there.")
     if change.target != change.path:
-        say(f"It is a link, which stays; what it leads to is {change.target}")
+        say(f"It is a link, which stays; it leads to {change.target}")
     if not change.nothing and change.before is None:
         say(f"There is no such file yet. Is {host.title} installed? It reads this one when it starts.")
     if change.lines:
-        write("\n".join(change.lines))  # as they are: wrapped, they could not be copied
+        write("\n".join(change.lines))  # not wrapped, so that they can be copied
     for note in change.notes:
         say(note)
 
 
-def _what_else(started: Launch) -> None:
-    """Say what is still missing for a person's first subagent."""
+def _show_next_steps(started: Launch) -> None:
+    """Say what a first subagent still needs."""
     from ava_server.config.credentials import model_settings
     from ava_server.config.settings import load_settings
     from ava_server.hosts.launching import passing
     from ava_server.models.selection import is_configured
 
     if why := passing(Path(sys.prefix)):
-        say(f"This Ava is in {sys.prefix}: {why}. Install it where it stays, and run `ava init` from there.")
+        say(f"This Ava is in {sys.prefix}: {why}. Install it in a permanent place, and run `ava init` from there.")
     try:
         ready = is_configured(model_settings(load_settings()))
-    except AvaError:  # the first call says what is wrong; `ava doctor` says it now
+    except AvaError:  # the first call, or `ava doctor`, says what is wrong
         ready = True
     if not ready:
         command = started.shell("key", "set", "openrouter")
-        say(f"Without a language model Ava quotes passages, for nothing. For one: {command}")
+        say(f"Without a language model Ava quotes passages, free of charge. To set one up: {command}")

@@ -10,6 +10,7 @@ import typer
 
 from ava_server.cli import export
 from ava_server.cli.app import heading
+from ava_server.cli.completion import all_runs
 from ava_server.cli.filters import Agents, Kinds, Level, Search, Sessions, Since, Until, Users, log_query
 from ava_server.cli.terminal import columns, cut, reader_gone, say, write_lines
 from ava_server.core.data_root import find_data_root
@@ -36,7 +37,10 @@ def register(app: typer.Typer) -> None:
 
 def logs_command(
     subagent: Annotated[
-        str | None, typer.Argument(metavar="[S-ID]", show_default=False, help="Only what this subagent did.")
+        str | None,
+        typer.Argument(
+            metavar="[S-ID]", show_default=False, help="Only what this subagent did.", autocompletion=all_runs
+        ),
     ] = None,
     last: Annotated[
         int | None,
@@ -121,7 +125,7 @@ async def _logs(root: DataRoot, query: LogQuery, subagent: str | None, printer: 
     from dataclasses import replace
 
     from ava_audit import search as log_search
-    from ava_server.cli.reading import find_run, open_log
+    from ava_server.cli.log_access import find_run, open_log
 
     async with open_log(root, make=follow) as store:
         if subagent is not None:

@@ -1,174 +1,177 @@
-"""`ava memory`: the notes that subagents may recall. People and orchestrators write them; subagents never do."""
+"""`ava memory`: the notes that subagents may recall. People and orchestrators write them; subagents only read."""
 
 from __future__ import annotations
 
 import os
+import shlex
+import shutil
+import signal
+import subprocess
 import sys
+import tempfile
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import anyio
 import typer
 from typer.core import TyperCommand
 
-from ava_server.cli.app import heading
-from ava_server.cli.root import has_log
-from ava_server.cli.terminal import agrees, columns, cut, say, say_json, someone_there, tell
-from ava_server.core.data_root import DataRoot, find_data_root
-from ava_server.core.errors import BadInput, Refused
+from ava_server.cli.app import Json, heading
+from ava_server.cli.completion import notes as note_names
+from ava_server.cli.log_access import checked_root
+from ava_server.cli.terminal import agrees, columns, confirm, cut, say, say_json, someone_there, tell
+from ava_server.core.data_root import DataRoot
+from ava_server.core.errors import BadInput, ConfigError, Refused
 
 if TYPE_CHECKING:
     from ava_roles.memory import Note, Notes
     from ava_server.config.memory_notes import Notebook
 
 BEST = 5
-_FIRST = 100
-"""Characters of a first line where nothing says how wide the screen is."""
-_TOLD = 20
-"""Files that are no notes and that a screen names."""
+_FIRST_LINE_CHARS = 100
+"""The length of a first line where the screen's width is unknown."""
+_MOST_SKIPPED = 20
+"""The most skipped files that a screen names."""
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="Lower case letters, digits, - and _, such as house-rules.")]
-AsJson = Annotated[bool, typer.Option("--json", help="As one JSON object.")]
+_NAME_HELP = "Lower case letters, digits, - and _, such as house-rules."
+_Name = Annotated[str, typer.Argument(metavar="NAME", help=_NAME_HELP, autocompletion=note_names)]
 
 
-class _TextLast(TyperCommand):
+class _TextCommand(TyperCommand):
     """A command whose last argument is a text, which may begin with `-` as a list does."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments.
 
         Raises:
-            BadInput: There is an option that there is not.
+            BadInput: An option is unknown.
         """
         ctx.ignore_unknown_options = True
         rest = super().parse_args(ctx, args)
         text = ctx.params.get("text") or ""
         if text.startswith("--") and len(text.split()) == 1:
-            raise BadInput("add: there is no such option; `ava memory add --help` shows those that there are.")
+            raise BadInput("add: unknown option; `ava memory add --help` shows the options.")
         return rest
 
 
 def register(app: typer.Typer) -> None:
     """Add `ava memory` to the app."""
     memory = typer.Typer(help="Notes that subagents may recall.", invoke_without_command=True)
-    memory.callback()(_without_word)
-    memory.command("list", short_help="List the notes; `ava memory` alone does too.")(list_command)
-    memory.command("add", cls=_TextLast, short_help="Write a note, or add to one.")(add_command)
+    memory.callback()(_list_by_default)
+    memory.command("list", short_help="List the notes; so does `ava memory` alone.")(list_command)
+    memory.command("add", cls=_TextCommand, short_help="Write a note, or add to one.")(add_command)
     memory.command("show", short_help="Show a note.")(show_command)
     memory.command("edit", short_help="Open a note in your editor.")(edit_command)
     memory.command("remove", short_help="Remove a note, after a question.")(remove_command)
-    memory.command("search", short_help="Show the passages that fit some words best.")(search_command)
+    memory.command("search", short_help="Show the passages that match some words best.")(search_command)
     app.add_typer(memory, name="memory")
 
 
-def _without_word(ctx: typer.Context) -> None:
+def _list_by_default(ctx: typer.Context) -> None:
     """Notes that subagents may recall: people and orchestrators write them, subagents only read."""
     if ctx.invoked_subcommand is None:
         list_command()
 
 
-def list_command(as_json: AsJson = False) -> None:
-    """List the notes, as `ava memory` alone does: name, when it was changed, size and first line."""
-    root = _root()
-    found = _book(root).all()
+def list_command(as_json: Json = False) -> None:
+    """List the notes: name, date of the last change, size and first line."""
+    root = checked_root(show=False)
+    found = _notebook(root).all()
     if as_json:
         say_json(
             {
                 "data_root": str(root.path),
-                "notes": [_figures(note) | {"first_line": note.first_line} for note in found.notes],
+                "notes": [_fields(note) | {"first_line": note.first_line} for note in found.notes],
                 "passed_over": [{"file": each.file, "why": each.why} for each in found.passed_over],
             }
         )
         return
     heading(root)
-    name, size = (max((len(text) for text in texts), default=0) for texts in _columns(found))
-    for note in found.notes:
-        line = f"{note.name:<{name}}  {_day(note)}  {f'{note.size:,} bytes':>{size}}  "
-        room = columns(sys.stdout) - len(line) if sys.stdout.isatty() else _FIRST
+    sizes = [f"{note.size:,} bytes" for note in found.notes]
+    name_width = max((len(note.name) for note in found.notes), default=0)
+    size_width = max(map(len, sizes), default=0)
+    for note, size in zip(found.notes, sizes, strict=True):
+        line = f"{note.name:<{name_width}}  {_day(note)}  {size:>{size_width}}  "
+        room = columns(sys.stdout) - len(line) if sys.stdout.isatty() else _FIRST_LINE_CHARS
         say(line + cut(note.first_line, max(room, 20)))
     if not found.notes:
         say("No notes. Write one with `ava memory add NAME`; every subagent may then read it.")
-    _say_passed_over(found)
+    _tell_skipped(found)
 
 
 def add_command(
-    name: Name,
+    name: _Name,
     text: Annotated[
         str | None,
-        typer.Argument(metavar="TEXT", help="What the note says; without it, or with -, it is read from a pipe."),
+        typer.Argument(metavar="TEXT", help="The note's text; if it is missing or -, it is read from a pipe."),
     ] = None,
-    append: Annotated[bool, typer.Option("--append", help="Add to the end of a note that is there.")] = False,
+    append: Annotated[bool, typer.Option("--append", help="Add to the end of an existing note.")] = False,
 ) -> None:
-    """Write a note that every subagent of yours may recall from its next proposal on: facts and rules, no secrets.
+    """Write a note that all your subagents may recall from their next proposal on: facts and rules, no secrets.
 
-    One that is there is not overwritten. A note has at most 100,000 bytes.
+    An existing note is not overwritten. A note has at most 100,000 bytes.
     """
     from ava_server.config.memory_notes import note_name
 
     name = note_name(name)
-    root, book = _writing()
+    root, book = _open_for_writing()
     heading(root)
     before = book.find(name)
-    note = book.add(name, _piped(name) if text in (None, "-") else str(text), append=append)
+    note = book.add(name, _read_pipe(name) if text in (None, "-") else str(text), append=append)
     say(f"{'Wrote' if before is None else 'Added to'} {note.name}: {note.size:,} bytes in {book.memory.path(name)}.")
 
 
-def show_command(name: Name, as_json: AsJson = False) -> None:
-    """Show a note; what would not be seen, or would steer a terminal, is left out."""
+def show_command(name: _Name, as_json: Json = False) -> None:
+    """Show a note, without invisible and control characters."""
     from ava_server.config.memory_notes import note_name
 
-    root = _root()
-    note = _book(root).get(note_name(name))
+    root = checked_root(show=False)
+    note = _notebook(root).get(note_name(name))
     if as_json:
-        say_json({"data_root": str(root.path), **_figures(note), "text": note.text})
+        say_json({"data_root": str(root.path), **_fields(note), "text": note.text})
         return
     heading(root)
     say(f"{note.name}: {note.size:,} bytes, changed {_day(note)}\n")
     say(note.text.removesuffix("\n"))
 
 
-def edit_command(name: Name) -> None:
-    """Open a copy of a note, or of a new one, in $VISUAL or $EDITOR, and keep what is saved, checked as with add."""
-    from ava_server.cli.editor import edited
+def edit_command(name: _Name) -> None:
+    """Open a copy of a note, or a new one, in $VISUAL or $EDITOR, and store what is saved, checked as with add."""
     from ava_server.config.memory_notes import note_name
 
     name = note_name(name)
-    root, book = _writing()
+    root, book = _open_for_writing()
     heading(root)
-    note = edited(book, name)
-    say(f"{name} is as it was." if note is None else f"Wrote {name}: {note.size:,} bytes in {book.memory.path(name)}.")
+    note = edit_note(book, name)
+    say(f"{name} is unchanged." if note is None else f"Wrote {name}: {note.size:,} bytes in {book.memory.path(name)}.")
 
 
 def remove_command(
-    name: Name, yes: Annotated[bool, typer.Option("--yes", help="Remove it without asking.")] = False
+    name: _Name, yes: Annotated[bool, typer.Option("--yes", help="Remove it without asking.")] = False
 ) -> None:
-    """Remove a note, after a question. What a subagent has recalled of it stays in that one's log."""
+    """Remove a note, after a question. Passages that a subagent has recalled stay in its log."""
     from ava_server.config.memory_notes import note_name
 
     name = note_name(name)
-    root, book = _writing()
+    root, book = _open_for_writing()
     heading(root)
     if not os.path.lexists(book.memory.path(name)):
-        book.get(name)  # says that there is none
+        book.get(name)  # raises that there is none
     if not yes:
-        if not someone_there():
-            raise BadInput(
-                "There is no terminal to ask on, so nothing was removed. Run it in a terminal, or add --yes."
-            )
-        if not anyio.run(agrees, f"Remove the note {name} for good?"):
-            raise Refused("Nothing was removed.")
+        anyio.run(confirm, f"Remove the note {name} for ever?", "removed")
     book.remove(name)
     say(f"Removed {name}.")
 
 
 def search_command(
-    words: Annotated[list[str], typer.Argument(metavar="WORDS", help="Words or a question.")], as_json: AsJson = False
+    words: Annotated[list[str], typer.Argument(metavar="WORDS", help="Words or a question.")], as_json: Json = False
 ) -> None:
-    """Show the passages that fit best, as a subagent finds them that recalls."""
+    """Show the passages that match best, as a subagent finds them."""
     from ava_roles.memory import best_notes
 
-    root = _root()
-    found = _book(root).all()
+    root = checked_root(show=False)
+    found = _notebook(root).all()
     query = " ".join(words)[:1_000]
     files = best_notes(found.notes, query, BEST, lambda text: text)
     if as_json:
@@ -184,50 +187,43 @@ def search_command(
             say(f"\n{file.path}, {passage.where}:")
             say("\n".join(f"  {line}" for line in passage.text.splitlines()))
     if not files:
-        say(f"No passage of {len(found.notes)} notes fits.")
-    _say_passed_over(found)
+        say(f"None of {len(found.notes)} notes has a matching passage.")
+    _tell_skipped(found)
 
 
-def _root() -> DataRoot:
-    root = find_data_root()
-    has_log(root)
-    return root
-
-
-def _book(root: DataRoot) -> Notebook:
+def _notebook(root: DataRoot) -> Notebook:
     from ava_roles.memory import Memory
     from ava_server.config.memory_notes import Notebook
 
     return Notebook(Memory(root.memory))
 
 
-def _writing() -> tuple[DataRoot, Notebook]:
-    """Return the data root and its notes, to be written with every secret known.
+def _open_for_writing() -> tuple[DataRoot, Notebook]:
+    """Return the data root and its notes, with every secret known so that none is stored.
 
     Raises:
-        BadInput: This is a subagent's process.
-        AvaError: What is secret cannot be read, so that nobody could tell whether a text holds it.
+        BadInput: A subagent calls this.
+        AvaError: The secrets cannot be read, so a text that contains one would not be noticed.
     """
     from ava_roles.memory import Memory
     from ava_server.config.credentials import Credentials
     from ava_server.config.memory_notes import Notebook
     from ava_server.config.settings import load_settings
-    from ava_server.service.runtime import refuse_recursion
 
-    if refuse_recursion():
+    if os.environ.get("AVA_RUN_ID"):
         raise BadInput("ava memory: this process belongs to a subagent, and subagents only read memory.")
-    root = _root()
+    root = checked_root(show=False)
     credentials = Credentials(load_settings(root.path))
-    _known = credentials.models, credentials.secrets  # the redactor learns what they hold
+    _known = credentials.models, credentials.secrets  # reading them teaches the redactor
     root.create()
     return root, Notebook(Memory(root.memory), credentials.redactor)
 
 
-def _piped(name: str) -> str:
+def _read_pipe(name: str) -> str:
     """Return the text from standard input.
 
     Raises:
-        BadInput: Nobody pipes any, or it can be none.
+        BadInput: There is no pipe, or the text cannot be a note.
     """
     from ava_roles.memory import NOTE_BYTES
     from ava_server.config.memory_notes import text_of
@@ -240,11 +236,7 @@ def _piped(name: str) -> str:
     return text_of(sys.stdin.buffer.read(NOTE_BYTES + 1))
 
 
-def _columns(found: Notes) -> tuple[list[str], list[str]]:
-    return [note.name for note in found.notes], [f"{note.size:,} bytes" for note in found.notes]
-
-
-def _figures(note: Note) -> dict[str, object]:
+def _fields(note: Note) -> dict[str, object]:
     changed = datetime.fromtimestamp(note.changed_s, UTC)
     return {"name": note.name, "bytes": note.size, "changed": f"{changed:%Y-%m-%dT%H:%M:%SZ}"}
 
@@ -253,10 +245,88 @@ def _day(note: Note) -> str:
     return f"{datetime.fromtimestamp(note.changed_s, UTC):%Y-%m-%d}"
 
 
-def _say_passed_over(found: Notes) -> None:
+def _tell_skipped(found: Notes) -> None:
     from ava_roles.sandbox.paths import shown
 
-    for each in found.passed_over[:_TOLD]:
-        tell(f"Passed over: {shown(each.file)}: {each.why}.")
-    if len(found.passed_over) > _TOLD:
-        tell(f"Passed over besides: {len(found.passed_over) - _TOLD:,} more; `ava memory list --json` has all.")
+    for each in found.passed_over[:_MOST_SKIPPED]:
+        tell(f"Skipped: {shown(each.file)}: {each.why}.")
+    if len(found.passed_over) > _MOST_SKIPPED:
+        tell(f"Skipped: {len(found.passed_over) - _MOST_SKIPPED:,} more; `ava memory list --json` has all.")
+
+
+# -- the editor -------------------------------------------------------------------------------------------------------
+
+
+def edit_note(book: Notebook, name: str) -> Note | None:
+    """Open a copy of a note in an editor and return the note as saved; None if it is unchanged.
+
+    Raises:
+        ConfigError: There is no editor, or it failed.
+        BadInput: The saved text cannot be a note.
+        Refused: The note was changed meanwhile; the saved text is kept, and the error says where.
+    """
+    from ava_server.config.memory_notes import text_of
+    from ava_server.core.files import create_file
+
+    editor = _editor(book.memory.path(name))
+    before = book.find(name)
+    old = before.text if before is not None else ""
+    book.make_folder()
+    folder = Path(tempfile.mkdtemp(prefix=".edit-", dir=book.memory.folder))  # only its owner may read it
+    draft = folder / f"{name}.md"
+    kept = False
+    try:
+        create_file(draft, old.encode())
+        while True:
+            _run_editor(editor, draft)
+            try:
+                text = text_of(draft.read_bytes())
+                return book.replace(name, text, before) if text != old else None
+            except BadInput as refused:
+                if not someone_there():
+                    raise
+                tell(str(refused))
+                if not anyio.run(agrees, "Open it again?"):
+                    raise Refused("The saved text is discarded; the note is unchanged.") from None
+            except Refused as changed:
+                kept = True
+                raise Refused(f"{changed} The text that you saved is in {draft}.") from None
+            except OSError as failed:
+                raise ConfigError(f"The saved text cannot be read: {failed.strerror}.") from failed
+    finally:
+        if not kept:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _editor(note: Path) -> list[str]:
+    """Return the editor's command.
+
+    Raises:
+        ConfigError: None is set; names the file to edit instead.
+    """
+    given = os.environ.get("VISUAL", "").strip() or os.environ.get("EDITOR", "").strip()
+    if not given:
+        raise ConfigError(f"No editor is set. Set VISUAL or EDITOR, or edit the file yourself: {note}")
+    try:
+        return shlex.split(given, posix=os.name != "nt")
+    except ValueError:
+        raise ConfigError(
+            f"VISUAL or EDITOR is not a valid command line. Correct it, or edit the file yourself: {note}"
+        ) from None
+
+
+def _run_editor(editor: list[str], draft: Path) -> None:
+    """Run the editor until it ends; Ctrl-C is for the editor.
+
+    Raises:
+        ConfigError: It could not be started, or failed.
+    """
+    before = signal.signal(signal.SIGINT, lambda _number, _frame: None)
+    try:
+        code = subprocess.run([*editor, str(draft)], check=False).returncode  # noqa: S603 - the user's own editor
+    except OSError as failed:
+        raise ConfigError(f"The editor {editor[0]} could not be started: {failed.strerror}. Set EDITOR.") from failed
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if code:
+        raise ConfigError(f"The editor {editor[0]} ended with code {code}; nothing was changed.")

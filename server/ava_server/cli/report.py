@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from ava_server.cli.app import heading
-from ava_server.cli.root import has_log
+from ava_server.cli.completion import groups
+from ava_server.cli.log_access import has_log
 from ava_server.cli.terminal import say, say_json
 from ava_server.core.data_root import find_data_root, os_user
 from ava_server.core.errors import BadInput
@@ -40,7 +41,12 @@ def report_command(
     everybody: Annotated[bool, typer.Option("--all", help="The runs of all users, not only yours.")] = False,
     group: Annotated[
         str | None,
-        typer.Option(metavar="G-ID", show_default=False, help="What a group has come to: members, cap, time."),
+        typer.Option(
+            metavar="G-ID",
+            show_default=False,
+            help="What a group has come to: members, cap, time.",
+            autocompletion=groups,
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False,
 ) -> None:
@@ -88,12 +94,12 @@ def _read(root: DataRoot, query: Callable[[View], T]) -> T | None:
 
     from ava_audit.errors import SchemaNewer, StoreUnavailable
     from ava_audit.store.schema import SCHEMA_VERSION
-    from ava_server.cli.peeking import opened
+    from ava_server.cli.log_access import open_snapshot
 
     if not has_log(root):
         return None
     try:
-        with opened(root.db) as found:
+        with open_snapshot(root.db) as found:
             if found.schema > SCHEMA_VERSION:
                 raise SchemaNewer("a newer ava has migrated this log: use that one, or another AVA_DATA_ROOT")
             return query(found.view) if found.schema else None

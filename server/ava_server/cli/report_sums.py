@@ -12,7 +12,7 @@ from ava_audit.units import DAY_US, cents, day_of
 from ava_server.cli.views import ENDING_CODES
 
 if TYPE_CHECKING:
-    from ava_audit.totals import ErrorCount, RunFacts, Spending, Spent
+    from ava_audit.totals import DaySpending, ErrorCount, RunFacts, Spending
 
 NOT_FAILED = ("success", "cancelled", "rejected", "expired", "superseded")
 NOT_RUN = ("rejected", "expired", "superseded")
@@ -45,7 +45,7 @@ class Sum:
         """How many runs spent something or ended."""
         return len(self.spenders | self.enders)
 
-    def spend(self, spent: Spent) -> None:
+    def spend(self, spent: DaySpending) -> None:
         """Add what a run spent on a day."""
         self.cost += spent.cost_micros
         self.calls += spent.calls

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ava_server.cli.views import cost_text, exit_code_of
 
 if TYPE_CHECKING:
-    from ava_server.cli.saving import Saved
+    from ava_server.cli.artifacts import SavedFiles
     from ava_server.service.responses import RunAnswer
 
 VERDICTS = {
@@ -56,7 +56,7 @@ class Part:
     findings: tuple[Finding, ...] = ()
 
 
-def parts_of(run: RunAnswer, *, brief: bool = False, saved: Saved | None = None) -> list[Part]:
+def parts_of(run: RunAnswer, *, brief: bool = False, saved: SavedFiles | None = None) -> list[Part]:
     """Return a run's result in parts; of one that goes on, what it waits for.
 
     Args:
@@ -94,7 +94,7 @@ def parts_of(run: RunAnswer, *, brief: bool = False, saved: Saved | None = None)
     return [*parts, Part("Figures", tuple(_figures(run, saved)))]
 
 
-def result_text(run: RunAnswer, *, brief: bool = False, saved: Saved | None = None) -> str:
+def result_text(run: RunAnswer, *, brief: bool = False, saved: SavedFiles | None = None) -> str:
     """Return a run's result as Markdown; see `parts_of`."""
     blocks = [f"# {run.status_line}"]
     for part in parts_of(run, brief=brief, saved=saved):
@@ -150,7 +150,7 @@ def _one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def _figures(run: RunAnswer, saved: Saved | None) -> list[str]:
+def _figures(run: RunAnswer, saved: SavedFiles | None) -> list[str]:
     lines: list[str] = []
     if run.confidence is not None:
         lines.append(f"Confidence, as the model says: {run.confidence:g}")

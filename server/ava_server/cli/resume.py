@@ -1,4 +1,4 @@
-"""`ava resume S-…`: has an interrupted run go on, here, with what it does in view, and brings its result."""
+"""`ava resume S-…`: resumes an interrupted run in this process and shows its result."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import anyio
 import anyio.to_thread
 import typer
 
-from ava_server.cli.app import heading
+from ava_server.cli.app import heading, refuse_in_subagent
+from ava_server.cli.completion import unended_runs
 from ava_server.cli.terminal import someone_there, tell
-from ava_server.core.errors import BadInput, Refused
+from ava_server.core.errors import Refused
 
 if TYPE_CHECKING:
     from ava_audit.rows import RunRow
@@ -18,33 +19,34 @@ if TYPE_CHECKING:
     from ava_server.service.access import Session
     from ava_server.service.runtime import Runtime
 
-FORCE = "If that process is stopped, or hangs, and cannot be ended: ava resume --force {run_id}"
+FORCE = "If that process is stopped or hangs, and cannot be ended: ava resume --force {run_id}"
 
 
 def register(app: typer.Typer) -> None:
     """Add `ava resume` to the app."""
-    app.command("resume", short_help="Have an interrupted subagent go on, and bring its result.")(resume_command)
+    app.command("resume", short_help="Resume an interrupted subagent, and show its result.")(resume_command)
 
 
 def resume_command(
-    subagent: Annotated[str, typer.Argument(metavar="S-ID", help="The subagent, or its proposal (P-…).")],
+    subagent: Annotated[
+        str,
+        typer.Argument(metavar="S-ID", help="The subagent, or its proposal (P-…).", autocompletion=unended_runs),
+    ],
     force: Annotated[
-        bool, typer.Option("--force", help="Also from a process that lives: one that is stopped, or hangs.")
+        bool, typer.Option("--force", help="Take it even from a live process, one that is stopped or hangs.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The result as one JSON object.")] = False,
 ) -> None:
-    """Have an interrupted subagent go on where it was, with what is left of its caps, and wait for its result.
+    """Resume an interrupted subagent where it was, with what is left of its caps, and wait for its result.
 
-    What it was answered before is not asked again. Its old owner can neither write nor spend any more.
+    Answers that it already has are not requested again. Its previous owner can no longer write or spend.
     """
     from ava_server.config.pin import policy_in_force
     from ava_server.config.settings import load_settings
     from ava_server.core.shutdown import hide
-    from ava_server.service.runtime import refuse_recursion
 
     hide()
-    if why := refuse_recursion():
-        raise BadInput(f"ava resume: {why}.")
+    refuse_in_subagent("ava resume")
     settings = load_settings()
     if not settings.enabled:
         raise Refused("subagents are switched off here (enabled = false in config.toml); nothing was resumed")
@@ -54,34 +56,34 @@ def resume_command(
 
 
 async def _resume(settings: Settings, given: str, force: bool, as_json: bool) -> int:
-    from ava_server.cli.at_desk import session
     from ava_server.cli.attending import Attending
     from ava_server.cli.delivering import deliver
-    from ava_server.cli.reading import find_run, open_log
-    from ava_server.cli.unseen import check_pin
+    from ava_server.cli.log_access import find_run, open_log
+    from ava_server.cli.secret_input import ask_pin
+    from ava_server.cli.service_client import open_session
     from ava_server.config.pin import PinFile, policy_in_force
     from ava_server.service.runtime import open_runtime
     from ava_server.service.service import Service
 
-    async with open_log(settings.paths) as looking:  # a wrong id is told before anything is opened
-        run = await find_run(looking, given)
+    async with open_log(settings.paths) as log:  # a wrong id is an error before anything is opened
+        run = await find_run(log, given)
     if not as_json:
         heading(settings.paths)
-    # Before this process has a runtime: that would take up what was interrupted lately while somebody still types.
+    # Ask before this process has a runtime, which would take over interrupted runs while a person still types.
     if await anyio.to_thread.run_sync(policy_in_force, settings) == "human":
-        await check_pin(PinFile(settings.paths.approval_file))
-    async with open_runtime(settings) as runtime, session(runtime, "ava resume", asked=someone_there()) as own:
-        await _go_on(runtime, own, run, force)
-        if (left := await Attending(runtime, Service(runtime, own), [run.id]).until_it_ends()) is not None:
+        await ask_pin(PinFile(settings.paths.approval_file))
+    async with open_runtime(settings) as runtime, open_session(runtime, "ava resume", asked=someone_there()) as session:
+        await _take_over(runtime, session, run, force)
+        if (left := await Attending(runtime, Service(runtime, session), [run.id]).until_it_ends()) is not None:
             return left
-        return await deliver(runtime, own, [run.id], "ava resume", as_json=as_json)
+        return await deliver(runtime, session, [run.id], "ava resume", as_json=as_json)
 
 
-async def _go_on(runtime: Runtime, session: Session, run: RunRow, force: bool) -> None:
-    """Have the run go on, unless it does already.
+async def _take_over(runtime: Runtime, session: Session, run: RunRow, force: bool) -> None:
+    """Resume the run, unless it is already running by itself.
 
     Raises:
-        Refused: It may not, or cannot.
+        Refused: It may not or cannot be resumed.
     """
     from ava_audit.rows import QUEUED
     from ava_server.core.ids import label
@@ -97,7 +99,7 @@ async def _go_on(runtime: Runtime, session: Session, run: RunRow, force: bool) -
         return
     now = await runtime.store.read(lambda view: view.run(run.id))
     if now is not None and (now.state == QUEUED or now.instance == manager.instance):
-        tell(f"{label(run)} goes on by itself.")  # it is queued, or this process has taken it over already
+        tell(f"{label(run)} goes on by itself.")  # it is queued, or this process has already taken it over
         return
     owner = now.instance if now is not None and not now.ended and not force else None
     lives = owner is not None and await anyio.to_thread.run_sync(runtime.instances.alive, owner)

@@ -1,121 +1,116 @@
-"""`ava roles`: which roles there are, what one resolves to, what is wrong with their files, and new ones."""
+"""`ava roles`: lists, shows and checks roles, writes new role files, and trusts a project's."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
+import anyio
+import anyio.to_thread
 import typer
 
-from ava_server.cli.app import heading
-from ava_server.cli.root import has_log
-from ava_server.cli.terminal import say, say_json, tell
+from ava_server.cli.app import Json, heading
+from ava_server.cli.completion import roles as role_names
+from ava_server.cli.log_access import checked_root, record_setting
+from ava_server.cli.terminal import agrees, say, say_json, someone_there, tell
 from ava_server.core.data_root import DataRoot, find_data_root
-from ava_server.core.errors import AvaError, BadInput, ConfigError
+from ava_server.core.errors import AvaError, BadInput, ConfigError, Refused
 
 if TYPE_CHECKING:
+    from ava_roles.catalog import Catalog, UntrustedFile
     from ava_roles.role import Role
     from ava_roles.role_files import Remark
+    from ava_server.config.role_folders import RolePlaces
     from ava_server.config.settings import Settings
     from ava_server.models.listing import TierMeaning
 
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,63}")
 FAULT_FOUND = 1
-Json = Annotated[bool, typer.Option("--json", help="As one JSON object.")]
 
 
 def register(app: typer.Typer) -> None:
     """Add `ava roles` to the app."""
-    from ava_server.cli.roles_trust import trust_command
-
     roles = typer.Typer(help="Roles and their files; by itself, the list.")
-    roles.callback(invoke_without_command=True)(_list_by_itself)
-    roles.command("list", short_help="The roles, and what is wrong with files that brought none.")(list_command)
-    roles.command("show", short_help="One role: its file, and what it resolves to here.")(show_command)
-    roles.command("check", short_help="What is wrong with role files, by file and line.")(check_command)
+    roles.callback(invoke_without_command=True)(_list_by_default)
+    roles.command("list", short_help="The roles, and what is wrong with unusable files.")(list_command)
+    roles.command("show", short_help="One role: its file, and what it means here.")(show_command)
+    roles.command("check", short_help="Check role files, by file and line.")(check_command)
     roles.command("new", short_help="Write a role file to start from.")(new_command)
-    roles.command("trust", short_help="Let the role files of a project count, as they are now.")(trust_command)
+    roles.command("trust", short_help="Trust a project's role files as they are now.")(trust_command)
     app.add_typer(roles, name="roles")
 
 
-def _list_by_itself(context: typer.Context, as_json: Json = False) -> None:
-    """List the roles where no other word follows."""
+def _list_by_default(context: typer.Context, as_json: Json = False) -> None:
+    """List the roles if no other word follows."""
     if context.invoked_subcommand is None:
         list_command(as_json)
     elif as_json:
-        raise BadInput(f"--json: write it behind the word: ava roles {context.invoked_subcommand} --json")
+        raise BadInput(f"--json: write it after the word: ava roles {context.invoked_subcommand} --json")
 
 
 def list_command(as_json: Json = False) -> None:
-    """Show the roles that there are here, with model, limits, tools and where each comes from.
+    """Show the roles that can be used here, with model, limits, tools and source.
 
-    The project is the folder in which the command is called; of a project those count that somebody has trusted.
+    The project is the folder in which the command is called; only its trusted role files count.
     """
-    from ava_server.cli.roles_screen import as_facts, screen, tools_here
-    from ava_server.config.role_folders import places_here
-    from ava_server.config.settings import load_settings
+    from ava_server.cli.role_screens import list_screen, roles_as_json, tools_here
 
-    root = find_data_root()
-    has_log(root)
-    settings = load_settings(root.path)
-    places = places_here(root, settings)
+    root, settings, places = _open()
     catalog = places.load()
-    means = meanings_of(catalog.roles, settings)
+    means = _models_of(catalog.roles, settings)
     if as_json:
-        say_json({"data_root": str(root.path), **as_facts(places, catalog, means, tools_here(settings))})
+        say_json({"data_root": str(root.path), **roles_as_json(places, catalog, means, tools_here(settings))})
         return
     heading(root)
-    say("\n".join(screen(places, catalog, means, tools_here(settings))))
+    say("\n".join(list_screen(places, catalog, means, tools_here(settings))))
 
 
-def show_command(name: Annotated[str, typer.Argument(metavar="NAME", help="The role's name.")]) -> None:
-    """Show a role's file and what it resolves to: model, limits, tools here and not here, and the system prompt.
+def show_command(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The role's name.", autocompletion=role_names)],
+) -> None:
+    """Show a role's file and what it means here: model, limits, available and missing tools, and the system prompt.
 
-    Also one of a project that is not trusted, for somebody has to read it before that.
+    Also works for a role of an untrusted project, to read it before trusting it.
     """
     from ava_roles.errors import UnknownRole
-    from ava_server.cli.roles_screen import role_screen, tools_here
-    from ava_server.config.role_folders import places_here
-    from ava_server.config.settings import load_settings
+    from ava_server.cli.role_screens import role_screen, tools_here
 
-    root = find_data_root()
-    has_log(root)
-    settings = load_settings(root.path)
-    catalog = places_here(root, settings).load()
+    root, settings, places = _open()
+    catalog = places.load()
     try:
         role, why = catalog.get(name), ""
     except UnknownRole:
-        waiting = [each for each in catalog.untrusted if name in (each.name, Path(each.file.name).stem)]
-        if not waiting or waiting[0].role is None:
+        untrusted = [each for each in catalog.untrusted if name in (each.name, Path(each.file.name).stem)]
+        if not untrusted or untrusted[0].role is None:
             raise
-        role, why = waiting[0].role, f"It does not count: {waiting[0].why}. {waiting[0].step}"
+        role, why = untrusted[0].role, f"It is not in use: {untrusted[0].why}. {untrusted[0].step}"
     heading(root)
-    meant = next(iter(meanings_of((role,), settings)), None)
+    meant = next(iter(_models_of((role,), settings)), None)
     say("\n".join(role_screen(role, meant, settings, why, tools_here(settings))))
 
 
 def check_command(
     files: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[FILE]", help="Files, or folders of them; without any, all that would be read here."),
+        typer.Argument(metavar="[FILE]", help="Files or folders; without any, all files that are read here."),
     ] = None,
 ) -> None:
-    """Check role files, Claude Code's too, trusted or not: each fault, and each key or tool that means nothing here.
+    """Check role files, Claude Code's too, trusted or not: each fault, and each key or tool without a meaning here.
 
     Exit code 1 when a file cannot be used.
     """
     root = find_data_root()
     heading(root)
-    remarks, count = _given(files) if files else _all(root)
+    remarks, count = _check_files(files) if files else _check_all()
     for remark in remarks:
         say(str(remark))
     faults = sum(remark.fault for remark in remarks)
     if count:
-        told = f"{faults} cannot be used" if faults else "all can be used"
-        say(f"{count} role {'file' if count == 1 else 'files'} checked: {told}.")
+        result = f"{faults} cannot be used" if faults else "all can be used"
+        say(f"{count} role {'file' if count == 1 else 'files'} checked: {result}.")
     else:
-        say("No role file but the built-in ones is read here. Others are checked when you name them, or their folder.")
+        say("Only the built-in role files are read here. Name other files, or their folder, to check them.")
     if faults:
         raise typer.Exit(FAULT_FOUND)
 
@@ -123,27 +118,25 @@ def check_command(
 def new_command(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Lower case letters, digits, `_` and `-`.")],
     from_role: Annotated[
-        str | None, typer.Option("--from", metavar="ROLE", help="Begin with the text of this role, not an empty one.")
+        str | None,
+        typer.Option("--from", metavar="ROLE", help="Start with this role's text.", autocompletion=role_names),
     ] = None,
 ) -> None:
-    """Write a role file with comments into roles/ of the data root, and say where; one that is there stays."""
+    """Write a commented role file into roles/ of the data root, and say where; an existing file is kept."""
     from ava_roles.errors import RoleFileError
     from ava_roles.role_files import renamed
-    from ava_server.config.role_folders import places_here
-    from ava_server.config.settings import load_settings
     from ava_server.core.files import create_file
 
     if not _NAME.fullmatch(name):
-        raise BadInput(f"{name[:80]!r} is no name of a role: lower case letters, digits, - and _, a letter first.")
-    root = find_data_root()
-    has_log(root)
+        raise BadInput(f"{name[:80]!r} is not a role name: lower case letters, digits, - and _, a letter first.")
+    root, _settings, places = _open()
     heading(root)
-    catalog = places_here(root, load_settings(root.path)).load()
+    catalog = places.load()
     if name in catalog.by_name:
         taken = catalog.by_name[name].source
-        raise BadInput(f"There is a role {name} already ({taken}), and a file does not take its place. Choose another.")
+        raise BadInput(f"There is already a role {name} ({taken}), which a file cannot replace. Choose another name.")
     try:
-        text = renamed(_starting() if from_role is None else catalog.get(from_role).text, name)
+        text = renamed(_starting_text() if from_role is None else catalog.get(from_role).text, name)
     except RoleFileError as error:
         raise BadInput(f"--from {from_role}: {error.reason}") from None
     path = root.roles / f"{name}.md"
@@ -152,41 +145,47 @@ def new_command(
         root.roles.mkdir(mode=0o700, exist_ok=True)
         create_file(path, text.encode())
     except FileExistsError:
-        raise BadInput(f"{path} is there already, and stays as it is. Choose another name, or edit it.") from None
+        raise BadInput(f"{path} already exists, and is kept. Choose another name, or edit it.") from None
     except OSError as failed:
         raise ConfigError(f"{path} cannot be written: {failed.strerror or type(failed).__name__}.") from failed
     say(f"Wrote {path}.")
     say(f"Edit it, then look at it: `ava roles check`, `ava roles show {name}`. It counts from the next proposal on.")
 
 
-def meanings_of(roles: tuple[Role, ...], settings: Settings) -> list[TierMeaning]:
-    """Return the model that each role means here; none where the keys cannot be read, which is told."""
+def _open() -> tuple[DataRoot, Settings, RolePlaces]:
+    from ava_server.config.role_folders import places_here
+    from ava_server.config.settings import load_settings
+
+    root = checked_root(show=False)
+    settings = load_settings(root.path)
+    return root, settings, places_here(root, settings)
+
+
+def _models_of(roles: tuple[Role, ...], settings: Settings) -> list[TierMeaning]:
+    """Return the model of each role; none if the keys cannot be read, which is told."""
     from ava_server.config.credentials import model_settings
     from ava_server.models.listing import meanings
 
     try:
         return meanings((role.model for role in roles), model_settings(settings), settings)
-    except AvaError as error:  # which roles there are does not depend on keys
-        tell(f"Which models they mean is not known: {error}")
+    except AvaError as error:  # roles do not depend on keys
+        tell(f"Their models are unknown: {error}")
         return []
 
 
-def _starting() -> str:
+def _starting_text() -> str:
     import ava_roles
 
     assert ava_roles.__file__ is not None
     return Path(ava_roles.__file__).with_name("starting.txt").read_text("utf-8")
 
 
-def _all(root: DataRoot) -> tuple[list[Remark], int]:
-    """Check everything that would be read here."""
+def _check_all() -> tuple[list[Remark], int]:
+    """Check all files that are read here."""
     from ava_roles.catalog import BUILT_IN_SOURCE
     from ava_roles.role_files import Remark, check
-    from ava_server.config.role_folders import places_here
-    from ava_server.config.settings import load_settings
 
-    has_log(root)
-    catalog = places_here(root, load_settings(root.path)).load(by_path=True)
+    catalog = _open()[2].load(by_path=True)
     own = [role for role in catalog.roles if role.source != BUILT_IN_SOURCE]
     remarks = [remark for role in own for remark in check(role.text, role.source, role.name)[1]]
     for each in catalog.untrusted:
@@ -200,33 +199,138 @@ def _all(root: DataRoot) -> tuple[list[Remark], int]:
     return remarks, len(own) + len(catalog.untrusted) + len(catalog.problems)
 
 
-def _given(files: list[str]) -> tuple[list[Remark], int]:
-    """Check the files that were named, and those of the folders that were."""
+def _check_files(files: list[str]) -> tuple[list[Remark], int]:
+    """Check the named files, and the files of the named folders."""
     from ava_roles.catalog import BUILT_IN
     from ava_roles.errors import RoleFileError
     from ava_roles.role_files import Folder, Remark, check, read_folder, read_one, text_of
 
     remarks: list[Remark] = []
     count = 0
-
-    def one(data: bytes, source: str, stem: str) -> None:
-        role, found = check(text_of(data, source), source, stem)
-        remarks.extend(found)
-        if role is not None and role.name in BUILT_IN:
-            raise RoleFileError(source, f"the name {role.name} is taken (built in); rename this role")
-
     for given in files:
         path = Path(given)
-        folder = [*read_folder(Folder(path, given.rstrip("/"), deep=True))] if path.is_dir() else [None]
-        for found in folder:
+        for found in read_folder(Folder(path, given.rstrip("/"), deep=True)) if path.is_dir() else (None,):
             count += 1
             try:
                 if isinstance(found, RoleFileError):
                     raise found
                 if found is None:
-                    one(read_one(path, given), given, path.stem)
+                    data, source, stem = read_one(path, given), given, path.stem
                 else:
-                    one(found.data, found.source, Path(found.name).stem)
+                    data, source, stem = found.data, found.source, Path(found.name).stem
+                role, wrong = check(text_of(data, source), source, stem)
+                remarks.extend(wrong)
+                if role is not None and role.name in BUILT_IN:
+                    raise RoleFileError(source, f"the name {role.name} is taken (built in); rename this role")
             except RoleFileError as error:
                 remarks.append(Remark.of(error))
     return remarks, count
+
+
+# -- ava roles trust --------------------------------------------------------------------------------------------------
+
+
+def trust_command(
+    folder: Annotated[
+        str | None, typer.Argument(metavar="[FOLDER]", help="The project; default: the one of this folder.")
+    ] = None,
+    withdraw: Annotated[bool, typer.Option("--withdraw", help="Withdraw the trust, without a question.")] = False,
+) -> None:
+    """Show a project's untrusted role files, and trust them after a question.
+
+    They are trusted as they are now: a changed or new file is untrusted until you trust it again. If there is an
+    approval PIN, it is asked for. Only this command, at a terminal, trusts role files.
+    """
+    from ava_server.config.role_folders import RolePlaces, project_named
+    from ava_server.config.settings import load_settings
+
+    root = checked_root("ava roles trust")
+    settings = load_settings(root.path)
+    try:
+        home = Path.home()
+    except RuntimeError:
+        raise BadInput("This user has no home folder, so projects cannot be told apart from it. Set HOME.") from None
+    project = project_named(str(Path(folder or ".").absolute()), root.path, home)
+    say(f"Project: {project}")
+    places = RolePlaces(root, project, settings.roles.claude_agents, home)
+    if withdraw:
+        anyio.run(_withdraw, root, project)
+    else:
+        anyio.run(_trust, root, project, places, settings)
+
+
+async def _trust(root: DataRoot, project: Path, places: RolePlaces, settings: Settings) -> None:
+    from ava_server.cli.role_screens import tools_here, trust_lines
+    from ava_server.cli.secret_input import ask_pin
+    from ava_server.config.pin import PinFile, policy_in_force
+
+    catalog = places.load()
+    for problem in catalog.problems:
+        say(f"Cannot be used: {problem.text}")
+    usable = [each for each in catalog.untrusted if each.role is not None]
+    taken = {name: role.source for name, role in catalog.by_name.items()}
+    known = tools_here(settings)
+    for each in catalog.untrusted:
+        say()
+        say("\n".join(trust_lines(each, taken.get(each.name), known)))
+        taken.setdefault(each.name, each.file.source)
+    if not usable:
+        say(_why_nothing(project, places.claude_agents, catalog))
+        return
+    say(f"\nTheir whole text: `ava roles show NAME` in {project}. It instructs a subagent.")
+    if not someone_there():
+        raise Refused("Nothing is trusted: a person has to agree at a terminal, and there is none here.")
+    files = "this role file as it is" if len(usable) == 1 else f"these {len(usable)} role files as they are"
+    if not await agrees(f"Trust {files} now?"):
+        raise Refused("Nothing was trusted.")
+    if await anyio.to_thread.run_sync(policy_in_force, settings) == "human":
+        await ask_pin(PinFile(root.approval_file))
+    before, after = await anyio.to_thread.run_sync(_store, root, usable)
+    await _record(root, before, after)
+    say(f"Trusted: {', '.join(each.name for each in usable)}. They count from the next proposal on, in every host.")
+
+
+async def _withdraw(root: DataRoot, project: Path) -> None:
+    from ava_server.config.role_folders import CLAUDE, OURS, change_trusted, read_trusted
+
+    path = root.trusted_roles
+    folders = [str(project / label) for label in (OURS, CLAUDE)]  # whatever the settings read at present
+    if not any(folder in read_trusted(path) for folder in folders):
+        say("No role file of this project is trusted.")
+        return
+    await _record(root, change_trusted(path, {folder: {} for folder in folders}), {})
+    say("The trust is withdrawn: no role file of this project counts from the next proposal on.")
+
+
+def _store(root: DataRoot, usable: list[UntrustedFile]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Trust the files as they were shown, beside trusted ones that have not changed.
+
+    Returns what was trusted in their folders before, and what is trusted now.
+    """
+    from ava_server.config.role_folders import change_trusted, read_trusted
+
+    root.create()
+    stored = read_trusted(root.trusted_roles)
+    after: dict[str, dict[str, str]] = {}
+    for each in usable:
+        folder = str(each.file.folder.path)
+        after.setdefault(folder, {**stored.get(folder, {})})[each.file.name] = each.file.sha256
+    return change_trusted(root.trusted_roles, after), after
+
+
+def _why_nothing(project: Path, claude_agents: bool, catalog: Catalog) -> str:
+    """Return why there is nothing to trust."""
+    from ava_server.config.role_folders import CLAUDE, OURS
+
+    if catalog.untrusted:
+        return "Nothing was trusted: none of these files is a role. `ava roles check` says what is wrong."
+    trusted = [role.name for role in catalog.roles if role.source.startswith((OURS, f"{CLAUDE}/"))]
+    if trusted:
+        return f"Already trusted as they are: {', '.join(trusted)}."
+    off = (project / CLAUDE).is_dir() and not claude_agents
+    how = f" Those of {CLAUDE} are not read: set claude_agents = true under [roles] in config.toml." if off else ""
+    return f"There is no role file in {OURS} to trust.{how}"
+
+
+async def _record(root: DataRoot, before: dict[str, Any], after: dict[str, Any]) -> None:
+    await record_setting(root, "trusted_roles", before or None, after or None)

@@ -1,188 +1,220 @@
-"""`ava run ROLE "task"`: a run without a host: the same proposal, the same approval, live progress, and the result.
+"""`ava run ROLE "task"`: a run without a host: the same proposal and approval, live progress, and the result.
 
-The process is a server of its own on the data root. When it goes away, the run stays in the log as interrupted, and
-the next Ava server of this user goes on with it.
+The process is a server of its own on the data root. If it goes away, the run stays in the log as interrupted, and the
+next Ava server of this user resumes it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import anyio
+import anyio.to_thread
 import typer
 
-from ava_server.cli.order import Order, spawns_of
-from ava_server.cli.terminal import someone_there
-from ava_server.core.errors import BadInput, Refused
+from ava_audit.errors import AuditError
+from ava_roles.errors import RolesError
+from ava_server.cli.app import NOT_APPROVED, heading, refuse_in_subagent
+from ava_server.cli.completion import ended_runs, roles, runs_with_result, tiers
+from ava_server.cli.service_client import decide, open_session, propose, start
+from ava_server.cli.terminal import agrees, interrupts, someone_there, tell
+from ava_server.core.errors import AvaError, BadInput, Refused, ToolMissing
+
+if TYPE_CHECKING:
+    from ava_server.config.settings import Settings
+    from ava_server.service.access import Session
+    from ava_server.service.responses import SpawnAnswer
+    from ava_server.service.runtime import Runtime
+    from ava_server.service.service import Service
+
+MOST_TOGETHER = 20
+"""The most subagents of one approval."""
+SHOWN_CHARS = 60
+"""Characters of a task that name one of several."""
+_OPTIONS_FOR_ONE = {"retry_of": "--retry", "task_id": "--task-id", "name": "--name"}
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """The command line of `ava run`.
+
+    Attributes:
+        spawns: The arguments of `spawn_subagent` for each subagent.
+        group: The limits of several together, as `confirm_spawn` takes them.
+        degraded: Accept that tools which the roles need are missing.
+        yes: Start without asking.
+        as_json: Print the results as one JSON object.
+        out: A file for the results.
+        artifacts: A folder for the runs' files.
+    """
+
+    spawns: tuple[dict[str, Any], ...]
+    group: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    degraded: bool = False
+    yes: bool = False
+    as_json: bool = False
+    out: Path | None = None
+    artifacts: Path | None = None
+
+    def check(self) -> None:
+        """Check before any proposal that the results can be delivered.
+
+        Raises:
+            BadInput: They cannot.
+        """
+        from ava_server.cli.artifacts import check_folder
+
+        if self.group and len(self.spawns) < 2:
+            raise BadInput("--group-max and --group-timeout are for two or more together; give more tasks")
+        if self.out is not None and (self.out.is_dir() or not self.out.absolute().parent.is_dir()):
+            raise BadInput(f"--out: {self.out} cannot be written: it must be a file in an existing folder")
+        if self.artifacts is not None:
+            check_folder(self.artifacts)
 
 
 def register(app: typer.Typer) -> None:
     """Add `ava run` to the app."""
-    app.command("run", short_help="Propose a subagent, ask whether to start it, bring its result.")(run_command)
+    app.command("run", short_help="Propose a subagent, ask whether to start it, show its result.")(run_command)
 
 
 def run_command(
     role: Annotated[
-        str | None, typer.Argument(metavar="ROLE", show_default=False, help="Kind of subagent, e.g. researcher.")
+        str | None,
+        typer.Argument(metavar="ROLE", help="Kind of subagent, e.g. researcher.", autocompletion=roles),
     ] = None,
     task: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="TASK…",
-            show_default=False,
-            help="The goal, what counts as done, the form of the answer; several with --parallel.",
+            metavar="TASK…", help="The goal, when it is reached, the form of the answer; several with --parallel."
         ),
     ] = None,
     parallel: Annotated[
         bool, typer.Option("--parallel", help="Run several tasks together, approved as one group.")
     ] = False,
     also: Annotated[
-        list[str] | None,
-        typer.Option(metavar="'ROLE: TASK'", show_default=False, help="Together with it, a task of another role."),
+        list[str] | None, typer.Option(metavar="'ROLE: TASK'", help="A further task of another role, in the group.")
     ] = None,
     group_max_cost: Annotated[
-        str | None,
-        typer.Option("--group-max", metavar="DOLLARS", show_default=False, help="What several may cost together."),
+        str | None, typer.Option("--group-max", metavar="DOLLARS", help="The most that several cost together.")
     ] = None,
     group_timeout: Annotated[
-        str | None,
-        typer.Option(metavar="TIME", show_default=False, help="How long several may take together."),
+        str | None, typer.Option(metavar="TIME", help="The longest that several take together.")
     ] = None,
     retry: Annotated[
         str | None,
         typer.Option(
-            metavar="S-ID", show_default=False, help="Repeat an ended run; what is given beside it counts instead."
+            metavar="S-ID", help="Repeat an ended run; options given here replace its own.", autocompletion=ended_runs
         ),
     ] = None,
-    context: Annotated[str | None, typer.Option(show_default=False, help="Background that it needs.")] = None,
+    context: Annotated[str | None, typer.Option(help="Background that it needs.")] = None,
     context_from: Annotated[
         list[str] | None,
-        typer.Option(metavar="S-…,…", show_default=False, help="Ended runs whose results it may read."),
+        typer.Option(metavar="S-…,…", help="Ended runs whose results it may read.", autocompletion=runs_with_result),
     ] = None,
-    workspace: Annotated[
-        str | None, typer.Option(metavar="FOLDER", show_default=False, help="Folder that it may read.")
-    ] = None,
+    workspace: Annotated[str | None, typer.Option(metavar="FOLDER", help="Folder that it may read.")] = None,
     namespace: Annotated[
-        list[str] | None,
-        typer.Option(metavar="PATH", show_default=False, help="What a coder may change; once for each path."),
+        list[str] | None, typer.Option(metavar="PATH", help="Path that a coder may change; repeat it for more.")
     ] = None,
     verify: Annotated[
-        str | None,
-        typer.Option(metavar="COMMAND", show_default=False, help="What a coder's work must pass, e.g. 'pytest -q'."),
+        str | None, typer.Option(metavar="COMMAND", help="Command that a coder's work must pass, e.g. 'pytest -q'.")
     ] = None,
-    timeout: Annotated[
-        str | None, typer.Option(metavar="TIME", show_default=False, help="At most so long: 90, 90s, 10m, 1h.")
-    ] = None,
+    timeout: Annotated[str | None, typer.Option(metavar="TIME", help="The longest time: 90, 90s, 10m, 1h.")] = None,
     max_cost: Annotated[
-        str | None, typer.Option(metavar="DOLLARS", show_default=False, help="At most so many US dollars, e.g. 0.50.")
+        str | None, typer.Option(metavar="DOLLARS", help="The most US dollars it may cost, e.g. 0.50.")
     ] = None,
-    max_tokens: Annotated[int | None, typer.Option(show_default=False, help="At most so many tokens.")] = None,
-    max_iterations: Annotated[int | None, typer.Option(show_default=False, help="At most so many turns.")] = None,
-    max_tool_calls: Annotated[int | None, typer.Option(show_default=False, help="At most so many tool calls.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="The most tokens.")] = None,
+    max_iterations: Annotated[int | None, typer.Option(help="The most turns.")] = None,
+    max_tool_calls: Annotated[int | None, typer.Option(help="The most tool calls.")] = None,
     model: Annotated[
-        str | None, typer.Option(show_default=False, help="fast, balanced, deep, a model id, or provider:id.")
+        str | None,
+        typer.Option(help="fast, balanced, deep, a model id, or provider:id.", autocompletion=tiers),
     ] = None,
     system_prompt: Annotated[
-        str | None,
-        typer.Option(metavar="TEXT", show_default=False, help="What kind of subagent; role custom needs it."),
+        str | None, typer.Option(metavar="TEXT", help="What kind of subagent it is; required for the role custom.")
     ] = None,
     tools: Annotated[
-        list[str] | None,
-        typer.Option(metavar="TOOL,…", show_default=False, help="Only these of the role's tools."),
+        list[str] | None, typer.Option(metavar="TOOL,…", help="Use only these of the role's tools.")
     ] = None,
     blocked_tools: Annotated[
-        list[str] | None,
-        typer.Option(metavar="TOOL,…", show_default=False, help="Not these of the role's tools."),
+        list[str] | None, typer.Option(metavar="TOOL,…", help="Do not use these of the role's tools.")
     ] = None,
     plan: Annotated[
-        bool | None,
-        typer.Option("--plan/--no-plan", show_default=False, help="It plans before it works; else as the role says."),
+        bool | None, typer.Option("--plan/--no-plan", help="Plan before the work; default: as the role says.")
     ] = None,
     extended_thinking: Annotated[
         bool | None,
         typer.Option(
             "--extended-thinking/--no-extended-thinking",
-            show_default=False,
-            help="The model thinks before it answers; else as the role says.",
+            help="Let the model think before it answers; default: as the role says.",
         ),
     ] = None,
     degraded: Annotated[
-        bool, typer.Option("--degraded", help="Run it also without a tool that its role needs and that is not there.")
+        bool, typer.Option("--degraded", help="Run even if a tool that the role needs is missing.")
     ] = False,
     output_schema: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", show_default=False, help="JSON schema that the output must match."),
+        Path | None, typer.Option(metavar="FILE", help="JSON schema that the output must match.")
     ] = None,
-    name: Annotated[str | None, typer.Option(show_default=False, help="A label, shown wherever the run is.")] = None,
-    task_id: Annotated[str | None, typer.Option(show_default=False, help="Your own reference.")] = None,
-    rationale: Annotated[str | None, typer.Option(show_default=False, help="Why; the proposal shows it.")] = None,
+    name: Annotated[str | None, typer.Option(help="A label, shown wherever the run is.")] = None,
+    task_id: Annotated[str | None, typer.Option(help="Your own reference.")] = None,
+    rationale: Annotated[str | None, typer.Option(help="Why; the proposal shows it.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The result as one JSON object.")] = False,
-    out: Annotated[
-        Path | None, typer.Option(metavar="FILE", show_default=False, help="Write the result into a file.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the result to a file.")] = None,
     artifacts: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", show_default=False, help="Copy the files that it hands over into a folder."),
+        Path | None, typer.Option(metavar="DIR", help="Copy the files that it delivers to a folder.")
     ] = None,
-    yes: Annotated[
-        bool, typer.Option("--yes", help="Start it without asking; only with --max-cost beside it.")
-    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Start without asking; requires --max-cost.")] = False,
 ) -> None:
     """Propose a subagent, ask whether to start it, and wait for its result.
 
-    Several are one group: ava run --parallel researcher "task 1" "task 2" --also "code_reviewer: task 3". Limits are
-    then those of each, --group-max and --group-timeout those of all together, and the exit code is that of the first
-    that did not succeed.
+    Several are one group: ava run --parallel researcher "task 1" "task 2" --also "code_reviewer: task 3". Limits then
+    apply to each, --group-max and --group-timeout to all together, and the exit code is that of the first that did not
+    succeed.
     """
-    from ava_server.cli.asked import cents_of, listed, schema_in, seconds_of
+    from ava_server.cli.option_values import parse_cents, parse_group_limits, parse_seconds, read_schema, split_names
     from ava_server.config.pin import policy_in_force
     from ava_server.config.settings import load_settings
     from ava_server.core.shutdown import hide
-    from ava_server.service.runtime import refuse_recursion
 
     hide()
-    if why := refuse_recursion():
-        raise BadInput(f"ava run: {why}.")
+    refuse_in_subagent("ava run")
     if yes and max_cost is None:
-        raise BadInput("--yes: nobody is asked then, so say what it may cost at most: --max-cost 0.50")
+        raise BadInput("--yes skips the question, so --max-cost is required; such as --max-cost 0.50")
     common = {
         "retry_of": retry,
         "context": context,
-        "context_from": listed(context_from),
+        "context_from": split_names(context_from),
         "workspace": str(Path(workspace).expanduser().absolute()) if workspace else None,
         "namespace": namespace or None,
         "verify": verify,
-        "timeout": seconds_of("--timeout", timeout),
-        "max_cost_cents": cents_of("--max-cost", max_cost),
+        "timeout": parse_seconds("--timeout", timeout),
+        "max_cost_cents": parse_cents("--max-cost", max_cost),
         "max_tokens": max_tokens,
         "max_iterations": max_iterations,
         "max_tool_calls": max_tool_calls,
         "model": model,
         "system_prompt": system_prompt,
-        "tools": listed(tools),
-        "blocked_tools": listed(blocked_tools),
+        "tools": split_names(tools),
+        "blocked_tools": split_names(blocked_tools),
         "plan": plan,
         "extended_thinking": extended_thinking,
-        "output_schema": schema_in("--output-schema", output_schema),
+        "output_schema": read_schema("--output-schema", output_schema),
         "name": name,
         "task_id": task_id,
         "rationale": rationale,
     }
-    group = {
-        "group_max_cost_cents": cents_of("--group-max", group_max_cost),
-        "group_timeout": seconds_of("--group-timeout", group_timeout),
-    }
-    order = Order(
-        spawns_of(role, task or (), also or (), parallel=parallel, common=common),
-        {name: value for name, value in group.items() if value is not None},
+    request = RunRequest(
+        spawn_requests(role, task or (), also or (), parallel=parallel, common=common),
+        parse_group_limits(group_max_cost, group_timeout),
         degraded=degraded,
         yes=yes,
         as_json=as_json,
         out=out,
         artifacts=artifacts,
     )
-    order.check()
+    request.check()
     settings = load_settings()
     if yes and policy_in_force(settings) == "human":
         why = 'approval = "human"' if settings.approval == "human" else "there is an approval PIN"
@@ -192,6 +224,206 @@ def run_command(
             "There is no terminal to ask on, so nothing was proposed. Run it in a terminal, or add --yes and"
             " --max-cost."
         )
-    from ava_server.cli.running import run
+    raise typer.Exit(anyio.run(_run, settings, request))
 
-    raise typer.Exit(anyio.run(run, settings, order))
+
+def spawn_requests(
+    role: str | None, tasks: Sequence[str], also: Sequence[str], *, parallel: bool, common: Mapping[str, Any]
+) -> tuple[dict[str, Any], ...]:
+    """Return the arguments of `spawn_subagent` for each subagent.
+
+    Args:
+        role: The role of the tasks.
+        tasks: One task, or several to run together.
+        also: Further tasks, each `ROLE: task`.
+        parallel: Several tasks are meant.
+        common: The arguments of all.
+
+    Raises:
+        BadInput: The command line is ambiguous or incomplete.
+    """
+    given = {key: value for key, value in common.items() if value is not None}
+    if (role is None) != (not tasks) or (role is None and (also or "retry_of" not in given)):
+        raise BadInput('Give ROLE and TASK, such as researcher "What does it cost?"; or --retry S-ID alone.')
+    if len(tasks) > 1 and not (parallel or also):
+        raise BadInput(
+            f"TASK: {len(tasks)} were given. Put one task in quotes; to run several together, add --parallel."
+        )
+    pairs = [*((role, task) for task in tasks), *map(_role_and_task, also)]
+    if len(pairs) > MOST_TOGETHER:
+        raise BadInput(f"TASK: {len(pairs)} were given, and at most {MOST_TOGETHER} are approved together")
+    if len(pairs) > 1 and (option := next((_OPTIONS_FOR_ONE[key] for key in _OPTIONS_FOR_ONE if key in given), None)):
+        raise BadInput(f"{option}: it is for one subagent, and {len(pairs)} were given; leave it out")
+    if parallel and len(pairs) < 2:
+        raise BadInput('--parallel: one task was given; give each of them in quotes: researcher "task 1" "task 2"')
+    return tuple({"role": one, "task": task, **given} for one, task in pairs) or (given,)
+
+
+def _role_and_task(given: str) -> tuple[str, str]:
+    """Return both parts of `ROLE: task`.
+
+    Raises:
+        BadInput: It has another form.
+    """
+    role, colon, task = given.partition(":")
+    if not colon or not role.strip() or " " in role.strip() or not task.strip():
+        raise BadInput(f'--also: {given[:60]!r} names no role; write it like "code_reviewer: Is the parser safe?"')
+    return role.strip(), task.strip()
+
+
+async def _run(settings: Settings, request: RunRequest) -> int:
+    """Propose, ask, wait for the end, deliver the results, and return the exit code."""
+    from ava_server.cli.attending import Attending
+    from ava_server.cli.delivering import deliver
+    from ava_server.service.runtime import open_runtime
+    from ava_server.service.service import Service
+
+    if not request.as_json:
+        heading(settings.paths)
+    # The folder that a person names is for this session what a root is for a host's.
+    folder = request.spawns[0].get("workspace") or await _folder_of(settings, request.spawns[0].get("retry_of"))
+    roots = (str(folder),) if folder is not None else ()
+    async with (
+        open_runtime(settings) as runtime,
+        open_session(runtime, "ava run", asked=not request.yes, roots=roots) as session,
+    ):
+        service = Service(runtime, session)
+        run_ids = await _approve(runtime, session, service, request)
+        if not run_ids:
+            return NOT_APPROVED
+        if (left := await Attending(runtime, service, run_ids).until_it_ends()) is not None:
+            return left
+        return await deliver(
+            runtime, session, run_ids, "ava run", as_json=request.as_json, out=request.out, artifacts=request.artifacts
+        )
+
+
+async def _folder_of(settings: Settings, retried: str | None) -> str | None:
+    """Return the folder of the run to repeat.
+
+    Raises:
+        BadInput: There is no such run.
+    """
+    from ava_server.budget.run_config import config_of
+    from ava_server.cli.log_access import find_run, open_log
+
+    if retried is None:
+        return None
+    async with open_log(settings.paths) as log:
+        return config_of((await find_run(log, retried)).config).workspace
+
+
+async def _approve(runtime: Runtime, session: Session, service: Service, request: RunRequest) -> list[str]:
+    """Propose, ask, and approve or reject; return the ids of the runs, none if they were not approved."""
+    from ava_audit.rows import WAITING
+    from ava_server.cli.secret_input import unlock_session
+    from ava_server.config.pin import PinFile
+
+    pin_file = PinFile(runtime.settings.paths.approval_file)
+    if await runtime.policy() == "human":  # an error comes before any question
+        await anyio.to_thread.run_sync(pin_file.ready)
+    proposals = await _propose_all(service, request)
+    for number, proposal in enumerate(proposals, 1):
+        if len(proposals) > 1:
+            tell(f"\n{number} of {len(proposals)}, {proposal.pending_id}:")
+        tell(proposal.message or "")
+        if proposal.status == WAITING:
+            tell(proposal.approval_line or "")
+    if proposals[0].status != WAITING:  # the same task_id again: wait for it as if it had been started here
+        return [proposals[0].subagent_id or ""]
+    group_line = await _group_line(runtime, session, service, proposals, request)
+    if group_line:
+        tell(f"\nAll of them: {group_line}.")
+    wrong: list[AvaError] = []
+
+    async def knows_pin() -> bool:
+        try:
+            await unlock_session(pin_file, session)
+        except AvaError as error:
+            wrong.append(error)
+        return not wrong
+
+    question = "Start them?" if group_line else "Start it?"
+    agreed = request.yes or await _unless_interrupted(lambda: agrees(question))
+    if not agreed or (await runtime.policy() == "human" and not await _unless_interrupted(knows_pin)):
+        await decide(service, proposals, "reject")
+        if wrong:
+            raise Refused(f"{wrong[0]} Nothing was started.") from wrong[0]
+        tell("Not approved; nothing was started.")
+        return []
+    try:
+        group_id = await start(service, proposals, group_line=group_line, **request.group)
+    except Refused:  # nobody else will approve these
+        await decide(service, proposals, "reject")
+        raise
+    if group_id is not None:
+        tell(f"Approved, as the group {group_id}.")
+    return [proposal.subagent_id or "" for proposal in proposals]
+
+
+async def _propose_all(service: Service, request: RunRequest) -> list[SpawnAnswer]:
+    """Propose all; if one is refused, the others are rejected.
+
+    Raises:
+        AvaError: One was refused; says which, with the options' names.
+    """
+    from ava_server.cli.option_values import name_options
+
+    made: list[SpawnAnswer] = []
+    for spawn in request.spawns:
+        try:
+            made.append(await propose(service, spawn, degraded=request.degraded))
+        except (AvaError, RolesError, AuditError) as error:
+            if made:
+                await decide(service, made, "reject")
+            which = ""
+            if len(request.spawns) > 1:
+                task = str(spawn.get("task", ""))
+                short = task if len(task) <= SHOWN_CHARS else task[: SHOWN_CHARS - 1] + "…"
+                which = f" (of {spawn.get('role')}: {short}; nothing was started)"
+            if isinstance(error, BadInput):
+                raise BadInput(name_options(str(error)) + which) from error
+            hint = " To run without it: --degraded." if isinstance(error, ToolMissing) else ""
+            if isinstance(error, Refused) and hint + which:
+                raise Refused(f"{error}{hint}{which}", needs_key=error.needs_key) from error
+            raise
+    return made
+
+
+async def _group_line(
+    runtime: Runtime, session: Session, service: Service, proposals: Sequence[SpawnAnswer], request: RunRequest
+) -> str | None:
+    """Return the approval line of several together; None for one.
+
+    Raises:
+        BadInput: Their cap is above the sum of their own.
+    """
+    from ava_server.cli.approval_client import LocalApprovals
+    from ava_server.cli.approve import check_group_cap, group_line
+
+    if len(proposals) < 2:
+        return None
+    waiting = await LocalApprovals(runtime, session).waiting([proposal.pending_id or "" for proposal in proposals])
+    try:
+        check_group_cap(request.group, sum(one.max_cost_micros for one in waiting))
+    except BadInput as error:
+        await decide(service, proposals, "reject")
+        raise BadInput(f"{error}. Nothing was started.") from None
+    return group_line(waiting, request.group)
+
+
+async def _unless_interrupted(ask: Callable[[], Awaitable[bool]]) -> bool:
+    """Ask; Ctrl-C means no."""
+    agreed = False
+    with interrupts() as signals:
+        async with anyio.create_task_group() as tasks:
+
+            async def stop() -> None:
+                async for _number in signals:
+                    tell()
+                    tasks.cancel_scope.cancel()
+
+            tasks.start_soon(stop)
+            agreed = await ask()
+            tasks.cancel_scope.cancel()
+    return agreed

@@ -1,65 +1,62 @@
-"""`ava serve`: the MCP server, of one host over stdio, or of many users over HTTP."""
+"""`ava serve` and `ava worker`: the MCP server, and the process that runs subagents without a host."""
 
 from __future__ import annotations
 
-import os
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
+import anyio
+import anyio.to_thread
 import typer
 
+from ava_server.cli.app import heading, refuse_in_subagent
 from ava_server.core.errors import BadInput
+
+if TYPE_CHECKING:
+    from ava_server.config.settings import Settings
+    from ava_server.service.runtime import Runtime
 
 
 def register(app: typer.Typer) -> None:
-    """Add `ava serve` to the app."""
-    app.command(
-        "serve", short_help="Serve one MCP host over stdio, which hosts start by themselves; with --http, many."
-    )(serve_command)
+    """Add `ava serve` and `ava worker` to the app."""
+    app.command("serve", short_help="Serve one MCP host over stdio (hosts start it), or many users with --http.")(
+        serve_command
+    )
+    app.command("worker", short_help="Run approved subagents without a host; ends after a minute without work.")(
+        worker_command
+    )
 
 
 def serve_command(
     http: Annotated[bool, typer.Option("--http", help="Serve many users over HTTP, each with a token.")] = False,
-    host: Annotated[
-        str | None, typer.Option(show_default=False, help="The address to listen on; this machine alone by default.")
-    ] = None,
-    port: Annotated[
-        int | None, typer.Option(min=0, max=65_535, show_default=False, help="The port, 8642 by default; 0 is any.")
-    ] = None,
+    host: Annotated[str | None, typer.Option(help="The address to listen on; default: this machine only.")] = None,
+    port: Annotated[int | None, typer.Option(min=0, max=65_535, help="The port; default: 8642; 0: any.")] = None,
     public_url: Annotated[
-        str | None,
-        typer.Option(metavar="URL", show_default=False, help="What clients call it, e.g. https://ava.example.org."),
+        str | None, typer.Option(metavar="URL", help="The address that clients use, e.g. https://ava.example.org.")
     ] = None,
     trusted_proxy: Annotated[
-        list[str] | None,
-        typer.Option(metavar="ADDRESS", show_default=False, help="A proxy whose X-Forwarded-* headers are believed."),
+        list[str] | None, typer.Option(metavar="ADDRESS", help="A proxy whose X-Forwarded-* headers are trusted.")
     ] = None,
     drain: Annotated[
-        str | None,
-        typer.Option(metavar="TIME", show_default=False, help="How long calls in hand may go on at the end; 5s."),
+        str | None, typer.Option(metavar="TIME", help="Time for calls in progress at shutdown; default: 5s.")
     ] = None,
     access_log: Annotated[bool, typer.Option("--access-log", help="Write a line for each request to stderr.")] = False,
 ) -> None:
     """Serve one MCP host over stdin and stdout; hosts start this by themselves.
 
-    With --http it serves many users at once: each request brings a token of `ava token create`.
+    With --http it serves many users at once: each request carries a token of `ava token create`.
     """
     given = (host, port, public_url, trusted_proxy, drain)
     if not http and (access_log or any(each is not None for each in given)):
         raise BadInput("ava serve: --host, --port and the others are for a server over HTTP; add --http.")
-    if os.environ.get("AVA_RUN_ID"):  # the runtime takes long to import, and a host waits about a second for an answer
-        from ava_server.service.runtime import refuse_recursion
-
-        raise BadInput(f"ava serve: {refuse_recursion()}.")
+    refuse_in_subagent("ava serve")
     from ava_server.config.settings import load_settings
     from ava_server.core.shutdown import hide
     from ava_server.mcp_server.stdio import serve
 
     hide()
-
     if http:
-        from ava_server.cli.app import heading
-        from ava_server.cli.asked import seconds_of
+        from ava_server.cli.option_values import parse_seconds
         from ava_server.cli.terminal import say
         from ava_server.http.server import serve as serve_http
         from ava_server.http.settings import DEFAULT_PORT, Reach, proxies_of
@@ -70,7 +67,7 @@ def serve_command(
             port=DEFAULT_PORT if port is None else port,
             public_url=url_of(public_url),
             proxies=proxies_of(trusted_proxy or []),
-            drain_s=seconds_of("--drain", drain) or 5.0,
+            drain_s=parse_seconds("--drain", drain) or 5.0,
             access_log=access_log,
         )
         settings = load_settings()
@@ -82,3 +79,52 @@ def serve_command(
 
         tell("ava: waiting for an MCP host on stdin; a person wants `ava run` or `ava demo`. Ctrl-C ends it.")
     raise typer.Exit(serve(load_settings))
+
+
+def worker_command() -> None:
+    """Run the approved subagents of this data root, until there has been no work for a minute.
+
+    Under `background = true` servers start it by themselves, so that subagents outlive their host.
+    """
+    from ava_server.config.settings import load_settings
+    from ava_server.core.shutdown import hide, log_to_stderr
+
+    hide()
+    refuse_in_subagent("ava worker")
+    log_to_stderr("%(asctime)s ava worker: %(message)s", "%Y-%m-%d %H:%M:%S")
+    raise typer.Exit(anyio.run(_work, load_settings()))
+
+
+async def _work(settings: Settings) -> int:
+    from ava_server.core.shutdown import Shutdown, deaf_to_signals
+    from ava_server.runs.worker_process import hold_worker_lock
+    from ava_server.service.runtime import open_runtime
+
+    await anyio.to_thread.run_sync(settings.paths.create)
+    post = await anyio.to_thread.run_sync(hold_worker_lock, settings.paths)
+    if post is None:
+        sys.stderr.write(f"ava worker: {settings.data_root} already has a worker; nothing to do.\n")
+        return 0
+    with post:
+        ending = Shutdown()
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(ending.watch)
+            with ending.serving:
+                # The worker runs everyone's runs: users over HTTP have no worker of their own.
+                async with open_runtime(settings, worker=True, serves=lambda _run: True) as runtime:
+                    await _until_idle(runtime)
+            ending.begin(0)
+            tasks.cancel_scope.cancel()
+        deaf_to_signals()
+    return ending.code or 0
+
+
+async def _until_idle(runtime: Runtime) -> None:
+    from ava_server.runs.worker_process import IDLE_S
+
+    while True:
+        since = runtime.manager.idle_since
+        now = anyio.current_time()
+        if since is not None and now - since >= IDLE_S:
+            return
+        await anyio.sleep(IDLE_S - (now - since) if since is not None else 1.0)

@@ -11,6 +11,7 @@ import anyio.to_thread
 import typer
 
 from ava_server.cli.app import heading
+from ava_server.cli.completion import all_runs
 from ava_server.cli.showing import show_results
 from ava_server.cli.terminal import columns, cut, say, say_json, tell, write
 from ava_server.cli.views import block, limits_text
@@ -39,7 +40,9 @@ def register(app: typer.Typer) -> None:
 
 
 def show_command(
-    subagent: Annotated[str, typer.Argument(metavar="S-ID", help="The subagent, or its proposal (P-…).")],
+    subagent: Annotated[
+        str, typer.Argument(metavar="S-ID", help="The subagent, or its proposal (P-…).", autocompletion=all_runs)
+    ],
     cost: Annotated[bool, typer.Option("--cost", help="Why it cost what it did: turns, tool outputs, caps.")] = False,
     diff: Annotated[bool, typer.Option("--diff", help="What a coder changed, line by line.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="As one JSON object, with every entry.")] = False,
@@ -62,7 +65,7 @@ def show_command(
 
 async def _show_cost(root: DataRoot, given: str, as_json: bool, utc: bool) -> None:
     from ava_audit.store.locks import Instances
-    from ava_server.cli.reading import find_run, open_log, whole_answer
+    from ava_server.cli.log_access import find_run, open_log, whole_answer
     from ava_server.cli.show_cost import cost_json, cost_screen
     from ava_server.runs.costs import costs_of
 
@@ -80,7 +83,7 @@ async def _show_cost(root: DataRoot, given: str, as_json: bool, utc: bool) -> No
 
 async def _show_diff(root: DataRoot, given: str, as_json: bool) -> None:
     from ava_audit.store.locks import Instances
-    from ava_server.cli.reading import find_run, open_log, whole_answer
+    from ava_server.cli.log_access import find_run, open_log, whole_answer
     from ava_server.cli.show_diff import changes_in, diff_of
 
     async with open_log(root) as store:
@@ -101,7 +104,7 @@ async def _show(root: DataRoot, given: str, as_json: bool, utc: bool) -> None:
     from ava_audit.errors import StoreUnavailable
     from ava_audit.store.locks import Instances
     from ava_server.approval.proposals import texts_of
-    from ava_server.cli.reading import find_run, note_fetched, open_log, terminal_session, whole_answer
+    from ava_server.cli.log_access import find_run, note_fetched, open_log, terminal_session, whole_answer
 
     async with open_log(root) as store:
         found = await find_run(store, given)

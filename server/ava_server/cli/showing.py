@@ -14,7 +14,7 @@ from ava_server.cli.results import Finding, Part, parts_of, result_text
 from ava_server.cli.terminal import columns, say, wrapped, write
 
 if TYPE_CHECKING:
-    from ava_server.cli.saving import Saved
+    from ava_server.cli.artifacts import SavedFiles
     from ava_server.service.responses import RunAnswer
 
 WIDEST = 100
@@ -24,7 +24,7 @@ _THEIRS = "  "
 _COLOURS = {"found": "green", "near": "yellow", "not_found": "red"}
 
 
-def show_results(runs: Iterable[RunAnswer], *, brief: bool = False, saved: dict[str, Saved] | None = None) -> None:
+def show_results(runs: Iterable[RunAnswer], *, brief: bool = False, saved: dict[str, SavedFiles] | None = None) -> None:
     """Write results to stdout, one after the other.
 
     Args:
@@ -41,7 +41,7 @@ def show_results(runs: Iterable[RunAnswer], *, brief: bool = False, saved: dict[
     say("\n\n".join(text.partition("\n")[2].strip("\n") if brief else text for text in texts))
 
 
-def drawn_result(run: RunAnswer, width: int, *, brief: bool = False, saved: Saved | None = None) -> str:
+def drawn_result(run: RunAnswer, width: int, *, brief: bool = False, saved: SavedFiles | None = None) -> str:
     """Return a result as it stands on a terminal of so many columns; nothing in it steers that."""
     width = min(width, WIDEST)
     lines = [] if brief else [_styled(_fitted(run.status_line, width), bold=True)]

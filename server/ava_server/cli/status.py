@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import anyio
 import typer
 
-from ava_server.cli.root import has_log
+from ava_server.cli.log_access import has_log
 from ava_server.cli.terminal import columns, say_json, write
 from ava_server.core.data_root import find_data_root
 

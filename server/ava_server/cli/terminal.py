@@ -1,7 +1,7 @@
-"""The terminal: what is written to it, safely, and what is asked on it.
+"""Safe output to the terminal, and questions on it.
 
-Results go to stdout, the conversation about them (proposal, question, progress) to stderr, so that a pipe gets the
-result alone. Whatever is written is cleaned: text of models and pages must not steer a terminal.
+Results go to stdout and the conversation (proposals, questions, progress) to stderr, so that a pipe gets only results.
+All output is cleaned: text from models and web pages must not steer a terminal.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import stat
 import sys
 import time
 import unicodedata
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterable, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TextIO
 
@@ -23,11 +23,11 @@ import anyio
 import typer
 
 from ava_roles.wrap import INVISIBLE, clean
-from ava_server.cli.app import ReaderGone
+from ava_server.core.errors import BadInput, Refused
 from ava_server.core.threads import read_apart, received
 
 PLAIN_EVERY_S = 10.0
-"""How often progress is told where it cannot be rewritten in place: in a file, in a pipe."""
+"""Seconds between lines of progress where they cannot be rewritten in place: in a file or a pipe."""
 _START_OF_LINE = "\r\x1b[K"
 _UP_TO_IT = "\x1b[{}A\r\x1b[J"
 _UNSEEN = re.compile(rf"{INVISIBLE.pattern}|[\t\r\ud800-\udfff]")
@@ -35,16 +35,28 @@ _ITEM = re.compile(r"(\s*)((?:\d+\.|-)\s+)?")
 _HANGING = "  "
 
 
+class ReaderGone(Exception):
+    """The reader of our output has closed it, as `head` does: the command ends silently."""
+
+
 def say(text: str = "") -> None:
-    """Write lines to stdout at once, without anything that could steer a terminal; on one they are wrapped."""
-    write(_fitted(clean(text)[0], sys.stdout))
+    """Write text to stdout, cleaned; on a terminal it is wrapped."""
+    write(_wrapped_for(clean(text)[0], sys.stdout))
+
+
+def say_rows(rows: Iterable[tuple[str, str]]) -> None:
+    """Write rows of a name and a text to stdout, the texts in one column."""
+    rows = list(rows)
+    width = max((len(name) for name, _text in rows), default=0)
+    for name, text in rows:
+        say(f"{name:<{width}}  {text}")
 
 
 def write(text: str) -> None:
-    """Write text that is known to be harmless to stdout at once.
+    """Write text that is known to be harmless to stdout.
 
     Raises:
-        ReaderGone: Nobody reads it any more.
+        ReaderGone: The reader has closed our output.
     """
     try:
         typer.echo(text)
@@ -53,12 +65,12 @@ def write(text: str) -> None:
 
 
 def write_lines(lines: bytes) -> None:
-    """Write whole lines of JSON to stdout, byte for byte as they are, so that they can be verified.
+    """Write whole lines of JSON to stdout, byte for byte, so that they can be verified.
 
-    On a terminal nobody does that, and every character that is not seen is written as an escape.
+    On a terminal invisible characters are escaped.
 
     Raises:
-        ReaderGone: Nobody reads them any more.
+        ReaderGone: The reader has closed our output.
     """
     if sys.stdout.isatty():
         write(harmless_json(lines.decode().removesuffix("\n")))
@@ -73,17 +85,17 @@ def write_lines(lines: bytes) -> None:
 
 @asynccontextmanager
 async def reader_gone() -> AsyncGenerator[None]:
-    """End the block when whoever reads our output has gone away, also while there is nothing to write.
+    """End the block when the reader closes our output, also while there is nothing to write.
 
     Raises:
-        ReaderGone: Nobody reads it any more.
+        ReaderGone: The reader has closed our output.
     """
     if sys.platform == "win32" or not stat.S_ISFIFO(os.fstat(sys.stdout.fileno()).st_mode):
         yield
         return
 
     async def watch() -> None:
-        await anyio.wait_readable(sys.stdout.fileno())  # nothing ever comes out of this end but its reader's farewell
+        await anyio.wait_readable(sys.stdout.fileno())  # readable only once the reader has gone
         raise ReaderGone
 
     async with anyio.create_task_group() as tasks:
@@ -93,19 +105,18 @@ async def reader_gone() -> AsyncGenerator[None]:
 
 
 def tell(text: str = "") -> None:
-    """Write lines of the conversation to stderr; on a terminal they are wrapped."""
-    typer.echo(_fitted(clean(text)[0], sys.stderr), err=True)
+    """Write text of the conversation to stderr, cleaned; on a terminal it is wrapped."""
+    typer.echo(_wrapped_for(clean(text)[0], sys.stderr), err=True)
 
 
-def _fitted(text: str, stream: TextIO) -> str:
+def _wrapped_for(text: str, stream: TextIO) -> str:
     return wrapped(text, columns(stream)) if stream.isatty() else text
 
 
 def wrapped(text: str, width: int) -> str:
-    """Return lines of at most `width` columns, broken at blanks alone; a longer word keeps a line of its own.
+    """Return the text in lines of at most `width` columns, broken at blanks; a longer word gets its own line.
 
-    What follows a break hangs under the line's beginning: under an indented one as deep as that, under the words of a
-    numbered one, else two blanks deep.
+    Continuation lines are indented as the line is, or to the text of a list item, else by two blanks.
     """
     return "\n".join(part for line in text.split("\n") for part in _wrapped_line(line, width))
 
@@ -131,7 +142,7 @@ def _wrapped_line(line: str, width: int) -> list[str]:
 
 
 def cells(text: str) -> int:
-    """Return how many columns of a terminal a text takes: wide characters take two, combining ones none."""
+    """Return the width of a text in columns: wide characters take two, combining ones none."""
     if text.isascii():
         return len(text)
     return sum(
@@ -140,7 +151,7 @@ def cells(text: str) -> int:
 
 
 def cut(line: str, width: int) -> str:
-    """Return a line that takes at most `width` columns; where something is missing it ends with `…`."""
+    """Return the line, shortened to at most `width` columns with `…` at its end."""
     if cells(line) <= width:
         return line
     kept, used = 0, 0
@@ -157,17 +168,17 @@ def say_json(value: Any) -> None:
 
 
 def harmless_json(text: str) -> str:
-    r"""Return JSON in which every character that is not seen is written as `\uXXXX`: the same value."""
+    r"""Return the same JSON value with invisible characters written as `\uXXXX`."""
     return _UNSEEN.sub(lambda found: json.dumps(found[0])[1:-1], text)
 
 
 def someone_there() -> bool:
-    """Tell whether a person can be asked: input and conversation are both a terminal."""
+    """Tell whether a person can be asked: stdin and stderr are a terminal."""
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
 def columns(stream: TextIO | None = None) -> int:
-    """Return how wide the terminal is that a stream leads to; stdout's when none is given."""
+    """Return the width of a stream's terminal, at least 40; by default of stdout's."""
     if stream is not None and "COLUMNS" not in os.environ:
         try:
             return max(40, os.get_terminal_size(stream.fileno()).columns or 80)
@@ -178,33 +189,33 @@ def columns(stream: TextIO | None = None) -> int:
 
 @contextmanager
 def interrupts() -> Generator[AsyncIterator[int]]:
-    """Deliver Ctrl-C as items to iterate over, in place of an exception."""
+    """Deliver each Ctrl-C as an item of an iterator instead of an exception."""
     with received(signal.SIGINT) as signals:
         yield signals
 
 
 def forget_typed() -> None:
-    """Drop what was typed ahead; input that is no terminal stays as it is."""
+    """Drop what was typed ahead on a terminal."""
     if sys.platform == "win32" or not sys.stdin.isatty():
         return
     try:
         import termios
-    except ImportError:  # a system without it: there it is an answer
+    except ImportError:
         return
     termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)
 
 
 async def ask(question: str) -> str:
-    """Return what a person answers to a question on the terminal, in lower case; nothing at the end of input.
+    """Ask on the terminal and return the answer in lower case, empty at the end of input.
 
-    What was typed before the question was shown is no answer to it.
+    What was typed before the question appeared does not count.
     """
     forget_typed()
     sys.stderr.write(f"{clean(question)[0]} ")
     sys.stderr.flush()
-    if sys.platform == "win32":  # there no console can be waited for
+    if sys.platform == "win32":  # a console cannot be waited for
         return (await read_apart(sys.stdin.readline)).strip().lower()
-    # A thread that hangs in a read would keep the process from ending at Ctrl-C: the event loop waits instead.
+    # The event loop waits: a thread that hangs in a read would keep Ctrl-C from ending the process.
     descriptor = sys.stdin.fileno()
     await anyio.wait_readable(descriptor)
     answer = os.read(descriptor, 4_096).decode("utf-8", "replace")
@@ -218,15 +229,32 @@ async def agrees(question: str) -> bool:
     return await ask(f"{question} [y/N]") in ("y", "yes")
 
 
+async def confirm(question: str, done: str) -> None:
+    """Ask before a step that cannot be undone.
+
+    Args:
+        question: The question.
+        done: What the step does, as a participle: `erased`.
+
+    Raises:
+        BadInput: There is no terminal.
+        Refused: The person did not agree.
+    """
+    if not someone_there():
+        raise BadInput(f"There is no terminal to ask on, so nothing was {done}. Run it in a terminal, or add --yes.")
+    if not await agrees(question):
+        raise Refused(f"Nothing was {done}.")
+
+
 class Progress:
-    """What is going on: lines that are rewritten on a terminal, and plain ones now and then elsewhere."""
+    """Lines of progress: rewritten in place on a terminal, elsewhere written now and then."""
 
     def __init__(self, every_s: float = PLAIN_EVERY_S, *, err: bool = True) -> None:
         """Begin.
 
         Args:
-            every_s: How often plain lines are written.
-            err: To stderr, where the conversation is; False for stdout.
+            every_s: Seconds between plain lines.
+            err: Write to stderr; False for stdout.
         """
         self._every_s = every_s
         self._stream = sys.stderr if err else sys.stdout
@@ -237,11 +265,11 @@ class Progress:
 
     @property
     def width(self) -> int | None:
-        """Columns that there are for a line; None where it may be of any length."""
+        """Columns for a line; None if it may have any length."""
         return columns(self._stream) - 1 if self._in_place else None
 
     def show(self, *lines: str) -> None:
-        """Show the lines, if they say something new."""
+        """Show the lines if they have changed."""
         given = tuple(_UNSEEN.sub(" ", clean(line)[0].replace("\n", " ")).rstrip() for line in lines)
         if self._in_place:
             fitting = self._fitting(given)
@@ -258,19 +286,19 @@ class Progress:
             self._given = given
 
     def wait_for(self, line: str) -> None:
-        """Show what is waited for; where lines are not rewritten in place it is said again, now and then."""
+        """Show what is awaited; plain output repeats it now and then."""
         self._given = ()
         self.show(line)
 
     def end(self, *, keep: bool = False) -> None:
-        """Leave the lines: what follows stands in their place, or below them."""
+        """Stop: what follows replaces the lines, or with `keep` comes below them."""
         if self._shown:
             self._stream.write("\n" if keep else self._back())
             self._stream.flush()
         self._shown, self._given = [], ()
 
     def _fitting(self, lines: Sequence[str]) -> list[str]:
-        """Return what of them has room: what does not stand on the screen cannot be rewritten."""
+        """Return the lines that fit on the screen; others could not be rewritten."""
         try:
             most = max(1, os.get_terminal_size(self._stream.fileno()).lines - 1)
         except (OSError, ValueError):
@@ -281,9 +309,9 @@ class Progress:
         return [cut(line, room) for line in lines]
 
     def _back(self) -> str:
-        """Return what leads to where the lines begin, and wipes them off.
+        """Return the control characters that go back to the first line and clear from there.
 
-        A terminal that has become narrower since has broken them into more rows.
+        A terminal that was made narrower has broken the lines into more rows.
         """
         width = columns(self._stream)
         rows = sum(max(1, -(-cells(line) // width)) for line in self._shown)

@@ -9,6 +9,7 @@ import anyio
 import typer
 
 from ava_server.cli.app import INTERRUPTED, NOT_APPROVED, heading
+from ava_server.cli.completion import open_runs_and_groups
 from ava_server.cli.terminal import interrupts, say, say_json, tell
 
 if TYPE_CHECKING:
@@ -27,7 +28,11 @@ def register(app: typer.Typer) -> None:
 def wait_command(
     ids: Annotated[
         list[str],
-        typer.Argument(metavar="S-ID…", help="Subagents, their proposals (P-…), or a group (G-…)."),
+        typer.Argument(
+            metavar="S-ID…",
+            help="Subagents, their proposals (P-…), or a group (G-…).",
+            autocompletion=open_runs_and_groups,
+        ),
     ],
     timeout: Annotated[
         str | None,
@@ -42,17 +47,17 @@ def wait_command(
     The exit code is that of the ending; of several the highest, which is the worst. 130: the wait is over, by Ctrl-C
     or --timeout, and something goes on.
     """
-    from ava_server.cli.asked import seconds_of
+    from ava_server.cli.option_values import parse_seconds
     from ava_server.config.settings import load_settings
 
-    within_s = seconds_of("--timeout", timeout)
+    within_s = parse_seconds("--timeout", timeout)
     raise typer.Exit(anyio.run(_wait, load_settings(), ids, within_s, as_json))
 
 
 async def _wait(settings: Settings, ids: list[str], within_s: float | None, as_json: bool) -> int:
     from ava_audit.store.locks import Instances
     from ava_server.budget.user_limits import Slots
-    from ava_server.cli.reading import find_runs, open_log
+    from ava_server.cli.log_access import find_runs, open_log
     from ava_server.cli.watching import Watching
 
     async with open_log(settings.paths) as store:
@@ -97,7 +102,7 @@ async def _until_over(watching: Watching, within_s: float | None) -> tuple[list[
 async def _deliver(store: Store, alive: Alive, settings: Settings, seen: Sequence[Seen], as_json: bool) -> int:
     """Show the results, put on record that they were shown, and return the worst exit code."""
     from ava_audit.errors import StoreUnavailable
-    from ava_server.cli.reading import note_fetched, terminal_session, whole_answer
+    from ava_server.cli.log_access import note_fetched, terminal_session, whole_answer
     from ava_server.cli.showing import show_results
     from ava_server.cli.views import exit_code
 

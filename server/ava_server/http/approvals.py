@@ -1,7 +1,7 @@
-"""`/approvals`: a person decides from elsewhere about what waits, with a token of the scope `approve`.
+"""`/approvals`, where a person decides from another machine with a token that has the scope `approve`; and `/metrics`.
 
-It is no tool of MCP, so no model reaches it. What is decided goes the way of every decision: the lines letter for
-letter, the digest of all that was shown, and into the log under the channel `http`.
+/approvals is not an MCP tool, so no model can reach it. A decision there is checked like any other: approval lines
+letter for letter, the digest of what was shown, and an entry in the log with the channel `http`.
 """
 
 from __future__ import annotations
@@ -33,15 +33,14 @@ CLIENT = "approvals"
 
 
 class Decision(BaseModel):
-    """What is decided.
+    """The body of a decision.
 
     Attributes:
-        decision: Approve or reject.
-        pending_ids: Of which proposals; two or more are approved as one group.
-        approving: Their approval lines, letter for letter, and the line of several together.
-        digests: The digest of each, as it was shown.
-        group_max_cost_cents: What several may cost together.
-        group_timeout: How many seconds they may take together.
+        pending_ids: The proposals; two or more are approved as one group.
+        approving: Their approval lines letter for letter, and the group's line if there are several.
+        digests: The digest of each proposal, as GET /approvals showed it.
+        group_max_cost_cents: Cost cap of the group.
+        group_timeout: Time cap of the group, in seconds.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -55,7 +54,7 @@ class Decision(BaseModel):
 
 
 async def approvals(app: App, scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer one request."""
+    """Handle a request to /approvals."""
     token: Token = scope[OF_REQUEST]
     request = Request(scope, receive)
     if "approve" not in token.scopes:
@@ -85,7 +84,7 @@ async def _decided(app: App, token: Token, request: Request) -> Response:
     except ValidationError as wrong:
         first = wrong.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "the body"
-        return _wrong(400, BadInput(f"{where}: {first['msg']}; docs/http.md has the form"))
+        return _wrong(400, BadInput(f"{where}: {first['msg']}; see docs/http.md for the format"))
     except BadInput as error:
         return _wrong(400, error)
     service = app.desk_for((token, None), lambda: _session(token))
@@ -119,29 +118,29 @@ async def _body(request: Request) -> bytes:
     async for piece in request.stream():
         body += piece
         if len(body) > BODY_BYTES:
-            raise BadInput(f"the body: it is longer than {BODY_BYTES:,} bytes; decide about fewer at once")
+            raise BadInput(f"the body is longer than {BODY_BYTES:,} bytes; decide on fewer proposals at once")
     return body
 
 
 async def _refuse_another(app: App, token: Token, ids: list[str], digests: dict[str, str]) -> None:
-    """Refuse an approval of something else than was shown.
+    """Refuse an approval of anything but what was shown.
 
     Raises:
-        BadInput: The digest of one is missing.
-        Refused: It is another one.
+        BadInput: A digest is missing.
+        Refused: A digest differs.
     """
     shown = {parse_id("pending_id", given, "digests"): digest for given, digest in digests.items()}
     if missing := [pending_id for pending_id in ids if pending_id not in shown]:
-        raise BadInput(f"digests: that of {missing[0]} is missing; give the one that GET /approvals had")
+        raise BadInput(f"digests: the digest of {missing[0]} is missing; send the one from GET /approvals")
 
     def query(view: View) -> dict[str, str]:
         rows = [view.proposal(pending_id) for pending_id in ids]
         return {row.pending_id: row.digest for row in rows if row is not None and row.user_id == token.user}
 
     found = await app.runtime.store.read(query)
-    for pending_id, digest in found.items():  # what is not there is told by the decision, in its own words
+    for pending_id, digest in found.items():  # an unknown id is refused by the decision itself
         if shown[pending_id] != digest:
-            raise Refused(f"{pending_id} is not what was shown (its digest is another one); look at it again")
+            raise Refused(f"{pending_id} has changed since it was shown (its digest differs); look at it again")
 
 
 def _session(token: Token) -> Session:
@@ -151,7 +150,7 @@ def _session(token: Token) -> Session:
 
 
 async def _silent(_line: str) -> None:
-    """Say nothing: nobody waits here."""
+    """Ignore progress."""
 
 
 def _json(body: dict[str, Any], status: int = 200) -> Response:
@@ -163,14 +162,14 @@ def _wrong(status: int, error: Exception) -> Response:
 
 
 async def metrics(app: App, scope: Scope, receive: Receive, send: Send, open_sessions: int) -> None:
-    """Answer one request.
+    """Handle a request to /metrics.
 
     Args:
         app: The server.
         scope: The request.
         receive: Its body.
         send: Takes the answer.
-        open_sessions: How many clients of the handshake era have a session.
+        open_sessions: Sessions of clients that speak MCP up to 2025-11-25.
     """
     token: Token = scope[OF_REQUEST]
     if "audit" not in token.scopes:
@@ -183,7 +182,7 @@ async def metrics(app: App, scope: Scope, receive: Receive, send: Send, open_ses
 
 
 async def _rendered(app: App, open_sessions: int) -> Response:
-    from ava_server.telemetry.metrics import CONTENT_TYPE, render  # a server that nobody scrapes does without it
+    from ava_server.telemetry.metrics import CONTENT_TYPE, render  # not loaded before somebody scrapes
 
     try:
         body = await render(app.runtime, open_sessions=open_sessions)

@@ -1,7 +1,6 @@
-"""The door of the HTTP server: who is let in, how much and how slowly they may send, and when they have to leave.
+"""Authentication of HTTP requests: host name, origin and bearer token are checked before anything else happens.
 
-Everything that a request says of itself is checked before anything acts on it: the name that it calls us by, the page
-that it comes from, its token. No token is in any line that is written.
+No token is ever written to a log line.
 """
 
 from __future__ import annotations
@@ -28,37 +27,37 @@ if TYPE_CHECKING:
     from ava_server.http.settings import Reach
 
 log = logging.getLogger("ava.http")
-credentials = logging.getLogger("ava.access")
+access_log = logging.getLogger("ava.access")
 HEADER_BYTES = 32 * 1024
 HEALTH = "/healthz"
 _AGAIN_S = 5
 
 
 class Authentication:
-    """Lets requests in.
+    """ASGI middleware that lets authenticated requests through.
 
     Args:
-        app: What answers those that are let in.
+        app: Answers authenticated requests.
         reach: How the server may be reached.
-        tokens: The tokens as they are.
-        hands: The requests in hand.
-        ready: Says why the server cannot do its work now, or None.
+        tokens: The tokens that exist now.
+        limits: The requests in progress.
+        ready: Returns why the server is not ready, or None.
     """
 
     def __init__(
-        self, app: ASGIApp, reach: Reach, tokens: Tokens, hands: RequestLimits, ready: Callable[[], str | None]
+        self, app: ASGIApp, reach: Reach, tokens: Tokens, limits: RequestLimits, ready: Callable[[], str | None]
     ) -> None:
         self._app = AuthContextMiddleware(app)
         self._reach = reach
         self._tokens = tokens
-        self._hands = hands
+        self._limits = limits
         self._ready = ready
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Handle one request."""
         if scope["type"] != "http":
             return
-        request = RequestInProgress(scope, receive, send, self._hands)
+        request = RequestInProgress(scope, receive, send, self._limits)
         began = time.monotonic()
         token: Token | None = None
         try:
@@ -73,12 +72,12 @@ class Authentication:
                 await refusal(scope, request.receive, request.send)
                 return
             scope[OF_REQUEST] = token
-            # So the SDK binds its sessions and what clients keep of questions to this very token.
+            # Binds the SDK's sessions, and the request state that clients keep, to this token.
             known = AccessToken(token="", client_id=token.id, scopes=list(token.scopes), subject=token.user)
             scope["user"] = AuthenticatedUser(known)
             if (line := line_of(scope)) is not None:
                 line.let_in()
-            if (sentence := self._hands.too_many(token.user, listens=request.listens)) is not None:
+            if (sentence := self._limits.too_many(token.user, listens=request.listens)) is not None:
                 await too_many(sentence, _AGAIN_S)(scope, request.receive, request.send)
                 return
             shown = token
@@ -90,29 +89,29 @@ class Authentication:
                 self._note(scope, request.status, began, token)
 
     def _refused_by_name(self, scope: Scope, headers: Headers) -> Response | None:
-        """Refuse a request that calls another server, or comes from a page of another one."""
+        """Return a refusal for a wrong Host, a foreign Origin, or headers that could be smuggled; else None."""
         if sum(len(name) + len(value) for name, value in scope["headers"]) > HEADER_BYTES:
             return says(431, f"The headers are longer than {HEADER_BYTES:,} bytes.", {"Connection": "close"})
         if "transfer-encoding" in headers and "content-length" in headers:
-            # A proxy may have taken the one, and we the other: what follows would be another one's request.
-            return says(400, "A request has Content-Length or Transfer-Encoding, not both.", {"Connection": "close"})
+            # A proxy may have used one and we the other: the rest would be taken for another request (smuggling).
+            return says(400, "Send Content-Length or Transfer-Encoding, not both.", {"Connection": "close"})
         hosts = headers.getlist("host")
         proxied = self._reach.trusts(_peer(scope))
         if proxied and (forwarded := _last(headers, "x-forwarded-host")) is not None:
             hosts = [forwarded]
         if len(hosts) != 1 or not self._reach.allows_host(hosts[0]):
             return says(
-                421, "This server is not known by that name (Host header); whoever runs it can name it: --public-url."
+                421, "Unknown host name (Host header). The person who runs the server can set it with --public-url."
             )
         if any(not self._reach.allows_origin(origin) for origin in headers.getlist("origin")):
-            return says(403, "Pages of that origin may not ask this server (Origin header).")
+            return says(403, "Requests from pages of that origin are not allowed (Origin header).")
         secure = self._reach.public_url is not None and self._reach.public_url.startswith("https://")
         if proxied and secure and (_last(headers, "x-forwarded-proto") or "").lower() == "http":
-            return says(403, "Use https: over http everybody on the way reads the token.")
+            return says(403, "Use https: over http the token can be read on the way.")
         return None
 
     def _let_in(self, headers: Headers) -> tuple[Token | None, Response | None]:
-        """Return the token of a request, or what refuses it."""
+        """Return the request's token, or the refusal."""
         given = headers.getlist("authorization")
         kind, _, text = given[0].partition(" ") if len(given) == 1 else ("", "", "")
         if kind.lower() != "bearer" or not text.strip():
@@ -120,8 +119,8 @@ class Authentication:
         try:
             token = self._tokens.find(text.strip())
         except ConfigError as error:
-            log.error("nobody is let in: %s", error)
-            return None, says(503, "The tokens cannot be read; `ava token list` tells a person on the server why.")
+            log.error("no request can be authenticated: %s", error)
+            return None, says(503, "The tokens cannot be read. `ava token list` on the server says why.")
         return (token, None) if token is not None else (None, unauthorized(known=True))
 
     def _health(self, scope: Scope) -> Response:
@@ -139,7 +138,7 @@ class Authentication:
         who = f"{token.user} {token.name}" if token is not None else "-"
         took_ms = round((time.monotonic() - began) * 1000)
         shown = ascii(f"{client[:64]} {scope['method'][:16]} {scope['path'][:80]}")[1:-1]
-        credentials.info("%s %d %d ms %s", shown, status, took_ms, who)
+        access_log.info("%s %d %d ms %s", shown, status, took_ms, who)
 
 
 def _peer(scope: Scope) -> str:
@@ -148,6 +147,6 @@ def _peer(scope: Scope) -> str:
 
 
 def _last(headers: Headers, name: str) -> str | None:
-    """Return what the nearest proxy has said: what others said before it stands first."""
+    """Return the value that the nearest proxy added, which is the last one."""
     values = ",".join(headers.getlist(name)).split(",")
     return values[-1].strip() or None

@@ -1,7 +1,7 @@
-"""The HTTP transport: `ava serve --http`. One house for all users, each of whom sees only what is theirs.
+"""The HTTP transport, `ava serve --http`: one runtime for all users, each of whom sees only their own runs.
 
-uvicorn parses HTTP, and nothing else of it is used: no signal handlers, no log, no reloading. The first signal stops
-new spawns and lets calls in hand finish; then all ends as it does over stdio, and runs are left to the next start.
+uvicorn only parses HTTP here: its signal handlers, log and reloading are off. The first signal stops new spawns and
+lets calls in progress finish; then the server ends as over stdio, and its runs continue at the next start.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ if TYPE_CHECKING:
 
 
 HEADERS_WITHIN_S = 10.0
-"""How long a client may take to send a request's headers."""
+"""Seconds a client may take to send a request's headers."""
 CONNECTIONS = 2_000
 AT_ONCE = 100
-"""How many are taken in one go: while they come, as many that have been ended are open still."""
+"""Connections accepted at once: while they arrive, as many closed ones are still open."""
 _FILES_FOR_OTHERS = 512 + 3 * AT_ONCE
-"""Open files that are left for the log, tools, models and commands, and for those."""
+"""Open files reserved for the log, tools, models and commands, and for connections being accepted."""
 
 
 class ConnectionLimits:
-    """All connections: how many there are, and on which nothing is being answered, the longest silent first."""
+    """All connections: their number, and the idle ones, longest idle first."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -64,17 +64,17 @@ class ConnectionLimits:
         self._known: dict[Connection, None] = {}
 
     def idle(self, one: Connection) -> None:
-        """Note that nothing is being answered on it, from now on."""
+        """Note that it is idle from now on."""
         self.busy(one)
         (self._known if one.known else self._unknown)[one] = None
 
     def busy(self, one: Connection) -> None:
-        """Note that it may not be ended now."""
+        """Note that it answers a request and must not be dropped."""
         self._unknown.pop(one, None)
         self._known.pop(one, None)
 
     def make_room(self) -> Connection | None:
-        """Return which one has to go; None is none of those that are there."""
+        """Return the idle connection to drop, or None if all are busy."""
         for among in (self._unknown, self._known):
             if among:
                 return next(iter(among))
@@ -82,36 +82,35 @@ class ConnectionLimits:
 
 
 class Connection(H11Protocol):
-    """A connection that is broken off when a request's headers do not come in time; uvicorn would wait for ever.
+    """A connection with a deadline for request headers; uvicorn would wait for ever.
 
-    When there are too many, one goes on which nothing is being answered: one that has shown no token before one that
-    has, and of those the one that has said nothing for longest. So nobody needs an address to be told apart from
-    others: behind a proxy all have the same.
+    When there are too many connections, an idle one is dropped: one without a valid token first, and among those the
+    longest idle. Addresses do not matter, because behind a proxy all clients have the same.
     """
 
     def __init__(
-        self, line: ConnectionLimits, config: Any, server_state: Any, app_state: dict[str, Any], _loop: Any = None
+        self, limits: ConnectionLimits, config: Any, server_state: Any, app_state: dict[str, Any], _loop: Any = None
     ) -> None:
         super().__init__(config, server_state, {**app_state, CONNECTION: self}, _loop)
-        self._patience: asyncio.TimerHandle | None = None
-        self._line = line
+        self._header_deadline: asyncio.TimerHandle | None = None
+        self._limits = limits
         self._gone = False
         self._idle = self.conn.our_state
         self.known = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin to wait for the first request, where there is room or can be made."""
+        """Start the header deadline; drop an idle connection if there are too many."""
         super().connection_made(transport)
         self._wait()
-        self._line.open += 1
-        if self._line.open > self._line.most:
-            (self._line.make_room() or self).abort()
+        self._limits.open += 1
+        if self._limits.open > self._limits.most:
+            (self._limits.make_room() or self).abort()
         if not self._gone:
-            self._line.idle(self)
+            self._limits.idle(self)
 
     def data_received(self, data: bytes) -> None:
-        """Take data; while no request is being answered it is headers, and they have to come to an end."""
-        self._line.busy(self)
+        """Take data; between requests it is headers, which have a deadline."""
+        self._limits.busy(self)
         super().data_received(data)
         if self.cycle_over:
             self._wait()
@@ -120,62 +119,62 @@ class Connection(H11Protocol):
             self._stop_waiting()
 
     def on_response_complete(self) -> None:
-        """Count as one on which nothing is being answered."""
+        """Count as idle."""
         super().on_response_complete()
         if self.cycle_over:
             self._settle()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is no HTTP; where a request is being answered, or was, break off: it can have no two answers."""
+        """Answer malformed HTTP; during or after a request drop the connection, for it cannot get two answers."""
         if not self.cycle_over or self.conn.our_state is not self._idle:
             self.abort()
         else:
             super().send_400_response(msg)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Wait no more."""
+        """Stop the deadline and free the place."""
         self._stop_waiting()
         self._leave()
         super().connection_lost(exc)
 
     @property
     def cycle_over(self) -> bool:
-        """Whether no request is being answered."""
+        """Whether the connection is between requests."""
         cycle = cast("Any", self.cycle)  # None before the first request
         return cycle is None or cycle.response_complete
 
     def let_in(self) -> None:
-        """Note that a token that counts has come over it."""
+        """Note that a valid token arrived on it."""
         self.known = True
 
     def abort(self) -> None:
-        """Break it off."""
+        """Drop it."""
         self._leave()
         self.transport.abort()
 
     def _settle(self) -> None:
         if not self._gone:
-            self._line.idle(self)
+            self._limits.idle(self)
 
     def _leave(self) -> None:
-        """Count no more: whoever comes next has the room."""
-        self._line.busy(self)
+        """Free its place."""
+        self._limits.busy(self)
         if not self._gone:
             self._gone = True
-            self._line.open -= 1
+            self._limits.open -= 1
 
     def _wait(self) -> None:
-        if self._patience is None:
-            self._patience = self.loop.call_later(HEADERS_WITHIN_S, self.abort)
+        if self._header_deadline is None:
+            self._header_deadline = self.loop.call_later(HEADERS_WITHIN_S, self.abort)
 
     def _stop_waiting(self) -> None:
-        if self._patience is not None:
-            self._patience.cancel()
-            self._patience = None
+        if self._header_deadline is not None:
+            self._header_deadline.cancel()
+            self._header_deadline = None
 
 
 def most_connections() -> int:
-    """Return how many connections there may be at once: as many as files can be open here, and some left over."""
+    """Return the most connections at once: as many as the limit on open files allows, less a reserve."""
     if sys.platform == "win32":
         return CONNECTIONS
     import resource
@@ -191,35 +190,31 @@ def most_connections() -> int:
 
 BODY_BYTES = 4 * 1024 * 1024
 SESSIONS, SESSIONS_OF_USER = 2_000, 200
-"""How many may be open at once: in all, and of one user."""
+"""Open sessions at once: in all, and per user."""
 IDLE_S = 1_800.0
-"""A session without a request or an open stream ends after this; its client is told to open another one."""
+"""Seconds after which a session without requests or an open stream ends; its client has to open another."""
 _AGAIN_S = 60
 
 
 class Sessions(StreamableHTTPSessionManager):
-    """Answers what comes to `/mcp`, and knows whose the sessions are.
-
-    Args:
-        server: The MCP server.
-    """
+    """The MCP sessions at `/mcp`, with their owners."""
 
     def __init__(self, server: Server[Any]) -> None:
         super().__init__(server, max_request_body_size=BODY_BYTES, max_sessions=SESSIONS, session_idle_timeout=IDLE_S)
 
     async def answer(self, user: str, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request of a user."""
+        """Handle one request of a user."""
         if _opens(scope) and self._open_of(user) >= SESSIONS_OF_USER:
             sentence = (
-                f"{SESSIONS_OF_USER} sessions of {user} are open already, and that is what one user may have. Clients"
-                f" end theirs with DELETE; one without requests ends after {IDLE_S / 60:.0f} min."
+                f"{SESSIONS_OF_USER} sessions of {user} are open, which is the limit. A client ends its session with"
+                f" DELETE; an idle one ends after {IDLE_S / 60:.0f} min."
             )
             await too_many(sentence, _AGAIN_S)(scope, receive, send)
         else:
             await self.handle_request(scope, receive, send)
 
     async def end_without(self, counts: Callable[[str], bool]) -> None:
-        """End the sessions whose token does not count any more: `counts` tells it by the token's id."""
+        """End sessions whose token is no longer valid, as `counts` says for a token's id."""
         over = [session for session, owner in self._session_owners.items() if not counts(owner["client_id"])]
         for session in over:
             if (transport := self._server_instances.get(session)) is not None:
@@ -227,7 +222,7 @@ class Sessions(StreamableHTTPSessionManager):
 
     @property
     def open(self) -> int:
-        """How many are open."""
+        """The number of open sessions."""
         return len(self._session_owners)
 
     def _open_of(self, user: str) -> int:
@@ -235,7 +230,7 @@ class Sessions(StreamableHTTPSessionManager):
 
 
 def _opens(scope: Scope) -> bool:
-    """Tell whether a request would open a session, as the SDK sees it."""
+    """Tell whether a request opens a session, by the SDK's rules."""
     headers = Headers(scope=scope)
     if MCP_SESSION_ID_HEADER in headers:
         return False
@@ -245,10 +240,10 @@ def _opens(scope: Scope) -> bool:
 
 log = logging.getLogger("ava.http")
 KEEP_ALIVE_S = 75.0
-"""Longer than proxies keep an idle connection: it is theirs to close, so that no request meets a closed one."""
+"""Longer than proxies keep an idle connection, so that they close it and never use a closed one."""
 LAST_WORDS_S = 1.0
 TOLD_WITHIN_S = 1.0
-"""How long streams have to tell their clients that they end."""
+"""Seconds for streams to tell their clients that they end."""
 MCP_PATH, APPROVALS_PATH, METRICS_PATH = "/mcp", "/approvals", "/metrics"
 
 
@@ -258,33 +253,33 @@ def serve(load: Callable[[], Settings], reach: Reach, say: Callable[[str], None]
     Args:
         load: Reads the settings.
         reach: How the server may be reached.
-        say: Tells a person where it is.
+        say: Prints a line for the person who started it.
 
     Raises:
-        BadInput: It would be open to others without what keeps them out.
-        ConfigError: Settings are wrong, the address cannot be had, or the data root cannot be opened.
+        BadInput: A public address without tokens or name.
+        ConfigError: The settings are wrong, or the address or the data root cannot be used.
     """
     log_to_stderr("ava: %(message)s")
     logging.getLogger("ava.access").setLevel(logging.INFO)
-    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # its warnings are for anybody to bring about
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # any client can cause its warnings
     logging.getLogger("mcp").setLevel(logging.ERROR)  # its warnings name sessions, which are half a credential
     settings = load()
     tokens = Tokens(settings.paths.tokens_file)
     has_tokens = tokens.any()
     refuse_open(reach, tokens=has_tokens)
     if not has_tokens:
-        say("There is no token yet, and every request needs one: ava token create NAME --user USER --scope spawn,read")
+        say("No token exists, and every request needs one: ava token create NAME --user USER --scope spawn,read")
     return anyio.run(_serve, lambda: settings, reach, tokens, say)
 
 
 async def _serve(load: Callable[[], Settings], reach: Reach, tokens: Tokens, say: Callable[[str], None]) -> int:
     found = listen(reach)
-    hands, ending = RequestLimits(), GracefulShutdown(reach.drain_s)
+    limits, ending = RequestLimits(), GracefulShutdown(reach.drain_s)
     with contextlib.closing(found):
         app = App(load, HTTP)
         server = build_server(load, transport=HTTP, app=app)
         sessions = Sessions(server)
-        http = _Server(_Paths(app, sessions, ending), reach, tokens, hands)
+        http = _Server(_Paths(app, sessions, ending), reach, tokens, limits)
         async with anyio.create_task_group() as tasks:
             await tasks.start(ending.watch)
             with ending.serving:
@@ -292,22 +287,22 @@ async def _serve(load: Callable[[], Settings], reach: Reach, tokens: Tokens, say
                     app.start()
                     await app.opened()
                     serving.start_soon(http.serve, [found])
-                    serving.start_soon(hands.look, partial(sessions.end_without, tokens.holds_id))
+                    serving.start_soon(limits.watch_tokens, partial(sessions.end_without, tokens.holds_id))
                     port: int = found.getsockname()[1]
                     shown = replace(reach, port=port)
-                    say(f"Serving MCP clients at {shown.url}, on {reach.host} port {port}; Ctrl-C ends it.")
+                    say(f"Serving MCP clients at {shown.url}, on {reach.host} port {port}. Press Ctrl-C to stop.")
                     await ending.asked.wait()
                     app.runtime.closing.begin()
                     app.updates.close()
                     with anyio.move_on_after(TOLD_WITHIN_S):
-                        await hands.told()
-                    hands.end_listening()
+                        await limits.streams_ended()
+                    limits.end_listening()
                     with ending.draining:
                         ending.draining.deadline = anyio.current_time() + reach.drain_s
-                        await hands.empty()
+                        await limits.empty()
                     app.runtime.closing.finish()
                     with anyio.move_on_after(LAST_WORDS_S):
-                        await hands.empty()
+                        await limits.empty()
                     http.should_exit = True
                     serving.cancel_scope.deadline = anyio.current_time() + LAST_WORDS_S
                     app.close()
@@ -318,11 +313,11 @@ async def _serve(load: Callable[[], Settings], reach: Reach, tokens: Tokens, say
 
 
 class GracefulShutdown(Shutdown):
-    """An end in two steps: the first signal lets calls in hand finish, the second waits for nothing.
+    """A shutdown in two steps: the first signal lets calls in progress finish, the second does not wait.
 
     Attributes:
-        asked: The first signal has come.
-        draining: Surrounds the wait for calls in hand.
+        asked: Set at the first signal.
+        draining: Scope of the wait for calls in progress.
     """
 
     def __init__(self, drain_s: float) -> None:
@@ -332,7 +327,7 @@ class GracefulShutdown(Shutdown):
         self._drain_s = drain_s
 
     async def watch(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
-        """Begin the end at the first signal, and end at once at the next."""
+        """Start the shutdown at the first signal, and finish at once at the next."""
         with received(*ending_signals()) as signals:
             task_status.started()
             async for number in signals:
@@ -344,7 +339,7 @@ class GracefulShutdown(Shutdown):
 
 
 class _Paths:
-    """What answers a request that was let in, by its path."""
+    """Routes authenticated requests by path."""
 
     def __init__(self, app: App, sessions: Sessions, ending: GracefulShutdown) -> None:
         self._app = app
@@ -352,7 +347,7 @@ class _Paths:
         self._ending = ending
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Handle one request."""
         token: Token = scope[OF_REQUEST]
         if not self._app.is_open or self._ending.serving.cancel_called:
             await JSONResponse({"error": "not ready", "error_description": "Try again in a moment."}, 503)(
@@ -369,27 +364,27 @@ class _Paths:
             await metrics(self._app, scope, receive, send, self._sessions.open)
         else:
             there = (
-                f"There are {MCP_PATH} for MCP clients, {APPROVALS_PATH} for `ava --url URL approve`, and"
+                f"Not found. Paths: {MCP_PATH} for MCP clients, {APPROVALS_PATH} for `ava --url URL approve`,"
                 f" {METRICS_PATH} for Prometheus."
             )
             await JSONResponse({"error": "not found", "error_description": there}, 404)(scope, receive, send)
 
     def why_not_ready(self) -> str | None:
-        """Return why nothing can be done now, in words that say nothing of what is done here; None when all is well."""
+        """Return why the server is not ready, without a word on its users' work; None when it is."""
         if self._ending.asked.is_set():
-            return "it is being stopped"
+            return "it is stopping"
         if not self._app.is_open or self._ending.serving.cancel_called:
             return "it is starting"
-        return "the log is out of reach" if self._app.runtime.manager.out_of_reach is not None else None
+        return "the log cannot be reached" if self._app.runtime.manager.out_of_reach is not None else None
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers: what ends this server is decided here."""
+    """uvicorn without its signal handlers: `GracefulShutdown` handles them."""
 
-    def __init__(self, paths: _Paths, reach: Reach, tokens: Tokens, hands: RequestLimits) -> None:
-        guard = Authentication(paths, reach, tokens, hands, paths.why_not_ready)
+    def __init__(self, paths: _Paths, reach: Reach, tokens: Tokens, limits: RequestLimits) -> None:
+        authentication = Authentication(paths, reach, tokens, limits, paths.why_not_ready)
         config = uvicorn.Config(
-            cast("Any", guard),
+            cast("Any", authentication),
             loop="none",
             http=cast("Any", partial(Connection, ConnectionLimits(most_connections()))),
             ws="none",
@@ -407,5 +402,5 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
-        """Leave signals to `Draining`."""
+        """Install no handlers."""
         yield

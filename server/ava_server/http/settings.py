@@ -1,4 +1,4 @@
-"""How `ava serve --http` may be reached: where it listens, under which names, and through which proxies."""
+"""Network settings of `ava serve --http`: listen address, allowed names and origins, trusted proxies."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class Reach:
     """How the server may be reached.
 
     Attributes:
-        host: The address that it listens on.
-        port: The port; 0 takes a free one.
-        public_url: What people call it, where that is another name than `host`.
-        proxies: From these addresses `X-Forwarded-*` is believed.
-        drain_s: How long calls in hand may go on once it is told to end.
-        access_log: Write a line for every request.
+        host: Address to listen on.
+        port: Port; 0 picks a free one.
+        public_url: URL under which clients reach it, if not `host`.
+        proxies: Addresses whose `X-Forwarded-*` headers are trusted.
+        drain_s: Seconds that calls in progress may take at shutdown.
+        access_log: Whether each request is logged.
     """
 
     host: str = "127.0.0.1"
@@ -38,7 +38,7 @@ class Reach:
 
     @property
     def loopback(self) -> bool:
-        """Whether only this machine reaches it."""
+        """Whether only this machine can reach it."""
         if self.host == "localhost":
             return True
         try:
@@ -48,14 +48,14 @@ class Reach:
 
     @property
     def url(self) -> str:
-        """The address that clients are given."""
+        """The URL for clients."""
         if self.public_url is not None:
             return f"{self.public_url}/mcp"
         return f"http://{bracketed(self.host)}:{self.port}/mcp"
 
     @property
     def names(self) -> frozenset[str]:
-        """The names that a request may call it by: a page that points its own name here is not served."""
+        """Allowed host names; others are refused, which stops DNS rebinding."""
         names = LOOPBACK_NAMES if self.loopback else frozenset[str]()
         if not _is_any(self.host):
             names |= {self.host.lower()}
@@ -63,7 +63,7 @@ class Reach:
         return names | {public} if public else names
 
     def allows_host(self, given: str) -> bool:
-        """Tell whether a `Host` header is one of ours."""
+        """Tell whether a Host header is allowed."""
         if not _plain(given):
             return False
         try:
@@ -75,7 +75,7 @@ class Reach:
         return plain and port != 0 and parts.hostname in self.names
 
     def allows_origin(self, given: str) -> bool:
-        """Tell whether a page of this origin may ask: one of ours, or on loopback one of this machine."""
+        """Tell whether an Origin header is allowed: ours, or on loopback any page of this machine."""
         if not _plain(given):
             return False
         try:
@@ -93,7 +93,7 @@ class Reach:
         return (port or _PORTS[parts.scheme]) == (public.port or _PORTS[public.scheme])
 
     def trusts(self, address: str) -> bool:
-        """Tell whether what comes from this address is a proxy whose word counts."""
+        """Tell whether an address is a trusted proxy."""
         try:
             ip = ipaddress.ip_address(address)
         except ValueError:
@@ -102,10 +102,10 @@ class Reach:
 
 
 def public_url(given: str | None) -> str | None:
-    """Return the address that people call the server by.
+    """Return the public URL without a trailing slash, or None.
 
     Raises:
-        BadInput: It is none.
+        BadInput: It is not the URL of a server.
     """
     if given is None:
         return None
@@ -116,7 +116,9 @@ def public_url(given: str | None) -> str | None:
     except ValueError:
         fits = False
     if not fits:
-        raise BadInput(f"--public-url: {given[:80]!r} is no address of a server; write it like https://ava.example.org")
+        raise BadInput(
+            f"--public-url: {given[:80]!r} is not the URL of a server; write it like https://ava.example.org"
+        )
     return given.strip().rstrip("/")
 
 
@@ -124,7 +126,7 @@ def proxies_of(given: Sequence[str]) -> tuple[Network, ...]:
     """Return the addresses of trusted proxies.
 
     Raises:
-        BadInput: One of them is no address.
+        BadInput: One of them is not an address.
     """
     try:
         return tuple(ipaddress.ip_network(each.strip(), strict=False) for each in given)
@@ -135,30 +137,30 @@ def proxies_of(given: Sequence[str]) -> tuple[Network, ...]:
 
 
 def refuse_open(reach: Reach, *, tokens: bool) -> None:
-    """Refuse to listen where others reach it without what keeps them out.
+    """Refuse to listen on a public address without tokens or without a name to check requests against.
 
     Raises:
-        BadInput: There are no tokens, or it has no name to be called by.
+        BadInput: One of the two is missing.
     """
     if reach.loopback:
         return
     if not tokens:
         raise BadInput(
-            f"--host {reach.host} is reached from other machines, and there is no token yet, so that nobody could use"
-            " it: make one first (ava token create NAME --user USER --scope spawn,read), or leave --host out."
+            f"--host {reach.host} can be reached from other machines, but no token exists. Create one first (ava token"
+            " create NAME --user USER --scope spawn,read), or leave out --host."
         )
     if _is_any(reach.host) and reach.public_url is None:
         raise BadInput(
-            f"--host {reach.host} stands for every name, and requests are checked by the name that they call: say"
-            " which, with --public-url https://NAME."
+            f"--host {reach.host} listens under every name, but requests are checked by host name: give it with"
+            " --public-url https://NAME."
         )
 
 
 def listen(reach: Reach) -> socket.socket:
-    """Return a socket that listens.
+    """Return a listening socket.
 
     Raises:
-        ConfigError: The address cannot be had.
+        ConfigError: The address cannot be used.
     """
     try:
         family, kind, number, _name, address = socket.getaddrinfo(
@@ -175,19 +177,19 @@ def listen(reach: Reach) -> socket.socket:
     except (OSError, OverflowError) as failed:
         why = failed.strerror if isinstance(failed, OSError) else str(failed)
         raise ConfigError(
-            f"{reach.host} port {reach.port} cannot be had: {why}. Give another one with --host and --port."
+            f"cannot listen on {reach.host} port {reach.port}: {why}. Choose another with --host and --port."
         ) from None
     found.setblocking(False)
     return found
 
 
 def bracketed(host: str) -> str:
-    """Return a host as it stands in a URL."""
+    """Return a host as written in a URL."""
     return f"[{host}]" if ":" in host else host
 
 
 def _plain(given: str) -> bool:
-    """Tell whether it has nothing in it that parsing an address leaves out, as it does tabs."""
+    """Tell whether a header has no character that URL parsing would silently drop, such as a tab."""
     return given.isascii() and given.isprintable() and not set(given) & set(" \\")
 
 

@@ -250,7 +250,7 @@ class Subscriptions:
     async def _follow_runs(self, runtime: Runtime) -> None:
         while True:
             await self._wait_for_somebody()
-            head = await runtime.store.newer_than(self._seen)
+            head = await runtime.store.wait_for_entry_after(self._seen)
             try:
                 changed = await runtime.store.read(lambda view: view.changed_after(self._seen, _SHOWN_IN_LISTS))
             except AuditError as error:  # who calls a tool is told; here it is tried again

@@ -177,4 +177,4 @@ class RunControl:
             assert run is not None
             if run.ended:
                 return run
-            await self._store.newer_than(seen)
+            await self._store.wait_for_entry_after(seen)

@@ -37,7 +37,7 @@ from ava_audit.events import (
     Who,
 )
 from ava_audit.rows import QUEUED, RUNNING, WAITING, GroupRow, RunRow
-from ava_audit.storable import storable
+from ava_audit.sanitize import sanitize_json
 from ava_audit.store.store import Command, Outcome
 from ava_audit.units import HOUR_US, format_usd, iso_utc
 from ava_audit.view import View, loads
@@ -531,7 +531,7 @@ def ending_events(
     The owner writes them under its claim (`fence`). A result that is larger than an entry may be loses the ends of its
     longest texts, and says so.
     """
-    result, cut = storable(result, RESULT_BYTES)
+    result, cut = sanitize_json(result, RESULT_BYTES)
     if cut:
         result["untrusted_result"]["caveats"].append(f"Cut to what the log can hold: {', '.join(cut)[:300]}")
     complete = SubagentComplete(

@@ -195,7 +195,7 @@ class Manager:
     async def _wait_for_news(self, seen: int, woken: anyio.Event) -> None:
         async def on_commit(seen: int) -> None:
             while True:
-                head = await self._store.newer_than(seen)
+                head = await self._store.wait_for_entry_after(seen)
                 await anyio.sleep(SETTLE_S)
                 try:
                     newest = await self._store.read(lambda view: view.newest(NEWS))

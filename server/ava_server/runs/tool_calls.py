@@ -18,7 +18,7 @@ import anyio.to_thread
 from pydantic import ValidationError
 
 from ava_audit.events import Activity, Fact, GuardrailTripped, ToolCall, ToolResult
-from ava_audit.redaction.redact import Redactor, hide_pieces
+from ava_audit.redaction.redact import Redactor, redact_fragments
 from ava_roles.errors import ToolFailed
 from ava_roles.placeholders import InjectedSecret, means_one
 from ava_roles.tool import Source, Tool, ToolArgs, ToolOutput, ToolSpec, sentence
@@ -278,7 +278,7 @@ class ToolCalls:
         def hidden(text: str, hide: Callable[[str], str] = self._hidden) -> str:
             text = hide(text)
             for each in injected:
-                text, _pieces = hide_pieces(text, each.name, each.value)
+                text, _pieces = redact_fragments(text, each.name, each.value)
             return text
 
         sources = tuple(

@@ -131,7 +131,7 @@ class RunChecks:
     async def _news_of(self, run_ids: list[str], seen: int) -> None:
         """Return when there is nothing more to wait for; looks at intervals, not at every commit."""
         while True:
-            seen = await self._store.newer_than(seen)
+            seen = await self._store.wait_for_entry_after(seen)
             if _nothing_to_wait_for(await self._access.rows(run_ids)):
                 return
             await anyio.sleep(LOOK_EVERY_S)

@@ -23,9 +23,9 @@ from anyio.abc import Process
 
 from ava_audit.entries import ENTRY_COLUMNS, Entry, entry_of
 from ava_audit.errors import AuditError
+from ava_audit.projections import note_progress
 from ava_audit.rows import WAITING
 from ava_audit.store.locks import hold_when_free
-from ava_audit.store.projections import note_progress
 from ava_audit.store.store import Store
 from ava_audit.units import cents
 from ava_audit.view import View
@@ -62,12 +62,12 @@ async def _run_hook(store: Store, program: Sequence[str]) -> None:
         try:
             if seen is None:
                 seen = await store.read(lambda view: view.progress(_DUTY) or view.head())
-            head = await store.newer_than(seen)
+            head = await store.wait_for_entry_after(seen)
             await anyio.sleep(SETTLE_S)
             for event in await store.read(_events(seen, head)):
                 await _run(program, event)
             seen = head
-            await store.keep_house(lambda db, head=head: note_progress(db, _DUTY, head))  # type: ignore[misc]
+            await store.maintain(lambda db, head=head: note_progress(db, _DUTY, head))  # type: ignore[misc]
         except AuditError as error:  # tried again; at worst an event comes twice
             log.warning("reading events for on_event: %s", error)
             await anyio.sleep(TAKE_OVER_S)

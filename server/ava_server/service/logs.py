@@ -134,7 +134,7 @@ def _what(entry: Entry) -> str:
             calls = ", ".join(str(call.get("name")) for call in answer.calls)
             return f"{answer.text}{f' → {calls}' if calls else ''}"
         case fact:
-            return fact.words()
+            return fact.search_text()
 
 
 def unmarked(output: str) -> str:

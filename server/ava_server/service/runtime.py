@@ -15,9 +15,9 @@ import anyio.to_thread
 
 from ava_audit.errors import AuditError
 from ava_audit.events import Who
+from ava_audit.maintenance import run_maintenance
 from ava_audit.retention import Retention
 from ava_audit.rows import UNENDED, RunRow
-from ava_audit.store.keeper import run_keeper
 from ava_audit.store.locks import Instances
 from ava_audit.store.store import Store
 from ava_audit.totals import Tally
@@ -267,7 +267,7 @@ class Runtime:
             if folder.name not in unended:
                 self.run_setup.remove_scratch(folder.name)
         self.foreign.sweep()
-        self.instances.sweep(frozenset(row.instance for row in rows if row.instance))
+        self.instances.remove_dead(frozenset(row.instance for row in rows if row.instance))
 
 
 @asynccontextmanager
@@ -313,7 +313,7 @@ async def open_runtime(
             if runs:
                 await record_settings(store, settings.for_everybody, Who(name, AGENT, user))
             async with anyio.create_task_group() as keeping:
-                keeping.start_soon(lambda: run_keeper_task(store, settings))
+                keeping.start_soon(lambda: maintain_data_root(store, settings))
                 if settings.on_event and runs:
                     keeping.start_soon(run_event_hook, store, settings.data_root, settings.on_event)
                 try:
@@ -332,11 +332,11 @@ async def open_runtime(
             lock.path.unlink(missing_ok=True)
 
 
-async def run_keeper_task(store: Store, settings: Settings) -> None:
+async def maintain_data_root(store: Store, settings: Settings) -> None:
     """Be the keeper of the data root while no other process is, until cancelled."""
     own = (settings.paths.artifacts, settings.paths.scratch)  # these have a folder for each run
     retention = Retention(settings.retention_days, own)
-    await run_keeper(store, settings.data_root, mirror=settings.mirror, retention=retention)
+    await run_maintenance(store, settings.data_root, mirror=settings.mirror, retention=retention)
 
 
 def refuse_recursion() -> str | None:

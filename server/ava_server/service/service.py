@@ -12,7 +12,7 @@ import anyio.to_thread
 from ava_audit.errors import AuditError, SchemaNewer, StoreUnavailable
 from ava_audit.events import Event, ToolCall, ToolResult
 from ava_audit.rows import RUNNING, RunRow
-from ava_audit.storable import storable
+from ava_audit.sanitize import sanitize_json
 from ava_audit.store.store import Command, Outcome, append
 from ava_audit.units import HOUR_US, format_usd
 from ava_audit.view import View
@@ -186,7 +186,7 @@ class Service:
 
     def _called(self, tool: str, given: dict[str, Any]) -> Command[None]:
         """Return the command that records a call; its header names a run only if that is this user's."""
-        args, _changes = storable(self._redacted(given))  # what is too long to store is also too long to accept
+        args, _changes = sanitize_json(self._redacted(given))  # what is too long to store is also too long to accept
         fact = ToolCall(tool=tool, args=args)
 
         def command(view: View, _now_us: int) -> Outcome[None]:

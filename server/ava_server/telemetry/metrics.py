@@ -26,17 +26,17 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from ava_audit.rows import UNENDED, Bucket
 from ava_audit.store.schema import SCHEMA_VERSION
 from ava_audit.totals import (
-    NONE,
+    NO_COUNT,
     Counted,
     CurrentRuns,
     Labels,
+    NewCounts,
     RunSums,
     Tally,
-    Unread,
     WaitingRuns,
-    news_for,
+    count_new_entries,
+    current_runs,
     run_sums,
-    standing,
 )
 from ava_audit.view import View
 from ava_roles.mcp_client.entry import server_of
@@ -63,7 +63,7 @@ class LogState:
     head: int
     runs: list[RunSums]
     now: CurrentRuns
-    news: Unread
+    news: NewCounts
     day: Bucket
     indexed: int
     mirrored: int
@@ -209,7 +209,7 @@ class Families:
             provider = self._provider(model)
             calls[provider, self._model(model or ""), str(settlement)] += counted.entries
             again[provider,] += counted.entries if (attempt or 1) > 1 else 0
-            took[provider,] = took.get((provider,), NONE).plus(*counted)
+            took[provider,] = took.get((provider,), NO_COUNT).plus(*counted)
         text = "Calls of models, each attempt, by how they were settled: unknown are those that may have been billed."
         yield _counter("ava_model_calls", text, ("provider", "model", "settlement"), calls)
         yield _counter("ava_model_retries", "Attempts of a turn after its first.", ("provider",), again)
@@ -225,7 +225,7 @@ class Families:
             name = tool or OTHER
             outcome = "erased" if tool is None else "success" if success else "unusable" if unusable else "failed"
             brought[name, outcome] += counted.entries
-            took[name,] = took.get((name,), NONE).plus(*counted)
+            took[name,] = took.get((name,), NO_COUNT).plus(*counted)
         text = f"Tool calls of runs; unusable are those that could not be made as they were asked for.{_SINCE}"
         yield _counter("ava_tool_calls", text, ("tool", "outcome"), brought)
         yield _summary("ava_tool_call_seconds", f"How long tool calls of runs took.{_SINCE}", ("tool",), took)
@@ -326,8 +326,8 @@ def _look(view: View, now_us: int, tally: Tally) -> LogState:
     return LogState(
         head=view.head(),
         runs=run_sums(view),
-        now=standing(view, now_us),
-        news=news_for(view, tally),
+        now=current_runs(view, now_us),
+        news=count_new_entries(view, tally),
         day=view.bucket(installation_scope(utc_day(now_us))),
         indexed=view.progress("words"),
         mirrored=view.progress("mirror"),
@@ -350,7 +350,7 @@ def _here(runtime: Runtime, owners: tuple[str, ...], open_sessions: int | None) 
     )
 
 
-def _labelled(news: Unread, runtime: Runtime) -> Unread:
+def _labelled(news: NewCounts, runtime: Runtime) -> NewCounts:
     """Return news in which tools have their labels: what models called that there is not would be kept for ever."""
     known = frozenset([*runtime.tools, *RUN_TOOLS, SUBMIT])
     servers = frozenset(runtime.settings.mcp_servers)

@@ -1,4 +1,5 @@
-"""The supervisor of one command: a program of its own, of the standard library alone, run by `-I -S`.
+"""The supervisor of one command: a separate program, started with `python -I -S`, that uses the standard library alone.
 
-Nothing here is imported by the server but `order`; nothing here may import what is slow to import.
+The server starts one supervisor per command and imports only `spec`, `disk` and a few helpers of `supervisor` itself.
+Starting must stay fast: do not import `typing`, `dataclasses` or `pathlib` here.
 """

@@ -1,4 +1,4 @@
-"""How much the folders take that a command may write to, measured through no link that it may plant."""
+"""Measures the folders that a command may write to; follows no link, for the command may have made it."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ import os
 import stat
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_ENTRY = 1024  # what a name and its inode take beside the contents
+_ENTRY = 1024  # bytes counted for a name and its inode
 DEEPEST = 200
-"""Nobody nests folders so deep but to hide something."""
+"""Only a command that hides something nests folders deeper."""
 
 
 class TooDeep(Exception):
-    """Raised when folders are nested deeper than can be looked at."""
+    """Raised when folders are nested deeper than `DEEPEST`."""
 
 
-def used(folders: list[str], owner: int = 0) -> int:
-    """Return how many bytes folders and files take on the disk.
+def measure(folders: list[str], owner: int = 0) -> int:
+    """Return the bytes that folders and files take on the disk.
 
     Args:
-        folders: Where to look; one that is not there takes nothing.
-        owner: Whom to give what root owns there; 0 gives nothing away.
+        folders: The paths; missing ones count nothing.
+        owner: The user who is given what root owns there; 0 changes no owner.
 
     Raises:
-        TooDeep: See there.
+        TooDeep: Folders are nested too deep.
     """
     seen: set[tuple[int, int]] = set()
     total = 0
@@ -33,22 +33,20 @@ def used(folders: list[str], owner: int = 0) -> int:
         except OSError:
             continue
         try:
-            total += _size(os.fstat(top), seen)
-            _give(None, f"/proc/self/fd/{top}", os.fstat(top), owner, follow=True)
-            total += _below(folder, seen, owner)
+            found = os.fstat(top)
+            total += _size(found, seen)
+            _give(None, f"/proc/self/fd/{top}", found, owner, follow=True)
+            total += _measure_below(folder, seen, owner)
         finally:
             os.close(top)
     return total
 
 
-def _below(folder: str, seen: set[tuple[int, int]], owner: int) -> int:
-    """Return what is below a folder; nothing where it is a file."""
+def _measure_below(folder: str, seen: set[tuple[int, int]], owner: int) -> int:
     total = 0
     try:
-        stack = [_listed(folder, None)]
-    except NotADirectoryError:
-        return 0
-    except OSError:
+        stack = [_list(folder, None)]
+    except OSError:  # a file, or a folder that cannot be read
         return 0
     try:
         while stack:
@@ -66,8 +64,8 @@ def _below(folder: str, seen: set[tuple[int, int]], owner: int) -> int:
                     continue
                 if len(stack) >= DEEPEST:
                     raise TooDeep
-                stack.append(_listed(name, here))
-            except OSError:  # it went away, or it is closed to us
+                stack.append(_list(name, here))
+            except OSError:  # it is gone, or cannot be read
                 continue
     finally:
         for here, _names in stack:
@@ -75,10 +73,10 @@ def _below(folder: str, seen: set[tuple[int, int]], owner: int) -> int:
     return total
 
 
-def _listed(name: str, above: int | None) -> tuple[int, list[str]]:
-    """Open a folder, and return it with the names in it."""
-    flags = _FOLDER if above is not None else _FOLDER & ~os.O_NOFOLLOW
-    descriptor = os.open(name, flags, dir_fd=above)
+def _list(name: str, parent: int | None) -> tuple[int, list[str]]:
+    """Open a folder, and return its descriptor and the names in it."""
+    flags = _FOLDER if parent is not None else _FOLDER & ~os.O_NOFOLLOW
+    descriptor = os.open(name, flags, dir_fd=parent)
     try:
         return descriptor, os.listdir(descriptor)
     except BaseException:
@@ -94,14 +92,14 @@ def _size(found: os.stat_result, seen: set[tuple[int, int]]) -> int:
     return found.st_blocks * 512 + _ENTRY
 
 
-def _give(above: int | None, name: str, found: os.stat_result, owner: int, *, follow: bool = False) -> None:
-    """Give away what root owns; never a file of several names, of which another may be elsewhere."""
+def _give(parent: int | None, name: str, found: os.stat_result, owner: int, *, follow: bool = False) -> None:
+    """Give the owner what root owns, but no file with several names: one of them may be elsewhere."""
     if owner and found.st_uid == 0 and (stat.S_ISDIR(found.st_mode) or found.st_nlink == 1):
-        os.chown(name, owner, owner, dir_fd=above, follow_symlinks=follow)
+        os.chown(name, owner, owner, dir_fd=parent, follow_symlinks=follow)
 
 
-def room(folders: list[str]) -> int:
-    """Return how many bytes are left where folders are; the least of them."""
+def free(folders: list[str]) -> int:
+    """Return the free bytes on the disk of the folders that has the fewest."""
     least = 1 << 62
     for folder in folders:
         try:
@@ -112,26 +110,18 @@ def room(folders: list[str]) -> int:
     return least
 
 
-def unlinked(pids: list[int]) -> int:
-    """Return what files take that processes hold open and that have no name any more."""
-    seen: set[tuple[int, int]] = set()
-    total = 0
+def measure_unlinked(pids: list[int]) -> int:
+    """Return the bytes of files that processes hold open and that no longer have a name."""
+    sizes: dict[tuple[int, int], int] = {}
     for pid in pids:
-        for found in _open_files(pid):
-            if stat.S_ISREG(found.st_mode) and found.st_nlink == 0 and (found.st_dev, found.st_ino) not in seen:
-                seen.add((found.st_dev, found.st_ino))
-                total += found.st_blocks * 512
-    return total
-
-
-def _open_files(pid: int) -> list[os.stat_result]:
-    found: list[os.stat_result] = []
-    try:
-        for number in os.listdir(f"/proc/{pid}/fd"):
-            try:
-                found.append(os.stat(f"/proc/{pid}/fd/{number}"))
-            except OSError:  # closed meanwhile
-                continue
-    except OSError:  # it went away, or it hides itself
-        pass
-    return found
+        try:
+            for number in os.listdir(f"/proc/{pid}/fd"):
+                try:
+                    found = os.stat(f"/proc/{pid}/fd/{number}")
+                except OSError:  # it has been closed
+                    continue
+                if stat.S_ISREG(found.st_mode) and found.st_nlink == 0:
+                    sizes[found.st_dev, found.st_ino] = found.st_blocks * 512
+        except OSError:  # the process has ended, or hides itself
+            continue
+    return sum(sizes.values())

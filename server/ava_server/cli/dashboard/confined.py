@@ -39,7 +39,7 @@ class Confined:
 
     def _try(self) -> None:
         from ava_roles.sandbox.sandbox import Unavailable
-        from ava_server.cli.doctor.confinement import sandbox
+        from ava_server.cli.doctor.machine import sandbox
 
         try:
             found = sandbox(self._mode)

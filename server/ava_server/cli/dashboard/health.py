@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ava_server.cli.doctor.check import State
 from ava_server.cli.doctor.data import LITTLE_BYTES
+from ava_server.cli.doctor.finding import State
 
 if TYPE_CHECKING:
     from ava_server.cli.dashboard.overview import LogFacts, Overview

@@ -21,8 +21,7 @@ from ava_server.approval.summary import task_excerpt
 from ava_server.budget.caps import installation_scope, user_scope, utc_day
 from ava_server.budget.user_limits import day_caps
 from ava_server.cli.dashboard.overview import EXPIRED, ORDER, Budget, LogFacts, Overview, Shown
-from ava_server.cli.peeking import Opened, is_held, opened
-from ava_server.cli.root import has_log
+from ava_server.cli.log_access import LogSnapshot, has_log, is_held, open_snapshot
 from ava_server.config.credentials import model_settings
 from ava_server.config.settings import load_settings
 from ava_server.core.data_root import os_user
@@ -118,7 +117,7 @@ class Looker:
             ) from error
 
     def _try(self, path: Path, now_us: int, serving: bool) -> _Read | None:
-        with opened(path) as found:
+        with open_snapshot(path) as found:
             if found.schema == 0 and path.stat().st_size == 0:  # somebody is about to make it
                 return None
             if found.schema > SCHEMA_VERSION:
@@ -132,7 +131,7 @@ class Looker:
                 )
             return self._found(found, path, now_us, serving)
 
-    def _found(self, found: Opened, path: Path, now_us: int, serving: bool) -> _Read:
+    def _found(self, found: LogSnapshot, path: Path, now_us: int, serving: bool) -> _Read:
         view, known = found.view, dict[str, bool]()
 
         def alive(name: str) -> bool:

@@ -17,7 +17,7 @@ from ava_server.cli.terminal import wrapped
 
 if TYPE_CHECKING:
     from ava_server.cli.dashboard.overview import Shown
-    from ava_server.cli.doctor.check import State
+    from ava_server.cli.doctor.finding import State
 
 NOBODY = "No subagents: none waits, runs, or ended within the last hour."
 ENDED = "Ended within the last hour:"

@@ -1,75 +1,60 @@
-"""All checks, in the order in which they are shown; none of them can end the others."""
+"""All checks, in the order of the report."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import contextlib
+from collections.abc import Iterator
 
 from ava_audit.redaction.redact import Redactor
-from ava_server.cli.doctor import data, foreign, hosts, log, models, roles, search, secrets, system
-from ava_server.cli.doctor.check import REPORT, Check, Finding, Setup
+from ava_server.cli.doctor import data, machine, models, roles
+from ava_server.cli.doctor.finding import REPORT, Check, Finding, Setup
 from ava_server.config.keys import list_keys
 from ava_server.config.secrets import read_secrets
 from ava_server.core.errors import AvaError
 
 CHECKS: tuple[tuple[str, Check], ...] = (
-    ("python", system.python),
-    ("command", system.command),
-    ("sqlite", system.sqlite),
-    ("git", system.git),
-    ("ripgrep", system.ripgrep),
-    ("confinement", system.confinement),
+    ("python", machine.python),
+    ("command", machine.command),
+    ("sqlite", machine.sqlite),
+    ("git", machine.git),
+    ("ripgrep", machine.ripgrep),
+    ("confinement", machine.confinement),
     ("data root", data.data_root),
     ("disk space", data.space),
     ("settings", data.settings),
     ("approval", data.approval),
-    ("log", log.log),
-    ("processes", log.processes),
-    ("budget", log.budgets),
+    ("log", data.log),
+    ("processes", data.processes),
+    ("budget", data.budgets),
     ("keys", models.keys),
-    ("secrets", secrets.secrets),
+    ("secrets", roles.secrets),
     ("providers", models.providers),
     ("models", models.tiers),
-    ("search", search.search),
+    ("search", models.search),
     ("network", models.network),
-    ("MCP servers", foreign.servers),
+    ("MCP servers", roles.servers),
     ("roles", roles.roles),
-    ("hosts", hosts.hosts),
+    ("hosts", machine.hosts),
 )
-"""Each check with the name under which a failure of its own is shown."""
+"""Each check, with the name of a finding about its failure."""
 
 
-def look(setup: Setup) -> Iterator[Finding]:
-    """Make all checks, one after the other, and yield what they find."""
-    redactor = redactor_of(setup)
+def run_checks(setup: Setup) -> Iterator[Finding]:
+    """Run all checks one by one, and yield what they find."""
     for name, check in CHECKS:
         try:
-            found = check(setup)
-        except Exception as error:  # whatever is broken, the other checks are made
-            found = [Finding(name, "fault", f"this check failed: {type(error).__name__}: {error}", REPORT)]
-        yield from without_keys(found, redactor)
+            yield from check(setup)
+        except Exception as error:  # the other checks still run
+            yield Finding(name, "fault", f"this check failed: {type(error).__name__}: {error}", REPORT)
 
 
 def redactor_of(setup: Setup) -> Redactor:
-    """Return what takes every key that is configured out of a text, whatever brought it there."""
-    own = {"AVA_MODEL_API_KEY": setup.env.get("AVA_MODEL_API_KEY", "").strip()}
-    try:
-        keys = {key.provider: key.value for key in list_keys(setup.root.keys, setup.env)} if setup.root else {}
-    except (AvaError, OSError):  # the check of keys says so; what is not read cannot be shown
-        keys = {}
-    try:
-        stored = (
-            {secret.name: secret.value for secret in read_secrets(setup.root.secrets_file).values()}
-            if setup.root
-            else {}
-        )
-    except (AvaError, OSError):
-        stored = {}
-    return Redactor({name: value for name, value in {**own, **keys, **stored}.items() if value})
-
-
-def without_keys(findings: Iterable[Finding], redactor: Redactor) -> list[Finding]:
-    """Return findings with what looks like a key, or is one, taken out."""
-    return [
-        Finding(found.name, found.state, redactor.redact(found.text)[0], redactor.redact(found.what_to_do)[0])
-        for found in findings
-    ]
+    """Return the redactor of every configured key and secret."""
+    known = {"AVA_MODEL_API_KEY": setup.env.get("AVA_MODEL_API_KEY", "").strip()}
+    if setup.root is not None:
+        # The checks of keys and secrets report these errors; what cannot be read cannot be shown.
+        with contextlib.suppress(AvaError, OSError):
+            known |= {key.provider: key.value for key in list_keys(setup.root.keys, setup.env)}
+        with contextlib.suppress(AvaError, OSError):
+            known |= {secret.name: secret.value for secret in read_secrets(setup.root.secrets_file).values()}
+    return Redactor({name: value for name, value in known.items() if value})

@@ -1,19 +1,18 @@
-"""`ava doctor`: what is configured, what is missing, what each role can do now; for each line what to do."""
+"""`ava doctor`: what is configured, what is missing, and what each role can do now, each with what to do."""
 
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ava_server.cli.app import heading
+from ava_server.cli.app import Json, heading
 from ava_server.cli.terminal import columns, say, say_json, tell, wrapped
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from ava_server.cli.doctor.check import Finding, Setup
+    from ava_server.cli.doctor.finding import Finding
 
 FAULT = 1
 WIDTH = 80
@@ -22,7 +21,7 @@ _MARGIN = 9
 
 def register(app: typer.Typer) -> None:
     """Add `ava doctor` to the app."""
-    app.command("doctor", short_help="What works here, what does not, and what to do about it.")(doctor_command)
+    app.command("doctor", short_help="Check the installation, and say what to do.")(doctor_command)
 
 
 def doctor_command(
@@ -31,97 +30,76 @@ def doctor_command(
         typer.Option(
             "--online",
             help=(
-                "Ask each provider for one word too: at most 5 cents each, from today's budgets and in the log. Search"
-                " the web once, where a search is set up: its price is in no budget. And ask MCP servers that have"
-                " an address."
+                "Also ask each provider for one word: at most 5 cents each, from today's budgets and logged. Search"
+                " the web once if search is set up: no budget counts its price. And ask remote MCP servers."
             ),
         ),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False,
+    as_json: Json = False,
 ) -> None:
-    """Look at everything that Ava needs, and say for each line what to do; exit code 1 when something is at fault.
+    """Check everything that Ava needs, and say for each line what to do; exit code 1 for a fault.
 
-    Without --online nothing is written and nobody is asked; the programs of MCP servers are started for a moment.
+    Without --online nothing is written and nothing is sent; the programs of MCP servers are started for a moment.
     """
-    from ava_server.cli.doctor.check import set_up
-    from ava_server.cli.doctor.checks import look
-    from ava_server.cli.doctor.foreign import not_asked, remote_servers
+    from ava_server.cli.doctor.checks import redactor_of, run_checks
+    from ava_server.cli.doctor.finding import Finding, read_setup
+    from ava_server.cli.doctor.roles import remote_servers, remote_servers_not_asked
 
-    setup = set_up()
-    if not as_json:
-        _head(setup)
+    setup = read_setup()
+    redactor = redactor_of(setup)
     findings: list[Finding] = []
 
-    def found(finding: Finding) -> None:
+    def redacted(text: str) -> str:
+        return redactor.redact(text)[0]
+
+    def report(finding: Finding) -> None:
+        finding = Finding(finding.name, finding.state, redacted(finding.text), redacted(finding.what_to_do))
         findings.append(finding)
         if not as_json:
-            say(_screen(finding))
+            say(_lines(finding))
 
-    for finding in look(setup):
-        found(finding)
-    for finding in () if online else not_asked(setup):
-        found(finding)
+    if not as_json and setup.root is not None:
+        heading(setup.root)
+    elif not as_json:
+        say("Data root: not known")
+    for finding in run_checks(setup):
+        report(finding)
+    for finding in (remote_servers if online else remote_servers_not_asked)(setup):
+        report(finding)
     if online:
-        from ava_server.cli.doctor.checks import redactor_of, without_keys
-        from ava_server.cli.doctor.online import ask_all
-        from ava_server.cli.doctor.search import announced, try_search
+        from ava_server.cli.doctor.online import ask_providers, try_search
 
-        redactor = redactor_of(setup)
-        for finding in without_keys(remote_servers(setup), redactor):
-            found(finding)
-
-        def found_online(finding: Finding) -> None:
-            found(*without_keys([finding], redactor))
-
-        ask_all(setup, lambda text: tell(redactor.redact(text)[0]), found_online)
-        if line := announced(setup):
-            tell(line)
-            try_search(setup, found_online)
-    counts = Counter(finding.state for finding in findings)
+        ask_providers(setup, lambda text: tell(redacted(text)), report)
+        try_search(setup, tell, report)
+    counts: Counter[str] = Counter(finding.state for finding in findings)
     if as_json:
-        say_json(_as_json(setup, findings))
+        say_json(
+            {
+                "data_root": str(setup.root.path) if setup.root is not None else None,
+                "findings": [asdict(finding) for finding in findings],
+                "faults": counts["fault"],
+                "warnings": counts["warning"],
+            }
+        )
     else:
-        say(_closing(counts["fault"], counts["warning"], findings))
+        say(_summary(counts, findings))
     raise typer.Exit(FAULT if counts["fault"] else 0)
 
 
-def _head(setup: Setup) -> None:
-    if setup.root is not None:
-        heading(setup.root)
-    else:
-        say("Data root: not known")
-
-
-def _screen(finding: Finding) -> str:
-    """Return a finding as lines of at most 80 columns, its advice beneath it."""
+def _lines(finding: Finding) -> str:
+    """Return a finding in at most 80 columns, its advice below it."""
     width = min(WIDTH, columns()) - _MARGIN
     lines = wrapped(f"{finding.name}: {finding.text}", width).split("\n")
     if finding.what_to_do:
         lines += [f"  {line}" for line in wrapped(f"To do: {finding.what_to_do}", width - 2).split("\n")]
-    first, *others = lines
-    return "\n".join([f"{finding.state:<{_MARGIN}}{first}", *(f"{'':{_MARGIN}}{line}" for line in others)])
+    return "\n".join(f"{'' if number else finding.state:<{_MARGIN}}{line}" for number, line in enumerate(lines))
 
 
-def _closing(faults: int, warnings: int, findings: Iterable[Finding]) -> str:
-    """Return the last sentence: whether anything is to be done, and about what."""
-    if not faults and not warnings:
+def _summary(counts: Counter[str], findings: list[Finding]) -> str:
+    """Return the last sentence: the faults and warnings, and what they are about."""
+    kinds = [kind for kind in ("fault", "warning") if counts[kind]]
+    if not kinds:
         return "No faults, no warnings."
-    counted = [
-        f"{count} {word}{'' if count == 1 else 's'}"
-        for count, word in ((faults, "fault"), (warnings, "warning"))
-        if count
-    ]
-    names = dict.fromkeys(finding.name for finding in findings if finding.state in ("fault", "warning"))
-    return wrapped(f"{' and '.join(counted)}: {', '.join(names)}.", min(WIDTH, columns()))
-
-
-def _as_json(setup: Setup, findings: list[Finding]) -> dict[str, object]:
-    return {
-        "data_root": str(setup.root.path) if setup.root is not None else None,
-        "findings": [
-            {"name": found.name, "state": found.state, "text": found.text, "what_to_do": found.what_to_do}
-            for found in findings
-        ],
-        "faults": sum(found.state == "fault" for found in findings),
-        "warnings": sum(found.state == "warning" for found in findings),
-    }
+    counted = " and ".join(f"{counts[kind]} {kind}{'' if counts[kind] == 1 else 's'}" for kind in kinds)
+    names = dict.fromkeys(finding.name for finding in findings if finding.state in kinds)
+    return wrapped(f"{counted}: {', '.join(names)}.", min(WIDTH, columns()))

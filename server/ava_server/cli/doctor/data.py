@@ -1,157 +1,284 @@
-"""The data root and what is set in it: where it is, whose it is, its settings, and who approves."""
+"""Checks of the data root: its folder, disk, settings, approval, log, processes and budgets."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
+import sqlite3
 import stat
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
+from ava_audit.mirror import mirror_faults
 from ava_audit.store.locks import network_file_system
-from ava_audit.units import MICROS_PER_CENT, format_usd
-from ava_server.cli.doctor.check import Finding, Setup, above, correct, from_error, log_path
-from ava_server.cli.root import has_log
+from ava_audit.store.schema import SCHEMA_VERSION, schema_changes, schema_faults
+from ava_audit.units import MICROS_PER_CENT, format_usd, micros_from_cents
+from ava_server.budget.caps import installation_scope, user_scope, utc_day
+from ava_server.cli.doctor.finding import Finding, Setup, from_error, nearest_folder
+from ava_server.cli.log_access import LogSnapshot, has_log, is_held, open_snapshot
 from ava_server.config.checks import variable
 from ava_server.config.pin import PinFile, policy_in_force
+from ava_server.core.data_root import os_user
 from ava_server.core.errors import ConfigError
 from ava_server.core.files import is_own
 
 LITTLE_BYTES = 200_000_000
 NOTHING_FITS_BYTES = 4_000_000
-"""An entry is at most 2 MB, and is written twice: to the write-ahead log, and into the database."""
-ELSEWHERE = "Set AVA_DATA_ROOT to a folder that this user may write to."
+"""An entry has at most 2 MB, and is written twice: to the write-ahead log, and into the database."""
+_OTHER_FOLDER = "Set AVA_DATA_ROOT to a folder that this user may write to."
+_OTHERS = stat.S_IRGRP | stat.S_IXGRP | stat.S_IWGRP | stat.S_IROTH | stat.S_IXOTH
+_BROKEN = (
+    "Check that no other program holds ava.db. If it is damaged, restore a copy, or move it and logs/ to another place:"
+    " Ava then begins a new log."
+)
+_LOST = (
+    "Restore a copy of ava.db, or start Ava without one: it then begins a new log, and keeps the old one's files beside"
+    " the new ones."
+)
 
 
-def data_root(setup: Setup) -> list[Finding]:
-    """Tell where the data root is, and whether it can be one."""
+def data_root(setup: Setup) -> Iterator[Finding]:
+    """Report where the data root is, and whether it can be used."""
     name = "data root"
     if setup.root is None:
-        return [from_error(name, setup.root_error, ELSEWHERE)]
+        yield from_error(name, setup.root_error, _OTHER_FOLDER)
+        return
     path = setup.root.path
     try:
         has_log(setup.root)
     except ConfigError as error:
-        return [from_error(name, str(error), ELSEWHERE)]
-    whence = "AVA_DATA_ROOT" if setup.env.get("AVA_DATA_ROOT", "").strip() else "this system's place for data"
-    kind = network_file_system(path if path.exists() else above(path))
+        yield from_error(name, str(error), _OTHER_FOLDER)
+        return
+    where = f"{path} ({'AVA_DATA_ROOT' if setup.env.get('AVA_DATA_ROOT', '').strip() else 'the default for data'})"
+    kind = network_file_system(nearest_folder(path))
     if kind is not None:
-        text = f"{path} lies on a network file system ({kind}), where locks do not hold"
-        return [Finding(name, "fault", text, "Set AVA_DATA_ROOT to a folder on a local disk.")]
-    if not path.exists():
-        return [Finding(name, "note", f"{path} ({whence}) does not exist yet; it is made at the first start")]
-    return [_mode(name, path, whence)]
+        text = f"{path} is on a network file system ({kind}), where locks do not hold"
+        yield Finding(name, "fault", text, "Set AVA_DATA_ROOT to a folder on a local disk.")
+    elif not path.exists():
+        yield Finding(name, "note", f"{where} does not exist yet; it is created at the first start")
+    elif os.name != "posix":
+        yield Finding(name, "ok", f"{where}, readable and writable")
+    else:
+        yield _check_mode(name, path, f"{where}, readable and writable")
 
 
-def _mode(name: str, path: Path, whence: str) -> Finding:
-    """Tell who may read and write the folder."""
-    text = f"{path} ({whence}), readable and writable"
-    if os.name != "posix":
-        return Finding(name, "ok", text)
+def _check_mode(name: str, path: Path, text: str) -> Finding:
+    """Return who may read and write the folder."""
     status = path.stat()
     mode = stat.S_IMODE(status.st_mode)
-    mend = f"Mend it with: chmod 700 {path}"
+    fix = f"Fix it with: chmod 700 {path}"
     if mode & stat.S_IWOTH:
-        return Finding(name, "fault", f"anybody may write to {path} (mode {mode:o})", mend)
-    if mode & (stat.S_IRGRP | stat.S_IXGRP | stat.S_IWGRP | stat.S_IROTH | stat.S_IXOTH):
-        return Finding(name, "warning", f"others may look into {path} (mode {mode:o})", mend)
+        return Finding(name, "fault", f"anyone may write to {path} (mode {mode:o})", fix)
+    if mode & _OTHERS:
+        return Finding(name, "warning", f"others may look into {path} (mode {mode:o})", fix)
     if not is_own(status):
         text = f"{path} belongs to another user (uid {status.st_uid})"
-        return Finding(name, "warning", text, "Run Ava as that user, or " + ELSEWHERE[0].lower() + ELSEWHERE[1:])
+        return Finding(name, "warning", text, "Run Ava as that user, or s" + _OTHER_FOLDER[1:])
     return Finding(name, "ok", f"{text} for its owner alone")
 
 
-def space(setup: Setup) -> list[Finding]:
-    """Tell how much room there is for the log."""
-    if setup.root is None or log_path(setup) is None:
-        return []
-    path = setup.root.path
+def space(setup: Setup) -> Iterator[Finding]:
+    """Report how much room there is for the log."""
+    name, root = "disk space", setup.usable_root
+    if root is None:
+        return
     try:
-        free = shutil.disk_usage(path if path.exists() else above(path)).free
-    except OSError:  # a data root that cannot be looked at is told by its own check
-        return []
+        free = shutil.disk_usage(nearest_folder(root.path)).free
+    except OSError:  # the data root's own check reports this
+        return
     text = f"{_size(free)} free for the data root"
     if free < NOTHING_FITS_BYTES:
-        return [
-            Finding("disk space", "fault", f"{text}: nothing fits", "Free some space, then go on: nothing is lost.")
-        ]
-    if free < LITTLE_BYTES:
-        return [Finding("disk space", "warning", text, "Free some space: without any, new subagents are held.")]
-    return [Finding("disk space", "ok", text)]
+        yield Finding(name, "fault", f"{text}: nothing fits", "Free some space, then continue: nothing is lost.")
+    elif free < LITTLE_BYTES:
+        yield Finding(name, "warning", text, "Free some space: without any, new subagents are held.")
+    else:
+        yield Finding(name, "ok", text)
 
 
 def _size(count: int) -> str:
-    """Return a number of bytes for people."""
     for unit, factor in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if count >= factor:
             return f"{count / factor:.1f} {unit}"
     return f"{count} bytes"
 
 
-def settings(setup: Setup) -> list[Finding]:
-    """Tell whether the settings are right, and what this process's environment sets."""
+def settings(setup: Setup) -> Iterator[Finding]:
+    """Report whether the settings are right, and which ones this process's environment sets."""
+    name = "settings"
     if setup.root is None:
-        return []
+        return
     if setup.settings is None:
-        return [from_error("settings", setup.settings_error, correct(setup))]
+        yield from_error(name, setup.settings_error, setup.correct_settings)
+        return
     file = setup.root.config
-    text = f"{file} is right" if file.exists() else f"there is no {file.name}; the defaults hold"
+    text = f"{file} is valid" if file.exists() else f"there is no {file.name}; the defaults apply"
     names = sorted(variable(path) for path in setup.settings.from_environment)
     if names:
-        text += f"; set by the environment of this process alone, and loosening nothing: {', '.join(names)}"
-    found = [Finding("settings", "ok", text)]
+        text += f"; this process's environment tightens: {', '.join(names)}"
+    yield Finding(name, "ok", text)
     if not setup.settings.enabled:
         off = "enabled = false: subagents are switched off"
-        found.append(Finding("settings", "warning", off, f"Set enabled = true in {file} to have them again."))
-    return found
+        yield Finding(name, "warning", off, f"Set enabled = true in {file} to switch them on.")
 
 
-def approval(setup: Setup) -> list[Finding]:
-    """Tell who approves, and what that does and does not stop."""
-    if setup.settings is None:
-        return []
+def approval(setup: Setup) -> Iterator[Finding]:
+    """Report who approves, and what that does and does not prevent."""
     name, settings = "approval", setup.settings
-    try:  # of a data root that can be none, its own check tells
-        policy = policy_in_force(settings) if os.path.isdir(settings.data_root) else settings.approval  # noqa: PTH112
+    if settings is None:
+        return
+    exists = os.path.isdir(settings.data_root)  # noqa: PTH112 - false also for a data root that cannot be looked at
+    try:
+        policy = policy_in_force(settings) if exists else settings.approval
     except ConfigError as error:
-        return [
-            from_error(
-                name,
-                f"whether there is an approval PIN cannot be told, so nothing is approved: {error}",
-                "Mend or remove that file.",
-            )
-        ]
-    if policy == "human":
-        return [_human(name, setup)]
+        text = f"nothing is approved, because the approval PIN cannot be read: {error}"
+        yield from_error(name, text, "Correct or remove that file.")
+        return
     ask = (
         "where the host can show Ava's own question, a person answers it and the model cannot; elsewhere the host's"
-        " question at confirm_spawn is the approval, and where that tool is allowed for good, nobody is asked and only"
-        " the caps are left"
+        " question at confirm_spawn is the approval, and if that tool is always allowed there, only the caps protect"
+        " you"
     )
     advice = (
-        "Let a host without that question ask before each confirm_spawn. `ava pin set` has nothing start without you."
+        "Let a host without that question ask before each confirm_spawn. After `ava pin set` nothing starts without"
+        " you."
     )
-    if policy == "auto":
-        each, day = settings.auto_approve_cents, settings.auto_approve_daily_cents
-        if not each or not day:
-            text = 'approval = "auto", and a ceiling of it is 0, so that nothing starts by itself'
-            return [Finding(name, "warning", text, "Set auto_approve_cents and auto_approve_daily_cents, or ask.")]
+    each, day = settings.auto_approve_cents, settings.auto_approve_daily_cents
+    file = PinFile(settings.paths.approval_file)
+    if policy == "human" and settings.approval == "human" and not (exists and file.is_set):
+        text = 'approval = "human", and there is no approval PIN, so nothing can be approved'
+        yield Finding(name, "warning", text, "Set one in a terminal: ava pin set")
+    elif policy == "human":
+        text = (
+            f"human, by the approval PIN in {file.path}: no host and no model starts anything, only `ava approve` with"
+            " the PIN. A program that runs as this user and may write the data root can remove the PIN"
+        )
+        yield Finding(name, "ok", text)
+    elif policy == "ask":
+        yield Finding(name, "note", f'approval = "ask": {ask}', advice)
+    elif not each or not day:
+        text = 'approval = "auto", and one of its ceilings is 0, so nothing starts by itself'
+        yield Finding(name, "warning", text, "Set auto_approve_cents and auto_approve_daily_cents, or ask.")
+    else:
         run_usd, day_usd = format_usd(each * MICROS_PER_CENT), format_usd(day * MICROS_PER_CENT)
         text = (
-            f'approval = "auto": what costs at most {run_usd}, and reads alone, starts without a question, up to'
-            f" {day_usd} a user and day; for all else {ask}"
+            f'approval = "auto": runs that cost at most {run_usd}, and only read, start without a question, up to'
+            f" {day_usd} per user and day; for all others, {ask}"
         )
-        return [Finding(name, "note", text, advice)]
-    return [Finding(name, "note", f'approval = "ask": {ask}', advice)]
+        yield Finding(name, "note", text, advice)
 
 
-def _human(name: str, setup: Setup) -> Finding:
-    assert setup.settings is not None
-    file = PinFile(setup.settings.paths.approval_file)
-    if setup.settings.approval == "human" and not (os.path.isdir(setup.settings.data_root) and file.is_set):  # noqa: PTH112
-        text = 'approval = "human", and there is no approval PIN, so that nothing can be approved'
-        return Finding(name, "warning", text, "Set one in a terminal: ava pin set")
-    text = (
-        f"human, by the approval PIN in {file.path}: no host and no model starts anything, only `ava approve` with the"
-        " PIN. A program that runs as this user and may write the data root can take the PIN away"
+# -- the log ----------------------------------------------------------------------------------------------------------
+
+
+def log(setup: Setup) -> Iterator[Finding]:
+    """Report the log's size, whether this version can read it, and whether index and mirror are behind."""
+    root = setup.usable_root
+    if root is None:
+        return
+    path = root.db
+    try:
+        if lost := [] if path.exists() and path.stat().st_size > 0 else mirror_faults(None, path.parent / "logs"):
+            yield Finding("log", "fault", lost[0].text, _LOST)
+        elif not path.exists():
+            yield Finding("log", "note", "there is none yet; it is created at the first start")
+        else:
+            with open_snapshot(path) as snapshot:
+                yield from list(_check_log(setup, path, snapshot))
+    except (sqlite3.Error, OSError) as error:
+        yield Finding("log", "fault", f"{path} cannot be read: {error}", _BROKEN)
+
+
+def _check_log(setup: Setup, path: Path, snapshot: LogSnapshot) -> Iterator[Finding]:
+    size = sum(part.stat().st_size for part in path.parent.glob(f"{path.name}*") if part.is_file())
+    if snapshot.schema > SCHEMA_VERSION:
+        text = f"{path} has schema {snapshot.schema}, and this version knows {SCHEMA_VERSION}: a newer Ava wrote it"
+        yield Finding("log", "fault", text, "Install the newer Ava, or set AVA_DATA_ROOT to another folder.")
+        return
+    if snapshot.schema == 0 and size > 0:
+        yield Finding("log", "fault", f"{path} is not a log: its beginning is missing", _BROKEN)
+        return
+    if snapshot.schema < SCHEMA_VERSION:
+        yield Finding(
+            "log", "note", f"{path} has schema {snapshot.schema}; the next start brings it to {SCHEMA_VERSION}"
+        )
+        return
+    if faults := schema_faults(schema_changes(snapshot.db)):
+        for fault in faults:
+            yield Finding("log", "fault", fault.text, _BROKEN)
+        return
+    head = snapshot.view.head()
+    text = f"{head:,} entries, {size / 1e6:.1f} MB, schema {snapshot.schema}"
+    if snapshot.partial:
+        text += "; a process died while writing, and the last entries are shown after the next start"
+    yield Finding("log", "note" if snapshot.partial else "ok", text)
+    mirror = setup.settings is None or setup.settings.mirror
+    behind_by = {"text index": head - snapshot.view.progress("words")}
+    if mirror:
+        behind_by["JSONL mirror"] = head - snapshot.view.progress("mirror")
+    behind = [f"the {name} is {count:,} entries behind" for name, count in behind_by.items() if count > 0]
+    if behind:
+        later = "a running server updates it within seconds, else the next one that starts"
+        yield Finding("upkeep", "note", f"{' and '.join(behind)}; {later}")
+    else:
+        yield Finding("upkeep", "ok", f"{' and '.join(behind_by)} {'are' if mirror else 'is'} up to date")
+
+
+def processes(setup: Setup) -> Iterator[Finding]:
+    """Report how many Ava processes use the data root."""
+    name, root = "processes", setup.usable_root
+    if root is None or not root.db.exists():
+        return
+    try:
+        count = sum(is_held(lock) for lock in root.instances.glob("*.lock"))
+        keeper = is_held(root.path / "keeper.lock")
+    except OSError as error:
+        step = f"Make this user the owner of {root.path} and all that is in it."
+        yield Finding(name, "warning", f"the running processes are unknown: {error.strerror}", step)
+        return
+    if not count and not keeper:
+        yield Finding(name, "ok", "no Ava server is running here now")
+        return
+    running = f"{count} Ava process{' is' if count == 1 else 'es are'} running here"
+    yield Finding(name, "ok", f"{running}; {'one' if keeper else 'none'} of them updates index and mirror")
+
+
+def budgets(setup: Setup) -> Iterator[Finding]:
+    """Report what is spent of today's budgets."""
+    root = setup.usable_root
+    if setup.settings is None or root is None:
+        return
+    limits, day = setup.settings.limits, utc_day(time.time_ns() // 1000)
+    caps = (
+        ("you", user_scope(os_user(), day), limits.user_daily_cents, setup.settings.user_day_setting),
+        (
+            "everybody",
+            installation_scope(day),
+            limits.installation_daily_cents,
+            setup.settings.installation_day_setting,
+        ),
     )
-    return Finding(name, "ok", text)
+    spent = [0 for _cap in caps]
+    if root.db.exists():
+        try:
+            with open_snapshot(root.db) as snapshot:
+                if snapshot.schema != SCHEMA_VERSION:
+                    return
+                spent = [snapshot.view.bucket(scope).committed for _who, scope, _cents, _setting in caps]
+        except (sqlite3.Error, OSError):  # the log's own check reports this
+            return
+    shown = [
+        f"{who} {format_usd(micros)} of {format_usd(micros_from_cents(cents))}"
+        for micros, (who, _scope, cents, _setting) in zip(spent, caps, strict=True)
+    ]
+    text = f"spent today (UTC): {', '.join(shown)}"
+    used_up = [micros >= micros_from_cents(cap[2]) for micros, cap in zip(spent, caps, strict=True)]
+    full = list(itertools.compress(caps, used_up))
+    if not full:
+        yield Finding("budget", "ok", text)
+        return
+    step = f"raise {', and '.join(setting for _who, _scope, _cents, setting in full)}"
+    if all(cents for _who, _scope, cents, _setting in full):  # a new day does not help against 0
+        step = f"wait until 00:00 UTC, or {step}"
+    yield Finding("budget", "warning", f"{text}; only free models can run", f"{step[0].upper()}{step[1:]}.")

@@ -1,16 +1,19 @@
-"""Which models can be asked: keys, providers, tiers with their prices, and the way to them."""
+"""Checks of models and search: keys, providers, tiers and prices, the search engine, proxies and certificates."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from ava_roles.net.proxies import PROXY_VARIABLES, proxy_place, proxy_url
-from ava_server.cli.doctor.check import Finding, Setup, State, correct, from_error, log_path
+from ava_roles.net.search_engines import Engine
+from ava_server.cli.doctor.finding import Finding, Setup, State, from_error
 from ava_server.config.credentials import model_settings
-from ava_server.config.keys import SEARCHES, list_keys
+from ava_server.config.keys import SEARCHES, list_keys, read_keys
+from ava_server.config.search_engines import engine_of, search_cost
 from ava_server.core.errors import AvaError
 from ava_server.hosts.launching import key_advice
-from ava_server.models.listing import TierMeaning, tier_meanings
+from ava_server.models.listing import tier_meanings
 from ava_server.models.pricing.prices import price_words
 from ava_server.models.selection import (
     CUSTOM,
@@ -23,11 +26,16 @@ from ava_server.models.selection import (
     default_tiers,
 )
 
-MEND_KEYS = "Mend that, then run `ava doctor` again; `ava key set PROVIDER` stores a key anew."
+_FIX_KEYS = "Correct that, then run `ava doctor` again; `ava key set PROVIDER` replaces a key."
+_NOT_CHECKED = "not checked: correct the data root, the settings or the keys first"
+_SET_UP_SEARCH = (
+    "Store a key with `ava key set brave` or `ava key set kagi`, or name your own SearXNG: searxng under [search] in"
+    " config.toml."
+)
 
 
 def models_of(setup: Setup) -> ModelSettings | None:
-    """Return what is configured of models; None where settings or keys are wrong, which their own checks say."""
+    """Return the model settings; None if settings or keys are wrong, which their own checks report."""
     if setup.settings is None:
         return None
     try:
@@ -36,95 +44,87 @@ def models_of(setup: Setup) -> ModelSettings | None:
         return None
 
 
-def keys(setup: Setup) -> list[Finding]:
-    """Tell whose keys there are and where from, never the keys."""
-    if setup.root is None or log_path(setup) is None:
-        return []
+def keys(setup: Setup) -> Iterator[Finding]:
+    """Report which providers have a key and where it comes from, never the keys."""
+    root = setup.usable_root
+    if root is None:
+        return
     try:
-        found = list_keys(setup.root.keys, setup.env)
+        found = [f"{key.provider} from {key.where}" for key in list_keys(root.keys, setup.env)]
     except AvaError as error:
-        return [from_error("keys", str(error), MEND_KEYS)]
-    if not found:
-        return [Finding("keys", "ok", "none is stored, and none is in the environment")]
-    return [Finding("keys", "ok", ", ".join(f"{key.provider} from {key.where}" for key in found))]
+        yield from_error("keys", str(error), _FIX_KEYS)
+        return
+    yield Finding("keys", "ok", ", ".join(found) or "none is stored, and none is in the environment")
 
 
-def providers(setup: Setup) -> list[Finding]:
-    """Tell which providers can be called."""
+def providers(setup: Setup) -> Iterator[Finding]:
+    """Report which providers can be called."""
     models = models_of(setup)
     if models is None or setup.root is None:
-        return [Finding("providers", "note", "not looked at: mend the data root, the settings or the keys first")]
+        yield Finding("providers", "note", _NOT_CHECKED)
+        return
     try:
         usable = configured(models)
     except AvaError as error:
-        return [from_error("providers", str(error), correct(setup))]
-    found: list[Finding] = []
+        yield from_error("providers", str(error), setup.correct_settings)
+        return
     for name, provider in usable.items():
         with_key = "with a key" if provider.api_key else "without a key"
         from_env = " (AVA_MODEL_BASE_URL)" if name == CUSTOM and models.base_url else ""
-        found.append(
-            Finding(f"provider {name}", "ok", f"{provider.base_url or KNOWN_URLS[name]}{from_env}, {with_key}")
-        )
+        yield Finding(f"provider {name}", "ok", f"{provider.base_url or KNOWN_URLS[name]}{from_env}, {with_key}")
     for key in list_keys(setup.root.keys, setup.env):
-        if key.provider in usable or key.provider.replace("_", "-") in usable or key.provider in SEARCHES:
-            continue
-        why = f"config.toml has no [providers.{key.provider}] with its address"
-        found.append(Finding(f"provider {key.provider}", "note", f"its key is not used: {why}"))
+        if {key.provider, key.provider.replace("_", "-")}.isdisjoint(usable) and key.provider not in SEARCHES:
+            why = f"config.toml has no [providers.{key.provider}] with its address"
+            yield Finding(f"provider {key.provider}", "note", f"its key is not used: {why}")
     if not usable and models.model is None:
         text = (
-            "none can be called: subagents use the offline reader, which finds and quotes passages, costs nothing and"
-            " writes nothing of its own"
+            "none is configured: subagents use the offline reader, which finds and quotes passages, costs nothing and"
+            " writes no text of its own"
         )
-        found.append(
-            Finding("providers", "note", text, f"For a language model: {SET_A_MODEL[0].lower()}{SET_A_MODEL[1:]}")
-        )
-    return found
+        yield Finding("providers", "note", text, f"For a language model: {SET_A_MODEL[0].lower()}{SET_A_MODEL[1:]}")
 
 
-def tiers(setup: Setup) -> list[Finding]:
-    """Tell which model each tier leads to and what it costs, or why none does."""
+def tiers(setup: Setup) -> Iterator[Finding]:
+    """Report the model of each tier and its cost, or why there is none."""
     models = models_of(setup)
-    if models is None:
-        return []
-    assert setup.settings is not None
-    leads: dict[tuple[State, str, str], list[str]] = {}
+    if models is None or setup.settings is None:
+        return
+    same: dict[tuple[State, str, str], list[str]] = {}
     for meant in tier_meanings(models, setup.settings):
-        found = _tier(meant, setup)
-        leads.setdefault((found.state, found.text, found.what_to_do), []).append(meant.wanted)
-    return [Finding(f"model {', '.join(names)}", state, text, advice) for (state, text, advice), names in leads.items()]
+        if meant.choice is not None:
+            found = Finding("", "ok", f"{meant.choice.name}, {price_words(meant.choice.price)}")
+        else:
+            found = from_error("", str(meant.error), _fix_choice(meant.error, setup))
+        same.setdefault((found.state, found.text, found.what_to_do), []).append(meant.wanted)
+    for (state, text, step), names in same.items():
+        yield Finding(f"model {', '.join(names)}", state, text, step)
 
 
-def _tier(meant: TierMeaning, setup: Setup) -> Finding:
-    if meant.error is not None:
-        return from_error(meant.wanted, str(meant.error), _mend(meant.error, setup))
-    assert meant.choice is not None
-    return Finding(meant.wanted, "ok", f"{meant.choice.name}, {price_words(meant.choice.price)}")
-
-
-def _mend(error: AvaError, setup: Setup) -> str:
-    """Return what to do where no model can be chosen: give the key that is missing, or correct what is configured."""
-    return key_advice(error.needs_key, None, setup.env) if error.needs_key else correct(setup)
+def _fix_choice(error: AvaError | None, setup: Setup) -> str:
+    """Return the step if no model can be chosen: set the missing key, or correct the settings."""
+    if error is not None and error.needs_key:
+        return key_advice(error.needs_key, None, setup.env)
+    return setup.correct_settings
 
 
 def cheapest(name: str, models: ModelSettings, setup: Setup) -> Choice | Finding:
-    """Return the model with which a provider is tried: its fast one, else any that is set for it; or why none."""
+    """Return the model with which to try a provider: its fast one, else any that is set; or why there is none."""
     title = f"online {name}"
     failed: Finding | None = None
-    for wanted in _named(name, models):
+    for wanted in _candidates(name, models):
         try:
             choice = choose(wanted, "fast", models)
         except AvaError as error:
-            failed = failed or from_error(title, str(error), _mend(error, setup), "warning")
+            failed = failed or from_error(title, str(error), _fix_choice(error, setup), "warning")
             continue
         if choice.provider == name:
             return choice
-    text = "not asked: no tier and no AVA_MODEL names a model of it"
-    advice = f'To have it asked, add to config.toml: [models] fast = "{name}:ID"'
-    return failed or Finding(title, "note", text, advice)
+    step = f'To try it, add to config.toml: [models] fast = "{name}:ID"'
+    return failed or Finding(title, "note", "not asked: no tier and no AVA_MODEL uses its models", step)
 
 
-def _named(name: str, models: ModelSettings) -> list[str | None]:
-    """Return the models that settings or defaults name, those first that are likely to be a provider's cheapest."""
+def _candidates(name: str, models: ModelSettings) -> list[str | None]:
+    """Return the models of settings or defaults, those first that are likely a provider's cheapest."""
     if name == CUSTOM and models.base_url:
         return [f"{CUSTOM}:{models.model}" if models.model else None]
     default = default_tiers().get(name, {}).get("fast")
@@ -133,37 +133,73 @@ def _named(name: str, models: ModelSettings) -> list[str | None]:
     return [model for model in wanted if model]
 
 
-def network(setup: Setup) -> list[Finding]:
-    """Tell which way calls of models and fetched pages go out, where that is not the plain one."""
-    found: list[Finding] = []
+def search_engine(setup: Setup) -> Engine | None:
+    """Return the configured search engine; None without one.
+
+    Raises:
+        AvaError: The keys cannot be read.
+    """
+    if setup.root is None or setup.settings is None:
+        return None
+    return engine_of(setup.settings.search, read_keys(setup.root.keys))
+
+
+def search(setup: Setup) -> Iterator[Finding]:
+    """Report which engine searches the web, and what it costs."""
+    engine = None
+    settings = setup.settings if setup.usable_root is not None else None
+    try:
+        engine = search_engine(setup)
+    except AvaError:  # the check of keys reports this
+        settings = None
+    if settings is None:
+        yield Finding("search", "note", _NOT_CHECKED)
+        return
+    if engine is not None:
+        text = f"{engine.title} at {engine.base_url}, {search_cost(engine.cost_micros)}"
+        yield Finding("search", "ok", text)
+        return
+    wanted = settings.search.engine
+    pages = "subagents read the pages that their task names"
+    if wanted == "none":
+        yield Finding("search", "note", f"switched off (search.engine is none); {pages}")
+    elif wanted == "auto":
+        yield Finding("search", "note", f"none is set up; {pages}", _SET_UP_SEARCH)
+    else:
+        lacks = "search.searxng is empty" if wanted == "searxng" else "there is no key for it"
+        step = "Name its address under [search] in config.toml." if wanted == "searxng" else f"`ava key set {wanted}`"
+        yield Finding("search", "warning", f"search.engine is {wanted}, and {lacks}; {pages}", step)
+
+
+def network(setup: Setup) -> Iterator[Finding]:
+    """Report the proxies and certificates of calls to models and of fetched pages, if any are set."""
     for name in PROXY_VARIABLES:
         variable = next((one for one in (name, name.lower()) if setup.env.get(one, "").strip()), None)
         if variable is not None:
-            found.append(_proxy(variable, setup.env[variable].strip()))
-    for variable, is_there in (("SSL_CERT_FILE", Path.is_file), ("SSL_CERT_DIR", Path.is_dir)):
+            yield _check_proxy(variable, setup.env[variable].strip())
+    for variable, exists in (("SSL_CERT_FILE", Path.is_file), ("SSL_CERT_DIR", Path.is_dir)):
         given = setup.env.get(variable, "").strip()
-        if given and not is_there(Path(given)):
-            text = f"{variable} is {given}, and that is not there: no provider can be reached"
-            found.append(Finding("network", "fault", text, f"Correct {variable}, or unset it."))
+        if given and not exists(Path(given)):
+            text = f"{variable} is {given}, which does not exist: no provider can be reached"
+            yield Finding("network", "fault", text, f"Correct {variable}, or unset it.")
         elif given:
-            found.append(Finding("network", "ok", f"certificates come from {variable}: {given}"))
+            yield Finding("network", "ok", f"certificates come from {variable}: {given}")
     if setup.settings is not None and setup.settings.fetch.proxy:
         text = (
             f"pages are fetched through the proxy {proxy_place(setup.settings.fetch.proxy)} (fetch.proxy), which then"
             " decides which addresses can be reached: Ava looks up no name, and refuses only what a URL itself shows"
         )
-        found.append(Finding("network", "ok", text))
-    return found
+        yield Finding("network", "ok", text)
 
 
-def _proxy(variable: str, given: str) -> Finding:
-    """Tell of a proxy, without the user and password that may stand in it."""
+def _check_proxy(variable: str, given: str) -> Finding:
+    """Return whether a proxy can be used, without its user and password."""
     place = proxy_place(given)
     at = f" ({place})" if place else ""
     try:
         proxy_url(given if "://" in given else f"http://{given}")
     except ValueError:
-        what = "a SOCKS proxy" if given.lower().startswith("socks") else "what is no address of a proxy"
-        text = f"{variable} names {what}{at}, and only HTTP proxies can be used: no provider behind it can be reached"
+        what = "a SOCKS proxy" if given.lower().startswith("socks") else "an invalid proxy address"
+        text = f"{variable} names {what}{at}; only HTTP proxies can be used, so no provider behind it can be reached"
         return Finding("network", "fault", text, f"Write {variable} like http://host:3128, or unset it.")
-    return Finding("network", "ok", f"calls of models go through the proxy {place} ({variable}); pages do not")
+    return Finding("network", "ok", f"calls to models use the proxy {place} ({variable}); fetched pages do not")

@@ -1,6 +1,6 @@
-"""`--online`: one small run for each provider, reserved, capped, logged and counted like every other.
+"""`ava doctor --online`: one small run for each provider, reserved, capped, logged and counted as any other.
 
-It is the only part of the doctor that writes: the runs need a log, and an owner. The owner takes none but its own.
+This is the only check that writes: a run needs a log and an owner. The owner takes no other runs.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ import anyio
 
 from ava_audit.errors import AuditError
 from ava_audit.units import format_usd, micros_from_cents
-from ava_roles.errors import RolesError
+from ava_roles.errors import RolesError, ToolFailed
 from ava_server.budget.user_limits import Slots
-from ava_server.cli.app import ReaderGone
-from ava_server.cli.at_desk import propose, session, start
-from ava_server.cli.doctor.check import REPORT, Finding, Setup, from_error
-from ava_server.cli.doctor.models import cheapest, models_of
-from ava_server.cli.reading import note_fetched, whole_answer
-from ava_server.cli.root import has_log
-from ava_server.cli.terminal import someone_there
+from ava_server.cli.doctor.finding import REPORT, Finding, Setup, from_error
+from ava_server.cli.doctor.models import cheapest, models_of, search_engine
+from ava_server.cli.log_access import note_fetched, whole_answer
+from ava_server.cli.service_client import ignore_progress, open_session, propose, start
+from ava_server.cli.terminal import ReaderGone, someone_there
 from ava_server.config.pin import policy_in_force
+from ava_server.config.search_engines import ask_engine, search_cost
 from ava_server.core.errors import AvaError, ConfigError
+from ava_server.models.clients import ClientPool
 from ava_server.models.selection import Choice, configured
 from ava_server.runs.manager import Manager
 from ava_server.service.runtime import Runtime, open_runtime, refuse_recursion
@@ -32,6 +32,7 @@ from ava_server.service.service import Service
 
 if TYPE_CHECKING:
     from ava_audit.rows import RunRow
+    from ava_roles.net.search_engines import Engine, SearchResults
     from ava_server.config.settings import Settings
     from ava_server.service.access import Session
     from ava_server.service.responses import RunAnswer, SpawnAnswer
@@ -39,84 +40,85 @@ if TYPE_CHECKING:
 MOST_CENTS = 5
 TIMEOUT_S = 30.0
 SLOT_S = 10.0
-"""How much longer a run may take that waits for a free slot, or to end."""
+"""How much longer a run may take to get a free slot, or to end."""
 MOST_TOKENS = 40_000
-"""Twice what the whole prompt can be at worst, and two answers: less than it sounds, for a reservation is a pair."""
+"""Twice the longest prompt and two answers: a reservation is for a call and its wrap-up."""
 TASK = "Answer with the one word: ready."
 SYSTEM = "You are asked whether you can be reached. Use no tools but submit_result; put the one word into output."
-AGAIN = "When that is mended, run `ava doctor --online` again."
+QUERY = "weather"
 _COMMAND = "ava doctor"
+_AGAIN = "After correcting that, run `ava doctor --online` again."
 _ANSWERED = frozenset({"success", "iteration_limit", "tool_limit"})
 _NO_ROOM = frozenset({"cost_exceeded", "token_exceeded"})
 
 Tell = Callable[[str], None]
+Report = Callable[[Finding], None]
 
 
-def ask_all(setup: Setup, tell: Tell, found: Callable[[Finding], None]) -> None:
-    """Ask every provider that is configured, one after another; whoever typed `--online` has approved it.
+def ask_providers(setup: Setup, tell: Tell, report: Report) -> None:
+    """Ask each configured provider in turn; the person who typed `--online` has approved it.
 
     Args:
         setup: What there is.
-        tell: Told before it begins what it can cost at most.
-        found: Given each finding as soon as there is one.
+        tell: Is given the maximum cost beforehand.
+        report: Is given each finding at once.
     """
-    if refused := _refused(setup):
-        return found(refused)
+    if refused := _refusal(setup):
+        return report(refused)
     models = models_of(setup)
     assert setup.settings is not None
     assert models is not None
     try:
         names = list(configured(models))
-    except AvaError:  # told by the check of providers
+    except AvaError:  # the check of providers reports this
         return None
     choices: list[Choice] = []
     for name in names:
         tried = cheapest(name, models, setup)
         if isinstance(tried, Finding):
-            found(tried)
+            report(tried)
         else:
             choices.append(tried)
     if not choices:
-        return found(Finding("online", "note", "nobody was asked: no provider can be called"))
-    tell(_announced(choices, _cents(setup.settings)))
+        return report(Finding("online", "note", "nothing was asked: no provider can be called"))
+    tell(_announcement(choices, _cents(setup.settings)))
     try:
-        return anyio.run(_ask_all, setup.settings, choices, found)
+        return anyio.run(_ask_all, setup.settings, choices, report)
     except* ReaderGone:
         raise
-    except* Exception as group:  # whatever is broken, what was found is shown
+    except* Exception as group:  # what was found is still shown
         error = _first(group)
-        ours = isinstance(error, AvaError | RolesError | AuditError | OSError)
-        text = f"nobody more was asked: {'' if ours else f'{type(error).__name__}: '}{error}"
-        found(from_error("online", text, AGAIN if ours else REPORT))
+        expected = isinstance(error, AvaError | RolesError | AuditError | OSError)
+        text = f"no further provider was asked: {'' if expected else f'{type(error).__name__}: '}{error}"
+        report(from_error("online", text, _AGAIN if expected else REPORT))
 
 
-def _refused(setup: Setup) -> Finding | None:
-    """Return why nobody may be asked, or None."""
+def _refusal(setup: Setup) -> Finding | None:
+    """Return why nothing may be asked, or None."""
+    name, refused = "online", "nothing was asked"
     if why := refuse_recursion():
-        return Finding("online", "warning", f"nobody was asked: {why}", "Type it in a terminal of your own.")
+        return Finding(name, "warning", f"{refused}: {why}", "Run it in your own terminal.")
     if setup.settings is None or models_of(setup) is None:
-        return Finding("online", "warning", "nobody was asked: settings or keys are wrong", AGAIN)
+        return Finding(name, "warning", f"{refused}: settings or keys are wrong", _AGAIN)
     try:
         policy = policy_in_force(setup.settings)
     except ConfigError as error:
-        return Finding("online", "warning", f"nobody was asked: {error}", "Mend or remove that file.")
+        return Finding(name, "warning", f"{refused}: {error}", "Correct or remove that file.")
     if policy == "human":
-        text = "nobody was asked: the policy is human, and only a person with the approval PIN approves then"
-        return Finding("online", "warning", text, 'Try a model with `ava run researcher "…"`, which asks for the PIN.')
-    try:
-        has_log(setup.settings.paths)
-    except AvaError:
-        return Finding("online", "warning", "nobody was asked: the data root cannot hold the log of it", AGAIN)
+        text = f"{refused}: the policy is human, so only a person with the approval PIN approves"
+        return Finding(name, "warning", text, 'Try a model with `ava run researcher "…"`, which asks for the PIN.')
+    if setup.usable_root is None:
+        return Finding(name, "warning", f"{refused}: the data root cannot hold the log", _AGAIN)
     return None
 
 
 def _cents(settings: Settings) -> float:
-    """Return what one run may cost."""
+    """Return the cap of one run."""
     return min(MOST_CENTS, settings.limits.max_cost_cents)
 
 
-def _announced(choices: list[Choice], most_cents: float) -> str:
-    """Return who will be asked, and what it can cost at most."""
+def _announcement(choices: list[Choice], most_cents: float) -> str:
+    """Return who will be asked, and the maximum cost."""
     each = format_usd(micros_from_cents(most_cents))
     whom = ", ".join(f"{choice.name} ({'free' if choice.price.free else f'at most {each}'})" for choice in choices)
     paid = sum(not choice.price.free for choice in choices)
@@ -124,36 +126,35 @@ def _announced(choices: list[Choice], most_cents: float) -> str:
     return f"Asking for one word each: {whom}. It costs {most}."
 
 
-async def _ask_all(settings: Settings, choices: list[Choice], found: Callable[[Finding], None]) -> None:
+async def _ask_all(settings: Settings, choices: list[Choice], report: Report) -> None:
     async with (
-        _own_house(settings) as (runtime, ours),
-        session(runtime, _COMMAND, asked=someone_there(), by="system") as own,
+        _open_runtime(settings) as (runtime, own_runs),
+        open_session(runtime, _COMMAND, asked=someone_there(), by="system") as session,
     ):
-        service = Service(runtime, own)
         for choice in choices:
-            found(await _ask(runtime, service, own, choice, ours))
+            report(await _ask(runtime, Service(runtime, session), session, choice, own_runs))
 
 
 @asynccontextmanager
-async def _own_house(settings: Settings) -> AsyncGenerator[tuple[Runtime, set[str]]]:
-    """Open the data root, with a manager that runs none but the runs whose ids are put into the set."""
-    ours: set[str] = set()
+async def _open_runtime(settings: Settings) -> AsyncGenerator[tuple[Runtime, set[str]]]:
+    """Open the data root with a manager that only runs the runs whose ids are in the set."""
+    own_runs: set[str] = set()
     limits = settings.limits
     async with open_runtime(settings, runs=False) as runtime:
         slots = Slots(limits.running_per_user, limits.running)
         instance = runtime.manager.instance
-        # Every other run is left to the servers: this process is gone in a moment.
+        # All other runs are left to servers: this process is gone in a moment.
         runtime.manager = Manager(
-            runtime.store, runtime.instances, instance, lambda row: row.id in ours, slots, runtime.run_setup
+            runtime.store, runtime.instances, instance, lambda row: row.id in own_runs, slots, runtime.run_setup
         )
-        async with anyio.create_task_group() as running:
-            running.start_soon(runtime.manager.run)
-            yield runtime, ours
-            running.cancel_scope.cancel()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(runtime.manager.run)
+            yield runtime, own_runs
+            tasks.cancel_scope.cancel()
 
 
-async def _ask(runtime: Runtime, service: Service, own: Session, choice: Choice, ours: set[str]) -> Finding:
-    """Ask one provider, and return what came of it."""
+async def _ask(runtime: Runtime, service: Service, session: Session, choice: Choice, own_runs: set[str]) -> Finding:
+    """Ask one provider, and return the finding."""
     title = f"online {choice.provider}"
     spawn: dict[str, Any] = {
         "role": "custom",
@@ -161,7 +162,7 @@ async def _ask(runtime: Runtime, service: Service, own: Session, choice: Choice,
         "system_prompt": SYSTEM,
         "name": f"doctor {choice.provider}"[:60],
         "model": choice.name,
-        "tools": ["read_webpages"],  # a run without anything to read is not proposed; nothing names it a page
+        "tools": ["read_webpages"],  # a run with nothing to read is refused; no page is named for it
         "max_cost_cents": _cents(runtime.settings),
         "max_tokens": MOST_TOKENS,
         "max_iterations": 2,
@@ -172,24 +173,24 @@ async def _ask(runtime: Runtime, service: Service, own: Session, choice: Choice,
     proposal: SpawnAnswer | None = None
     try:
         proposal = await propose(service, spawn)
-        ours.add(proposal.subagent_id or "")
-        await start(service, [proposal])
         run_id = proposal.subagent_id or ""
+        own_runs.add(run_id)
+        await start(service, [proposal])
     except (AvaError, RolesError, AuditError) as error:
-        if proposal is not None:  # it shall not wait for an approval that nobody will give
-            await service.call("confirm_spawn", {"pending_ids": [proposal.pending_id], "decision": "reject"}, _silent)
-        return from_error(title, f"not asked: {error}", AGAIN, "warning")
-    run = await _ended(runtime, service, run_id)
-    if run is None:
+        if proposal is not None:  # nobody else will approve it
+            given = {"pending_ids": [proposal.pending_id], "decision": "reject"}
+            await service.call("confirm_spawn", given, ignore_progress)
+        return from_error(title, f"not asked: {error}", _AGAIN, "warning")
+    if await _wait_for_end(runtime, service, run_id) is None:
         waits = runtime.manager.waiting_for.get(run_id, "it did not end in time")
         return Finding(title, "warning", f"not asked: {waits}; cancelled", "Try again when fewer subagents run.")
     run, answer = await whole_answer(runtime.store, run_id, runtime.instances.alive)
-    await note_fetched(runtime.store, own, _COMMAND, run)
+    await note_fetched(runtime.store, session, _COMMAND, run)
     return _finding(title, choice, run, answer, time.monotonic() - began)
 
 
-async def _ended(runtime: Runtime, service: Service, run_id: str) -> RunRow | None:
-    """Wait for the end of a run; cancel it when that does not come, or when this command is interrupted."""
+async def _wait_for_end(runtime: Runtime, service: Service, run_id: str) -> RunRow | None:
+    """Wait for the end of a run; cancel it if it takes too long, or on Ctrl-C."""
     run: RunRow | None = None
     try:
         with anyio.move_on_after(TIMEOUT_S + SLOT_S):
@@ -197,38 +198,60 @@ async def _ended(runtime: Runtime, service: Service, run_id: str) -> RunRow | No
     finally:
         if run is None:
             with anyio.CancelScope(shield=True), anyio.move_on_after(SLOT_S):
-                given = {"subagent_id": run_id, "reason": f"{_COMMAND} does not wait for it any longer"}
-                await service.call("cancel_subagent", given, _silent)
+                given = {"subagent_id": run_id, "reason": f"{_COMMAND} no longer waits for it"}
+                await service.call("cancel_subagent", given, ignore_progress)
     return run
 
 
-async def _silent(_line: str) -> None:
-    """Say nothing."""
-
-
 def _finding(title: str, choice: Choice, run: RunRow, answer: RunAnswer, took_s: float) -> Finding:
-    """Return what an ended run says of its provider."""
+    """Return what an ended run shows about its provider."""
     cost = "free" if choice.price.free and not run.cost_micros else format_usd(run.cost_micros)
     if run.uncosted_micros:
-        cost += " (its worst case: the provider did not say)"
+        cost += " (its worst case: the provider did not report it)"
     about = f"{choice.name}, {cost}, {run.id}"
     if run.state in _ANSWERED:
         return Finding(title, "ok", f"answered in {took_s:.1f} s: {about}")
     if run.state in _NO_ROOM:
-        text = f"not asked: what the call could cost or use at worst does not fit its limits ({about})"
-        advice = "Set a cheaper model for the tier fast, or try it with `ava run` and a higher --max-cost."
-        return Finding(title, "warning", text, advice)
+        text = f"not asked: the call's worst case does not fit its limits ({about})"
+        step = "Set a cheaper model for the tier fast, or try it with `ava run` and a higher --max-cost."
+        return Finding(title, "warning", text, step)
     if run.state == "timeout":
         text = f"no whole answer within {TIMEOUT_S:g} s: {about}"
         return Finding(title, "fault", text, "Try again: a model may still be loading. If not, choose a faster one.")
-    said = answer.untrusted_result.error_text if answer.untrusted_result is not None else None
-    said = (said or answer.stop_reason or run.state).rstrip(".")
-    advice = str((answer.error or {}).get("what_to_do") or f"Look at `ava show {run.id}`.")
-    return Finding(title, "fault", f"{said} ({about})", advice)
+    why = answer.untrusted_result.error_text if answer.untrusted_result is not None else None
+    why = (why or answer.stop_reason or run.state).rstrip(".")
+    step = str((answer.error or {}).get("what_to_do") or f"Look at `ava show {run.id}`.")
+    return Finding(title, "fault", f"{why} ({about})", step)
 
 
 def _first(error: BaseException) -> BaseException:
-    """Return the first error in a group that may hold groups."""
-    if isinstance(error, BaseExceptionGroup):
-        return _first(cast("BaseExceptionGroup[BaseException]", error).exceptions[0])
+    """Return the first error in a group that may contain groups."""
+    while isinstance(error, BaseExceptionGroup):
+        error = cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
     return error
+
+
+def try_search(setup: Setup, tell: Tell, report: Report) -> None:
+    """Search once with the configured engine; the person who typed `--online` has approved it."""
+    try:
+        engine = search_engine(setup)
+    except AvaError:  # the check of keys reports this
+        engine = None
+    if engine is None or refuse_recursion():
+        return
+    tell(f"Searching once by {engine.title}: {search_cost(engine.cost_micros)}.")
+    title = f"online {engine.title}"
+    try:
+        results = anyio.run(_search, engine)
+    except ToolFailed as failed:
+        report(from_error(title, str(failed), _AGAIN))
+        return
+    count = len(results.hits)
+    text = f"answered with {count} result{'' if count == 1 else 's'} for {QUERY!r}"
+    text += f" ({results.note})" if results.note else ""
+    report(Finding(title, "ok", text) if count else Finding(title, "warning", text, _AGAIN))
+
+
+async def _search(engine: Engine) -> SearchResults:
+    async with ClientPool() as clients:
+        return await ask_engine(engine, QUERY, 3, clients)

@@ -1,100 +1,218 @@
-"""The roles: whether their files can be used, and whether each can run here now."""
+"""Checks of roles and what they need: role files, secrets, and other MCP servers."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from typing import TYPE_CHECKING, Literal
+
+import anyio
 
 from ava_roles.catalog import Catalog
 from ava_roles.mcp_client.entry import server_of
+from ava_roles.placeholders import names_in
 from ava_roles.role import Role
-from ava_roles.sandbox.sandbox import Sandbox, Unavailable
+from ava_roles.sandbox.sandbox import Unavailable
 from ava_roles.tools.registry import builtin_tools
 from ava_server.approval.coding import CHANGING, changes_files
 from ava_server.approval.scope import usable_here
 from ava_server.budget.run_config import RUN_TOOLS
-from ava_server.cli.doctor import confinement as probes
-from ava_server.cli.doctor.check import Finding, Setup, from_error, log_path
-from ava_server.cli.doctor.models import models_of
-from ava_server.cli.doctor.search import search_engine
+from ava_server.cli.doctor.finding import Finding, Setup, from_error
+from ava_server.cli.doctor.machine import sandbox
+from ava_server.cli.doctor.models import models_of, search_engine
 from ava_server.config.role_folders import places_here
 from ava_server.config.search_engines import without_search
+from ava_server.config.secrets import read_secrets
+from ava_server.core.errors import AvaError, ConfigError
 from ava_server.models.listing import meanings
 from ava_server.models.selection import Choice
 
-NEEDS_MODEL = (
-    "cannot run: no language model is set up, and it takes one to change files",
-    "Set one up, as is said of providers.",
+if TYPE_CHECKING:
+    from ava_roles.mcp_client.connection import ToolListing
+    from ava_roles.mcp_client.entry import ServerEntry
+
+MOST_NAMED = 20
+"""The most tools of one server that are named."""
+_FIX_FILE = "Correct that, or remove the file from the folder, then run `ava doctor` again."
+_FIX_SERVER = (
+    "Correct [mcp_servers.{name}] in config.toml, start its program by hand to see its output, then try again."
 )
-MEND_FILE = "Correct that, or take the file out of the folder, then run `ava doctor` again."
+_NEEDS_MODEL = (
+    "cannot run: no language model is set up, and changing files needs one",
+    "Set one up: see providers above.",
+)
+_UNCONFINED = "Use another role, or follow the advice on confinement."
 
 
-def roles(setup: Setup) -> list[Finding]:
-    """Tell which role files cannot be used, and which roles can run."""
-    root = setup.root if log_path(setup) is not None else None  # one that can be none is told by its own check
-    catalog = places_here(root, setup.settings).load()
-    found = [from_error("role file", problem.text, MEND_FILE) for problem in catalog.problems]
-    found += [Finding("role file", "note", problem.text) for problem in catalog.notes]
-    found += [Finding("role file", "note", untrusted.why, untrusted.step) for untrusted in catalog.untrusted]
-    tools, servers = {*_tools(setup), *RUN_TOOLS}, _servers(setup)
-    held = {role.name: _held_back(role, tools, servers) for role in catalog.roles}
-    chosen = _models(catalog, setup)
+def roles(setup: Setup) -> Iterator[Finding]:
+    """Report which role files cannot be used, and which roles can run."""
+    catalog = places_here(setup.usable_root, setup.settings).load()
+    tools, servers = {*_available_tools(setup), *RUN_TOOLS}, _confinable_servers(setup)
+    models = _models_of(catalog, setup)
+    held: dict[str, tuple[str, str]] = {}
     for role in catalog.roles:
-        choice = chosen[role.name]
-        if held[role.name] is None and choice is not None and choice.wire == "offline" and changes_files(role.needs):
-            held[role.name] = NEEDS_MODEL
-    if unreachable := [name for name, choice in chosen.items() if choice is None]:
-        found.append(Finding("roles", "note", f"cannot run until their model can: {', '.join(unreachable)}"))
-    able = [name for name, why in held.items() if why is None and name not in unreachable]
-    if able:
-        found.insert(0, Finding("roles", "ok", f"can run now: {', '.join(able)}"))
-    found += [Finding(f"role {name}", "note", *why) for name, why in held.items() if why is not None]
-    return found
+        choice = models[role.name]
+        offline = choice is not None and choice.wire == "offline"
+        why = _missing_tools(role, tools, servers)
+        if why := why or (_NEEDS_MODEL if offline and changes_files(role.needs) else None):
+            held[role.name] = why
+    without_model = [name for name, choice in models.items() if choice is None]
+    if able := [role.name for role in catalog.roles if role.name not in (*held, *without_model)]:
+        yield Finding("roles", "ok", f"can run now: {', '.join(able)}")
+    for problem in catalog.problems:
+        yield from_error("role file", problem.text, _FIX_FILE)
+    for note in catalog.notes:
+        yield Finding("role file", "note", note.text)
+    for untrusted in catalog.untrusted:
+        yield Finding("role file", "note", untrusted.why, untrusted.step)
+    if without_model:
+        yield Finding("roles", "note", f"cannot run until their model can: {', '.join(without_model)}")
+    for name, (why_not, step) in held.items():
+        yield Finding(f"role {name}", "note", why_not, step)
 
 
-def _held_back(role: Role, tools: Collection[str], servers: Mapping[str, bool]) -> tuple[str, str] | None:
-    """Return what a role cannot do for want of a tool that it needs, and what to do; None when it can run."""
+def _missing_tools(role: Role, tools: Collection[str], servers: Mapping[str, bool]) -> tuple[str, str] | None:
+    """Return what a role cannot do without a tool that it needs, and the next step; None if it can run."""
     missing = [need for need in role.needs if need not in tools and not servers.get(server_of(need) or "")]
     if not missing:
         return None
-    if foreign := [server for need in missing if (server := server_of(need)) is not None]:
-        if foreign[0] in servers:
-            why = f"cannot run: the program of the MCP server {foreign[0]} cannot be confined here"
-            return why, "Use another role, or do what is said of confinement."
-        what = "Configure it: [mcp_servers.NAME] in config.toml."
-        return f"cannot run: no MCP server {foreign[0]} is configured", what
+    foreign = next((server for need in missing if (server := server_of(need)) is not None), None)
+    if foreign is not None and foreign in servers:
+        return f"cannot run: the program of the MCP server {foreign} cannot be confined here", _UNCONFINED
+    if foreign is not None:
+        step = "Configure it: [mcp_servers.NAME] in config.toml."
+        return f"cannot run: no MCP server {foreign} is configured", step
     if missing == ["web_search"] and "read_webpages" in role.tools:
-        return "runs only where its task names the pages: there is no web search", "Name the pages (https://…) in task."
+        return "can only run if its task names pages: there is no web search", "Name the pages (https://…) in task."
     if {*CHANGING}.issuperset(missing):
-        why = f"cannot run: {', '.join(missing)} need git, and a sandbox that what was changed is verified in"
+        why = f"cannot run: {', '.join(missing)} need git, and a sandbox to verify the changes in"
         return why, "Use another role, install git, or set sandbox.mode to auto."
     if {"run_bash", "python_exec", *CHANGING}.issuperset(missing):
-        why = f"cannot run: {', '.join(missing)} cannot be confined here"
-        return why, "Use another role, or do what is said of confinement."
+        return f"cannot run: {', '.join(missing)} cannot be confined here", _UNCONFINED
     return f"cannot run: this version has no {', '.join(missing)}", "Use another role."
 
 
-def _tools(setup: Setup) -> list[str]:
-    """Return the built-in tools that are there: a search with an engine, commands where something confines them."""
-    known = usable_here(builtin_tools(), _sandbox(setup))
-    return list(known if search_engine(setup) else without_search(known))
+def _available_tools(setup: Setup) -> list[str]:
+    """Return the available built-in tools: web search with an engine, commands with a sandbox."""
+    known = usable_here(builtin_tools(), sandbox(_sandbox_mode(setup)))
+    try:
+        engine = search_engine(setup)
+    except AvaError:  # the check of keys reports this
+        engine = None
+    return list(known if engine is not None else without_search(known))
 
 
-def _servers(setup: Setup) -> dict[str, bool]:
-    """Return the MCP servers that are configured, and whether each may be started, or is reached by its address."""
+def _confinable_servers(setup: Setup) -> dict[str, bool]:
+    """Return the configured MCP servers, and whether each is remote or its program can be confined."""
     configured = setup.settings.mcp_servers if setup.settings is not None else {}
-    confined = not isinstance(_sandbox(setup), Unavailable)
+    confined = not isinstance(sandbox(_sandbox_mode(setup)), Unavailable)
     return {name: server.url is not None or confined for name, server in configured.items()}
 
 
-def _sandbox(setup: Setup) -> Sandbox | Unavailable:
-    return probes.sandbox(setup.settings.sandbox.mode if setup.settings is not None else "auto")
+def _sandbox_mode(setup: Setup) -> Literal["auto", "none"]:
+    return setup.settings.sandbox.mode if setup.settings is not None else "auto"
 
 
-def _models(catalog: Catalog, setup: Setup) -> dict[str, Choice | None]:
-    """Return the model of each role; None where it cannot be had, which is told of the models themselves."""
+def _models_of(catalog: Catalog, setup: Setup) -> dict[str, Choice | None]:
+    """Return the model of each role; None without one, which the check of models reports."""
     models = models_of(setup)
-    if models is None:
+    if models is None or setup.settings is None:
         return {role.name: None for role in catalog.roles}
-    assert setup.settings is not None
     means = meanings((role.model for role in catalog.roles), models, setup.settings)
     return {role.name: meant.choice for role, meant in zip(catalog.roles, means, strict=True)}
+
+
+# -- secrets ----------------------------------------------------------------------------------------------------------
+
+
+def secrets(setup: Setup) -> Iterator[Finding]:
+    """Report which secrets are stored and for which hosts, and which ones cannot be used; never a value."""
+    name, root = "secrets", setup.usable_root
+    if root is None:
+        return
+    try:
+        stored = read_secrets(root.secrets_file)
+    except ConfigError as error:
+        step = f"Correct {root.secrets_file}, then see `ava secret list`; until then no secret is sent anywhere."
+        yield from_error(name, str(error), step)
+        return
+    if bound := [f"{each} for {' and '.join(secret.hosts)}" for each, secret in stored.items() if secret.hosts]:
+        yield Finding(name, "ok", f"stored: {', '.join(bound)}")
+    servers = setup.settings.mcp_servers.values() if setup.settings is not None else ()
+    injected = names_in([text for server in servers for text in (*server.env.values(), *server.headers.values())])
+    for each, secret in stored.items():
+        if not secret.hosts and each not in injected:
+            text = f"{each} is stored for no host, so no tool can send it"
+            yield Finding(name, "warning", text, f"Name its host: ava secret set {each} --for HOST")
+    for role in places_here(root, setup.settings).load().roles:
+        for each in role.secrets:
+            if each not in stored:
+                text = f"the role {role.name} lists {each}, which is not stored: its calls lack it"
+                yield Finding(name, "note", text, f"Store it: ava secret set {each} --for HOST")
+
+
+# -- other MCP servers ------------------------------------------------------------------------------------------------
+
+
+def servers(setup: Setup) -> Iterator[Finding]:
+    """Start the programs of MCP servers for a moment, in parallel and for at most 10 s, and report their tools."""
+    return _check_servers(setup, remote=False)
+
+
+def remote_servers(setup: Setup) -> Iterator[Finding]:
+    """Ask the remote MCP servers for their tools."""
+    return _check_servers(setup, remote=True)
+
+
+def remote_servers_not_asked(setup: Setup) -> Iterator[Finding]:
+    """Report the remote MCP servers, which only `--online` asks."""
+    for name, server in (setup.settings.mcp_servers if setup.settings is not None else {}).items():
+        if server.url is not None:
+            yield Finding(f"MCP server {name}", "note", "not asked; see `ava doctor --online`")
+
+
+def _check_servers(setup: Setup, *, remote: bool) -> Iterator[Finding]:
+    root, settings = setup.usable_root, setup.settings
+    if settings is None or not settings.mcp_servers or root is None:
+        return
+    from ava_server.approval.scope import sandbox_here
+    from ava_server.runs.mcp_servers import McpServers
+
+    foreign = McpServers(settings, lambda: read_secrets(root.secrets_file), lambda: sandbox_here(settings))
+    names = [name for name, entry in foreign.entries.items() if (entry.url is not None) == remote]
+    listings: Mapping[str, ToolListing] = anyio.run(foreign.look, names) if names else {}
+    unconfined = settings.sandbox.mode == "none"
+    for name in names:
+        yield _check_server(foreign.entries[name], listings[name], unconfined)
+
+
+def _check_server(entry: ServerEntry, listing: ToolListing, unconfined: bool) -> Finding:
+    name, access = f"MCP server {entry.name}", _access(entry, unconfined)
+    if listing.fault:
+        step = _FIX_SERVER.format(name=entry.name)
+        return Finding(name, "fault", f"{entry.where}: it {listing.fault}; {access}", step)
+    usable = [tool for tool in listing.tools if not tool.fault]
+    kinds = (
+        ("declare that they only read", [tool.name for tool in usable if not tool.changes]),
+        ("can change things, and are only used by their exact name", [tool.name for tool in usable if tool.changes]),
+        *((f"never offered, because {tool.fault}", [tool.name]) for tool in listing.tools if tool.fault),
+    )
+    parts = [f"{what}: {_join(tools)}" for what, tools in kinds[: 2 + MOST_NAMED] if tools]
+    return Finding(name, "ok", "; ".join([f"{entry.where}, {access}", *(parts or ["it has no tools"])]))
+
+
+def _access(entry: ServerEntry, unconfined: bool) -> str:
+    """Return what a server can access here."""
+    if entry.url is not None:
+        return "which runs elsewhere"
+    if unconfined:
+        return 'which is not confined (sandbox.mode = "none")'
+    network = "with this machine's network" if entry.network else "without a network"
+    folders = (
+        f"may write to {', '.join(map(str, entry.read_write))}" if entry.read_write else "sees none of your folders"
+    )
+    return f"{network}, {folders}"
+
+
+def _join(tools: list[str]) -> str:
+    more = f" and {len(tools) - MOST_NAMED} more" if len(tools) > MOST_NAMED else ""
+    return ", ".join(tools[:MOST_NAMED]) + more

@@ -1,0 +1,359 @@
+"""Projections: tables derived from the log, and everything else that background maintenance writes.
+
+Besides `store/writer.py` and `store/schema.py`, this is the only module with SQL that writes. `reducers.py` says what
+follows from an event; this module stores the resulting rows. The second half writes the text index, the progress of
+maintenance, and erasures.
+"""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from itertools import islice
+from operator import attrgetter, ne
+from typing import Any, Generic
+
+from ava_audit.entries import HEADER
+from ava_audit.errors import Contradiction, StoreUnavailable
+from ava_audit.reducers import CONTENT_TYPES, R, fold
+from ava_audit.rows import Bucket, GroupRow, ProposalRow, RunRow
+
+CACHED_ROWS = 300
+"""Rows of a table that stay in memory from one transaction to the next; a run's row takes some kilobytes."""
+FLUSH_EVERY = 1_000
+"""Entries after which a rebuild writes its rows to the tables."""
+
+INDEX_CHECK_CHARS = 20_000
+"""Characters indexed between two checks of the clock; each row adds `INDEX_ROW_CHARS`."""
+INDEX_ROW_CHARS = 500
+
+IndexRow = tuple[int, str, str, str, str, str]
+"""A row of the text index: `seq`, then the tokens of agent, session and user, those of type and severity, the text."""
+
+
+class TableSpec(Generic[R]):
+    """The tables of a projection, the class of its rows, and the SQL statements for them.
+
+    Args:
+        name: The table.
+        kind: The class of its rows.
+        side_table: A second table and the columns that are stored there: large ones that rarely change.
+    """
+
+    def __init__(self, name: str, kind: type[R], side_table: tuple[str, frozenset[str]] | None = None) -> None:
+        columns = [field.name for field in fields(kind)]
+        key = columns[0]
+        self.name = name
+        self.kind = kind
+        self.columns = columns
+        self.values: Callable[[R], tuple[Any, ...]] = attrgetter(*columns)
+        self.parts = {name: frozenset(columns)}
+        if side_table is not None:
+            self.parts = {name: frozenset(columns) - side_table[1], side_table[0]: side_table[1] | {key}}
+        using = f" USING ({key})" if side_table else ""
+        self.select = f"SELECT {', '.join(columns)} FROM {' JOIN '.join(self.parts)}{using}"  # noqa: S608
+        self.one = f"{self.select} WHERE {key} = ?"
+        self._updates: dict[tuple[bool, ...], list[tuple[str, list[int]]]] = {}
+
+    def insert(self, db: sqlite3.Connection, values: tuple[Any, ...]) -> None:
+        """Insert a row."""
+        for table, columns in self.parts.items():
+            own = {column: value for column, value in zip(self.columns, values, strict=True) if column in columns}
+            db.execute(
+                f"INSERT INTO {table} ({', '.join(own)}) VALUES ({', '.join('?' * len(own))})",  # noqa: S608
+                (*own.values(),),
+            )
+
+    def update(self, db: sqlite3.Connection, values: tuple[Any, ...], before: tuple[Any, ...]) -> None:
+        """Update the columns of a row that differ from `before`."""
+        changed = tuple(map(ne, values, before))
+        if changed not in self._updates:
+            self._updates[changed] = [*self._update_statements(changed)]
+        for statement, places in self._updates[changed]:
+            db.execute(statement, [values[place] for place in places])
+
+    def _update_statements(self, changed: tuple[bool, ...]) -> Iterator[tuple[str, list[int]]]:
+        """Yield the statements that update some columns, each with the places of its values in a row."""
+        for table, columns in self.parts.items():
+            places = [place for place, column in enumerate(self.columns) if changed[place] and column in columns]
+            if places:
+                assignments = ", ".join(f"{self.columns[place]} = ?" for place in places)
+                yield f"UPDATE {table} SET {assignments} WHERE {self.columns[0]} = ?", [*places, 0]  # noqa: S608
+
+
+PROPOSALS = TableSpec("proposals", ProposalRow)
+RUNS = TableSpec("runs", RunRow, side_table=("configs", frozenset({"config"})))
+GROUPS = TableSpec("groups", GroupRow)
+BUDGETS = TableSpec("budgets", Bucket)
+PROJECTIONS = tuple(table for spec in (PROPOSALS, RUNS, GROUPS, BUDGETS) for table in spec.parts)
+
+
+class ProjectionTable(Generic[R]):
+    """The rows of a projection, with the most recently used ones cached in memory.
+
+    `flush` writes what reducers have changed. It runs before any other SQL reads the table, and before the commit.
+    """
+
+    def __init__(self, db: sqlite3.Connection, spec: TableSpec[R]) -> None:
+        self._db = db
+        self._spec = spec
+        self._rows: dict[str, R] = {}
+        self._stored: dict[str, tuple[Any, ...]] = {}
+        self._dirty: dict[str, None] = {}
+
+    def peek(self, key: str | None) -> R | None:
+        """Return the row of a key, which the caller must not change, or None."""
+        if key is None:
+            return None
+        row = self._rows.pop(key, None)
+        if row is None:
+            values = self._db.execute(self._spec.one, (key,)).fetchone()
+            if values is None:
+                return None
+            self._stored[key] = values
+            row = self._spec.kind(*values)
+        self._rows[key] = row  # at the end: the least recently used rows come first
+        return row
+
+    def copy(self, key: str) -> R | None:
+        """Return a copy of the row of a key, or None."""
+        row = self.peek(key)
+        return None if row is None else self._spec.kind(*self._spec.values(row))
+
+    def get(self, key: str | None) -> R | None:
+        """Return the row of a key, which the caller may change, or None."""
+        row = self.peek(key)
+        if row is not None and key is not None:
+            self._dirty[key] = None
+        return row
+
+    def add(self, row: R) -> None:
+        """Add a row.
+
+        Raises:
+            Contradiction: A row with this key exists.
+        """
+        key = self._spec.values(row)[0]
+        if self.peek(key) is not None:
+            raise Contradiction(f"{self._spec.name} already has {key}; nothing was written; use another id")
+        self._rows[key] = row
+        self._dirty[key] = None
+
+    def flush(self) -> None:
+        """Write the changed rows to the table."""
+        for key in self._dirty:
+            values = self._spec.values(self._rows[key])
+            before = self._stored.get(key)
+            if before is None:
+                self._spec.insert(self._db, values)
+            elif values != before:
+                self._spec.update(self._db, values, before)
+            self._stored[key] = values
+        self._dirty.clear()
+
+    def evict(self, keep: int = 0) -> None:
+        """Drop rows from memory, flushed or not, except the `keep` most recently used ones."""
+        for key in list(islice(self._rows, max(0, len(self._rows) - keep))):
+            del self._rows[key]
+            self._stored.pop(key, None)
+            self._dirty.pop(key, None)
+
+
+class Projections:
+    """All projections of a log, on the writer's connection.
+
+    Cached rows stay valid from one transaction to the next, as long as no other connection has written.
+    """
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self.proposals = ProjectionTable(db, PROPOSALS)
+        self.runs = ProjectionTable(db, RUNS)
+        self.groups = ProjectionTable(db, GROUPS)
+        self.budgets = ProjectionTable(db, BUDGETS)
+        self._db = db
+        self._all: tuple[ProjectionTable[Any], ...] = (self.proposals, self.runs, self.groups, self.budgets)
+        self._version = -1
+
+    def begin(self) -> None:
+        """Start a transaction: drop the rows that another connection may have changed, and those over the limit."""
+        version = self._db.execute("PRAGMA data_version").fetchone()[0]
+        self.evict(keep=CACHED_ROWS if version == self._version else 0)
+        self._version = version
+
+    def flush(self) -> None:
+        """Write the changed rows of all tables."""
+        for table in self._all:
+            table.flush()
+
+    def evict(self, keep: int = 0) -> None:
+        """Drop rows from memory, flushed or not: after a rollback they differ from the tables.
+
+        Args:
+            keep: How many rows of each table may stay.
+        """
+        for table in self._all:
+            table.evict(keep)
+
+
+def rebuild_projections(db: sqlite3.Connection) -> None:
+    """Rebuild the projections from the whole log, in the caller's transaction and with few rows in memory.
+
+    Raises:
+        StoreUnavailable: A reducer rejects an entry; the text names it.
+    """
+    for table in PROJECTIONS:
+        db.execute(f"DELETE FROM {table}")  # noqa: S608
+    projections = Projections(db)
+    content_types = ", ".join(f"'{name}'" for name in sorted(CONTENT_TYPES))
+    columns = f"{', '.join(HEADER)}, CASE WHEN type IN ({content_types}) THEN content END"
+    where = "entry 1"
+    try:
+        for number, row in enumerate(db.execute(f"SELECT {columns} FROM events ORDER BY seq"), 1):  # noqa: S608
+            where = f"entry {row[0]}"
+            fold(projections, row)
+            if number % FLUSH_EVERY == 0:
+                where = f"the entries up to {row[0]}"
+                projections.flush()
+                projections.evict()
+        where = "the last entries"
+        projections.flush()
+    except (ValueError, TypeError, Contradiction, sqlite3.IntegrityError, OverflowError) as error:
+        raise StoreUnavailable(
+            f"the log was not migrated and is unchanged: its tables cannot be rebuilt at {where} ({str(error)[:200]});"
+            " the ava that wrote it can still open it, and its `ava verify` tells more"
+        ) from error
+
+
+def index_words(
+    db: sqlite3.Connection, rows: Sequence[IndexRow], after: int, erased: Collection[int], for_s: float = math.inf
+) -> int:
+    """Add entries to the text index, and note its progress.
+
+    Args:
+        db: The writer's connection.
+        rows: The rows to add, in order, prepared in a reader's thread: all entries after `after`, without a gap.
+        after: The progress of the index when the rows were prepared.
+        erased: Which of these entries had no content then.
+        for_s: Stop after so many seconds, because other writers wait meanwhile.
+
+    Returns:
+        How many rows were added; 0 if the rows are outdated (another process indexed or erased): prepare new ones.
+    """
+    if not rows:
+        return 0
+    gone = db.execute(
+        "SELECT seq FROM events WHERE seq > ? AND seq <= ? AND content IS NULL", (after, rows[-1][0])
+    ).fetchall()
+    if _indexed(db) != after or {seq for (seq,) in gone} != set(erased):
+        return 0
+    end = time.monotonic() + for_s
+    done = size = 0
+    for row in rows:
+        done += 1
+        db.execute("INSERT INTO words (rowid, agent, session, user, marks, text) VALUES (?, ?, ?, ?, ?, ?)", row)
+        size += len(row[-1]) + INDEX_ROW_CHARS
+        if size > INDEX_CHECK_CHARS:
+            size = 0
+            if time.monotonic() > end:
+                break
+    note_progress(db, "words", rows[done - 1][0])
+    return done
+
+
+def forget_words(db: sqlite3.Connection, rows: Sequence[IndexRow]) -> None:
+    """Remove the text of entries from the index, but keep the tokens for filters. `merge_words` does the rest.
+
+    Args:
+        db: The writer's connection.
+        rows: Exactly the rows that `index_words` was given for these entries.
+    """
+    for row in rows:
+        db.execute(
+            "INSERT INTO words (words, rowid, agent, session, user, marks, text) VALUES ('delete', ?, ?, ?, ?, ?, ?)",
+            row,
+        )
+        db.execute("INSERT INTO words (rowid, agent, session, user, marks, text) VALUES (?, ?, ?, ?, ?, '')", row[:5])
+
+
+def merge_words(db: sqlite3.Connection, pages: int) -> bool:
+    """Merge the segments of the index, so that removed words disappear from older segments too.
+
+    Args:
+        db: The writer's connection.
+        pages: About how many pages to write; a negative number starts a merge, a positive one continues it.
+
+    Returns:
+        False if nothing is left to merge.
+    """
+    before = db.total_changes
+    db.execute("INSERT INTO words (words, rank) VALUES ('merge', ?)", (pages,))
+    return db.total_changes - before >= 2  # the test that SQLite's documentation gives
+
+
+def erase_entries(db: sqlite3.Connection, rows: Sequence[IndexRow], files: Iterable[str]) -> list[int]:
+    """Erase the content of entries from the log, and their text from the index.
+
+    Args:
+        db: The writer's connection.
+        rows: The rows of these entries for `index_words`.
+        files: The mirror files that hold these entries, or will: they are marked for repair.
+
+    Returns:
+        The `seq` of each entry that had content.
+    """
+    indexed = _indexed(db)
+    erased: list[int] = []
+    for row in rows:
+        if db.execute("UPDATE events SET content = NULL WHERE seq = ? AND content IS NOT NULL", row[:1]).rowcount:
+            erased.append(row[0])
+            if row[0] <= indexed:
+                forget_words(db, [row])
+    db.executemany("INSERT OR REPLACE INTO mirrored (file, bytes) VALUES (?, -1)", [(file,) for file in files])
+    return erased
+
+
+def forget_live(db: sqlite3.Connection, run_ids: Iterable[str]) -> None:
+    """Remove the live activity of runs."""
+    db.executemany("DELETE FROM live WHERE run_id = ?", [(run_id,) for run_id in run_ids])
+
+
+def note_progress(db: sqlite3.Connection, duty: str, seq: int) -> None:
+    """Note the `seq` up to which maintenance has done one of its duties."""
+    db.execute("INSERT OR REPLACE INTO progress (name, seq) VALUES (?, ?)", (duty, seq))
+
+
+def _indexed(db: sqlite3.Connection) -> int:
+    done = db.execute("SELECT seq FROM progress WHERE name = 'words'").fetchone()
+    return done[0] if done else 0
+
+
+def note_mirrored(db: sqlite3.Connection, upto: int, sizes: Mapping[str, int]) -> None:
+    """Note that the mirror has every entry up to `upto`, and the new lengths (bytes) of the changed files.
+
+    A file marked for repair stays marked: the appended lines may have been read before the erasure.
+    """
+    db.executemany(
+        "INSERT INTO mirrored (file, bytes) VALUES (?, ?)"
+        " ON CONFLICT (file) DO UPDATE SET bytes = excluded.bytes WHERE bytes >= 0",
+        sizes.items(),
+    )
+    note_progress(db, "mirror", upto)
+
+
+def note_repaired(db: sqlite3.Connection, file: str, size: int, erasure: int) -> bool:
+    """Note the length of a repaired file; False if content was erased after the log was read for it.
+
+    Args:
+        db: The writer's connection.
+        file: The file.
+        size: Its length in bytes.
+        erasure: The newest `LogErased` when the log was read.
+    """
+    newest = db.execute("SELECT max(seq) FROM events WHERE type = 'LogErased'").fetchone()[0] or 0
+    if newest != erasure:
+        return False
+    db.execute("INSERT OR REPLACE INTO mirrored (file, bytes) VALUES (?, ?)", (file, size))
+    return True

@@ -1,0 +1,337 @@
+"""Where the commands of one run work: a copy of its workspace, made for the first command and removed with the run."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from threading import Lock
+from typing import Protocol
+
+import anyio
+from anyio.from_thread import check_cancelled
+
+from ava_roles.errors import ToolFailed
+from ava_roles.sandbox.environment import child_environment
+from ava_roles.sandbox.paths import Root, shown
+from ava_roles.sandbox.removal import remove_tree
+from ava_roles.sandbox.sandbox import Bind
+from ava_roles.sandbox.toolchains import SYSTEM_PATH, Toolchains, find_toolchains
+from ava_roles.sandbox.workspace import repository_of
+from ava_roles.sandbox.workspace_copy import FOLDER_BYTES, FOLDER_FILES, CopyReport, copy_workspace, find_special_file
+from ava_roles.threads import run_sync
+
+SCRATCH = PurePosixPath("/scratch")
+CODE = PurePosixPath("/code")
+MAKE_S = 60.0
+"""Seconds for making the copy."""
+
+
+@dataclass(frozen=True)
+class CommandSandbox:
+    """What every command of a run is given.
+
+    Attributes:
+        folder: The working folder as commands see it.
+        binds: What they see.
+        environment: Their whole environment.
+        code: The folder for the text of programs: its path here, and as commands see it.
+        notes: A note for the model on the working folder.
+        size: Bytes in the writable folders when they were made; None where no command can run.
+    """
+
+    folder: PurePosixPath
+    binds: tuple[Bind, ...]
+    environment: Mapping[str, str]
+    code: tuple[Path, PurePosixPath]
+    notes: str
+    size: int | None = None
+
+
+class CommandWorkspace(Protocol):
+    """Where the commands of one run work."""
+
+    @property
+    def network(self) -> bool:
+        """Whether commands reach the host's network."""
+        ...
+
+    async def ready(self) -> tuple[CommandSandbox, bool]:
+        """Make the working folder at the first call; return what commands are given, and whether it was made now.
+
+        Raises:
+            ToolFailed: It cannot be made; says what to do.
+        """
+        ...
+
+    async def renew(self) -> str:
+        """Free the disk after commands wrote too much; return a sentence for the model on the next command's folder."""
+        ...
+
+    async def after_command(self) -> str:
+        """Undo what a command must not change; return a sentence on it for the model, or nothing."""
+        ...
+
+
+@dataclass(frozen=True)
+class CommandLayout:
+    """The paths under which the commands of one run see their folders.
+
+    Attributes:
+        mounts: Commands can see a folder under another path than its own.
+        run_id: The run.
+        home: Their home folder here.
+        code: The folder here for the text of programs.
+    """
+
+    mounts: bool
+    run_id: str
+    home: Path
+    code: Path
+
+    def _target(self, source: Path, target: PurePosixPath) -> PurePosixPath:
+        return target if self.mounts else PurePosixPath(source)
+
+    @property
+    def scratch(self) -> PurePosixPath:
+        """Their home folder as they see it."""
+        return self._target(self.home, SCRATCH)
+
+    def show_project(self, work: Path, project: Path, dependencies: Sequence[str]) -> tuple[PurePosixPath, list[Bind]]:
+        """Show a working folder under the project's path, with the project's dependencies in it, read-only.
+
+        Returns:
+            The folder as commands see it, and the binds for it.
+        """
+        folder = self._target(work, PurePosixPath(project))
+        binds = [Bind(work, folder, writable=True)]
+        for name in dependencies:
+            source, place = project / name, work / name
+            place.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+            if self.mounts:
+                place.mkdir(mode=0o755, exist_ok=True)
+            else:
+                if place.is_dir() and not place.is_symlink():  # a submodule's, empty
+                    place.rmdir()
+                if not place.is_symlink():
+                    place.symlink_to(source)
+            binds.append(Bind(source, self._target(source, folder / name), direct=True))
+        return folder, binds
+
+    def command_sandbox(
+        self, folder: PurePosixPath, binds: Sequence[Bind], tools: Toolchains, notes: str, *, measured: bool = True
+    ) -> CommandSandbox:
+        """Return what commands are given: the binds of their folder, their home, programs and toolchains.
+
+        With `measured`, the size of the writable folders is measured.
+        """
+        code = self._target(self.code, CODE)
+        every = (
+            *(Bind(source, PurePosixPath(name)) for name, source in tools.shown.items()),
+            Bind(self.home, self.scratch, writable=True),
+            Bind(self.code, code),
+            *binds,
+        )
+        environment = child_environment(
+            self.run_id,
+            {
+                "LANG": "C.UTF-8",
+                "TERM": "dumb",
+                "NO_COLOR": "1",
+                "HOME": str(self.scratch),
+                "TMPDIR": str(self.scratch / "tmp"),
+                "GIT_CONFIG_NOSYSTEM": "1",
+                **tools.variables,
+                "PATH": ":".join(dict.fromkeys((*tools.path, *SYSTEM_PATH))),
+            },
+        )
+        size = _measure([bind.source for bind in every if bind.writable]) if measured else None
+        return CommandSandbox(folder, every, environment, (self.code, code), notes, size)
+
+
+def bindable_dependencies(project: Path, report: CopyReport, check: Callable[[], None]) -> tuple[str, ...]:
+    """Return the dependencies that commands may see; note in the report those that hold a pipe, socket or device.
+
+    A pipe, socket or device would be a way out of the sandbox.
+    """
+    kept: list[str] = []
+    for name in report.dependencies:
+        if (special := find_special_file(project / name, check)) is not None:
+            report.left_out[f"{shown(name)}, because of the pipe, socket or device {shown(special)}"] += 1
+        else:
+            kept.append(name)
+    return tuple(kept)
+
+
+def read_only_note(dependencies: Sequence[str]) -> list[str]:
+    """Return a list with the note that names read-only folders, or an empty one."""
+    if not dependencies:
+        return []
+    return [f"read-only: {', '.join(map(shown, dependencies[:8]))}{', …' if len(dependencies) > 8 else ''}"]
+
+
+def _measure(folders: Sequence[Path]) -> int | None:
+    """Return the bytes in folders, measured as a command's supervisor measures them."""
+    if sys.platform != "linux":
+        return None
+    from ava_roles.sandbox.launcher import disk
+
+    with suppress(disk.TooDeep):
+        return disk.measure([str(folder) for folder in folders])
+    return None
+
+
+@dataclass
+class CopiedWorkspace:
+    """A `CommandWorkspace` that is a copy of the workspace; changes in it are thrown away.
+
+    Attributes:
+        mounts: Commands can see a folder under another path than its own.
+        here: The folder for the copy; it does not exist yet.
+        files: The workspace; with None, commands work in an empty folder.
+        run_id: The run.
+        read_only: Folders of toolchains from the settings.
+        carry: Folders of the workspace that the role wants shown themselves.
+        home: The user's home folder.
+        closed: Folders that are never shown.
+        network: Commands reach the host's network.
+    """
+
+    mounts: bool
+    here: Path
+    files: Root | None
+    run_id: str
+    read_only: Sequence[Path] = ()
+    carry: Sequence[str] = ()
+    home: Path = field(default_factory=Path.home)
+    closed: Sequence[Path] = ()
+    network: bool = False
+    _made: CommandSandbox | None = field(default=None, init=False)
+    _turn: anyio.Lock = field(default_factory=anyio.Lock, init=False)
+    _closing: bool = field(default=False, init=False)
+    _busy: Lock = field(default_factory=Lock, init=False)
+
+    async def ready(self) -> tuple[CommandSandbox, bool]:
+        """Make the copy at the first call; return what commands are given, and whether it was made now.
+
+        Raises:
+            ToolFailed: It cannot be made; says what to do.
+        """
+        async with self._turn:
+            if self._made is not None:
+                return self._made, False
+            self._made = await run_sync(self._make, abandon_on_cancel=False)
+            return self._made, True
+
+    async def renew(self) -> str:
+        """Remove the copy, so that the next command gets a new one; return a sentence on that."""
+        async with self._turn:
+            self._made = None
+            with suppress(OSError):  # making the next one removes the rest
+                await run_sync(self._remove, abandon_on_cancel=False)
+        return "the next command finds a fresh copy"
+
+    async def after_command(self) -> str:
+        """Undo nothing: everything in the copy may be changed."""
+        return ""
+
+    def close(self) -> None:
+        """Remove the copy, also while it is being made. Blocks.
+
+        Raises:
+            OSError: Something in it cannot be removed.
+        """
+        self._closing = True
+        self._remove()
+
+    def _remove(self) -> None:
+        with self._busy:
+            remove_tree(self.here)
+
+    def _make(self) -> CommandSandbox:
+        with self._busy:
+            until = time.monotonic() + MAKE_S
+
+            def check() -> None:
+                check_cancelled()
+                if self._closing or time.monotonic() > until:
+                    raise ToolFailed(
+                        f"the workspace could not be made ready for commands within {MAKE_S:g} s; go on by reading"
+                    )
+
+            remove_tree(self.here)
+            try:
+                return self._lay_out(check)
+            except BaseException as error:
+                with suppress(OSError):
+                    remove_tree(self.here)
+                if isinstance(error, OSError):
+                    raise ToolFailed(f"the workspace could not be made ready for commands: {error.strerror}") from error
+                raise
+
+    def _lay_out(self, check: Callable[[], None]) -> CommandSandbox:
+        work, home, code = (self.here / name for name in ("copy", "home", "code"))
+        for folder in (work, home / "tmp", code):
+            folder.mkdir(mode=0o755, parents=True)
+        layout = CommandLayout(self.mounts, self.run_id, home, code)
+        if self.files is None:
+            tools = find_toolchains(None, (), read_only=self.read_only, home=self.home, closed=self.closed)
+            notes = "[it works in an empty folder, which is gone with this run]"
+            return layout.command_sandbox(layout.scratch, (), tools, notes)
+        project = self.files.path.resolve()
+        report = copy_workspace(
+            self.files,
+            work,
+            repository=repository_of(project, self.home),
+            home=self.home,
+            carry=self.carry,
+            check=check,
+        )
+        dependencies = bindable_dependencies(project, report, check)
+        tools = find_toolchains(project, dependencies, read_only=self.read_only, home=self.home, closed=self.closed)
+        if report.whole:
+            seen, binds = layout.show_project(work, project, dependencies)
+        else:
+            seen, binds = PurePosixPath(project), self._show_itself(project, report)
+        notes = self._notes(project, report, dependencies, tools, layout.scratch)
+        return layout.command_sandbox(seen, binds, tools, notes)
+
+    def _show_itself(self, project: Path, report: CopyReport) -> list[Bind]:
+        """Show a workspace that is too large to be copied, with something empty over what commands must not see."""
+        if report.hidden and not self.mounts:
+            raise ToolFailed(
+                f"{project} is too large to be copied, and {shown(report.hidden[0])} in it must not be seen by"
+                " commands; have the subagent started with a smaller folder as workspace, or go on by reading"
+            )
+        folder, file = self.here / "empty" / "folder", self.here / "empty" / "file"
+        folder.mkdir(mode=0o755, parents=True)
+        file.touch(mode=0o644)
+        binds = [Bind(project, PurePosixPath(project), direct=True)]
+        for name in report.hidden:
+            binds.append(Bind(folder if (project / name).is_dir() else file, PurePosixPath(project / name)))
+        return binds
+
+    def _notes(
+        self, project: Path, report: CopyReport, dependencies: Sequence[str], tools: Toolchains, scratch: PurePosixPath
+    ) -> str:
+        place = shown(str(project))
+        if report.whole:
+            of = "of the checkout, without what git ignores and without .git" if report.git else "of the folder"
+            notes = [
+                f"it works in a fresh copy of {place}: {report.files:,} files {of}",
+                "what it changes is thrown away",
+            ]
+        else:
+            what = f"more than {FOLDER_FILES:,} files or {FOLDER_BYTES // 1_000_000} MB"
+            notes = [
+                f"it works in {place} itself, which is too large to be copied ({what}): nothing can be written",
+                f"write to {scratch} instead",
+            ]
+        notes += read_only_note(dependencies)
+        notes += [f"left out: {count:,} {why}" for why, count in report.left_out.items()]
+        if self.network:
+            notes.append("commands reach the network")
+        return f"[{'; '.join((*notes, *tools.refused))}]"

@@ -1,0 +1,333 @@
+"""The supervisor's child: it confines itself and then executes the command."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+from ava_roles.sandbox.launcher import kernel
+from ava_roles.sandbox.launcher.kernel import NETWORK_SETTINGS, READ_DEVICES, SETTINGS, SYSTEM, WRITE_DEVICES
+from ava_roles.sandbox.launcher.spec import TEMPORARY
+
+TYPE_CHECKING = False
+
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+    from ava_roles.sandbox.launcher.spec import LaunchSpec
+
+
+NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as in shells
+_FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_OBSTRUCTED = (errno.ENOTDIR, errno.ELOOP, errno.ENOENT)
+
+
+def exec_command(spec: LaunchSpec, status_at: int) -> NoReturn:
+    """Confine this process and execute the command.
+
+    Args:
+        spec: The command.
+        status_at: The descriptor that bubblewrap reports its status to.
+
+    Raises:
+        OSError: The command cannot be confined.
+    """
+    os.setsid()
+    kernel.reset_signals()
+    if spec.kind != "none" and os.getuid() == 0 and spec.uid == 0:
+        raise PermissionError(errno.EPERM, "nothing is confined that runs as root", "setresuid")
+    _drop_linked_binds(spec)
+    if spec.kind == "bubblewrap" or (spec.kind == "landlock" and spec.uid):
+        _make_mount_points(spec)
+    if spec.kind == "bubblewrap":
+        _exec_bubblewrap(spec, status_at)
+    if spec.kind == "landlock":
+        _apply_landlock(spec)
+    else:
+        _translate_paths(spec)
+        kernel.set_limits(spec.limits, os.getuid())
+        os.chdir(spec.folder)
+    _exec_program(spec)
+
+
+def _exec_bubblewrap(spec: LaunchSpec, status_at: int) -> NoReturn:
+    sources = [source for source, _target, _writable in spec.binds]
+    if spec.uid:
+        sources = _mount_sources(spec)
+        _drop_to_user(spec.uid)
+    os.chdir("/")
+    kernel.no_new_privileges()
+    families = (kernel.IPV4, kernel.IPV6, kernel.NETLINK)
+    filter_at = _in_memory(kernel.seccomp_filter(families if spec.network else (kernel.UNIX, *families)))
+    options = _bubblewrap_options(spec, sources, filter_at, status_at)
+    options_at = _in_memory(b"".join(word + b"\0" for word in options))  # hides the environment from other users
+    os.set_inheritable(status_at, True)
+    command = [os.fsencode(word) for word in (*kernel.prlimit_command(spec.limits), *spec.argv)]
+    os.execve(spec.bwrap, [b"bwrap", b"--args", str(options_at).encode(), b"--", *command], {})
+
+
+def _bubblewrap_options(spec: LaunchSpec, sources: list[str], filter_at: int, status_at: int) -> list[bytes]:
+    """Return bubblewrap's options.
+
+    Args:
+        spec: The command.
+        sources: Where the sources of its binds are mounted now.
+        filter_at: The descriptor that the seccomp filter is read from.
+        status_at: The descriptor that bubblewrap reports its status to.
+    """
+    words = ["--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
+    words += ["--die-with-parent", "--new-session", "--cap-drop", "ALL"]
+    words += [] if spec.network else ["--unshare-net"]
+    for path in SYSTEM:
+        if os.path.islink(path):
+            words += ["--symlink", os.readlink(path), path]
+        elif os.path.isdir(path):
+            words += ["--ro-bind", path, path]
+    for path in (*SETTINGS, *(NETWORK_SETTINGS if spec.network else ())):
+        words += ["--ro-bind-try", path, path]
+    words += ["--proc", "/proc", "--tmpfs", "/proc/sys", "--remount-ro", "/proc/sys", "--dev", "/dev"]
+    for path in ("/dev/shm", "/tmp"):  # noqa: S108 - the sandbox's own
+        words += ["--size", str(TEMPORARY), "--tmpfs", path]
+    for (_source, target, writable), source in zip(spec.binds, sources, strict=True):
+        words += ["--bind" if writable else "--ro-bind", source, target]
+    words += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", spec.folder]
+    for name, value in spec.environment.items():
+        words += ["--setenv", name, value]
+    words += ["--seccomp", str(filter_at), "--json-status-fd", str(status_at)]
+    return [os.fsencode(word) for word in words]
+
+
+def _apply_landlock(spec: LaunchSpec) -> None:
+    kernel.set_limits(spec.limits, spec.uid or os.getuid())
+    if spec.uid:
+        _enter_new_root(spec)
+        readable = ["/"]  # the new root, which holds only what the command may see
+        writable = [target for _source, target, may_write in spec.binds if may_write]
+        _drop_to_user(spec.uid)
+        writable.append("/tmp")  # noqa: S108 - in the new root
+    else:
+        readable = [source for source, _target, _writable in spec.binds]
+        writable = [source for source, _target, may_write in spec.binds if may_write]
+        _translate_paths(spec)
+    kernel.no_new_privileges()
+    readable += [*SYSTEM, *SETTINGS, *(NETWORK_SETTINGS if spec.network else ())]
+    families = (kernel.IPV4, kernel.IPV6, kernel.NETLINK) if spec.network else ()
+    program = kernel.seccomp_filter(families, attributes=True, by_path=not spec.uid)
+    kernel.restrict_access(readable, writable, network=spec.network, abi=spec.abi)
+    os.chdir(spec.folder)
+    kernel.install_filter(program)
+
+
+def _exec_program(spec: LaunchSpec) -> NoReturn:
+    """Look the program up on the PATH and execute it; `os.execvpe` imports a module, which cannot be read any more."""
+    name = spec.argv[0]
+    folders = [""] if "/" in name else spec.environment.get("PATH", "").split(":")
+    failure: OSError = FileNotFoundError(errno.ENOENT, "No such file or directory")
+    for folder in folders:
+        try:
+            os.execve(os.path.join(folder, name), spec.argv, spec.environment)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            failure = error
+    os.write(2, f"{name}: {failure.strerror}\n".encode())
+    os._exit(NOT_FOUND if isinstance(failure, FileNotFoundError) else NOT_EXECUTABLE)
+
+
+def _translate_paths(spec: LaunchSpec) -> None:
+    """Replace targets of binds by their sources: without mounts, nothing is at its target."""
+    names = sorted(((target, source) for source, target, _writable in spec.binds), key=lambda each: -len(each[0]))
+
+    def translated(text: str) -> str:
+        for target, source in names:
+            if text == target or text.startswith(f"{target}/"):
+                return source + text[len(target) :]
+        return text
+
+    spec.folder = translated(spec.folder)
+    spec.argv = [translated(word) for word in spec.argv]
+    spec.environment = {name: ":".join(map(translated, value.split(":"))) for name, value in spec.environment.items()}
+
+
+def _in_memory(data: bytes) -> int:
+    """Return an inheritable descriptor from which the data can be read."""
+    descriptor = os.memfd_create("ava", 0)
+    os.write(descriptor, data)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return descriptor
+
+
+def _drop_to_user(uid: int) -> None:
+    """Become another user permanently.
+
+    Raises:
+        PermissionError: The process would keep an id of root.
+    """
+    os.setgroups([])
+    os.setresgid(uid, uid, uid)
+    os.setresuid(uid, uid, uid)
+    if {*os.getresuid(), *os.getresgid(), *os.getgroups()} != {uid}:
+        raise PermissionError(1, "this process is still root", "setresuid")
+
+
+# -- mounts -----------------------------------------------------------------------------------------------------------
+
+_PLACE = "/tmp"  # noqa: S108 - exists everywhere; covered by a mount that no other process sees
+_PLACE_SIZE = 1024 * 1024
+_PLAIN = kernel.NO_SUID | kernel.NO_DEVICES
+
+
+def _drop_linked_binds(spec: LaunchSpec) -> None:
+    """Drop binds from folders that others may write to, where the path now leads through a link."""
+    dropped = {source for source in spec.direct if os.path.realpath(source) != source}
+    spec.binds = [bind for bind in spec.binds if bind[0] not in dropped]
+
+
+def _make_mount_points(spec: LaunchSpec) -> None:
+    """Make the folders and files on which binds within other binds are mounted; follow no link.
+
+    A bind is dropped where an earlier command has put something else at its mount point, in a folder that commands may
+    write to. No command may be running in these folders meanwhile.
+
+    Raises:
+        OSError: Something else is at a mount point in a read-only folder: what the bind was to hide would be visible.
+    """
+    kept: list[tuple[str, str, bool]] = []
+    for source, target, writable in spec.binds:
+        around = [bind for bind in kept if target.startswith(f"{bind[1]}/")]
+        if around:
+            outer, above, may_write = max(reversed(around), key=lambda bind: len(bind[1]))
+            *folders, last = [name for name in target[len(above) :].split("/") if name]
+            owner = spec.uid if may_write else None
+            try:
+                is_folder = stat.S_ISDIR(os.stat(source).st_mode)
+                parent = _walk(os.open(outer, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC), folders, owner=owner)
+                try:
+                    os.close(_open_or_make(parent, last, is_folder=is_folder, owner=owner))
+                finally:
+                    os.close(parent)
+            except OSError as error:
+                if may_write and error.errno in _OBSTRUCTED:
+                    continue
+                raise
+        kept.append((source, target, writable))
+    spec.binds = kept
+
+
+def _mount_sources(spec: LaunchSpec) -> list[str]:
+    """Mount each source where every user can reach it, and return these places.
+
+    Raises:
+        OSError: Mounts are refused, as in a container.
+    """
+    _leave_mounts()
+    places = [os.open(source, os.O_PATH | os.O_CLOEXEC) for source, _target, _writable in spec.binds]
+    _cover_place()
+    return [_bind(place, f"/{number}", writable=True) for number, place in enumerate(places)]
+
+
+def _enter_new_root(spec: LaunchSpec) -> None:
+    """Make a root of the system's programs and the binds, each at its target, and enter it.
+
+    Raises:
+        OSError: Mounts are refused, as in a container.
+    """
+    _leave_mounts()
+    shown = [path for path in SYSTEM if not os.path.islink(path)]
+    shown += [*SETTINGS, *(NETWORK_SETTINGS if spec.network else ()), *READ_DEVICES, *WRITE_DEVICES]
+    mounts = [
+        (path, os.open(path, os.O_PATH | os.O_CLOEXEC), path in WRITE_DEVICES) for path in shown if os.path.exists(path)
+    ]
+    links = {path: os.readlink(path) for path in SYSTEM if os.path.islink(path)}
+    binds = [
+        (target, os.open(source, os.O_PATH | os.O_CLOEXEC), writable)
+        for source, target, writable in spec.binds
+        if not any(target == path or target.startswith(f"{path}/") for path in SYSTEM)  # these are there already
+    ]
+    _cover_place()
+    for path, place, writable in mounts:
+        _bind(place, path, writable=writable)
+    for path, leads_to in links.items():
+        os.symlink(leads_to, _PLACE + path)
+    temporary = _PLACE + "/tmp"  # noqa: S108 - in the new root
+    os.mkdir(temporary)
+    kernel.mount("tmpfs", temporary, "tmpfs", _PLAIN, f"mode=1777,size={TEMPORARY}")
+    for target, place, writable in binds:
+        _bind(place, target, writable=writable)
+    os.chroot(_PLACE)
+    os.chdir("/")
+
+
+def _leave_mounts() -> None:
+    """Enter a mount namespace of our own. Only what is opened after this can be mounted."""
+    kernel.unshare(kernel.NEW_MOUNTS)
+    kernel.mount(None, "/", None, kernel.RECURSIVE | kernel.PRIVATE)
+
+
+def _cover_place() -> None:
+    """Mount an empty folder at `_PLACE`."""
+    kernel.mount("tmpfs", _PLACE, "tmpfs", _PLAIN, f"mode=0755,size={_PLACE_SIZE}")
+
+
+def _bind(place: int, target: str, *, writable: bool) -> str:
+    """Mount a descriptor's folder or file at a target beneath `_PLACE`, and return the whole path.
+
+    It follows no link: a command may have made what is mounted there already.
+
+    Raises:
+        OSError: A link or something else is in the way.
+    """
+    *folders, last = target.strip("/").split("/")
+    parent = _walk(os.open(_PLACE, _FOLDER), folders, owner=0)
+    point = _open_or_make(parent, last, is_folder=stat.S_ISDIR(os.fstat(place).st_mode), owner=0)
+    kernel.mount(f"/proc/self/fd/{place}", f"/proc/self/fd/{point}", None, kernel.BIND | kernel.RECURSIVE)
+    os.close(point)
+    if not writable:
+        mounted = os.open(last, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+        kernel.mount(None, f"/proc/self/fd/{mounted}", None, kernel.BIND | kernel.REMOUNT | kernel.READ_ONLY)
+        os.close(mounted)
+    os.close(parent)
+    return _PLACE + target
+
+
+def _walk(top: int, names: list[str], *, owner: int | None) -> int:
+    """Close a folder's descriptor and return that of a folder beneath it; see `_open_or_make`."""
+    here = top
+    try:
+        for name in names:
+            below = _open_or_make(here, name, is_folder=True, owner=owner)
+            os.close(here)
+            here = below
+        return here
+    except BaseException:
+        os.close(here)
+        raise
+
+
+def _open_or_make(parent: int, name: str, *, is_folder: bool, owner: int | None) -> int:
+    """Return a descriptor of a folder, or of a file of any kind; follow no link.
+
+    A missing one is made, unless `owner` is None, and given to the owner, unless that is 0.
+
+    Raises:
+        OSError: Something of the other kind or a link has the name, or it cannot be made.
+    """
+    if owner is not None:
+        try:
+            if is_folder:
+                os.mkdir(name, 0o755, dir_fd=parent)
+            else:
+                os.close(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644, dir_fd=parent))
+            if owner:
+                os.chown(name, owner, owner, dir_fd=parent, follow_symlinks=False)
+        except FileExistsError:
+            pass
+    if is_folder:
+        return os.open(name, _FOLDER, dir_fd=parent)
+    found = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+    mode = os.fstat(found).st_mode
+    if stat.S_ISDIR(mode) or stat.S_ISLNK(mode):
+        os.close(found)
+        raise OSError(errno.ENOTDIR, "something else is in the way", name)
+    return found

@@ -1,0 +1,270 @@
+"""Calls to the kernel that restrict a process: prctl, mounts, Landlock, seccomp and resource limits."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import resource
+import signal
+import stat
+import struct
+
+from ava_roles.sandbox.launcher.spec import PRLIMIT
+
+TYPE_CHECKING = False
+
+if TYPE_CHECKING:
+    from ava_roles.sandbox.launcher.spec import Limits
+
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_SET_DUMPABLE, _SET_SECCOMP, _SUBREAPER, _NO_NEW_PRIVS = 4, 22, 36, 38
+_FILTER = 2
+NEW_MOUNTS = 0x0002_0000
+READ_ONLY, NO_SUID, NO_DEVICES, REMOUNT, BIND, RECURSIVE, PRIVATE = 1, 2, 4, 32, 0x1000, 0x4000, 1 << 18
+
+
+class _Program(ctypes.Structure):
+    _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_char_p))
+
+
+def adopt_orphans() -> None:
+    """Make every descendant whose parent ends a child of this process."""
+    _prctl(_SUBREAPER, 1)
+
+
+def hide_process() -> None:
+    """Hide this process's memory and environment from other processes of the same user."""
+    _prctl(_SET_DUMPABLE, 0)
+
+
+def no_new_privileges() -> None:
+    """Prevent every program that is executed from now on from gaining privileges."""
+    _prctl(_NO_NEW_PRIVS, 1)
+
+
+def install_filter(program: bytes) -> None:
+    """Install a seccomp filter that `seccomp_filter` returned."""
+    whole = _Program(len(program) // 8, program)
+    _checked(_LIBC.prctl(_SET_SECCOMP, _FILTER, ctypes.byref(whole), 0, 0), "seccomp")
+
+
+def unshare(flags: int) -> None:
+    """Move this process into new namespaces."""
+    _checked(_LIBC.unshare(flags), "unshare")
+
+
+def mount(source: str | None, target: str, kind: str | None, flags: int, options: str | None = None) -> None:
+    """Mount something, or change a mount."""
+    texts = (None if text is None else os.fsencode(text) for text in (source, target, kind))
+    data = None if options is None else options.encode()
+    _checked(_LIBC.mount(*texts, ctypes.c_ulong(flags), data), f"mount {target}")
+
+
+def _landlock(number: int, *arguments: object) -> int:
+    return _checked(_LIBC.syscall(number, *arguments), "Landlock")
+
+
+def _prctl(what: int, value: int) -> None:
+    _checked(_LIBC.prctl(what, value, 0, 0, 0), "prctl")
+
+
+def _checked(result: int, what: str) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), what)
+    return result
+
+
+_CREATE, _ADD, _RESTRICT = 444, 445, 446
+_PATH_BENEATH = 1
+_EXECUTE, _WRITE_FILE, _READ_FILE, _READ_FOLDER = 1, 2, 4, 8
+_MAKE_DEVICES = 1 << 6 | 1 << 11
+_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}
+"""The number of file rights by Landlock version; later versions have 16, the last of which is about devices."""
+_OF_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | 1 << 14 | 1 << 15
+_TCP, _TCP_FROM = 3, 4
+_ABSTRACT_SOCKETS_AND_SIGNALS, _SCOPES_FROM = 3, 6
+
+SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+SETTINGS = ("/etc/alternatives", "/etc/ld.so.cache", "/etc/ssl/openssl.cnf", "/etc/localtime")
+NETWORK_SETTINGS = (
+    "/etc/resolv.conf", "/etc/hosts", "/etc/nsswitch.conf", "/etc/gai.conf", "/etc/ssl/certs",
+    "/etc/ca-certificates", "/etc/pki/tls", "/etc/pki/ca-trust",
+)  # fmt: skip
+READ_DEVICES, WRITE_DEVICES = ("/dev/zero", "/dev/urandom", "/dev/random"), ("/dev/null",)
+
+
+def restrict_access(readable: list[str], writable: list[str], *, network: bool, abi: int) -> None:
+    """Restrict this process, and all that it starts, by Landlock. Call `no_new_privileges` first.
+
+    Args:
+        readable: Paths that may be read and executed; missing ones are ignored.
+        writable: Paths that may also be written to.
+        network: TCP is allowed.
+        abi: The kernel's Landlock version.
+    """
+    rights = (1 << _RIGHTS.get(abi, 16)) - 1
+    wanted = struct.pack("Q", rights)
+    if abi >= _TCP_FROM:
+        wanted += struct.pack("Q", 0 if network else _TCP)
+    if abi >= _SCOPES_FROM:
+        wanted += struct.pack("Q", _ABSTRACT_SOCKETS_AND_SIGNALS)
+    ruleset = _landlock(_CREATE, wanted, len(wanted), 0)
+    try:
+        for path in (*readable, *READ_DEVICES):
+            _allow(ruleset, path, (_EXECUTE | _READ_FILE | _READ_FOLDER) & rights)
+        for path in (*writable, *WRITE_DEVICES):
+            _allow(ruleset, path, rights & ~_MAKE_DEVICES)
+        _landlock(_RESTRICT, ruleset, 0)
+    finally:
+        os.close(ruleset)
+
+
+def _allow(ruleset: int, path: str, rights: int) -> None:
+    try:
+        place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        if not stat.S_ISDIR(os.fstat(place).st_mode):
+            rights &= _OF_FILES
+        _landlock(_ADD, ruleset, _PATH_BENEATH, struct.pack("=Qi", rights, place), 0)
+    finally:
+        os.close(place)
+
+
+# System call numbers on x86-64 and aarch64; None where the machine lacks the call.
+_REFUSED: dict[str, tuple[int | None, int]] = {
+    "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "pidfd_getfd": (438, 438),
+    "kcmp": (312, 272), "mount": (165, 40), "umount2": (166, 39), "pivot_root": (155, 41), "chroot": (161, 51),
+    "open_tree": (428, 428), "move_mount": (429, 429), "fsopen": (430, 430), "fsconfig": (431, 431),
+    "fsmount": (432, 432), "fspick": (433, 433), "mount_setattr": (442, 442), "open_tree_attr": (467, 467),
+    "unshare": (272, 97), "setns": (308, 268), "bpf": (321, 280), "perf_event_open": (298, 241),
+    "userfaultfd": (323, 282), "add_key": (248, 217), "request_key": (249, 218), "keyctl": (250, 219),
+    "open_by_handle_at": (304, 265), "fanotify_init": (300, 262), "quotactl": (179, 60), "acct": (163, 89),
+    "syslog": (103, 116), "swapon": (167, 224), "reboot": (169, 142), "kexec_load": (246, 104),
+    "kexec_file_load": (320, 294), "init_module": (175, 105), "finit_module": (313, 273), "delete_module": (176, 106),
+    "shmget": (29, 194), "msgget": (68, 186), "semget": (64, 190), "shmat": (30, 196), "shmctl": (31, 195),
+    "msgctl": (71, 187), "msgsnd": (69, 189), "msgrcv": (70, 188), "semctl": (66, 191), "semop": (65, 193),
+    "semtimedop": (220, 192), "mq_open": (240, 180), "mq_unlink": (241, 181),
+}  # fmt: skip
+_MISSING: dict[str, tuple[int | None, int]] = {
+    "clone3": (435, 435), "io_uring_setup": (425, 425), "io_uring_enter": (426, 426), "io_uring_register": (427, 427),
+    "memfd_create": (319, 279), "memfd_secret": (447, 447),
+}  # fmt: skip
+"""Answered with ENOSYS, as an older kernel does, so that programs use their fallback."""
+_ATTRIBUTES: dict[str, tuple[int | None, int]] = {
+    "setxattr": (188, 5), "lsetxattr": (189, 6), "fsetxattr": (190, 7), "removexattr": (197, 14),
+    "lremovexattr": (198, 15), "fremovexattr": (199, 16), "setxattrat": (463, 463), "removexattrat": (466, 466),
+    "file_setattr": (469, 469),
+}  # fmt: skip
+"""Landlock does not cover these."""
+_BY_PATH: dict[str, tuple[int | None, int]] = {
+    "chmod": (90, 53), "fchmodat": (268, 53), "fchmodat2": (452, 452), "chown": (92, 54), "lchown": (94, 54),
+    "fchownat": (260, 54), "utime": (132, 88), "utimes": (235, 88), "futimesat": (261, 88),
+}  # fmt: skip
+"""Landlock does not cover these either. They matter where the command's user owns files outside."""
+_SOCKET, _CLONE = (41, 198), (56, 220)
+_NEW_NAMESPACES = 0x7E02_0000
+UNIX, IPV4, IPV6, NETLINK = 1, 2, 10, 16
+_MACHINES = {"x86_64": (0, 0xC000_003E), "aarch64": (1, 0xC000_00B7)}
+_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_ALLOW, _KILL, _ERROR = 0x7FFF_0000, 0x8000_0000, 0x0005_0000
+_NUMBER, _MACHINE, _FIRST = 0, 4, 16  # offsets in the kernel's seccomp_data
+_X32_NUMBERS = 0x4000_0000  # on x86-64, numbers from here on are calls of the x32 ABI
+
+
+def seccomp_filter(families: tuple[int, ...], *, attributes: bool = False, by_path: bool = False) -> bytes:
+    """Return a seccomp filter.
+
+    Args:
+        families: The socket families that are allowed.
+        attributes: Also refuse to change extended attributes.
+        by_path: Also refuse to change modes, owners and times by path.
+
+    Raises:
+        OSError: The call numbers of this machine are unknown.
+    """
+    name = os.uname().machine
+    if name not in _MACHINES:
+        raise OSError(errno.ENOSYS, f"the system call numbers of this machine type are unknown ({name})", "seccomp")
+    column, audit = _MACHINES[name]
+    refused = _numbers(_REFUSED, column) | (_numbers(_ATTRIBUTES, column) if attributes else set[int]())
+    if by_path:
+        refused |= _numbers(_BY_PATH, column) - ({88} if column else set())  # aarch64's 88 also serves open files
+    steps = [(_LOAD, 0, 0, _MACHINE), (_EQUAL, 1, 0, audit), (_RETURN, 0, 0, _KILL), (_LOAD, 0, 0, _NUMBER)]
+    if column == 0:
+        steps += [(_AT_LEAST, 0, 1, _X32_NUMBERS), (_RETURN, 0, 0, _KILL)]
+    for numbers, answer in ((_numbers(_MISSING, column), errno.ENOSYS), (refused, errno.EPERM)):
+        for number in sorted(numbers):
+            steps += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _ERROR | answer)]
+    steps += [
+        (_EQUAL, 0, 4, _CLONE[column]), (_LOAD, 0, 0, _FIRST), (_ANY_BIT, 0, 1, _NEW_NAMESPACES),
+        (_RETURN, 0, 0, _ERROR | errno.EPERM), (_RETURN, 0, 0, _ALLOW),
+        (_EQUAL, 0, 2 + 2 * len(families), _SOCKET[column]), (_LOAD, 0, 0, _FIRST),
+    ]  # fmt: skip
+    for family in families:
+        steps += [(_EQUAL, 0, 1, family), (_RETURN, 0, 0, _ALLOW)]
+    steps += [(_RETURN, 0, 0, _ERROR | errno.EPERM), (_RETURN, 0, 0, _ALLOW)]
+    return b"".join(struct.pack("HBBI", *step) for step in steps)
+
+
+def _numbers(table: dict[str, tuple[int | None, int]], column: int) -> set[int]:
+    return {number for both in table.values() if (number := both[column]) is not None}
+
+
+def _resource_limits(limits: Limits) -> tuple[tuple[str, int, int], ...]:
+    """Return each limit: prlimit's option, the kernel's number, and the value."""
+    return (
+        ("as", resource.RLIMIT_AS, limits.memory),
+        ("fsize", resource.RLIMIT_FSIZE, limits.file),
+        ("nproc", resource.RLIMIT_NPROC, limits.processes),
+        ("nofile", resource.RLIMIT_NOFILE, limits.open_files),
+        ("cpu", resource.RLIMIT_CPU, limits.cpu_s),
+        ("core", resource.RLIMIT_CORE, 0),
+    )
+
+
+def prlimit_command(limits: Limits) -> list[str]:
+    """Return the command that sets the limits and then executes what follows it.
+
+    It has to run inside the sandbox: a user namespace counts its own processes.
+    """
+    return [PRLIMIT, *(f"--{option}={value}" for option, _number, value in _resource_limits(limits)), "--"]
+
+
+def set_limits(limits: Limits, uid: int) -> None:
+    """Limit this process and all that it starts.
+
+    Args:
+        limits: The limits.
+        uid: The user whose processes the kernel counts; those that exist already come on top of the limit.
+    """
+    present = _count_tasks(uid)
+    for _option, number, value in _resource_limits(limits):
+        most = value + present if number == resource.RLIMIT_NPROC else value
+        hard = resource.getrlimit(number)[1]
+        least = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(number, (least, least))
+
+
+def reset_signals() -> None:
+    """Restore the default handling of the signals that this process ignores; an executed program would inherit it."""
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD):
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def _count_tasks(uid: int) -> int:
+    """Return the number of processes and threads of a user."""
+    count = 0
+    for name in os.listdir("/proc"):
+        if name.isdecimal():
+            try:
+                if os.stat(f"/proc/{name}").st_uid == uid:
+                    count += len(os.listdir(f"/proc/{name}/task"))
+            except OSError:  # the process has ended
+                continue
+    return count

@@ -1,0 +1,268 @@
+"""The supervisor: it starts one command, watches it, and ends every process that the command leaves behind.
+
+It watches the server through a pipe whose other end only the server holds: when the server closes it or dies, the
+command ends. It reports in one line how the command ended.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import time
+
+from ava_roles.sandbox.launcher import disk, kernel
+from ava_roles.sandbox.launcher.child import exec_command
+from ava_roles.sandbox.launcher.spec import from_bytes
+
+TYPE_CHECKING = False
+
+if TYPE_CHECKING:
+    from ava_roles.sandbox.launcher.spec import LaunchSpec
+
+
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+GIVE_UP_S = 10.0
+"""Processes of root cannot be ended by others; only an unconfined command can have any."""
+
+
+def children(pid: int) -> list[int]:
+    """Return the children of all threads of a process."""
+    found: list[int] = []
+    try:
+        for task in os.listdir(f"/proc/{pid}/task"):
+            found += map(int, read_text(f"/proc/{pid}/task/{task}/children").split())
+    except OSError:  # the process has ended
+        pass
+    return found
+
+
+def descendants(pid: int) -> list[int]:
+    """Return all processes below a process."""
+    found: list[int] = []
+    pending = [pid]
+    while pending:
+        below = children(pending.pop())
+        found += below
+        pending += below
+    return found
+
+
+def read_text(path: str) -> str:
+    """Return a small file of /proc."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return _read_all(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _read_all(descriptor: int) -> str:
+    """Return what can be read until the end, or until a non-blocking descriptor has no more."""
+    parts: list[bytes] = []
+    try:
+        while part := os.read(descriptor, 65_536):
+            parts.append(part)
+    except BlockingIOError:
+        pass
+    return b"".join(parts).decode("utf-8", "replace")
+
+
+def _use_more_than(pids: list[int], limit: int) -> bool:
+    """Tell whether processes use more resident memory than this, counting shared pages once."""
+    return sum(map(_resident, pids)) > limit and sum(map(_proportional, pids)) > limit
+
+
+def _resident(pid: int) -> int:
+    try:
+        return int(read_text(f"/proc/{pid}/statm").split()[1]) * _PAGE
+    except (OSError, IndexError):
+        return 0
+
+
+def _proportional(pid: int) -> int:
+    """Return a process's share of memory; a process that hides it is charged with all that it shares."""
+    try:
+        for line in read_text(f"/proc/{pid}/smaps_rollup").splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return _resident(pid)
+
+
+def _reap(main: int) -> tuple[int | None, bool]:
+    """Reap all children that have ended; return the main child's status if it is one, and whether any child is left."""
+    status = None
+    try:
+        while True:
+            pid, ended = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return status, True
+            if pid == main:
+                status = ended
+    except ChildProcessError:
+        return status, False
+
+
+def _end_all(main: int) -> int | None:
+    """End every descendant and wait until none is left; return the main child's status if it is reaped here.
+
+    Processes are stopped before they are killed, so that none can fork faster than it is found. Orphans become children
+    of this process.
+    """
+    status = None
+    until = time.monotonic() + GIVE_UP_S
+    while time.monotonic() < until:
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for pid in descendants(os.getpid()):
+                try:
+                    os.kill(pid, number)
+                except OSError:  # it has ended, or we may not end it
+                    pass
+        found, left = _reap(main)
+        status = found if status is None else status
+        if not left:
+            break
+        time.sleep(0.002)
+    return status
+
+
+_LOOK_S = 0.1
+_MEASURE_S = 0.25
+_MEASURE_SHARE = 10
+"""Measuring the disk takes at most one part in this many of the time."""
+_FREE_DISK = 1 << 30
+"""Bytes that stay free on a disk, or half of what was free at the start. Mapped files, and files without a name that
+are being passed between processes, cannot be measured. They end with the command, but a full disk would stop everything
+else first."""
+_SIGNALLED = 128
+
+
+def main() -> None:
+    """Run the supervisor; its arguments are the descriptors of the spec, of the server's pipe and of the report."""
+    spec_at, server_at, report_at = map(int, sys.argv[-3:])
+    for descriptor in (spec_at, server_at, report_at):
+        os.set_inheritable(descriptor, False)
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # only the server decides when to end
+    with open(spec_at, "rb") as file:
+        spec = from_bytes(file.read())
+    kernel.adopt_orphans()
+    kernel.hide_process()
+    os.write(report_at, _Supervisor(spec, server_at).supervise().encode())
+
+
+class _Supervisor:
+    """Supervises one command.
+
+    Args:
+        spec: What to run.
+        server_at: The descriptor that becomes readable when the server is gone or ends the command.
+    """
+
+    def __init__(self, spec: LaunchSpec, server_at: int) -> None:
+        self._spec = spec
+        self._server_at = server_at
+        self._writable = [source for source, _target, writable in spec.binds if writable]
+        self._child_ended, self._wakeup = os.pipe()
+        self._main = 0
+        self._status: int | None = None
+        self._before = 0
+        self._least_free = 0
+        self._measure_at = 0.0
+
+    def supervise(self) -> str:
+        """Run the command to its end, and return the report."""
+        os.set_blocking(self._wakeup, False)
+        os.set_blocking(self._child_ended, False)
+        signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)  # without a handler nothing is written to the pipe
+        try:
+            used = disk.measure(self._writable, self._spec.uid)
+        except disk.TooDeep:
+            return "disk"
+        except OSError as error:  # in a container whose user namespace does not map the user of commands
+            return f"failed its folders cannot be given to the user of commands, or measured: {error.strerror}"
+        self._before = used if self._spec.disk_from is None else self._spec.disk_from
+        self._least_free = min(_FREE_DISK, disk.free(self._writable) // 2)
+        failure_read, failure_at = os.pipe()
+        status_read, status_at = os.pipe()
+        self._main = os.fork()
+        if self._main == 0:
+            self._run_child(failure_at, status_at)
+        os.close(failure_at)
+        os.close(status_at)
+        null = os.open(os.devnull, os.O_RDWR)
+        for stream in (0, 1, 2):  # only the command holds its streams, so that the server sees when it closes them
+            os.dup2(null, stream)
+        why = self._watch()
+        status = _end_all(self._main)
+        self._status = status if self._status is None else self._status
+        for descriptor in (failure_read, status_read):  # processes that could not be ended may still hold the other end
+            os.set_blocking(descriptor, False)
+        if failure := _read_all(failure_read):
+            return f"failed {failure}"
+        return why or self._report_exit(_read_all(status_read))
+
+    def _run_child(self, failure_at: int, status_at: int) -> None:
+        try:
+            signal.set_wakeup_fd(-1)
+            exec_command(self._spec, status_at)
+        except BaseException as error:
+            what = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else repr(error)
+            os.write(failure_at, what.encode())
+        finally:
+            os._exit(125)
+
+    def _watch(self) -> str:
+        """Wait for the end; return why the command must be ended, or nothing when it has ended by itself."""
+        look_at = time.monotonic()
+        end = look_at + self._spec.timeout_s
+        waiting = select.poll()
+        waiting.register(self._server_at, select.POLLIN | select.POLLHUP)
+        waiting.register(self._child_ended, select.POLLIN)
+        while True:
+            now = time.monotonic()
+            if now >= end:
+                return "timeout"
+            if now >= look_at:
+                if why := self._exceeded_limit():
+                    return why
+                look_at = time.monotonic() + _LOOK_S
+            events = waiting.poll(max(0.0, min(end, look_at) - time.monotonic()) * 1000)
+            if any(descriptor == self._server_at for descriptor, _event in events):
+                return "cancelled"
+            if events:
+                _read_all(self._child_ended)
+                self._status, _left = _reap(self._main)
+                if self._status is not None:
+                    return ""
+
+    def _exceeded_limit(self) -> str:
+        limits = self._spec.limits
+        pids = descendants(os.getpid())
+        if _use_more_than(pids, limits.memory):
+            return "memory"
+        if disk.free(self._writable) < self._least_free:
+            return "disk"
+        began = time.monotonic()
+        if began < self._measure_at:
+            return ""
+        try:
+            grown = disk.measure(self._writable) - self._before
+        except disk.TooDeep:
+            return "disk"
+        took = time.monotonic() - began
+        self._measure_at = began + max(_MEASURE_S, took * _MEASURE_SHARE)
+        return "disk" if grown + disk.measure_unlinked(pids) > limits.disk else ""
+
+    def _report_exit(self, bubblewrap_status: str) -> str:
+        """Report how the command ended by itself. Bubblewrap's own exit code may be about a sandbox that failed."""
+        assert self._status is not None
+        code = os.waitstatus_to_exitcode(self._status)
+        if self._spec.kind == "bubblewrap" and '"exit-code"' not in bubblewrap_status:
+            return f"failed bubblewrap ended with {code} before the command began"
+        code = _SIGNALLED - code if code < 0 else code
+        return f"signal {code}" if _SIGNALLED < code <= _SIGNALLED + signal.NSIG else f"exited {code}"

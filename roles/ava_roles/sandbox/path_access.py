@@ -1,0 +1,310 @@
+"""Opens names beneath a folder: relative to its descriptor, or by path on systems without folder descriptors (Windows).
+
+Every function raises OSError for what it refuses. Callers translate that; see `paths.Root`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import threading
+from collections.abc import Generator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from ava_roles.sandbox.linux import NotOnThisSystem, openat2
+
+EntryKind = Literal["file", "folder", "link", "other"]
+
+_SAFE = (
+    getattr(os, "O_CLOEXEC", 0)
+    | getattr(os, "O_NOFOLLOW", 0)
+    | getattr(os, "O_NONBLOCK", 0)  # opening a pipe must not wait for a writer
+    | getattr(os, "O_NOCTTY", 0)
+)
+_FOLDER = getattr(os, "O_PATH", 0) | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
+_FOLDER_ITSELF = _FOLDER | getattr(os, "O_NOFOLLOW", 0)
+
+
+class Entry(NamedTuple):
+    """Something in a folder.
+
+    Attributes:
+        name: Its name; from `Root.walk` its path relative to the root, with `/`.
+        kind: What it is; links are not followed.
+        size: Bytes, for a file.
+    """
+
+    name: str
+    kind: EntryKind
+    size: int
+
+
+def has_folder_descriptors() -> bool:
+    """Tell whether this system can open names relative to an open folder."""
+    return os.open in os.supports_dir_fd and os.scandir in os.supports_fd and hasattr(os, "O_NOFOLLOW")
+
+
+class DescriptorPaths:
+    """A folder held by a descriptor. Names are opened with openat2, or one by one where the kernel lacks it.
+
+    Args:
+        folder: The folder's path, or a descriptor of it, which is closed in the end.
+        kernel: Use openat2 if there is one; tests of the other way set this to False.
+
+    Raises:
+        OSError: It is not a folder, or cannot be opened.
+    """
+
+    def __init__(self, folder: Path | int, *, kernel: bool = True) -> None:
+        self._root = folder if isinstance(folder, int) else os.open(folder, _FOLDER)
+        self._device = os.fstat(self._root).st_dev
+        self._kernel = kernel
+        self._lock = threading.Lock()
+
+    def close(self) -> None:
+        """Close the descriptor; calling it twice is harmless."""
+        with self._lock:
+            root, self._root = self._root, -1
+            if root >= 0:
+                os.close(root)
+
+    @contextmanager
+    def duplicate(self) -> Generator[int]:
+        """Hold a copy of the root's descriptor.
+
+        A thread may still use it after `close`, when the number of the root's own is used for another folder.
+        """
+        with self._lock:
+            copy = os.dup(self._root)
+        with _closing(copy):
+            yield copy
+
+    @contextmanager
+    def open_file(self, parts: Sequence[str]) -> Generator[int]:
+        """Hold a regular file open for reading."""
+        with _closing(self._open(parts, os.O_RDONLY | _SAFE)) as descriptor:
+            _refuse_special(os.fstat(descriptor), "/".join(parts), self._device)
+            yield descriptor
+
+    def read_link(self, parts: Sequence[str]) -> str:
+        """Return the target of a link, unresolved."""
+        with self._folder(parts[:-1]) as folder:
+            return os.readlink(parts[-1], dir_fd=folder)
+
+    def make_link(self, parts: Sequence[str], target: str) -> None:
+        """Make a link in an existing folder, reached through no other link."""
+        with self._folder(parts[:-1]) as folder:
+            os.symlink(target, parts[-1], dir_fd=folder)
+
+    def entries(self, parts: Sequence[str]) -> list[Entry]:
+        """Return what is in a folder, unsorted; entries that vanish meanwhile are left out."""
+        found: list[Entry] = []
+        with _closing(self._open(parts or ["."], os.O_RDONLY | os.O_DIRECTORY | _SAFE)) as descriptor:
+            if os.fstat(descriptor).st_dev != self._device:
+                raise OSError(errno.EXDEV, "another file system", "/".join(parts))
+            with os.scandir(descriptor) as scan:
+                for each in scan:
+                    with suppress(FileNotFoundError):
+                        status = each.stat(follow_symlinks=False)
+                        found.append(Entry(each.name, _kind(status.st_mode), status.st_size))
+        return found
+
+    def replace(self, parts: Sequence[str], data: bytes, mode: int, create_dirs: bool, aside: Path | None) -> None:
+        """Write a temporary file beside the target, or in `aside`, and rename it."""
+        last = parts[-1]
+        if create_dirs:
+            for depth in range(1, len(parts)):
+                with self._folder(parts[: depth - 1]) as above, suppress(FileExistsError):
+                    os.mkdir(parts[depth - 1], 0o755, dir_fd=above)
+        with (
+            self._folder(parts[:-1]) as folder,
+            _closing(os.open(aside, _FOLDER_ITSELF) if aside else os.dup(folder)) as place,
+        ):
+            with suppress(FileNotFoundError):
+                there = os.stat(last, dir_fd=folder, follow_symlinks=False)
+                _refuse_special(there, "/".join(parts), self._device)
+                mode = stat.S_IMODE(there.st_mode) & 0o777
+            temporary = _temporary_name(last)
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFE, mode, dir_fd=place)
+            try:
+                with os.fdopen(descriptor, "wb") as file:
+                    file.write(data)
+                    file.flush()
+                    os.fchmod(descriptor, mode)
+                    os.fsync(descriptor)
+                os.replace(temporary, last, src_dir_fd=place, dst_dir_fd=folder)
+            except BaseException:
+                with suppress(OSError):
+                    os.unlink(temporary, dir_fd=place)
+                raise
+
+    def _open(self, parts: Sequence[str], flags: int) -> int:
+        with self.duplicate() as root:
+            if self._kernel:
+                try:
+                    return openat2(root, "/".join(parts), flags)
+                except NotOnThisSystem:
+                    self._kernel = False
+            return _open_stepwise(root, parts, flags)
+
+    def _folder(self, parts: Sequence[str]) -> AbstractContextManager[int]:
+        return _closing(self._open(parts or ["."], _FOLDER_ITSELF))
+
+
+class PlainPaths:
+    """A folder held by its path. The methods are those of `DescriptorPaths`.
+
+    Each step is checked for links, and the result is compared with the folder, before it is used. Another process could
+    replace a folder by a link between the check and the use; such systems offer nothing better.
+
+    Args:
+        path: The folder.
+
+    Raises:
+        OSError: It is not a folder.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._root = path.resolve(strict=True)
+        if not self._root.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, "not a folder", str(path))
+
+    def close(self) -> None:
+        """Do nothing: nothing is held."""
+
+    def duplicate(self) -> AbstractContextManager[None]:
+        """Return no descriptor."""
+        return nullcontext()
+
+    @contextmanager
+    def open_file(self, parts: Sequence[str]) -> Generator[int]:
+        """Hold a regular file open for reading."""
+        path = self._checked(parts)
+        _refuse_special(path.lstat(), str(path))
+        with path.open("rb") as file:
+            yield file.fileno()
+
+    def read_link(self, parts: Sequence[str]) -> str:
+        """Return the target of a link, unresolved."""
+        return str((self._checked(parts[:-1]) / parts[-1]).readlink())
+
+    def make_link(self, parts: Sequence[str], target: str) -> None:
+        """Make a link in an existing folder, reached through no other link."""
+        (self._checked(parts[:-1]) / parts[-1]).symlink_to(target)
+
+    def entries(self, parts: Sequence[str]) -> list[Entry]:
+        """Return what is in a folder, unsorted; entries that vanish meanwhile are left out."""
+        found: list[Entry] = []
+        for each in self._checked(parts).iterdir():
+            with suppress(FileNotFoundError):
+                status = each.lstat()
+                found.append(Entry(each.name, "link" if _is_link(each) else _kind(status.st_mode), status.st_size))
+        return found
+
+    def replace(self, parts: Sequence[str], data: bytes, mode: int, create_dirs: bool, aside: Path | None) -> None:
+        """Write a temporary file beside the target, or in `aside`, and rename it."""
+        folder = self._checked(parts[:-1], missing_ok=create_dirs)
+        if create_dirs:
+            folder.mkdir(parents=True, exist_ok=True)
+        target = self._checked(parts, missing_ok=True)
+        with suppress(FileNotFoundError):
+            there = target.lstat()
+            _refuse_special(there, str(target))
+            mode = stat.S_IMODE(there.st_mode) & 0o777
+        temporary = (aside or folder) / _temporary_name(parts[-1])
+        try:
+            with temporary.open("xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.chmod(mode)
+            temporary.replace(target)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+    def _checked(self, parts: Sequence[str], *, missing_ok: bool = False) -> Path:
+        """Return the path of a name that leads through no link."""
+        path = self._root
+        for part in parts:
+            path = path / part
+            if _is_link(path):
+                raise OSError(errno.ELOOP, "a link", str(path))
+        if not path.resolve(strict=not missing_ok).is_relative_to(self._root):
+            raise OSError(errno.EXDEV, "outside", str(path))
+        return path
+
+
+@contextmanager
+def _closing(descriptor: int) -> Generator[int]:
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _open_stepwise(folder: int, parts: Sequence[str], flags: int) -> int:
+    """Open a name beneath a folder, one part at a time and through no link."""
+    here = os.dup(folder)
+    try:
+        for part in parts[:-1]:
+            below = os.open(part, _FOLDER_ITSELF, dir_fd=here)
+            os.close(here)
+            here = below
+        return os.open(parts[-1], flags, dir_fd=here)
+    finally:
+        os.close(here)
+
+
+def _is_link(path: Path) -> bool:
+    """Tell whether a path is a link, or a junction (Windows' link between folders)."""
+    with suppress(FileNotFoundError):
+        attributes = getattr(path.lstat(), "st_file_attributes", 0)
+        return path.is_symlink() or bool(attributes & stat.FILE_ATTRIBUTE_REPARSE_POINT)
+    return False
+
+
+def _refuse_special(found: os.stat_result, name: str, device: int | None = None) -> None:
+    """Raise OSError for everything but a regular file with one name, on a given file system."""
+    if stat.S_ISDIR(found.st_mode):
+        raise IsADirectoryError(errno.EISDIR, "a folder", name)
+    if stat.S_ISLNK(found.st_mode):
+        raise OSError(errno.ELOOP, "a link", name)
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EINVAL, "not a regular file", name)
+    if found.st_nlink > 1:
+        raise OSError(errno.EMLINK, "hard link", name)
+    if device not in (None, found.st_dev):
+        raise OSError(errno.EXDEV, "another file system", name)
+
+
+def _temporary_name(name: str) -> str:
+    return f".{name[:40]}.{os.getpid()}.{os.urandom(6).hex()}"
+
+
+def _kind(mode: int) -> EntryKind:
+    if stat.S_ISREG(mode):
+        return "file"
+    if stat.S_ISDIR(mode):
+        return "folder"
+    return "link" if stat.S_ISLNK(mode) else "other"
+
+
+def read_small(path: Path, most: int) -> bytes:
+    """Return the beginning of a regular file, following links. Blocks, but never waits for a writer.
+
+    A link could lead to a device that yields data without end, or to one that the server itself reads from.
+
+    Raises:
+        OSError: It is not a regular file, or cannot be read.
+    """
+    if not stat.S_ISREG(path.stat().st_mode):  # opening a device can have effects
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # it has been replaced since
+            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+        return file.read(most)

@@ -1,0 +1,282 @@
+"""Copies a workspace for commands to work in: the checkout without what git ignores, or the whole folder without git.
+
+Names are opened beneath the workspace: no link is followed, and only regular files are copied. Links are made after all
+files, so that nothing is ever written through one.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections import Counter
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ava_roles.errors import AccessRefused, ToolFailed
+from ava_roles.sandbox.git import Checkout, list_checkout
+from ava_roles.sandbox.path_access import Entry
+from ava_roles.sandbox.paths import Root, shown
+
+FOLDER_FILES, FOLDER_BYTES = 20_000, 200_000_000
+"""The most that is copied of a folder without git; a larger one is shown itself, read-only."""
+CHECKOUT_FILES, CHECKOUT_BYTES = 50_000, 500_000_000
+"""The most that is copied of a checkout."""
+FILE_BYTES = 100_000_000
+"""Larger files of a checkout are left out."""
+ENTRIES_MAX = 400_000
+INSTALLED = frozenset({".venv", "venv", "node_modules", "__pypackages__"})
+"""Folders that a package manager makes, ignored or not."""
+DEPENDENCIES = INSTALLED | {"vendor", "bower_components", ".bundle", "Pods", "deps", "elm-stuff"}
+"""Folders that a project needs to run and that git ignores: shown themselves, read-only."""
+_VERSION_CONTROL = frozenset({".git", ".hg", ".svn"})
+_PIECE = 1 << 20
+
+
+@dataclass
+class CopyReport:
+    """What was copied of a workspace.
+
+    Attributes:
+        whole: False for a folder that is too large to be copied and is shown itself instead.
+        git: It is a checkout.
+        files: Files and links that were copied.
+        size: Bytes that were copied.
+        dependencies: Folders to show themselves, relative to the workspace.
+        hidden: In a folder that is shown itself: what to hide, relative to it.
+        left_out: How many names were left out, by reason.
+    """
+
+    whole: bool = True
+    git: bool = False
+    files: int = 0
+    size: int = 0
+    dependencies: tuple[str, ...] = ()
+    hidden: tuple[str, ...] = ()
+    left_out: Counter[str] = field(default_factory=Counter[str])
+
+
+def copy_workspace(
+    root: Root,
+    into: Path,
+    *,
+    repository: Path | None,
+    home: Path,
+    carry: Iterable[str] = (),
+    check: Callable[[], None] = lambda: None,
+) -> CopyReport:
+    """Copy a workspace into an empty folder. Blocks; stops at once when `check` raises.
+
+    Args:
+        root: The workspace.
+        into: The empty folder; a folder beside it is used meanwhile.
+        repository: The git repository that contains the workspace, if any.
+        home: The user's home folder.
+        carry: Further folders to show themselves.
+        check: Called for every file, and for every piece of a large one.
+
+    Raises:
+        ToolFailed: It cannot be copied; says what to do.
+    """
+    copy = _Copy(root, into, check)
+    carried = [name for name in carry if _is_folder(root, name)]
+    if repository is None:
+        return copy.copy_folder(carried)
+    checkout = list_checkout(repository, root.path.resolve(), into.parent, home, check)
+    return copy.copy_folder(carried) if checkout.foreign else copy.copy_checkout(checkout, carried)
+
+
+def find_dependencies(
+    root: Root,
+    aside: Path,
+    *,
+    repository: Path,
+    home: Path,
+    carry: Iterable[str] = (),
+    check: Callable[[], None] = lambda: None,
+) -> CopyReport:
+    """Return which folders of a checkout to show themselves; copies nothing. Arguments as for `copy_workspace`."""
+    checkout = list_checkout(repository, root.path.resolve(), aside, home, check)
+    copy = _Copy(root, aside, check)
+    copy.split_names(checkout, [name for name in carry if _is_folder(root, name)])
+    return copy.report
+
+
+@dataclass
+class _Copy:
+    root: Root
+    into: Path
+    check: Callable[[], None]
+    report: CopyReport = field(default_factory=CopyReport)
+    _links: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
+    _installed: set[str] = field(default_factory=set[str])
+
+    def copy_folder(self, carried: list[str]) -> CopyReport:
+        """Copy a folder without git, or report that it is too large."""
+        found = list(self._walk("", carried))
+        size = sum(entry.size for entry in found)
+        if len(found) > FOLDER_FILES or size > FOLDER_BYTES:
+            hidden = tuple(_unsafe_entries(self.root.path, self.check))
+            self.report.whole, self.report.files, self.report.size, self.report.hidden = False, len(found), size, hidden
+            return self.report
+        self.report.dependencies = (*carried, *sorted(self._installed.difference(carried)))
+        self._copy_all((entry.name for entry in found), FOLDER_FILES, FOLDER_BYTES, FOLDER_BYTES)
+        return self.report
+
+    def copy_checkout(self, checkout: Checkout, carried: list[str]) -> CopyReport:
+        """Copy the part of a checkout that is the project."""
+        names = self.split_names(checkout, carried)
+        beneath = tuple(f"{name}/" for name in self.report.dependencies)
+        wanted = (name for name in names if not name.startswith(beneath)) if beneath else iter(names)
+        self._copy_all(wanted, CHECKOUT_FILES, CHECKOUT_BYTES, FILE_BYTES)
+        return self.report
+
+    def split_names(self, checkout: Checkout, carried: list[str]) -> list[str]:
+        """Report which folders of a checkout to show themselves; return the other names."""
+        self.report.git = True
+        dependencies = dict.fromkeys((*carried, *filter(self._is_dependency, checkout.ignored)))
+        names: list[str] = list(checkout.tracked)
+        for name in checkout.others:
+            parts = name.rstrip("/").split("/")
+            installed = next((number for number, part in enumerate(parts, 1) if part in INSTALLED), None)
+            if installed is not None:
+                dependencies["/".join(parts[:installed])] = None
+            else:
+                names.append(name)
+        self.report.dependencies = tuple(name for name in dependencies if _is_folder(self.root, name))
+        return names
+
+    def _is_dependency(self, name: str) -> bool:
+        if name.rpartition("/")[2] in DEPENDENCIES:
+            return True
+        try:
+            return self.root.kind(f"{name}/pyvenv.cfg") == "file"
+        except ToolFailed:
+            return False
+
+    def _walk(self, start: str, carried: Iterable[str] = ()) -> Iterable[Entry]:
+        """Yield files and links beneath a folder, except version control and what is shown itself."""
+        skipped = frozenset(carried)
+
+        def keep(entry: Entry) -> bool:
+            self.check()
+            name = entry.name.rpartition("/")[2]
+            if entry.kind == "other":
+                self.report.left_out["pipes, sockets or devices"] += 1
+            if entry.kind == "folder" and name in INSTALLED:
+                self._installed.add(entry.name)
+                return False
+            return name not in _VERSION_CONTROL and entry.name not in skipped
+
+        return self.root.walk(start, limit=ENTRIES_MAX, keep=keep, links=True)
+
+    def _copy_all(self, names: Iterable[str], most_files: int, most_bytes: int, most_each: int) -> None:
+        """Copy files by name; a folder among them (a submodule) with everything in it.
+
+        Raises:
+            ToolFailed: It is too much.
+        """
+        pending = list(names)
+        pending.reverse()
+        while pending:
+            self.check()
+            name = pending.pop().rstrip("/")
+            if not _VERSION_CONTROL.isdisjoint(name.split("/")):
+                continue
+            try:
+                self._copy_file(name, most_each)
+            except AccessRefused:
+                self._note_link(name)
+            except ToolFailed:
+                if _is_folder(self.root, name):  # a repository within this one
+                    pending += reversed([entry.name for entry in self._walk(name)])
+            if self.report.files > most_files or self.report.size > most_bytes:
+                raise ToolFailed(
+                    f"this checkout is too large to be copied (more than {most_files:,} files or"
+                    f" {most_bytes // 1_000_000:,} MB); have the subagent started with a smaller folder as workspace,"
+                    " or go on by reading"
+                )
+        self._make_links()
+
+    def _make_links(self) -> None:
+        """Make the links; one whose place is taken by something else is left out."""
+        for name, _target in self._links:  # before any link exists that could lead elsewhere
+            (self.into / name).parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        copy = Root.open(self.into)
+        try:
+            for name, target in self._links:
+                try:
+                    copy.make_link(name, target)
+                except ToolFailed:
+                    self.report.left_out["links whose place is taken by something else"] += 1
+        finally:
+            copy.close()
+
+    def _note_link(self, name: str) -> None:
+        """Note a link for later; leave out anything else that cannot be copied."""
+        if (target := self.root.read_link(name)) is None:
+            self.report.left_out["files that may not be read or have a second name (hard links)"] += 1
+            return
+        self._links.append((name, target))
+        self.report.files += 1
+
+    def _copy_file(self, name: str, most: int) -> None:
+        """Copy a regular file; one that grows meanwhile is cut."""
+        with self.root.open_file(name) as source:
+            found = os.fstat(source)
+            if found.st_size > most:
+                self.report.left_out[f"files of more than {most // 1_000_000:,} MB"] += 1
+                return
+            target = self.into / name
+            target.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+            mode = 0o755 if found.st_mode & stat.S_IXUSR else 0o644
+            copy = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), mode)
+            size = 0
+            with os.fdopen(copy, "wb") as file:
+                while size <= most and (piece := os.read(source, _PIECE)):
+                    self.check()
+                    size += file.write(piece)
+                file.flush()
+                os.utime(copy, ns=(found.st_atime_ns, found.st_mtime_ns))
+        self.report.size += size
+        self.report.files += 1
+
+
+def _is_folder(root: Root, name: str) -> bool:
+    try:
+        return root.kind(name) == "folder"
+    except ToolFailed:
+        return False
+
+
+def _unsafe_entries(folder: Path, check: Callable[[], None]) -> Iterable[str]:
+    """Yield what commands must not see in a folder that is shown itself: version control, pipes, sockets, devices.
+
+    Raises:
+        ToolFailed: The folder has too many entries.
+    """
+    pending = [folder]
+    seen = 0
+    while pending:
+        here = pending.pop()
+        check()
+        with suppress(PermissionError, FileNotFoundError), os.scandir(here) as scan:
+            for entry in scan:
+                seen += 1
+                if seen > ENTRIES_MAX:
+                    raise ToolFailed(
+                        f"{shown(str(folder))} has more than {ENTRIES_MAX:,} entries, too many to be shown to commands;"
+                        " have the subagent started with a smaller folder as workspace, or go on by reading"
+                    )
+                is_special = not entry.is_symlink() and not entry.is_file(follow_symlinks=False)
+                if entry.name not in _VERSION_CONTROL and entry.is_dir(follow_symlinks=False):
+                    pending.append(Path(entry.path))
+                elif entry.name in _VERSION_CONTROL or is_special:
+                    yield Path(entry.path).relative_to(folder).as_posix()
+
+
+def find_special_file(folder: Path, check: Callable[[], None]) -> str | None:
+    """Return the first pipe, socket or device in a folder that is to be shown itself, or None."""
+    unsafe = _unsafe_entries(folder, check)
+    return next((name for name in unsafe if name.rpartition("/")[2] not in _VERSION_CONTROL), None)

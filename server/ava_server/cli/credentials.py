@@ -1,0 +1,319 @@
+"""`ava key`, `ava secret` and `ava pin`: store, list and remove keys, secrets and the PIN. No value is ever shown."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import os
+from typing import Annotated
+
+import anyio
+import anyio.to_thread
+import typer
+
+from ava_server.cli.app import Json, heading
+from ava_server.cli.completion import providers
+from ava_server.cli.log_access import checked_root, record_setting
+from ava_server.cli.secret_input import NameOnlyCommand, ask_hidden, read_secret
+from ava_server.cli.terminal import say, say_json, say_rows
+from ava_server.config.keys import (
+    SEARCHES,
+    WELL_KNOWN,
+    find_key,
+    list_keys,
+    may_be_key,
+    provider_name,
+    read_keys,
+    remove_key,
+    set_key,
+)
+from ava_server.config.pin import NONE_YET, SET_ALREADY, PinFile, refuse_weak
+from ava_server.config.secrets import Secret, hosts_of, read_secrets, remove_secret, secret_name, set_secret
+from ava_server.core.data_root import DataRoot, find_data_root
+from ava_server.core.errors import AvaError, BadInput, Refused
+
+_MODEL_PROVIDERS = " or ".join(name for name in WELL_KNOWN if name not in SEARCHES)
+_SEARCH_PROVIDERS = " or ".join(name for name in WELL_KNOWN if name in SEARCHES)
+_Provider = Annotated[
+    str,
+    typer.Argument(
+        metavar="PROVIDER",
+        help=f"{_MODEL_PROVIDERS} for models, {_SEARCH_PROVIDERS} for web search, or a NAME that has a"
+        " [providers.NAME] in config.toml.",
+        autocompletion=providers,
+    ),
+]
+_StoredProvider = Annotated[
+    str, typer.Argument(metavar="PROVIDER", help="A name that `ava key list` shows.", autocompletion=providers)
+]
+_SecretName = Annotated[
+    str, typer.Argument(metavar="NAME", help="As role files and {{secret:NAME}} write it, e.g. TICKETS_TOKEN.")
+]
+
+
+class _ProviderOnlyCommand(NameOnlyCommand):
+    whose = "provider"
+    advice = "The key is asked for, or piped in; a key typed into the command would stay in the shell's history."
+
+
+def register(app: typer.Typer) -> None:
+    """Add `ava key`, `ava secret` and `ava pin` to the app."""
+    short = "asked for without echo, or read from a pipe."
+    keys = typer.Typer(help="Keys of model and search providers.", no_args_is_help=True)
+    keys.command("set", cls=_ProviderOnlyCommand, short_help=f"Store a key: {short}")(set_key_command)
+    keys.command("list", short_help="List which keys are stored, never the keys.")(list_keys_command)
+    keys.command("remove", cls=_ProviderOnlyCommand)(remove_key_command)
+    app.add_typer(keys, name="key")
+    secrets = typer.Typer(help="Secrets that tool calls of roles may send.", no_args_is_help=True)
+    secrets.command("set", cls=NameOnlyCommand, short_help=f"Store a secret: {short}")(set_secret_command)
+    secrets.command("list", short_help="List names, hosts and roles, never values.")(list_secrets_command)
+    secrets.command("remove", cls=NameOnlyCommand)(remove_secret_command)
+    app.add_typer(secrets, name="secret")
+    about = "The approval PIN, without which nothing starts."
+    pin = typer.Typer(help=about, no_args_is_help=True)
+    pin.command("set", short_help="Set a PIN: from then on nothing starts without it.")(set_pin_command)
+    pin.command("change", short_help="Replace the PIN.")(change_pin_command)
+    pin.command("remove", short_help="Remove the PIN: config.toml decides again who approves.")(remove_pin_command)
+    app.add_typer(pin, name="pin")
+
+
+# -- ava key ----------------------------------------------------------------------------------------------------------
+
+
+def set_key_command(provider: _Provider) -> None:
+    """Store a key: asked for without echo, or read as one line from a pipe.
+
+    The name is checked first: an unknown one needs its [providers.NAME] in config.toml.
+    """
+    name = provider_name(provider)
+    root = checked_root(show=False)
+    if name not in WELL_KNOWN and name not in _configured_providers(root):
+        if may_be_key(provider):
+            raise BadInput(f"This is not a provider that Ava knows, and may be a key. {_ProviderOnlyCommand.advice}")
+        near = difflib.get_close_matches(name, list(WELL_KNOWN), n=1)
+        hint = f"Did you mean {near[0]}? If not, give" if near else "Give"
+        raise BadInput(
+            f"Ava does not know the provider {name}. {hint} its address first: base_url under [providers.{name}]"
+            f" in {root.config}"
+        )
+    heading(root)
+    value = read_secret(f"Key for {name}", "key", f"ava key set {name}")
+    root.create()
+    set_key(name, value, root.keys)
+    say(f"Stored the key for {name} in {root.keys}.")
+    key = find_key(name, root.keys)
+    if key is not None and key.where != str(root.keys):
+        say(f"{key.where} is also set in this environment, and takes precedence.")
+    if name in SEARCHES:
+        say(_search_in_use(root))
+
+
+def list_keys_command(as_json: Json = False) -> None:
+    """List which providers have a key and where it comes from, never the keys."""
+    root = checked_root(show=False)
+    keys = list_keys(root.keys)
+    configured = (
+        _configured_providers(root) if any(key.provider not in WELL_KNOWN for key in keys) else frozenset[str]()
+    )
+    unused = {key.provider for key in keys if key.provider not in WELL_KNOWN and key.provider not in configured}
+    if as_json:
+        entries = [{"provider": key.provider, "from": key.where, "used": key.provider not in unused} for key in keys]
+        say_json({"data_root": str(root.path), "keys": entries})
+        return
+    heading(root)
+    note = " (not used: config.toml has no [providers.{0}])"
+    say_rows((key.provider, key.where + (note.format(key.provider) if key.provider in unused else "")) for key in keys)
+    if not keys:
+        say("No keys. Store one with `ava key set openrouter`.")
+
+
+def remove_key_command(provider: _StoredProvider) -> None:
+    """Remove a stored key."""
+    name = provider_name(provider)
+    root = find_data_root()
+    if not remove_key(name, root.keys):
+        key = find_key(name, root.keys, os.environ)
+        where = f" It comes from {key.where}: unset it there." if key else " `ava key list` shows the stored ones."
+        whose = "a provider of this name" if may_be_key(provider) else name
+        raise BadInput(f"There is no key for {whose} in {root.keys}.{where}")
+    heading(root)
+    say(f"Removed the key for {name} from {root.keys}.")
+
+
+def _search_in_use(root: DataRoot) -> str:
+    """Return which engine searches the web now, and what that costs."""
+    from ava_server.config.search_engines import engine_of, search_cost
+    from ava_server.config.settings import load_settings
+
+    engine = engine_of(load_settings(root.path).search, read_keys(root.keys))
+    if engine is None:
+        return "Web search is still off: search.engine names another engine. `ava doctor` says more."
+    return f"Subagents of roles with web_search now search by {engine.title}: {search_cost(engine.cost_micros)}."
+
+
+def _configured_providers(root: DataRoot) -> frozenset[str]:
+    """Return the providers in config.toml, by the names under which keys are stored."""
+    from ava_server.config.settings import load_settings
+
+    return frozenset(provider_name(name) for name in load_settings(root.path).providers)
+
+
+# -- ava secret -------------------------------------------------------------------------------------------------------
+
+
+def set_secret_command(
+    name: _SecretName,
+    hosts: Annotated[
+        list[str] | None,
+        typer.Option("--for", metavar="HOST", help="A host that it may be sent to, e.g. api.example.com; repeatable."),
+    ] = None,
+) -> None:
+    """Store a secret: asked for without echo, or read as one line from a pipe.
+
+    A role whose file lists the name under `secrets` may write {{secret:NAME}} in a header, or in the query, of
+    http_get; the value replaces it on the way to one of the hosts, and nowhere else. Setting it again without --for
+    keeps its hosts.
+    """
+    name = secret_name(name)
+    bound = hosts_of(hosts) if hosts else None  # an error comes before the question
+    root = checked_root(show=False)
+    read_secrets(root.secrets_file)
+    heading(root)
+    value = read_secret(f"Value of {name}", "value", f"ava secret set {name}")
+    root.create()
+    secret = set_secret(name, value, bound, root.secrets_file)
+    say(f"Stored {name} in {root.secrets_file}.")
+    if not secret.hosts:
+        say(f"It is hidden in all output and sent nowhere: ava secret set {name} --for HOST names a host.")
+        return
+    say(f"It is sent only to {', '.join(secret.hosts)}, over https.")
+    if not _roles_with_secrets(root).get(name):
+        say(f"No role may use it yet. In a role file of yours in {root.roles}: secrets: [{name}]")
+
+
+def list_secrets_command(as_json: Json = False) -> None:
+    """List names, when each was set, for which hosts, and which roles list it; never the values."""
+    root = checked_root(show=False)
+    secrets = read_secrets(root.secrets_file)
+    roles = _roles_with_secrets(root)
+    names = sorted({*secrets, *roles})
+    if as_json:
+        entries = [_secret_fields(name, secrets.get(name), roles.get(name, [])) for name in names]
+        say_json({"data_root": str(root.path), "secrets": entries})
+        return
+    heading(root)
+    say_rows((name, _describe_secret(secrets.get(name), roles.get(name, []))) for name in names)
+    if not names:
+        say("No secrets. Store one with `ava secret set NAME --for HOST`.")
+
+
+def remove_secret_command(name: _SecretName) -> None:
+    """Remove a stored secret."""
+    name = secret_name(name)
+    root = checked_root(show=False)
+    if not remove_secret(name, root.secrets_file):
+        raise BadInput(f"There is no secret {name} in {root.secrets_file}. `ava secret list` shows the stored ones.")
+    heading(root)
+    say(f"Removed {name} from {root.secrets_file}. A running server hides its value until it ends.")
+
+
+def _roles_with_secrets(root: DataRoot) -> dict[str, list[str]]:
+    """Return the roles that list each secret."""
+    from ava_server.config.role_folders import places_here
+    from ava_server.config.settings import load_settings
+
+    roles: dict[str, list[str]] = {}
+    settings = None
+    with contextlib.suppress(AvaError):  # wrong settings do not keep a secret from being stored
+        settings = load_settings(root.path)
+    for role in places_here(root, settings).load().roles:
+        for name in role.secrets:
+            roles.setdefault(name, []).append(role.name)
+    return roles
+
+
+def _secret_fields(name: str, secret: Secret | None, roles: list[str]) -> dict[str, object]:
+    stored = {"set": secret.set_at, "for": list(secret.hosts)} if secret is not None else {}
+    return {"name": name, "stored": secret is not None, **stored, "roles": roles}
+
+
+def _describe_secret(secret: Secret | None, roles: list[str]) -> str:
+    used = f"roles: {', '.join(roles)}" if roles else "no role lists it"
+    if secret is None:
+        return f"not stored; {used}"
+    hosts = f"for {', '.join(secret.hosts)}" if secret.hosts else "for no host"
+    return f"set {secret.set_at or 'some time'}; {hosts}; {used}"
+
+
+# -- ava pin ----------------------------------------------------------------------------------------------------------
+
+
+def set_pin_command() -> None:
+    """Set the approval PIN, asked for twice at the terminal.
+
+    From then on the policy is `human`: only a person who knows the PIN starts anything, with `ava approve` or `ava
+    run`, whatever config.toml or the environment say.
+    """
+    anyio.run(_set_pin, checked_root("ava pin"))
+
+
+def change_pin_command() -> None:
+    """Replace the approval PIN: the old one is asked for, then the new one twice."""
+    anyio.run(_change_pin, checked_root("ava pin"))
+
+
+def remove_pin_command() -> None:
+    """Remove the approval PIN, which is asked for: from then on config.toml decides who approves."""
+    anyio.run(_remove_pin, checked_root("ava pin"))
+
+
+async def _set_pin(root: DataRoot) -> None:
+    file = PinFile(root.approval_file)
+    if await anyio.to_thread.run_sync(lambda: file.is_set):  # an error comes before any question
+        raise Refused(SET_ALREADY)
+    new = await _ask_twice("New approval PIN")
+    await anyio.to_thread.run_sync(root.create)
+    await anyio.to_thread.run_sync(file.set, new)
+    await record_setting(root, "approval_pin", None, "set")
+    say(f"The PIN is set in {file.path}, as a hash. The policy is now human: `ava approve` starts proposals.")
+    say("It is only asked for at a terminal. It cannot be read back: if you forget it, remove that file.")
+
+
+async def _change_pin(root: DataRoot) -> None:
+    file = PinFile(root.approval_file)
+    await _require_pin(file)
+    old = await ask_hidden("Current approval PIN")
+    new = await _ask_twice("New approval PIN")
+    await anyio.to_thread.run_sync(file.change, old, new)
+    await record_setting(root, "approval_pin", "set", "changed")
+    say("The PIN is changed.")
+
+
+async def _remove_pin(root: DataRoot) -> None:
+    from ava_server.config.settings import load_settings
+
+    file = PinFile(root.approval_file)
+    await _require_pin(file)
+    policy = load_settings(root.path).approval  # a wrong setting is an error before anything is removed
+    await anyio.to_thread.run_sync(file.remove, await ask_hidden("Approval PIN"))
+    await record_setting(root, "approval_pin", "set", None)
+    after = ", so nothing can be approved until there is a PIN again" if policy == "human" else ""
+    say(f'The PIN is removed. config.toml decides again who approves: approval = "{policy}"{after}.')
+
+
+async def _require_pin(file: PinFile) -> None:
+    """Check before any question that there is a PIN.
+
+    Raises:
+        Refused: There is none.
+    """
+    if not await anyio.to_thread.run_sync(lambda: file.is_set):
+        raise Refused(NONE_YET)
+
+
+async def _ask_twice(question: str) -> str:
+    first = await ask_hidden(question)
+    refuse_weak(first)
+    if await ask_hidden(f"{question} once more") != first:
+        raise BadInput("The two are not the same; nothing was stored.")
+    return first

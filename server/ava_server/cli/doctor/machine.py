@@ -1,0 +1,239 @@
+"""Checks of the machine: Python, SQLite, git, ripgrep, sandboxes, and the hosts that start Ava."""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+import re
+import shutil
+import sqlite3
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterator
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Literal
+
+from ava_audit.store.schema import open_in_memory
+from ava_roles.sandbox.linux import NotOnThisSystem, kernel_setting, landlock_abi
+from ava_roles.sandbox.sandbox import Sandbox, Unavailable
+from ava_roles.sandbox.selection import find_sandbox
+from ava_roles.sandbox.toolchains import find_toolchains
+from ava_server.cli.doctor.finding import Finding, Setup
+from ava_server.config.settings import SandboxSettings
+from ava_server.core.data_root import home_folder
+from ava_server.core.errors import ConfigError
+from ava_server.core.files import is_root
+from ava_server.hosts.change import servers_of
+from ava_server.hosts.known import HOSTS, UserPlace
+from ava_server.hosts.launching import passing
+
+PROBE_S = 5.0
+"""A program that does not answer within this time counts as missing."""
+WAL_RESET_FIXED = (3, 51, 3)
+NOBODY = 65_534
+_NOT_HERE = "not on this system"
+_NUMBER = re.compile(r"\d+(?:\.\d+)+")
+
+
+def python(_setup: Setup) -> Iterator[Finding]:
+    """Report the versions of Python and Ava, and whether they are in a permanent place."""
+    try:
+        own = version("ava-subagents")
+    except PackageNotFoundError:
+        own = "(not installed)"
+    text = f"{platform.python_version()}, Ava {own}, in {sys.prefix}"
+    if why := passing(Path(sys.prefix)):
+        step = "Install Ava in a permanent environment (the README says how), and run `ava init` from there."
+        yield Finding("python", "warning", f"{text}: {why}, so a host that was set up with it loses it", step)
+        return
+    yield Finding("python", "ok", text)
+    if sys.platform != "linux":
+        system = f"{platform.system()} {platform.release()}: Ava is tested on Linux; the log and web roles work here"
+        yield Finding("system", "note", system)
+
+
+def command(_setup: Setup) -> Iterator[Finding]:
+    """Report the path of the `ava` command, as hosts need it."""
+    path = shutil.which("ava", path=sysconfig.get_path("scripts"))
+    if path is not None:
+        yield Finding("command", "ok", f"hosts start {path} serve")
+    else:
+        step = f"Let hosts start {sys.executable} -m ava_server serve"
+        yield Finding("command", "warning", f"there is no ava command beside {sys.executable}", step)
+
+
+def sqlite(_setup: Setup) -> Iterator[Finding]:
+    """Report SQLite's version, and whether it can hold the log."""
+    name = sqlite3.sqlite_version
+    try:
+        with contextlib.closing(open_in_memory()):
+            pass
+    except sqlite3.Error as error:
+        text = f"SQLite {name} cannot hold the log, which needs FTS5 ({error})"
+        yield Finding("sqlite", "fault", text, "Use a Python with a full SQLite, such as uv's or python.org's.")
+        return
+    text = f"SQLite {name}, with FTS5"
+    if sqlite3.sqlite_version_info >= WAL_RESET_FIXED:
+        yield Finding("sqlite", "ok", text)
+        return
+    text += (
+        "; before 3.51.3 a checkpoint at the same time as a write can lose a commit. Ava lets only one process make"
+        " checkpoints, while nothing writes"
+    )
+    yield Finding("sqlite", "note", text, "Let no other program open ava.db for writing while Ava runs.")
+
+
+def git(_setup: Setup) -> Iterator[Finding]:
+    """Report git's version; without it no command can run on a checkout, and no coder at all."""
+    if found := _version_of("git"):
+        use = "it lists what commands may see of a checkout, and keeps a coder's changes on a branch"
+        yield Finding("git", "ok", f"{found}; {use}")
+    else:
+        without = "without it no coder can work, and no command can run in a workspace that is a checkout"
+        yield Finding("git", "note", f"not found; {without}", "Install git if subagents are to run commands.")
+
+
+def ripgrep(_setup: Setup) -> Iterator[Finding]:
+    """Report ripgrep's version; Ava searches files by itself."""
+    found = _version_of("rg") or "not found"
+    yield Finding("ripgrep", "ok", f"{found}; not needed: Ava searches files by itself, with the same results")
+
+
+def _version_of(program: str) -> str:
+    """Return a program's version, or empty without the program."""
+    try:
+        done = subprocess.run(  # noqa: S603 - a fixed name and --version
+            [program, "--version"], capture_output=True, timeout=PROBE_S, check=True, stdin=subprocess.DEVNULL
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    line = done.stdout.decode("utf-8", "replace").partition("\n")[0].strip()
+    found = _NUMBER.search(line)
+    return found[0] if found else line[:60]
+
+
+# -- confinement ------------------------------------------------------------------------------------------------------
+
+
+def confinement(setup: Setup) -> Iterator[Finding]:
+    """Report what confines commands here, or why nothing does and what to do."""
+    name = "confinement"
+    settings = setup.settings.sandbox if setup.settings is not None else SandboxSettings()
+    found = sandbox(settings.mode)
+    has = "; ".join((_bubblewrap(), _landlock(), _user_namespaces()))
+    if isinstance(found, Unavailable):
+        off = "run_bash, python_exec and programs of MCP servers are off"
+        text = f"commands cannot be confined here, so {off}: {found.why}"
+        step = f"{found.what_to_do[0].upper()}{found.what_to_do[1:]}, then run `ava doctor` again."
+        yield Finding(name, "warning" if sys.platform == "linux" else "note", text, step)
+        return
+    if found.kind == "none":
+        text = 'commands are not confined (sandbox.mode = "none"): they can read, change and send whatever you can'
+        yield Finding(name, "warning", text, 'Set sandbox.mode to "auto", or remove it.')
+        return
+    if found.kind == "landlock":
+        text = f"commands run in Landlock, which hides less than bubblewrap would ({has})"
+        yield Finding(name, "note", text, "Install bubblewrap, or let it create user namespaces.")
+    else:
+        yield Finding(name, "ok", f"commands run in bubblewrap ({has})")
+    closed = (setup.root.path,) if setup.root is not None else ()
+    toolchains = find_toolchains(None, (), read_only=settings.read_only, home=home_folder(), closed=closed)
+    for why in toolchains.refused:
+        yield Finding(name, "warning", why, "Correct sandbox.read_only in config.toml.")
+
+
+@cache
+def sandbox(mode: Literal["auto", "none"]) -> Sandbox | Unavailable:
+    """Return what confines commands under a setting, or why nothing does; tried once, in a temporary folder."""
+    with tempfile.TemporaryDirectory(prefix="ava-doctor-") as state:
+        return find_sandbox(mode, Path(state))
+
+
+def _bubblewrap() -> str:
+    """Return whether bubblewrap can make a sandbox here: it is tried, because kernels may forbid it."""
+    path = shutil.which("bwrap")
+    if sys.platform != "linux" or path is None:
+        return "bubblewrap is not installed" if sys.platform == "linux" else f"bubblewrap: {_NOT_HERE}"
+    # Not as root, who would own the sandbox on the machine too.
+    user = NOBODY if is_root() else None
+    sandbox = ("--unshare-all", "--die-with-parent", "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev")
+    try:
+        says = subprocess.run(  # noqa: S603 - the program that was found, and fixed arguments
+            [path, "--version"], env={}, capture_output=True, timeout=PROBE_S, check=True
+        )
+        tried = subprocess.run(  # noqa: S603 - the same
+            [path, *sandbox, "--", "/bin/true"],
+            env={},
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=PROBE_S,
+            check=False,
+            user=user,
+            group=user,
+            extra_groups=None if user is None else (),
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"bubblewrap cannot be tried ({type(error).__name__})"
+    found = _NUMBER.search(says.stdout.decode("utf-8", "replace"))
+    name = f"bubblewrap {found[0]}" if found else "bubblewrap"
+    if tried.returncode == 0:
+        return f"{name} works"
+    why = tried.stderr.decode("utf-8", "replace").strip().partition("\n")[0].removeprefix("bwrap: ")
+    return f"{name} cannot make a sandbox here ({why[:100] or 'it does not say why'})"
+
+
+def _landlock() -> str:
+    try:
+        abi = landlock_abi()
+    except NotOnThisSystem:
+        return f"Landlock: {_NOT_HERE}"
+    return f"Landlock ABI {abi}" if abi else "no Landlock"
+
+
+def _user_namespaces() -> str:
+    """Return whether an ordinary user may create user namespaces, by the kernel's settings."""
+    try:
+        most = kernel_setting("user/max_user_namespaces")
+        allowed = kernel_setting("kernel/unprivileged_userns_clone")
+        restricted = kernel_setting("kernel/apparmor_restrict_unprivileged_userns")
+    except NotOnThisSystem:
+        return f"user namespaces: {_NOT_HERE}"
+    if most == 0 or allowed == 0:
+        return "user namespaces off"
+    if restricted:
+        return "user namespaces restricted by AppArmor"
+    return "user namespaces on" if most is not None else "user namespaces unknown"
+
+
+# -- hosts ------------------------------------------------------------------------------------------------------------
+
+
+def hosts(setup: Setup) -> Iterator[Finding]:
+    """Report which hosts start Ava, and whether what they start exists."""
+    place = UserPlace(sys.platform, home_folder(), setup.env)
+    any_found = False
+    for host in HOSTS.values():
+        file = host.file(place)
+        again = f"Run `ava init {host.name}` again, with the server's --name there if it is not ava."
+        try:
+            for start in servers_of(host, file).values():
+                any_found = True
+                if shutil.which(start) is None:
+                    text = f"{host.title} starts {start}, which does not exist ({file})"
+                    yield Finding("host", "warning", text, again)
+                elif not Path(start).is_absolute():
+                    text = f"{host.title} starts {start}, a name that it may not find ({file})"
+                    yield Finding("host", "note", text, f"{again} It writes the whole path.")
+                else:
+                    yield Finding("host", "ok", f"{host.title} starts {start} ({file})")
+        except ConfigError as error:
+            any_found = True
+            step = f"Correct it; {host.title} may not be able to read it either."
+            yield Finding("host", "warning", f"{host.title}: {error}", step)
+    if not any_found:
+        yield Finding("hosts", "note", "none starts Ava yet", f"Run `ava init HOST`, with one of {', '.join(HOSTS)}.")

@@ -1,0 +1,270 @@
+"""Reading a data root from the command line.
+
+`open_log` opens the log as a server does; `open_snapshot` only looks: it creates and migrates nothing, and takes no
+write lock. `record_setting` writes the one event that commands add themselves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import time
+from collections.abc import AsyncGenerator, Generator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ava_server.cli.app import heading, refuse_in_subagent
+from ava_server.cli.terminal import tell
+from ava_server.core.data_root import DataRoot, find_data_root, os_user
+from ava_server.core.errors import BadInput, ConfigError
+
+if TYPE_CHECKING:
+    import sqlite3
+
+    from ava_audit.rows import RunRow
+    from ava_audit.store.store import Store
+    from ava_audit.view import View
+    from ava_server.service.access import Session
+    from ava_server.service.responses import RunAnswer
+    from ava_server.service.status import Alive
+
+BUSY_S = 1.0
+_OTHER_FOLDER = "Set AVA_DATA_ROOT to a folder that this user may write to."
+_KERNEL = (Path("/proc"), Path("/sys"))
+"""Where no folder can be created, even if root seems to have the right to."""
+_LONGEST_ID = 20
+_ENOUGH_DIGITS = 3
+"""This many digits of an id are enough to suggest the whole."""
+
+
+def checked_root(command: str | None = None, *, show: bool = True) -> DataRoot:
+    """Return the data root if it can be used, and print it as the screen's first line.
+
+    Args:
+        command: The command, if subagents may not call it.
+        show: Print the first line.
+
+    Raises:
+        BadInput: A subagent calls the command.
+        ConfigError: The data root cannot be used.
+    """
+    if command is not None:
+        refuse_in_subagent(command)
+    root = find_data_root()
+    has_log(root)
+    if show:
+        heading(root)
+    return root
+
+
+def has_log(root: DataRoot) -> bool:
+    """Tell whether there is a log; if not, one can be created.
+
+    Raises:
+        ConfigError: The data root cannot be used, so "there is nothing" would be the wrong answer.
+    """
+    path = root.path
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        _refuse_unmakeable(path)
+        return False
+    except OSError as failed:
+        raise ConfigError(f"The data root {path} cannot be read: {failed.strerror}. {_OTHER_FOLDER}") from failed
+    if not stat.S_ISDIR(mode):
+        raise ConfigError(f"The data root {path} is not a folder. {_OTHER_FOLDER}")
+    if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
+        raise ConfigError(f"The data root {path} is not readable and writable for this user. {_OTHER_FOLDER}")
+    return root.db.exists()
+
+
+def _refuse_unmakeable(path: Path) -> None:
+    """Refuse a missing folder that could not be created, without creating one to find out."""
+    if path.is_symlink():
+        raise ConfigError(f"The data root {path} is a broken link. {_OTHER_FOLDER}")
+    above = next(parent for parent in path.parents if parent.exists())
+    if any(above.is_relative_to(kernel) for kernel in _KERNEL) or not os.access(above, os.W_OK | os.X_OK):
+        raise ConfigError(f"The data root {path} does not exist and cannot be created in {above}. {_OTHER_FOLDER}")
+
+
+@asynccontextmanager
+async def open_log(root: DataRoot, *, make: bool = False) -> AsyncGenerator[Store | None]:
+    """Open the log to read it; None if there is none yet.
+
+    Args:
+        root: The data root.
+        make: Create a missing log, to wait for its first entries.
+
+    Raises:
+        ConfigError: The data root cannot be used.
+    """
+    import anyio.to_thread
+
+    from ava_audit.store.store import Store
+
+    if make:
+        await anyio.to_thread.run_sync(root.create)
+    elif not await anyio.to_thread.run_sync(has_log, root):
+        yield None
+        return
+    async with Store.open(root.path) as store:
+        yield store
+
+
+async def find_run(store: Store | None, given: str) -> RunRow:
+    """Return the run with this id, or of the proposal with this id.
+
+    Raises:
+        BadInput: It is not an id, or there is no such run.
+    """
+    [run] = await _find(store, given)
+    return run
+
+
+async def find_runs(store: Store | None, given: list[str]) -> list[RunRow]:
+    """Return the runs with these ids of subagents, proposals and groups, each once.
+
+    Raises:
+        BadInput: One is not an id, or nothing has it.
+    """
+    found = [run for one in given for run in await _find(store, one, groups=True)]
+    return list({run.id: run for run in found}.values())
+
+
+async def _find(store: Store | None, given: str, *, groups: bool = False) -> list[RunRow]:
+    from ava_server.cli.option_values import parse_any_id
+
+    try:
+        field, wanted = parse_any_id(given, groups=groups)
+    except BadInput as error:
+        raise BadInput(f"{error}{await _suggestion(store, given, groups)}") from None
+
+    def query(view: View) -> list[RunRow]:
+        if field == "group_id":
+            return view.group_runs(wanted)
+        proposal = view.proposal(wanted) if field == "pending_id" else None
+        run = view.run(proposal.run_id if proposal is not None else wanted)
+        return [run] if run is not None else []
+
+    runs = await store.read(query) if store is not None else []
+    if not runs:
+        what = "group" if field == "group_id" else "subagent"
+        raise BadInput(
+            f"There is no {what} {wanted} in this data root.{await _suggestion(store, wanted, groups)}"
+            " `ava logs --type spawn` lists all that were proposed."
+        )
+    return runs
+
+
+async def _suggestion(store: Store | None, given: str, groups: bool) -> str:
+    """Return a sentence that suggests a similar id; empty without one."""
+    from ava_server.core.ids import nearest
+
+    if store is None or len(given) > _LONGEST_ID:
+        return ""
+    rows = list(reversed(await store.read(lambda view: view.runs())))
+    ids = [row.id for row in rows] + [row.pending_id for row in rows]
+    ids += [row.group_id for row in rows if groups and row.group_id is not None]
+    typed = given.strip().casefold()
+    near = None
+    if len(typed.partition("-")[2] or typed) >= _ENOUGH_DIGITS:
+        near = next((one for one in ids if one.casefold().startswith(typed) or one[2:].startswith(typed)), None)
+    near = near or nearest(given, ids, cutoff=0.8)
+    return f" Did you mean {near}?" if near is not None else ""
+
+
+async def whole_answer(store: Store, run_id: str, alive: Alive) -> tuple[RunRow, RunAnswer]:
+    """Return a run and its answer with the whole result."""
+    from ava_server.service.status import run_answer
+
+    def query(view: View) -> tuple[RunRow, RunAnswer]:
+        run = view.run(run_id)
+        assert run is not None
+        return run, run_answer(view, run, alive, time.time_ns() // 1000)
+
+    return await store.read(query)
+
+
+async def note_fetched(store: Store, session: Session, tool: str, run: RunRow) -> None:
+    """Log that a run's result was shown to its own user, so that no notification announces it again."""
+    from ava_audit.store.store import Outcome
+    from ava_server.service.status import carried
+
+    if run.result_seq is None or run.user_id != session.user:
+        return
+    event = carried(session.who, tool, run.id)
+    await store.do(lambda _view, _now_us: Outcome(None, (event,)))
+
+
+def terminal_session() -> Session:
+    """Return a session of this user at the terminal."""
+    from ava_server.service.access import Session
+
+    return Session(user=os_user(), transport="terminal", client="ava", channel="terminal")
+
+
+async def record_setting(
+    root: DataRoot, setting: str, before: str | Mapping[str, Any] | None, after: str | Mapping[str, Any] | None
+) -> None:
+    """Log the change of a setting, without its secret; if the log cannot be written, the change stays."""
+    from ava_audit.errors import AuditError
+    from ava_audit.events import Event, SettingsChanged
+    from ava_audit.store.store import Store, append
+
+    fact = SettingsChanged(setting=setting, before=before, after=after)
+    try:
+        async with Store.open(root.path) as store:
+            await store.do(append(Event(terminal_session().who, fact)))
+    except AuditError as error:
+        tell(f"This change is not in the log: {error}")
+
+
+@dataclass(frozen=True)
+class LogSnapshot:
+    """An open log: its state, its schema, and whether its newest entries are missing."""
+
+    db: sqlite3.Connection
+    view: View
+    schema: int
+    partial: bool
+
+
+@contextmanager
+def open_snapshot(path: Path) -> Generator[LogSnapshot]:
+    """Open a log to look at it, without creating a file beside it.
+
+    SQLite creates the two files of a database in use if they are missing. Then nobody has the log open, and the
+    database file alone is read.
+    """
+    import sqlite3
+
+    from ava_audit.store.schema import schema_version
+    from ava_audit.view import View
+
+    if not path.is_file():  # opening a pipe would wait for ever
+        raise OSError("it is not a regular file")
+    wal, shared = (path.with_name(path.name + end) for end in ("-wal", "-shm"))
+    in_use = wal.is_file() and shared.is_file()
+    uri = f"{path.absolute().as_uri()}?mode=ro{'' if in_use else '&immutable=1'}"
+    with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=BUSY_S, isolation_level=None)) as db:
+        db.execute("BEGIN")
+        partial = not in_use and wal.exists() and wal.stat().st_size > 0
+        yield LogSnapshot(db, View(db), schema_version(db), partial)
+
+
+def is_held(path: Path) -> bool:
+    """Tell whether a process holds a lock file, by trying a shared lock; the file is not created."""
+    import portalocker
+
+    if path.is_symlink() or not path.is_file():  # opening a pipe would wait for ever
+        return False
+    with path.open("rb") as file:
+        try:
+            portalocker.lock(file, portalocker.LockFlags.SHARED | portalocker.LockFlags.NON_BLOCKING)
+        except portalocker.LockException:
+            return True
+        portalocker.unlock(file)
+    return False

@@ -1,0 +1,137 @@
+"""Values of options: ids, times, durations and amounts, each read with its own error."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import time
+from pathlib import Path
+from typing import Any, cast
+
+from ava_server.core.errors import BadInput
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|sec|m|min|h)?")
+_OPTIONS = {"role": "ROLE", "task": "TASK", "max_cost_cents": "--max-cost", "retry_of": "--retry"}
+"""Arguments of `spawn_subagent` whose option of `ava run` has another name."""
+_QUOTED = re.compile(r"`([a-z_]+)`")
+_SECONDS = {None: 1, "s": 1, "sec": 1, "m": 60, "min": 60, "h": 3_600}
+
+
+def parse_cents(option: str, given: str | None) -> float | None:
+    """Return dollars, such as `0.50` or `$0.50`, in cents.
+
+    Raises:
+        BadInput: It is not an amount above 0.
+    """
+    if given is None:
+        return None
+    try:
+        dollars = float(given.strip().removeprefix("$"))
+    except ValueError:
+        dollars = math.nan
+    if not (math.isfinite(dollars) and dollars > 0):
+        raise BadInput(f"{option}: {given[:40]!r} is not an amount of dollars above 0; write it like 0.50")
+    return round(dollars * 100, 6)
+
+
+def parse_seconds(option: str, given: str | None) -> float | None:
+    """Return a duration, such as `90`, `90s`, `10m` or `1h`, in seconds.
+
+    Raises:
+        BadInput: It is not a duration above 0.
+    """
+    if given is None:
+        return None
+    match = _DURATION.fullmatch(given.strip().lower())
+    seconds = float(match[1]) * _SECONDS[match[2]] if match else 0.0
+    if seconds <= 0 or not math.isfinite(seconds):
+        raise BadInput(f"{option}: {given[:40]!r} is not a duration above 0; write it like 90, 90s, 10m or 1h")
+    return seconds
+
+
+def parse_group_limits(max_cost: str | None, timeout: str | None) -> dict[str, Any]:
+    """Return the given limits of a group as `confirm_spawn` takes them."""
+    limits = {
+        "group_max_cost_cents": parse_cents("--group-max", max_cost),
+        "group_timeout": parse_seconds("--group-timeout", timeout),
+    }
+    return {name: value for name, value in limits.items() if value is not None}
+
+
+def parse_time_option(option: str, given: str | None) -> int | None:
+    """Return a point in time as microseconds UTC.
+
+    Raises:
+        BadInput: It is not a time; the error lists the forms.
+    """
+    from ava_audit.units import parse_time
+
+    if given is None:
+        return None
+    try:
+        return parse_time(given, time.time_ns() // 1000)
+    except ValueError as error:
+        raise BadInput(f"{option}: {error}") from None
+
+
+def parse_any_id(given: str, *, groups: bool = False) -> tuple[str, str]:
+    """Return the field of an id (`subagent_id`, `pending_id`, with `groups` also `group_id`) and its canonical form.
+
+    Raises:
+        BadInput: It has none of these forms.
+    """
+    from ava_server.core.ids import parse_id
+
+    for field in ("subagent_id", "pending_id", *(("group_id",) if groups else ())):
+        try:
+            return field, parse_id(field, given)
+        except BadInput:
+            continue
+    group = ", a group's like G-4e1b2c3" if groups else ""
+    raise BadInput(
+        f"{given[:40]!r} is not an id: a subagent's looks like S-7f3a2b, a proposal's like P-1c22b09d{group}. "
+        "`ava status --once` lists the latest, `ava logs --type spawn` all."
+    )
+
+
+def split_names(given: list[str] | None) -> list[str] | None:
+    """Return names that were given one by one, separated by commas, or both."""
+    if given is None:
+        return None
+    return [name.strip() for part in given for name in part.split(",") if name.strip()]
+
+
+def read_schema(option: str, file: Path | None) -> dict[str, Any] | None:
+    """Return the JSON object in a file.
+
+    Raises:
+        BadInput: The file cannot be read or holds something else.
+    """
+    if file is None:
+        return None
+    try:
+        schema: object = json.loads(file.read_text("utf-8"))
+    except OSError as failed:
+        raise BadInput(f"{option}: {file} cannot be read: {failed.strerror}; give a file with a JSON schema") from None
+    except (ValueError, RecursionError) as wrong:
+        raise BadInput(f"{option}: {file} is not JSON: {wrong}; give a file with a JSON schema") from None
+    if not isinstance(schema, dict):
+        raise BadInput(f'{option}: {file} is not a JSON object; a schema begins like {{"type": "object", …}}')
+    return cast("dict[str, Any]", schema)
+
+
+def name_options(sentence: str) -> str:
+    """Return a sentence about arguments of `spawn_subagent` with the names of `ava run`'s options."""
+    from ava_server.approval.requests import SpawnArgs
+
+    def option(field: str) -> str:
+        return _OPTIONS.get(field, f"--{field.replace('_', '-')}")
+
+    field, colon, rest = sentence.partition(":")
+    name, dot, below = field.partition(".")
+    if colon and name in SpawnArgs.model_fields:
+        sentence = f"{option(name)}{dot}{below}:{rest}"
+    return _QUOTED.sub(
+        lambda found: f"`{option(found[1])}`" if found[1] in SpawnArgs.model_fields else found[0], sentence
+    )

@@ -1,0 +1,224 @@
+"""The texts of `ava roles`, in 80 columns: the list, one role and what it means here, and a file to trust."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ava_audit.units import format_usd, micros_from_cents
+from ava_roles.mcp_client.entry import server_of
+from ava_roles.role import first_sentence
+from ava_roles.tools.registry import builtin_tools
+from ava_roles.wrap import clean
+from ava_server.approval.summary import minutes
+from ava_server.cli.terminal import wrapped
+
+if TYPE_CHECKING:
+    from ava_roles.catalog import Catalog, UntrustedFile
+    from ava_roles.role import Role
+    from ava_roles.tool import ToolSpec
+    from ava_server.config.role_folders import RolePlaces
+    from ava_server.config.settings import Settings
+    from ava_server.models.listing import TierMeaning
+
+WIDTH = 80
+Specs = Mapping[str, "ToolSpec"]
+
+
+def list_screen(places: RolePlaces, catalog: Catalog, means: Sequence[TierMeaning], known: Specs) -> list[str]:
+    """Return the list, without its first line."""
+    models = dict(zip((role.name for role in catalog.roles), means, strict=False))
+    lines = [f"Project: {places.project}" if places.project else "No project: this folder is not in a repository."]
+    for role in catalog.roles:
+        lines += ["", f"{role.name}  {_model(role, models.get(role.name))}"]
+        lines += _indent(first_sentence(role.description), _limits(role), f"source: {role.source}")
+        lines += _tool_lines(role, known)
+    for head, texts in (
+        ("Cannot be used:", [problem.text for problem in catalog.problems]),
+        ("Means nothing here:", [note.text for note in catalog.notes]),
+        ("Not trusted:", [f"{each.name}: {each.why}." for each in catalog.untrusted]),
+    ):
+        lines += ["", head, *_indent(*texts)] if texts else []
+    for command in dict.fromkeys(each.command for each in catalog.untrusted):
+        lines += ["  Read them, and trust them if you do:", f"  {command}"]  # its own line, to be copied whole
+    return lines
+
+
+def roles_as_json(places: RolePlaces, catalog: Catalog, means: Sequence[TierMeaning], known: Specs) -> dict[str, Any]:
+    """Return the list as plain JSON."""
+    models = dict(zip((role.name for role in catalog.roles), means, strict=False))
+    return {
+        "project": str(places.project) if places.project else None,
+        "roles": [_role_as_json(role, models.get(role.name), known) for role in catalog.roles],
+        "problems": [
+            {"file": each.source, "line": each.line, "key": each.key, "reason": each.reason}
+            for each in catalog.problems
+        ],
+        "notes": [note.text for note in catalog.notes],
+        "untrusted": [
+            {"name": each.name, "file": each.file.source, "sha256": each.file.sha256, "changed": each.changed,
+             "problem": each.problem.text if each.problem else None, "what_to_do": each.step}
+            for each in catalog.untrusted
+        ],
+    }  # fmt: skip
+
+
+def role_screen(role: Role, meant: TierMeaning | None, settings: Settings, why: str, known: Specs) -> list[str]:
+    """Return one role: what it means here, its file, and the system prompt of a subagent."""
+    lines = [f"{role.name}  ({role.source})"]
+    lines += _indent(why) if why else []
+    lines += _indent(role.description, f"model: {_model(role, meant)}")
+    if meant is not None and meant.error is not None:
+        lines += _indent(str(meant.error))
+    lines += _indent(f"limits: {_limits(role)}", *_clamps(role, meant, settings))
+    lines += [*_tool_lines(role, known), *_indent(*_features(role))]
+    if role.ignored_keys:
+        lines += _indent(f"means nothing here, and is ignored: {', '.join(role.ignored_keys)}")
+    text, invisible = clean(role.text)
+    note = f" ({invisible} invisible characters are left out here)" if invisible else ""
+    prompt = _prompt(role, meant, settings, known)
+    head = "The system prompt, if a folder is named and the spawn adds no text:"
+    return [*lines, "", f"The file{note}:", "", text.rstrip(), "", head, "", prompt]
+
+
+def trust_lines(untrusted: UntrustedFile, taken: str | None, known: Specs) -> list[str]:
+    """Return what a person has to know before trusting a project's file."""
+    role = untrusted.role
+    state = "changed since it was trusted" if untrusted.changed else "new"
+    if role is None:
+        problem = untrusted.problem.reason if untrusted.problem else ""
+        return [f"{untrusted.file.source}  ({state})", *_indent(f"is not a role file, and is not trusted: {problem}")]
+    lines = [f"{role.name}  ({untrusted.file.source}, {state}, sha256 {untrusted.file.sha256[:12]})"]
+    lines += _indent(first_sentence(role.description), f"model: {role.model}; limits: {_limits(role)}")
+    lines += [*_tool_lines(role, known), *_indent(f"it {reach(role)}", *_features(role))]
+    return lines + (_indent(f"ignored: the name is already used ({taken})") if taken else [])
+
+
+def reach(role: Role) -> str:
+    """Return what a role's tools can do if all of them are available."""
+    tools = builtin_tools()
+    specs = [tools[name].spec for name in role.tools if name in tools]
+    servers = sorted({server for name in role.tools if (server := server_of(name)) is not None})
+    abilities = (
+        ("reads files of the workspace", any(spec.files for spec in specs)),
+        ("reads the web", any(spec.network for spec in specs)),
+        ("changes files", any(spec.edits for spec in specs)),
+        ("runs commands", any(spec.commands for spec in specs)),
+        (f"calls tools of the MCP servers {', '.join(servers)}", bool(servers)),
+    )
+    return ", ".join(text for text, has in abilities if has) or "reaches neither files nor the web"
+
+
+def tools_here(settings: Settings) -> Specs:
+    """Return the tools that are available: web search with an engine, commands with a sandbox.
+
+    Raises:
+        AvaError: The keys cannot be read.
+    """
+    from ava_server.approval.scope import usable_here
+    from ava_server.cli.doctor.machine import sandbox
+    from ava_server.config.keys import read_keys
+    from ava_server.config.search_engines import engine_of, without_search
+    from ava_server.runs.tools import ReadSubagentResult, ReadToolResult, Scratchpad
+
+    own = (Scratchpad.spec, ReadToolResult.spec, ReadSubagentResult.spec)
+    tools = usable_here(builtin_tools(), sandbox(settings.sandbox.mode))
+    if engine_of(settings.search, read_keys(settings.paths.keys)) is None:
+        tools = without_search(tools)
+    return {spec.name: spec for spec in (*(tool.spec for tool in tools.values()), *own)}
+
+
+def _role_as_json(role: Role, meant: TierMeaning | None, known: Specs) -> dict[str, Any]:
+    return {
+        "name": role.name,
+        "description": role.description,
+        "source": role.source,
+        "model": role.model,
+        "means": meant.choice.name if meant is not None and meant.choice is not None else None,
+        "timeout": role.timeout_s,
+        "max_cost_cents": role.max_cost_cents,
+        "max_tokens": role.max_tokens,
+        "max_iterations": role.max_iterations,
+        "max_tool_calls": role.max_tool_calls,
+        "tools": [tool for tool in role.tools if tool in known],
+        "unavailable_tools": [tool for tool in role.tools if tool not in known],
+        "ignored": list(role.ignored_keys),
+    }
+
+
+def _model(role: Role, meant: TierMeaning | None) -> str:
+    if meant is None:
+        return role.model
+    name = meant.choice.name if meant.choice is not None else "not available here"
+    return role.model if name == role.model else f"{role.model} ({name})"
+
+
+def _limits(role: Role) -> str:
+    cost = format_usd(micros_from_cents(role.max_cost_cents), exact=True)
+    return (
+        f"{cost}, {minutes(role.timeout_s)}, {role.max_iterations} turns, {role.max_tool_calls} calls,"
+        f" {role.max_tokens:,} tokens"
+    )
+
+
+def _tool_lines(role: Role, known: Specs) -> list[str]:
+    foreign = [tool for tool in role.tools if tool not in known and server_of(tool) is not None]
+    missing = [tool for tool in role.tools if tool not in known and tool not in foreign]
+    lines = _indent(f"tools: {', '.join(tool for tool in role.tools if tool in known) or 'none'}")
+    lines += _indent(f"of other MCP servers, checked at each proposal: {', '.join(foreign)}") if foreign else []
+    return lines + (_indent(f"not here: {', '.join(missing)}") if missing else [])
+
+
+def _features(role: Role) -> list[str]:
+    """Return what else a role's file asks for."""
+    return [
+        text
+        for text, asked in (
+            (f"needs: {', '.join(role.needs)}", role.needs),
+            (f"may use the secrets: {', '.join(role.secrets)}", role.secrets),
+            ("its commands may reach the network", role.network),
+            (f"runs to prepare: {role.setup}", role.setup),
+            (f"runs to verify: {role.verify}", role.verify),
+            (f"carries over: {', '.join(role.carry)}", role.carry),
+            ("plans before it works", role.plan),
+            ("thinks before it answers, if the model can", role.extended_thinking),
+        )
+        if asked
+    ]
+
+
+def _clamps(role: Role, meant: TierMeaning | None, settings: Settings) -> tuple[str, ...]:
+    from ava_server.approval.requests import SpawnArgs
+    from ava_server.approval.resolve import caps_of
+
+    if meant is None or meant.choice is None:
+        return ()
+    return caps_of(SpawnArgs(role=role.name, task="-"), role, meant.choice, settings.limits)[1]
+
+
+def _prompt(role: Role, meant: TierMeaning | None, settings: Settings, known: Specs) -> str:
+    from ava_roles.memory import Memory
+    from ava_roles.prompt import system_prompt
+    from ava_roles.tools.memory import NAME as RECALL
+    from ava_server.approval.context_from import NAME as READ_RESULT
+
+    not_offered = {READ_RESULT, *((RECALL,) if Memory(settings.paths.memory).is_empty() else ())}
+    hard = settings.limits
+    free = meant is not None and meant.choice is not None and meant.choice.price.free
+    most = hard.max_tokens_deep if role.model == "deep" else hard.max_tokens
+    cost = min(role.max_cost_cents, hard.max_cost_cents)
+    limits = {
+        "time": minutes(min(role.timeout_s, hard.max_timeout_s)),
+        "money": "free" if free else format_usd(micros_from_cents(cost), exact=True),
+        "tokens": f"{min(role.max_tokens, most):,}",
+        "turns": str(min(role.max_iterations, hard.max_iterations)),
+        "tool calls": str(min(role.max_tool_calls, hard.max_tool_calls)),
+    }
+    tools = [known[name] for name in role.tools if name in known and name not in not_offered]
+    return system_prompt(role, system_prompt=None, context=None, tools=tools, limits=limits, output_schema=None)
+
+
+def _indent(*texts: str) -> list[str]:
+    """Return each text on a line, or on several of 80 columns, two blanks deep."""
+    lines = [wrapped(f"  {' '.join(clean(text)[0].split())}", WIDTH).split("\n") for text in texts]
+    return [line for several in lines for line in several]

@@ -1,0 +1,190 @@
+"""Secret input: a PIN from the terminal itself, a key or secret from a terminal or a pipe; never as an argument."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+import anyio.to_thread
+from typer.core import TyperCommand
+
+from ava_server.cli.terminal import tell
+from ava_server.core.errors import BadInput, Refused
+from ava_server.core.shutdown import ending_signals
+from ava_server.core.threads import read_apart
+
+if TYPE_CHECKING:
+    from ava_server.config.pin import PinFile
+    from ava_server.service.access import Session
+
+LONGEST_LINE = 16_384
+_TERMINAL = "/dev/tty"
+_LONGEST_PIN = 1_024
+_NO_TERMINAL = "The approval PIN can only be typed at a terminal, and there is none here."
+
+
+class NameOnlyCommand(TyperCommand):
+    """A command that takes a name alone; the parser's own error would repeat a secret typed after it.
+
+    Attributes:
+        whose: Whose name it is, e.g. `provider`.
+        advice: How a value is given.
+    """
+
+    whose = "secret"
+    advice = "The value is asked for, or piped in; a value typed into the command would stay in the shell's history."
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments.
+
+        Raises:
+            BadInput: There are further arguments, which may be the value.
+        """
+        ctx.allow_extra_args = ctx.ignore_unknown_options = True
+        rest = super().parse_args(ctx, args)
+        if ctx.args:
+            raise BadInput(f"Give only the {self.whose}'s name. {self.advice}")
+        return rest
+
+
+def read_secret(prompt: str, what: str, command: str) -> str:
+    """Return a value typed at the terminal without echo, or one line from a pipe.
+
+    Args:
+        prompt: The question, e.g. `Key for openrouter`.
+        what: What the value is, e.g. `key`.
+        command: The command that reads it, for the advice to use a pipe.
+
+    Raises:
+        BadInput: Nothing was given, or the terminal would show it.
+    """
+    if not sys.stdin.isatty():
+        return sys.stdin.readline(LONGEST_LINE)
+    import getpass
+    import warnings
+
+    try:
+        with restore_echo(sys.stdin.fileno()), warnings.catch_warnings():
+            warnings.simplefilter("error", getpass.GetPassWarning)
+            return getpass.getpass(f"{prompt} (not shown): ")
+    except KeyboardInterrupt:
+        tell()  # the shell's prompt starts on a new line
+        raise
+    except EOFError:
+        tell()
+        raise BadInput(f"No {what} was given; nothing is stored.") from None
+    except getpass.GetPassWarning:
+        raise BadInput(f"This terminal would show the {what}. Pipe it in instead: {command} < FILE") from None
+
+
+async def unlock_session(pin_file: PinFile, session: Session) -> None:
+    """Ask for the approval PIN once per session, so that the session may approve under the policy `human`.
+
+    Raises:
+        Refused: There is no terminal or no PIN, or the PIN is wrong or locked.
+        ConfigError: The PIN's file cannot be used.
+    """
+    if not session.pin_given:
+        await ask_pin(pin_file)
+        session.pin_given = True
+
+
+async def ask_pin(pin_file: PinFile) -> None:
+    """Ask for the approval PIN and check it.
+
+    Raises:
+        Refused: There is no terminal or no PIN, or the PIN is wrong or locked.
+        ConfigError: The PIN's file cannot be used.
+    """
+    await anyio.to_thread.run_sync(pin_file.ready)
+    pin = await ask_hidden("Approval PIN")
+    await anyio.to_thread.run_sync(pin_file.check, pin)
+
+
+async def ask_hidden(question: str) -> str:
+    """Return what a person types at the terminal without echo; a pipe is not a person.
+
+    Raises:
+        Refused: There is no terminal.
+        BadInput: Nothing was typed.
+    """
+    typed = await (_ask_on_windows(question) if sys.platform == "win32" else _ask_on_posix(question))
+    if not typed.strip():
+        raise BadInput("No PIN was given; nothing was done.")
+    return typed.strip()
+
+
+async def _ask_on_posix(question: str) -> str:
+    try:
+        import termios
+    except ImportError:
+        raise Refused("This system cannot hide what is typed, so the approval PIN cannot be typed here.") from None
+    try:
+        terminal = os.open(_TERMINAL, os.O_RDWR | getattr(os, "O_NOCTTY", 0))
+    except OSError:
+        raise Refused(_NO_TERMINAL) from None
+    try:
+        try:
+            silent = termios.tcgetattr(terminal)
+        except termios.error:
+            raise Refused(_NO_TERMINAL) from None
+        silent[3] &= ~termios.ECHO
+        with restore_echo(terminal):
+            termios.tcsetattr(terminal, termios.TCSAFLUSH, silent)
+            os.write(terminal, f"{question} (not shown): ".encode())
+            try:
+                line = await read_apart(lambda: os.read(terminal, _LONGEST_PIN))
+            finally:
+                with suppress(OSError):  # the terminal may be gone
+                    os.write(terminal, b"\n")
+        return line.decode("utf-8", "replace")
+    finally:
+        os.close(terminal)
+
+
+async def _ask_on_windows(question: str) -> str:
+    import getpass
+
+    if not sys.stdin.isatty():
+        raise Refused(_NO_TERMINAL)
+    return await read_apart(lambda: getpass.getpass(f"{question} (not shown): "))
+
+
+@contextmanager
+def restore_echo(terminal: int) -> Generator[None]:
+    """Restore a terminal's settings when the block ends, also when a signal ends the process inside it."""
+    try:
+        import termios
+    except ImportError:
+        yield
+        return
+    try:
+        before = termios.tcgetattr(terminal)
+    except termios.error:  # not a terminal
+        yield
+        return
+
+    def restore() -> None:
+        with suppress(termios.error):
+            termios.tcsetattr(terminal, termios.TCSAFLUSH, before)
+
+    def end(number: int, _frame: object) -> None:
+        restore()
+        with suppress(OSError):
+            os.write(terminal, b"\n")
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    deadly = [number for number in ending_signals() if signal.getsignal(number) == signal.SIG_DFL]
+    for number in deadly:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        restore()
+        for number in deadly:
+            signal.signal(number, signal.SIG_DFL)

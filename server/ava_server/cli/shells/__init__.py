@@ -1,1 +1,0 @@
-"""What shells are told of completion, a script each."""
