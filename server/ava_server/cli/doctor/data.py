@@ -11,9 +11,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from ava_audit.mirror import mirror_faults
 from ava_audit.store.locks import network_file_system
 from ava_audit.store.schema import SCHEMA_VERSION, schema_changes, schema_faults
-from ava_audit.mirror import mirror_faults
 from ava_audit.units import MICROS_PER_CENT, format_usd, micros_from_cents
 from ava_server.budget.caps import installation_scope, user_scope, utc_day
 from ava_server.cli.doctor.finding import Finding, Setup, from_error, nearest_folder
