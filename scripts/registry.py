@@ -26,7 +26,7 @@ def document() -> dict[str, Any]:
         "name": NAME,
         "title": "Ava",
         # pyproject's own is longer than the 100 characters that the registry takes.
-        "description": "Background subagents for any MCP host: approved with their maximum cost, capped while they run.",
+        "description": "Background subagents for any MCP host: approved with a maximum cost, capped while they run.",
         "version": project["version"],
         "packages": [
             {
@@ -58,7 +58,7 @@ def document() -> dict[str, Any]:
                     },
                     {
                         "name": "AVA_DAILY_USD",
-                        "description": "Maximum spending per UTC day, in dollars; it can only lower the limit in the settings.",
+                        "description": "Maximum spending per UTC day, in dollars; can only lower the limit set.",
                         "format": "number",
                         "placeholder": "5",
                         "isRequired": False,
