@@ -1,8 +1,8 @@
 """Make the picture of the README, examples/demo.svg, from a real run of `ava demo`: `python scripts/demo_picture.py`.
 
-The demo runs on a terminal of 100 columns, over examples/notes, and is answered as a person would. What differs from
-machine to machine and from run to run (folders, ids, times) is put in one form; no word is added or taken away.
-tests/test_picture.py runs the demo again and compares, so that the picture cannot show what is not there any more.
+The demo runs over examples/notes, in a terminal of 88 columns so that the text is legible at a width of 800 pixels, and
+is answered as a person would answer. Folders, ids and times are replaced by fixed ones. Each section is cut to the
+lines in `EXCERPTS`, with `…` for those left out. tests/test_picture.py runs the demo again and compares.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import tempfile
 import termios
 import textwrap
 from io import StringIO
+from itertools import pairwise
 from pathlib import Path
 
 from rich.ansi import AnsiDecoder
@@ -27,11 +28,12 @@ from rich.terminal_theme import MONOKAI
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PICTURE = REPOSITORY / "examples" / "demo.svg"
-QUESTION = "What does each provider charge for a payment, and when does it pay out?"
+QUESTION = "What does each provider charge for a payment?"
 COMMAND = f'ava demo notes --task "{QUESTION}"'
-COLUMNS = 100
+COLUMNS = 88
+EXCERPTS = (slice(0), slice(3), slice(4), slice(2), slice(6, 13), slice(-4, None))
+"""The lines shown of each section, from the command to the log."""
 _HEADING = re.compile(r"^(-- .+ --)$")
-RESULT, RECORD = "-- Result --", "-- On the record "
 _STYLE = re.compile(r"\x1b\[[\d;]*m")
 _PREFIX = "ava-picture-"
 
@@ -43,9 +45,22 @@ def lines() -> list[str]:
         shutil.copytree(REPOSITORY / "examples" / "notes", notes)
         shown = _on_terminal(["demo", str(notes), "--task", QUESTION], notes.parent)
     screen = [line.rpartition("\r\x1b[K")[2] for line in shown.replace("\r\n", "\n").rstrip().split("\n")]
-    result, record = (next(n for n, line in enumerate(screen) if line.startswith(head)) for head in (RESULT, RECORD))
+    _proposal, _approval, _running, result, record = (at for at, line in enumerate(screen) if _HEADING.match(line))
     drawn = [_one_form(line) for line in screen[result:record]]  # laid out for these columns as it is
-    return [f"$ {COMMAND}", *_broken_anew(screen[:result]), *drawn, *_broken_anew(screen[record:])]
+    return excerpt([f"$ {COMMAND}", *_broken_anew(screen[:result]), *drawn, *_broken_anew(screen[record:])])
+
+
+def excerpt(screen: list[str]) -> list[str]:
+    """Shorten each section to the lines that `EXCERPTS` names, with `…` for those left out."""
+    starts = [0, *(at for at, line in enumerate(screen) if _HEADING.match(line)), len(screen)]
+    shown: list[str] = []
+    for lines_shown, (start, end) in zip(EXCERPTS, pairwise(starts), strict=True):
+        heading, *body = screen[start:end]
+        while body and not body[-1]:
+            body.pop()
+        first, last, _ = lines_shown.indices(len(body))
+        shown += [heading, *["…"][:first], *body[lines_shown], *["…"][: len(body) - last], ""]
+    return shown[:-1]
 
 
 def plain(line: str) -> str:

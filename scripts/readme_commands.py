@@ -1,4 +1,4 @@
-"""The commands of README.md, so that CI runs what stands there and nothing else.
+"""Print the commands of README.md, so that CI runs exactly these.
 
 A command is the fenced block under a comment `<!-- command: NAME -->`. Needs nothing but Python, because CI reads the
 README before anything is installed: `python3 scripts/readme_commands.py tests` prints one.

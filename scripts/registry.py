@@ -1,6 +1,6 @@
-"""Write `server.json`, by which the MCP registry knows Ava: `python scripts/registry.py`.
+"""Write `server.json`, Ava's entry for the MCP registry: `python scripts/registry.py`.
 
-tests/test_registry.py compares the file with what this makes, and checks it against the registry's own schema.
+tests/test_registry.py compares the file with this script's output and checks it against the registry's schema.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def document() -> dict[str, Any]:
         "name": NAME,
         "title": "Ava",
         # pyproject's own is longer than the 100 characters that the registry takes.
-        "description": "Background subagents with a price tag: approved before they run, capped while they run.",
+        "description": "Background subagents for any MCP host: approved with a maximum cost, capped while they run.",
         "version": project["version"],
         "packages": [
             {
@@ -52,13 +52,13 @@ def document() -> dict[str, Any]:
                     },
                     {
                         "name": "AVA_DATA_ROOT",
-                        "description": "Folder for the log and the settings, as an absolute path.",
+                        "description": "Folder for everything that Ava stores, as an absolute path.",
                         "format": "filepath",
                         "isRequired": False,
                     },
                     {
                         "name": "AVA_DAILY_USD",
-                        "description": "Most that may be spent in a UTC day, in dollars; it can only tighten.",
+                        "description": "Maximum spending per UTC day, in dollars; can only lower the limit set.",
                         "format": "number",
                         "placeholder": "5",
                         "isRequired": False,

@@ -1,4 +1,4 @@
-"""The comparison in the README: each cell leads to where it can be checked, and it is not only praise."""
+"""Docs compare Ava with other projects: each cell can be checked, and the other projects win some rows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import pytest
 from support.repository import REPOSITORY
 from support.terminal import ava
 
-TEXT = (REPOSITORY / "README.md").read_text("utf-8")
+PAGE = REPOSITORY / "docs" / "comparison.md"
+TEXT = PAGE.read_text("utf-8")
 ADDRESSES = dict(re.findall(r"^\[(\w+)\]: (\S+)$", TEXT, re.MULTILINE))
 PINNED = re.compile(r"https://github\.com/[\w.-]+/[\w.-]+/blob/[0-9a-f]{40}/\S+")
 MARKS = ("what Ava is for", "better elsewhere")
@@ -52,7 +53,7 @@ def test_each_cell_is_a_link_to_what_was_read_or_a_command(cell: str, tmp_path: 
         done = ava(tmp_path / "data", *shlex.split(command[1]))
         assert done.returncode == 0, done.stderr
     elif ours := re.fullmatch(r"\[[^\]]+\]\(([^)#]+)[^)]*\)", cell):
-        assert (REPOSITORY / ours[1]).exists()
+        assert (PAGE.parent / ours[1]).exists()
     else:
         theirs = re.fullmatch(r"\[[^\]]+\]\[(\w+)\]", cell)
         assert theirs is not None, f"{cell} cannot be checked by anybody"

@@ -50,8 +50,8 @@ NOT_RUN: Mapping[str, str] = {
 """Commands that these tests do not run, by their first words, with the reason and where they are tried instead."""
 ELSEWHERE = ("command: ", "on_event: ", "jq: ")
 """Marks of blocks that test_readme.py, tests/system/test_event_examples.py and test_docs.py run."""
-NOT_OURS = ("git pull", "pip install", "opentelemetry-instrument", "AVA_MODEL_BASE_URL=")
-"""How blocks begin that need a registry, a remote, an SDK in the environment, or are no command."""
+NOT_OURS = ("git pull", "uv tool install", "opentelemetry-instrument")
+"""How blocks begin that need a remote, a package registry, or an SDK in the environment."""
 NAMED = ("key set", "secret set", "show", "wait", "send", "cancel", "init", "erase", "approve", "reject", "resume")
 """Commands that a sentence may name without what they need."""
 
@@ -168,7 +168,6 @@ def test_the_commands_of_a_page_do_what_it_says(page: Path, prepared: Prepared, 
 
 
 def _with_ids(text: str, prepared: Prepared) -> str:
-    text = text.replace(".venv/bin/ava", "ava")
     return text.replace("S-7f3a2b", prepared.runs[0]).replace("S-1c22b0", prepared.runs[1])
 
 

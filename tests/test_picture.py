@@ -1,4 +1,4 @@
-"""The picture of the README shows what `ava demo` shows now: the demo is run again, and its lines are compared."""
+"""The picture in the README shows what `ava demo` prints now: the demo runs again and its lines are compared."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from support.runtime import hand_over, open_lab
 from support.stdio import AVA, assert_intact, environment, logged, serving, state_of, until, using
 
 from ava_audit.store.locks import try_hold
-from ava_server.cli import worker
+from ava_server.cli import serve
 from ava_server.config.settings import load_settings
 from ava_server.core.data_root import DataRoot
 from ava_server.runs import worker_process
@@ -143,7 +143,7 @@ async def test_a_worker_goes_when_it_has_been_idle_and_stays_for_what_is_paused(
         settings = load_settings(root, env=using(models.base_url) | {"AVA_MODEL": "test"})
         async with open_runtime(settings, worker=True) as runtime:
             with anyio.fail_after(15):
-                await worker._until_idle(runtime)
+                await serve._until_idle(runtime)
             row = await runtime.store.read(lambda view: view.run(run_id))
             assert row is not None and row.state == "success", "it waited for the pause, and ended the run"
 
