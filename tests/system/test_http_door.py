@@ -136,7 +136,7 @@ async def test_a_scope_allows_what_it_says_and_nothing_else(tmp_path: Path, mode
             for tool in [each.name for each in (await client.list_tools()).tools]:
                 result = await client.call_tool(tool, TOOLS[tool])
                 said = json.dumps(result.structured_content)
-                if not (result.is_error and "takes a token of the scope" in said):
+                if not (result.is_error and "the token lacks the scope" in said):
                     allowed.append(tool)
                 else:
                     assert "ava token create NAME --user ana --scope" in said

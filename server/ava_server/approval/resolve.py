@@ -208,45 +208,31 @@ def resolve_run_config(
             if need in foreign_needs:
                 foreign.check_need(need, tools)
             else:
-                _need(need, narrowed, role, tools, workspace, around.tools, sandbox)
+                _check_need(need, narrowed, role, tools, workspace, around.tools, sandbox)
         except ToolMissing as missing:
             if not degraded:
                 raise
             lacks.append(missing.tool)
-    _something_to_do(narrowed, role, tools, workspace, around.tools)
+    _refuse_idle(narrowed, role, tools, workspace, around.tools)
     texts = _texts(args, role)
     if args.output_schema is not None and (fault := check_schema(args.output_schema)):
         raise BadInput(f"output_schema: {fault}")
     choice = choose(args.model, role.model, around.models)
     if choice.wire == "offline":  # it uses no memory
         tools = tuple(name for name in tools if name != RECALL)
-    if coding is not None and choice.wire == "offline":
-        raise Refused(
-            f"{role.name} changes files, and no language model is used (the offline reader only reads); set a model",
-            needs_key=None if is_configured(around.models) else "openrouter",
-        )
     reading = str(workspace.path) if workspace.path and files_open and _sees_files(tools, around.tools) else None
     runs = coding is not None or needs_sandbox(tools, around.tools)
     confinement = confinement_of(around.sandbox() if runs else None)
     network = role.network and (coding is not None or runs_commands(tools, around.tools))
-    if choice.wire == "offline" and earlier:
-        raise BadInput("context_from: the offline reader reads no results of other runs; set a model, or leave it out")
-    if choice.wire == "offline" and reading is None and not _names_pages(args):
-        folder = f"(for example {workspace.path})" if workspace.path else "(an absolute path)"
-        raise Refused(
-            "no language model is used (the offline reader only reads), and there is nothing to read: give workspace"
-            f" {folder}, name pages (https://…) in task, or set a model.",
-            needs_key=None if is_configured(around.models) else "openrouter",
-        )
+    if choice.wire == "offline":
+        needs_key = None if is_configured(around.models) else "openrouter"
+        _refuse_offline(args, role, workspace, needs_key, coding=coding is not None, reading=reading is not None)
     caps, clamped = caps_of(args, role, choice, settings.limits)
     how = how_it_thinks(choice)
     thinking, thinking_note = extended_thinking(args, role, choice, how)
     plan = role.plan if args.plan is None else args.plan
-    if plan and choice.wire != "offline" and caps["max_iterations"] < PLAN_TURNS + 2:
-        raise BadInput(
-            f"max_iterations: planning takes {PLAN_TURNS} turns, and {caps['max_iterations']} leave none for the work;"
-            f" give {PLAN_TURNS + 2} or more, or plan: false"
-        )
+    if plan and choice.wire != "offline":
+        _refuse_short_plan(caps["max_iterations"])
     search = around.search if "web_search" in tools else None
     config = RunConfig(
         role=role.name,
@@ -292,6 +278,39 @@ def resolve_run_config(
         **caps,
     )
     return config, texts
+
+
+def _refuse_offline(
+    args: SpawnArgs, role: Role, workspace: Workspace, needs_key: str | None, *, coding: bool, reading: bool
+) -> None:
+    """Refuse what the offline reader cannot do.
+
+    Raises:
+        BadInput: The call names results of earlier runs.
+        Refused: The role changes files, or there is nothing to read.
+    """
+    if coding:
+        raise Refused(
+            f"{role.name} changes files, and no language model is used (the offline reader only reads); set a model",
+            needs_key=needs_key,
+        )
+    if args.context_from:
+        raise BadInput("context_from: the offline reader reads no results of other runs; set a model, or leave it out")
+    if not reading and not _names_pages(args):
+        folder = f"(for example {workspace.path})" if workspace.path else "(an absolute path)"
+        raise Refused(
+            "no language model is used (the offline reader only reads), and there is nothing to read: give workspace"
+            f" {folder}, name pages (https://…) in task, or set a model.",
+            needs_key=needs_key,
+        )
+
+
+def _refuse_short_plan(max_iterations: int) -> None:
+    if max_iterations < PLAN_TURNS + 2:
+        raise BadInput(
+            f"max_iterations: planning takes {PLAN_TURNS} turns, and {max_iterations} leave none for the work;"
+            f" give {PLAN_TURNS + 2} or more, or plan: false"
+        )
 
 
 def _texts(args: SpawnArgs, role: Role) -> Texts:
@@ -395,7 +414,7 @@ def _names_pages(args: SpawnArgs) -> bool:
     return _URL.search(" ".join(part for part in (args.task, args.context) if part)) is not None
 
 
-def _need(
+def _check_need(
     need: str,
     args: SpawnArgs,
     role: Role,
@@ -441,7 +460,7 @@ def _need(
     raise Refused(f"{role.name} needs {need}, which the call blocks; leave it in tools")
 
 
-def _something_to_do(
+def _refuse_idle(
     args: SpawnArgs, role: Role, tools: Sequence[str], workspace: Workspace, known: Mapping[str, Tool]
 ) -> None:
     """Refuse a run that has nothing to work with.

@@ -92,35 +92,35 @@ class Access:
         self.store = runtime.store
 
     async def refuse_without_pin(self, why: str) -> None:
-        """Refuse what only the approval PIN allows, where it does and this session has not been given it.
+        """Refuse a decision where only the approval PIN may decide and this session does not have it.
 
         Raises:
-            Refused: It does; says `why`.
-            ConfigError: Whether it does cannot be told.
+            Refused: This session may not decide; the text is `why`.
+            ConfigError: It is not known whether there is a PIN.
         """
         if await self.runtime.policy(self.session.user) == "human" and not self.session.pin_given:
             raise Refused(why)
 
     def refuse_without(self, scope: Scope) -> None:
-        """Refuse what the session's token does not allow; an auditor may read.
+        """Refuse a call whose scope the session's token lacks; an auditor may read.
 
         Raises:
-            Refused: Says which scope it takes.
+            Refused: Names the missing scope.
         """
         if not (self.session.may(scope) or (scope == "read" and self.session.audits)):
             have = ", ".join(self.session.token.scopes) if self.session.token is not None else "none"
             raise Refused(
-                f"this takes a token of the scope {scope}, and the one in use has {have}; whoever runs the server makes"
-                f" another one: ava token create NAME --user {self.session.user} --scope {scope}"
+                f"the token lacks the scope {scope} (it has {have}); a person on the server creates another one:"
+                f" ava token create NAME --user {self.session.user} --scope {scope}"
             )
 
     async def run(self, given: str, field: str, *, reading: bool = False) -> RunRow:
-        """Return a run of this user; one of another's too where an auditor is `reading`.
+        """Return a run of this user, or of another user where an auditor is `reading`.
 
         Raises:
-            BadInput: There is none; another user's does not exist for this one.
+            BadInput: There is none; runs of other users do not exist for this one.
         """
-        if given.strip().lower().startswith("p-"):  # a proposal's id names its run as well
+        if given.strip().lower().startswith("p-"):  # a proposal's id also names its run
             pending_id = parse_id("pending_id", given, field)
             row = await self.store.read(lambda view: view.proposal(pending_id))
             asked, run_id = pending_id, row.run_id if row is not None else None
@@ -132,15 +132,15 @@ class Access:
         return run
 
     def owns(self, run: RunRow, *, reading: bool = False) -> bool:
-        """Tell whether a run exists for this session; an auditor's `reading` sees all."""
+        """Tell whether a run exists for this session; an auditor who is `reading` sees all runs."""
         return run.user_id == self.session.user or (reading and self.session.audits)
 
     def is_here(self, run: RunRow) -> bool:
-        """Tell whether a run is this session's, or works where this session's host does: it is told of first."""
+        """Tell whether a run is this session's or works in its host's folders; its news comes first."""
         if run.session_id == self.session.id:
             return True
         workspace = loads(run.config).get("workspace")
-        if workspace is None or self.session.remote:  # folders of another machine mean nothing here
+        if workspace is None or self.session.remote:  # the folders of another machine
             return False
         folders = [Path(unquote(urlsplit(root).path)) for root in self.session.roots]
         try:
@@ -165,7 +165,7 @@ class Access:
         return [row for row in rows if row is not None]
 
     async def group(self, given: str, *, reading: bool = False) -> list[RunRow]:
-        """Return the runs of a group of this user; of another's too where an auditor is `reading`.
+        """Return the runs of a group of this user, or of another user where an auditor is `reading`.
 
         Raises:
             BadInput: There is none.

@@ -129,10 +129,9 @@ class Service:
         return answer
 
     async def _notices(self, answer: Answer) -> list[str]:
-        """Return a line for each run of this user that ended in the last hour and that nobody has fetched.
+        """Return a line for each run of this user that ended in the last hour and whose result was not fetched yet.
 
-        Those of this workspace come first. Before them all, one for each that was interrupted so long ago that it waits
-        for its user to say that it goes on.
+        Runs of this workspace come first; before them, those that were interrupted and wait for a person to resume.
         """
         in_it = {run["subagent_id"] for run in _runs_in(answer)}
         now_us = time.time_ns() // 1000
