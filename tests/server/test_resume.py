@@ -125,9 +125,9 @@ async def test_where_a_person_can_be_asked_it_goes_on_when_they_agree(
     ("given", "says"),
     [
         ({"decision": "reject"}, "cancel_subagent"),
-        ({"group_max_cost_cents": 50}, "goes on as it was approved"),
-        ({"group_timeout": 50}, "goes on as it was approved"),
-        ({"changes": {"{pending_id}": {"caps": {"max_iterations": 3}}}}, "goes on as it was approved"),
+        ({"group_max_cost_cents": 50}, "continues as it was approved"),
+        ({"group_timeout": 50}, "continues as it was approved"),
+        ({"changes": {"{pending_id}": {"caps": {"max_iterations": 3}}}}, "continues as it was approved"),
     ],
 )
 async def test_what_cannot_be_decided_about_a_run_that_has_begun_is_refused(

@@ -32,7 +32,9 @@ from ava_audit.verify import verify
 from ava_audit.view import View
 from ava_server.config.settings import Settings, load_settings
 from ava_server.mcp_server.server import build_server
-from ava_server.runs.log import rebuild_request
+from ava_server.models.clients import ClientPool
+from ava_server.models.factory import model_of
+from ava_server.runs.history import History, Recipe
 from ava_server.service.access import Session
 from ava_server.service.responses import Answer
 from ava_server.service.runtime import Runtime, open_runtime
@@ -294,6 +296,22 @@ def text(answer: CallToolResult) -> str:
 
 
 # -- what every run leaves behind -----------------------------------------------------------------------------------
+
+
+def rebuild_request(entries: Iterable[Entry], run_id: str, turn: int, attempt: int) -> bytes | None:
+    """The request of one attempt, byte for byte, from a run's entries alone; None where it was never reserved."""
+    history = History(run_id)
+    for entry in entries:
+        fact = entry.fact
+        if isinstance(fact, CostReserved) and (fact.turn, fact.attempt) == (turn, attempt):
+            assert history.prefix is not None, "a run starts with its prefix"
+            model = model_of(history.prefix.model, history.prefix.parameters, None, ClientPool())
+            return model.encode(
+                history.request(Recipe(fact.upto_seq, fact.elide, fact.notice), fact.max_output, fact.thinking)
+            )
+        if fact is not None:
+            history.add(entry.seq, fact, entry.usage, fenced=entry.generation is not None)
+    return None
 
 
 def rebuilt_requests(entries: Sequence[Entry], run_id: str) -> list[tuple[str, bytes]]:

@@ -321,8 +321,7 @@ def resume(
             why := day_budget_refusal(view, run.user_id, limits, now_us)
         ):
             return Outcome(NotResumed(why))
-        agent = Who(run.session_id, run.id, run.user_id, parent_agent_id=AGENT)
-        settled = settle_unknown(run, agent, purpose=in_flight_purpose(view, run))
+        settled = settle_unknown(run, _agent(run), purpose=in_flight_purpose(view, run))
         resumed = Event(who, RunResumed(channel=channel, force=run.instance not in gone), run_id=run.id)
         return Outcome(run, (*settled, resumed))
 
@@ -430,10 +429,8 @@ def end_for_owner(
         run = view.run(run_id)
         if run is None or transition(run, cause, situation(run, now_us, instance=instance)) is None:
             return Outcome(False)
-        agent = Who(run.session_id, run.id, run.user_id, parent_agent_id=AGENT)
-        settled = settle_unknown(run, agent, purpose=None if skip_log else in_flight_purpose(view, run))
-        ending = _end_without_owner(view, run, ended, files, settled, skip_log=skip_log)
-        return Outcome(True, (*settled, _claimed(run, instance, agent, "cancel"), *ending))
+        claimed = _claimed(run, instance, _agent(run), "cancel")
+        return Outcome(True, _end_without_owner(view, run, ended, files, claimed, skip_log=skip_log))
 
     return command
 
@@ -482,9 +479,7 @@ def end_overdue(
         ended = overdue(run, group, gone, now_us) if run is not None else None
         if run is None or ended is None:
             return Outcome(False)
-        agent = Who(run.session_id, run.id, run.user_id, parent_agent_id=AGENT)
-        settled = settle_unknown(run, agent, purpose=None if skip_log else in_flight_purpose(view, run))
-        return Outcome(True, (*settled, *_end_without_owner(view, run, ended, files, settled, skip_log=skip_log)))
+        return Outcome(True, _end_without_owner(view, run, ended, files, skip_log=skip_log))
 
     return command
 
@@ -494,14 +489,17 @@ def _end_without_owner(
     run: RunRow,
     ended: RunResult,
     files: RunFiles,
-    settled: tuple[Event, ...] = (),
+    claimed: Event | None = None,
     *,
     skip_log: bool = False,
 ) -> tuple[Event, ...]:
     """Return the ending of a run that another than its owner ends, with what its log has of a result.
 
-    `settled` are settlements that are written just before: they are part of what the run cost.
+    A call in flight is settled first, and counts in the result. `claimed` is the claim that takes the run from its
+    owner, if it has one.
     """
+    agent = _agent(run)
+    settled = settle_unknown(run, agent, purpose=None if skip_log else in_flight_purpose(view, run))
     history = History(run.id)
     if not skip_log:
         history.add_all(view.entries(run.id))
@@ -519,8 +517,12 @@ def _end_without_owner(
     last_us = max(0, (run.last_us or run.claimed_us) - run.claimed_us) if run.claimed_us is not None else 0
     active_us = run.active_us + last_us
     result = build_result(run, history, ended, list(files.artifacts), active_us / 1e6, near=False, kept=files.changes)
-    agent = Who(run.session_id, run.id, run.user_id, parent_agent_id=AGENT)
-    return ending_events(run, result, ended, agent, None, active_us)
+    ending = ending_events(run, result, ended, agent, None, active_us)
+    return (*settled, *(() if claimed is None else (claimed,)), *ending)
+
+
+def _agent(run: RunRow) -> Who:
+    return Who(run.session_id, run.id, run.user_id, parent_agent_id=AGENT)
 
 
 def ending_events(

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import anyio
 
-from ava_audit.entries import Entry
 from ava_audit.errors import OutcomeUnknown, StoreUnavailable
-from ava_audit.events import CostReserved, Event, Fact, Fence, ToolResult, Who
+from ava_audit.events import Event, Fact, Fence, ToolResult, Who
 from ava_audit.rows import RunRow
 from ava_audit.store.store import Command, Outcome, Query, Store, T
 from ava_audit.view import View
-from ava_server.models.clients import ClientPool
-from ava_server.models.factory import model_of
-from ava_server.runs.history import UNWRITTEN, History, Recipe
+from ava_server.runs.history import UNWRITTEN, History
 
 log = logging.getLogger("ava.run")
 HOLD_S = (0.2, 5.0)
@@ -158,22 +155,3 @@ def _append(events: tuple[Event, ...], run_id: str) -> Command[tuple[int, RunRow
 def ms_since(began: float) -> int:
     """Return the milliseconds since a moment of the monotonic clock."""
     return round((time.monotonic() - began) * 1000)
-
-
-def rebuild_request(entries: Iterable[Entry], run_id: str, turn: int, attempt: int) -> bytes | None:
-    """Return the request of one attempt, byte for byte, from a run's entries alone; None where it was never reserved.
-
-    The model's encoder is made from the parameters in the log; no call is sent.
-    """
-    history = History(run_id)
-    for entry in entries:
-        fact = entry.fact
-        if isinstance(fact, CostReserved) and (fact.turn, fact.attempt) == (turn, attempt):
-            assert history.prefix is not None, "a run starts with its prefix"
-            model = model_of(history.prefix.model, history.prefix.parameters, None, ClientPool())
-            return model.encode(
-                history.request(Recipe(fact.upto_seq, fact.elide, fact.notice), fact.max_output, fact.thinking)
-            )
-        if fact is not None:
-            history.add(entry.seq, fact, entry.usage, fenced=entry.generation is not None)
-    return None
