@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ava_server.core.data_root import DataRoot
     from ava_server.service.access import Session
     from ava_server.service.responses import RunAnswer
-    from ava_server.service.status import Alive
+    from ava_server.service.run_view import Alive
 
 
 _LONGEST_ID = 20
@@ -112,19 +112,19 @@ async def _meant(store: Store | None, given: str, groups: bool) -> str:
 
 async def whole_answer(store: Store, run_id: str, alive: Alive) -> tuple[RunRow, RunAnswer]:
     """Return a run as it is now, and as people see it, with the whole of its result."""
-    from ava_server.service.status import run_answer
+    from ava_server.service.run_view import run_answer, view_run
 
     def query(view: View) -> tuple[RunRow, RunAnswer]:
         run = view.run(run_id)
         assert run is not None
-        return run, run_answer(view, run, alive, time.time_ns() // 1000)
+        return run, run_answer(view_run(view, run, alive, time.time_ns() // 1000))
 
     return await store.read(query)
 
 
 async def note_fetched(store: Store, session: Session, tool: str, run: RunRow) -> None:
     """Put on record that a run's result was shown to its own user; nobody is told of it as news after that."""
-    from ava_server.service.status import carried
+    from ava_server.service.run_view import carried
 
     if run.result_seq is None or run.user_id != session.user:
         return

@@ -104,6 +104,8 @@ class RunAnswer(BaseModel):
     group_id: str | None = None
     state: str
     status_line: str
+    activity_line: str = Field(default="", exclude=True)
+    """The status line with the activity in it; a text form has it, the structured form keeps the two apart."""
     untrusted_activity: str | None = None
     iteration: int = 0
     tokens: int = 0
