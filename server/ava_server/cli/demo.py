@@ -200,7 +200,7 @@ class _Host:
         return RunAnswer.model_validate_json(str(getattr(found.contents[0], "text", "")))
 
     async def _show_result(self, run: RunAnswer) -> None:
-        from ava_server.cli.showing import show_results
+        from ava_server.cli.results import show_results
 
         say()
         say("-- Result --")

@@ -55,10 +55,9 @@ def resume_command(
 
 async def _resume(settings: Settings, given: str, force: bool, as_json: bool) -> int:
     from ava_server.cli.at_desk import session
-    from ava_server.cli.attending import Attending
-    from ava_server.cli.delivering import deliver
     from ava_server.cli.reading import find_run, open_log
     from ava_server.cli.unseen import check_pin
+    from ava_server.cli.wait import deliver, follow_runs
     from ava_server.config.pin import PinFile, policy_in_force
     from ava_server.service.runtime import open_house
     from ava_server.service.service import Service
@@ -72,7 +71,7 @@ async def _resume(settings: Settings, given: str, force: bool, as_json: bool) ->
         await check_pin(PinFile(settings.paths.approval_file))
     async with open_house(settings) as runtime, session(runtime, "ava resume", asked=someone_there()) as own:
         await _go_on(runtime, own, run, force)
-        if (left := await Attending(runtime, Service(runtime, own), [run.id]).until_it_ends()) is not None:
+        if (left := await follow_runs(runtime, Service(runtime, own), [run.id])) is not None:
             return left
         return await deliver(runtime, own, [run.id], "ava resume", as_json=as_json)
 

@@ -12,10 +12,9 @@ from ava_audit.errors import AuditError
 from ava_roles.errors import RolesError
 from ava_server.cli.app import NOT_APPROVED, heading
 from ava_server.cli.at_desk import decide, propose, session, start
-from ava_server.cli.attending import Attending
-from ava_server.cli.delivering import deliver
 from ava_server.cli.order import Order
 from ava_server.cli.terminal import agrees, interrupts, tell
+from ava_server.cli.wait import deliver, follow_runs
 from ava_server.core.errors import AvaError, BadInput, Refused, ToolMissing
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ async def run(settings: Settings, order: Order) -> int:
         run_ids = await _approved(runtime, own, service, order)
         if not run_ids:
             return NOT_APPROVED
-        if (left := await Attending(runtime, service, run_ids).until_it_ends()) is not None:
+        if (left := await follow_runs(runtime, service, run_ids)) is not None:
             return left
         return await deliver(
             runtime, own, run_ids, "ava run", as_json=order.as_json, out=order.out, artifacts=order.artifacts

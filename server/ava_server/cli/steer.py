@@ -63,7 +63,7 @@ def _settings(command: str) -> Settings:
 async def _cancel(settings: Settings, ids: list[str], reason: str | None, as_json: bool) -> None:
     from ava_server.cli.at_desk import session, silent
     from ava_server.cli.reading import find_runs, open_log, whole_answer
-    from ava_server.cli.showing import show_results
+    from ava_server.cli.results import show_results
     from ava_server.core.ids import label
     from ava_server.service.runtime import open_house
     from ava_server.service.service import Service
