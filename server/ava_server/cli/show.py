@@ -23,9 +23,9 @@ from ava_server.core.errors import BadInput, Refused
 if TYPE_CHECKING:
     from ava_audit.entries import Entry
     from ava_audit.rows import RunRow
-    from ava_server.runs.costs import Attempt, Costs
     from ava_server.budget.run_config import RunConfig, Texts
     from ava_server.core.data_root import DataRoot
+    from ava_server.runs.costs import Attempt, Costs
     from ava_server.service.responses import RunAnswer
 
 _CHANNELS = {
@@ -67,8 +67,8 @@ async def _show(root: DataRoot, given: str, screen: str, as_json: bool, utc: boo
     from ava_audit.errors import StoreUnavailable
     from ava_audit.store.locks import Instances
     from ava_server.approval.proposals import texts_of
-    from ava_server.runs.costs import costs_of
     from ava_server.cli.reading import find_run, note_fetched, open_log, terminal_session, whole_answer
+    from ava_server.runs.costs import costs_of
 
     async with open_log(root) as store:
         found = await find_run(store, given)
@@ -356,8 +356,8 @@ def _folded(line: str) -> list[str]:
 
 def cost_json(run: RunRow, answer: RunAnswer, costs: Costs) -> dict[str, Any]:
     """Return what a run has cost and why as a plain object; money in US cents."""
-    from ava_server.runs.costs import DEAREST
     from ava_server.budget.run_config import config_of
+    from ava_server.runs.costs import DEAREST
 
     config = config_of(run.config)
     unknown = costs.unknown

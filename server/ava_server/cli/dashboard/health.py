@@ -1,4 +1,4 @@
-"""How the data root and what works on it are doing: a line each, in the words of `ava doctor`, which tells more."""
+"""How the data root and its servers are: a finding each, with the states of `ava doctor`."""
 
 from __future__ import annotations
 
@@ -19,14 +19,7 @@ LAGS_MUCH = 10_000
 
 @dataclass(frozen=True)
 class Health:
-    """How one thing is.
-
-    Attributes:
-        name: What was looked at.
-        state: How it is.
-        text: What was found.
-        short: The same in a word or two; empty where that is not worth one.
-    """
+    """A finding: what was looked at, its state, what was found, and the same in a word or two (empty to leave out)."""
 
     name: str
     state: State
@@ -35,12 +28,12 @@ class Health:
 
 
 def health(overview: Overview, settings: Settings, confined: str | None, trouble: str = "") -> list[Health]:
-    """Return how everything is.
+    """Return all findings.
 
     Args:
         overview: What was found.
         settings: What is configured.
-        confined: The kind of sandbox, or why there is none (`unavailable: …`); None while nobody knows.
+        confined: The kind of sandbox, or why there is none (`unavailable: …`); None while that is not known.
         trouble: Why the log could not be read.
     """
     found = [Health("settings", "fault", fault, "settings wrong") for fault in overview.faults]
@@ -58,7 +51,7 @@ def health(overview: Overview, settings: Settings, confined: str | None, trouble
 
 
 def size(count: int) -> str:
-    """Return a number of bytes for people."""
+    """Return a number of bytes in a fitting unit: `1.5 kB`."""
     for unit, factor in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if count >= factor:
             return f"{count / factor:.1f} {unit}"
@@ -69,11 +62,11 @@ def _processes(overview: Overview) -> list[Health]:
     count = overview.processes
     if not count:
         waiting = any(overview.counts.get(state) for state in ("queued", "running", "interrupted"))
-        text = "none is at work here: nothing runs until one starts"
+        text = "none is running: nothing runs until one starts"
         return [Health("servers", "warning" if waiting else "note", text, "no server")]
     servers = f"{count} server{'' if count == 1 else 's'}"
-    text = f"{count} Ava process{'' if count == 1 else 'es'} at work here"
-    keeper = Health("keeper", "ok", "alive: it keeps text index and mirror up to date", "keeper")
+    text = f"{count} Ava process{'' if count == 1 else 'es'} running"
+    keeper = Health("keeper", "ok", "running: it keeps text index and mirror up to date", "keeper")
     if not overview.keeper:
         keeper = Health("keeper", "note", "none: text index and mirror wait for a server", "no keeper")
     return [Health("servers", "ok", text, servers), keeper]
@@ -81,13 +74,13 @@ def _processes(overview: Overview) -> list[Health]:
 
 def _log(log: LogFacts | None, trouble: str, *, keeper: bool) -> list[Health]:
     if trouble:
-        return [Health("log", "fault", trouble, "log out of reach")]
+        return [Health("log", "fault", trouble, "log unreadable")]
     if log is None:
-        return [Health("log", "note", "there is none yet; it is made at the first start", "no log yet")]
+        return [Health("log", "note", "none yet; the first start makes it", "no log yet")]
     large = size(log.database_bytes + log.wal_bytes)
     text = f"{log.entries:,} entries, {large}"
     if log.partial:
-        text += "; a process died over it, and its last entries are shown after the next start"
+        text += "; a process died while writing, and the next start recovers its last entries"
     lags = {"text index": log.index_lag, **({} if log.mirror_lag is None else {"mirror": log.mirror_lag})}
     behind = [f"{name} {count:,} behind" for name, count in lags.items() if count > 0]
     upkeep = f"{' and '.join(lags)} up to date" + ("" if log.mirror_lag is not None else "; no mirror is kept")
@@ -108,20 +101,19 @@ def _disk(free: int | None) -> list[Health]:
     return [Health("disk", "warning" if little else "ok", text, f"{size(free)} free" if little else "")]
 
 
+_CONFINEMENT: dict[str | None, tuple[State, str, str]] = {
+    None: ("note", "not known yet", ""),
+    "bubblewrap": ("ok", "commands run in bubblewrap", "bubblewrap"),
+    "landlock": ("note", "commands run in Landlock, which hides less than bubblewrap", "landlock"),
+    "none": ("warning", 'commands are not confined (sandbox.mode = "none")', "no confinement"),
+}
+
+
 def _confinement(confined: str | None) -> Health:
-    name = "confinement"
-    match confined:
-        case None:
-            return Health(name, "note", "not known yet", "")
-        case "bubblewrap":
-            return Health(name, "ok", "commands run in bubblewrap", confined)
-        case "landlock":
-            return Health(name, "note", "commands run in Landlock, which hides less than bubblewrap", confined)
-        case "none":
-            return Health(name, "warning", 'commands are not confined (sandbox.mode = "none")', "no confinement")
-        case _:
-            why = confined.removeprefix("unavailable: ")
-            return Health(name, "warning", f"commands are off: {why}", "no commands")
+    if confined in _CONFINEMENT:
+        return Health("confinement", *_CONFINEMENT[confined])
+    why = (confined or "").removeprefix("unavailable: ")
+    return Health("confinement", "warning", f"commands are off: {why}", "no commands")
 
 
 def _providers(overview: Overview) -> Health:
