@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
@@ -61,6 +60,7 @@ class StatusApp(App[int]):
         self._probe = probe
         self._overview: Overview | None = None
         self._read_us: int | None = None
+        self._shown: dict[str, Text] = {}
         self._asked_s = time.monotonic()
 
     def compose(self) -> ComposeResult:
@@ -116,7 +116,10 @@ class StatusApp(App[int]):
             page = Page(str(settings.data_root), self._overview, found, width, trouble, self._reader.everybody)
             head, body, foot = page.live(self.size.height)
         for name, lines in (("head", head), ("body", body), ("foot", foot)):
-            self.query_one(f"#{name}", Static).update(_together(lines))
+            text = Text("\n", no_wrap=True).join(lines)
+            if self._shown.get(name) != text:
+                self._shown[name] = text
+                self.query_one(f"#{name}", Static).update(text)
 
     def _trouble(self) -> str:
         """Return why what is on the screen is out of date."""
@@ -132,10 +135,6 @@ class StatusApp(App[int]):
         """End with an error; `show` raises it, for the command line to report."""
         self.fault = self.fault or error
         self.exit()
-
-
-def _together(lines: Iterable[Text]) -> Text:
-    return Text("\n", no_wrap=True).join(lines)
 
 
 async def show(reader: OverviewReader, probe: SandboxProbe) -> int:

@@ -132,10 +132,12 @@ class OverviewReader:
             found = {"trouble": error}
         caps = day_caps(self.settings, self._user)
         whose = ((self._user, caps.user_micros), ("everybody", caps.installation_micros))
-        spent = found.pop("spent", ((0, 0), (0, 0)))
+        amounts = found.pop("spent", ((0, 0), (0, 0)))
         return Overview(
             at_us=now_us,
-            budgets=tuple(Budget(name, *used, cap) for (name, cap), used in zip(whose, spent, strict=True)),
+            budgets=tuple(
+                Budget(name, spent, held, cap) for (name, cap), (spent, held) in zip(whose, amounts, strict=True)
+            ),
             processes=processes,
             keeper=_is_held(root.path / "keeper.lock"),
             free_bytes=_free(root.path),

@@ -32,7 +32,7 @@ BESIDE = 8
 GAP, NAME_CHARS, WHOSE_CHARS, MOST_TROUBLE = 2, 20, 12, 3
 NOT_APPROVED = ("rejected", "expired", "superseded")
 _SHORT = {WAITING: "to approve"}
-_BLOCKS, _PLAIN = "█▒░", "#+-"
+_BLOCKS, _PLAIN = ("█", "▒", "░"), ("#", "+", "-")
 _BAD = ("fault", "warning")
 _STATES = {WAITING: "bold yellow", "interrupted": "bold magenta", "running": "bold green", "queued": "cyan"}
 _HEALTH = {"fault": "bold red", "warning": "yellow", "note": "", "ok": "green"}
@@ -270,7 +270,7 @@ def short_number(number: float) -> str:
 def bar(used: float, most: float, width: int, held: float = 0) -> Text:
     """Return a bar: what is used, what is held, and the rest; empty only at nothing, full only at the cap."""
     width = max(width, 1)
-    full, reserved, empty = _BLOCKS if _can_write(_BLOCKS) else _PLAIN
+    full, reserved, empty = _BLOCKS if _can_write("".join(_BLOCKS)) else _PLAIN
     filled = _part(used, most, width)
     both = max(_part(used + held, most, width), min(filled + 1, width) if held else filled)
     share = used / most if most > 0 else 1.0
