@@ -24,8 +24,8 @@ from support.terminal import ava
 
 from ava_audit.store.locks import WriteLock
 from ava_server.cli.dashboard.app import StatusApp
-from ava_server.cli.dashboard.health import Health, health, size
-from ava_server.cli.dashboard.overview import Overview, OverviewReader, SandboxProbe, overview_json
+from ava_server.cli.dashboard.health import Health, health, overview_json, size
+from ava_server.cli.dashboard.overview import Overview, OverviewReader, SandboxProbe
 from ava_server.cli.dashboard.page import NO_RUNS, Page, bar, both_ends, joined, short_number
 from ava_server.cli.terminal import cells
 from ava_server.config.settings import Settings, load_settings

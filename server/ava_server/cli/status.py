@@ -64,8 +64,8 @@ def _can_draw() -> bool:
 
 
 def _show_once(settings: Settings, probe: SandboxProbe, *, everybody: bool, as_json: bool) -> None:
-    from ava_server.cli.dashboard.health import health
-    from ava_server.cli.dashboard.overview import OverviewReader, overview_json
+    from ava_server.cli.dashboard.health import health, overview_json
+    from ava_server.cli.dashboard.overview import OverviewReader
 
     reader = OverviewReader(settings, everybody=everybody, most=sys.maxsize)
     overview = reader.look()

@@ -1,12 +1,15 @@
-"""How the data root and its servers are: a finding each, with the states of `ava doctor`."""
+"""Findings on the data root and its servers, with the states of `ava doctor`; and all that a look found as JSON."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from ava_audit.units import cents
 from ava_server.cli.doctor.check import State
 from ava_server.cli.doctor.data import LITTLE_BYTES
+from ava_server.service.run_view import RunView, run_answer
 
 if TYPE_CHECKING:
     from ava_server.cli.dashboard.overview import LogFacts, Overview
@@ -122,3 +125,56 @@ def _providers(overview: Overview) -> Health:
         return Health("providers", "note", text, "no provider here")
     named = [f"{name} ({'key' if key else 'no key'})" for name, key in overview.providers.items()]
     return Health("providers", "ok", ", ".join(named), ", ".join(overview.providers))
+
+
+def overview_json(
+    settings: Settings, overview: Overview, findings: Iterable[Health], confined: str | None
+) -> dict[str, Any]:
+    """Return everything that a look found as a plain object; money in US cents."""
+    log = overview.log
+    return {
+        "data_root": str(settings.data_root),
+        "runs": [_run_json(run) for run in overview.runs],
+        "today": [
+            {
+                "whose": budget.whose,
+                "spent_cents": cents(budget.spent),
+                "held_cents": cents(budget.held),
+                "cap_cents": cents(budget.cap),
+            }
+            for budget in overview.budgets
+        ],
+        "health": {
+            "servers": overview.processes,
+            "keeper": overview.keeper,
+            "entries": log.entries if log is not None else None,
+            "database_bytes": log.database_bytes if log is not None else None,
+            "wal_bytes": log.wal_bytes if log is not None else None,
+            "index_lag_entries": log.index_lag if log is not None else None,
+            "mirror_lag_entries": log.mirror_lag if log is not None else None,
+            "free_bytes": overview.free_bytes,
+            "confinement": confined,
+            "providers": [{"name": name, "key": key} for name, key in overview.providers.items()],
+            "findings": [{"name": one.name, "state": one.state, "text": one.text} for one in findings],
+        },
+    }
+
+
+def _run_json(run: RunView) -> dict[str, Any]:
+    caps: dict[str, Any] = {}
+    for cap in run.caps:
+        money = cap.name == "cost"
+        used, most, held = (value / 10_000 if money else value for value in (cap.used, cap.most, cap.held))
+        caps["cost_cents" if money else cap.name] = {
+            "used": round(used, 4),
+            "cap": most if cap.most > 0 else None,
+            **({"held": held} if money else {}),
+        }
+    waits = run.wait.for_people() if run.wait is not None and run.wait.cause != "approval" else ""
+    return {
+        **run_answer(run).model_dump(mode="json", exclude_none=True),
+        "task": run.task,
+        "user": run.row.user_id,
+        "caps": caps,
+        **({"waits": waits} if waits else {}),
+    }

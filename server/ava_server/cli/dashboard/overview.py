@@ -7,7 +7,7 @@ import sqlite3
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ava_audit.errors import AuditError, DataRootRefused, SchemaNewer, StoreUnavailable
 from ava_audit.rows import UNENDED, WAITING, RunRow
 from ava_audit.store.schema import SCHEMA_VERSION
-from ava_audit.units import HOUR_US, cents
+from ava_audit.units import HOUR_US
 from ava_audit.view import View
 from ava_server.budget.caps import installation_scope, user_scope, utc_day
 from ava_server.budget.user_limits import day_caps
@@ -26,10 +26,9 @@ from ava_server.config.settings import load_settings
 from ava_server.core.data_root import os_user
 from ava_server.core.errors import AvaError
 from ava_server.models.selection import configured
-from ava_server.service.run_view import EXPIRED, INTERRUPTED, RunView, run_answer, shown_state, view_run
+from ava_server.service.run_view import EXPIRED, INTERRUPTED, RunView, shown_state, view_run
 
 if TYPE_CHECKING:
-    from ava_server.cli.dashboard.health import Health
     from ava_server.config.settings import Settings
 
 ORDER = (WAITING, INTERRUPTED, "running", "queued", EXPIRED)
@@ -279,56 +278,3 @@ class SandboxProbe:
             self._found = f"unavailable: it could not be tried ({error.strerror or error})"
             return
         self._found = f"unavailable: {found.why}" if isinstance(found, Unavailable) else found.kind
-
-
-def overview_json(
-    settings: Settings, overview: Overview, findings: Iterable[Health], confined: str | None
-) -> dict[str, Any]:
-    """Return everything that a look found as a plain object; money in US cents."""
-    log = overview.log
-    return {
-        "data_root": str(settings.data_root),
-        "runs": [_run_json(run) for run in overview.runs],
-        "today": [
-            {
-                "whose": budget.whose,
-                "spent_cents": cents(budget.spent),
-                "held_cents": cents(budget.held),
-                "cap_cents": cents(budget.cap),
-            }
-            for budget in overview.budgets
-        ],
-        "health": {
-            "servers": overview.processes,
-            "keeper": overview.keeper,
-            "entries": log.entries if log is not None else None,
-            "database_bytes": log.database_bytes if log is not None else None,
-            "wal_bytes": log.wal_bytes if log is not None else None,
-            "index_lag_entries": log.index_lag if log is not None else None,
-            "mirror_lag_entries": log.mirror_lag if log is not None else None,
-            "free_bytes": overview.free_bytes,
-            "confinement": confined,
-            "providers": [{"name": name, "key": key} for name, key in overview.providers.items()],
-            "findings": [{"name": one.name, "state": one.state, "text": one.text} for one in findings],
-        },
-    }
-
-
-def _run_json(run: RunView) -> dict[str, Any]:
-    caps: dict[str, Any] = {}
-    for cap in run.caps:
-        money = cap.name == "cost"
-        used, most, held = (value / 10_000 if money else value for value in (cap.used, cap.most, cap.held))
-        caps["cost_cents" if money else cap.name] = {
-            "used": round(used, 4),
-            "cap": most if cap.most > 0 else None,
-            **({"held": held} if money else {}),
-        }
-    waits = run.wait.for_people() if run.wait is not None and run.wait.cause != "approval" else ""
-    return {
-        **run_answer(run).model_dump(mode="json", exclude_none=True),
-        "task": run.task,
-        "user": run.row.user_id,
-        "caps": caps,
-        **({"waits": waits} if waits else {}),
-    }
