@@ -103,8 +103,6 @@ BEHIND: dict[tuple[str, str], str] = {
     ("server/ava_server/core/threads.py", "open_signal_receiver"): "on Windows a handler of the interpreter's does it",
     ("server/ava_server/http/server.py", "resource"): "on Windows a process has no such limit",
     ("server/ava_server/cli/secret_input.py", "termios"): "on Windows getpass reads the console",
-    ("server/ava_server/cli/dashboard/stage.py", "termios"): "on Windows only Ctrl-C ends the dashboard",
-    ("server/ava_server/cli/dashboard/stage.py", "wait_readable"): "on Windows only Ctrl-C ends the dashboard",
     ("server/ava_server/cli/terminal.py", "termios"): "on Windows what was typed ahead is an answer",
     ("server/ava_server/cli/terminal.py", "wait_readable"): "on Windows a thread reads the console",
 }

@@ -39,7 +39,7 @@ def test_everything_goes_into_a_file_for_its_owner_alone(root: Path, tmp_path: P
     file = tmp_path / "whole log.jsonl"
     done = ava(root, "logs", "export", "-o", str(file))
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.splitlines()[:2] == [f"Data root: {root}", f"19 entries in {file}, for you alone to read."]
+    assert done.stdout.splitlines()[:2] == [f"Data root: {root}", f"19 entries in {file}, readable only by you."]
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert [entry["seq"] for entry in entries(file)] == list(range(1, 20))
     assert file.read_bytes() == ava_bytes(root, "logs", "--json", "--last", "1000"), "the lines of `ava logs --json`"
@@ -95,7 +95,7 @@ def test_what_is_there_stays_unless_it_may_go(root: Path, tmp_path: Path) -> Non
     file.write_text("mine")
     kept = ava(root, "logs", "export", "-o", str(file))
     assert (kept.returncode, kept.stderr.count("\n")) == (2, 1)
-    assert "is there already; give another name, or --force" in kept.stderr
+    assert "exists already; give another name, or --force" in kept.stderr
     assert file.read_text() == "mine"
     assert ava(root, "logs", "export", "--force", "-o", str(file)).returncode == 0
     assert (len(entries(file)), stat.S_IMODE(file.stat().st_mode)) == (19, 0o600)
@@ -104,7 +104,7 @@ def test_what_is_there_stays_unless_it_may_go(root: Path, tmp_path: Path) -> Non
     os.mkfifo(pipe)
     for other in (tmp_path, link, pipe, Path("/dev/null")):
         done = ava(root, "logs", "export", "--force", "-o", str(other))
-        assert (done.returncode, "is no plain file" in done.stderr) == (2, True), done.stderr
+        assert (done.returncode, "is not a plain file" in done.stderr) == (2, True), done.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "link", "pipe", "x.jsonl"]
 
 

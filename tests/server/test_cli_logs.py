@@ -85,7 +85,7 @@ def test_errors_of_the_last_hour(root: Path) -> None:
     assert sorted(found) == ["ErrorOccurred", "SubagentComplete", "ToolResult"]
     assert agents(root, "--type", "error", "--since", "1 hour ago") == {"ava", OTHER}
     assert lines(root, "--type", "error", "--until", "1 hour ago") == []
-    assert "No entry fits." in ava(root, "logs", "--since", "2100-01-01").stdout
+    assert "No entry matches." in ava(root, "logs", "--since", "2100-01-01").stdout
 
 
 def test_each_filter_and_all_of_them_together(root: Path) -> None:
@@ -131,7 +131,7 @@ def test_json_lines_are_those_of_the_mirror_and_verify(root: Path) -> None:
         (("--until", "nope"), "--until: 'nope' is not a time"),
         (("S-123456",), "There is no subagent S-123456"),
         (("nonsense",), "'nonsense' is not an id"),
-        (("--agent", "bob"), "--agent: 'bob' is no agent"),
+        (("--agent", "bob"), "--agent: 'bob' is not an agent"),
         (("--type", ","), "--type: it names no type"),
         (("-f", "--until", "1h"), "--until: nothing new is before a time"),
     ],
@@ -218,7 +218,7 @@ def test_bytes_that_are_no_text_fit_nothing_and_break_nothing(root: Path, option
         [*COMMAND, "logs", option, b"half\xff"], env=environment(root), capture_output=True, check=False
     )
     assert (done.returncode, done.stderr) == (0, b"")
-    assert b"No entry fits." in done.stdout
+    assert b"No entry matches." in done.stdout
 
 
 @pytest.mark.parametrize("as_json", [False, True])
@@ -283,7 +283,7 @@ def test_errors_are_whole_on_a_narrow_terminal_where_one_looks_for_them(root: Pa
     with on_terminal(root, "logs", "--last", "3", columns=80) as screen:
         assert screen.ended() == 0
     assert "at last" not in screen.text
-    assert "Lines were cut to fit; --json has all of each" in screen.text
+    assert "Lines were cut to fit; --json shows them whole" in screen.text
 
 
 def test_the_mark_around_a_tools_output_is_for_models_alone(root: Path) -> None:

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 
 from ava_server.cli.artifacts import check_folder, save_artifacts
 from ava_server.cli.markdown import drawn
-from ava_server.cli.results import result_text
+from ava_server.cli.results import drawn_result, result_text
 from ava_server.cli.run import spawn_requests
-from ava_server.cli.showing import drawn_result
 from ava_server.cli.terminal import cells
 from ava_server.core.errors import BadInput
 from ava_server.service.responses import RunAnswer, Untrusted

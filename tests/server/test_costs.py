@@ -73,7 +73,7 @@ async def test_the_table_has_each_turn_and_its_lines_sum_to_the_micro_dollar(tmp
     assert sum(round(float(row) * 1e6) for row in rows) == round(float(total[1]) * 1e6) == run.cost_micros
     saved, premium = 4_000 * 2.7, 3_000 * 0.75
     assert f"The cache saved ${(saved - premium) / 1e6:g}: ${saved / 1e6:g} by reading, less ${premium / 1e6:g}" in text
-    assert "Asking again (retries): $0.00\nPlanning: $0.00\nUnknown settlements: $0.00\n" in text
+    assert "Retries: $0.00\nPlanning: $0.00\nUnknown settlements: $0.00\n" in text
     assert (found["subagent_id"], found["name"], found["task_id"]) == (run_id, "prices", "T-1")
     assert sum(round(attempt["cost_cents"] * 10_000) for attempt in found["attempts"]) == run.cost_micros
     assert sum(round(part * 10_000) for part in found["cost_by"].values()) == run.cost_micros
@@ -199,7 +199,7 @@ async def test_an_erased_run_keeps_its_figures_and_says_that_its_tool_outputs_ar
         after, text = await as_json(lab, run_id), await shown(lab, run_id)
     assert before["tool_outputs"] and after["tool_outputs"] is None
     assert {**before, "tool_outputs": None} == after
-    assert "The tool outputs are gone: this run's words were erased. Its figures stay." in text
+    assert "The tool outputs are gone: this run's content was erased. Its figures stay." in text
     assert "scratchpad" in screen and "scratchpad" not in text
 
 

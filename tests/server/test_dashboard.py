@@ -19,16 +19,14 @@ import pytest
 from support.model_server import Gate, Say
 from support.repository import REPOSITORY
 from support.runtime import PRICED, Lab, hand_over, open_lab
+from support.stdio import until
 from support.terminal import ava
 
 from ava_audit.store.locks import WriteLock
-from ava_server.cli.dashboard.as_json import as_object
-from ava_server.cli.dashboard.bars import bar, short_number
-from ava_server.cli.dashboard.health import Health, health, size
-from ava_server.cli.dashboard.looking import Looker
-from ava_server.cli.dashboard.overview import Overview
-from ava_server.cli.dashboard.page import NOBODY, Page
-from ava_server.cli.dashboard.words import both_ends, foreign, joined
+from ava_server.cli.dashboard.app import StatusApp
+from ava_server.cli.dashboard.health import Health, health, overview_json, size
+from ava_server.cli.dashboard.overview import Overview, OverviewReader, SandboxProbe
+from ava_server.cli.dashboard.page import NO_RUNS, Page, bar, both_ends, joined, short_number
 from ava_server.cli.terminal import cells
 from ava_server.config.settings import Settings, load_settings
 
@@ -40,12 +38,18 @@ EVIL = "[red]owned[/red]\x1b]0;title\x07\x1b[2J\u202e"
 async def look(of: Lab | Settings, *, everybody: bool = False, most: int = 100) -> Overview:
     settings = of.runtime.settings if isinstance(of, Lab) else of
     env = {"AVA_MODEL_BASE_URL": of.server.base_url, "AVA_MODEL": "test"} if isinstance(of, Lab) else {}
-    return await anyio.to_thread.run_sync(Looker(settings, everybody=everybody, most=most, env=env).look)
+    return await anyio.to_thread.run_sync(OverviewReader(settings, everybody=everybody, most=most, env=env).look)
+
+
+def live(page: Page, height: int) -> list[str]:
+    """The lines of a live screen: its head, all of its body, and its foot."""
+    head, body, foot = page.live(height)
+    return plain([*head, *body, *foot])
 
 
 def page(settings: Settings, overview: Overview, width: int = 80, **more: Any) -> Page:
     found = tuple(health(overview, settings, "bubblewrap", more.get("trouble", "")))
-    return Page(str(settings.data_root), overview, found, width, overview.at_us, **more)
+    return Page(str(settings.data_root), overview, found, width, **more)
 
 
 def plain(lines: list[Any]) -> list[str]:
@@ -78,15 +82,15 @@ async def test_every_state_stands_there_with_its_activity_and_a_bar_against_each
     async with open_lab(tmp_path, [*SCRIPT, Say("so", gate=gate), *[hand_over()] * 2], config=ONE_AT_ONCE) as lab:
         await everything(lab, gate)
         overview = await look(lab)
-        lines = plain(page(lab.runtime.settings, overview, width).within(50))
+        lines = live(page(lab.runtime.settings, overview, width), 50)
         gate.released.set()
         for shown in overview.runs:
-            if shown.answer.state in ("running", "queued"):
-                await lab.ended(shown.run.id)
+            if shown.state in ("running", "queued"):
+                await lab.ended(shown.row.id)
 
     assert lines[0].startswith("Data root: ") and lines[0].endswith(str(lab.root)[-40:])
     assert re.fullmatch(r"1 to approve · 1 running · 1 queued · 1 ended +\d\d:\d\d:\d\d", lines[1])
-    assert [shown.answer.name for shown in overview.runs] == ["new", "busy", "patient", "done"]
+    assert [shown.row.name for shown in overview.runs] == ["new", "busy", "patient", "done"]
     text = "\n".join(lines)
     assert re.search(
         r"^S-\w{6}  awaiting_approval  researcher \(new\)\n  asked \d\d:\d\d: May it\?\n"
@@ -112,8 +116,8 @@ async def test_every_state_stands_there_with_its_activity_and_a_bar_against_each
     assert re.search(r"^  somebody|^  \w+ +█▒*░+ \$0.\d+ of \$10.00 spent, \$0.\d+ held$", text, re.MULTILINE)
     assert re.search(r"^  everybody +█▒*░+ \$0.\d+ of \$25.00 spent, \$0.\d+ held$", text, re.MULTILINE)
     for line in (
-        r"ok      servers      1 Ava process at work here",
-        r"ok      keeper       alive: it keeps text index and mirror up to date",
+        r"ok      servers      1 Ava process running",
+        r"ok      keeper       running: it keeps text index and mirror up to date",
         r"ok      log          \d+ entries, [\d.]+ [kM]B",
         r"ok      upkeep       (text index and mirror up to date|.* behind.*)",
         r"ok      disk         [\d.]+ .B free for the data root",
@@ -138,27 +142,70 @@ async def test_less_is_said_of_each_in_a_smaller_terminal_and_then_of_fewer_the_
 
     for width in (40, 60, 80, 120):
         for height in range(1, 70):
-            lines = plain(page(settings, overview, width).within(height))
-            assert len(lines) == height
-            assert max(map(cells, lines)) <= width
-            seen = sum(bool(re.match(r"S-\w{6}  ", line)) for line in lines)
-            more = re.search(r"… and (\d+) more", lines[-1])
-            assert height < 5 or seen + int(more[1] if more else 0) == 10
-            assert lines[0].startswith("Data root: ")
-    short = plain(page(settings, overview).within(24))
-    assert [line[:21].split()[1] for line in short if line.startswith("S-")][:3] == ["to", "running", "queued"]
+            head, body, foot = page(settings, overview, width).live(height)
+            assert max(line.cell_len for line in [*head, *body, *foot]) <= width
+            assert sum(bool(re.match(r"S-\w{6}  ", line.plain)) for line in body) == 10, "every run is in the body"
+            assert head[0].plain.startswith("Data root: ") and foot[-1].plain.endswith("q quits")
+            assert height < 8 or height - len(head) - len(foot) >= 2
+    top, runs, below = (plain(part) for part in page(settings, overview).live(24))
+    assert top[1].startswith("1 to approve · 1 running · 7 queued · 1 ended ")
+    assert [line[:21].split()[1] for line in runs if line.startswith("S-")][:3] == ["to", "running", "queued"]
     assert any(
-        re.match(r"  \d+ s +█?░+ +turn 2 +█░+ +1 call +█░+ +\d+k? tok +█░+ +\$0.0\d+ +█+▒+░+$", line) for line in short
+        re.match(r"  \d+ s +█?░+ +turn 2 +█░+ +1 call +█░+ +\d+k? tok +█░+ +\$0.0\d+ +█+▒+░+$", line) for line in runs
     )
     assert any(
-        re.match(r"  ava approve P-\w{8} · at most \$0.50 and 10 min, expires \d\d:\d\d$", line) for line in short
+        re.match(r"  ava approve P-\w{8} · at most \$0.50 and 10 min, expires \d\d:\d\d$", line) for line in runs
     )
-    tiny = plain(page(settings, overview).within(9))
-    assert [line[10:20] for line in tiny if line.startswith("S-")] == ["to approve", "running   "]
-    assert tiny[-1].startswith("… and 8 more: 7 queued, 1 ended (ava status --once has all)")
-    assert any("everybody" in line for line in short) and any(line.startswith("Health: ") for line in short)
-    assert few.counts == overview.counts, "those that were not looked at closely are counted too"
-    assert "7 queued" in "".join(plain(page(settings, few).within(50))[-1:])
+    assert any("everybody" in line for line in below) and any(line.startswith("Health: ") for line in below)
+    tiny = plain(page(settings, overview).live(6)[2])
+    assert [line.strip() for line in tiny] == ["q quits"], "the runs come first where there is little room"
+    assert few.counts == overview.counts, "those that were not read in full are counted too"
+    assert live(page(settings, few), 50)[-1].startswith("… and 7 more: ava status --once ")
+
+
+async def test_the_live_screen_shows_the_most_important_first_and_scrolls_to_the_others(tmp_path: Path) -> None:
+    gate = Gate()
+    async with open_lab(tmp_path, [*SCRIPT, Say("so", gate=gate)], config=ONE_AT_ONCE, check=False) as lab:
+        await everything(lab, gate)
+        for number in range(7):
+            await lab.start(task=f"Comes even later {number}")
+        env = {"AVA_MODEL_BASE_URL": lab.server.base_url, "AVA_MODEL": "test"}
+        reader = OverviewReader(lab.runtime.settings, everybody=False, most=100, env=env)
+        for width, height in ((80, 24), (120, 40), (80, 14)):
+            app = StatusApp(reader, SandboxProbe("none"))
+            async with app.run_test(size=(width, height)) as pilot:
+                shown = await until(lambda app=app: _with("(busy)", screen(app)))  # type: ignore[misc]
+                assert len(shown) == height and max(map(cells, shown)) <= width
+                assert shown[1].startswith("1 to approve · 1 running · 8 queued · 1 ended ")
+                assert re.match(r"S-\w{6}  to approve +researcher \(new\)", shown[2])
+                assert re.match(r"S-\w{6}  running +researcher \(busy\) · Thinking", shown[4])
+                assert re.match(r"  \d+ s +█?░+ ", shown[5]) and "everybody" in shown[-3]
+                assert shown[-1].endswith("q quits") and shown[-2].startswith("Health: ")
+                assert (_with("(done)", shown) == []) == (height == 14)
+                await pilot.press("end")
+                assert await until(lambda app=app: _with("(done)", screen(app)))  # type: ignore[misc]
+                await pilot.press("q")
+            assert app.return_value == 0
+        gate.released.set()
+
+
+async def test_a_fault_of_the_live_screen_ends_it_and_is_kept_for_who_opened_it(tmp_path: Path) -> None:
+    reader = OverviewReader(load_settings(tmp_path), everybody=False, most=9)
+    reader.look = lambda: 1 / 0  # type: ignore[method-assign,assignment,return-value]
+    app = StatusApp(reader, SandboxProbe("none"))
+    async with app.run_test():
+        await until(lambda: app.fault is not None)
+    assert isinstance(app.fault, ZeroDivisionError)
+
+
+def screen(app: StatusApp) -> list[str]:
+    """The lines that the app shows."""
+    return ["".join(segment.text for segment in strip).rstrip() for strip in app.screen._compositor.render_strips()]
+
+
+def _with(words: str, lines: list[str]) -> list[str]:
+    """The lines, if one of them has the words."""
+    return lines if any(words in line for line in lines) else []
 
 
 async def test_a_run_whose_owner_is_gone_is_interrupted_and_its_clock_stands_still(tmp_path: Path) -> None:
@@ -171,9 +218,9 @@ async def test_a_run_whose_owner_is_gone_is_interrupted_and_its_clock_stands_sti
     lines = plain(page(settings, second).whole())
     assert second.counts == {"interrupted": 1, "ended": 0}
     assert re.fullmatch(r"S-\w{6}  interrupted  researcher", lines[1])
-    assert "  nobody has it: the next Ava server of this user goes on with it" in lines
-    assert "  warning servers      none is at work here: nothing runs until one starts" in lines
-    objects = [as_object(settings, each, (), None)["runs"][0]["caps"]["seconds"] for each in (first, second)]
+    assert "  no server is running it: the next Ava server of this user resumes it" in lines
+    assert "  warning servers      none is running: nothing runs until one starts" in lines
+    objects = [overview_json(settings, each, (), None)["runs"][0]["caps"]["seconds"] for each in (first, second)]
     assert objects[0] == objects[1]
 
 
@@ -187,7 +234,10 @@ async def test_text_of_models_neither_steers_the_terminal_nor_colours_it(tmp_pat
         lab.store.set_live(run_id, f"Reading {EVIL}")
         await lab.store.maintain(lambda _db: None)  # with which it is written
         settings, overview = lab.runtime.settings, await look(lab)
-    screens = [page(settings, overview, everybody=True).within(height) for height in (10, 24, 60)]
+    screens = [
+        [line for part in page(settings, overview, everybody=True).live(height) for line in part]
+        for height in (10, 24, 60)
+    ]
     for lines in [*screens, page(settings, overview).whole()]:
         for line in lines:
             assert not re.search(r"[\x00-\x1f\x7f-\x9f\u202e]", line.plain), line.plain
@@ -207,8 +257,8 @@ async def test_why_a_run_ended_and_a_proposal_that_was_not_approved_are_told(tmp
         await lab.call("confirm_spawn", pending_ids=[proposal.pending_id], decision="reject")
         overview = await look(lab)
         lines = plain(page(lab.runtime.settings, overview).whole())
-        at_120 = "\n".join(plain(page(lab.runtime.settings, overview, 120).within(40)))
-    assert [shown.answer.state for shown in overview.runs] == ["rejected", "iteration_limit"]
+        at_120 = "\n".join(live(page(lab.runtime.settings, overview, 120), 40))
+    assert [shown.state for shown in overview.runs] == ["rejected", "iteration_limit"]
     assert "  the proposal was rejected" in lines and "  max_iterations of 2" in lines
     assert re.search(
         r"iteration_limit  .* · researcher \"Turns in circles\" · max_iterations of 2$", at_120, re.MULTILINE
@@ -223,7 +273,7 @@ async def test_only_the_runs_of_this_user_unless_all_are_asked_for(tmp_path: Pat
         mine, everybody = await look(settings), await look(settings, everybody=True)
         assert len(mine.runs) == len(everybody.runs) == 1
         assert f" of {lab.session.user}" in plain(page(settings, everybody, everybody=True).whole())[2]
-    other = Looker(settings, everybody=False, most=9)
+    other = OverviewReader(settings, everybody=False, most=9)
     other._user = "somebody else"  # pyright: ignore[reportPrivateUsage]
     assert (await anyio.to_thread.run_sync(other.look)).runs == ()
 
@@ -234,7 +284,9 @@ async def test_json_has_every_cap_and_the_health(tmp_path: Path) -> None:
         await lab.start(task="Goes on", max_tokens=50_000)
         await arrived(gate)
         settings, overview = lab.runtime.settings, await look(lab)
-    found = json.loads(json.dumps(as_object(settings, overview, health(overview, settings, "landlock"), "landlock")))
+    found = json.loads(
+        json.dumps(overview_json(settings, overview, health(overview, settings, "landlock"), "landlock"))
+    )
     (run,) = found["runs"]
     assert (run["state"], run["task"], run["role"]) == ("running", "Goes on", "researcher")
     caps = run["caps"]
@@ -264,7 +316,7 @@ async def test_what_is_wrong_is_told_in_the_one_line_first(tmp_path: Path) -> No
     assert named(health(overview, settings, "none"), "confinement").state == "warning"
     off = health(overview, settings, "unavailable: nothing here confines")
     assert named(off, "confinement").text == "commands are off: nothing here confines"
-    lines = plain(Page("x", overview, tuple(off), 80, overview.at_us).within(9))
+    lines = live(Page("x", overview, tuple(off), 80), 9)
     line = next(line for line in lines if line.startswith("Health: "))
     assert line.startswith("Health: warning · no commands · ")
 
@@ -322,7 +374,7 @@ def test_a_bar_is_empty_only_at_nothing_and_full_only_at_the_cap() -> None:
 
 
 def test_words_of_others_are_one_line_and_both_ends_of_a_line_fit() -> None:
-    assert foreign("a\nb\tc\x1b[31m\r\nd") == "a b c[31m d"
+    assert joined("a\nb\tc\x1b[31m\r\nd").plain == "a b c[31m d"
     assert joined(("[bold]x", "red")).plain == "[bold]x"
     for width in range(3, 30):
         line = both_ends(joined("some words of ours"), "12:00", width)
@@ -357,8 +409,8 @@ async def test_looking_leaves_no_trace_and_waits_for_no_writer(tmp_path: Path) -
 def test_of_a_place_without_a_log_it_says_so_and_makes_nothing(tmp_path: Path) -> None:
     root = tmp_path / "data"
     done = ava(root, "status", "--once")
-    assert (done.returncode, done.stdout.splitlines()[:2]) == (0, [f"Data root: {root}", NOBODY])
-    assert "  note    log          there is none yet; it is made at the first start" in done.stdout
+    assert (done.returncode, done.stdout.splitlines()[:2]) == (0, [f"Data root: {root}", NO_RUNS])
+    assert "  note    log          none yet; the first start makes it" in done.stdout
     assert json.loads(ava(root, "status", "--json").stdout)["health"]["entries"] is None
     assert not root.exists()
 
@@ -379,7 +431,7 @@ async def test_the_jq_lines_of_the_docs_find_what_they_say(tmp_path: Path) -> No
     async with open_lab(tmp_path, [hand_over()], config=PRICED) as lab:
         await lab.outcome()
         settings, overview = lab.runtime.settings, await look(lab)
-    text = json.dumps(as_object(settings, overview, health(overview, settings, "none"), "none"))
+    text = json.dumps(overview_json(settings, overview, health(overview, settings, "none"), "none"))
 
     def jq(words: str) -> list[dict[str, Any]]:
         done = subprocess.run(["jq", "-c", words], input=text, capture_output=True, text=True, check=True, timeout=10)

@@ -1,4 +1,4 @@
-"""The dashboard on a real terminal: drawn in place, kept up to date, and gone without a trace however it ends."""
+"""The live screen of `ava status` on a real terminal: kept up to date, and gone without a trace however it ends."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from support.terminal import CONTROLLED, Screen, on_terminal
 from ava_server.cli.terminal import cells
 
 ENTERS, LEAVES = "\x1b[?1049h", "\x1b[?1049l"
-SHOWS_CURSOR, WRAPS = "\x1b[?25h", "\x1b[?7h"
+SHOWS_CURSOR, HIDES_CURSOR = "\x1b[?25h", "\x1b[?25l"
 FAULTY = "import sys; {fault}; from ava_server.cli import run; run(sys.argv[1:])"
 
 
@@ -31,11 +31,12 @@ def faulty(fault: str) -> tuple[str, ...]:
 
 
 def assert_left(screen: Screen) -> None:
-    """The terminal is as it was: the same screen, its cursor, its lines and what is typed are seen."""
-    last = screen.text.rindex(LEAVES)
-    assert last > screen.text.rindex(ENTERS)
-    assert max(screen.text.rindex(SHOWS_CURSOR), last) > screen.text.rindex("\x1b[?25l")
-    assert screen.text.rindex(WRAPS) > screen.text.rindex("\x1b[?7l")
+    """The terminal is as it was: the same screen, its cursor and what is typed are seen, and nothing is reported."""
+    assert screen.text.rindex(LEAVES) > screen.text.rindex(ENTERS)
+    assert screen.text.rindex(SHOWS_CURSOR) > screen.text.rindex(HIDES_CURSOR)
+    assert "\x1b[?1000h" not in screen.text, "the mouse stays the terminal's, to select text with"
+    for mode in ("1004", "2004"):  # focus, and pasted text
+        assert screen.text.rfind(f"\x1b[?{mode}l") >= screen.text.rfind(f"\x1b[?{mode}h")
     assert screen.echoes
 
 
@@ -48,14 +49,15 @@ def root(tmp_path: Path) -> Path:
 def dashboard(root: Path, columns: int = 100, rows: int = 24) -> Generator[Screen]:
     """A dashboard that has shown its first picture."""
     with on_terminal(root, "status", columns=columns, rows=rows) as screen:
-        screen.until("q ends")
+        screen.until("q quits")
         yield screen
 
 
 def test_it_is_drawn_in_place_until_q_and_makes_no_data_root(root: Path) -> None:
     with dashboard(root) as screen:
         assert not screen.echoes
-        frame = screen.until_frame(lambda lines: "Health: " in "\n".join(lines) or "confinement" in "\n".join(lines))
+        frame = screen.until_shown(lambda lines: "Health: " in "\n".join(lines) or "confinement" in "\n".join(lines))
+        assert screen.text.count("\x1b[2J") <= 1, "it is cleared once at most, so that nothing flickers"
         screen.type("xq")
         assert screen.ended() == 0
         assert_left(screen)
@@ -63,8 +65,8 @@ def test_it_is_drawn_in_place_until_q_and_makes_no_data_root(root: Path) -> None
     assert len(frame) == 24
     assert "No subagents: none waits, runs, or ended within the last hour." in frame
     before, _, after = screen.text.partition(ENTERS)
-    assert not before.strip() and after.partition(LEAVES)[2].strip("\x1b[?25h\r\n ") == ""
-    assert screen.text.count("\x1b[2J") == 0, "nothing is cleared, so that nothing flickers"
+    rest = re.sub(r"\x1b\[[0-9;?<>=]*[A-Za-z]", "", after.rpartition(LEAVES)[2])
+    assert not before.strip() and not rest.strip(), "nothing is left below the prompt"
     assert not root.exists()
 
 
@@ -79,7 +81,7 @@ def test_a_signal_ends_it_and_leaves_the_terminal_as_it_was(root: Path, number: 
 
 def test_ctrl_c_typed_at_the_terminal_ends_it(root: Path) -> None:
     with on_terminal(root, "status", command=CONTROLLED) as screen:
-        screen.until("q ends")
+        screen.until("q quits")
         screen.type("\x03")
         assert screen.ended() == 130
         assert_left(screen)
@@ -88,14 +90,13 @@ def test_ctrl_c_typed_at_the_terminal_ends_it(root: Path) -> None:
 def test_it_can_be_stopped_and_goes_on(root: Path) -> None:
     with dashboard(root) as screen:
         screen.process.send_signal(signal.SIGTSTP)
+        screen.until(LEAVES)
         _pid, status = os.waitpid(screen.process.pid, os.WUNTRACED)
         assert os.WIFSTOPPED(status)
         assert screen.echoes
-        screen.until(LEAVES)
         seen = len(screen.text)
         screen.process.send_signal(signal.SIGCONT)
-        while "q ends" not in screen.text[seen:]:
-            screen.until_frame(lambda lines: "q ends" in lines[-1] and "q ends" in screen.text[seen:])
+        screen.until_shown(lambda lines: "q quits" in lines[-1] and ENTERS in screen.text[seen:])
         assert not screen.echoes
         screen.type("q")
         assert screen.ended() == 0
@@ -105,9 +106,9 @@ def test_it_can_be_stopped_and_goes_on(root: Path) -> None:
 @pytest.mark.parametrize(
     "fault",
     [
-        "import ava_server.cli.dashboard.looking as o; o.Looker.look = lambda self: 1 / 0",
-        "import ava_server.cli.dashboard.page as p; p.Page.within = lambda self, height: 1 / 0",
-        "import ava_server.cli.dashboard.stage as s; s.NO_WRAP = None",
+        "import ava_server.cli.dashboard.overview as o; o.OverviewReader.look = lambda self: 1 / 0",
+        "import ava_server.cli.dashboard.page as p; p.Page.live = lambda self, height: 1 / 0",
+        "import ava_server.cli.dashboard.app as a; a.StatusApp.compose = lambda self: 1 / 0",
     ],
 )
 def test_a_fault_of_ours_leaves_the_terminal_as_it_was_and_is_told_there(root: Path, fault: str) -> None:
@@ -119,9 +120,9 @@ def test_a_fault_of_ours_leaves_the_terminal_as_it_was_and_is_told_there(root: P
 
 
 def test_a_look_that_hangs_is_told_of_and_holds_up_neither_the_screen_nor_its_end(root: Path) -> None:
-    hangs = "import ava_server.cli.dashboard.looking as o, time; o.Looker.look = lambda self: time.sleep(600)"
+    hangs = "import ava_server.cli.dashboard.overview as o, time; o.OverviewReader.look = lambda self: time.sleep(600)"
     with on_terminal(root, "status", command=faulty(hangs)) as screen:
-        frame = screen.until_frame(lambda lines: any("has not answered for " in line for line in lines))
+        frame = screen.until_shown(lambda lines: any("has not answered for " in line for line in lines))
         screen.type("q")
         assert screen.ended() == 0
         assert_left(screen)
@@ -132,7 +133,7 @@ def test_whoever_ends_it_while_the_confinement_is_tried_leaves_nothing_behind(ro
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     with on_terminal(root, "status", env={"TMPDIR": str(temporary)}) as screen:
-        screen.until("q ends")
+        screen.until("q quits")
         screen.type("q")
         assert screen.ended() == 0
     assert list(temporary.iterdir()) == []
@@ -141,14 +142,13 @@ def test_whoever_ends_it_while_the_confinement_is_tried_leaves_nothing_behind(ro
 def test_it_follows_the_terminals_size(root: Path) -> None:
     with dashboard(root, columns=80, rows=24) as screen:
         screen.resize(120, 40)
-        large = screen.until_frame(lambda lines: len(lines) == 40)
+        large = screen.until_shown(lambda lines: lines[39].endswith("q quits") and len(lines[1]) > 100)
         screen.resize(50, 8)
-        small = screen.until_frame(lambda lines: len(lines) == 8)
+        small = screen.until_shown(lambda lines: lines[7].endswith("q quits") and lines[0].startswith("Data root"))
         screen.type("q")
         assert screen.ended() == 0
-    assert cells(large[1]) == 120 and max(map(cells, large)) <= 120
-    assert cells(small[1]) == 50 and max(map(cells, small)) <= 50
-    assert large[-1].endswith("q ends") and small[-1].endswith("q ends")
+    assert cells(large[1]) == 119 and max(map(cells, large)) <= 120, "a column is the scroll bar's"
+    assert cells(small[1]) == 49 and max(map(cells, small)) <= 50
 
 
 @pytest.mark.parametrize("term", ["dumb", "unknown"])
@@ -176,11 +176,11 @@ async def test_it_goes_on_with_what_runs_do_and_says_in_place_that_the_log_does_
 
     def watch(root: Path) -> None:
         with dashboard(root, columns=100, rows=30) as screen:
-            screen.until_frame(lambda lines: lines[1].startswith("1 running "))
+            screen.until_shown(lambda lines: lines[1].startswith("1 running "))
             with closing(sqlite3.connect(root / "ava.db", isolation_level=None)) as other:
-                screen.until_frame(lambda lines: any("Thinking" in line for line in lines))
+                screen.until_shown(lambda lines: any("Thinking" in line for line in lines))
                 gate.released.set()
-                screen.until_frame(lambda lines: any(re.match(r"S-\w{6}  success ", line) for line in lines))
+                screen.until_shown(lambda lines: any(re.match(r"S-\w{6}  success ", line) for line in lines))
                 assert other.execute("SELECT count(*) FROM runs").fetchone() == (1,)
             screen.type("q")
             assert screen.ended() == 0
@@ -191,23 +191,18 @@ async def test_it_goes_on_with_what_runs_do_and_says_in_place_that_the_log_does_
 
     def held(root: Path) -> None:
         with dashboard(root, columns=100, rows=30) as screen:
-            screen.until_frame(lambda lines: any(re.match(r"S-\w{6}  success ", line) for line in lines))
+            screen.until_shown(lambda lines: any(re.match(r"S-\w{6}  success ", line) for line in lines))
             with closing(sqlite3.connect(root / "ava.db", isolation_level=None)) as other:
                 other.execute("SELECT count(*) FROM runs").fetchone()  # it uses the log as all do, and then alone
                 other.execute("PRAGMA locking_mode = EXCLUSIVE")
                 other.execute("BEGIN EXCLUSIVE")
-                shown = screen.until_frame(lambda lines: any(line.startswith("! as of ") for line in lines))
+                shown = screen.until_shown(lambda lines: any(line.startswith("! as of ") for line in lines))
                 other.execute("ROLLBACK")
             assert any(re.match(r"S-\w{6}  success ", line) for line in shown), "what was there before stays"
             trouble = next(line for line in shown if line.startswith("! "))
             assert re.match(r"! as of \d\d:\d\d:\d\d: the log cannot be read: database is locked; ", trouble)
-            assert any(line.startswith("  fault   log ") or "log out of reach" in line for line in shown)
-            seen = len(screen.frames)
-            screen.until_frame(
-                lambda lines: (
-                    len(screen.frames) > seen + 1 and not any(line.startswith("! ") for line in screen.frames[-2])
-                )
-            )
+            assert any(line.startswith("  fault   log ") or "log unreadable" in line for line in shown)
+            screen.until_shown(lambda lines: not any(line.startswith("! ") for line in lines))
             screen.type("q")
             assert screen.ended() == 0
 
@@ -217,7 +212,7 @@ async def test_it_goes_on_with_what_runs_do_and_says_in_place_that_the_log_does_
 def test_a_data_root_that_comes_to_be_is_shown_from_then_on(root: Path) -> None:
     with dashboard(root) as screen:
         root.write_text("no folder")
-        shown = screen.until_frame(lambda lines: any("is no folder" in line for line in lines))
+        shown = screen.until_shown(lambda lines: any("is no folder" in line for line in lines))
         root.unlink()
         screen.type("q")
         assert screen.ended() == 0

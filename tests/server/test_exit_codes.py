@@ -15,7 +15,7 @@ from ava_audit.events import ENDINGS
 from ava_server.approval.requests import SpawnArgs
 from ava_server.cli.app import build
 from ava_server.cli.option_values import name_options
-from ava_server.cli.views import exit_code
+from ava_server.cli.results import exit_code
 
 NOTE = Say("", [("scratchpad", {"note": "a"})])
 

@@ -154,7 +154,7 @@ def test_a_cursor_goes_on_with_its_own_question_only(other: dict[str, Any], benc
     _lines, cursor = bench.page(search="word", types=["message"], last_n=1)
     answer = bench.read(**other, cursor=cursor)
     assert answer.is_error
-    assert "cursor: it goes on with another question; give the same subagent_id, search" in text(answer)
+    assert "cursor: it belongs to another query; give the same subagent_id, search" in text(answer)
     assert bench.page(search="word", types=["message"], last_n=3, cursor=cursor)[0], "how many is free"
 
 

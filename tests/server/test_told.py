@@ -16,8 +16,8 @@ from ava_server.config.settings import load_settings
 from ava_server.mcp_server.server import build_server
 from ava_server.service.access import Session
 from ava_server.service.render_text import INSTRUCTIONS, text_of
+from ava_server.service.run_view import tokens_short
 from ava_server.service.service import Service
-from ava_server.service.status import tokens_short
 
 
 @pytest.mark.requirement("S3-11", "S3-17", "S5-01", "S5-12", "S1-07", "S2-31", "S4-22")

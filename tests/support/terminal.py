@@ -12,7 +12,6 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
-import re
 import select
 import signal
 import struct
@@ -24,12 +23,12 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import pyte
+
 COMMAND = (sys.executable, "-m", "ava_server")
 CONTROLLED = ("sh", "-c", ': <"$(tty)"; exec "$@"', "sh", *COMMAND)
 """The command as a shell starts it: its terminal is also /dev/tty, and Ctrl-C typed there interrupts it."""
 WITHIN_S = 30.0
-_HOME = "\x1b[H"
-_STEERING = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 def environment(root: Path | str, **more: str) -> dict[str, str]:
@@ -57,10 +56,12 @@ def ava(
 class Screen:
     """A command on a terminal, and everything that it has written there."""
 
-    def __init__(self, process: subprocess.Popen[bytes], descriptor: int) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], descriptor: int, columns: int, rows: int) -> None:
         self.process = process
         self._descriptor = descriptor
         self._bytes = b""
+        self._shown = pyte.Screen(columns, rows)
+        self._stream = pyte.ByteStream(self._shown)
 
     @property
     def text(self) -> str:
@@ -83,23 +84,21 @@ class Screen:
 
     def resize(self, columns: int, rows: int) -> None:
         """What pulling at a corner of the window does."""
+        self._shown.resize(rows, columns)
         fcntl.ioctl(self._descriptor, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
         self.process.send_signal(signal.SIGWINCH)
 
     @property
-    def frames(self) -> list[list[str]]:
-        """What a program has drawn in place, picture by picture: the lines as they are read."""
-        plain = (_STEERING.sub("", picture) for picture in self.text.split(_HOME)[1:])
-        return [[line.rstrip() for line in picture.split("\n")] for picture in plain if picture]
+    def lines(self) -> list[str]:
+        """What stands on the screen now, as it is read."""
+        return [line.rstrip() for line in self._shown.display]
 
-    def until_frame(self, shows: Callable[[list[str]], bool]) -> list[str]:
-        """Read until a whole picture shows something, and return its lines."""
+    def until_shown(self, shows: Callable[[list[str]], bool]) -> list[str]:
+        """Read until the screen shows something, and return its lines."""
         deadline = time.monotonic() + WITHIN_S
-        while True:
-            found = next((frame for frame in self.frames[:-1] if shows(frame)), None)
-            if found is not None:
-                return found
-            assert self._more(deadline), f"it never came; there was last: {self.frames[-1:]}"
+        while not shows(self.lines):
+            assert self._more(deadline), f"it never came; there was last: {self.lines}"
+        return self.lines
 
     def interrupt(self) -> None:
         """What Ctrl-C does."""
@@ -120,6 +119,7 @@ class Screen:
         except OSError:  # Linux says so when the other end is closed
             return False
         self._bytes += data
+        self._stream.feed(data)
         return bool(data)
 
 
@@ -147,7 +147,7 @@ def on_terminal(
     )
     os.close(theirs)
     try:
-        yield Screen(process, ours)
+        yield Screen(process, ours, columns, rows)
     finally:
         if process.poll() is None:
             process.kill()

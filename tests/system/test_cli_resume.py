@@ -124,7 +124,7 @@ async def test_the_screen_says_of_each_what_it_waits_for(tmp_path: Path) -> None
             assert "paused: the model takes no more calls until " in out
             assert "number 1 in the queue: all 1 slots of " in out
         code, out, err = await ava(tmp_path, server, "status", "--once")
-        assert code == 0 and "nobody has it: the next Ava server of this user goes on with it" in out, out + err
+        assert code == 0 and "no server is running it: the next Ava server of this user resumes it" in out, out + err
         for run_id, waits in ((queued, "Waits for: all 1 slots of "), (running, "interrupted")):
             _code, out, _err = await ava(tmp_path, server, "show", run_id)
             assert "So far:" in out and waits in out and "Ended as" not in out, out
@@ -132,7 +132,7 @@ async def test_the_screen_says_of_each_what_it_waits_for(tmp_path: Path) -> None
         words += "; from ava_server.cli import run"
         later = [str(Path(AVA[0]).with_name("python")), "-c", f"{words}; run(sys.argv[1:])", "status", "--once"]
         done = await anyio.run_process(later, env=environment(tmp_path / "data"), check=False)
-        assert f"nobody has it for long: `ava resume {running}` has it go on" in done.stdout.decode()
+        assert f"no server is running it; resume it with `ava resume {running}`" in done.stdout.decode()
         assert all(len(line) <= 80 for line in done.stdout.decode().splitlines()[1:])
 
 

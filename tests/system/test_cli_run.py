@@ -14,7 +14,7 @@ from support.runtime import PRICED, submits
 from support.terminal import COMMAND, ava, environment, on_terminal
 
 from ava_audit.events import ENDINGS
-from ava_server.cli.views import ENDING_CODES
+from ava_server.cli.results import ENDING_CODES
 
 TASK = "What does transcription pricing cost?"
 DONE = Say("", [("submit_result", {"summary": "All looked up.", "output": "Twelve cents a minute."})])
@@ -390,7 +390,7 @@ def test_ctrl_c_asks_and_leaves_it_interrupted_for_the_next_server(root: Path, w
             screen.type("l\n")
             assert screen.ended() == 130
         run_id = subagent_in(screen.text)
-        assert f"Left. `ava show {run_id}` tells what became of it." in screen.text
+        assert f"Left. To see more: `ava show {run_id}`." in screen.text
         status = ava(root, "status", "--once")
         assert re.search(rf"^{run_id}  interrupted +researcher$", status.stdout, re.MULTILINE)
 

@@ -148,7 +148,7 @@ async def test_a_group_is_ended_and_waited_for_by_its_id(root: Path, workspace: 
             done = await told(root, "cancel", group.lower().removeprefix("g-"))
             waited = await told(root, "wait", group, "--json")
     assert waiting.returncode == 130
-    assert waiting.stderr.count("Goes on: researcher S-") == 2
+    assert waiting.stderr.count("Still there: researcher S-") == 2
     assert (done.returncode, done.stdout.count("Ended as cancelled")) == (0, 2)
     assert waited.returncode == 15
     assert [run["state"] for run in json.loads(waited.stdout)["runs"]] == ["cancelled"] * 2
@@ -230,7 +230,7 @@ async def test_a_message_to_a_queued_run_is_read_when_it_starts(root: Path, work
             waited = await told(root, "wait", queued)
     assert f"researcher {queued} reads it when it starts." in sent.stdout
     assert waits.returncode == 130
-    assert f"researcher {queued}: queued: number 1 in the queue, all 1 slots are taken" in waits.stderr
+    assert f"researcher {queued}: queued: number 1 in the queue: all 1 slots are taken" in waits.stderr
     assert waited.returncode == 0
     assert "Only this year." in json.dumps(models.requests[1].json["messages"])
 
@@ -289,7 +289,7 @@ def test_ctrl_c_ends_only_the_wait_and_a_terminal_sees_what_it_does(root: Path, 
             screen.until(f"researcher prices ({run_id}): Thinking")
             screen.interrupt()
             assert screen.ended() == 130
-        assert "The wait was ended; nothing else was." in screen.text
+        assert "The wait was ended; the runs were not." in screen.text
         assert process.poll() is None
         gate.released.set()
         with on_terminal(root, "wait", run_id) as screen:
@@ -316,9 +316,9 @@ async def test_whoever_waits_is_told_what_a_run_waits_for(root: Path, workspace:
         sent = await told(root, "send", run, "Only this year.")
         expired = await told(root, "wait", proposed["pending_id"])
     assert f"awaiting approval: a person has to approve it ({proposed['pending_id']})" in waiting.stderr
-    assert f"researcher {run}: interrupted: nobody has it: the next Ava server" in alone.stderr
-    assert "The wait is over after 0.5 s; nothing else is." in alone.stderr
-    assert "queued: no Ava server is there" in in_queue.stderr
+    assert f"researcher {run}: interrupted: no server is running it: the next Ava server" in alone.stderr
+    assert "The wait ended after 0.5 s; the runs did not." in alone.stderr
+    assert "queued: number 1 in the queue: no Ava server is running" in in_queue.stderr
     assert f"researcher {run} reads it when an Ava server has taken it over; no server is running it" in sent.stdout
     assert (waiting.returncode, alone.returncode, in_queue.returncode) == (130, 130, 130)
     assert (expired.returncode, "has expired" in expired.stdout) == (10, True), expired.stdout

@@ -136,7 +136,7 @@ def test_ctrl_c_cancels_all_of_several(root: Path, workspace: Path) -> None:
     ):
         assert gate.arrived.wait(20)
         screen.interrupt()
-        screen.until("2 of 2 subagents go on meanwhile.")
+        screen.until("2 of 2 subagents are still running.")
         screen.until("[c]ancel or [l]eave:")
         screen.interrupt()
         assert screen.ended() == 15

@@ -203,7 +203,7 @@ class _DemoHost:
 
     async def _show_result_and_log(self, run: RunAnswer) -> None:
         from ava_audit.units import day_of, now_us
-        from ava_server.cli.showing import show_results
+        from ava_server.cli.results import show_results
 
         say("\n-- Result --")
         show_results([run], brief=True)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ava_audit.view import View
     from ava_server.service.access import Session
     from ava_server.service.responses import RunAnswer
-    from ava_server.service.status import Alive
+    from ava_server.service.run_view import Alive
 
 BUSY_S = 1.0
 _OTHER_FOLDER = "Set AVA_DATA_ROOT to a folder that this user may write to."
@@ -178,12 +178,12 @@ async def _suggestion(store: Store | None, given: str, groups: bool) -> str:
 
 async def whole_answer(store: Store, run_id: str, alive: Alive) -> tuple[RunRow, RunAnswer]:
     """Return a run and its answer with the whole result."""
-    from ava_server.service.status import run_answer
+    from ava_server.service.run_view import run_answer, view_run
 
     def query(view: View) -> tuple[RunRow, RunAnswer]:
         run = view.run(run_id)
         assert run is not None
-        return run, run_answer(view, run, alive, time.time_ns() // 1000)
+        return run, run_answer(view_run(view, run, alive, time.time_ns() // 1000))
 
     return await store.read(query)
 
@@ -191,7 +191,7 @@ async def whole_answer(store: Store, run_id: str, alive: Alive) -> tuple[RunRow,
 async def note_fetched(store: Store, session: Session, tool: str, run: RunRow) -> None:
     """Log that a run's result was shown to its own user, so that no notification announces it again."""
     from ava_audit.store.store import Outcome
-    from ava_server.service.status import carried
+    from ava_server.service.run_view import carried
 
     if run.result_seq is None or run.user_id != session.user:
         return

@@ -1,18 +1,24 @@
-"""`ava logs`: the log, one line an entry, newest last."""
+"""`ava logs`: the log, one line an entry, newest last; `ava logs export`: entries as a file of JSON lines."""
 
 from __future__ import annotations
 
+import os
+import secrets
+import stat
 import sys
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Generator
+from contextlib import aclosing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
 
 import anyio
+import anyio.to_thread
 import typer
 
-from ava_server.cli import export
 from ava_server.cli.app import heading
-from ava_server.cli.completion import all_runs
-from ava_server.cli.filters import Agents, Kinds, Level, Search, Sessions, Since, Until, Users, log_query
-from ava_server.cli.terminal import columns, cut, reader_gone, say, write_lines
+from ava_server.cli.completion import agents, all_runs, event_types
+from ava_server.cli.terminal import Progress, columns, cut, reader_gone, say, write_lines
 from ava_server.core.data_root import find_data_root
 from ava_server.core.errors import BadInput
 
@@ -27,12 +33,46 @@ LAST_FOLLOWED = 10
 MOST = 10_000
 """Entries of a time range that are shown when `--last` does not say how many."""
 PIPED_WIDTH = 1_000
+STDOUT = "-"
+_ROWS_AT_ONCE = 500
+
+Kinds = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--type",
+        metavar="TYPE",
+        show_default=False,
+        help="error, tool, cost, thinking, spawn, complete, message, session, or an event type, with commas.",
+        autocompletion=event_types,
+    ),
+]
+Since = Annotated[
+    str | None,
+    typer.Option(metavar="TIME", show_default=False, help='"1 hour ago", 30m, yesterday, 14:05, 2026-01-31 …'),
+]
+Until = Annotated[str | None, typer.Option(metavar="TIME", show_default=False, help="Only before this time.")]
+Search = Annotated[
+    str | None,
+    typer.Option(metavar="WORDS", show_default=False, help='All these words; "words together" in quotes.'),
+]
+Agents = Annotated[
+    list[str] | None,
+    typer.Option(metavar="ID", show_default=False, help="Only of this agent: ava, or S-….", autocompletion=agents),
+]
+Users = Annotated[list[str] | None, typer.Option(metavar="NAME", show_default=False, help="Only of this user.")]
+Sessions = Annotated[
+    list[str] | None, typer.Option(metavar="ID", show_default=False, help="Only of this host connection.")
+]
+Level = Annotated[
+    Literal["info", "warning", "error"] | None, typer.Option(show_default=False, help="At least this serious.")
+]
 
 
 def register(app: typer.Typer) -> None:
-    """Add `ava logs` and what stands below it to the app."""
-    app.command("logs", short_help="The log of all agents, or of some; -f goes on with what is new.")(logs_command)
-    export.register(app)
+    """Add `ava logs` and `ava logs export` to the app."""
+    app.command("logs", short_help="The log of all agents, or of some; -f follows it.")(logs_command)
+    about = "Entries as a file of JSON lines, which can be verified by itself."
+    app.command("logs export", short_help=about)(export_command)
 
 
 def logs_command(
@@ -72,7 +112,7 @@ def logs_command(
         raise BadInput("--until: nothing new is before a time; leave --follow or --until out.")
     root = find_data_root()
     ranged = since is not None or until is not None
-    query = log_query(
+    query = _query(
         kind=kind,
         since=since,
         until=until,
@@ -114,16 +154,14 @@ class _Printer:
                     self.was_cut |= shown != line
                 say(shown)
             return
-        for start in range(0, len(entries), 500):
-            numbers = [entry.seq for entry in entries[start : start + 500]]
+        for start in range(0, len(entries), _ROWS_AT_ONCE):
+            numbers = [entry.seq for entry in entries[start : start + _ROWS_AT_ONCE]]
             marks = ", ".join("?" * len(numbers))
             rows = await store.read(lambda view, n=numbers, m=marks: list(view.rows(f"seq IN ({m})", *n)))  # type: ignore[misc]
             write_lines(b"".join(mirror_line(row) for row in rows))
 
 
 async def _logs(root: DataRoot, query: LogQuery, subagent: str | None, printer: _Printer, follow: bool) -> None:
-    from dataclasses import replace
-
     from ava_audit import search as log_search
     from ava_server.cli.log_access import find_run, open_log
 
@@ -141,10 +179,170 @@ async def _logs(root: DataRoot, query: LogQuery, subagent: str | None, printer: 
             say(f"The newest {'entry' if count == 1 else f'{count:,} entries'}; --last shows more.")
         await printer.entries(store, list(page.entries[::-1]))
         if not page.entries and not printer.as_json and not follow:
-            say("No entry fits.")
+            say("No entry matches.")
         if printer.was_cut:
-            say("Lines were cut to fit; --json has all of each, and `ava show S-…` a run with its whole result.")
+            say("Lines were cut to fit; --json shows them whole, and `ava show S-…` shows a run with its whole result.")
         if follow:
             async with reader_gone():
                 async for entry in log_search.follow(store, replace(query, after_seq=page.upto)):
                     await printer.entries(store, [entry])
+
+
+# -- the query ---------------------------------------------------------------------------------------------------------
+
+
+def _query(
+    *,
+    kind: list[str] | None,
+    agent: list[str] | None,
+    since: str | None,
+    until: str | None,
+    user: list[str] | None,
+    session: list[str] | None,
+    **more: Any,
+) -> LogQuery:
+    """Return the query that the options mean; what else a query has is `more`.
+
+    Raises:
+        BadInput: An option cannot be understood; it is named.
+    """
+    from ava_audit.errors import BadQuery
+    from ava_audit.search import LogQuery
+    from ava_audit.text_index import type_filter
+    from ava_server.cli.option_values import parse_time_option, split_names
+
+    types = tuple(split_names(kind) or ())
+    if kind is not None and not types:
+        raise BadInput("--type: it names no type; leave it out for all of them")
+    try:
+        type_filter(types)
+    except BadQuery as error:
+        raise BadInput(f"--type: {error}") from None
+    return LogQuery(
+        agents=tuple(_agent(name) for name in agent or ()),
+        users=tuple(user or ()),
+        sessions=tuple(session or ()),
+        types=types,
+        since_us=parse_time_option("--since", since),
+        until_us=parse_time_option("--until", until),
+        **more,
+    )
+
+
+def _agent(given: str) -> str:
+    from ava_server.core.ids import AGENT, parse_id
+
+    if given.strip().lower() == AGENT:
+        return AGENT
+    try:
+        return parse_id("subagent_id", given)
+    except BadInput:
+        raise BadInput(f"--agent: {given[:40]!r} is not an agent; give ava, or a subagent's id like S-7f3a2b") from None
+
+
+# -- export ------------------------------------------------------------------------------------------------------------
+
+
+def export_command(
+    out: Annotated[str, typer.Option("-o", "--output", metavar="FILE", help="Where to; - is stdout.")],
+    run: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="S-ID", show_default=False, help="All of this run: what it did, and what was decided about it."
+        ),
+    ] = None,
+    kind: Kinds = None,
+    since: Since = None,
+    until: Until = None,
+    search: Search = None,
+    agent: Agents = None,
+    user: Users = None,
+    session: Sessions = None,
+    level: Level = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace FILE if it is there.")] = False,
+) -> None:
+    """Write entries as JSON lines, oldest first, as in the files under logs/: everything, or what the options say.
+
+    Only you can read the file. It is written whole or not at all, and `ava verify --jsonl FILE` checks it.
+    """
+    root = find_data_root()
+    query = _query(
+        kind=kind, since=since, until=until, search=search, agent=agent, user=user, session=session, level=level
+    )
+    anyio.run(_export, root, query, run or [], out, force)
+
+
+async def _export(root: DataRoot, query: LogQuery, runs: list[str], out: str, force: bool) -> None:
+    from ava_server.cli.log_access import find_run, open_log
+
+    async with open_log(root) as store:
+        query = replace(query, runs=tuple([(await find_run(store, given)).id for given in runs]))
+        if store is None:
+            raise BadInput(f"There is no log in {root.path} yet; nothing was exported.")
+        if out == STDOUT:
+            await _copy(store, query, sys.stdout.buffer)
+            return
+        path = Path(out)
+        with _replacement_of(path, force=force) as file:
+            entries = await _copy(store, query, file)
+    heading(root)
+    say(f"{entries:,} {'entry' if entries == 1 else 'entries'} in {path}, readable only by you.")
+    say(f"Check it, here or elsewhere, with: ava verify --jsonl {path}")
+
+
+async def _copy(store: Store, query: LogQuery, file: IO[bytes]) -> int:
+    """Write the entries of a query, and return how many there were."""
+    from ava_audit.search import export_lines
+
+    entries = 0
+    shown = Progress() if sys.stderr.isatty() else None
+    try:
+        async with aclosing(export_lines(store, query)) as slices:
+            async for lines in slices:
+                if file is sys.stdout.buffer:
+                    write_lines(lines.data)
+                else:
+                    await anyio.to_thread.run_sync(file.write, lines.data)
+                entries += lines.entries
+                if shown is not None:
+                    shown.show(f"{entries:,} entries written; {lines.upto:,} of {lines.of:,} looked at")
+    finally:
+        if shown is not None:
+            shown.end()
+    return entries
+
+
+@contextmanager
+def _replacement_of(path: Path, *, force: bool) -> Generator[IO[bytes]]:
+    """Open a new file, readable only by its owner; it replaces `path` if the block succeeds, else it is removed.
+
+    Raises:
+        BadInput: A file is there and `force` is not given, or none can be written there.
+    """
+    _refuse_existing(path, force=force)
+    beside = path.parent / f".{path.name[:100]}.{secrets.token_hex(4)}.part"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+    try:
+        with os.fdopen(os.open(beside, flags, 0o600), "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        _refuse_existing(path, force=force)  # it may have appeared meanwhile
+        beside.replace(path)
+    except OSError as failed:
+        raise BadInput(
+            f"-o: {path} cannot be written: {failed.strerror}. Give a file in a folder that you may write to."
+        ) from failed
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def _refuse_existing(path: Path, *, force: bool) -> None:
+    try:
+        mode = path.lstat().st_mode
+    except OSError:  # nothing is there; what else is wrong shows when it is made
+        return
+    if not stat.S_ISREG(mode):
+        raise BadInput(f"-o: {path} exists and is not a plain file; give another name, or - for stdout.")
+    if not force:
+        raise BadInput(f"-o: {path} exists already; give another name, or --force to replace it.")

@@ -1,28 +1,48 @@
-"""`ava report`: what was spent, by day, role, model and ending, and what failed; or what a group has come to."""
+"""`ava report`: what was spent, by day, role, model and ending, and what failed; or the runs of one group."""
 
 from __future__ import annotations
 
+import re
+import sys
 import time
-from collections.abc import Callable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from ava_audit.units import DAY_US, US_PER_S, cents, day_of, format_duration, format_ts, format_usd, iso_utc
 from ava_server.cli.app import heading
 from ava_server.cli.completion import groups
 from ava_server.cli.log_access import has_log
-from ava_server.cli.terminal import say, say_json
+from ava_server.cli.results import ENDING_CODES
+from ava_server.cli.terminal import cells, columns, cut, say, say_json, write
 from ava_server.core.data_root import find_data_root, os_user
 from ava_server.core.errors import BadInput
 
 if TYPE_CHECKING:
+    from ava_audit.rows import RunRow
+    from ava_audit.totals import DaySpending, ErrorCount, GroupSum, RunFacts, Spending
     from ava_audit.view import View
     from ava_server.core.data_root import DataRoot
 
 T = TypeVar("T")
 
 DAYS = 30
+NOT_RUN = ("rejected", "expired", "superseded")
+"""Endings of what never started."""
+NOT_FAILED = ("success", "cancelled", *NOT_RUN)
+NOT_ENDED = "not ended"
+TOP = 8
+"""Reasons on a screen at most; JSON has all."""
+MANY_DAYS = 62
+"""The screen has months for more days than this; JSON always has days."""
+FOLDED_DAYS = 4
+"""This many empty days in a row are one line."""
+BAR = 48
+_NUMBERS = re.compile(r"\d+(?:[.,]\d+)*")
 
 
 def register(app: typer.Typer) -> None:
@@ -42,32 +62,38 @@ def report_command(
     group: Annotated[
         str | None,
         typer.Option(
-            metavar="G-ID",
-            show_default=False,
-            help="What a group has come to: members, cap, time.",
-            autocompletion=groups,
+            metavar="G-ID", show_default=False, help="The runs of a group: members, cap, time.", autocompletion=groups
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False,
 ) -> None:
     """Show what was spent and what failed; whole days, in UTC as those of the budgets."""
+    from ava_audit.totals import spending
+
     root = find_data_root()
     if group is not None:
         if since is not None or until is not None:
             raise BadInput("--group: a group is shown whole; leave --since and --until out")
-        _group(root, group, everybody, as_json)
-        return
+        return _group(root, group, everybody, as_json)
     first, last = days_of(since, until, time.time_ns() // 1000)
-    _report(root, first, last, everybody, as_json)
+    user = None if everybody else os_user()
+    found = _read(root, lambda view: spending(view, first * DAY_US, (last + 1) * DAY_US, user))
+    report = report_of(found, first, last, user)
+    if as_json:
+        return say_json({"data_root": str(root.path), **report_json(report)})
+    heading(root)
+    if found is None or found.first_us is None:
+        return say("Nothing is in the log yet.")
+    return _screen(report)
 
 
 def days_of(since: str | None, until: str | None, now_us: int) -> tuple[int, int]:
     """Return the first and the last day that are meant, in days since 1970, UTC.
 
     Raises:
-        BadInput: One is no time, or nothing lies between them.
+        BadInput: One is not a time, or no day lies between them.
     """
-    from ava_audit.units import DAY_US, parse_time
+    from ava_audit.units import parse_time
 
     def day(option: str, given: str, before_us: int = 0) -> int:
         try:
@@ -83,10 +109,10 @@ def days_of(since: str | None, until: str | None, now_us: int) -> tuple[int, int
 
 
 def _read(root: DataRoot, query: Callable[[View], T]) -> T | None:
-    """Ask the log, and leave no trace of it; None where there is none yet.
+    """Ask the log without changing anything; None where there is none yet.
 
     Raises:
-        ConfigError: The data root can be none.
+        ConfigError: The data root cannot be used.
         StoreUnavailable: The log cannot be read.
         SchemaNewer: A newer program has migrated it.
     """
@@ -107,28 +133,342 @@ def _read(root: DataRoot, query: Callable[[View], T]) -> T | None:
         raise StoreUnavailable(f"the log {root.db} cannot be read: {error}; `ava doctor` tells more") from error
 
 
-def _report(root: DataRoot, first: int, last: int, everybody: bool, as_json: bool) -> None:
-    from ava_audit.totals import spending
-    from ava_audit.units import DAY_US
-    from ava_server.cli.report_screen import screen
-    from ava_server.cli.report_sums import report_json, report_of
+# -- sums -------------------------------------------------------------------------------------------------------------
 
-    user = None if everybody else os_user()
-    found = _read(root, lambda view: spending(view, first * DAY_US, (last + 1) * DAY_US, user))
-    report = report_of(found, first, last, user)
-    if as_json:
-        say_json({"data_root": str(root.path), **report_json(report)})
-        return
-    heading(root)
-    if found is None or found.first_us is None:
-        say("Nothing is in the log yet.")
+
+@dataclass
+class Sum:
+    """What belongs to a day, a role, a model, an ending or a user. Money in micro-USD."""
+
+    name: str
+    cost: int = 0
+    calls: int = 0
+    retries: int = 0
+    plan: int = 0
+    uncosted: int = 0
+    overruns: int = 0
+    over: int = 0
+    ended: int = 0
+    failed: int = 0
+    spenders: set[str] = field(default_factory=set[str])
+    enders: set[str] = field(default_factory=set[str])
+
+    @property
+    def runs(self) -> int:
+        """How many runs spent something or ended."""
+        return len(self.spenders | self.enders)
+
+    def spend(self, spent: DaySpending) -> None:
+        """Add what a run spent on a day."""
+        self.cost += spent.cost_micros
+        self.calls += spent.calls
+        self.retries += spent.retries_micros
+        self.plan += spent.plan_micros
+        self.uncosted += spent.uncosted_micros
+        self.overruns += spent.overruns
+        self.over += spent.over_micros
+        self.spenders.add(spent.run_id)
+
+    def end(self, run: RunFacts) -> None:
+        """Add a run that ended."""
+        self.enders.add(run.id)
+        self.ended += run.state not in NOT_RUN
+        self.failed += run.state not in NOT_FAILED
+
+    def as_json(self, what: str | None = None) -> dict[str, Any]:
+        """Return it as a plain object, under its name as `what`; money in US cents."""
+        return {
+            **({what: self.name} if what else {}),
+            "cost_cents": cents(self.cost),
+            "model_calls": self.calls,
+            "runs_that_spent": len(self.spenders),
+            "runs_ended": self.ended,
+            "runs_failed": self.failed,
+            "retries_cents": cents(self.retries),
+            "plan_cents": cents(self.plan),
+            "uncosted_cents": cents(self.uncosted),
+            "overruns": self.overruns,
+            "overrun_cents": cents(self.over),
+        }
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why runs failed: the ending, the reason of the newest of them, how many, and the newest."""
+
+    ending: str
+    reason: str
+    runs: int
+    newest: RunFacts
+
+
+@dataclass(frozen=True)
+class Report:
+    """Sums of the days from `first` to `last` (days since 1970, UTC); `user` is None where it covers all users."""
+
+    user: str | None
+    first: int
+    last: int
+    total: Sum
+    days: tuple[Sum, ...]
+    by: dict[str, tuple[Sum, ...]]
+    endings: Counter[str]
+    reasons: tuple[Reason, ...]
+    errors: tuple[ErrorCount, ...]
+
+
+def report_of(found: Spending | None, first: int, last: int, user: str | None) -> Report:
+    """Return the report of the days from `first` to `last`; None is a log that does not exist yet."""
+    spent = found.spent if found is not None else ()
+    runs = found.runs if found is not None else {}
+    ended = [run for run in runs.values() if run.ended_us is not None and first <= run.ended_us // DAY_US <= last]
+    begins = found.first_us // DAY_US if found is not None and found.first_us is not None else last
+
+    def sums(
+        run_key: Callable[[RunFacts], str], spent_key: Callable[[DaySpending], str] | None = None
+    ) -> dict[str, Sum]:
+        made: dict[str, Sum] = {}
+        for each in spent:
+            name = spent_key(each) if spent_key is not None else run_key(runs[each.run_id])
+            made.setdefault(name, Sum(name)).spend(each)
+        for run in ended:
+            made.setdefault(run_key(run), Sum(run_key(run))).end(run)
+        return made
+
+    def by(key: Callable[[RunFacts], str]) -> tuple[Sum, ...]:
+        return tuple(sorted(sums(key).values(), key=lambda one: (-one.cost, -one.ended, one.name)))
+
+    # An entry whose clock was set back can lie before the log's first one.
+    days = sums(lambda run: day_of(run.ended_us or 0), lambda each: day_of(each.day * DAY_US))
+    for day in range(max(first, min(begins, last)), last + 1):
+        days.setdefault(day_of(day * DAY_US), Sum(day_of(day * DAY_US)))
+    return Report(
+        user=user,
+        first=first,
+        last=last,
+        total=sums(lambda _run: "total").get("total", Sum("total")),
+        days=tuple(days[day] for day in sorted(days)),
+        by={
+            "role": by(lambda run: run.role),
+            "model": by(lambda run: run.model),
+            "ending": by(lambda run: run.state if run.ended_us is not None else NOT_ENDED),
+            **({"user": by(lambda run: run.user_id)} if user is None else {}),
+        },
+        endings=Counter(run.state for run in ended),
+        reasons=tuple(_reasons(run for run in ended if run.state not in NOT_FAILED)),
+        errors=found.errors if found is not None else (),
+    )
+
+
+def _reasons(failed: Iterable[RunFacts]) -> list[Reason]:
+    """Return why runs failed, the most common reason first; reasons that differ only in figures are one."""
+    alike = defaultdict[tuple[str, str], list["RunFacts"]](list)
+    for run in failed:
+        ending = run.state if run.state in ENDING_CODES or not run.error_kind else f"{run.state} ({run.error_kind})"
+        alike[ending, _NUMBERS.sub("#", run.stop_reason or "")].append(run)
+    reasons: list[Reason] = []
+    for (ending, _same), runs in alike.items():
+        newest = max(runs, key=lambda run: (run.ended_us or 0, run.id))
+        reasons.append(Reason(ending, newest.stop_reason or "", len(runs), newest))
+    return sorted(reasons, key=lambda reason: (-reason.runs, -(reason.newest.ended_us or 0)))
+
+
+def report_json(report: Report) -> dict[str, Any]:
+    """Return a report as a plain object; money in US cents."""
+    return {
+        "user": report.user,
+        "since": day_of(report.first * DAY_US),
+        "through": day_of(report.last * DAY_US),
+        "timezone": "UTC",
+        "total": report.total.as_json(),
+        "by_day": [day.as_json("day") for day in report.days],
+        **{f"by_{what}": [one.as_json(what) for one in sums] for what, sums in report.by.items()},
+        "endings": dict(report.endings.most_common()),
+        "failed": [
+            {
+                "ending": reason.newest.state,
+                "error_kind": reason.newest.error_kind,
+                "reason": reason.reason,
+                "runs": reason.runs,
+                "newest": reason.newest.id,
+                "look": f"ava show {reason.newest.id}",
+            }
+            for reason in report.reasons
+        ],
+        "errors": [
+            {
+                "kind": error.kind,
+                "entries": error.entries,
+                "newest": error.last_run,
+                "look": f"ava logs {error.last_run} --type error",
+            }
+            for error in report.errors
+        ],
+    }
+
+
+# -- the screen -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of a table: its name, its figures, and the length of its bar in any unit."""
+
+    name: str
+    figures: tuple[str, ...]
+    bar: int = 0
+
+
+def _screen(report: Report) -> None:
+    total = report.total
+    say("\n".join(_head(report)))
+    if not total.calls and not total.ended:
+        return say("\nNothing was spent, and nothing ended.")
+    by_month = len(report.days) > MANY_DAYS
+    days = list(_folded(_months(report.days) if by_month else report.days))
+    _table(f"By {'month' if by_month else 'day'} (UTC)", ("cost", "calls", "ended", "failed"), days)
+    for by, sums in report.by.items():
+        last = ("runs",) if by == "ending" else ("ended", "failed")
+        _table(f"By {by}", ("cost", "share", *last), [_row(one, total, by) for one in sums])
+    return say("\n".join(_failed(report)))
+
+
+def _head(report: Report) -> Iterator[str]:
+    total = report.total
+    days, last = report.last - report.first + 1, day_of(report.last * DAY_US)
+    span = f"{last} (one day, UTC)" if days == 1 else f"{day_of(report.first * DAY_US)} to {last} ({days} days, UTC)"
+    yield f"{span}, of {report.user if report.user is not None else 'all users'}"
+    yield (
+        f"DaySpending {format_usd(total.cost)} in {_counted(total.calls, 'model call')} by "
+        f"{_counted(len(total.spenders), 'run')}; {total.ended:,} ended, {total.failed:,} of them failed."
+    )
+    parts = {
+        "retries": total.retries,
+        "planning": total.plan,
+        "booked at the worst case, because the provider did not say what it cost,": total.uncosted,
+    }
+    if any(parts.values()):
+        yield f"Of it: {'; '.join(f'{name} {format_usd(part)}' for name, part in parts.items() if part)}."
+    if total.overruns:
+        yield (
+            f"Overrun: {_counted(total.overruns, 'call')} went beyond what was reserved, by {format_usd(total.over)} "
+            "in all."
+        )
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def _months(days: Sequence[Sum]) -> list[Sum]:
+    months: dict[str, Sum] = {}
+    for day in days:
+        month = months.setdefault(day.name[:7], Sum(day.name[:7]))
+        month.cost += day.cost
+        month.calls += day.calls
+        month.ended += day.ended
+        month.failed += day.failed
+    return list(months.values())
+
+
+def _folded(days: Sequence[Sum]) -> Iterator[Row]:
+    """Yield a row for each day; many empty days in a row are one."""
+    nothing = ("-", "-", "-", "-")
+    empty: list[str] = []
+
+    def close() -> Iterator[Row]:
+        names = [f"{empty[0]} to {empty[-1]}"] if len(empty) >= FOLDED_DAYS else empty
+        yield from (Row(name, nothing) for name in names)
+        empty.clear()
+
+    for day in days:
+        if not day.calls and not day.ended:
+            empty.append(day.name)
+            continue
+        yield from close()
+        figures = (format_usd(day.cost), f"{day.calls:,}", f"{day.ended:,}", f"{day.failed:,}" if day.failed else "-")
+        yield Row(day.name, figures, day.cost)
+    yield from close()
+
+
+def _row(one: Sum, total: Sum, by: str) -> Row:
+    share = f"{100 * one.cost / total.cost:.0f} %" if total.cost else "-"
+    counts = (f"{one.runs:,}",) if by == "ending" else (f"{one.ended:,}", f"{one.failed:,}" if one.failed else "-")
+    return Row(one.name, (format_usd(one.cost), share, *counts), one.cost)
+
+
+def _failed(report: Report) -> Iterator[str]:
+    yield ""
+    if report.reasons:
+        yield f"What failed: {report.total.failed:,} of {report.total.ended:,} runs that ended"
     else:
-        screen(report)
+        yield "Nothing failed."
+    for reason in report.reasons[:TOP]:
+        run = reason.newest
+        yield f"  {reason.runs:,} x {reason.ending}: {_one_line(reason.reason) or 'no reason is known'}"
+        latest = "" if reason.runs == 1 else "the latest: "
+        yield f"      {latest}{_one_line(run.role)}, {day_of(run.ended_us or 0)}: ava show {run.id}"
+    if len(report.reasons) > TOP:
+        yield f"  and {len(report.reasons) - TOP} more reasons; --json has all"
+    if report.errors:
+        yield from ("", "Errors on the way, by kind:")
+    for error in report.errors[:TOP]:
+        kind = _one_line(error.kind) if error.kind is not None else "(erased)"
+        yield f"  {error.entries:,} x {kind}: ava logs {error.last_run} --type error"
+
+
+def _one_line(text: str | None) -> str:
+    from ava_roles.wrap import clean
+
+    return " ".join(clean(text or "")[0].split())
+
+
+def _table(title: str, head: Sequence[str], rows: Sequence[Row]) -> None:
+    """Write a table to stdout, no wider than the terminal and with a bar at each row; in plain columns elsewhere."""
+    terminal = sys.stdout.isatty()
+    width = columns(sys.stdout) if terminal else 80
+    names = [title, *(cut(_one_line(row.name), width - 50 if terminal else 200) for row in rows)]
+    first = max(map(cells, names))
+    table = [tuple(head), *(row.figures for row in rows)]
+    sizes = [max(map(len, column)) for column in zip(*table, strict=True)]
+    lines = [
+        f"{name}{' ' * (first - cells(name))}"
+        + "".join(f"  {figure:>{size}}" for figure, size in zip(figures, sizes, strict=True))
+        for name, figures in zip(names, table, strict=True)
+    ]
+    room = min(width - max(map(cells, lines)) - 3, BAR)
+    most = max((row.bar for row in rows), default=0)
+    say()
+    if not terminal or most <= 0 or room < 6:
+        write("\n".join(line.rstrip() for line in lines))
+    else:
+        _with_bars(lines, [row.bar / most for row in rows], room)
+
+
+def _with_bars(lines: Sequence[str], bars: Sequence[float], width: int) -> None:
+    """Write lines, the first of which is the head, with a bar behind each of the others."""
+    from rich.bar import Bar
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(file=sys.stdout, width=columns(sys.stdout), highlight=False, markup=False, emoji=False)
+    blocks = (sys.stdout.encoding or "").lower().replace("-", "").startswith("utf")
+    grid = Table.grid(padding=(0, 3, 0, 0))
+    grid.add_column(no_wrap=True)
+    grid.add_column(no_wrap=True, width=width)
+    grid.add_row(Text(lines[0], style="bold"), "")
+    for line, share in zip(lines[1:], bars, strict=True):
+        drawn = Bar(1, 0, share, width=width, color="cyan") if share else ""
+        grid.add_row(Text(line), drawn if blocks else "#" * round(width * share))
+    console.print(grid)
+
+
+# -- a group ----------------------------------------------------------------------------------------------------------
 
 
 def _group(root: DataRoot, given: str, everybody: bool, as_json: bool) -> None:
     from ava_audit.totals import group_sum
-    from ava_server.cli.report_group import group_json, group_screen
     from ava_server.core.ids import parse_id
 
     group_id = parse_id("group_id", given, "--group")
@@ -138,7 +478,80 @@ def _group(root: DataRoot, given: str, everybody: bool, as_json: bool) -> None:
         raise BadInput(f"--group: there is no group {group_id}{others} in this data root.")
     now_us = time.time_ns() // 1000
     if as_json:
-        say_json({"data_root": str(root.path), **group_json(found, now_us)})
-    else:
-        heading(root)
-        group_screen(found, now_us)
+        return say_json({"data_root": str(root.path), **_group_json(found, now_us)})
+    heading(root)
+    return _group_screen(found, now_us)
+
+
+def _group_screen(found: GroupSum, now_us: int) -> None:
+    from ava_server.service.run_view import elapsed_s
+
+    group, bucket = found.group, found.bucket
+    cap = f"{format_usd(bucket.spent_micros, exact=True)} of {format_usd(group.cap_micros, exact=True)} spent"
+    share = f" ({100 * bucket.spent_micros / group.cap_micros:.0f} %)" if group.cap_micros else ""
+    held = f", {format_usd(bucket.held_micros, exact=True)} held for calls in flight" if bucket.held_micros else ""
+    limit = f" of {format_duration(group.timeout_s)}" if group.timeout_s is not None else ", without a limit of its own"
+    took_us = _took_us(found, now_us)
+    took = "not started" if took_us is None else format_duration(took_us / US_PER_S)
+    endings = ", ".join(f"{count} {state}" for state, count in Counter(run.state for run in found.runs).most_common())
+    say(f"{group.id} of {group.user_id}, approved {format_ts(group.created_us, utc=True)}")
+    say(f"Cap: {cap}{share}{held}")
+    say(f"Time: {took}{limit}{'' if took_us is None else ', from the start of its first run'}")
+    say(f"Runs: {len(found.runs)} ({endings})")
+
+    def row(run: RunRow) -> Row:
+        active = format_duration(elapsed_s(run, now_us))
+        figures = (run.state, format_usd(run.cost_micros), f"{run.turns:,}", active)
+        return Row(f"{run.id} {run.name or run.role}", figures, run.cost_micros)
+
+    _table("Run", ("state", "cost", "turns", "active"), [row(run) for run in found.runs])
+    failed = [run for run in found.runs if run.ended and run.state not in NOT_FAILED]
+    if failed:
+        say("\nWhat failed:")
+    for run in failed:
+        say(f"  {run.id} {run.state}: {_one_line(run.stop_reason) or 'no reason is known'}\n      ava show {run.id}")
+
+
+def _group_json(found: GroupSum, now_us: int) -> dict[str, Any]:
+    from ava_server.service.run_view import elapsed_s
+
+    group, bucket = found.group, found.bucket
+    took_us = _took_us(found, now_us)
+    return {
+        "group_id": group.id,
+        "user": group.user_id,
+        "approved_at": iso_utc(group.created_us),
+        "started_at": iso_utc(group.started_us) if group.started_us is not None else None,
+        "spent_cents": cents(bucket.spent_micros),
+        "held_cents": cents(bucket.held_micros),
+        "cap_cents": cents(group.cap_micros),
+        "elapsed_seconds": None if took_us is None else took_us / US_PER_S,
+        "timeout_seconds": group.timeout_s,
+        "endings": dict(Counter(run.state for run in found.runs if run.ended)),
+        "runs": [
+            {
+                "subagent_id": run.id,
+                "role": run.role,
+                "name": run.name,
+                "model": run.model,
+                "state": run.state,
+                "stop_reason": run.stop_reason,
+                "error_kind": run.error_kind,
+                "cost_cents": cents(run.cost_micros),
+                "uncosted_cents": cents(run.uncosted_micros),
+                "overrun": bool(run.overrun),
+                "turns": run.turns,
+                "tool_calls": run.tool_calls,
+                "active_seconds": elapsed_s(run, now_us),
+            }
+            for run in found.runs
+        ],
+    }
+
+
+def _took_us(found: GroupSum, now_us: int) -> int | None:
+    """Return how long a group has taken since its first run began; None where none did."""
+    if found.group.started_us is None:
+        return None
+    ends = [run.ended_us if run.ended_us is not None else now_us for run in found.runs]
+    return max(0, max(ends, default=now_us) - found.group.started_us)

@@ -1,32 +1,64 @@
-"""The result of a run as Markdown: what it brought, its findings with what became of each quote, and its figures.
+"""The result of a run: Markdown for a pipe or a file, drawn on a terminal; and the exit codes of endings.
 
-What the subagent wrote stands in parts of its own, so that whoever shows them can tell it apart from our words.
+What the subagent wrote stands in parts of its own, so that a terminal can set it apart from Ava's words.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ava_server.cli.views import cost_text, exit_code_of
+import typer
+
+from ava_roles.wrap import clean
+from ava_server.cli.terminal import columns, say, wrapped, write
 
 if TYPE_CHECKING:
+    from ava_audit.rows import RunRow
     from ava_server.cli.artifacts import SavedFiles
     from ava_server.service.responses import RunAnswer
 
-VERDICTS = {
-    "found": "found, word for word, in what the tools returned",
-    "near": "nearly found in what the tools returned",
-    "not_found": "NOT found in what the tools returned",
+ENDING_CODES = {
+    "success": 0,
+    "rejected": 10,
+    "expired": 10,
+    "superseded": 10,
+    "cost_exceeded": 11,
+    "token_exceeded": 11,
+    "timeout": 12,
+    "iteration_limit": 13,
+    "tool_limit": 13,
+    "guardrail": 14,
+    "cancelled": 15,
+    "abandoned": 16,
+}
+"""Exit codes by ending; that of an error depends on its kind."""
+_ERROR_CODES, _MODEL = {"verification": 21, "workshop": 30, "internal": 70, "store": 70}, 20
+WIDEST = 100
+"""Columns of running text at most: longer lines are hard to read."""
+_THEIRS = "  "
+"""What a subagent wrote is indented, so that it cannot pass for Ava's words, which begin at the edge."""
+_VERDICTS = {
+    "found": ("found, word for word, in what the tools returned", "green"),
+    "near": ("nearly found in what the tools returned", "yellow"),
+    "not_found": ("NOT found in what the tools returned", "red"),
 }
 _FENCE = re.compile(r"`{3,}")
 
 
+def exit_code(run: RunRow) -> int:
+    """Return the exit code of a command that waited for this run's end."""
+    return _ERROR_CODES.get(run.error_kind or "", _MODEL) if run.state == "error" else ENDING_CODES[run.state]
+
+
 @dataclass(frozen=True)
 class Finding:
-    """What a subagent found: its claim, the quote for it, what became of that, and the source."""
+    """What a subagent found: its claim, the quote for it, whether that was found again, and the source."""
 
     claim: str
     quote: str
@@ -34,9 +66,9 @@ class Finding:
     source: str
 
     @property
-    def said(self) -> str:
-        """What is said of the quote."""
-        return f"quote: {VERDICTS.get(self.verdict, 'not looked for')}"
+    def checked(self) -> str:
+        """What became of the quote."""
+        return f"quote: {_VERDICTS.get(self.verdict, ('not looked for',))[0]}"
 
 
 @dataclass(frozen=True)
@@ -44,8 +76,8 @@ class Part:
     """A part of a result.
 
     Attributes:
-        title: Ours.
-        lines: Lines of ours.
+        title: Ava's.
+        lines: Lines of Ava's.
         theirs: Markdown that the subagent wrote.
         findings: What it found.
     """
@@ -57,88 +89,96 @@ class Part:
 
 
 def parts_of(run: RunAnswer, *, brief: bool = False, saved: SavedFiles | None = None) -> list[Part]:
-    """Return a run's result in parts; of one that goes on, what it waits for.
+    """Return a run's result in parts; of a run that has not ended, what it waits for.
 
     Args:
         run: The run with its result.
-        brief: Leave the output out where the findings say it, as those of the offline reader always do.
+        brief: Leave out an output that the findings repeat; the offline reader's always do.
         saved: Where its files were copied to.
     """
     from ava_server.runs.changes import changed_lines, changes_lines
 
-    if exit_code_of(run.state) is None:
+    if run.state != "error" and run.state not in ENDING_CODES:
         return [Part("", (f"Waits for: {run.waits_for}",))] if run.waits_for else []
     result = run.untrusted_result
     first: list[str] = []
     if run.state != "success":
         first.append(f"Ended as {run.state}: {run.stop_reason or 'no reason is known'}. It may be incomplete.")
-    if result is None:
-        return [Part("", tuple(first))] if first else []
-    if result.error_text:
+    if result is not None and result.error_text:
         first.append(f"Error: {_one_line(result.error_text)}")
-    if run.error and run.error.get("what_to_do"):
+    if result is not None and run.error and run.error.get("what_to_do"):
         first.append(f"What to do: {run.error['what_to_do']}")
     parts = [Part("", tuple(first))] if first else []
+    if result is None:
+        return parts
     if result.summary:
         parts.append(Part("Summary", theirs=result.summary))
     repeats = bool(result.findings) and (brief or (run.model or "").startswith("offline/"))
     if result.output is not None and result.output != result.summary and not repeats:
         parts.append(Part("Output", theirs=_markdown(result.output)))
     if result.findings:
-        parts.append(Part("Findings, each with its source", findings=findings_of(run)))
+        parts.append(Part("Findings, each with its source", findings=tuple(_findings(run, result.findings))))
     if result.caveats:
         parts.append(Part("Caveats", theirs="\n".join(f"- {_one_line(caveat)}" for caveat in result.caveats)))
     if run.changes:
         lines = (*changes_lines(run.subagent_id, run.changes), *changed_lines(result.changed or {}))
         parts.append(Part("Changes", lines))
-    return [*parts, Part("Figures", tuple(_figures(run, saved)))]
+    return [*parts, Part("Figures", tuple(_figures(run, result.artifacts, saved)))]
 
 
 def result_text(run: RunAnswer, *, brief: bool = False, saved: SavedFiles | None = None) -> str:
-    """Return a run's result as Markdown; see `parts_of`."""
-    blocks = [f"# {run.status_line}"]
+    """Return a run's result as Markdown; see `parts_of`. A brief one has no status line."""
+    blocks = [] if brief else [f"# {run.status_line}"]
     for part in parts_of(run, brief=brief, saved=saved):
         if part.title:
             blocks.append(f"## {part.title}")
         if part.theirs:
             blocks.append(part.theirs.strip("\n"))
         blocks += [_finding_text(number, one) for number, one in enumerate(part.findings, 1)]
-        if part.lines:
-            blocks.append("\n".join(_listed(part.lines) if part.title else part.lines))
+        lines = part.lines if not part.title else [_listed(line) for line in part.lines if line.strip()]
+        if lines:
+            blocks.append("\n".join(lines))
     return "\n\n".join(blocks)
 
 
-def findings_of(run: RunAnswer) -> tuple[Finding, ...]:
-    """Return what a run found, each with what became of its quote."""
+def cost_text(run: RunAnswer) -> str:
+    """Return what a run has cost, and what for."""
+    from ava_audit.units import format_usd, micros_from_cents
+
+    text = format_usd(micros_from_cents(run.cost_cents))
+    parts = [f"{name} {format_usd(micros_from_cents(value))}" for name, value in (run.cost_by or {}).items() if value]
+    if parts:
+        text += f" ({', '.join(parts)})"
+    if run.uncosted:
+        text += ", part of it booked at its worst case because the provider did not say"
+    if run.overrun:
+        text += "; a call cost more than the provider's own limits allow"
+    return text
+
+
+def _findings(run: RunAnswer, found: list[dict[str, Any]]) -> Iterable[Finding]:
     verdicts = {quote.get("finding"): str(quote.get("verdict")) for quote in run.quotes_checked or ()}
-    return tuple(
-        Finding(
-            _one_line(str(finding.get("claim", ""))),
-            str(finding.get("quote") or "").strip(),
-            verdicts.get(number, ""),
-            _one_line(
-                ", ".join(dict.fromkeys(str(finding[key]) for key in ("source_name", "source_url") if finding.get(key)))
-            ),
-        )
-        for number, finding in enumerate(run.untrusted_result.findings if run.untrusted_result else (), 1)
-    )
+    for number, finding in enumerate(found, 1):
+        source = dict.fromkeys(str(finding[key]) for key in ("source_name", "source_url") if finding.get(key))
+        claim, quote = str(finding.get("claim", "")), str(finding.get("quote") or "")
+        yield Finding(_one_line(claim), quote.strip(), verdicts.get(number, ""), _one_line(", ".join(source)))
 
 
 def _finding_text(number: int, one: Finding) -> str:
     lines = [f"{number}. {one.claim}"]
     if one.quote:
-        lines += ["", *(f"   > {line}" for line in one.quote.splitlines()), "", f"   - {one.said}"]
+        lines += ["", *(f"   > {line}" for line in one.quote.splitlines()), "", f"   - {one.checked}"]
     if one.source:
         lines.append(f"   - source: {one.source}")
     return "\n".join(lines)
 
 
-def _listed(lines: tuple[str, ...]) -> list[str]:
-    return [line if line.startswith(" ") else f"- {line}" for line in lines if line.strip()]
+def _listed(line: str) -> str:
+    return line if line.startswith(" ") else f"- {line}"
 
 
 def _markdown(output: object) -> str:
-    """Return an output as Markdown: text as it is, anything else as JSON that nothing in it can end."""
+    """Return an output as Markdown: text as it is, anything else as JSON in a fence longer than any inside."""
     if isinstance(output, str):
         return output
     text = json.dumps(output, ensure_ascii=False, indent=2)
@@ -150,22 +190,73 @@ def _one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def _figures(run: RunAnswer, saved: SavedFiles | None) -> list[str]:
-    lines: list[str] = []
+def _figures(run: RunAnswer, artifacts: list[dict[str, Any]], saved: SavedFiles | None) -> Iterable[str]:
+    from ava_server.service.render_text import artifact_text, receipts_text
+
     if run.confidence is not None:
-        lines.append(f"Confidence, as the model says: {run.confidence:g}")
+        yield f"Confidence, as the model says: {run.confidence:g}"
     if run.tool_receipts:
-        calls = ", ".join(f"{name} {_calls(counts)}" for name, counts in run.tool_receipts.items())
-        lines.append(f"Tools called: {calls}")
-    lines.extend(
-        f"File: {artifact['name']} ({artifact['bytes']} bytes, sha256 {artifact['sha256']})"
-        for artifact in (run.untrusted_result.artifacts if run.untrusted_result else ())
-    )
-    lines.extend(saved.lines() if saved is not None else ())
-    lines.append(f"Cost: {cost_text(run)}")
-    return lines
+        yield f"Tools called: {receipts_text(run.tool_receipts)}"
+    yield from map(artifact_text, artifacts)
+    yield from saved.lines() if saved is not None else ()
+    yield f"Cost: {cost_text(run)}"
 
 
-def _calls(counts: dict[str, int]) -> str:
-    failed = f" and {counts['failed']} failed" if counts["failed"] else ""
-    return f"{counts['ok']}{failed}"
+# -- on a terminal ----------------------------------------------------------------------------------------------------
+
+
+def show_results(runs: Iterable[RunAnswer], *, brief: bool = False, saved: dict[str, SavedFiles] | None = None) -> None:
+    """Write results to stdout, one after the other: drawn on a terminal, as Markdown anywhere else.
+
+    Args:
+        runs: The runs.
+        brief: Without the status line, and without an output that the findings repeat.
+        saved: Where the files of each were copied to, by its id.
+    """
+    copied = saved or {}
+    if sys.stdout.isatty():
+        shown = [drawn_result(run, columns(), brief=brief, saved=copied.get(run.subagent_id)) for run in runs]
+        write(f"\n\n{'─' * min(columns(), WIDEST)}\n\n".join(shown))
+    else:
+        say("\n\n".join(result_text(run, brief=brief, saved=copied.get(run.subagent_id)) for run in runs))
+
+
+def drawn_result(run: RunAnswer, width: int, *, brief: bool = False, saved: SavedFiles | None = None) -> str:
+    """Return a result as it stands on a terminal of so many columns; nothing in it steers that."""
+    width = min(width, WIDEST)
+    blocks = [] if brief else [_styled(_fitted(run.status_line, width), bold=True)]
+    blocks += ["\n".join(_drawn(part, width)) for part in parts_of(run, brief=brief, saved=saved)]
+    return "\n\n".join(blocks)
+
+
+def _drawn(part: Part, width: int) -> Iterable[str]:
+    if part.title:
+        yield _styled(part.title, fg="cyan", bold=True)
+    if part.theirs:
+        from ava_server.cli.markdown import drawn
+
+        text = drawn(part.theirs, width - len(_THEIRS), colour=_colours())
+        yield from (f"{_THEIRS}{line}" if line else "" for line in text.split("\n"))
+    for number, one in enumerate(part.findings, 1):
+        yield _fitted(f"{_THEIRS}{number}. {one.claim}", width)
+        under = " " * len(f"{_THEIRS}{number}. ")
+        if one.quote:
+            for line in f'"{one.quote}"'.splitlines():
+                yield _styled(_fitted(f"{under}{line}", width), italic=True)
+            colour = _VERDICTS.get(one.verdict, ("", "yellow"))[1]
+            yield _styled(_fitted(f"{under}{one.checked}", width), fg=colour)
+        if one.source:
+            yield _fitted(f"{under}source: {one.source}", width)
+    yield from (_fitted(line, width) for line in part.lines)
+
+
+def _fitted(text: str, width: int) -> str:
+    return wrapped(clean(text)[0], width)
+
+
+def _styled(text: str, **style: Any) -> str:
+    return typer.style(text, **style) if _colours() else text
+
+
+def _colours() -> bool:
+    return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"

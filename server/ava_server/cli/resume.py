@@ -56,11 +56,10 @@ def resume_command(
 
 
 async def _resume(settings: Settings, given: str, force: bool, as_json: bool) -> int:
-    from ava_server.cli.attending import Attending
-    from ava_server.cli.delivering import deliver
     from ava_server.cli.log_access import find_run, open_log
     from ava_server.cli.secret_input import ask_pin
     from ava_server.cli.service_client import open_session
+    from ava_server.cli.wait import deliver, follow_runs
     from ava_server.config.pin import PinFile, policy_in_force
     from ava_server.service.runtime import open_runtime
     from ava_server.service.service import Service
@@ -74,7 +73,7 @@ async def _resume(settings: Settings, given: str, force: bool, as_json: bool) ->
         await ask_pin(PinFile(settings.paths.approval_file))
     async with open_runtime(settings) as runtime, open_session(runtime, "ava resume", asked=someone_there()) as session:
         await _take_over(runtime, session, run, force)
-        if (left := await Attending(runtime, Service(runtime, session), [run.id]).until_it_ends()) is not None:
+        if (left := await follow_runs(runtime, Service(runtime, session), [run.id])) is not None:
             return left
         return await deliver(runtime, session, [run.id], "ava resume", as_json=as_json)
 

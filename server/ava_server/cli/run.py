@@ -273,8 +273,7 @@ def _role_and_task(given: str) -> tuple[str, str]:
 
 async def _run(settings: Settings, request: RunRequest) -> int:
     """Propose, ask, wait for the end, deliver the results, and return the exit code."""
-    from ava_server.cli.attending import Attending
-    from ava_server.cli.delivering import deliver
+    from ava_server.cli.wait import deliver, follow_runs
     from ava_server.service.runtime import open_runtime
     from ava_server.service.service import Service
 
@@ -291,7 +290,7 @@ async def _run(settings: Settings, request: RunRequest) -> int:
         run_ids = await _approve(runtime, session, service, request)
         if not run_ids:
             return NOT_APPROVED
-        if (left := await Attending(runtime, service, run_ids).until_it_ends()) is not None:
+        if (left := await follow_runs(runtime, service, run_ids)) is not None:
             return left
         return await deliver(
             runtime, session, run_ids, "ava run", as_json=request.as_json, out=request.out, artifacts=request.artifacts

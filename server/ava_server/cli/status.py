@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from typing import TYPE_CHECKING, Annotated
 
 import anyio
@@ -17,14 +16,13 @@ from ava_server.core.data_root import find_data_root
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from ava_server.cli.dashboard.confined import Confined
+    from ava_server.cli.dashboard.overview import SandboxProbe
     from ava_server.config.settings import Settings
 
 MOST = 200
-"""So many runs are looked at closely each second, of those that go on and of those that have ended."""
-NO_LIMIT = sys.maxsize
+"""Runs that the live screen reads in full each second, of those that have not ended and of those that have."""
 SHOWN_WITHIN_S, JSON_WITHIN_S = 0.5, 5.0
-"""How long finding out what confines commands may hold up what is shown once."""
+"""How long the sandbox probe may delay what is shown once."""
 
 
 def register(app: typer.Typer) -> None:
@@ -45,27 +43,19 @@ def status_command(
 
     has_log(find_data_root())
     settings = load_settings()
-    from ava_server.cli.dashboard.confined import Confined
+    from ava_server.cli.dashboard.overview import OverviewReader, SandboxProbe
 
-    confined = Confined(settings.sandbox.mode)
+    probe = SandboxProbe(settings.sandbox.mode)
     try:
-        if as_json or once or not _can_draw():
-            confined.begin()
-            return _once(settings, confined, everybody=everybody, as_json=as_json)
-        code = _live(settings, confined, everybody=everybody)
+        if as_json or once or not (_can_draw() and sys.stdin.isatty() and sys.stderr.isatty()):
+            probe.begin()
+            return _show_once(settings, probe, everybody=everybody, as_json=as_json)
+        from ava_server.cli.dashboard.app import show
+
+        code = anyio.run(show, OverviewReader(settings, everybody=everybody, most=MOST), probe)
     finally:
-        confined.end()
+        probe.end()
     raise typer.Exit(code)
-
-
-def _live(settings: Settings, confined: Confined, *, everybody: bool) -> int:
-    from ava_server.cli.dashboard.live import Dashboard
-    from ava_server.cli.dashboard.looking import Looker
-
-    async def show() -> int:
-        return await Dashboard(Looker(settings, everybody=everybody, most=MOST), confined).show()
-
-    return anyio.run(show)
 
 
 def _can_draw() -> bool:
@@ -73,35 +63,25 @@ def _can_draw() -> bool:
     return sys.stdout.isatty() and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
 
 
-def _once(settings: Settings, confined: Confined, *, everybody: bool, as_json: bool) -> None:
-    from ava_server.cli.dashboard.health import health
-    from ava_server.cli.dashboard.looking import Looker
+def _show_once(settings: Settings, probe: SandboxProbe, *, everybody: bool, as_json: bool) -> None:
+    from ava_server.cli.dashboard.health import health, overview_json
+    from ava_server.cli.dashboard.overview import OverviewReader
 
-    looker = Looker(settings, everybody=everybody, most=NO_LIMIT)
-    overview = looker.look()
+    reader = OverviewReader(settings, everybody=everybody, most=sys.maxsize)
+    overview = reader.look()
     if overview.trouble is not None:
         raise overview.trouble
-    kind = confined.known(JSON_WITHIN_S if as_json else SHOWN_WITHIN_S)
-    found = tuple(health(overview, looker.settings, kind))
+    confined = probe.found(JSON_WITHIN_S if as_json else SHOWN_WITHIN_S)
+    found = tuple(health(overview, reader.settings, confined))
     if as_json:
-        from ava_server.cli.dashboard.as_json import as_object
-
-        return say_json(as_object(looker.settings, overview, found, kind))
+        return say_json(overview_json(reader.settings, overview, found, confined))
     from ava_server.cli.dashboard.page import Page
 
-    page = Page(
-        root=str(looker.settings.data_root),
-        overview=overview,
-        health=found,
-        width=columns(),
-        at_us=time.time_ns() // 1000,
-        everybody=everybody,
-    )
-    return _write(page.whole())
+    return _write(Page(str(reader.settings.data_root), overview, found, columns(), everybody=everybody).whole())
 
 
 def _write(lines: list[Text]) -> None:
-    """Write lines that are known to be harmless to stdout; in colours on a terminal that has them."""
+    """Write lines to stdout; in colours on a terminal that has them."""
     if not _can_draw():
         return write("\n".join(line.plain.rstrip() for line in lines))
     from rich.console import Console

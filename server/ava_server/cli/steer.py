@@ -55,8 +55,8 @@ def send_command(
 
 async def _cancel(ids: list[str], reason: str | None, as_json: bool) -> None:
     from ava_server.cli.log_access import find_runs, open_log, whole_answer
+    from ava_server.cli.results import show_results
     from ava_server.cli.service_client import ignore_progress, open_session
-    from ava_server.cli.showing import show_results
     from ava_server.config.settings import load_settings
     from ava_server.core.ids import label
     from ava_server.service.runtime import open_runtime

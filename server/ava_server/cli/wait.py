@@ -1,23 +1,59 @@
-"""`ava wait S-…`: wait for the end of runs that other processes have, with what they do meanwhile, and the results."""
+"""Wait for runs at a terminal, show what they do, and hand over their results; `ava wait S-…`.
+
+`ava run` and `ava resume` wait here too (`follow_runs`, `deliver`): for them Ctrl-C asks whether to cancel the runs.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import anyio
+import anyio.abc
+import anyio.to_thread
 import typer
 
-from ava_server.cli.app import INTERRUPTED, NOT_APPROVED, heading
+from ava_audit.errors import StoreUnavailable
+from ava_server.cli.app import CONFIGURATION, INTERRUPTED, NOT_APPROVED, heading
+from ava_server.cli.artifacts import SavedFiles, save_artifacts
 from ava_server.cli.completion import open_runs_and_groups
-from ava_server.cli.terminal import interrupts, say, say_json, tell
+from ava_server.cli.results import exit_code, result_text, show_results
+from ava_server.cli.service_client import ignore_progress
+from ava_server.cli.terminal import (
+    Progress,
+    ask,
+    cells,
+    harmless_json,
+    interrupts,
+    say,
+    say_json,
+    someone_there,
+    tell,
+    write,
+)
+from ava_server.core.errors import BadInput
 
 if TYPE_CHECKING:
+    from ava_audit.store.locks import Instances
     from ava_audit.store.store import Store
-    from ava_server.cli.watching import Seen, Watching
+    from ava_audit.view import View
     from ava_server.config.settings import Settings
+    from ava_server.runs.manager import Manager
+    from ava_server.service.access import Session
     from ava_server.service.responses import RunAnswer
-    from ava_server.service.status import Alive
+    from ava_server.service.run_view import RunView
+    from ava_server.service.runtime import Runtime
+    from ava_server.service.service import Service
+
+LOOK_EVERY_S = 0.2
+"""How often the progress is read."""
+ONE_LINE = 110
+"""Columns from which on a run's status line fits; below, its figures have a line of their own."""
+NAME_CHARS = 16
+"""Characters of a name in a list of several."""
 
 
 def register(app: typer.Typer) -> None:
@@ -36,16 +72,14 @@ def wait_command(
     ],
     timeout: Annotated[
         str | None,
-        typer.Option(
-            metavar="TIME", show_default=False, help="Wait at most so long: 90, 90s, 10m, 1h. The run goes on."
-        ),
+        typer.Option(metavar="TIME", show_default=False, help="Wait at most this long: 90, 90s, 10m, 1h. Runs go on."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The results as one JSON object.")] = False,
 ) -> None:
     """Wait for all of these to end; Ctrl-C ends only the wait.
 
     The exit code is that of the ending; of several the highest, which is the worst. 130: the wait is over, by Ctrl-C
-    or --timeout, and something goes on.
+    or --timeout, and something is still running.
     """
     from ava_server.cli.option_values import parse_seconds
     from ava_server.config.settings import load_settings
@@ -56,82 +90,353 @@ def wait_command(
 
 async def _wait(settings: Settings, ids: list[str], within_s: float | None, as_json: bool) -> int:
     from ava_audit.store.locks import Instances
-    from ava_server.budget.user_limits import Slots
     from ava_server.cli.log_access import find_runs, open_log
-    from ava_server.cli.watching import Watching
+    from ava_server.service.run_view import status_line
 
     async with open_log(settings.paths) as store:
         runs = await find_runs(store, ids)
         assert store is not None
         if not as_json:
             heading(settings.paths)
-        instances = Instances(settings.paths.instances)
-        slots = Slots(settings.limits.running_per_user, settings.limits.running)
-        watching = Watching(store, instances, slots, [run.id for run in runs])
-        seen, why = await _until_over(watching, within_s)
+        watch = RunWatch(store, Instances(settings.paths.instances), [run.id for run in runs])
+        why = ""
+        with interrupts() as signals:
+            async with anyio.create_task_group() as tasks:
+
+                async def on_signals() -> None:
+                    nonlocal why
+                    async for _number in signals:
+                        why = "The wait was ended; the runs were not."
+                        tasks.cancel_scope.cancel()
+
+                tasks.start_soon(on_signals)
+                with anyio.move_on_after(within_s) as waiting:
+                    await watch.until_over()
+                if waiting.cancelled_caught:
+                    why = f"The wait ended after {within_s:g} s; the runs did not."
+                tasks.cancel_scope.cancel()
+        watch.progress.end()
+        seen = await watch.look()
         if why:
-            seen = await watching.look()
-            going_on = [one for one in seen if not one.over]
-            tell("\n".join([why, *(f"Goes on: {one.line}" for one in going_on)]))
-        return await _deliver(store, instances.alive, settings, seen, as_json)
+            tell("\n".join([why, *(f"Still there: {status_line(run, run.doing)}" for run in seen if not run.over)]))
+        return await _show_ended(store, watch, settings, seen, as_json)
 
 
-async def _until_over(watching: Watching, within_s: float | None) -> tuple[list[Seen], str]:
-    """Return the runs as they ended, or why the wait is over before."""
-    seen: list[Seen] = []
-    why = ""
-    with interrupts() as signals:
-        async with anyio.create_task_group() as tasks:
-
-            async def on_signals() -> None:
-                nonlocal why
-                async for _number in signals:
-                    why = "The wait was ended; nothing else was."
-                    tasks.cancel_scope.cancel()
-
-            tasks.start_soon(on_signals)
-            with anyio.move_on_after(within_s) as time:
-                seen = await watching.until_over()
-            if time.cancelled_caught:
-                why = f"The wait is over after {within_s:g} s; nothing else is."
-            tasks.cancel_scope.cancel()
-    watching.progress.end()
-    return seen, why
-
-
-async def _deliver(store: Store, alive: Alive, settings: Settings, seen: Sequence[Seen], as_json: bool) -> int:
+async def _show_ended(store: Store, watch: RunWatch, settings: Settings, seen: Sequence[RunView], as_json: bool) -> int:
     """Show the results, put on record that they were shown, and return the worst exit code."""
-    from ava_audit.errors import StoreUnavailable
     from ava_server.cli.log_access import note_fetched, terminal_session, whole_answer
-    from ava_server.cli.showing import show_results
-    from ava_server.cli.views import exit_code
 
-    codes: list[int] = []
-    ended: list[RunAnswer] = []
-    expired: list[str] = []
-    answers = [(one, *await whole_answer(store, one.run.id, alive)) for one in seen]
-    for one, run, answer in answers:
-        if run.ended:
-            codes.append(exit_code(run))
-            ended.append(answer)
-        elif one.over:  # a proposal whose time is over: nothing can come of it any more
-            codes.append(NOT_APPROVED)
-            expired.append(f"{answer.status_line}: its proposal {run.pending_id} has expired.")
-        else:
-            codes.append(INTERRUPTED)
+    answers = [(run.over, *await whole_answer(store, run.row.id, watch.alive)) for run in seen]
+    expired = [
+        f"{answer.status_line}: its proposal {run.pending_id} has expired."
+        for over, run, answer in answers
+        if over and not run.ended
+    ]
     if as_json:
-        runs = [answer.model_dump(mode="json", exclude_none=True) for _one, _run, answer in answers]
+        runs = [answer.model_dump(mode="json", exclude_none=True) for _over, _run, answer in answers]
         say_json({"data_root": str(settings.data_root), "runs": runs})
     else:
+        ended = [answer for _over, run, answer in answers if run.ended]
         if ended:
             show_results(ended)
         if expired:
             say("\n\n".join(["", *expired] if ended else expired))
     session = terminal_session()
-    for _one, run, answer in answers:
+    for _over, run, answer in answers:
         if answer.untrusted_result is not None:
             try:
                 await note_fetched(store, session, "ava wait", run)
-            except StoreUnavailable as error:  # it was shown all the same
-                tell(f"That it was shown is not on the record: {error}")
-    return max(codes)
+            except StoreUnavailable as error:  # it was shown
+                tell(f"The log does not say that this was shown: {error}")
+    return max(exit_code(run) if run.ended else NOT_APPROVED if over else INTERRUPTED for over, run, _answer in answers)
+
+
+# -- watching ---------------------------------------------------------------------------------------------------------
+
+
+class RunWatch:
+    """Shows what runs do until they have ended.
+
+    Args:
+        store: The log.
+        instances: The live processes.
+        run_ids: The runs.
+        manager: This process's own, where it has one: it knows more than the log.
+    """
+
+    def __init__(
+        self, store: Store, instances: Instances, run_ids: Sequence[str], manager: Manager | None = None
+    ) -> None:
+        self.progress = Progress()
+        self.alive = instances.alive
+        self._store = store
+        self._instances = instances
+        self._run_ids = run_ids
+        self._manager = manager
+
+    async def look(self) -> list[RunView]:
+        """Return the runs as they are now.
+
+        Raises:
+            StoreUnavailable: The log cannot be read.
+        """
+        from ava_server.runs.manager import any_alive
+        from ava_server.service.run_view import view_run
+
+        def query(view: View) -> list[RunView]:
+            rows = [view.run(run_id) for run_id in self._run_ids]
+            now_us = time.time_ns() // 1000
+            return [
+                view_run(
+                    view,
+                    row,
+                    self.alive,
+                    now_us,
+                    served=lambda: any_alive(self._instances),
+                    manager=self._manager,
+                    result=False,
+                )
+                for row in rows
+                if row is not None
+            ]
+
+        return await self._store.read(query)
+
+    async def until_over(self, quiet: Callable[[], bool] = lambda: False) -> None:
+        """Show what they do until all of them are over; a log that cannot be read is waited for.
+
+        Args:
+            quiet: Tells whether a question stands on the line.
+        """
+        while True:
+            try:
+                seen = await self.look()
+            except StoreUnavailable as error:
+                if not quiet():
+                    self.progress.wait_for(f"Waiting for the log: {error}")
+            else:
+                if all(run.over for run in seen):
+                    self.progress.end()
+                    return
+                if not quiet():
+                    self._show(seen)
+            await anyio.sleep(LOOK_EVERY_S)
+
+    def _show(self, seen: list[RunView]) -> None:
+        from ava_server.core.ids import label
+        from ava_server.service.run_view import figures, status_line
+
+        width = self.progress.width
+        hold = self._manager.out_of_reach if self._manager is not None else None
+        if hold:
+            called = label(next(run for run in seen if not run.over).row)
+            self.progress.wait_for(f"{called}: waiting for the log: {hold}")
+        elif len(seen) > 1:
+            self.progress.show(*lines_of(seen))
+        elif width is not None and width < ONE_LINE:
+            self.progress.show(f"{label(seen[0].row)}: {seen[0].doing}", f"  {figures(seen[0])}")
+        else:
+            self.progress.show(status_line(seen[0], seen[0].doing))
+
+
+def lines_of(seen: Sequence[RunView]) -> list[str]:
+    """Return one line for all runs and one for each; what it does comes last, where a narrow terminal cuts it."""
+    from ava_audit.units import format_usd
+    from ava_server.service.run_view import cost_of, elapsed_s
+
+    rows = [
+        (
+            run.row.id,
+            (run.row.name or run.row.role)[:NAME_CHARS],
+            f"{elapsed_s(run.row, run.at_us):.0f} s, turn {run.row.turns}"
+            + (f" of {run.caps[1].most}" if run.caps else ""),
+            cost_of(run),
+        )
+        for run in seen
+    ]
+    widths = [max(map(cells, column)) for column in zip(*rows, strict=True)]
+    ended, spent = sum(run.over for run in seen), sum(run.row.cost_micros for run in seen)
+    return [
+        f"{len(seen)} subagents, {ended} ended, {format_usd(spent)} spent:",
+        *(
+            "  ".join(
+                [*(f"{part}{' ' * (width - cells(part))}" for part, width in zip(row, widths, strict=True)), run.doing]
+            )
+            for run, row in zip(seen, rows, strict=True)
+        ),
+    ]
+
+
+# -- following one's own runs -----------------------------------------------------------------------------------------
+
+
+async def follow_runs(runtime: Runtime, service: Service, run_ids: Sequence[str]) -> int | None:
+    """Show runs until all have ended; Ctrl-C asks whether to cancel them.
+
+    Returns:
+        None when all have ended, or the exit code when something was left running.
+    """
+    return await _FollowedRuns(runtime, service, run_ids).until_over()
+
+
+class _FollowedRuns:
+    def __init__(self, runtime: Runtime, service: Service, run_ids: Sequence[str]) -> None:
+        self._service = service
+        self._run_ids = run_ids
+        self._runtime = runtime
+        self._watch = RunWatch(runtime.store, runtime.instances, run_ids, runtime.manager)
+        self._question: anyio.CancelScope | None = None
+        self._left: int | None = None
+
+    async def until_over(self) -> int | None:
+        with interrupts() as signals:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._on_signals, signals, tasks)
+                await self._watch.until_over(lambda: self._question is not None)
+                tasks.cancel_scope.cancel()
+        self._watch.progress.end()
+        if self._question is not None and self._left is None:
+            tell()  # the question stands on the line
+        return self._left
+
+    async def _on_signals(self, signals: AsyncIterator[int], tasks: anyio.abc.TaskGroup) -> None:
+        async for _number in signals:
+            if self._question is not None or not someone_there():
+                tasks.start_soon(self._cancel, tasks)  # there is nobody to ask, or the question was asked already
+                if self._question is not None:
+                    self._question.cancel()
+                continue
+            self._question = anyio.CancelScope()
+            tasks.start_soon(self._ask, tasks, self._question)
+
+    async def _ask(self, tasks: anyio.abc.TaskGroup, question: anyio.CancelScope) -> None:
+        self._watch.progress.end()
+        with question:
+            rows = await self._runtime.store.read(lambda view: [view.run(run_id) for run_id in self._run_ids])
+            running = [row for row in rows if row is not None and not row.ended]
+            ours = not running or any(row.instance == self._runtime.manager.instance for row in running)
+            if len(self._run_ids) == 1:
+                which, them, they = f"{self._run_ids[0]} is still running", "it", "it"
+            else:
+                which, them, they = (
+                    f"{len(running)} of {len(self._run_ids)} subagents are still running",
+                    "them",
+                    "they",
+                )
+            tell(f"{which}. Cancel {them} (the results so far are kept), or leave {them}?")
+            tell(
+                f"If left, {they} will be interrupted until an Ava server of this user resumes {them}."
+                if ours
+                else f"If left, {they} will go on."
+            )
+            tell("Ctrl-C again cancels.")
+            while (answer := await ask("[c]ancel or [l]eave:")) not in ("c", "cancel", "l", "leave", ""):
+                tell("c or l.")
+            if answer in ("c", "cancel"):
+                await self._cancel(tasks)
+            else:
+                tell(f"Left. To see more: {', '.join(f'`ava show {run_id}`' for run_id in self._run_ids)}.")
+                self._left = INTERRUPTED
+                tasks.cancel_scope.cancel()
+        self._question = None
+
+    async def _cancel(self, tasks: anyio.abc.TaskGroup) -> None:
+        from ava_server.service.responses import FAILED
+
+        tell("Cancelling.")
+        failed: list[str] = []
+
+        async def cancel(run_id: str) -> None:
+            given = {"subagent_id": run_id, "reason": "cancelled at the terminal"}
+            answer = await self._service.call("cancel_subagent", given, ignore_progress)
+            if answer.status == FAILED:
+                failed.append(f"The end of {run_id} is not on the record: {answer.message}")
+
+        async with anyio.create_task_group() as cancelling:
+            for run_id in self._run_ids:
+                cancelling.start_soon(cancel, run_id)
+        if failed:  # they were stopped; the log will say so when it can be written
+            tell("\n".join(failed))
+            self._left = INTERRUPTED
+            tasks.cancel_scope.cancel()
+
+
+# -- handing over -----------------------------------------------------------------------------------------------------
+
+
+async def deliver(
+    runtime: Runtime,
+    session: Session,
+    run_ids: Sequence[str],
+    command: str,
+    *,
+    as_json: bool,
+    out: Path | None = None,
+    artifacts: Path | None = None,
+) -> int:
+    """Hand over the results of ended runs, put that on record, and return the exit code.
+
+    It is that of the first run that did not succeed. If all did and a file could not be copied, it says so.
+
+    Args:
+        runtime: The open data root.
+        session: Whose they are.
+        run_ids: The runs.
+        command: The command that hands them over, as the log names it.
+        as_json: As one JSON object; of several, with a list of them.
+        out: A file in place of the standard output.
+        artifacts: A folder to copy the runs' files to; of several runs, each gets a folder of its own in it.
+
+    Raises:
+        BadInput: The file cannot be written.
+    """
+    from ava_server.cli.log_access import note_fetched, whole_answer
+    from ava_server.core.ids import label
+
+    found = [await whole_answer(runtime.store, run_id, runtime.instances.alive) for run_id in run_ids]
+    answers = [answer for _run, answer in found]
+    saved: dict[str, SavedFiles] = {}
+    for answer in answers if artifacts is not None else ():
+        assert artifacts is not None
+        source = runtime.settings.paths.artifacts / answer.subagent_id
+        folder = artifacts / answer.subagent_id if len(answers) > 1 else artifacts
+        saved[answer.subagent_id] = await anyio.to_thread.run_sync(save_artifacts, answer, source, folder)
+    if as_json:
+        text = _json_of(runtime, answers, saved)
+    else:
+        text = "\n\n".join(result_text(answer, saved=saved.get(answer.subagent_id)) for answer in answers)
+    if out is not None:
+        await anyio.to_thread.run_sync(_write_out, out, text)
+        for run, _answer in found:
+            (tell if as_json else say)(f"{label(run)} {run.state}: written to {out}")
+    elif as_json:
+        write(text)
+    else:
+        show_results(answers, saved=saved)
+    if saved and (as_json or out is not None):
+        tell("\n".join(line for each in saved.values() for line in each.lines()))
+    for run, _answer in found:
+        await note_fetched(runtime.store, session, command, run)
+    faults = any(each.faults for each in saved.values())
+    codes = [exit_code(run) for run, _answer in found]
+    return next((code for code in codes if code), CONFIGURATION if faults else 0)
+
+
+def _json_of(runtime: Runtime, answers: Sequence[RunAnswer], saved: dict[str, SavedFiles]) -> str:
+    values: list[dict[str, Any]] = []
+    for answer in answers:
+        copied = saved.get(answer.subagent_id)
+        value = answer.model_dump(mode="json", exclude_none=True)
+        values.append({**value, **({"artifacts_saved": copied.as_json()} if copied is not None else {})})
+    root = {"data_root": str(runtime.settings.data_root)}
+    one = {**root, **values[0]} if len(values) == 1 else {**root, "group_id": answers[0].group_id, "runs": values}
+    return harmless_json(json.dumps(one, ensure_ascii=False))
+
+
+def _write_out(path: Path, text: str) -> None:
+    from ava_roles.wrap import clean
+
+    try:
+        path.write_text(clean(text)[0] + "\n", "utf-8")
+    except OSError as error:
+        raise BadInput(f"--out: {path} cannot be written: {error.strerror}; `ava show` has the result") from error

@@ -116,7 +116,7 @@ async def _content(runtime: Runtime, own: Access, uri: str) -> tuple[str, str]:
     from ava_server.core.errors import BadInput
     from ava_server.core.ids import parse_id
     from ava_server.service.logs import entry_line, names_of
-    from ava_server.service.status import run_answer
+    from ava_server.service.run_view import run_answer, view_run
 
     session = own.session
     if uri == "ava://roles":
@@ -134,7 +134,7 @@ async def _content(runtime: Runtime, own: Access, uri: str) -> tuple[str, str]:
         raise BadInput(f"there is no run {run_id} of yours; check_subagent without an id lists them")
     if match["part"] is None:
         now_us = time.time_ns() // 1000
-        answer = await runtime.store.read(lambda view: run_answer(view, run, runtime.instances.alive, now_us))
+        answer = await runtime.store.read(lambda view: run_answer(view_run(view, run, runtime.instances.alive, now_us)))
         return "application/json", answer.model_dump_json(exclude_none=True, indent=1)
     if match["part"] == "transcript":
         entries = await runtime.store.read(lambda view: view.entries(run_id))

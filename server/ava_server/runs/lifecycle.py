@@ -12,9 +12,10 @@ the owner can no longer write; and an ending leaves nothing reserved.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from ava_audit.events import (
     CancelledBy,
@@ -185,6 +186,23 @@ def paused(run: RunRow, now_us: int) -> bool:
 def pause_words(run: RunRow) -> str:
     """Return until when a paused run waits."""
     return f"the model takes no more calls until {iso_utc(run.not_before_us or 0)}"
+
+
+_BLOCKED = "blocked"
+
+
+def blocked_note(why: str) -> str:
+    """Return what `live` keeps of a run that no process can take now: JSON, where an activity is plain text."""
+    return json.dumps({_BLOCKED: why})
+
+
+def blocker_in(note: str) -> str | None:
+    """Return why a run could not be taken, if that is what its note in `live` says."""
+    try:
+        noted: object = json.loads(note) if note.startswith("{") else None
+    except ValueError:
+        return None
+    return str(cast("dict[str, object]", noted).get(_BLOCKED, "")) if isinstance(noted, dict) else None
 
 
 def left_to_be_resumed(run: RunRow, now_us: int) -> bool:

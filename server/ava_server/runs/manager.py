@@ -18,7 +18,7 @@ import anyio.to_thread
 
 from ava_audit.errors import AuditError, SchemaNewer, StoreUnavailable
 from ava_audit.events import CancelledBy, Who
-from ava_audit.rows import QUEUED, RUNNING, WAITING, GroupRow, RunRow
+from ava_audit.rows import QUEUED, RUNNING, GroupRow, RunRow
 from ava_audit.store.locks import Instances
 from ava_audit.store.store import Store
 from ava_audit.units import now_us
@@ -30,6 +30,7 @@ from ava_server.runs.control import RunCleanup, RunControl
 from ava_server.runs.history import History
 from ava_server.runs.lifecycle import (
     NotClaimed,
+    blocked_note,
     cancel_reason,
     claim,
     group_time,
@@ -41,8 +42,6 @@ from ava_server.runs.lifecycle import (
 )
 from ava_server.runs.loop import AgentRun
 from ava_server.runs.result import RunResult
-from ava_server.service.responses import RunAnswer
-from ava_server.service.status import INTERRUPTED, WAITS, Alive
 from ava_server.telemetry import spans
 
 log = logging.getLogger("ava.manager")
@@ -314,7 +313,7 @@ class Manager:
         """Record what a run waits for, where every process can read it."""
         if self.waiting_for.get(run_id) != why:
             self.waiting_for[run_id] = why
-            self._store.set_live(run_id, f"{WAITS}{why}")
+            self._store.set_live(run_id, blocked_note(why))
 
     async def _count_fault(self, run_id: str) -> None:
         """Count an internal error of a run, and end the run after too many, so that it never hangs."""
@@ -445,49 +444,6 @@ def _unended(view: View) -> tuple[list[RunRow], dict[str, GroupRow]]:
     rows = view.runs(states=(QUEUED, RUNNING), limit=-1)
     groups = {row.group_id: view.group(row.group_id) for row in rows if row.group_id is not None}
     return rows, {group_id: group for group_id, group in groups.items() if group is not None}
-
-
-NOBODY = "nobody has it: the next Ava server of this user goes on with it"
-NO_SERVER = "no Ava server is there: the next one of this user takes it up"
-
-
-def waits_for(
-    view: View, run: RunRow, answer: RunAnswer, alive: Alive, slots: Slots, serving: Callable[[], bool], now_us: int
-) -> str:
-    """Return what a run waits for, and nothing for one that runs or has ended.
-
-    Args:
-        view: The state that the run was read from.
-        run: The run.
-        answer: The run as it is shown.
-        alive: Tells whether an instance lives.
-        slots: How many runs may be running.
-        serving: Tells whether any instance lives.
-        now_us: Now.
-    """
-    if answer.state == WAITING:
-        return f"a person has to approve it ({run.pending_id})"
-    if answer.state == INTERRUPTED:
-        return interrupted_words(run, answer.waits_for, now_us)
-    if answer.state != QUEUED:
-        return ""
-    if not serving():
-        return NO_SERVER if answer.not_before is None else f"{answer.waits_for}, and {NO_SERVER}"
-    if answer.queue_position is None:
-        return answer.waits_for or ""
-    place = f"number {answer.queue_position} in the queue"
-    if answer.waits_for:
-        return f"{place}, {answer.waits_for}"
-    owners = (row.instance for row in view.runs(states=(RUNNING,), limit=-1) if row.instance is not None)
-    full = slots.full(view.running([name for name in set(owners) if not alive(name)]), run.user_id)
-    return f"{place}, {full}" if full else f"{place}, a server takes it up"
-
-
-def interrupted_words(run: RunRow, waits_for: str | None, now_us: int) -> str:
-    """Return what an interrupted run waits for, as it is said to a person at a terminal."""
-    if left_to_be_resumed(run, now_us):
-        return f"nobody has it for long: `ava resume {run.id}` has it go on"
-    return f"nobody has it: {waits_for}" if waits_for else NOBODY
 
 
 def any_alive(instances: Instances | None) -> bool:

@@ -19,7 +19,8 @@ from ava_server.core.ids import label, parse_id
 from ava_server.runs.lifecycle import paused
 from ava_server.service.access import Access, CallContext, Progress
 from ava_server.service.responses import Answer, CancelAnswer, CheckAnswer, MessageAnswer, RunAnswer
-from ava_server.service.status import INTERRUPTED, json_chars, room_for, run_answer, shown_state
+from ava_server.service.result_pages import json_chars, room_for
+from ava_server.service.run_view import EXPIRED, INTERRUPTED, RunView, run_answer, shown_state, view_run
 
 RUNS_CHARS, NAMED = 8_200, 20
 """Characters, as JSON, of the runs in one answer; and how many of the others are named with their state."""
@@ -72,12 +73,9 @@ class RunChecks:
             rows = view.runs(user=whose, states=UNENDED)[::-1]  # the newest first: an answer may not carry them all
             rows += view.runs(user=whose, ended_since_us=now_us - HOUR_US)[::-1]
             rows += [row for row in view.unfetched(user) if row.ended_us and row.ended_us < now_us - HOUR_US]
-            answers = [run_answer(view, row, alive, now_us, result=False) for row in rows]
-            self._name_others(answers, rows)
+            runs = [view_run(view, row, alive, now_us, result=False) for row in rows]
             return [
-                run
-                for run, row in zip(answers, rows, strict=True)
-                if run.state != "expired" or _expires_us(view, row) >= now_us - HOUR_US
+                self._answer(run) for run in runs if run.state != EXPIRED or (run.expires_us or 0) >= now_us - HOUR_US
             ]
 
         return await self._store.read(query)
@@ -85,28 +83,22 @@ class RunChecks:
     async def answers(self, rows: list[RunRow], *, offset: int = 0) -> list[RunAnswer]:
         """Return runs as the tools' answers show them; `offset` continues a long output."""
         now_us = time.time_ns() // 1000
-        alive = self._runtime.instances.alive
-
+        alive, manager = self._runtime.instances.alive, self._runtime.manager
         room = room_for(sum(row.ended for row in rows))
 
         def query(view: View) -> list[RunAnswer]:
-            return [run_answer(view, view.run(row.id) or row, alive, now_us, offset=offset, room=room) for row in rows]
+            runs = [view_run(view, view.run(row.id) or row, alive, now_us, manager=manager) for row in rows]
+            return [self._answer(run, offset=offset, room=room) for run in runs]
 
         answers = await self._store.read(query)
-        self._name_others(answers, rows)
         for answer in answers:
-            if answer.state in (QUEUED, INTERRUPTED) and not answer.waits_for:  # what is in the log is a moment behind
-                answer.waits_for = self._runtime.manager.waiting_for.get(answer.subagent_id)
-            answer.untrusted_activity = self._runtime.manager.activity(answer.subagent_id) or answer.untrusted_activity
             if answer.error and answer.error.get("kind") == "auth" and answer.model:  # its log knows of no host
                 answer.error["what_to_do"] = self._access.key_advice(answer.model.partition(":")[0])
         return answers
 
-    def _name_others(self, answers: list[RunAnswer], rows: list[RunRow]) -> None:
-        """Add the user to the status line of a run that an auditor reads."""
-        for answer, row in zip(answers, rows, strict=True):
-            if not self._access.owns(row):
-                answer.status_line = f"[{row.user_id}] {answer.status_line}"
+    def _answer(self, run: RunView, *, offset: int = 0, room: int | None = None) -> RunAnswer:
+        """Return a run for this session; an auditor reads whose it is."""
+        return run_answer(run, offset=offset, room=room, owner=not self._access.owns(run.row))
 
     async def _waited_for(self, rows: list[RunRow], wait_s: float, progress: Progress) -> list[RunRow]:
         return await self.wait([row.id for row in rows], wait_s, progress) if wait_s else rows
@@ -178,12 +170,6 @@ def _cursor(given: str | None) -> int:
     if not given.isdecimal() or len(given) > CURSOR_DIGITS:
         raise BadInput(f"cursor: {shown(given)} is not a cursor of a result; give the one of the last answer")
     return int(given)
-
-
-def _expires_us(view: View, row: RunRow) -> int:
-    """Return when a run's proposal expires, or expired."""
-    proposal = view.proposal(row.pending_id)
-    return proposal.expires_us if proposal is not None else row.created_us
 
 
 _WHEN = {

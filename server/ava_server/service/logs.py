@@ -1,4 +1,4 @@
-"""Reading the log: `read_ava_logs`."""
+"""Entries of the log as lines, and `read_ava_logs`."""
 
 from __future__ import annotations
 
@@ -37,36 +37,36 @@ from ava_server.core.ids import AGENT
 from ava_server.service.access import Access, CallContext
 from ava_server.service.render_text import compact
 from ava_server.service.responses import Answer, LogAnswer
-from ava_server.service.status import json_chars
+from ava_server.service.result_pages import json_chars
 
 VALUE_CHARS = 80
-_NOBODY: Mapping[str, str] = {}
+_NO_NAMES: Mapping[str, str] = {}
 _ID = re.compile(r"(?<!\()\bS-[0-9a-f]{6}\b")
-"""The id of a run that stands alone: one in parentheses has its name before it."""
+"""The id of a run without its name; an id in parentheses has its name before it."""
 _MARKED = re.compile(r"<(?P<tag>tool_output_\w+)[^>]*>\n(?P<body>.*)\n</(?P=tag)>", re.DOTALL)
 
 
-def entry_line(entry: Entry, *, names: Mapping[str, str] = _NOBODY, utc: bool = False, width: int = 160) -> str:
-    """Return an entry on one line of at most `width` characters; control and invisible characters are out.
+def entry_line(entry: Entry, *, names: Mapping[str, str] = _NO_NAMES, utc: bool = False, width: int = 160) -> str:
+    """Return an entry on one line, without control and invisible characters.
 
     Args:
         entry: The entry.
-        names: The names of runs that have one, as `names_of` finds them: each stands beside its id.
+        names: The names of runs, from `names_of`; each is put beside its id.
         utc: Times in UTC.
-        width: At most so many characters.
+        width: Characters at most.
     """
     when = format_ts(entry.ts_us, utc)
     cost = f" {format_usd(entry.cost_micros)}" if entry.cost_micros else ""
     what = _what(entry)
-    if entry.who.agent_id == AGENT:  # what a run says is told as it said it
-        what = _ID.sub(lambda found: _called(found[0], names), what)
+    if entry.who.agent_id == AGENT:  # a run's own text stays as it is
+        what = _ID.sub(lambda found: _named(found[0], names), what)
     what = compact(clean(what)[0], 10_000)
-    line = f"[{when}] {_called(entry.who.agent_id, names)} {entry.type} {what}{cost}".rstrip()
+    line = f"[{when}] {_named(entry.who.agent_id, names)} {entry.type} {what}{cost}".rstrip()
     return line if len(line) <= width else line[: max(width - 1, 1)] + "…"
 
 
 def names_of(view: View, entries: Iterable[Entry]) -> dict[str, str]:
-    """Return the names of the runs that these entries are about, by id; of those that have one."""
+    """Return the names of the runs that these entries mention, by id; runs without a name are left out."""
     users: dict[str, str] = {}
     for entry in entries:
         mentioned = _ID.findall(_what(entry)) if entry.who.agent_id == AGENT else ()
@@ -81,13 +81,13 @@ def names_of(view: View, entries: Iterable[Entry]) -> dict[str, str]:
     }
 
 
-def _called(run_id: str, names: Mapping[str, str]) -> str:
+def _named(run_id: str, names: Mapping[str, str]) -> str:
     name = names.get(run_id)
     return f"{name} ({run_id})" if name else run_id
 
 
 def is_trouble(entry: Entry) -> bool:
-    """Tell whether a person wants all of an entry's line: warnings too, which `--type error` does not mean."""
+    """Tell whether an entry reports an error or a warning, so that its line is shown whole."""
     match entry.fact:
         case None:
             return False
@@ -138,13 +138,13 @@ def _what(entry: Entry) -> str:
 
 
 def unmarked(output: str) -> str:
-    """Return a tool's output without the mark around it, which only the model needs."""
+    """Return a tool's output without the tags around it, which only the model needs."""
     found = _MARKED.fullmatch(output.strip())
     return found["body"] if found else output
 
 
 def arguments_text(args: Any) -> str:
-    """Return the two most telling arguments: words and lists tell more than numbers, and these more than switches."""
+    """Return the two most telling arguments: texts and lists first, then numbers, then switches."""
     if not isinstance(args, dict):
         return compact(args, VALUE_CHARS)
     given = cast("dict[str, Any]", args)
@@ -154,7 +154,7 @@ def arguments_text(args: Any) -> str:
 
 
 LOG_CHARS = 9_000
-"""Characters of entries that one answer carries; with all around them it stays under 10,000."""
+"""Characters of entries in one answer; with everything around them it stays under 10,000."""
 LINE_CHARS = 900
 SEQ_DIGITS = 18
 
@@ -166,7 +166,7 @@ class LogReader:
         self._own = own
 
     async def read(self, given: dict[str, Any], _caller: CallContext) -> Answer:
-        """Do `read_ava_logs`.
+        """Answer `read_ava_logs`.
 
         Raises:
             BadInput: An argument cannot be used.
@@ -178,7 +178,7 @@ class LogReader:
             agents = ((await self._own.run(args.subagent_id, "subagent_id", reading=True)).id,)
         elif args.search is None and args.types is None:
             agents = (AGENT,)
-        # The times of the first page hold for all of them: "1h" would mean another hour on each.
+        # All pages use the times of the first: "1h" would mean another hour on each.
         asked = _mark(args)
         since_us, until_us = _time("since", args.since, now_us), _time("until", args.until, now_us)
         place = _Place(None, None, since_us, until_us)
@@ -205,7 +205,7 @@ class LogReader:
         size, older = 0, page.next
         for entry in page.entries:
             line = entry_line(entry, names=names, utc=True, width=LINE_CHARS)
-            if entry.who.user_id != self._own.session.user:  # an auditor reads what is another's
+            if entry.who.user_id != self._own.session.user:  # an auditor reads entries of other users
                 line = f"[{entry.who.user_id}] {line}"
             size += max(json_chars(line) + 2, len(escape_result(line)) + 1)
             if lines and size > LOG_CHARS:
@@ -220,7 +220,7 @@ class LogReader:
 
 @dataclass(frozen=True)
 class _Place:
-    """How far the pages of one question have come, and what the first of them fixed."""
+    """How far the pages of one query have come, and the bounds that the first page set."""
 
     before: int | None
     upto: int | None
@@ -229,7 +229,7 @@ class _Place:
 
 
 def _mark(args: LogArgs) -> str:
-    """Return a short mark of what is asked, without how much of it: a cursor goes on with the same question only."""
+    """Return a digest of the query without its page size: a cursor continues the same query only."""
     asked = json.dumps(args.model_dump(exclude={"cursor", "last_n"}, exclude_none=True))
     return hashlib.blake2s(asked.encode(), digest_size=3).hexdigest()
 
@@ -243,7 +243,7 @@ def _place(given: str, asked: str) -> _Place:
     """Return the place of a cursor.
 
     Raises:
-        BadInput: It is none, or one of another question.
+        BadInput: It is not a cursor, or belongs to another query.
     """
     *parts, mark = given.strip().split(".")
     plain = all(part.isascii() and part.isdecimal() and len(part) <= SEQ_DIGITS for part in parts if part)
@@ -251,8 +251,8 @@ def _place(given: str, asked: str) -> _Place:
         raise BadInput(f"cursor: {shown(given)} is not a cursor of the log; give the one that the last answer had")
     if mark != asked:
         raise BadInput(
-            "cursor: it goes on with another question; give the same subagent_id, search, since, until, types and "
-            "session with it as for the first page"
+            "cursor: it belongs to another query; give the same subagent_id, search, since, until, types and session "
+            "as for the first page"
         )
     return _Place(*(int(part) if part else None for part in parts))
 

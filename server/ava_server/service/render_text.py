@@ -1,8 +1,9 @@
-"""The text form of answers, and what the orchestrator is told about how to use Ava."""
+"""The text form of the tools' answers, and the instructions for the host's model."""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from typing import Any
 
 from ava_roles.wrap import escape_result
@@ -93,25 +94,9 @@ def text_of(answer: Answer) -> str:
 
 
 def run_text(run: RunAnswer) -> str:
-    """Return a run as text: its status line, or when it has ended its header and its result, wrapped as untrusted."""
+    """Return a run as text: its status line, or when it has ended a header and its result, marked as untrusted."""
     if run.untrusted_result is None:
-        doing = escape_result(run.untrusted_activity) if run.untrusted_activity else run.state
-        lines = [run.status_line.replace(f": {run.state} · ", f": {doing} · ", 1)]
-        if run.pending_id:
-            lines.append(f"  pending_id: {run.pending_id}   expires: {run.expires_at}")
-        if run.group_id:
-            lines.append(f"  group_id: {run.group_id}")
-        if run.task_id:
-            lines.append(f"  task_id: {escape_result(run.task_id)}")
-        if run.queue_position:
-            lines.append(f"  number {run.queue_position} in the queue")
-        if run.waits_for:
-            lines.append(f"  waits for: {run.waits_for}")
-        if run.last_tool:
-            lines.append(f"  last tool: {run.last_tool.name} at {run.last_tool.at}")
-        if run.stop_reason:
-            lines.append(f"  ended because: {run.stop_reason}")
-        return "\n".join(lines)
+        return "\n".join([run.activity_line or run.status_line, *_facts(run)])
     ending = run.state if run.state == "success" else f"{run.state}: may be incomplete"
     lines = [f"[{run.subagent_id} {ending}]", run.status_line]
     if run.state != "success" and run.stop_reason:
@@ -123,48 +108,74 @@ def run_text(run: RunAnswer) -> str:
     lines.append(_wrapped(run.subagent_id, run.untrusted_result))
     if run.changes:
         lines.extend(changes_lines(run.subagent_id, run.changes))
-    quotes = run.quotes_checked or []
-    if quotes:
-        found = sum(quote["verdict"] == "found" for quote in quotes)
-        near = sum(quote["verdict"] == "near" for quote in quotes)
-        lost = len(quotes) - found - near
-        which = [str(quote.get("finding")) for quote in quotes if quote["verdict"] == "not_found"]
-        named = f" (findings {', '.join(which)}: do not repeat them as quotes)" if which else ""
-        lines.append(
-            f"Quotes looked up in what the tools returned: {found} found, {near} nearly, {lost} not found{named}."
-        )
+    if run.quotes_checked:
+        lines.append(_quotes(run.quotes_checked))
     if run.confidence is not None:
         lines.append(f"Confidence (the model's own): {run.confidence:g}")
     if run.tool_receipts:
-        used = ", ".join(
-            f"{name} {counts['ok']}" + (f" and {counts['failed']} failed" if counts["failed"] else "")
-            for name, counts in run.tool_receipts.items()
-        )
-        lines.append(f"Tools used: {used}")
+        lines.append(f"Tools used: {receipts_text(run.tool_receipts)}")
     if run.cost_by:
         lines.append("Cost in cents: " + ", ".join(f"{name} {_exact(cents)}" for name, cents in run.cost_by.items()))
     if run.uncosted:
         lines.append("Part of the cost is unknown and was booked at its worst case.")
     if run.overrun:
-        lines.append("A call cost more than it can by the provider's own limits; it was booked in full.")
+        lines.append("A call cost more than the provider's own limits allow; it was booked in full.")
     if run.group_id:
         lines.append(f"group_id: {run.group_id}")
     if run.task_id:
         lines.append(f"task_id: {escape_result(run.task_id)}")
     if run.cursor:
         lines.append(
-            f"The output goes on: call check_subagent with subagent_id {run.subagent_id} and cursor {run.cursor}."
+            f"The output continues: call check_subagent with subagent_id {run.subagent_id} and cursor {run.cursor}."
         )
     return "\n".join(lines)
 
 
+def _facts(run: RunAnswer) -> list[str]:
+    """Return what there is to tell of a run without a result, one fact a line."""
+    facts = (
+        run.pending_id and f"pending_id: {run.pending_id}   expires: {run.expires_at}",
+        run.group_id and f"group_id: {run.group_id}",
+        run.task_id and f"task_id: {escape_result(run.task_id)}",
+        run.queue_position and f"number {run.queue_position} in the queue",
+        run.waits_for and f"waits for: {run.waits_for}",
+        run.last_tool and f"last tool: {run.last_tool.name} at {run.last_tool.at}",
+        run.stop_reason and f"ended because: {run.stop_reason}",
+    )
+    return [f"  {fact}" for fact in facts if fact]
+
+
+def _quotes(quotes: list[dict[str, Any]]) -> str:
+    counts = Counter(quote["verdict"] for quote in quotes)
+    lost = len(quotes) - counts["found"] - counts["near"]
+    which = ", ".join(str(quote.get("finding")) for quote in quotes if quote["verdict"] == "not_found")
+    named = f" (findings {which}: do not repeat them as quotes)" if which else ""
+    return (
+        f"Quotes looked up in what the tools returned: {counts['found']} found, {counts['near']} nearly, "
+        f"{lost} not found{named}."
+    )
+
+
+def receipts_text(receipts: dict[str, Any]) -> str:
+    """Return how often each tool was called: `read_file 3, web_search 2 and 1 failed`."""
+    return ", ".join(
+        f"{name} {counts['ok']}" + (f" and {counts['failed']} failed" if counts["failed"] else "")
+        for name, counts in receipts.items()
+    )
+
+
+def artifact_text(artifact: dict[str, Any]) -> str:
+    """Return a file that a run handed over as a line."""
+    return f"File: {artifact['name']} ({artifact['bytes']} bytes, sha256 {artifact['sha256']})"
+
+
 def _exact(cents: float) -> str:
-    """Return cents to the micro-dollar, so that what is told apart still adds up."""
+    """Return cents to the micro-dollar, so that the parts add up to the sum."""
     return f"{cents:.4f}".rstrip("0").rstrip(".")
 
 
 def result_words(result: Untrusted) -> str:
-    """Return what a subagent handed over as one text: its own words, to be wrapped by whoever shows them."""
+    """Return what a subagent handed over as one text. All of it is untrusted: the caller marks it so."""
     output = result.output if isinstance(result.output, str) else json.dumps(result.output, ensure_ascii=False)
     parts = [f"Summary: {result.summary}"]
     if result.output is not None and output != result.summary:
@@ -175,10 +186,7 @@ def result_words(result: Untrusted) -> str:
         parts.append(f"{number}. {finding.get('claim', '')}{quote}" + (f"\n   source: {source}" if source else ""))
     parts.extend(f"Caveat: {caveat}" for caveat in result.caveats)
     parts.extend(changed_lines(result.changed or {}))
-    parts.extend(
-        f"File: {artifact['name']} ({artifact['bytes']} bytes, sha256 {artifact['sha256']})"
-        for artifact in result.artifacts
-    )
+    parts.extend(map(artifact_text, result.artifacts))
     if result.error_text:
         parts.append(f"Error: {result.error_text}")
     return "\n".join(parts)

@@ -1,7 +1,7 @@
-"""What the six tools return: complete in its structured form and complete in its text.
+"""What the six tools return, as structured answers; their schemas are the tools' output schemas.
 
-Half of the hosts show the model only the one, half only the other. The structured form is checked against the output
-schema that the tool declares; the text is made from it, so that the two cannot say different things.
+Half of the hosts show the model only the structured form, half only the text. The text is made from the structured
+form (`render_text.py`), so that the two agree.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Answer(BaseModel):
     notices: list[str] | None = Field(default=None, description="Runs that ended, or wait for you.")
 
     def structured(self) -> dict[str, Any]:
-        """Return the JSON object that hosts get; what is None is left out."""
+        """Return the JSON object for the host, without fields that are None."""
         return self.model_dump(mode="json", exclude_none=True)
 
 
@@ -104,6 +104,8 @@ class RunAnswer(BaseModel):
     group_id: str | None = None
     state: str
     status_line: str
+    activity_line: str = Field(default="", exclude=True)
+    """The status line with the activity in it; a text form has it, the structured form keeps the two apart."""
     untrusted_activity: str | None = None
     iteration: int = 0
     tokens: int = 0

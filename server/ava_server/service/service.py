@@ -14,13 +14,13 @@ from ava_audit.events import Event, ToolCall, ToolResult
 from ava_audit.rows import RUNNING, RunRow
 from ava_audit.sanitize import sanitize_json
 from ava_audit.store.store import Command, Outcome, append
-from ava_audit.units import HOUR_US, format_usd
+from ava_audit.units import HOUR_US
 from ava_audit.view import View
 from ava_roles.errors import RolesError
 from ava_server.approval.questions import AnsweredLater, Person
 from ava_server.approval.requests import refuse_deep, shown
 from ava_server.core.errors import AvaError, BadInput
-from ava_server.core.ids import label, parse_id
+from ava_server.core.ids import parse_id
 from ava_server.runs.lifecycle import left_to_be_resumed
 from ava_server.service.access import Access, CallContext, Progress, Session
 from ava_server.service.check import RunChecks, RunSteering, dumped
@@ -35,9 +35,9 @@ from ava_server.service.responses import (
     ConfirmAnswer,
     LogAnswer,
 )
+from ava_server.service.run_view import Notice, carried
 from ava_server.service.runtime import Runtime
 from ava_server.service.spawn import Spawns
-from ava_server.service.status import carried, since_words
 from ava_server.service.tools import TOOLS, Operations
 
 log = logging.getLogger("ava.service")
@@ -145,17 +145,14 @@ class Service:
             await anyio.to_thread.run_sync(self._runtime.manager.control.gone, silent) if silent else frozenset[str]()
         )
         interrupted = [
-            f"{label(row)} was interrupted {since_words(now_us - (row.last_us or 0))} ago and waits: confirm_spawn with"
-            f' pending_ids ["{row.id}"] has it go on, so does `ava resume {row.id}`; cancel_subagent ends it'
-            for row in silent
-            if row.instance in gone
+            Notice(row, interrupted_us=now_us - (row.last_us or 0)) for row in silent if row.instance in gone
         ]
         ended = [
-            f"{label(row)} ended: {row.state}, {format_usd(row.cost_micros)}; call check_subagent for its result"
+            Notice(row)
             for row in sorted(rows, key=lambda row: not self._access.is_here(row))
             if row.id not in in_it and (row.ended_us or 0) >= now_us - HOUR_US
         ]
-        return [*interrupted, *ended][:NOTICES]
+        return [notice.text() for notice in [*interrupted, *ended][:NOTICES]]
 
     async def _record(
         self, called: Command[None], tool: str, answer: Answer, began: float, *, reading: bool, waits: bool

@@ -1,1 +1,8 @@
-"""The screen of `ava status`: what is looked at, how it is said, and how it fits a terminal."""
+"""What `ava status` shows.
+
+`overview.py` looks at the data root without changing it and returns one `Overview`; `health.py` judges it. `page.py`
+renders both as lines of rich text, for a pipe and for a terminal, and `app.py` keeps these lines up to date on a
+terminal with textual. Nothing but `app.py` imports textual: a screen that is shown once starts without it.
+
+What others wrote reaches a line only through `page.joined`, which removes what could steer a terminal.
+"""

@@ -1,12 +1,15 @@
-"""How the data root and what works on it are doing: a line each, in the words of `ava doctor`, which tells more."""
+"""Findings on the data root and its servers, with the states of `ava doctor`; and all that a look found as JSON."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from ava_audit.units import cents
 from ava_server.cli.doctor.data import LITTLE_BYTES
 from ava_server.cli.doctor.finding import State
+from ava_server.service.run_view import RunView, run_answer
 
 if TYPE_CHECKING:
     from ava_server.cli.dashboard.overview import LogFacts, Overview
@@ -19,14 +22,7 @@ LAGS_MUCH = 10_000
 
 @dataclass(frozen=True)
 class Health:
-    """How one thing is.
-
-    Attributes:
-        name: What was looked at.
-        state: How it is.
-        text: What was found.
-        short: The same in a word or two; empty where that is not worth one.
-    """
+    """A finding: what was looked at, its state, what was found, and the same in a word or two (empty to leave out)."""
 
     name: str
     state: State
@@ -35,12 +31,12 @@ class Health:
 
 
 def health(overview: Overview, settings: Settings, confined: str | None, trouble: str = "") -> list[Health]:
-    """Return how everything is.
+    """Return all findings.
 
     Args:
         overview: What was found.
         settings: What is configured.
-        confined: The kind of sandbox, or why there is none (`unavailable: …`); None while nobody knows.
+        confined: The kind of sandbox, or why there is none (`unavailable: …`); None while that is not known.
         trouble: Why the log could not be read.
     """
     found = [Health("settings", "fault", fault, "settings wrong") for fault in overview.faults]
@@ -58,7 +54,7 @@ def health(overview: Overview, settings: Settings, confined: str | None, trouble
 
 
 def size(count: int) -> str:
-    """Return a number of bytes for people."""
+    """Return a number of bytes in a fitting unit: `1.5 kB`."""
     for unit, factor in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if count >= factor:
             return f"{count / factor:.1f} {unit}"
@@ -69,11 +65,11 @@ def _processes(overview: Overview) -> list[Health]:
     count = overview.processes
     if not count:
         waiting = any(overview.counts.get(state) for state in ("queued", "running", "interrupted"))
-        text = "none is at work here: nothing runs until one starts"
+        text = "none is running: nothing runs until one starts"
         return [Health("servers", "warning" if waiting else "note", text, "no server")]
     servers = f"{count} server{'' if count == 1 else 's'}"
-    text = f"{count} Ava process{'' if count == 1 else 'es'} at work here"
-    keeper = Health("keeper", "ok", "alive: it keeps text index and mirror up to date", "keeper")
+    text = f"{count} Ava process{'' if count == 1 else 'es'} running"
+    keeper = Health("keeper", "ok", "running: it keeps text index and mirror up to date", "keeper")
     if not overview.keeper:
         keeper = Health("keeper", "note", "none: text index and mirror wait for a server", "no keeper")
     return [Health("servers", "ok", text, servers), keeper]
@@ -81,13 +77,13 @@ def _processes(overview: Overview) -> list[Health]:
 
 def _log(log: LogFacts | None, trouble: str, *, keeper: bool) -> list[Health]:
     if trouble:
-        return [Health("log", "fault", trouble, "log out of reach")]
+        return [Health("log", "fault", trouble, "log unreadable")]
     if log is None:
-        return [Health("log", "note", "there is none yet; it is made at the first start", "no log yet")]
+        return [Health("log", "note", "none yet; the first start makes it", "no log yet")]
     large = size(log.database_bytes + log.wal_bytes)
     text = f"{log.entries:,} entries, {large}"
     if log.partial:
-        text += "; a process died over it, and its last entries are shown after the next start"
+        text += "; a process died while writing, and the next start recovers its last entries"
     lags = {"text index": log.index_lag, **({} if log.mirror_lag is None else {"mirror": log.mirror_lag})}
     behind = [f"{name} {count:,} behind" for name, count in lags.items() if count > 0]
     upkeep = f"{' and '.join(lags)} up to date" + ("" if log.mirror_lag is not None else "; no mirror is kept")
@@ -108,20 +104,19 @@ def _disk(free: int | None) -> list[Health]:
     return [Health("disk", "warning" if little else "ok", text, f"{size(free)} free" if little else "")]
 
 
+_CONFINEMENT: dict[str | None, tuple[State, str, str]] = {
+    None: ("note", "not known yet", ""),
+    "bubblewrap": ("ok", "commands run in bubblewrap", "bubblewrap"),
+    "landlock": ("note", "commands run in Landlock, which hides less than bubblewrap", "landlock"),
+    "none": ("warning", 'commands are not confined (sandbox.mode = "none")', "no confinement"),
+}
+
+
 def _confinement(confined: str | None) -> Health:
-    name = "confinement"
-    match confined:
-        case None:
-            return Health(name, "note", "not known yet", "")
-        case "bubblewrap":
-            return Health(name, "ok", "commands run in bubblewrap", confined)
-        case "landlock":
-            return Health(name, "note", "commands run in Landlock, which hides less than bubblewrap", confined)
-        case "none":
-            return Health(name, "warning", 'commands are not confined (sandbox.mode = "none")', "no confinement")
-        case _:
-            why = confined.removeprefix("unavailable: ")
-            return Health(name, "warning", f"commands are off: {why}", "no commands")
+    if confined in _CONFINEMENT:
+        return Health("confinement", *_CONFINEMENT[confined])
+    why = (confined or "").removeprefix("unavailable: ")
+    return Health("confinement", "warning", f"commands are off: {why}", "no commands")
 
 
 def _providers(overview: Overview) -> Health:
@@ -130,3 +125,56 @@ def _providers(overview: Overview) -> Health:
         return Health("providers", "note", text, "no provider here")
     named = [f"{name} ({'key' if key else 'no key'})" for name, key in overview.providers.items()]
     return Health("providers", "ok", ", ".join(named), ", ".join(overview.providers))
+
+
+def overview_json(
+    settings: Settings, overview: Overview, findings: Iterable[Health], confined: str | None
+) -> dict[str, Any]:
+    """Return everything that a look found as a plain object; money in US cents."""
+    log = overview.log
+    return {
+        "data_root": str(settings.data_root),
+        "runs": [_run_json(run) for run in overview.runs],
+        "today": [
+            {
+                "whose": budget.whose,
+                "spent_cents": cents(budget.spent),
+                "held_cents": cents(budget.held),
+                "cap_cents": cents(budget.cap),
+            }
+            for budget in overview.budgets
+        ],
+        "health": {
+            "servers": overview.processes,
+            "keeper": overview.keeper,
+            "entries": log.entries if log is not None else None,
+            "database_bytes": log.database_bytes if log is not None else None,
+            "wal_bytes": log.wal_bytes if log is not None else None,
+            "index_lag_entries": log.index_lag if log is not None else None,
+            "mirror_lag_entries": log.mirror_lag if log is not None else None,
+            "free_bytes": overview.free_bytes,
+            "confinement": confined,
+            "providers": [{"name": name, "key": key} for name, key in overview.providers.items()],
+            "findings": [{"name": one.name, "state": one.state, "text": one.text} for one in findings],
+        },
+    }
+
+
+def _run_json(run: RunView) -> dict[str, Any]:
+    caps: dict[str, Any] = {}
+    for cap in run.caps:
+        money = cap.name == "cost"
+        used, most, held = (value / 10_000 if money else value for value in (cap.used, cap.most, cap.held))
+        caps["cost_cents" if money else cap.name] = {
+            "used": round(used, 4),
+            "cap": most if cap.most > 0 else None,
+            **({"held": held} if money else {}),
+        }
+    waits = run.wait.for_people() if run.wait is not None and run.wait.cause != "approval" else ""
+    return {
+        **run_answer(run).model_dump(mode="json", exclude_none=True),
+        "task": run.task,
+        "user": run.row.user_id,
+        "caps": caps,
+        **({"waits": waits} if waits else {}),
+    }

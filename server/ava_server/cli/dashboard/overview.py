@@ -1,27 +1,45 @@
-"""What one look finds: the runs, what is spent today, the log, and what works on it."""
+"""One look at a data root: its runs, today's spending, the log, and what works on it. Nothing is made or locked."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import shutil
+import sqlite3
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
-from ava_audit.rows import WAITING
+from ava_audit.errors import AuditError, DataRootRefused, SchemaNewer, StoreUnavailable
+from ava_audit.rows import UNENDED, WAITING, RunRow
+from ava_audit.store.schema import SCHEMA_VERSION
+from ava_audit.units import HOUR_US
+from ava_audit.view import View
+from ava_server.budget.caps import installation_scope, user_scope, utc_day
+from ava_server.budget.user_limits import day_caps
+from ava_server.cli.log_access import LogSnapshot, has_log, is_held, open_snapshot
+from ava_server.config.credentials import model_settings
+from ava_server.config.settings import load_settings
+from ava_server.core.data_root import os_user
+from ava_server.core.errors import AvaError
+from ava_server.models.selection import configured
+from ava_server.service.run_view import EXPIRED, INTERRUPTED, RunView, shown_state, view_run
 
 if TYPE_CHECKING:
-    from ava_audit.errors import AuditError
-    from ava_audit.rows import RunRow
-    from ava_server.core.errors import AvaError
-    from ava_server.service.responses import RunAnswer
+    from ava_server.config.settings import Settings
 
-EXPIRED = "expired"
-ORDER = (WAITING, "interrupted", "running", "queued", EXPIRED)
-"""The states of runs that have not ended, as they stand on the screen: first what waits for somebody."""
+ORDER = (WAITING, INTERRUPTED, "running", "queued", EXPIRED)
+"""The states of runs that have not ended, in the order of the screen: first what waits for a person."""
+RECENT_US = HOUR_US
+PROBE_ENDS_S = 5.0
+"""How long the end waits for the sandbox probe, so that it leaves no folder behind."""
 
 
 @dataclass(frozen=True)
 class Budget:
-    """What a day's budget has left; micro-USD."""
+    """What is spent and held of a day's budget; micro-USD."""
 
     whose: str
     spent: int
@@ -30,29 +48,8 @@ class Budget:
 
 
 @dataclass(frozen=True)
-class Shown:
-    """A run as the screen shows it.
-
-    Attributes:
-        run: Its row.
-        answer: As everybody sees it.
-        task: The beginning of its task.
-        expires_us: When its proposal expires, for one that waits for approval.
-        waits: What it waits for, in words of ours.
-        held: What is held in its own budget for its calls, in micro-USD.
-    """
-
-    run: RunRow
-    answer: RunAnswer
-    task: str
-    expires_us: int | None
-    waits: str
-    held: int
-
-
-@dataclass(frozen=True)
 class LogFacts:
-    """The log itself: how large it is, and how many entries its copies lack; None where there is no mirror."""
+    """How large the log is, and how many entries its copies lack; `mirror_lag` is None where no mirror is kept."""
 
     entries: int
     database_bytes: int
@@ -64,20 +61,20 @@ class LogFacts:
 
 @dataclass(frozen=True)
 class Overview:
-    """Everything that one look has found.
+    """Everything that one look found.
 
     Attributes:
         at_us: When it was.
-        counts: How many runs are in each state, and how many have `ended` lately, those that are not shown too.
-        runs: The runs, in the order of the screen.
         budgets: Today's.
-        log: The log; None where there is none yet.
-        processes: How many Ava processes are at work.
+        processes: How many Ava processes work here.
         keeper: One of them keeps index and mirror.
-        free_bytes: What is left on the disk; None where nobody can tell.
-        providers: Who can be asked for answers, and whether there is a key.
+        free_bytes: What is left on the disk; None where that is not known.
+        providers: The configured providers, and whether each has a key.
         faults: What is wrong with settings and keys.
         trouble: Why the log could not be read.
+        counts: How many runs are in each state, and how many have `ended` lately; also those not in `runs`.
+        runs: The runs, in the order of the screen.
+        log: The log; None where there is none yet.
     """
 
     at_us: int
@@ -89,5 +86,194 @@ class Overview:
     faults: tuple[str, ...] = ()
     trouble: AuditError | AvaError | None = None
     counts: Mapping[str, int] = field(default_factory=dict[str, int])
-    runs: tuple[Shown, ...] = ()
+    runs: tuple[RunView, ...] = ()
     log: LogFacts | None = None
+
+
+class OverviewReader:
+    """Looks at a data root, again and again. Blocking.
+
+    Args:
+        settings: What was configured at first; a change counts from the next look on.
+        everybody: The runs of all users.
+        most: How many runs are read in full, of those that have not ended and of those that have.
+        env: The environment; None is this process's.
+    """
+
+    def __init__(self, settings: Settings, *, everybody: bool, most: int, env: Mapping[str, str] | None = None) -> None:
+        self.settings = settings
+        self.everybody = everybody
+        self._most = most
+        self._env = env
+        self._user = os_user()
+
+    def look(self) -> Overview:
+        """Return what is there now; if the log cannot be read, everything else."""
+        faults: list[str] = []
+        try:
+            self.settings = load_settings(self.settings.data_root, self._env)
+        except (AvaError, OSError) as error:
+            faults.append(str(error))
+        providers: Mapping[str, bool] = {}
+        try:
+            usable = configured(model_settings(self.settings))
+            providers = {name: bool(one.api_key) for name, one in usable.items()}
+        except AvaError as error:
+            faults.append(str(error))
+        root, now_us = self.settings.paths, time.time_ns() // 1000
+        locks = root.instances.glob("*.lock") if root.instances.is_dir() else ()
+        processes = sum(map(_is_held, locks))
+        found: dict[str, Any] = {}
+        try:
+            found = self._read(root.db, now_us, processes > 0) if has_log(root) else {}
+        except (AuditError, AvaError) as error:
+            found = {"trouble": error}
+        caps = day_caps(self.settings, self._user)
+        whose = ((self._user, caps.user_micros), ("everybody", caps.installation_micros))
+        amounts = found.pop("spent", ((0, 0), (0, 0)))
+        return Overview(
+            at_us=now_us,
+            budgets=tuple(
+                Budget(name, spent, held, cap) for (name, cap), (spent, held) in zip(whose, amounts, strict=True)
+            ),
+            processes=processes,
+            keeper=_is_held(root.path / "keeper.lock"),
+            free_bytes=_free(root.path),
+            providers=providers,
+            faults=tuple(faults),
+            **found,
+        )
+
+    def _read(self, path: Path, now_us: int, serving: bool) -> dict[str, Any]:
+        try:
+            return self._read_once(path, now_us, serving)
+        except (sqlite3.Error, OSError) as error:
+            if "locked" not in str(error):
+                try:  # a process that started or ended meanwhile has made or removed the files beside it
+                    return self._read_once(path, now_us, serving)
+                except (sqlite3.Error, OSError) as again:
+                    error = again
+            raise StoreUnavailable(
+                f"the log cannot be read: {error}; see that no other program holds ava.db (`ava doctor` tells more)"
+            ) from error
+
+    def _read_once(self, path: Path, now_us: int, serving: bool) -> dict[str, Any]:
+        with open_snapshot(path) as found:
+            if found.schema == 0 and path.stat().st_size == 0:  # another process is about to make it
+                return {}
+            if found.schema > SCHEMA_VERSION:
+                raise SchemaNewer("a newer ava has migrated this log: use that one, or another AVA_DATA_ROOT")
+            if found.schema == 0:
+                raise DataRootRefused(f"{path} is not a log: its beginning is gone (`ava doctor` tells more)")
+            if found.schema < SCHEMA_VERSION:
+                raise DataRootRefused(
+                    "an older ava wrote this log: the next server that starts migrates it, and so does `ava logs`"
+                )
+            return self._found(found, path, now_us, serving)
+
+    def _found(self, found: LogSnapshot, path: Path, now_us: int, serving: bool) -> dict[str, Any]:
+        view, known = found.view, dict[str, bool]()
+
+        def alive(name: str) -> bool:
+            if name not in known:
+                known[name] = _is_held(self.settings.paths.instances / f"{name}.lock")
+            return known[name]
+
+        def state(row: RunRow) -> str:
+            proposal = view.proposal(row.pending_id) if row.state == WAITING else None
+            expired = proposal is not None and proposal.expires_us <= now_us
+            return EXPIRED if expired else shown_state(row, alive)
+
+        whose = None if self.everybody else self._user
+        unended = [(state(row), row) for row in view.runs(user=whose, states=UNENDED, limit=-1)]
+        unended.sort(key=lambda each: (ORDER.index(each[0]), each[1].created_us))
+        ended = [row for row in _ended_since(view, now_us - RECENT_US) if whose in (None, row.user_id)]
+        rows = [row for _state, row in unended[: self._most]] + ended[: self._most]
+        scopes = user_scope(self._user, utc_day(now_us)), installation_scope(utc_day(now_us))
+        head = view.head()
+        return {
+            "counts": {**Counter(state for state, _row in unended), "ended": len(ended)},
+            "runs": tuple(
+                view_run(view, row, alive, now_us, served=lambda: serving, result=False, task=True) for row in rows
+            ),
+            "spent": tuple((bucket.spent_micros, bucket.held_micros) for bucket in map(view.bucket, scopes)),
+            "log": LogFacts(
+                entries=head,
+                database_bytes=_size(path),
+                wal_bytes=_size(path.with_name(f"{path.name}-wal")),
+                index_lag=head - view.progress("words"),
+                mirror_lag=head - view.progress("mirror") if self.settings.mirror else None,
+                partial=found.partial,
+            ),
+        }
+
+
+def _ended_since(view: View, since_us: int) -> Iterator[RunRow]:
+    """Yield the runs that have ended since then, the newest first; found by their endings, however many runs are."""
+    for run_id, ts_us in view.select("SELECT run_id, ts_us FROM events WHERE type = 'RunEnded' ORDER BY seq DESC"):
+        if ts_us < since_us:
+            return
+        row = view.run(run_id) if run_id is not None else None
+        if row is not None:
+            yield row
+
+
+def _is_held(lock: Path) -> bool:
+    try:
+        return is_held(lock)
+    except OSError:  # another user's file: assume that its process lives
+        return True
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _free(path: Path) -> int | None:
+    try:
+        return shutil.disk_usage(next(folder for folder in (path, *path.parents) if folder.exists())).free
+    except OSError:
+        return None
+
+
+class SandboxProbe:
+    """Finds out, once and in a thread, what confines commands here: trying it takes a moment.
+
+    Args:
+        mode: The setting `sandbox.mode`.
+    """
+
+    def __init__(self, mode: Literal["auto", "none"]) -> None:
+        self._mode: Literal["auto", "none"] = mode
+        self._found: str | None = None
+        self._thread: threading.Thread | None = None
+
+    def begin(self) -> None:
+        """Begin to try; a second call does nothing."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._try, name="ava-sandbox-probe", daemon=True)
+            self._thread.start()
+
+    def found(self, within_s: float = 0.0) -> str | None:
+        """Return the kind of sandbox, or `unavailable: …` with the reason; None where that takes longer."""
+        if self._thread is not None:
+            self._thread.join(within_s)
+        return self._found
+
+    def end(self) -> None:
+        """Wait for the end of what was begun, `PROBE_ENDS_S` at most."""
+        self.found(PROBE_ENDS_S)
+
+    def _try(self) -> None:
+        from ava_roles.sandbox.sandbox import Unavailable
+        from ava_server.cli.doctor.machine import sandbox
+
+        try:
+            found = sandbox(self._mode)
+        except OSError as error:  # no room for the folder that it is tried in
+            self._found = f"unavailable: it could not be tried ({error.strerror or error})"
+            return
+        self._found = f"unavailable: {found.why}" if isinstance(found, Unavailable) else found.kind

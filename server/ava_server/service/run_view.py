@@ -1,0 +1,376 @@
+"""One model of a run, made from the log in one place; status lines, sentences and JSON are made from it.
+
+Nothing reads these texts back: whoever needs a figure, a cause or a state takes it from `RunView`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from ava_audit.events import Event, SubagentComplete, ToolCall, ToolResult, Who
+from ava_audit.rows import QUEUED, RUNNING, WAITING, RunRow
+from ava_audit.units import format_usd, iso_utc
+from ava_audit.view import View
+from ava_roles.wrap import clean, escape_result
+from ava_server.approval.proposals import texts_of
+from ava_server.approval.summary import task_excerpt
+from ava_server.budget.run_config import config_of
+from ava_server.core.ids import label
+from ava_server.runs.lifecycle import blocker_in, left_to_be_resumed, pause_words, paused, resume_line
+from ava_server.service.responses import LastTool, RunAnswer
+from ava_server.service.result_pages import add_result
+
+if TYPE_CHECKING:
+    from ava_server.runs.manager import Manager
+
+INTERRUPTED, EXPIRED = "interrupted", "expired"
+"""States that the log does not store: the owner of a running run is gone, and nobody approved a proposal in time."""
+ACTIVITY_CHARS = 80
+_NO_SERVER = "no Ava server is running; the next one of this user takes it over"
+_NO_OWNER = "no server is running it"
+
+Alive = Callable[[str], bool]
+"""Tells whether an instance lives."""
+
+
+class Cap(NamedTuple):
+    """One of a run's caps: what is used of it, the most (0: no cap), and what is held for the call in flight.
+
+    `name` is `seconds`, `turns`, `tool_calls`, `tokens` or `cost` (micro-USD).
+    """
+
+    name: str
+    used: float
+    most: float
+    held: float = 0
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Why a run does not progress.
+
+    Attributes:
+        cause: `approval`: a person has to approve it. `limit`: its provider takes no calls until `until_us`. `queue`:
+            it is queued. `owner`: its server is gone, and the next one resumes it. `resume`: a person has to resume it.
+        run: The run.
+        until_us: When a limit is over.
+        position: The place in the queue, from 1.
+        blocker: Why the server that tried last could not take it; empty where none has said.
+        served: An Ava server works on this data root.
+        line: What `confirm_spawn` takes as `approving` to resume it; None where the task was erased.
+    """
+
+    cause: Literal["approval", "limit", "queue", "owner", "resume"]
+    run: RunRow
+    until_us: int | None = None
+    position: int | None = None
+    blocker: str = ""
+    served: bool = True
+    line: str | None = None
+
+    def for_tools(self) -> str | None:
+        """Return `waits_for` of the tools' answers."""
+        match self.cause:
+            case "approval":
+                return None
+            case "limit":
+                return pause_words(self.run)
+            case "resume":
+                how = f' and approving ["{self.line}"]' if self.line is not None else ""
+                confirm = f'confirm_spawn with pending_ids ["{self.run.id}"]{how}'
+                return f"a person to resume it: {confirm}, or `ava resume {self.run.id}`"
+            case _:
+                return self.blocker or None
+
+    def for_people(self, *, brief: bool = False) -> str:
+        """Return it for a terminal; a brief one leaves out what the state beside it says."""
+        match self.cause:
+            case "approval":
+                return f"a person has to approve it ({self.run.pending_id})"
+            case "limit":
+                return _joined("" if brief else "paused", pause_words(self.run), "" if self.served else _NO_SERVER)
+            case "queue":
+                place = f"number {self.position}" + ("" if brief else " in the queue")
+                return _joined(place, self.blocker if self.served else _NO_SERVER)
+            case "owner":
+                why = self.blocker or "the next Ava server of this user resumes it"
+                return why if brief else _joined(_NO_OWNER, why)
+            case "resume":
+                how = f"resume it with `ava resume {self.run.id}`"
+                return how if brief else f"{_NO_OWNER}; {how}"
+
+
+@dataclass(frozen=True)
+class RunView:
+    """A run at one moment.
+
+    Attributes:
+        row: What the log has of it: ids, times, sums, and its ending.
+        state: Its state; `interrupted` and `expired` are not stored.
+        at_us: Up to when its clock counts.
+        caps: Time, turns, tool calls, tokens and cost; empty where a newer Ava wrote the configuration.
+        free: Its model costs nothing.
+        wait: Why it does not progress; None for one that runs or has ended.
+        activity: What it does; at most 80 characters of the subagent's, without control characters.
+        last_tool: Its last tool call.
+        expires_us: When its proposal expires.
+        result: Its result as the log has it; None before its end, and where it was erased.
+        erased: It had a result, and that was erased.
+        task: The beginning of its task, where it was asked for.
+    """
+
+    row: RunRow
+    state: str
+    at_us: int
+    caps: tuple[Cap, ...]
+    free: bool
+    wait: Wait | None = None
+    activity: str = ""
+    last_tool: LastTool | None = None
+    expires_us: int | None = None
+    result: dict[str, Any] | None = None
+    erased: bool = False
+    task: str = ""
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more comes of it: it has ended, or its proposal has expired."""
+        return self.row.ended or self.state == EXPIRED
+
+    @property
+    def doing(self) -> str:
+        """What it does or waits for, in a few words for a terminal; else its state."""
+        if self.wait is not None:
+            return f"{self.state.replace('_', ' ')}: {self.wait.for_people()}"
+        return self.activity or self.state
+
+
+def shown_state(run: RunRow, alive: Alive) -> str:
+    """Return a run's state; a running run whose owner is gone is `interrupted`."""
+    if run.state == RUNNING and (run.instance is None or not alive(run.instance)):
+        return INTERRUPTED
+    return run.state
+
+
+def elapsed_s(run: RunRow, now_us: int) -> float:
+    """Return a run's active time in seconds, up to now if it is running."""
+    if run.state == RUNNING and run.claimed_us is not None:
+        return (run.active_us + max(0, now_us - run.claimed_us)) / 1e6
+    return run.active_us / 1e6
+
+
+def view_run(
+    view: View,
+    run: RunRow,
+    alive: Alive,
+    now_us: int,
+    *,
+    served: Callable[[], bool] = lambda: True,
+    manager: Manager | None = None,
+    result: bool = True,
+    task: bool = False,
+) -> RunView:
+    """Return a run as it is now.
+
+    Args:
+        view: The state that the run was read from.
+        run: The run.
+        alive: Tells whether an instance lives.
+        now_us: Now.
+        served: Tells whether any server works on this data root.
+        manager: This process's own, where it has one: it knows more than the log.
+        result: Read the result of an ended run too.
+        task: Read the beginning of the task too.
+    """
+    state = shown_state(run, alive)
+    # Nobody works on an interrupted run: its clock stands still since its owner's last entry.
+    at_us = run.last_us or now_us if state == INTERRUPTED else now_us
+    proposal = view.proposal(run.pending_id) if run.state == WAITING else None
+    if proposal is not None and proposal.expires_us <= now_us:
+        state = EXPIRED
+    entry = view.entry(run.result_seq) if result and run.ended and run.result_seq is not None else None
+    fact = entry.fact if entry is not None else None
+    texts = texts_of(view, run) if task else None
+    caps, free = _caps(view, run, at_us)
+    return RunView(
+        row=run,
+        state=state,
+        at_us=at_us,
+        caps=caps,
+        free=free,
+        wait=_wait(view, run, state, now_us, served, manager),
+        activity=_activity(view, run, manager) if state == RUNNING else "",
+        last_tool=_last_tool(view, run) if run.state == RUNNING else None,
+        expires_us=proposal.expires_us if proposal is not None else None,
+        result=fact.result if isinstance(fact, SubagentComplete) else None,
+        erased=entry is not None and fact is None,
+        task=task_excerpt(texts.task) if texts is not None else "(erased)" if task else "",
+    )
+
+
+def status_line(shown: RunView, doing: str | None = None, *, owner: bool = False) -> str:
+    """Return a run on one line: what it is called, what it does (its state, if not given), and its figures."""
+    whose = f"[{shown.row.user_id}] " if owner else ""
+    state = f"{shown.state} (content erased)" if shown.erased else shown.state
+    return f"{whose}{label(shown.row)}: {doing or state} · {figures(shown)}"
+
+
+def figures(shown: RunView) -> str:
+    """Return how much of its caps a run has used: `45 s of 600 s · turn 4 of 20 · 12k tokens · $0.06 of $0.50`."""
+    if not shown.caps:
+        return "a newer Ava has proposed it, and this one cannot read what was approved"
+    time, turns, _calls, tokens, _cost = shown.caps
+    return " · ".join(
+        (
+            f"{time.used:.0f} s of {time.most:g} s",
+            f"turn {turns.used} of {turns.most}",
+            tokens_short(int(tokens.used)),
+            cost_of(shown),
+        )
+    )
+
+
+def cost_of(shown: RunView) -> str:
+    """Return what a run has cost of its cap: `$0.06 of $0.50`, or `free`."""
+    if shown.free or not shown.caps:
+        return "free" if shown.free else format_usd(shown.row.cost_micros)
+    return f"{format_usd(shown.row.cost_micros)} of {format_usd(int(shown.caps[-1].most), exact=True)}"
+
+
+def tokens_short(tokens: int) -> str:
+    """Return a number of tokens as a status line has it: `840 tokens`, `12k tokens`."""
+    return f"{tokens} tokens" if tokens < 1_000 else f"{tokens / 1_000:.0f}k tokens"
+
+
+def run_answer(shown: RunView, *, offset: int = 0, room: int | None = None, owner: bool = False) -> RunAnswer:
+    """Return a run as the tools' structured answers have it.
+
+    Args:
+        shown: The run.
+        offset: Where a long output goes on.
+        room: Characters, as JSON, that the result may take; None includes all of it.
+        owner: Name the user in the status line, for an auditor.
+    """
+    run, wait = shown.row, shown.wait
+    answer = RunAnswer(
+        subagent_id=run.id,
+        role=run.role,
+        name=run.name,
+        task_id=run.task_id,
+        group_id=run.group_id,
+        state=shown.state,
+        status_line=status_line(shown, owner=owner),
+        activity_line=status_line(shown, escape_result(shown.activity), owner=owner),
+        untrusted_activity=shown.activity or None,
+        iteration=run.turns,
+        tokens=run.tokens,
+        cost_cents=run.cost_micros / 10_000,
+        elapsed_seconds=round(elapsed_s(run, shown.at_us), 1),
+        last_tool=shown.last_tool,
+        stop_reason=run.stop_reason,
+        model=run.model,
+        status=run.state if shown.erased else None,
+    )
+    if run.state == WAITING:
+        answer.pending_id = run.pending_id
+        answer.expires_at = iso_utc(shown.expires_us) if shown.expires_us is not None else None
+    if wait is not None:
+        answer.waits_for, answer.queue_position = wait.for_tools(), wait.position
+        answer.not_before = iso_utc(wait.until_us) if wait.until_us is not None else None
+    if shown.result is not None:
+        add_result(answer, shown.result, offset, room)
+    return answer
+
+
+@dataclass(frozen=True)
+class Notice:
+    """News of a run that its user has not fetched: it ended, or a person has to resume it.
+
+    Attributes:
+        row: The run.
+        interrupted_us: How long ago it was interrupted; None where it ended.
+    """
+
+    row: RunRow
+    interrupted_us: int | None = None
+
+    def text(self) -> str:
+        """Return it as a line of an answer."""
+        run = self.row
+        if self.interrupted_us is None:
+            cost = format_usd(run.cost_micros)
+            return f"{label(run)} ended: {run.state}, {cost}; call check_subagent for its result"
+        minutes = round(self.interrupted_us / 60_000_000)
+        since = f"{minutes} min" if minutes < 120 else f"{round(minutes / 60)} h"
+        return (
+            f'{label(run)} was interrupted {since} ago. To resume it: confirm_spawn with pending_ids ["{run.id}"], or '
+            f"`ava resume {run.id}`. To end it: cancel_subagent"
+        )
+
+
+def carried(who: Who, tool: str, run_id: str) -> Event:
+    """Return the entry that says that a tool's answer carried a run's result: it was fetched."""
+    return Event(who, ToolResult(tool=tool, success=True, output=f"carried the result of {run_id}"), run_id=run_id)
+
+
+# -- from the log -----------------------------------------------------------------------------------------------------
+
+
+def _caps(view: View, run: RunRow, at_us: int) -> tuple[tuple[Cap, ...], bool]:
+    try:
+        config = config_of(run.config)
+    except ValueError:  # a newer Ava wrote it; everything else is shown
+        return (), False
+    free = bool(config.price.get("free"))
+    held = view.bucket(run.id).held_micros
+    return (
+        Cap("seconds", elapsed_s(run, at_us), config.timeout_s),
+        Cap("turns", run.turns, config.max_iterations),
+        Cap("tool_calls", run.tool_calls, config.max_tool_calls),
+        Cap("tokens", run.tokens, config.max_tokens),
+        Cap("cost", 0, 0) if free else Cap("cost", run.cost_micros, config.max_cost_micros, held),
+    ), free
+
+
+def _wait(
+    view: View, run: RunRow, state: str, now_us: int, served: Callable[[], bool], manager: Manager | None
+) -> Wait | None:
+    if state == WAITING:
+        return Wait("approval", run)
+    if state not in (QUEUED, INTERRUPTED):
+        return None
+    is_served = served()
+    if state == INTERRUPTED and left_to_be_resumed(run, now_us):
+        return Wait("resume", run, served=is_served, line=resume_line(view, run))
+    if paused(run, now_us):
+        return Wait("limit", run, until_us=run.not_before_us, served=is_served)
+    noted = view.live(run.id)
+    blocker = (blocker_in(noted[0]) if noted is not None else None) or ""
+    if not blocker and manager is not None:  # the log is a moment behind
+        blocker = manager.waiting_for.get(run.id, "")
+    blocker = clean(blocker)[0] if is_served else ""  # what a server that is gone said is no longer true
+    if state == INTERRUPTED:
+        return Wait("owner", run, blocker=blocker, served=is_served)
+    rows = (row for row in view.runs(states=(QUEUED,), limit=-1) if not paused(row, now_us))
+    queue = [row.id for row in sorted(rows, key=lambda row: (row.queued_us or 0, row.id))]
+    return Wait("queue", run, position=1 + queue.index(run.id), blocker=blocker, served=is_served)
+
+
+def _activity(view: View, run: RunRow, manager: Manager | None) -> str:
+    own = manager.activity(run.id) if manager is not None else None
+    noted = view.live(run.id)
+    text = own or (noted[0] if noted is not None and blocker_in(noted[0]) is None else "")
+    return clean(text)[0].replace("\n", " ")[:ACTIVITY_CHARS]
+
+
+def _last_tool(view: View, run: RunRow) -> LastTool | None:
+    called = view.last_entry(run.id, "ToolCall", own=True)
+    if called is None or not isinstance(called.fact, ToolCall):
+        return None
+    return LastTool(name=called.fact.tool, at=iso_utc(called.ts_us))
+
+
+def _joined(*parts: str) -> str:
+    return ": ".join(part for part in parts if part)
