@@ -400,16 +400,16 @@ async def test_shutdown_leaves_the_run_to_the_next_process(tmp_path: Path) -> No
 async def test_a_client_that_makes_up_names_leaves_no_more_behind_than_is_remembered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ava_server.mcp_server.app.MOST_DESKS", 2)
+    monkeypatch.setattr("ava_server.mcp_server.app.MOST_SERVICES", 2)
     token = Token("laptop", "ana", ("spawn",), "0" * 64, 0, None)
     async with open_lab(tmp_path) as lab:
         app = App(lambda: lab.runtime.settings, HTTP)
         app._runtime = lab.runtime
         before = len(lab.runtime.manager._sessions)
         names = [f"client-{number}" for number in range(6)]
-        desks = [app.desk_for((token, name), partial(session_over_http, token, name)) for name in names]
+        services = [app.service_for((token, name), partial(session_over_http, token, name)) for name in names]
         assert len(lab.runtime.manager._sessions) == before + 2
-        assert {service.session.id for service in desks[-2:]} <= lab.runtime.manager._sessions
+        assert {service.session.id for service in services[-2:]} <= lab.runtime.manager._sessions
 
 
 def open_files() -> set[Path]:

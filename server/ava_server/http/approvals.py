@@ -87,7 +87,7 @@ async def _decided(app: App, token: Token, request: Request) -> Response:
         return _wrong(400, BadInput(f"{where}: {first['msg']}; see docs/http.md for the format"))
     except BadInput as error:
         return _wrong(400, error)
-    service = app.desk_for((token, None), lambda: _session(token))
+    service = app.service_for((token, None), lambda: _session(token))
     app.begin(service.session)
     try:
         if wanted.decision == "approve":

@@ -1,4 +1,4 @@
-"""The MCP server: what is wired to what. `initialize` is answered first; the data root is opened after it."""
+"""The state of the MCP server: its runtime and sessions. `initialize` is answered before the data root is opened."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ log = logging.getLogger("ava.app")
 CLOSE_WITHIN_S = 4.0
 HTTP = "http"
 OF_REQUEST = "ava.token"
-"""Under this name the token stands in the scope of a request."""
+"""The key of the token in the scope of a request."""
 CLIENT_CHARS = 100
-MOST_DESKS, MOST_OF_TOKEN = 2_000, 50
-"""Pairs of a token and a client's name that are remembered at once: in all, and of one token."""
+MOST_SERVICES, MOST_OF_TOKEN = 2_000, 50
+"""Most pairs of a token and a client's name that are remembered: in all, and for one token."""
 OPEN_WITHIN_S = 20.0
-"""How long a call waits for the data root to be opened: migrations of a large log take seconds."""
+"""Seconds that a call waits for the data root to open: migrating a large log takes seconds."""
 
 
 class _Opening:
-    """One try to open the data root: over when `done`, and failed when it has an error."""
+    """One attempt to open the data root: over when `done`, and failed where it has an error."""
 
     def __init__(self) -> None:
         self.done = anyio.Event()
@@ -45,7 +45,7 @@ class _Opening:
 
 
 class App:
-    """One server in one process: the runtime, once it is open, and the session that uses it."""
+    """One server in one process: the runtime, once it is open, and the sessions that use it."""
 
     def __init__(self, load: Callable[[], Settings], transport: str) -> None:
         self.transport = transport
@@ -53,18 +53,18 @@ class App:
         self._wanted = anyio.Event()
         self._opening: _Opening | None = None
         self._closing = anyio.Event()
-        self._greeting = anyio.Lock()
+        self._starting = anyio.Lock()
         self._keeping = anyio.CancelScope(shield=True)
         self._runtime: Runtime | None = None
-        self._desks: dict[tuple[Token | None, str | None], Service] = {}
+        self._services: dict[tuple[Token | None, str | None], Service] = {}
         self.updates = Subscriptions(self._role_places)
         self._opened = anyio.Event()
         self._telling = anyio.CancelScope()
 
     async def keep_open(self) -> None:
-        """Open the data root when it is wanted first, and keep it open until the server ends.
+        """Open the data root at its first use, and keep it open until the server ends.
 
-        One that cannot be opened is tried again with the next call: a person may have mended it meanwhile.
+        After a failure the next call tries again: a person may have fixed the problem meanwhile.
         """
         while self._runtime is None:
             await self._wanted.wait()
@@ -73,16 +73,16 @@ class App:
             if self._closing.is_set() or opening is None:
                 return
             try:
-                # Shielded: a cancelled server still says farewell and stops its runs; `close` sets the deadline.
+                # Shielded: a cancelled server still ends its sessions and stops its runs; `close` sets the deadline.
                 with anyio.CancelScope(shield=True) as self._keeping:
                     async with AsyncExitStack() as stack:
                         self._runtime = runtime = await self._enter(stack)
                         opening.done.set()
                         self._opened.set()
                         await self._closing.wait()
-                        for service in self._desks.values():
-                            self._farewell(runtime, service)
-            except Exception as error:  # told to whoever calls: the server itself goes on and says what is wrong
+                        for service in self._services.values():
+                            self._end_session(runtime, service)
+            except Exception as error:  # the next call reports it; the server goes on
                 if self._runtime is not None:
                     raise
                 log.error("the data root could not be opened: %s", error)
@@ -90,31 +90,31 @@ class App:
                 opening.done.set()
 
     async def tell(self) -> None:
-        """Tell clients what changes, while the data root is open. Apart from `keep_open`, whose end is in a hurry."""
+        """Notify clients of changes while the data root is open. Not part of `keep_open`, which has to end fast."""
         with self._telling:
             await self._opened.wait()
             await self.updates.follow(self.runtime)
 
     async def _enter(self, stack: AsyncExitStack) -> Runtime:
-        modules = await anyio.to_thread.run_sync(_import_house)
+        modules = await anyio.to_thread.run_sync(_import_runtime)
         settings = self._load()
-        # Over HTTP the runs of every user are this server's to look after.
+        # Over HTTP this server serves the runs of every user.
         serves = None if self.transport != HTTP else _everybodys
         runtime: Runtime = await stack.enter_async_context(modules(settings, serves=serves))
         return runtime
 
     def start(self) -> None:
-        """Begin to open the data root; twice is harmless."""
+        """Begin to open the data root; a second call changes nothing."""
         if self._opening is None:
-            self._open_anew()
+            self._open_again()
 
-    def _open_anew(self) -> _Opening:
+    def _open_again(self) -> _Opening:
         self._opening = opening = _Opening()
         self._wanted.set()
         return opening
 
     def close(self) -> None:
-        """Begin to close it, within 4 s; twice is harmless."""
+        """Begin to close it, within 4 s; a second call changes nothing."""
         if self._runtime is None:  # nothing was acknowledged, so nothing is lost
             self._keeping.cancel()
         elif not self._closing.is_set():
@@ -131,9 +131,9 @@ class App:
             AvaError: It could not be opened; says why.
         """
         runtime = await self.opened()
-        service = self._desk_of(ctx, runtime)
-        async with self._greeting:  # a second call that comes meanwhile waits for what the first one asks the client
-            await self._greet(ctx, service.session)
+        service = self._service_of(ctx, runtime)
+        async with self._starting:  # a second call that comes meanwhile waits for what the first one asks the client
+            await self._start_session(ctx, service.session)
         return service
 
     async def opened(self) -> Runtime:
@@ -146,7 +146,7 @@ class App:
 
         opening = self._opening
         if opening is None or opening.error is not None:
-            opening = self._open_anew()
+            opening = self._open_again()
         with anyio.move_on_after(OPEN_WITHIN_S):
             await opening.done.wait()
         if opening.error is not None:
@@ -155,38 +155,38 @@ class App:
             raise ConfigError(f"the data root is not open after {OPEN_WITHIN_S:.0f} s; try again in a moment")
         return self._runtime
 
-    def _desk_of(self, ctx: ServerRequestContext[App, Any], runtime: Runtime) -> Service:
-        """Return the session's desk: the one that there is, or over HTTP that of the token and the client's name."""
+    def _service_of(self, ctx: ServerRequestContext[App, Any], runtime: Runtime) -> Service:
+        """Return the service of the only session, or over HTTP that of the token and the client's name."""
         from ava_server.service.access import Session
 
         if self.transport != HTTP:
-            return self.desk_for((None, ""), lambda: Session(user=runtime.user, transport=self.transport))
+            return self.service_for((None, ""), lambda: Session(user=runtime.user, transport=self.transport))
         token = token_of(ctx)
         client = ctx.session.client_params
         name = client.client_info.name[:CLIENT_CHARS] if client is not None else ""
-        return self.desk_for((token, name), lambda: session_over_http(token, name))
+        return self.service_for((token, name), lambda: session_over_http(token, name))
 
-    def desk_for(self, key: tuple[Token | None, str | None], session: Callable[[], Session]) -> Service:
-        """Return the service of a session, which is made where there is none yet; only where the data root is open.
+    def service_for(self, key: tuple[Token | None, str | None], session: Callable[[], Session]) -> Service:
+        """Return the service of a session, and make it if there is none; the data root has to be open.
 
         Args:
-            key: The token as it is now, with its scopes, and the client's name; None is no client, but a person.
+            key: The token with its current scopes, and the client's name; a name of None is a person in a browser.
             session: Makes the session.
         """
         from ava_server.service.service import Service
 
-        service = self._desks.get(key)
+        service = self._services.get(key)
         if service is None:
-            # Whoever makes up names loses what was noted of the polls of their own oldest one.
-            own = [each for each in self._desks if each[0] == key[0]]
-            if len(own) >= MOST_OF_TOKEN or len(self._desks) >= MOST_DESKS:
-                self._farewell(self.runtime, self._desks.pop(own[0] if own else next(iter(self._desks))))
-            service = self._desks[key] = Service(self.runtime, session())
+            # A client that makes up names loses its own oldest session.
+            own = [each for each in self._services if each[0] == key[0]]
+            if len(own) >= MOST_OF_TOKEN or len(self._services) >= MOST_SERVICES:
+                self._end_session(self.runtime, self._services.pop(own[0] if own else next(iter(self._services))))
+            service = self._services[key] = Service(self.runtime, session())
             self.runtime.manager.adopt_session(service.session.id)
         return service
 
     async def remote_roles(self, ctx: ServerRequestContext[App, Any]) -> Catalog | None:
-        """Return the roles of the user over HTTP; None for who is at this machine."""
+        """Return the roles of a user over HTTP; None for the user of this machine."""
         if self.transport != HTTP:
             return None
         service = await self.service(ctx)
@@ -194,34 +194,34 @@ class App:
 
     @property
     def is_open(self) -> bool:
-        """Whether the data root is open, and not about to be closed."""
+        """Whether the data root is open and not closing."""
         return self._runtime is not None and not self._closing.is_set()
 
     def caller(self, ctx: ServerRequestContext[App, Any]) -> str | None:
-        """Return the user that a call came from; None is the one of this machine.
+        """Return the user of a call over HTTP; None for the user of this machine.
 
         Raises:
-            Refused: It came over HTTP, and without a token.
+            Refused: It came over HTTP without a token.
         """
         return token_of(ctx).user if self.transport == HTTP else None
 
     def _role_places(self, runtime: Runtime) -> RolePlaces:
-        """Return where the role files lie that clients are told of. Blocking."""
+        """Return the folders of the role files whose changes clients are notified of. Blocks."""
         from ava_server.config.role_folders import RolePlaces, places_of
 
         if self.transport == HTTP:
             return RolePlaces(runtime.settings.paths, None, False, None)
-        roots = next((service.session.roots for service in self._desks.values()), ())
+        roots = next((service.session.roots for service in self._services.values()), ())
         return places_of(runtime.settings, client_roots=roots, cwd=working_folder() or NOWHERE, home=home_folder())
 
     @property
     def runtime(self) -> Runtime:
-        """The open house; only after `opened`."""
+        """The runtime; only once the data root is open."""
         assert self._runtime is not None
         return self._runtime
 
-    async def _greet(self, ctx: ServerRequestContext[App, Any], session: Session) -> None:
-        """Write the session's first entry, with what the client has said of itself."""
+    async def _start_session(self, ctx: ServerRequestContext[App, Any], session: Session) -> None:
+        """Write the session's first entry, with the client's name and version."""
         if session.started:
             return
         client = ctx.session.client_params
@@ -230,11 +230,11 @@ class App:
             session.client_version = client.client_info.version[:CLIENT_CHARS]
         session.protocol = ctx.protocol_version
         self.begin(session)
-        if not session.remote:  # folders of another machine mean nothing here
+        if not session.remote:  # the folders of another machine
             session.roots = await _roots(ctx)
 
     def begin(self, session: Session) -> None:
-        """Write a session's first entry; twice is harmless."""
+        """Write a session's first entry; a second call changes nothing."""
         from ava_audit.events import Event, SessionStart
         from ava_audit.store.store import append
 
@@ -251,8 +251,8 @@ class App:
         )
         self.runtime.store.post(append(Event(session.who, fact)))
 
-    def _farewell(self, runtime: Runtime, service: Service) -> None:
-        """Write a session's last entry, and let go of what is remembered of it."""
+    def _end_session(self, runtime: Runtime, service: Service) -> None:
+        """Write a session's last entry, and forget the session."""
         from ava_audit.events import Event, SessionEnd
         from ava_audit.store.store import append
 
@@ -262,7 +262,7 @@ class App:
 
 
 def session_over_http(token: Token, client: str) -> Session:
-    """Return the session of a token and a client's name: a label for the log, the same after a new start."""
+    """Return the session of a token and a client's name; it has the same id after a restart."""
     from ava_server.service.access import Session
 
     label = hashlib.sha256(f"{token.id}\0{client}".encode("utf-8", "replace")).hexdigest()[:12]
@@ -273,14 +273,14 @@ def token_of(ctx: ServerRequestContext[App, Any]) -> Token:
     """Return the token that a call over HTTP came with.
 
     Raises:
-        Refused: There is none: nothing is done for nobody.
+        Refused: There is none.
     """
     from ava_server.config.tokens import Token
     from ava_server.core.errors import Refused
 
     token = ctx.request.scope.get(OF_REQUEST) if ctx.request is not None else None
     if not isinstance(token, Token):
-        raise Refused("this call came without a token, and nothing is done for nobody")
+        raise Refused("this call has no token")
     return token
 
 
@@ -299,15 +299,15 @@ async def _roots(ctx: ServerRequestContext[App, Any]) -> tuple[str, ...]:
         warnings.simplefilter("ignore")  # roots are deprecated, and still how hosts of the handshake era name a folder
         try:
             answer = await ctx.session.list_roots()  # pyright: ignore[reportDeprecated]
-        except Exception as error:  # a client that declares roots and cannot say them is no reason to fail
+        except Exception as error:  # a client may declare roots and fail to list them
             log.info("the client did not name its folders: %s", error)
             return ()
         return tuple(str(root.uri) for root in answer.roots)
     return ()
 
 
-def _import_house() -> Any:
-    """Import what takes long, off the event loop."""
+def _import_runtime() -> Any:
+    """Import the slow modules; called in a thread."""
     from importlib import import_module
 
     from ava_server.service.runtime import open_runtime
