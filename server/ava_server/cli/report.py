@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import time
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import UTC
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -17,24 +16,20 @@ from ava_audit.units import DAY_US, US_PER_S, cents, day_of, format_duration, fo
 from ava_server.cli.app import heading
 from ava_server.cli.completion import groups
 from ava_server.cli.log_access import has_log
-from ava_server.cli.results import ENDING_CODES
+from ava_server.cli.report_sums import NOT_FAILED, Report, Sum, report_json, report_of
 from ava_server.cli.terminal import cells, columns, cut, say, say_json, write
 from ava_server.core.data_root import find_data_root, os_user
 from ava_server.core.errors import BadInput
 
 if TYPE_CHECKING:
     from ava_audit.rows import RunRow
-    from ava_audit.totals import DaySpending, ErrorCount, GroupSum, RunFacts, Spending
+    from ava_audit.totals import GroupSum
     from ava_audit.view import View
     from ava_server.core.data_root import DataRoot
 
 T = TypeVar("T")
 
 DAYS = 30
-NOT_RUN = ("rejected", "expired", "superseded")
-"""Endings of what never started."""
-NOT_FAILED = ("success", "cancelled", *NOT_RUN)
-NOT_ENDED = "not ended"
 TOP = 8
 """Reasons on a screen at most; JSON has all."""
 MANY_DAYS = 62
@@ -42,7 +37,6 @@ MANY_DAYS = 62
 FOLDED_DAYS = 4
 """This many empty days in a row are one line."""
 BAR = 48
-_NUMBERS = re.compile(r"\d+(?:[.,]\d+)*")
 
 
 def register(app: typer.Typer) -> None:
@@ -131,180 +125,6 @@ def _read(root: DataRoot, query: Callable[[View], T]) -> T | None:
             return query(found.view) if found.schema else None
     except (sqlite3.Error, OSError) as error:
         raise StoreUnavailable(f"the log {root.db} cannot be read: {error}; `ava doctor` tells more") from error
-
-
-# -- sums -------------------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Sum:
-    """What belongs to a day, a role, a model, an ending or a user. Money in micro-USD."""
-
-    name: str
-    cost: int = 0
-    calls: int = 0
-    retries: int = 0
-    plan: int = 0
-    uncosted: int = 0
-    overruns: int = 0
-    over: int = 0
-    ended: int = 0
-    failed: int = 0
-    spenders: set[str] = field(default_factory=set[str])
-    enders: set[str] = field(default_factory=set[str])
-
-    @property
-    def runs(self) -> int:
-        """How many runs spent something or ended."""
-        return len(self.spenders | self.enders)
-
-    def spend(self, spent: DaySpending) -> None:
-        """Add what a run spent on a day."""
-        self.cost += spent.cost_micros
-        self.calls += spent.calls
-        self.retries += spent.retries_micros
-        self.plan += spent.plan_micros
-        self.uncosted += spent.uncosted_micros
-        self.overruns += spent.overruns
-        self.over += spent.over_micros
-        self.spenders.add(spent.run_id)
-
-    def end(self, run: RunFacts) -> None:
-        """Add a run that ended."""
-        self.enders.add(run.id)
-        self.ended += run.state not in NOT_RUN
-        self.failed += run.state not in NOT_FAILED
-
-    def as_json(self, what: str | None = None) -> dict[str, Any]:
-        """Return it as a plain object, under its name as `what`; money in US cents."""
-        return {
-            **({what: self.name} if what else {}),
-            "cost_cents": cents(self.cost),
-            "model_calls": self.calls,
-            "runs_that_spent": len(self.spenders),
-            "runs_ended": self.ended,
-            "runs_failed": self.failed,
-            "retries_cents": cents(self.retries),
-            "plan_cents": cents(self.plan),
-            "uncosted_cents": cents(self.uncosted),
-            "overruns": self.overruns,
-            "overrun_cents": cents(self.over),
-        }
-
-
-@dataclass(frozen=True)
-class Reason:
-    """Why runs failed: the ending, the reason of the newest of them, how many, and the newest."""
-
-    ending: str
-    reason: str
-    runs: int
-    newest: RunFacts
-
-
-@dataclass(frozen=True)
-class Report:
-    """Sums of the days from `first` to `last` (days since 1970, UTC); `user` is None where it covers all users."""
-
-    user: str | None
-    first: int
-    last: int
-    total: Sum
-    days: tuple[Sum, ...]
-    by: dict[str, tuple[Sum, ...]]
-    endings: Counter[str]
-    reasons: tuple[Reason, ...]
-    errors: tuple[ErrorCount, ...]
-
-
-def report_of(found: Spending | None, first: int, last: int, user: str | None) -> Report:
-    """Return the report of the days from `first` to `last`; None is a log that does not exist yet."""
-    spent = found.spent if found is not None else ()
-    runs = found.runs if found is not None else {}
-    ended = [run for run in runs.values() if run.ended_us is not None and first <= run.ended_us // DAY_US <= last]
-    begins = found.first_us // DAY_US if found is not None and found.first_us is not None else last
-
-    def sums(
-        run_key: Callable[[RunFacts], str], spent_key: Callable[[DaySpending], str] | None = None
-    ) -> dict[str, Sum]:
-        made: dict[str, Sum] = {}
-        for each in spent:
-            name = spent_key(each) if spent_key is not None else run_key(runs[each.run_id])
-            made.setdefault(name, Sum(name)).spend(each)
-        for run in ended:
-            made.setdefault(run_key(run), Sum(run_key(run))).end(run)
-        return made
-
-    def by(key: Callable[[RunFacts], str]) -> tuple[Sum, ...]:
-        return tuple(sorted(sums(key).values(), key=lambda one: (-one.cost, -one.ended, one.name)))
-
-    # An entry whose clock was set back can lie before the log's first one.
-    days = sums(lambda run: day_of(run.ended_us or 0), lambda each: day_of(each.day * DAY_US))
-    for day in range(max(first, min(begins, last)), last + 1):
-        days.setdefault(day_of(day * DAY_US), Sum(day_of(day * DAY_US)))
-    return Report(
-        user=user,
-        first=first,
-        last=last,
-        total=sums(lambda _run: "total").get("total", Sum("total")),
-        days=tuple(days[day] for day in sorted(days)),
-        by={
-            "role": by(lambda run: run.role),
-            "model": by(lambda run: run.model),
-            "ending": by(lambda run: run.state if run.ended_us is not None else NOT_ENDED),
-            **({"user": by(lambda run: run.user_id)} if user is None else {}),
-        },
-        endings=Counter(run.state for run in ended),
-        reasons=tuple(_reasons(run for run in ended if run.state not in NOT_FAILED)),
-        errors=found.errors if found is not None else (),
-    )
-
-
-def _reasons(failed: Iterable[RunFacts]) -> list[Reason]:
-    """Return why runs failed, the most common reason first; reasons that differ only in figures are one."""
-    alike = defaultdict[tuple[str, str], list["RunFacts"]](list)
-    for run in failed:
-        ending = run.state if run.state in ENDING_CODES or not run.error_kind else f"{run.state} ({run.error_kind})"
-        alike[ending, _NUMBERS.sub("#", run.stop_reason or "")].append(run)
-    reasons: list[Reason] = []
-    for (ending, _same), runs in alike.items():
-        newest = max(runs, key=lambda run: (run.ended_us or 0, run.id))
-        reasons.append(Reason(ending, newest.stop_reason or "", len(runs), newest))
-    return sorted(reasons, key=lambda reason: (-reason.runs, -(reason.newest.ended_us or 0)))
-
-
-def report_json(report: Report) -> dict[str, Any]:
-    """Return a report as a plain object; money in US cents."""
-    return {
-        "user": report.user,
-        "since": day_of(report.first * DAY_US),
-        "through": day_of(report.last * DAY_US),
-        "timezone": "UTC",
-        "total": report.total.as_json(),
-        "by_day": [day.as_json("day") for day in report.days],
-        **{f"by_{what}": [one.as_json(what) for one in sums] for what, sums in report.by.items()},
-        "endings": dict(report.endings.most_common()),
-        "failed": [
-            {
-                "ending": reason.newest.state,
-                "error_kind": reason.newest.error_kind,
-                "reason": reason.reason,
-                "runs": reason.runs,
-                "newest": reason.newest.id,
-                "look": f"ava show {reason.newest.id}",
-            }
-            for reason in report.reasons
-        ],
-        "errors": [
-            {
-                "kind": error.kind,
-                "entries": error.entries,
-                "newest": error.last_run,
-                "look": f"ava logs {error.last_run} --type error",
-            }
-            for error in report.errors
-        ],
-    }
 
 
 # -- the screen -------------------------------------------------------------------------------------------------------

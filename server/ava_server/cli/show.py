@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -170,7 +170,7 @@ def _changes(changes: dict[str, Any]) -> str:
     """Return what an approval has lowered."""
     from ava_server.approval.summary import minutes
 
-    texts = {
+    texts: dict[str, Callable[[Any], str]] = {
         "max_cost_micros": lambda value: f"at most {format_usd(value, exact=True)}",
         "timeout_s": lambda value: f"at most {minutes(value)}",
         "tools": lambda value: f"only the tools {', '.join(value) or 'that every run has'}",
