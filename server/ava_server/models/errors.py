@@ -19,9 +19,9 @@ from urllib.parse import urlsplit
 
 from ava_audit.units import US_PER_S, format_duration, iso_second
 from ava_server.core.errors import ModelError, ModelErrorKind, ModelTimeout
+from ava_server.models import json_text
+from ava_server.models.json_text import as_list, as_object
 from ava_server.models.retry_after import again_after
-from ava_server.models.wires import base
-from ava_server.models.wires.base import as_list, as_object
 
 if TYPE_CHECKING:
     import httpx2
@@ -140,10 +140,10 @@ def read_body(content: bytes) -> ProviderError:
     {error_code}}, request_id}), OpenRouter ({error: {code, message, metadata: {raw, headers}}}), Google (the same in a
     list), and servers that send plain text.
     """
-    text, _ = base.decode_text(content)
+    text, _ = json_text.decode_text(content)
     try:
-        answer = base.decode(text)
-    except base.NotJsonError:
+        answer = json_text.decode(text)
+    except json_text.NotJsonError:
         return ProviderError("" if text.lstrip().startswith("<") else text[:_MOST_CHARS])
     if isinstance(answer, list) and len(as_list(answer)) == 1:  # Google
         answer = as_list(answer)[0]
@@ -204,7 +204,7 @@ class Endpoint:
         """Return a provider's text on one line, without keys and control characters."""
         if self.api_key:
             text = text.replace(self.api_key, "…")
-        text = _KEY_SHAPE.sub("…", base.whole_text(text)[0])
+        text = _KEY_SHAPE.sub("…", json_text.join_surrogates(text)[0])
         text = "".join(" " if unicodedata.category(char)[0] in "CZ" else char for char in text)
         text = " ".join(text.split())
         return text if len(text) <= _SHOWN_CHARS else text[: _SHOWN_CHARS - 1] + "…"

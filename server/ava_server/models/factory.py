@@ -106,7 +106,7 @@ def _wire(parameters: Mapping[str, Any]) -> Wire | None:
 
             # Sorted, because whoever stored them may have sorted them.
             extra = json.loads(json.dumps(parameters["extra"], sort_keys=True))
-            return ChatWire(streaming, output_field, extra, thinking, thinking_field)
+            return ChatWire(streaming, thinking, output_field, extra, thinking_field)
         case {"wire": "messages"}:
             from ava_server.models.wires.messages import MessagesWire
 

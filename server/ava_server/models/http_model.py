@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from ava_server.core.errors import ModelError
+from ava_server.models import json_text
 from ava_server.models import tokens as bounds
 from ava_server.models.base import AssistantTurn, Bound, ReportedUsage, Request, ToolUse, Turn
 from ava_server.models.errors import Endpoint
-from ava_server.models.wires import base
 from ava_server.models.wires.base import Wire
 from ava_server.models.wires.stream import AnswerStream, Deadlines
 
@@ -66,7 +66,7 @@ class HttpModel:
 
     def encode(self, request: Request) -> bytes:
         """Return the request's body; it depends on nothing but the request and the wire."""
-        content = base.encode(self.wire.body(request))
+        content = json_text.encode(self.wire.body(request))
         self._encoded[:] = [(request, content)]  # hashed for a reservation now, sent next
         return content
 
@@ -76,7 +76,7 @@ class HttpModel:
         for encoded, content in kept:
             if encoded is request:
                 return content
-        return base.encode(self.wire.body(request))
+        return json_text.encode(self.wire.body(request))
 
     def may_think(self, turns: Sequence[Turn]) -> bool:
         """Tell whether the model can be told to think after these turns."""

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 import anyio.to_thread
 
 from ava_audit.events import Usage
+from ava_server.models import json_text
 from ava_server.models.base import (
     AssistantTurn,
     Bound,
@@ -33,7 +34,7 @@ from ava_server.models.base import (
     UserTurn,
 )
 from ava_server.models.selection import OFFLINE, SET_A_MODEL
-from ava_server.models.wires import base, chat
+from ava_server.models.wires import chat
 from ava_server.models.wires.base import tool_use
 
 QUOTE_CHARS = 300
@@ -306,7 +307,7 @@ class OfflineModel:
 
     def encode(self, request: Request) -> bytes:
         """Return the request's body as a chat endpoint would get it."""
-        return base.encode({**chat.body(request), "max_tokens": request.max_output})
+        return json_text.encode({**chat.body(request), "max_tokens": request.max_output})
 
     def may_think(self, turns: Sequence[Turn]) -> bool:
         """It never thinks."""
@@ -457,7 +458,7 @@ def _tools(results: list[ToolTurn]) -> str:
 def _completion(text: str, asked: list[tuple[str, Mapping[str, Any]]], request: Request) -> Completion:
     turn = sum(isinstance(turn, AssistantTurn) for turn in request.turns)
     calls = tuple(
-        tool_use(f"call_{turn}_{number}", name, base.encode(dict(args)).decode())
+        tool_use(f"call_{turn}_{number}", name, json_text.encode(dict(args)).decode())
         for number, (name, args) in enumerate(asked)
     )
     return Completion(

@@ -21,6 +21,7 @@ import anyio.lowlevel
 
 from ava_audit.events import Usage
 from ava_server.core.errors import ModelError
+from ava_server.models import json_text
 from ava_server.models import tokens as bounds
 from ava_server.models.base import (
     AssistantTurn,
@@ -34,7 +35,7 @@ from ava_server.models.base import (
     Turn,
     UserTurn,
 )
-from ava_server.models.wires import base, chat
+from ava_server.models.wires import chat
 from ava_server.models.wires.base import tool_use
 
 NO_TOKENS = Usage()
@@ -104,7 +105,7 @@ class ScriptedModel:
 
     def encode(self, request: Request) -> bytes:
         """Return the request's body as a chat endpoint would get it."""
-        return base.encode({**chat.body(request), "max_tokens": request.max_output})
+        return json_text.encode({**chat.body(request), "max_tokens": request.max_output})
 
     def may_think(self, turns: Sequence[Turn]) -> bool:
         """It never thinks."""
@@ -232,7 +233,7 @@ def complete(step: Step, turn: int) -> Completion:
         tool_use(
             f"call_{turn}_{number}",
             call.name,
-            base.encode(dict(call.args)).decode() if call.raw is None else call.raw,
+            json_text.encode(dict(call.args)).decode() if call.raw is None else call.raw,
         )
         for number, call in enumerate(step.calls)
     )

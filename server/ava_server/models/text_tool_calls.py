@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ava_server.models import json_text
 from ava_server.models.base import Completion, ToolSchema, ToolUse
-from ava_server.models.wires import base
-from ava_server.models.wires.base import as_list, as_object
+from ava_server.models.json_text import as_list, as_object
 
 _NS = r"(?:antml:|｜DSML｜)?"
 _NAME = r"[\w.:/-]{1,100}"
@@ -187,7 +187,7 @@ class Reader:
         except Unreadable as why:
             places = [place for end in ends if (place := self._text.find(end, begun)) >= 0]
             self._at = min(places, default=len(self._text))
-            mended = base.decode_object(self._text[begun : self._at])
+            mended = json_text.decode_object(self._text[begun : self._at])
             if mended is None:
                 raise why from None
             return mended
@@ -195,9 +195,9 @@ class Reader:
 
     def _json(self) -> Any:
         try:
-            value, self._at = base.decode_at(self._text, self._at)
-        except base.NotJsonError:
-            raise Unreadable(f"its JSON is broken: {base.object_fault(self._text[self._at :])}") from None
+            value, self._at = json_text.decode_at(self._text, self._at)
+        except json_text.NotJsonError:
+            raise Unreadable(f"its JSON is broken: {json_text.object_fault(self._text[self._at :])}") from None
         return value
 
     def _skip(self, what: re.Pattern[str]) -> re.Match[str] | None:
@@ -221,10 +221,10 @@ class Reader:
 
 def whole_call(text: str, offered: Mapping[str, Any]) -> tuple[TextToolCall, ...]:
     """Return the call that an answer is as a whole: one object with a name on offer and arguments, and no more."""
-    inner = base.unfenced(text)
+    inner = json_text.strip_fence(text)
     if not inner.startswith("{"):
         return ()
-    value = base.decode_object(inner)
+    value = json_text.decode_object(inner)
     if value is None or str(value.get("name")) not in offered or set(value) not in (_ARGUMENTS, _PARAMETERS):
         return ()
     name, args = _named(value)
@@ -244,7 +244,7 @@ def _named(value: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
     given = [value[key] for key in ("arguments", "parameters") if key in value]
     if not isinstance(name, str) or not name or len(given) != 1:
         raise Unreadable("its object has not just a name and arguments")
-    args = base.decode_object(given[0]) if isinstance(given[0], str) else as_object(given[0])
+    args = json_text.decode_object(given[0]) if isinstance(given[0], str) else as_object(given[0])
     if args is None:
         raise Unreadable("its arguments are no object")
     return name, args
@@ -255,12 +255,12 @@ def _typed(text: str, schema: Mapping[str, Any]) -> Any:
     text = text.removeprefix("\n").removesuffix("\n")
     wanted = _kinds(schema)
     try:
-        value = base.storable(base.decode(text))[0]
-    except base.NotJsonError:
+        value = json_text.storable(json_text.decode(text))[0]
+    except json_text.NotJsonError:
         return text
     if isinstance(value, str):
         return text if "string" in wanted else value
-    kind = base.json_type(value)
+    kind = json_text.json_type(value)
     loose = "string" not in wanted or kind in ("array", "object", "null")
     return value if loose and (kind in wanted or (kind == "integer" and "number" in wanted)) else text
 
@@ -334,9 +334,9 @@ def with_calls(completion: Completion, printed: TextToolCalls, turn: int, messag
     """
     calls: list[ToolUse] = []
     for number, call in enumerate(printed.calls):
-        raw_args = base.encode(dict(call.args)).decode()
+        raw_args = json_text.encode(dict(call.args)).decode()
         identity = hashlib.sha256(f"{turn} {number} {call.name} {raw_args}".encode()).hexdigest()[:9]
-        calls.append(ToolUse(identity, call.name, base.decode_object(raw_args), raw_args))
+        calls.append(ToolUse(identity, call.name, json_text.decode_object(raw_args), raw_args))
     made, raw = dict(message(printed.words, calls)), completion.raw
     for name, words in (("content", "text"), ("output", "message")):  # blocks, items: thoughts stay before what is said
         if isinstance(made.get(name), list):
@@ -364,7 +364,7 @@ def _quoted(calls: Sequence[TextToolCall], seen: Iterable[str]) -> bool:
         (
             _letters(call.source),
             _letters(call.name),
-            _letters(base.encode(dict(call.args)).decode()),
+            _letters(json_text.encode(dict(call.args)).decode()),
             [_letters(leaf) for leaf in _leaves(dict(call.args))],
         )
         for call in calls

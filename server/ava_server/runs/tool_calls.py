@@ -25,7 +25,7 @@ from ava_roles.tool import Source, Tool, ToolArgs, ToolContext, ToolOutput, Tool
 from ava_roles.wrap import clean, wrap_tool_output
 from ava_server.core.threads import run_apart
 from ava_server.models.base import ToolUse
-from ava_server.models.wires.base import object_fault
+from ava_server.models.json_text import object_fault
 from ava_server.runs.answer_faults import cut_call
 from ava_server.runs.context import SecretInjection, SecretRefused
 from ava_server.runs.history import History, call_key, edited_path

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ava_server.core.errors import ModelError
+from ava_server.models import json_text
 from ava_server.models.errors import Endpoint
 from ava_server.models.retry_after import MOST_S
-from ava_server.models.wires import base
 
 NOW = datetime(2026, 11, 21, 4, tzinfo=UTC)
 KEY = "sk-or-v1-0123456789abcdef0123"
@@ -210,7 +210,7 @@ CASES = {
 
 
 def refused(case: Case) -> ModelError:
-    return ENDPOINT.status_error(httpx2.Response(case.status, headers=case.headers), base.encode(case.body), NOW)
+    return ENDPOINT.status_error(httpx2.Response(case.status, headers=case.headers), json_text.encode(case.body), NOW)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -276,7 +276,7 @@ def test_an_error_in_a_stream_is_what_its_number_says(code: Any, kind: str, retr
 def test_the_providers_id_of_the_call_is_in_the_sentence(
     headers: dict[str, str], body: Any, request_id: str | None
 ) -> None:
-    error = ENDPOINT.status_error(httpx2.Response(500, headers=headers), base.encode(body), NOW)
+    error = ENDPOINT.status_error(httpx2.Response(500, headers=headers), json_text.encode(body), NOW)
     assert error.request_id == request_id
     assert (f"(HTTP 500, request {request_id})" in str(error)) is (request_id is not None)
     assert KEY not in str(error)
@@ -299,7 +299,7 @@ JSON = st.recursive(
     st.text(st.characters(min_codepoint=32, max_codepoint=126)), max_size=4,
 ))  # fmt: skip
 def test_no_error_whatsoever_is_without_a_sentence(status: int, body: Any, headers: dict[str, str]) -> None:
-    content = base.encode(base.storable(body)[0])
+    content = json_text.encode(json_text.storable(body)[0])
     for error in (
         ENDPOINT.status_error(httpx2.Response(status, headers=headers), content, NOW),
         ENDPOINT.error_in_body(body, headers, NOW),

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import anyio
 
 from ava_server.core.errors import ModelError
+from ava_server.models import json_text
 from ava_server.models.base import Completion, Delta
 from ava_server.models.errors import Endpoint
-from ava_server.models.wires import base
 
 if TYPE_CHECKING:
     import httpx2
@@ -100,7 +100,7 @@ class EventReader:
                 data, self._data = "\n".join(self._data), []
                 yield data
         elif line.startswith(b"data:"):
-            text, replaced = base.decode_text(line[5:].removeprefix(b" "))
+            text, replaced = json_text.decode_text(line[5:].removeprefix(b" "))
             self.replaced += replaced
             self._data.append(text)
 
@@ -241,10 +241,10 @@ class AnswerStream:
 
     def _chunk(self, data: str) -> Delta:
         try:
-            chunk = base.decode(data)
-        except base.NotJsonError:
+            chunk = json_text.decode(data)
+        except json_text.NotJsonError:
             raise self._endpoint.error("event not JSON", begins=repr(self._endpoint.clean(data[:80]))) from None
-        fields = base.as_object(chunk)
+        fields = json_text.as_object(chunk)
         if fields is None:
             raise self._endpoint.error("event not an object", what=type(chunk).__name__)
         if error := self._wire.fault(fields):
@@ -258,17 +258,17 @@ class AnswerStream:
             raise self._endpoint.error("web page", begins=self._endpoint.begins(content))
         if head.startswith((b"data:", b"event:", b"id:", b":")):
             return self._unlabelled_events(content)
-        text, replaced = base.decode_text(content)
+        text, replaced = json_text.decode_text(content)
         self._note_replaced(replaced)
         try:
-            answer = base.decode(text)
-        except base.NotJsonError:
+            answer = json_text.decode(text)
+        except json_text.NotJsonError:
             if head.startswith(b"{"):
                 raise self._endpoint.error(
                     "dropped", what=f"is half a body: {self._received:,} bytes of JSON without an end"
                 ) from None
             raise self._endpoint.error("not JSON", begins=self._endpoint.begins(content)) from None
-        fields = base.as_object(answer) or {}
+        fields = json_text.as_object(answer) or {}
         if error := self._wire.fault(fields):
             raise self._endpoint.error_in_body(error, self._headers)
         if not self._wire.is_answer(fields):
