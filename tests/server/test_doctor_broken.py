@@ -20,10 +20,10 @@ def root(tmp_path: Path) -> Path:
 
 
 CONFIGS = [
-    ("enabled = = true", "is no valid TOML"),
+    ("enabled = = true", "is not valid TOML"),
     ("[limits]\nrunning = -1", "limits.running is -1"),
     ("approvel = 'ask'", "did you mean approval"),
-    (f'[providers.x]\nbase_url = "http://127.0.0.1/v1"\napi_key = "{KEY}"', "settings are no place for one"),
+    (f'[providers.x]\nbase_url = "http://127.0.0.1/v1"\napi_key = "{KEY}"', "which does not belong in settings"),
 ]
 
 
@@ -43,7 +43,7 @@ def test_wrong_settings_are_a_fault_and_the_other_checks_are_made(root: Path, te
     ("env", "says"),
     [
         ({"AVA_DAILY_USD": "$5"}, 'AVA_DAILY_USD is "$5"; allowed is an amount in dollars from 0 up with at most two'),
-        ({"AVA_LIMITS__RUNING": "5"}, "AVA_LIMITS__RUNING is no setting; did you mean AVA_LIMITS__RUNNING?"),
+        ({"AVA_LIMITS__RUNING": "5"}, "AVA_LIMITS__RUNING is not a setting; did you mean AVA_LIMITS__RUNNING?"),
         ({"AVA_LIMITS__RUNNING": "50"}, "The environment may only tighten it; to loosen it, set limits.running in"),
     ],
 )
@@ -158,7 +158,7 @@ def test_an_empty_log_is_brought_up_to_date_by_the_next_start(root: Path) -> Non
 
 @pytest.mark.parametrize(
     ("text", "mode", "says"),
-    [(f'openrouter = "{KEY}', 0o600, "no valid TOML"), (f'openrouter = "{KEY}"', 0o644, "Others may read")],
+    [(f'openrouter = "{KEY}', 0o600, "not valid TOML"), (f'openrouter = "{KEY}"', 0o644, "Others may read")],
 )
 def test_broken_keys_are_a_fault_and_no_key_is_shown(root: Path, text: str, mode: int, says: str) -> None:
     (root / "keys.toml").write_text(text)

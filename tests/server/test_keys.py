@@ -127,7 +127,7 @@ def test_what_can_be_no_key_is_refused_without_showing_it(file: Path, value: str
     assert not file.exists()
 
     if value.strip():
-        with pytest.raises(ConfigError, match="OPENAI_API_KEY holds no key"):
+        with pytest.raises(ConfigError, match="OPENAI_API_KEY does not hold a key"):
             find_key("openai", file, {"OPENAI_API_KEY": value})
 
 

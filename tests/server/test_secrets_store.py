@@ -74,7 +74,7 @@ def test_whatever_can_be_seen_comes_back_as_it_was_given(file: Path, value: str)
         ("1234567", "fewer than 8"),
         ("two lines\nof text", "line break"),
         ("a tab\tin it here", "line break, a tab"),
-        ("hidden\u200bcharacter", "cannot be seen"),
+        ("hidden\u200bcharacter", "an invisible character"),
         ("x" * 8_193, "more than 8,192"),
         ("{{secret:OTHER}}", "is a placeholder"),
     ],
@@ -134,7 +134,7 @@ def a_pipe(file: Path) -> str:
 
 def no_toml(file: Path) -> str:
     file.write_text(f"{NAME} = {VALUE}")
-    return "no valid TOML"
+    return "not valid TOML"
 
 
 def another_form(file: Path) -> str:

@@ -140,7 +140,7 @@ def _event_types() -> Iterator[Offer]:
 
 
 def _providers() -> Iterator[Offer]:
-    from ava_server.config.keys import PROVIDERS
+    from ava_server.models.providers import PROVIDERS
 
     return ((name, "") for name in PROVIDERS)
 

@@ -81,7 +81,7 @@ def list_command(
     now_us = time.time_ns() // 1000
     if as_json:
         entries = [
-            {"name": one.name, **one.on_record(), "created": iso_second(one.created_us), "expired": one.over(now_us)}
+            {"name": one.name, **one.on_record(), "created": iso_second(one.created_us), "expired": one.expired(now_us)}
             for one in tokens
         ]
         typer.echo(json.dumps({"data_root": str(root.path), "tokens": entries}, ensure_ascii=False))
@@ -154,4 +154,4 @@ def _until(token: Token, now_us: int) -> str:
     if token.expires_us is None:
         return "until it is revoked"
     at = iso_second(token.expires_us)
-    return f"expired at {at}" if token.over(now_us) else f"until {at}"
+    return f"expired at {at}" if token.expired(now_us) else f"until {at}"

@@ -72,7 +72,7 @@ async def _users(settings: Settings) -> list[User]:
 
     tokens = read_tokens(settings.paths.tokens_file)
     now_us = time.time_ns() // 1000
-    of_tokens = [token.user for token in tokens.values() if not token.over(now_us)]
+    of_tokens = [token.user for token in tokens.values() if not token.expired(now_us)]
     policy = policy_in_force(settings)
 
     def query(view: View) -> tuple[set[str], dict[str, tuple[float, int, int]]]:

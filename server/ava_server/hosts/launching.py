@@ -8,8 +8,9 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from ava_server.config.host_placeholders import BUNDLE
 from ava_server.config.keys import OWN_PREFIX, WELL_KNOWN, provider_name
-from ava_server.config.settings import BUNDLE, http_url
+from ava_server.config.settings import http_url
 from ava_server.core.data_root import absolute_folder, find_data_root
 from ava_server.core.errors import BadInput, ConfigError
 from ava_server.hosts.known import Launch, host_of

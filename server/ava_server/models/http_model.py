@@ -138,7 +138,7 @@ class HttpModel:
             **self.wire.headers(self.api_key),
         }
         connect_s = self.deadlines.connect_s
-        wait_s = min(self.deadlines.first_byte_s, end - anyio.current_time())
+        wait_s = max(min(self.deadlines.first_byte_s, end - anyio.current_time()), 0.0)
         try:
             outgoing = client.build_request(
                 "POST",

@@ -13,7 +13,7 @@ end.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from zoneinfo import ZoneInfo
@@ -165,32 +165,25 @@ def _next_time(found: re.Match[str], now: datetime) -> datetime | None:
 
 def _next_month(now: datetime) -> datetime | None:
     here = now.astimezone(UTC)
-    try:
-        return datetime(here.year + here.month // 12, here.month % 12 + 1, 1, tzinfo=UTC)
-    except ValueError:
-        return None
+    return _attempt(lambda: datetime(here.year + here.month // 12, here.month % 12 + 1, 1, tzinfo=UTC))
 
 
 def _since_1970(number: float) -> datetime | None:
-    try:
-        return datetime.fromtimestamp(number / 1000 if number >= _EPOCH_MS else number, UTC)
-    except (ValueError, OverflowError, OSError):
-        return None
+    return _attempt(lambda: datetime.fromtimestamp(number / 1000 if number >= _EPOCH_MS else number, UTC))
 
 
 def _iso(text: str) -> datetime | None:
-    try:
-        return _in_utc(datetime.fromisoformat(text))
-    except ValueError:
-        return None
+    return _attempt(lambda: datetime.fromisoformat(text))
 
 
 def _http_date(text: str) -> datetime | None:
+    return _attempt(lambda: parsedate_to_datetime(text))
+
+
+def _attempt(make: Callable[[], datetime]) -> datetime | None:
+    """Return a point in time, in UTC if it names no zone; None if there is no such time."""
     try:
-        return _in_utc(parsedate_to_datetime(text))
-    except (ValueError, TypeError, OverflowError, IndexError):  # e.g. a year of eleven digits
+        when = make()
+    except (ValueError, TypeError, OverflowError, IndexError, OSError):  # e.g. a year of eleven digits
         return None
-
-
-def _in_utc(when: datetime) -> datetime:
     return when if when.tzinfo else when.replace(tzinfo=UTC)

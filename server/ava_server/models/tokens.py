@@ -40,7 +40,7 @@ def read_usage(
     cost, odd = _cost_micros(usage)
     prompt_details = as_object(usage.get("prompt_tokens_details")) or {}
     output_details = as_object(usage.get("completion_tokens_details")) or {}
-    reported = {
+    reported: dict[str, Any] = {
         "prompt_tokens": usage.get("prompt_tokens"),
         "completion_tokens": usage.get("completion_tokens"),
         "cached_tokens": prompt_details.get("cached_tokens", usage.get("prompt_cache_hit_tokens")) or 0,

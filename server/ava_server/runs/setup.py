@@ -278,7 +278,7 @@ class RunSetup:
             raise ConfigNotSupported(str(error)) from error
         if engine is None:
             raise ConfigNotSupported(f"its web search ({config.search}) is not set up here")
-        return ApprovedSearch(config.search, self._resources.credentials, self._resources.clients)
+        return ApprovedSearch(config.search, self._resources.credentials.search, self._resources.clients)
 
     async def _opened(self, work: Callable[[], T]) -> T:
         """Open what may lie on a disk that does not answer, in one of few threads that nobody else needs.
