@@ -139,13 +139,7 @@ class PinFile:
             ConfigError: The file cannot be used.
         """
         self.check(pin)
-
-        def edit(document: TOMLDocument) -> None:
-            if _TABLE not in document:
-                raise Refused(_GONE)
-            document.remove(_TABLE)
-
-        self._file.change(self._stored, edit)
+        self._change(None)
 
     def _counted(self) -> _Stored:
         """Count a try, and return what is then stored.
@@ -174,11 +168,16 @@ class PinFile:
             raise Refused(_GONE)
         return stored
 
-    def _change(self, fields: dict[str, Any]) -> None:
+    def _change(self, fields: dict[str, Any] | None) -> None:
+        """Change what is stored of the PIN; None removes it."""
+
         def edit(document: TOMLDocument) -> None:
             if _TABLE not in document:
                 raise Refused(_GONE)
-            _table(document).update(fields)
+            if fields is None:
+                document.remove(_TABLE)
+            else:
+                _table(document).update(fields)
 
         self._file.change(self._stored, edit)
 

@@ -299,18 +299,13 @@ class WatchedFile(Generic[T]):
             self._seen = seen  # last: who finds it changed does not have to wait
 
 
+_FINGERPRINT = ("st_dev", "st_ino", "st_mode", "st_uid", "st_size", "st_mtime_ns", "st_ctime_ns")
+
+
 def fingerprint(path: Path) -> tuple[int, ...]:
     """Return numbers that change when a file is replaced, written, or given other permissions."""
     try:
         status = path.lstat()
     except OSError as failed:
         return (failed.errno or 0,)
-    return (
-        status.st_dev,
-        status.st_ino,
-        status.st_mode,
-        status.st_uid,
-        status.st_size,
-        status.st_mtime_ns,
-        status.st_ctime_ns,
-    )
+    return tuple(getattr(status, name) for name in _FINGERPRINT)

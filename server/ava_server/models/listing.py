@@ -135,17 +135,14 @@ def _meaning(wanted: str, models: ModelSettings, settings: SettingPlaces) -> Tie
 def _said_by(wanted: str, models: ModelSettings, settings: SettingPlaces) -> str:
     if wanted not in TIERS:
         return "its name"
-    match meant_by(wanted, models, configured(models))[1]:
-        case "AVA_MODEL_BASE_URL":
-            return "AVA_MODEL_BASE_URL and AVA_MODEL"
-        case "settings":
-            return settings.where("models", wanted)
-        case "tiers.toml":
-            return f"tiers.toml of {tiers_reviewed()}"
-        case "nobody":
-            return NOBODY
-        case variable:
-            return variable
+    texts = {
+        "AVA_MODEL_BASE_URL": "AVA_MODEL_BASE_URL and AVA_MODEL",
+        "AVA_MODEL": "AVA_MODEL",
+        "settings": settings.where("models", wanted),
+        "tiers.toml": f"tiers.toml of {tiers_reviewed()}",
+        "nobody": NOBODY,
+    }
+    return texts[meant_by(wanted, models, configured(models))[1]]
 
 
 def facts(meant: TierMeaning, what_to_do: str = "") -> dict[str, Any]:

@@ -158,11 +158,6 @@ def best_passages(pieces: Sequence[Passage], words: Sequence[str], most: int, pe
     return _spread((pieces[row] for row, rank in rows if rank <= rows[0][1] * FAR_BELOW), most, per_source)
 
 
-def openings(pieces: Sequence[Passage], most: int, per_source: int) -> list[Passage]:
-    """Return how each source begins: for a task whose words are not in the sources it names."""
-    return _spread(pieces, most, per_source)
-
-
 def _spread(ranked: Iterable[Passage], most: int, per_source: int) -> list[Passage]:
     chosen: list[Passage] = []
     for piece in ranked:
@@ -186,9 +181,9 @@ def _found(body: str) -> Iterator[Passage]:
     if said and len(heads) > int(said["files"]):
         likely = sorted(heads, key=lambda head: (not _PLAIN_PATH.fullmatch(head["path"]), "." not in head["path"]))
         heads = sorted(likely[: int(said["files"])], key=lambda head: head.start())
-    for path, text in ((head["path"], text) for head, text in _between(heads, body)):
-        for place, words in _sections(_PASSAGE_HEAD, text, "place"):
-            yield Passage(path, place, words.strip("\n"), _line(place))
+    for head, text in _between(heads, body):
+        for found, words in _headed(_PASSAGE_HEAD, text):
+            yield Passage(head["path"], found["place"], words.strip("\n"), _line(found["place"]))
 
 
 def _read(body: str) -> Iterator[Passage]:
@@ -197,7 +192,7 @@ def _read(body: str) -> Iterator[Passage]:
     if head is None:
         return
     text = _GOES_ON.sub("", body[head.end() :])
-    paged = list(_sections(_PAGE, text, 1))
+    paged = [(found[1], words) for found, words in _headed(_PAGE, text)]
     for place, words in paged or [(head["place"], text)]:
         yield Passage(head["path"], place, words.strip("\n"), None if paged else _line(head["place"]))
 
@@ -212,12 +207,8 @@ def _pages(body: str) -> Iterator[Passage]:
             yield Passage(url, "", _MORE_BELOW.sub("", text).strip("\n"), title=title)
 
 
-def _sections(head: re.Pattern[str], body: str, name: str | int) -> Iterator[tuple[str, str]]:
-    """Yield each heading's text, and the text below it."""
-    return ((found[name], text) for found, text in _headed(head, body))
-
-
 def _headed(head: re.Pattern[str], body: str) -> Iterator[tuple[re.Match[str], str]]:
+    """Yield each heading, and the text below it."""
     return _between(list(head.finditer(body)), body)
 
 
@@ -382,7 +373,7 @@ def _result(task: str, results: list[ToolTurn]) -> dict[str, Any]:
     if not fits:
         # A source that the task names is worth showing even without a matching word.
         named = [piece for result, found in read.items() if result.name != "search_and_read" for piece in found]
-        chosen = openings(named, QUOTES_MOST, 2)
+        chosen = _spread(named, QUOTES_MOST, 2)  # how each of them begins
     return _found_answer(chosen, words, results, fits=fits) if chosen else _nothing(words, results)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Any, Literal
@@ -36,7 +36,7 @@ class Thinking:
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as plain JSON, for the log."""
-        return {"on": self.on, "off": self.off, "bound": self.bound}
+        return asdict(self)
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> Thinking | None:

@@ -50,10 +50,10 @@ def look_up(provider: str, model_id: str, *, base_url: str | None, now: datetime
     if model is None:
         near = next((one.id for one in seller.models if one.match.is_match(wanted)), None)
         return f"the table has only the similar {near}" if near else f"{seller.name} sells none in the table"
-    candidates = [_rates(price) for price in _prices_at(model, now or datetime.now(UTC))]
-    if any(rates is None for rates in candidates):
+    prices = _prices_at(model, now or datetime.now(UTC))
+    if any(price.input_mtok is None or price.output_mtok is None for price in prices):  # the table counts that as 0
         return f"the table's entry {model.id} lacks an input or output price"
-    return _dearest([rates for rates in candidates if rates], model, f"genai-prices {__version__}")
+    return _dearest([_Rates(price) for price in prices], model, f"genai-prices {__version__}")
 
 
 def known_ids(provider: str, base_url: str | None = None) -> frozenset[str]:
@@ -122,11 +122,6 @@ class _Rates:
         """Return input, output, cache read and cache write for a prompt of that many tokens."""
         fresh, output, read, write = (_at(self.values[kind], prompt) for kind in _KINDS)
         return fresh, max(output, _at(self.thinking, prompt)), read, write
-
-
-def _rates(price: ModelPrice) -> _Rates | None:
-    """Return the rates of an entry; None when its input or output price is missing, which the table counts as 0."""
-    return None if price.input_mtok is None or price.output_mtok is None else _Rates(price)
 
 
 def _at(value: Decimal | TieredPrices | None, prompt: int) -> int:
