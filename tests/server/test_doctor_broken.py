@@ -64,7 +64,7 @@ def test_a_model_without_its_key_is_told_with_how_to_give_it(root: Path) -> None
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes")
 @pytest.mark.parametrize(
-    ("name", "says"), [("config.toml", "is a pipe"), ("keys.toml", "no regular file"), ("ava.db", "no regular file")]
+    ("name", "says"), [("config.toml", "is a pipe"), ("keys.toml", "not a regular file"), ("ava.db", "no regular file")]
 )
 def test_a_pipe_where_a_file_should_be_is_a_fault_and_is_not_waited_for(root: Path, name: str, says: str) -> None:
     os.mkfifo(root / name, 0o600)

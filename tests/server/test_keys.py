@@ -99,7 +99,7 @@ def test_a_symbolic_link_in_the_files_place_is_refused(file: Path) -> None:
 
 def test_what_is_no_regular_file_is_refused_without_waiting(file: Path) -> None:
     os.mkfifo(file, 0o600)
-    with pytest.raises(ConfigError, match="no regular file"):
+    with pytest.raises(ConfigError, match="not a regular file"):
         find_key("openai", file, {})
 
 

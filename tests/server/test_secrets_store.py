@@ -123,13 +123,13 @@ def open_folder(file: Path) -> str:
 def linked_folder(file: Path) -> str:
     file.parent.rename(file.parent.with_name("real"))
     file.parent.symlink_to("real")
-    return "no folder, or a link"
+    return "not a folder, or is a link"
 
 
 def a_pipe(file: Path) -> str:
     file.unlink()
     os.mkfifo(file, 0o600)
-    return "no regular file"
+    return "not a regular file"
 
 
 def no_toml(file: Path) -> str:

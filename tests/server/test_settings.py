@@ -377,7 +377,7 @@ def test_a_new_data_root_belongs_to_its_owner_alone(tmp_path: Path) -> None:
 
 def test_a_data_root_that_cannot_be_one_is_refused_with_the_reason(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="is no folder"):
+    with pytest.raises(ConfigError, match="is not a folder"):
         DataRoot(tmp_path / "file").create()
     with pytest.raises(ConfigError, match="cannot be made"):
         DataRoot(tmp_path / "file" / "below").create()

@@ -175,7 +175,7 @@ def read_keys(path: Path) -> dict[str, Key]:
     file = _file(path)
     for name, value in file.entries().items():
         if not isinstance(value, str) or _fault(value) or not _PROVIDER.fullmatch(name):
-            raise ConfigError(f'{path}: an entry does not have the form provider = "key". {file.anew}')
+            raise ConfigError(f'{path}: an entry does not have the form provider = "key". {file.remedy}')
         keys[name] = Key(name, str(path), value)
     return keys
 

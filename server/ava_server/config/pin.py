@@ -231,7 +231,7 @@ def _read(entries: dict[str, Any], file: PrivateFile) -> _Stored | None:
             raise ValueError
     except (KeyError, TypeError, ValueError, OverflowError):
         raise ConfigError(
-            f"{file.path} is not as `ava pin set` writes it, so nothing can be approved. {file.anew}"
+            f"{file.path} is not as `ava pin set` writes it, so nothing can be approved. {file.remedy}"
         ) from None
     return stored
 

@@ -39,7 +39,7 @@ def read_trusted(path: Path) -> dict[str, dict[str, str]]:
     file.check_folder()
     found = file.entries()
     if not all(_is_entry(entry) for entry in found.values()):
-        raise ConfigError(f"{path}: an entry is not as `ava roles trust` writes it. {file.anew}")
+        raise ConfigError(f"{path}: an entry is not as `ava roles trust` writes it. {file.remedy}")
     return found
 
 

@@ -158,7 +158,7 @@ def _secret(name: str, stored: object, file: PrivateFile) -> Secret:
         if not SECRET_NAME.fullmatch(name) or _fault(entry.value):
             raise ValueError
     except ValueError:  # a ValidationError is one; its text has the value
-        raise ConfigError(f"{file.path}: an entry is not as `ava secret set` writes it. {file.anew}") from None
+        raise ConfigError(f"{file.path}: an entry is not as `ava secret set` writes it. {file.remedy}") from None
     return Secret(name, entry.value, tuple(entry.hosts), entry.set_at[:40])
 
 

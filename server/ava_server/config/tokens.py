@@ -263,5 +263,5 @@ def _token(name: str, stored: object, file: PrivateFile) -> Token:
         if not (_NAME.fullmatch(name) and _USER.fullmatch(entry.user) and _SHA256.fullmatch(entry.sha256)):
             raise ValueError
     except ValueError:  # a ValidationError is one; its text has the hash
-        raise ConfigError(f"{file.path}: an entry is not as `ava token create` writes it. {file.anew}") from None
+        raise ConfigError(f"{file.path}: an entry is not as `ava token create` writes it. {file.remedy}") from None
     return Token(name, entry.user, tuple(entry.scopes), entry.sha256, entry.created_us, entry.expires_us)

@@ -105,7 +105,7 @@ class PrivateFile:
     setting: str
 
     @property
-    def anew(self) -> str:
+    def remedy(self) -> str:
         """What to do with a file that is wrong."""
         return f"Remove the file and store the {self.holds} again with `{self.setting}`."
 
@@ -120,7 +120,7 @@ class PrivateFile:
         except (ValueError, RecursionError) as wrong:  # the parser does not raise TOMLDecodeError for every fault
             # The parser's message may quote the line, and the line may be a secret.
             at = re.search(r"\(at [^)]*\)", str(wrong))
-            raise ConfigError(f"{self.path} is not valid TOML {at[0] if at else ''}. {self.anew}") from None
+            raise ConfigError(f"{self.path} is not valid TOML {at[0] if at else ''}. {self.remedy}") from None
 
     def change(self, check: Callable[[], object], edit: Callable[[TOMLDocument], None]) -> None:
         """Change an entry and replace the file, under a lock; comments and order stay.
@@ -204,7 +204,7 @@ class PrivateFile:
         path = self.path
         try:
             if path.is_symlink():
-                raise ConfigError(f"{path} is a symbolic link; {self.holds} are not read through links. {self.anew}")
+                raise ConfigError(f"{path} is a symbolic link; {self.holds} are not read through links. {self.remedy}")
             fd = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
         except FileNotFoundError:
             return ""
@@ -215,18 +215,18 @@ class PrivateFile:
                 self._check(os.fstat(fd))
                 return file.read()
         except UnicodeDecodeError:
-            raise ConfigError(f"{path} is not UTF-8 text. {self.anew}") from None
+            raise ConfigError(f"{path} is not UTF-8 text. {self.remedy}") from None
         except OSError as failed:
             raise self._unusable(failed) from failed
 
     def _check(self, status: os.stat_result) -> None:
         path = self.path
         if not stat.S_ISREG(status.st_mode):
-            raise ConfigError(f"{path} is not a regular file. {self.anew}")
+            raise ConfigError(f"{path} is not a regular file. {self.remedy}")
         if sys.platform == "win32":  # modes and owner numbers mean nothing there
             return
         if status.st_uid != 0 and not is_own(status):
-            raise ConfigError(f"{path} belongs to another user. {self.anew}")
+            raise ConfigError(f"{path} belongs to another user. {self.remedy}")
         if status.st_mode & 0o077:
             raise ConfigError(
                 f"Others may read {path}. Correct it with: chmod 600 {path} (and get new {self.holds} if others use"
