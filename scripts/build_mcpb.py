@@ -18,7 +18,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ava_server.config.settings import BUNDLE, BUNDLE_DAILY_USD
+from ava_server.config.host_placeholders import BUNDLE
+from ava_server.config.settings import BUNDLE_DAILY_USD
 
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parent

@@ -70,8 +70,8 @@ def with_configurations(text: str) -> str:
 
 
 def with_providers(text: str) -> str:
-    """Return the page about models with its table of providers filled in."""
-    from ava_server.config.keys import PROVIDERS
+    """Return the page about models with the providers that can be asked, and the model of each tier."""
+    from ava_server.models.providers import PROVIDERS
     from ava_server.models.selection import KNOWN_URLS, TIERS, default_tiers
 
     rows = [

@@ -194,7 +194,7 @@ async def test_a_variable_that_holds_no_key_stops_only_what_would_use_it(
     monkeypatch.setenv("OPENAI_API_KEY", "short")
     async with open_lab(tmp_path) as lab:
         answer = await lab.call("spawn_subagent", role="researcher", task="look", workspace=str(lab.workspace))
-        assert (answer.status, "OPENAI_API_KEY holds no key" in answer.message) == ("failed", True)
+        assert (answer.status, "OPENAI_API_KEY does not hold a key" in answer.message) == ("failed", True)
         assert (await lab.call("check_subagent")).status == "list"
         assert (await lab.call("read_ava_logs")).status == "entries"
         assert (await lab.call("cancel_subagent", pending_id=proposal.pending_id)).status == "cancelled"
@@ -238,7 +238,7 @@ def test_a_key_that_was_replaced_or_removed_stays_hidden(keys: Path) -> None:
     assert seen(credentials) == (None, "[redacted:openrouter] [redacted:openrouter]")
     half(keys)
     assert credentials.redactor.redact(FIRST)[0] == "[redacted:openrouter]"
-    with pytest.raises(ConfigError, match="no valid TOML"):
+    with pytest.raises(ConfigError, match="not valid TOML"):
         _ = credentials.models
 
 

@@ -102,7 +102,7 @@ def test_what_there_is_not_and_what_is_no_option_is_told(root: Path) -> None:
     ava(root, "memory", "add", "a", "x")
     for command in (("show", "b"), ("remove", "b", "--yes")):
         done = ava(root, "memory", *command)
-        assert (done.returncode, done.stderr) == (2, "ava: There is no note b. `ava memory` shows what there is.\n")
+        assert (done.returncode, done.stderr) == (2, "ava: There is no note b. `ava memory` lists the notes.\n")
     assert "unknown option" in ava(root, "memory", "add", "b", "--apend", stdin="x").stderr
     assert "No text was given" in ava(root, "memory", "add", "b", stdin=" \n").stderr
     assert names(root) == ["a.md"]

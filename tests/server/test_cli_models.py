@@ -242,11 +242,11 @@ def test_without_its_name_and_without_a_search_no_endpoint_is_asked(root: Path) 
 @pytest.mark.parametrize(
     ("step", "says"),
     [
-        (Fail(401), "answered 401 with the key sk-…, and no list of models"),
-        (Fail(404, {"error": KEY}), "answered 404, and no list of models"),
-        (Raw([b"<html>"], "text/html"), "answered what is no list of models"),
-        (Raw([b'{"data": {"id": "x"}}'], JSON), "answered what is no list of models"),
-        (Raw([b"[" * 100_000], JSON), "answered what is no list of models"),
+        (Fail(401), "answered 401 with the key sk-…, not with a list of models"),
+        (Fail(404, {"error": KEY}), "answered 404, not with a list of models"),
+        (Raw([b"<html>"], "text/html"), "answered something other than a list of models"),
+        (Raw([b'{"data": {"id": "x"}}'], JSON), "answered something other than a list of models"),
+        (Raw([b"[" * 100_000], JSON), "answered something other than a list of models"),
         (HangUp(), "cannot be asked for its models"),
     ],
 )
@@ -264,7 +264,7 @@ def test_an_endpoint_that_drips_is_given_three_seconds_in_all(root: Path) -> Non
     began_s = time.monotonic()
     with running_model_server([Raw([b'{"data": ['], JSON, missing=10, stall=Gate())]) as server:
         [local] = told(root, "local", config=own(server.base_url))["providers"]
-    assert "gave no whole list of its models within 3 s" in local["problem"]
+    assert "did not send the whole list of its models within 3 s" in local["problem"]
     assert time.monotonic() - began_s < 20
 
 

@@ -20,10 +20,10 @@ def root(tmp_path: Path) -> Path:
 
 
 CONFIGS = [
-    ("enabled = = true", "is no valid TOML"),
+    ("enabled = = true", "is not valid TOML"),
     ("[limits]\nrunning = -1", "limits.running is -1"),
     ("approvel = 'ask'", "did you mean approval"),
-    (f'[providers.x]\nbase_url = "http://127.0.0.1/v1"\napi_key = "{KEY}"', "settings are no place for one"),
+    (f'[providers.x]\nbase_url = "http://127.0.0.1/v1"\napi_key = "{KEY}"', "which does not belong in settings"),
 ]
 
 
@@ -43,7 +43,7 @@ def test_wrong_settings_are_a_fault_and_the_other_checks_are_made(root: Path, te
     ("env", "says"),
     [
         ({"AVA_DAILY_USD": "$5"}, 'AVA_DAILY_USD is "$5"; allowed is an amount in dollars from 0 up with at most two'),
-        ({"AVA_LIMITS__RUNING": "5"}, "AVA_LIMITS__RUNING is no setting; did you mean AVA_LIMITS__RUNNING?"),
+        ({"AVA_LIMITS__RUNING": "5"}, "AVA_LIMITS__RUNING is not a setting; did you mean AVA_LIMITS__RUNNING?"),
         ({"AVA_LIMITS__RUNNING": "50"}, "The environment may only tighten it; to loosen it, set limits.running in"),
     ],
 )
@@ -64,7 +64,8 @@ def test_a_model_without_its_key_is_told_with_how_to_give_it(root: Path) -> None
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes")
 @pytest.mark.parametrize(
-    ("name", "says"), [("config.toml", "is a pipe"), ("keys.toml", "no regular file"), ("ava.db", "not a regular file")]
+    ("name", "says"),
+    [("config.toml", "is a pipe"), ("keys.toml", "not a regular file"), ("ava.db", "not a regular file")],
 )
 def test_a_pipe_where_a_file_should_be_is_a_fault_and_is_not_waited_for(root: Path, name: str, says: str) -> None:
     os.mkfifo(root / name, 0o600)
@@ -158,7 +159,7 @@ def test_an_empty_log_is_brought_up_to_date_by_the_next_start(root: Path) -> Non
 
 @pytest.mark.parametrize(
     ("text", "mode", "says"),
-    [(f'openrouter = "{KEY}', 0o600, "no valid TOML"), (f'openrouter = "{KEY}"', 0o644, "Others may read")],
+    [(f'openrouter = "{KEY}', 0o600, "not valid TOML"), (f'openrouter = "{KEY}"', 0o644, "Others may read")],
 )
 def test_broken_keys_are_a_fault_and_no_key_is_shown(root: Path, text: str, mode: int, says: str) -> None:
     (root / "keys.toml").write_text(text)

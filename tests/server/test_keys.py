@@ -99,7 +99,7 @@ def test_a_symbolic_link_in_the_files_place_is_refused(file: Path) -> None:
 
 def test_what_is_no_regular_file_is_refused_without_waiting(file: Path) -> None:
     os.mkfifo(file, 0o600)
-    with pytest.raises(ConfigError, match="no regular file"):
+    with pytest.raises(ConfigError, match="not a regular file"):
         find_key("openai", file, {})
 
 
@@ -127,7 +127,7 @@ def test_what_can_be_no_key_is_refused_without_showing_it(file: Path, value: str
     assert not file.exists()
 
     if value.strip():
-        with pytest.raises(ConfigError, match="OPENAI_API_KEY holds no key"):
+        with pytest.raises(ConfigError, match="OPENAI_API_KEY does not hold a key"):
             find_key("openai", file, {"OPENAI_API_KEY": value})
 
 

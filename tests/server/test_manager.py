@@ -360,7 +360,7 @@ async def test_a_run_that_another_version_began_with_a_model_waits_for_that_vers
             with anyio.fail_after(10):
                 while not (found := await waits_for(lab, run_id)):
                     await lab.store.wait_for_entry_after(lab.store.head - 1)
-            assert "This version of Ava cannot speak to custom:test as its run began (wire 'telepathy'" in found
+            assert "This version of Ava cannot call custom:test as its run began (wire 'telepathy'" in found
             run = await lab.run(run_id)
             assert (run.state, run.generation) == ("running", 1), "nobody has taken it"
 

@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ava_audit.events import Usage
-from ava_server.config.keys import PROVIDERS
 from ava_server.core.errors import Refused
 from ava_server.models.base import Bound
 from ava_server.models.pricing.prices import (
@@ -22,6 +21,7 @@ from ava_server.models.pricing.prices import (
     nanos,
     reserve_micros,
 )
+from ava_server.models.providers import PROVIDERS
 from ava_server.models.selection import KNOWN_URLS, TIERS, default_tiers
 
 SONNET = Price(input=3000, output=15_000, cache_read=300, cache_write=3750)

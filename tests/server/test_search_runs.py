@@ -107,7 +107,7 @@ async def test_a_search_that_is_taken_away_meanwhile_is_told_to_the_model(tmp_pa
         gate.released.set()
         await lab.ended(run_id)
         failed, _handed_over = await lab.facts(run_id, ToolResult)
-    assert not failed.success and "was taken away since this run was approved" in failed.output
+    assert not failed.success and "was removed after this run was approved" in failed.output
     assert kagi.requests == []
 
 

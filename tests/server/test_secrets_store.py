@@ -74,7 +74,7 @@ def test_whatever_can_be_seen_comes_back_as_it_was_given(file: Path, value: str)
         ("1234567", "fewer than 8"),
         ("two lines\nof text", "line break"),
         ("a tab\tin it here", "line break, a tab"),
-        ("hidden\u200bcharacter", "cannot be seen"),
+        ("hidden\u200bcharacter", "an invisible character"),
         ("x" * 8_193, "more than 8,192"),
         ("{{secret:OTHER}}", "is a placeholder"),
     ],
@@ -123,18 +123,18 @@ def open_folder(file: Path) -> str:
 def linked_folder(file: Path) -> str:
     file.parent.rename(file.parent.with_name("real"))
     file.parent.symlink_to("real")
-    return "no folder, or a link"
+    return "not a folder, or is a link"
 
 
 def a_pipe(file: Path) -> str:
     file.unlink()
     os.mkfifo(file, 0o600)
-    return "no regular file"
+    return "not a regular file"
 
 
 def no_toml(file: Path) -> str:
     file.write_text(f"{NAME} = {VALUE}")
-    return "no valid TOML"
+    return "not valid TOML"
 
 
 def another_form(file: Path) -> str:

@@ -127,15 +127,15 @@ def test_settings_cannot_be_changed_once_read(tmp_path: Path) -> None:
         ('mirror = "perhaps"', ["mirror", '"perhaps"', "true or false"]),
         ("limits = 3", ["limits", "3", "a table"]),
         ('on_event = "notify-send"', ["on_event", '"notify-send"', "a list"]),
-        ("[limits]\nruning = 3", ["limits.runing is no setting", "did you mean running?"]),
-        ("aproval = 'ask'", ["aproval is no setting", "did you mean approval?"]),
+        ("[limits]\nruning = 3", ["limits.runing is not a setting", "did you mean running?"]),
+        ("aproval = 'ask'", ["aproval is not a setting", "did you mean approval?"]),
         (
             "[providers.local]\nurl = 'http://x/v1'",
-            ["providers.local.url is no setting", "did you mean base_url?"],
+            ["providers.local.url is not a setting", "did you mean base_url?"],
         ),
         (
             "[users.ben]\nshoe_size = 3",
-            ["users.ben.shoe_size is no setting", "known there: approval, daily_cents"],
+            ["users.ben.shoe_size is not a setting", "known there: approval, daily_cents"],
         ),
         ("[providers.local]\nstream = true", ["base_url", "local"]),
         (
@@ -149,9 +149,9 @@ def test_settings_cannot_be_changed_once_read(tmp_path: Path) -> None:
             ["fetch.proxy", "socks5://x:1080", "such as http://proxy.example:3128", "SOCKS is not spoken"],
         ),
         ("[fetch]\nproxy = 'proxy:3128'", ["fetch.proxy", "proxy:3128", "such as http://proxy.example:3128"]),
-        ("[workspace]\nroots = ['code']", ["workspace.roots.0", "code", "a folder from the root on"]),
+        ("[workspace]\nroots = ['code']", ["workspace.roots.0", "code", "an absolute folder"]),
         ("[mcp_servers.x]\nargs = []", ["mcp_servers.x", "either command"]),
-        ("approval = ask", ["no valid TOML", "line 1"]),
+        ("approval = ask", ["not valid TOML", "line 1"]),
         ("approval = 'x'\nmirror = 3\n[limits]\nrunning = 'a'", ["approval", "2 more"]),
     ],
 )
@@ -253,8 +253,8 @@ def test_the_environment_stands_above_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("variables", "says"),
     [
-        ({"AVA_LIMITS__RUNING": "3"}, ["AVA_LIMITS__RUNING is no setting", "did you mean AVA_LIMITS__RUNNING?"]),
-        ({"AVA_SANDBOX__XYZ": "3"}, ["AVA_SANDBOX__XYZ is no setting", "AVA_SANDBOX__MODE, AVA_SANDBOX__READ_ONLY"]),
+        ({"AVA_LIMITS__RUNING": "3"}, ["AVA_LIMITS__RUNING is not a setting", "did you mean AVA_LIMITS__RUNNING?"]),
+        ({"AVA_SANDBOX__XYZ": "3"}, ["AVA_SANDBOX__XYZ is not a setting", "AVA_SANDBOX__MODE, AVA_SANDBOX__READ_ONLY"]),
         ({"AVA_LIMIT__RUNNING": "3"}, ["AVA_LIMIT__RUNNING", "did you mean AVA_LIMITS__RUNNING?"]),
         ({"AVA_ENABELD": "false"}, ["AVA_ENABELD", "did you mean AVA_ENABLED?"]),
         ({"AVA_LIMITS__RUNNING": "many"}, ["AVA_LIMITS__RUNNING", '"many"', "a whole number"]),
@@ -333,7 +333,7 @@ def test_the_environment_may_not_loosen_what_limits_everybody(
 def test_what_runs_programs_or_prices_budgets_may_only_stand_in_the_file(
     tmp_path: Path, variable: str, value: str
 ) -> None:
-    assert "may only stand in" in refused(tmp_path, **{variable: value})
+    assert "is only allowed in" in refused(tmp_path, **{variable: value})
 
 
 def test_a_proposal_lives_ten_minutes_and_under_human_a_day_unless_set(tmp_path: Path) -> None:
@@ -363,7 +363,7 @@ def test_the_data_root_is_the_one_given_else_the_variables_else_the_platforms(tm
 
 
 def test_a_data_root_that_depends_on_the_working_folder_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"AVA_DATA_ROOT is .*a folder from the root on"):
+    with pytest.raises(ConfigError, match=r"AVA_DATA_ROOT is .*an absolute folder"):
         find_data_root(env={"AVA_DATA_ROOT": "data/${user_config.folder}"})
 
 
@@ -377,7 +377,7 @@ def test_a_new_data_root_belongs_to_its_owner_alone(tmp_path: Path) -> None:
 
 def test_a_data_root_that_cannot_be_one_is_refused_with_the_reason(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="is no folder"):
+    with pytest.raises(ConfigError, match="is not a folder"):
         DataRoot(tmp_path / "file").create()
     with pytest.raises(ConfigError, match="cannot be made"):
         DataRoot(tmp_path / "file" / "below").create()

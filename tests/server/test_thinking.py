@@ -245,5 +245,5 @@ async def test_thinking_that_is_refused_once_more_ends_the_run_with_what_there_i
         (lab.workspace / "0.md").write_text("twelve cents\n")
         result = await lab.outcome(extended_thinking=True)
     assert (result["status"], result["error"]["kind"]) == ("error", "thinking")
-    assert "no longer takes back what 'claude-sonnet-5-5' has thought" in result["untrusted_result"]["error_text"]
+    assert "no longer accepts the earlier thinking of 'claude-sonnet-5-5'" in result["untrusted_result"]["error_text"]
     assert len(sent(lab)) == 3

@@ -341,7 +341,7 @@ async def test_a_pin_is_set_at_the_terminal_typed_twice_and_never_shown(tmp_path
     ("first", "second", "code", "says"),
     [
         (PIN, PIN[::-1], 2, "The two are not the same; nothing was stored."),
-        ("123456", None, 2, "one of the first that anybody tries"),
+        ("123456", None, 2, "too easy to guess"),
         ("", None, 2, "No PIN was given"),
     ],
 )
@@ -406,7 +406,7 @@ async def test_the_fifth_wrong_one_locks_it_for_approve_and_run_too(tmp_path: Pa
             with pytest.raises(Refused):
                 at.pin.check(WRONG)
         answers = [(ASKS, "y"), (ASKS_PIN, WRONG)]
-        assert "it is locked for 15 minutes now" in at.typed("approve", proposal["pending_id"], answers=answers)[1]
+        assert "it is now locked for 15 minutes" in at.typed("approve", proposal["pending_id"], answers=answers)[1]
         for words in (["approve"], ["approve", proposal["pending_id"]], ["run", "researcher", "x"]):
             code, screen = at.typed(*words)  # told before anything is asked
             assert (code, "The PIN is locked for 15 more min" in screen) == (10, True), screen

@@ -148,7 +148,7 @@ def test_a_broken_config_is_exit_30_and_names_the_file(root: Path, workspace: Pa
     for args in (("run", "researcher", TASK, "--yes", "--max-cost", "1"), ("status", "--once")):
         done = ava(root, *args)
         assert done.returncode == 30
-        assert done.stderr.startswith(f"ava: {root}/config.toml is no valid TOML")
+        assert done.stderr.startswith(f"ava: {root}/config.toml is not valid TOML")
         assert done.stderr.count("\n") == 1
 
 

@@ -111,7 +111,7 @@ async def test_while_a_call_is_in_hand_new_spawns_are_refused_with_the_reason_an
                     ("confirm_spawn", {"pending_ids": [proposed["pending_id"]], "approving": ["x"]}),
                 ):
                     refused = await other.call_tool(tool, given)
-                    assert refused.is_error and "being stopped" in json.dumps(refused.structured_content)
+                    assert refused.is_error and "shutting down" in json.dumps(refused.structured_content)
                 assert not (await other.call_tool("check_subagent", {})).is_error
                 answered.set()
             assert results and not results[0].is_error

@@ -177,7 +177,7 @@ def _hosts() -> Iterator[Offer]:
 
 
 def _providers() -> Iterator[Offer]:
-    from ava_server.config.keys import PROVIDERS
+    from ava_server.models.providers import PROVIDERS
 
     return ((name, "") for name in PROVIDERS)
 

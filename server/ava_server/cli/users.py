@@ -85,7 +85,7 @@ def list_tokens_command(as_json: Json = False) -> None:
     now_us = time.time_ns() // 1000
     if as_json:
         entries = [
-            {"name": one.name, **one.on_record(), "created": iso_second(one.created_us), "expired": one.over(now_us)}
+            {"name": one.name, **one.on_record(), "created": iso_second(one.created_us), "expired": one.expired(now_us)}
             for one in tokens
         ]
         say_json({"data_root": str(root.path), "tokens": entries})
@@ -128,7 +128,7 @@ def _lifetime(token: Token, now_us: int) -> str:
     if token.expires_us is None:
         return "until it is revoked"
     at = iso_second(token.expires_us)
-    return f"expired at {at}" if token.over(now_us) else f"until {at}"
+    return f"expired at {at}" if token.expired(now_us) else f"until {at}"
 
 
 # -- ava user ---------------------------------------------------------------------------------------------------------
@@ -170,7 +170,7 @@ async def _read_users(settings: Settings) -> list[UserStatus]:
 
     tokens = read_tokens(settings.paths.tokens_file)
     now_us = time.time_ns() // 1000
-    of_tokens = [token.user for token in tokens.values() if not token.over(now_us)]
+    of_tokens = [token.user for token in tokens.values() if not token.expired(now_us)]
     names = {os_user(), *settings.users, *of_tokens}
     policy = "human" if policy_in_force(settings) == "human" else settings.approval
 

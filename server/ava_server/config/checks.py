@@ -1,4 +1,4 @@
-"""What is checked of settings before and after pydantic reads them, and what is said of a wrong one."""
+"""Checks of settings before and after pydantic reads them, and the error texts for wrong ones."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ PREFIX = "AVA_"
 OWN_NAMES = frozenset(
     {"DATA_ROOT", "MODEL_BASE_URL", "MODEL_API_KEY", "MODEL", "WORKSPACE", "DAILY_USD", "HOST", "RUN_ID", "TOKEN"}
 )
-"""Variables beside the settings: of one process, never of `config.toml`."""
+"""Variables that are not settings: they belong to one process, never to `config.toml`."""
 
 FILE_ONLY = ("on_event", "prices", "users", "mcp_servers")
-"""What runs programs, prices budgets or lets people in: the environment of one process may not say it."""
+"""Settings that run programs, set prices or admit users: the environment of one process may not set them."""
 
 PROXY = ("fetch", "proxy")
 """A setting whose value may hold a user and a password."""
@@ -48,11 +48,11 @@ _DOLLARS = re.compile(r"([0-9]{1,9})(?:\.([0-9]{1,2}))?")
 def environment_tree(env: Mapping[str, str], model: type[BaseModel]) -> dict[str, Any]:
     """Return the settings that `AVA_A__B` variables hold, as nested tables of text and JSON lists.
 
-    Empty variables count as unset: install dialogs pass them for fields that were left blank. Unknown ones
-    are left to whoever they belong to, unless they look like a setting of ours misspelt.
+    Empty variables count as unset: install dialogs pass them for blank fields. Unknown ones are ignored, unless they
+    look like a misspelt setting.
 
     Raises:
-        ConfigError: A variable looks like a setting and is none, or holds broken JSON or an unfilled placeholder.
+        ConfigError: A variable looks like a misspelt setting, or holds broken JSON or an unfilled placeholder.
     """
     _refuse_unfilled("AVA_WORKSPACE", env.get("AVA_WORKSPACE", ""))
     tree: dict[str, Any] = {}
@@ -68,19 +68,19 @@ def environment_tree(env: Mapping[str, str], model: type[BaseModel]) -> dict[str
         for part in path[:-1]:
             below: object = table.setdefault(part, {})
             if not isinstance(below, dict):
-                raise ConfigError(f"{name}: {part} is set as a value of its own as well; unset one of them.")
+                raise ConfigError(f"{name}: {part} is set as a single value as well; unset one of them.")
             table = cast("dict[str, Any]", below)
         table[path[-1]] = _read(name, env[name].strip())
     return tree
 
 
 def _refuse_unfilled(name: str, given: str) -> None:
-    """Refuse a folder of which the host has left a part unfilled: it would be passed over as one that is not there."""
+    """Refuse a folder in which the host left a placeholder: it would be ignored as a folder that does not exist."""
     placeholder = placeholder_in(given)
     if placeholder:
         raise ConfigError(
-            f"{name} is {shown(given.strip())}; allowed is a folder from the root on, e.g. /srv/code. This host has put"
-            f" nothing in the place of {shown(placeholder)}: write the folder there, or leave the variable out."
+            f"{name} is {shown(given.strip())}; allowed is an absolute folder, e.g. /srv/code. This host did not fill"
+            f" in {shown(placeholder)}: write the folder there, or leave the variable out."
         )
 
 
@@ -89,7 +89,7 @@ def _refuse_misspelt(name: str, rest: str, model: type[BaseModel]) -> None:
     near = difflib.get_close_matches(rest.split("__")[0], known, n=1, cutoff=0.75)
     if near or "__" in rest:
         hint = f"; did you mean {PREFIX}{near[0]}{rest[len(rest.split('__')[0]) :]}?" if near else "."
-        raise ConfigError(f"The environment variable {name} is no setting of Ava{hint} Correct or unset it.")
+        raise ConfigError(f"The environment variable {name} is not a setting of Ava{hint} Correct or unset it.")
 
 
 def _read(name: str, text: str) -> Any:
@@ -105,7 +105,7 @@ def cents(name: str, dollars: str) -> int:
     """Return the cents of an amount in dollars, such as `5` or `2.50`.
 
     Raises:
-        ConfigError: It is none: negative, with a fraction of a cent, or with more than digits and a point.
+        ConfigError: It is not an amount: it is negative, has a fraction of a cent, or has other characters.
     """
     match = _DOLLARS.fullmatch(dollars)
     if match is None:
@@ -130,19 +130,19 @@ def refuse_secrets(data: Mapping[str, Any], origin: str) -> None:
         if path[0] == "mcp_servers":
             if _SECRET_NAME.search(last) or _is_key(value):
                 raise ConfigError(
-                    f"{origin}: {name} holds a secret, and settings are no place for one. "
-                    "Store it with `ava secret set NAME` and write {{secret:NAME}} in its place."
+                    f"{origin}: {name} holds a secret, which does not belong in settings. "
+                    "Store it with `ava secret set NAME` and write {{secret:NAME}} instead."
                 )
         elif _SECRET_NAME.search(last) and path[0] != "prices":
             provider = path[1] if path[0] == "providers" and len(path) > 2 else _provider_in(last)
             raise ConfigError(
-                f"{origin}: {name} is a key, and settings are no place for one. "
+                f"{origin}: {name} is a key, which does not belong in settings. "
                 f"Remove it and use `ava key set {provider}`."
             )
         elif _is_key(value):
             raise ConfigError(
-                f"{origin}: the value of {name} looks like a key or holds a password, and settings are no "
-                f"place for one. Use `ava key set PROVIDER` for a key, {variable(path)} for an address."
+                f"{origin}: the value of {name} looks like a key or contains a password, which does not belong in"
+                f" settings. Use `ava key set PROVIDER` for a key, {variable(path)} for an address."
             )
 
 
@@ -165,19 +165,19 @@ def leaves(data: Mapping[str, object], path: tuple[str, ...] = ()) -> Iterator[t
 
 
 def refuse_looser(given: Mapping[str, Any], before: BaseModel, after: BaseModel, config: str) -> None:
-    """Refuse what the environment would loosen of what limits everybody; tightening is its own affair.
+    """Refuse variables that would loosen a limit for all users; they may tighten it.
 
     Raises:
-        ConfigError: A variable is looser than `config.toml` (or its default), or may only stand there.
+        ConfigError: A variable is looser than `config.toml` (or the default), or is only allowed there.
     """
     for path in dict.fromkeys(path for path, _ in leaves(given)):
         name = variable(path)
         if path[0] in FILE_ONLY:
-            raise ConfigError(f"{name} is set in the environment, but {path[0]} may only stand in {config}. Unset it.")
+            raise ConfigError(f"{name} is set in the environment, but {path[0]} is only allowed in {config}. Unset it.")
         old, new = _at(before, path), _at(after, path)
         if _looser(path, old, new):
             raise ConfigError(
-                f"{name} is {shown(new)}, looser than the {shown(old)} that holds for everybody. "
+                f"{name} is {shown(new)}, looser than the {shown(old)} that applies to everybody. "
                 f"The environment may only tighten it; to loosen it, set {'.'.join(path)} in {config}."
             )
 
@@ -206,7 +206,7 @@ def variable(path: tuple[str, ...]) -> str:
 
 
 def explained(error: ValidationError, model: type[BaseModel], origin: str | None) -> ConfigError:
-    """Return what a person needs to know of a wrong setting; no origin means the environment."""
+    """Return the error for an invalid setting; no origin means the environment."""
     wrong = error.errors(include_url=False)
     first = wrong[0]
     path = tuple(str(part) for part in first["loc"])
@@ -218,7 +218,7 @@ def explained(error: ValidationError, model: type[BaseModel], origin: str | None
         known = {name: name if origin else variable((*path[:-1], name)) for name in fields}
         near = difflib.get_close_matches(path[-1], fields, n=1, cutoff=0.5)
         hint = f"did you mean {known[near[0]]}?" if near else f"known there: {', '.join(known.values())}."
-        text = f"{place} is no setting; {hint}"
+        text = f"{place} is not a setting; {hint}"
     elif first["type"] == "missing":
         text = f"{place} is missing; add it."
     else:

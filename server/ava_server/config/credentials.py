@@ -1,10 +1,9 @@
-"""Providers, keys and secrets, as they are now: one that was stored meanwhile counts without a new start."""
+"""Providers, keys and secrets as they are now: a newly stored one counts without a restart."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import anyio.to_thread
@@ -23,69 +22,60 @@ if TYPE_CHECKING:
     from ava_server.config.settings import Settings
 
 
-@dataclass(frozen=True)
-class _Keyed:
-    """What one reading of `keys.toml` brought: the keys in it, and what the settings and they say about models."""
-
-    stored: Mapping[str, Key]
-    models: ModelSettings
-
-
 class Credentials:
-    """What a process may ask models with, what its calls may send, and what it must hide: read again when it changes.
+    """The keys and secrets of a process, read again when their files change.
 
-    What is hidden does not depend on what can be read: where a file is broken, only what needs it stops, and all the
-    rest goes on, with every value hidden that this process has ever seen.
+    What is redacted does not depend on what can be read: with a broken file, only what needs it stops, and every value
+    that this process has ever seen stays redacted.
 
     Attributes:
-        redactor: Replaces every key and secret that this process holds or has held; one object for all runs and for
-            the service.
+        redactor: Replaces every key and secret that this process has held; one object for all runs and the service.
     """
 
     def __init__(self, settings: Settings) -> None:
         self.redactor = Redactor({})
-        for name, value in _given(settings, os.environ):
+        for name, value in _in_environment(settings, os.environ):
             self.redactor.learn({name: value})
         self._settings = settings
-        self._keyed = WatchedFile(settings.paths.keys, self._read_keys)
+        self._keys = WatchedFile(settings.paths.keys, self._read_keys)
         self._secrets = WatchedFile(settings.paths.secrets_file, self._read_secrets)
 
     @property
     def models(self) -> ModelSettings:
-        """Providers, keys, tiers and prices, all of one reading. Blocking.
+        """Providers, keys, tiers and prices, all from one reading. Blocking.
 
         Raises:
-            AvaError: `keys.toml` cannot be read or holds what is no key, or a provider's variable or name is wrong.
+            AvaError: `keys.toml` cannot be read or is invalid, or a provider's variable or name is invalid.
         """
-        return self._keyed.current().models
+        return self._keys.current()[1]
 
     def search(self, name: str | None = None) -> Engine | None:
-        """Return the search engine that is set up, or the one of this name where it is; else None. Blocking.
+        """Return the configured search engine, or the one of this name if it is configured; else None. Blocking.
 
         Raises:
-            AvaError: `keys.toml` cannot be read or holds what is no key, or the key's variable is wrong.
+            AvaError: `keys.toml` cannot be read or is invalid, or the key's variable is invalid.
         """
-        return engine_of(self._settings.search, self._keyed.current().stored, name)
+        return engine_of(self._settings.search, self._keys.current()[0], name)
 
     @property
     def secrets(self) -> Mapping[str, Secret]:
-        """The stored secrets by name, all of one reading. Blocking.
+        """The stored secrets by name, all from one reading. Blocking.
 
         Raises:
-            AvaError: `secrets.toml` cannot be read or holds what is no secret.
+            AvaError: `secrets.toml` cannot be read or is invalid.
         """
         return self._secrets.current()
 
     async def refresh(self) -> None:
-        """Learn what is to be hidden, where a file has changed; one that cannot be read changes nothing."""
-        for followed in (self._keyed, self._secrets):
-            if followed.is_another:
-                await anyio.to_thread.run_sync(followed.learn)
+        """Learn what to redact from files that have changed; one that cannot be read changes nothing."""
+        for file in (self._keys, self._secrets):
+            if file.is_changed:
+                await anyio.to_thread.run_sync(file.refresh)
 
-    def _read_keys(self) -> _Keyed:
+    def _read_keys(self) -> tuple[Mapping[str, Key], ModelSettings]:
         keys = read_keys(self._settings.paths.keys)
         self.redactor.learn({name: key.value for name, key in keys.items()})
-        return _Keyed(keys, model_settings(self._settings, keys))
+        return keys, model_settings(self._settings, keys)
 
     def _read_secrets(self) -> Mapping[str, Secret]:
         secrets = read_secrets(self._settings.paths.secrets_file)
@@ -101,7 +91,7 @@ def model_settings(settings: Settings, stored: Mapping[str, Key] | None = None) 
         stored: The keys in `keys.toml`; None reads them.
 
     Raises:
-        AvaError: A key cannot be one or cannot be read, or a name can be no provider's.
+        AvaError: A key is invalid or cannot be read, or a provider's name is invalid.
     """
     stored = read_keys(settings.paths.keys) if stored is None else stored
     names = {*KNOWN_URLS, *settings.providers}
@@ -114,20 +104,18 @@ def model_settings(settings: Settings, stored: Mapping[str, Key] | None = None) 
         )
         for name in sorted(names)
     }
-    tiers = settings.models
-    given = {"fast": tiers.fast, "balanced": tiers.balanced, "deep": tiers.deep}
     return ModelSettings(
         base_url=settings.model_base_url,
         api_key=settings.model_api_key.get_secret_value() if settings.model_api_key else None,
         model=settings.model,
-        tiers={name: model for name, model in given.items() if model},
+        tiers={name: model for name, model in settings.models.model_dump().items() if model},
         providers=providers,
         prices={name: UserPrice(**price.model_dump()) for name, price in settings.prices.items()},
     )
 
 
-def _given(settings: Settings, env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield what the environment holds as keys, whether they can be any or not: nobody is to see them."""
+def _in_environment(settings: Settings, env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield the keys and passwords in the environment, valid or not: all of them are redacted."""
     for variable, name in key_variables(env).items():
         yield name, env[variable]
     if settings.model_api_key is not None:

@@ -1,4 +1,7 @@
-"""Writing memory: what a person or an orchestrator keeps for subagents, checked, whole, and one writer at a time."""
+"""Writing memory: the notes that a person or an orchestrator keeps for subagents.
+
+Every note is checked for secrets, replaced as a whole, and written by one process at a time.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +13,17 @@ from ava_audit.redaction.redact import Redactor
 from ava_roles.errors import ToolFailed
 from ava_roles.memory import NAME_RULE, NOTE_BYTES, NOTES_MOST, Memory, Note, Notes, is_note_name
 from ava_server.core.errors import BadInput, ConfigError, Refused
-from ava_server.core.files import make_private_folder, replace_file
+from ava_server.core.files import make_private_folder, reason, replace_file
 
 LOCK_TIMEOUT_S = 10.0
+_MISSING = "There is no note {}. `ava memory` lists the notes."
 
 
 def note_name(given: str) -> str:
     """Return a note's name.
 
     Raises:
-        BadInput: It can be none; it is not repeated, for it may be a text or a secret in a name's place.
+        BadInput: It is invalid; it is not repeated, because it may be a text or a secret given by mistake.
     """
     name = given.strip().removesuffix(".md")
     if not is_note_name(name):
@@ -28,10 +32,10 @@ def note_name(given: str) -> str:
 
 
 def text_of(data: bytes) -> str:
-    """Return the text that was piped in or that an editor left, with the line ends of this system's own.
+    """Return the text that was piped in or edited, with Unix line ends.
 
     Raises:
-        BadInput: It is too long, or no text.
+        BadInput: It is too long, or not UTF-8 text.
     """
     if len(data) > NOTE_BYTES:
         raise BadInput(f"The text has more than {NOTE_BYTES:,} bytes. Put it into several notes, or shorten it.")
@@ -46,7 +50,7 @@ class Notebook:
 
     Args:
         memory: Where they are.
-        redactor: Finds secrets in what is to be written; one that is only read needs none.
+        redactor: Finds secrets in what is written; reading needs none.
     """
 
     def __init__(self, memory: Memory, redactor: Redactor | None = None) -> None:
@@ -54,21 +58,21 @@ class Notebook:
         self._redactor = redactor or Redactor({})
 
     def all(self) -> Notes:
-        """Return what is there.
+        """Return all notes.
 
         Raises:
-            ConfigError: The folder cannot be read, or may not be trusted.
+            ConfigError: The folder cannot be read, or is not safe to use.
         """
-        with self._told():
+        with self._for_person():
             return self.memory.read()
 
     def find(self, name: str) -> Note | None:
-        """Return a note, or None where there is none.
+        """Return a note, if there is one.
 
         Raises:
-            ConfigError: It, or the folder, cannot be read or may not be trusted.
+            ConfigError: The note or the folder cannot be read, or is not safe to use.
         """
-        with self._told():
+        with self._for_person():
             return self.memory.note(name)
 
     def get(self, name: str) -> Note:
@@ -76,23 +80,23 @@ class Notebook:
 
         Raises:
             BadInput: There is none.
-            ConfigError: It, or the folder, cannot be read or may not be trusted.
+            ConfigError: The note or the folder cannot be read, or is not safe to use.
         """
         note = self.find(name)
         if note is None:
-            raise BadInput(f"There is no note {name}. `ava memory` shows what there is.")
+            raise BadInput(_MISSING.format(name))
         return note
 
     def add(self, name: str, text: str, *, append: bool = False) -> Note:
-        """Write a new note, or with `append` put the text at the end of one that is there.
+        """Write a new note, or with `append` add the text to the end of an existing one.
 
         Raises:
-            BadInput: It is there already, or the text can be none or holds a secret.
-            ConfigError: The folder may not be trusted, read or written.
+            BadInput: The note exists already, or the text is invalid or contains a secret.
+            ConfigError: The folder is not safe to use, or cannot be read or written.
         """
         if not text.strip():
             raise BadInput("No text was given; nothing was written.")
-        with self._alone():
+        with self._locked():
             before = self.find(name)
             if before is not None and not append:
                 raise BadInput(
@@ -104,42 +108,42 @@ class Notebook:
             return self._write(name, old + gap + text, new=before is None)
 
     def replace(self, name: str, text: str, instead_of: Note | None) -> Note:
-        """Write a note in the place of what it was when it was read; None says that there was none.
+        """Replace a note that was read before; None means that there was none.
 
         Raises:
             Refused: It has changed since.
-            BadInput: The text can be none, or holds a secret.
-            ConfigError: The folder may not be trusted, read or written.
+            BadInput: The text is invalid, or contains a secret.
+            ConfigError: The folder is not safe to use, or cannot be read or written.
         """
         if not text.strip():
-            raise BadInput(f"Nothing is left of it. `ava memory remove {name}` takes a note away.")
-        with self._alone():
+            raise BadInput(f"The note would be empty. `ava memory remove {name}` removes a note.")
+        with self._locked():
             now = self.find(name)
             if (now.text if now else None) != (instead_of.text if instead_of else None):
-                raise Refused(f"{name} was changed by somebody else meanwhile; nothing was replaced.")
+                raise Refused(f"{name} was changed by somebody else in the meantime; nothing was replaced.")
             return self._write(name, text, new=now is None)
 
     def remove(self, name: str) -> None:
-        """Remove a note, also one that cannot be read.
+        """Remove a note, even one that cannot be read.
 
         Raises:
             BadInput: There is none.
-            ConfigError: The folder may not be trusted or written.
+            ConfigError: The folder is not safe to use, or cannot be written.
         """
-        with self._alone():
+        with self._locked():
             try:
                 self.memory.path(name).unlink()
             except FileNotFoundError:
-                raise BadInput(f"There is no note {name}. `ava memory` shows what there is.") from None
+                raise BadInput(_MISSING.format(name)) from None
 
     def make_folder(self) -> None:
         """Make the folder, for its owner alone, if it is missing.
 
         Raises:
-            ConfigError: It cannot be made, or may not be trusted.
+            ConfigError: It cannot be made, or is not safe to use.
         """
         make_private_folder(self.memory.folder)
-        with self._told():
+        with self._for_person():
             self.memory.check()
 
     def _write(self, name: str, text: str, *, new: bool) -> Note:
@@ -150,7 +154,7 @@ class Notebook:
         except UnicodeEncodeError:
             raise BadInput("The text is not UTF-8; nothing was written.") from None
         if "\0" in text:
-            raise BadInput("The text has a zero byte, so it is none; nothing was written.")
+            raise BadInput("The text contains a zero byte; nothing was written.")
         if len(data) > NOTE_BYTES:
             raise BadInput(
                 f"{name} would have {len(data):,} bytes, more than {NOTE_BYTES:,}; nothing was written. Put it into"
@@ -162,47 +166,47 @@ class Notebook:
         return self.get(name)
 
     def _refuse_secrets(self, name: str, text: str) -> None:
-        """Refuse what a model must not see; a note is read by models.
+        """Refuse secrets, because models read notes.
 
         Raises:
-            BadInput: Says what it is and where, never its value.
+            BadInput: Says what was found and where, never its value.
         """
         instead = (
-            "Store it with `ava secret set NAME --for HOST` and write {{secret:NAME}} in its place, for roles that list"
+            "Store it with `ava secret set NAME --for HOST` and write {{secret:NAME}} instead, for roles that list"
             " NAME under secrets. Nothing was written."
         )
         if self._redactor.redact(name)[1]:
-            raise BadInput(f"The name holds what looks like a key or secret, and models read it. {instead}")
+            raise BadInput(f"The name looks like a key or secret, and models read it. {instead}")
         if self._redactor.redact_values(text)[1]:
-            raise BadInput(f"The text holds a key or secret that is stored here, and models read it. {instead}")
+            raise BadInput(f"The text contains a key or secret that is stored here, and models read it. {instead}")
         if shapes := self._redactor.find_shapes(text):
             line = text.count("\n", 0, shapes[0].start) + 1
-            raise BadInput(f"Line {line} holds what looks like a key ({shapes[0].name}), and models read it. {instead}")
+            raise BadInput(f"Line {line} looks like it has a key ({shapes[0].name}), and models read it. {instead}")
 
     @contextmanager
-    def _alone(self) -> Generator[None]:
-        """Let nobody else write meanwhile.
+    def _locked(self) -> Generator[None]:
+        """Keep other processes from writing.
 
         Raises:
-            ConfigError: The folder may not be trusted, read or written.
+            ConfigError: The folder is not safe to use, or cannot be read or written.
         """
         import portalocker
 
         self.make_folder()
         folder = self.memory.folder
         try:
-            with portalocker.Lock(folder / ".lock", timeout=LOCK_TIMEOUT_S), self._told():
+            with portalocker.Lock(folder / ".lock", timeout=LOCK_TIMEOUT_S), self._for_person():
                 yield
         except portalocker.LockException:
             raise ConfigError(
-                f"Another `ava memory` is writing in {folder}, for {LOCK_TIMEOUT_S:.0f} s now. End it and try again."
+                f"Another `ava memory` has been writing in {folder} for {LOCK_TIMEOUT_S:.0f} s. End it and try again."
             ) from None
         except OSError as failed:
-            raise ConfigError(f"{folder} cannot be written: {failed.strerror or type(failed).__name__}.") from failed
+            raise ConfigError(f"{folder} cannot be written: {reason(failed)}.") from failed
 
     @contextmanager
-    def _told(self) -> Generator[None]:
-        """Tell a person what a tool would tell a model, with the folder."""
+    def _for_person(self) -> Generator[None]:
+        """Turn the error that a tool would give a model into one for a person, with the folder."""
         try:
             yield
         except ToolFailed as failed:

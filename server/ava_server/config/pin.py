@@ -1,8 +1,8 @@
-"""The approval PIN: its hash, the tries that are left, and the policy that stands beside it.
+"""The approval PIN: its hash, the remaining tries, and the policy that goes with it.
 
-While there is a PIN the policy is `human`, whatever `config.toml` or the environment say: to loosen that, somebody has
-to know the PIN. It holds against everything that comes through MCP, not against a program that may write the data root
-as the same user of the system.
+While a PIN is set the policy is `human`, whatever `config.toml` or the environment say: only who knows the PIN can
+loosen it. It protects against everything that comes through MCP, not against a program that runs as the same user and
+may write to the data root.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ SHORTEST, LONGEST = 6, 64
 TRIES = 5
 LOCKED_S = 15 * 60.0
 COST = (2**15, 8, 1)
-"""scrypt's n, r and p (RFC 7914): 32 MiB and about a tenth of a second for each try."""
+"""scrypt's n, r and p (RFC 7914): 32 MiB and about 0.1 s for each try."""
 SET_ALREADY = "There is a PIN already. `ava pin change` replaces it, and asks for the old one."
 NONE_YET = "There is no approval PIN yet, so nothing can be approved. Set one with `ava pin set`."
-_GONE = "The PIN was removed meanwhile; nothing was done."
+_GONE = "The PIN was removed in the meantime; nothing was done."
 _TABLE = "pin"
 _MEMORY = 2**26
 
 
 @dataclass(frozen=True)
 class _Stored:
-    """What is kept of a PIN. `locked_until` is in seconds since 1970; 0 is not locked."""
+    """What is stored of a PIN. `locked_until` is in seconds since 1970; 0 means not locked."""
 
     salt: bytes
     hash: bytes = field(repr=False)
@@ -48,7 +48,7 @@ class _Stored:
 
 
 class PinFile:
-    """The PIN of one data root. Everything here blocks, for a tenth of a second where a PIN is looked at.
+    """The PIN of one data root. Every method blocks, for about 0.1 s where a PIN is checked.
 
     Args:
         path: `approval.toml` in the folder of secrets.
@@ -59,7 +59,7 @@ class PinFile:
 
     @property
     def path(self) -> Path:
-        """Where it stands."""
+        """The file."""
         return self._file.path
 
     @property
@@ -67,7 +67,7 @@ class PinFile:
         """Whether there is a PIN, and with it the policy `human`.
 
         Raises:
-            ConfigError: The file may not be trusted or read: nobody knows then what may be approved.
+            ConfigError: The file is not safe to use or cannot be read, so nothing can be approved.
         """
         return self._stored() is not None
 
@@ -75,7 +75,7 @@ class PinFile:
         """Store the first PIN.
 
         Raises:
-            BadInput: It can be none.
+            BadInput: It is too weak.
             Refused: There is one already.
             ConfigError: It cannot be stored.
         """
@@ -90,7 +90,7 @@ class PinFile:
         self._file.change(self._stored, edit)
 
     def ready(self) -> None:
-        """Look whether a PIN can be taken at all, before somebody is asked for one.
+        """Check that a PIN can be accepted at all, before a person is asked for it.
 
         Raises:
             Refused: There is none, or it is locked.
@@ -102,10 +102,10 @@ class PinFile:
         _refuse_locked(stored.locked_until - time.time())
 
     def check(self, pin: str) -> None:
-        """Take a PIN that somebody has given.
+        """Check a PIN that a person has given.
 
-        Each try is counted before it is looked at: whatever happens meanwhile, and however many try at once, there are
-        five. The fifth wrong one locks it for 15 minutes, for the right one too.
+        Each try is counted before it is checked, so there are never more than five, even with concurrent tries. The
+        fifth wrong one locks the PIN for 15 minutes; then the right one is refused too.
 
         Raises:
             Refused: It is wrong, or the PIN is locked.
@@ -115,7 +115,7 @@ class PinFile:
         if not hmac.compare_digest(_hash(pin, stored.salt, stored.cost), stored.hash):
             left = TRIES - stored.tries
             if left <= 0:
-                raise Refused(f"That is not the PIN; it is locked for {LOCKED_S / 60:.0f} minutes now.")
+                raise Refused(f"That is not the PIN; it is now locked for {LOCKED_S / 60:.0f} minutes.")
             raise Refused(f"That is not the PIN; {left} {'try is' if left == 1 else 'tries are'} left.")
         self._change({"tries": 0, "locked_until": 0.0})
 
@@ -123,7 +123,7 @@ class PinFile:
         """Replace the PIN.
 
         Raises:
-            BadInput: The new one can be none.
+            BadInput: The new one is too weak.
             Refused: The old one is wrong, or locked.
             ConfigError: The file cannot be used.
         """
@@ -139,21 +139,15 @@ class PinFile:
             ConfigError: The file cannot be used.
         """
         self.check(pin)
-
-        def edit(document: TOMLDocument) -> None:
-            if _TABLE not in document:
-                raise Refused(_GONE)
-            document.remove(_TABLE)
-
-        self._file.change(self._stored, edit)
+        self._change(None)
 
     def _counted(self) -> _Stored:
-        """Count a try, and return what is stored with it counted.
+        """Count a try, and return what is then stored.
 
         Raises:
             Refused: There is no PIN, or it is locked.
         """
-        if not self.is_set:  # there may be no folder for a lock either
+        if not self.is_set:  # there may be no folder for the lock
             raise Refused(NONE_YET)
 
         def edit(document: TOMLDocument) -> None:
@@ -163,7 +157,7 @@ class PinFile:
             now = time.time()
             left_s = stored.locked_until - now
             _refuse_locked(left_s)
-            # A clock that was set back may not lock it for years: it is locked for as long as a fifth try locks it.
+            # After the clock was set back, the lock may seem to last for years: then it lasts 15 minutes from now.
             tries = TRIES if left_s > LOCKED_S else stored.tries % TRIES + 1
             locked_until = now + LOCKED_S if tries == TRIES else 0.0
             _table(document).update({"tries": tries, "locked_until": locked_until})
@@ -174,11 +168,16 @@ class PinFile:
             raise Refused(_GONE)
         return stored
 
-    def _change(self, fields: dict[str, Any]) -> None:
+    def _change(self, fields: dict[str, Any] | None) -> None:
+        """Change what is stored of the PIN; None removes it."""
+
         def edit(document: TOMLDocument) -> None:
             if _TABLE not in document:
                 raise Refused(_GONE)
-            _table(document).update(fields)
+            if fields is None:
+                document.remove(_TABLE)
+            else:
+                _table(document).update(fields)
 
         self._file.change(self._stored, edit)
 
@@ -188,19 +187,19 @@ class PinFile:
 
 
 def policy_in_force(settings: Settings) -> Policy:
-    """Return who may approve at this moment: `human` while there is a PIN, else what is configured. Blocking.
+    """Return who may approve now: `human` while there is a PIN, else what is configured. Blocking.
 
     Raises:
-        ConfigError: Whether there is a PIN cannot be told.
+        ConfigError: The PIN's file cannot be read.
     """
     return "human" if PinFile(settings.paths.approval_file).is_set else settings.approval
 
 
 def _refuse_locked(left_s: float) -> None:
-    """Refuse while the PIN is locked; a clock that was set back is told apart by whoever counts a try.
+    """Refuse while the PIN is locked; a longer time means that the clock was set back.
 
     Raises:
-        Refused: It is; says for how long.
+        Refused: It is locked; says for how long.
     """
     if 0 < left_s <= LOCKED_S:
         raise Refused(f"The PIN is locked for {max(1, round(left_s / 60))} more min, after {TRIES} wrong tries.")
@@ -228,11 +227,11 @@ def _read(entries: dict[str, Any], file: PrivateFile) -> _Stored | None:
             tries=int(entry["tries"]),
             locked_until=float(entry["locked_until"]),
         )
-        if stored.cost != COST:  # the only one that was ever written; scrypt raises for some, and takes others' time
+        if stored.cost != COST:  # no other was ever written; scrypt raises for some, and takes too long for others
             raise ValueError
     except (KeyError, TypeError, ValueError, OverflowError):
         raise ConfigError(
-            f"{file.path} is not as `ava pin set` writes it, so nothing can be approved. {file.anew}"
+            f"{file.path} is not as `ava pin set` writes it, so nothing can be approved. {file.remedy}"
         ) from None
     return stored
 
@@ -255,10 +254,10 @@ def _hash(pin: str, salt: bytes, cost: tuple[int, int, int]) -> bytes:
 
 
 def refuse_weak(pin: str) -> None:
-    """Refuse a PIN that is guessed in five tries.
+    """Refuse a PIN that can be guessed in five tries.
 
     Raises:
-        BadInput: It is too short, too long, or one that everybody tries first; it is not shown.
+        BadInput: It is too short, too long, or easy to guess; it is not shown.
     """
     if not SHORTEST <= len(pin) <= LONGEST or not pin.isprintable() or pin != pin.strip():
         raise BadInput(
@@ -266,4 +265,4 @@ def refuse_weak(pin: str) -> None:
         )
     steps = {ord(after) - ord(before) for before, after in itertools.pairwise(pin)}
     if len(set(pin)) <= 2 or (len(steps) == 1 and abs(next(iter(steps))) <= 1):
-        raise BadInput("That PIN is one of the first that anybody tries. Choose one without such an order.")
+        raise BadInput("That PIN is too easy to guess. Choose one that is not a repetition or a sequence.")

@@ -1,4 +1,4 @@
-"""Where role files lie: the data root's, the project's, and Claude Code's where a setting says so."""
+"""Where role files are: in the data root, in the project, and, if a setting says so, in Claude Code's folders."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from ava_roles.catalog import Catalog, Folder, Problem
 from ava_roles.errors import RoleFileError, WorkspaceRefused
 from ava_roles.role_files import look
 from ava_roles.sandbox.workspace import project_at, resolve_workspace
+from ava_server.core.data_root import working_folder
 from ava_server.core.errors import ConfigError
 from ava_server.core.files import PrivateFile
 
@@ -29,24 +30,24 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def read_trusted(path: Path) -> dict[str, dict[str, str]]:
-    """Return what is trusted, by the real path of the folder of role files; nothing when there is no file. Blocking.
+    """Return the trusted files, by the real path of their folder; none when there is no file. Blocking.
 
     Raises:
-        ConfigError: The file or its folder may not be trusted or read, or it holds something else.
+        ConfigError: The file or its folder is not safe to use or cannot be read, or an entry is invalid.
     """
     file = _file(path)
     file.check_folder()
     found = file.entries()
     if not all(_is_entry(entry) for entry in found.values()):
-        raise ConfigError(f"{path}: an entry is not as `ava roles trust` writes it. {file.anew}")
+        raise ConfigError(f"{path}: an entry is not as `ava roles trust` writes it. {file.remedy}")
     return found
 
 
 def change_trusted(path: Path, folders: Mapping[str, Hashes]) -> dict[str, dict[str, str]]:
-    """Trust of these folders these files and no others; return what was trusted of them before. Blocking.
+    """Trust exactly these files of these folders; return what was trusted of them before. Blocking.
 
     Raises:
-        ConfigError: The file or its folder may not be trusted, read or written.
+        ConfigError: The file or its folder is not safe to use, or cannot be read or written.
     """
     file = _file(path)
     file.make_folder()
@@ -77,18 +78,18 @@ def _is_entry(entry: object) -> bool:
 OURS: Final = ".ava/roles"
 CLAUDE: Final = ".claude/agents"
 ROLES_S = 10.0
-"""For reading all role files, also those of a project on a disk that does not answer."""
+"""Limit for reading all role files: a project may be on a disk that does not answer."""
 
 
 @dataclass(frozen=True)
 class RolePlaces:
-    """Where role files may lie.
+    """The folders that may hold role files.
 
     Attributes:
-        root: The data root; None is none.
-        project: The project's folder, links resolved; None is none.
-        claude_agents: Claude Code's agent files count.
-        home: The home folder of the user; None where there is none.
+        root: The data root, if there is one.
+        project: The project's folder with links resolved, if there is one.
+        claude_agents: Claude Code's agent files are roles as well.
+        home: The user's home folder, if there is one.
     """
 
     root: DataRoot | None
@@ -98,7 +99,7 @@ class RolePlaces:
 
     @property
     def of_project(self) -> tuple[Folder, ...]:
-        """The project's folders, before it is known what of them is trusted."""
+        """The project's folders, before their trust is known."""
         if self.project is None:
             return ()
         labels = (OURS, CLAUDE) if self.claude_agents else (OURS,)
@@ -106,7 +107,7 @@ class RolePlaces:
 
     @property
     def of_user(self) -> tuple[Folder, ...]:
-        """The user's agents of Claude Code."""
+        """The user's Claude Code agents."""
         if self.home is None or not self.claude_agents:
             return ()
         return (Folder(self.home / CLAUDE, f"~/{CLAUDE}", deep=True),)
@@ -116,9 +117,9 @@ class RolePlaces:
         return (Folder(self.root.roles, "roles of the data root"),) if self.root is not None else ()
 
     def look(self) -> tuple[object, ...]:
-        """Return what tells the role files, and what of them is trusted, from what they are later. Blocking.
+        """Return a value that changes when a role file or its trust changes. Blocking.
 
-        No file is read, so that one may look every other second.
+        No file is read, so this may be called every few seconds.
         """
         trust: tuple[int, ...] = ()
         if self.root is not None:
@@ -128,12 +129,12 @@ class RolePlaces:
         return (trust, *(look(folder) for folder in (*self._of_root, *self.of_project, *self.of_user)))
 
     def load(self, *, by_path: bool = False) -> Catalog:
-        """Read every role file there is. Blocking.
+        """Read every role file. Blocking.
 
-        Where it cannot be told what is trusted, nothing of the project is, and the other roles work.
+        If the list of trusted files cannot be read, no file of the project is trusted; the other roles work.
 
         Args:
-            by_path: Files are called by their whole paths in messages, as programs want them.
+            by_path: Messages name files by their whole paths, for programs.
         """
         project = self.of_project
         problems: tuple[Problem, ...] = ()
@@ -153,7 +154,7 @@ def project_named(given: str, data_root: Path, home: Path) -> Path:
     """Return the project that a folder belongs to. Blocking.
 
     Raises:
-        WorkspaceRefused: It is no folder, or may be no project.
+        WorkspaceRefused: It is not a folder, or not allowed as a project.
     """
     return project_at(given, holding=(OURS, CLAUDE), data_root=data_root, home=home)
 
@@ -161,10 +162,10 @@ def project_named(given: str, data_root: Path, home: Path) -> Path:
 def places_of(
     settings: Settings, *, asked: str | None = None, client_roots: Sequence[str] = (), cwd: Path, home: Path
 ) -> RolePlaces:
-    """Return where the role files of a proposal may lie. Blocking.
+    """Return the folders with role files for a proposal. Blocking.
 
-    Its project is its workspace; without one, the working folder when it is inside a git repository. A workspace that
-    may not be given leaves it without a project: whoever resolves the proposal says why.
+    Its project is its workspace or, without one, the working folder if that is inside a git repository. With a refused
+    workspace there is no project; resolving the proposal says why.
     """
 
     def rule(asked: str | None, client_roots: Sequence[str], env: str | None, roots: Sequence[Path]) -> Path | None:
@@ -187,24 +188,20 @@ def places_of(
         folder = rule(None, (), None, ())
     try:
         project = project_named(str(folder), settings.data_root, home) if folder is not None else None
-    except WorkspaceRefused:  # it went away meanwhile
+    except WorkspaceRefused:  # it was removed in the meantime
         project = None
     return RolePlaces(settings.paths, project, settings.roles.claude_agents, home)
 
 
 def places_here(root: DataRoot | None, settings: Settings | None) -> RolePlaces:
-    """Return where the role files of this process's working folder may lie, also where the settings are wrong.
-
-    Blocking.
-    """
+    """Return the folders with role files for this process's working folder, even with invalid settings. Blocking."""
     try:
         home = Path.home()
-    except RuntimeError:  # a user whom this system does not know
+    except RuntimeError:  # the system does not know this user
         home = None
     if settings is None or home is None:
         return RolePlaces(root, None, False, home)
-    try:
-        cwd = Path.cwd()
-    except OSError:  # it was removed: the other roles work all the same
+    cwd = working_folder()
+    if cwd is None:
         return RolePlaces(root, None, settings.roles.claude_agents, home)
     return replace(places_of(settings, cwd=cwd, home=home), root=root)

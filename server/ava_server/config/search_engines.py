@@ -1,9 +1,9 @@
-"""Web searches: which engine is set up, and the way to it, which is the way of model calls."""
+"""Web search: which engine is configured, and how it is called, over the HTTP clients of model calls."""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
@@ -21,7 +21,6 @@ from ava_server.core.errors import AvaError
 if TYPE_CHECKING:
     import httpx2
 
-    from ava_server.config.credentials import Credentials
     from ava_server.config.settings import SearchSettings
     from ava_server.models.clients import ClientPool
 
@@ -30,26 +29,25 @@ CONNECT_S = 10.0
 MOST_BYTES = 2_000_000
 TITLES: Mapping[str, str] = {engine.name: engine.title for engine in (Kagi, Brave, Searxng)}
 ORDER = tuple(TITLES)
-"""Who is asked where several are set up."""
+"""In the order of preference when several are configured."""
 
 
 def engine_of(settings: SearchSettings, stored: Mapping[str, Key], name: str | None = None) -> Engine | None:
-    """Return the search engine that is set up, or None.
+    """Return the configured search engine, or None.
 
     Args:
         settings: What is configured.
         stored: The keys in `keys.toml`.
-        name: The one that is meant; None is the one that the settings choose.
+        name: The one that is wanted; None is the one that the settings choose.
 
     Raises:
-        ConfigError: The key in the environment cannot be one.
+        ConfigError: The key in the environment is invalid.
     """
-    meant = [each for each in ORDER if settings.engine in ("auto", each) and name in (None, each)]
-    made = (_made(each, settings, stored) for each in meant)
-    return next((engine for engine in made if engine is not None), None)
+    wanted = [each for each in ORDER if settings.engine in ("auto", each) and name in (None, each)]
+    return next((engine for each in wanted if (engine := _engine(each, settings, stored))), None)
 
 
-def _made(name: str, settings: SearchSettings, stored: Mapping[str, Key]) -> Engine | None:
+def _engine(name: str, settings: SearchSettings, stored: Mapping[str, Key]) -> Engine | None:
     if name == "searxng":
         return Searxng(settings.searxng) if settings.searxng else None
     key = key_among(stored, name)
@@ -59,41 +57,41 @@ def _made(name: str, settings: SearchSettings, stored: Mapping[str, Key]) -> Eng
 
 
 def search_cost(micros: int) -> str:
-    """Return what a search costs, in words that say what counts it."""
+    """Return what a search costs, and that no cap on money counts it."""
     return f"about {format_usd(micros, exact=True)} each, which no cap on money counts" if micros else "free"
 
 
 def without_search(tools: Mapping[str, T]) -> dict[str, T]:
-    """Return tools as they are where no search is set up."""
+    """Return the tools without the web search, for when none is configured."""
     return {name: tool for name, tool in tools.items() if name != NAME}
 
 
 @dataclass(frozen=True)
 class ApprovedSearch:
-    """The search of one run: by the engine that was approved, with the key that it has now.
+    """The web search of one run: by the engine that was approved, with its current key.
 
     Attributes:
         name: The engine.
-        access: Knows what is set up now.
-        clients: The connections of model calls, which honour the proxy and the certificates of the environment.
+        find: Returns the engine of a name if it is configured now.
+        clients: The clients of model calls, which honour the environment's proxy and certificates.
     """
 
     name: str
-    credentials: Credentials
+    find: Callable[[str], Engine | None]
     clients: ClientPool
 
     async def __call__(self, query: str, count: int) -> SearchResults:
         """Search.
 
         Raises:
-            ToolFailed: It brought nothing.
+            ToolFailed: It failed.
         """
         try:
-            engine = await anyio.to_thread.run_sync(self.credentials.search, self.name)
+            engine = await anyio.to_thread.run_sync(self.find, self.name)
         except AvaError as error:
             raise ToolFailed("no key can be read here at the moment (`ava doctor` tells a person why)") from error
         if engine is None:
-            raise ToolFailed("the web search was taken away since this run was approved; read pages that you know")
+            raise ToolFailed("the web search was removed after this run was approved; read pages that you know")
         return await ask_engine(engine, query, count, self.clients)
 
 
@@ -101,7 +99,7 @@ async def ask_engine(engine: Engine, query: str, count: int, clients: ClientPool
     """Ask an engine, once.
 
     Raises:
-        ToolFailed: It brought no answer; the text says why, and what to do.
+        ToolFailed: It gave no answer; the text says why, and what to do.
     """
 
     async def send(ask: SearchRequest) -> SearchReply:
@@ -118,7 +116,7 @@ async def _exchange(client: httpx2.AsyncClient, ask: SearchRequest, title: str) 
     """Send a request and read the whole answer.
 
     Raises:
-        ToolFailed: None came, or one that is too large.
+        ToolFailed: No answer came, or one that is too large.
     """
     import httpx2
 
@@ -131,12 +129,12 @@ async def _exchange(client: httpx2.AsyncClient, ask: SearchRequest, title: str) 
             async for chunk in response.aiter_raw():
                 if not body.add(chunk):
                     break
-            named = {name.lower(): value for name, value in response.headers.items()}
+            headers = {name.lower(): value for name, value in response.headers.items()}
             status = response.status_code
     except (httpx2.ConnectError, httpx2.ProxyError) as error:
         raise ToolFailed(f"{title} cannot be reached: {error or type(error).__name__}; try again later") from None
-    except httpx2.TransportError as error:  # its words may repeat what was sent
+    except httpx2.TransportError as error:  # its message may repeat what was sent
         raise ToolFailed(f"{title} did not answer ({type(error).__name__}); try again later") from None
     if body.truncated:
         raise ToolFailed(f"{title} answered with more than {MOST_BYTES:,} bytes; ask for fewer results")
-    return SearchReply(status, named, bytes(body.data))
+    return SearchReply(status, headers, bytes(body.data))

@@ -1,7 +1,7 @@
-"""Secrets for tool calls: kept in `secrets/secrets.toml` of the data root, for its owner's eyes alone.
+"""Secrets for tool calls: kept in `secrets/secrets.toml` of the data root, which only its owner can read.
 
-A value is in no repr and in no error text. With it stand the hosts that it may be sent to: a page that talks a model
-into sending it elsewhere gets nothing.
+No repr and no error text contains a value. Each secret has a list of hosts to which it may be sent: a page that talks a
+model into sending it elsewhere gets nothing.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from ava_roles.placeholders import SECRET_NAME, bound_host, means_one
 from ava_roles.wrap import clean
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 
 SHORTEST, LONGEST = 8, 8_192
 MOST_DIGITS = 6
-"""A name with more digits may be a secret in a name's place."""
+"""A name with more digits may be a secret given by mistake."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +34,8 @@ class Secret:
     Attributes:
         name: As role files and placeholders write it; case counts.
         value: In no repr.
-        hosts: Where it may be sent: `host`, or `host:port`. Without any no tool can use it.
-        set_at: When it was stored, UTC, as ISO 8601.
+        hosts: Where it may be sent: `host`, or `host:port`. Without any, no tool can use it.
+        set_at: When it was stored, in UTC, as ISO 8601.
     """
 
     name: str
@@ -42,11 +44,21 @@ class Secret:
     set_at: str
 
 
+class _Entry(BaseModel):
+    """A secret as the file has it."""
+
+    model_config = ConfigDict(strict=True)
+
+    value: str
+    hosts: list[str] = Field(default=[], alias="for")
+    set_at: str = Field(default="", alias="set")
+
+
 def secret_name(given: str) -> str:
     """Return a secret's name.
 
     Raises:
-        BadInput: It can be none, or may be a secret itself; it is not shown.
+        BadInput: It is not valid, or may be a secret itself; it is not shown.
     """
     name = given.strip()
     if not SECRET_NAME.fullmatch(name):
@@ -56,14 +68,14 @@ def secret_name(given: str) -> str:
         )
     if may_be_secret(name):
         raise BadInput(
-            "What was given as the name may be a secret itself, and is not taken. Choose a name with at most"
-            f" {MOST_DIGITS} digits, such as TICKETS_TOKEN; the value is asked for."
+            "The given name may be a secret itself, and was refused. Choose a name with at most"
+            f" {MOST_DIGITS} digits, such as TICKETS_TOKEN; you will be asked for the value."
         )
     return name
 
 
 def may_be_secret(name: str) -> bool:
-    """Tell whether what was given as a name may be a value in its place, and is not to be repeated."""
+    """Tell whether a name may be a value given by mistake, which must not be repeated."""
     from ava_audit.redaction.redact import Redactor
 
     return sum(char.isdigit() for char in name) > MOST_DIGITS or bool(Redactor({}).find_shapes(name))
@@ -73,7 +85,7 @@ def hosts_of(given: Sequence[str]) -> tuple[str, ...]:
     """Return hosts as secrets are bound to them, each once.
 
     Raises:
-        BadInput: One of them can be none.
+        BadInput: One of them is invalid.
     """
     hosts: list[str] = []
     for text in (part for each in given for part in each.split(",") if part.strip()):
@@ -86,10 +98,10 @@ def hosts_of(given: Sequence[str]) -> tuple[str, ...]:
 
 
 def read_secrets(path: Path) -> dict[str, Secret]:
-    """Return the stored secrets by name, all of one reading; none when there is no file.
+    """Return the stored secrets by name, read at once; none when there is no file.
 
     Raises:
-        ConfigError: The file or its folder may not be trusted or read, or it holds what is no secret.
+        ConfigError: The file or its folder is not safe to use or cannot be read, or an entry is invalid.
     """
     file = _file(path)
     file.check_folder()
@@ -97,21 +109,21 @@ def read_secrets(path: Path) -> dict[str, Secret]:
 
 
 def set_secret(name: str, value: str, hosts: Sequence[str] | None, path: Path) -> Secret:
-    """Store a secret, atomically and for its owner alone; one that is there is replaced.
+    """Store a secret, atomically and for its owner alone; an existing one is replaced.
 
     Args:
         name: Its name.
-        value: Its value; white space around it is not part of it.
-        hosts: Where it may be sent; None keeps what was said when it was stored before.
+        value: Its value; surrounding white space is removed.
+        hosts: Where it may be sent; None keeps the hosts of the existing one.
         path: `secrets.toml` of the data root.
 
     Raises:
-        BadInput: Name, value or a host cannot be one; the value is not shown.
-        ConfigError: The file or its folder may not be trusted, read or written.
+        BadInput: Name, value or a host is invalid; the value is not shown.
+        ConfigError: The file or its folder is not safe to use, or cannot be read or written.
     """
     name, value = secret_name(name), value.strip()
     if fault := _fault(value):
-        raise BadInput(f"That is no value for {name}: {fault}. Nothing is stored.")
+        raise BadInput(f"That cannot be the value of {name}: {fault}. Nothing was stored.")
     bound = None if hosts is None else hosts_of(hosts)
     _file(path).make_folder()
     before = read_secrets(path).get(name)
@@ -130,51 +142,36 @@ def remove_secret(name: str, path: Path) -> bool:
     """Remove a secret; False when there was none of this name.
 
     Raises:
-        BadInput: The name can be none.
-        ConfigError: The file or its folder may not be trusted, read or written.
+        BadInput: The name is invalid.
+        ConfigError: The file or its folder is not safe to use, or cannot be read or written.
     """
-    name = secret_name(name)
-    if name not in read_secrets(path):
-        return False
-
-    def edit(document: TOMLDocument) -> None:
-        if name in document:
-            del document[name]
-
-    _file(path).change(lambda: read_secrets(path), edit)
-    return True
+    return _file(path).remove(secret_name(name), lambda: read_secrets(path)) is not None
 
 
 def _file(path: Path) -> PrivateFile:
     return PrivateFile(path, "secrets", "ava secret", "ava secret set NAME")
 
 
-def _secret(name: str, entry: object, file: PrivateFile) -> Secret:
-    fields = cast("dict[str, Any]", entry) if isinstance(entry, dict) else {}
-    value, hosts, set_at = fields.get("value"), fields.get("for", []), fields.get("set", "")
-    texts = cast("list[object]", hosts) if isinstance(hosts, list) else [None]
-    names = [text for text in texts if isinstance(text, str)]
-    if (
-        not SECRET_NAME.fullmatch(name)
-        or not isinstance(value, str)
-        or _fault(value)
-        or len(names) != len(texts)
-        or not isinstance(set_at, str)
-    ):
-        raise ConfigError(f"{file.path}: an entry is not as `ava secret set` writes it. {file.anew}")
-    return Secret(name, value, tuple(names), set_at[:40])
+def _secret(name: str, stored: object, file: PrivateFile) -> Secret:
+    try:
+        entry = _Entry.model_validate(stored)
+        if not SECRET_NAME.fullmatch(name) or _fault(entry.value):
+            raise ValueError
+    except ValueError:  # a ValidationError is one; its text has the value
+        raise ConfigError(f"{file.path}: an entry is not as `ava secret set` writes it. {file.remedy}") from None
+    return Secret(name, entry.value, tuple(entry.hosts), entry.set_at[:40])
 
 
 def _fault(value: str) -> str | None:
-    """Return why a value can be no secret, without showing it."""
+    """Return why a value cannot be a secret, without showing it."""
     if len(value) < SHORTEST:
         return f"it has fewer than {SHORTEST} characters, and would be found in ordinary words"
     if len(value) > LONGEST:
         return f"it has more than {LONGEST:,} characters"
     if not value.isprintable() or clean(value)[0] != value:
-        return "it has a line break, a tab or a character that cannot be seen"
+        return "it contains a line break, a tab or an invisible character"
     if value != value.strip():
-        return "it has white space around it"
+        return "it begins or ends with white space"
     if means_one(value):
         return "it is a placeholder"
     return None

@@ -1,7 +1,7 @@
-"""Settings: `config.toml` of the data root under `AVA_*` variables, read once at start.
+"""Settings: `config.toml` of the data root, overridden by `AVA_*` variables, read once at start.
 
-What limits everybody (day caps, approval, auto ceilings, the sandbox, the hard caps, `enabled`) comes from
-the data root; the environment may tighten it for its own process and never loosen it.
+The limits for all users (day caps, approval, auto ceilings, the sandbox, the hard caps, `enabled`) come from the data
+root. The environment may tighten them for its own process, but never loosen them.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from ava_roles.mcp_client.entry import SERVER_NAME
 from ava_roles.net.proxies import proxy_url
 from ava_roles.placeholders import means_one
 from ava_server.config import checks
-from ava_server.config.keys import PROVIDERS
+from ava_server.config.host_placeholders import BUNDLE
 from ava_server.core.data_root import DataRoot, absolute_folder, find_data_root
 from ava_server.core.errors import ConfigError
+from ava_server.core.files import reason
 from ava_server.models.pricing.prices import is_local
+from ava_server.models.providers import PROVIDERS
 
 Policy = Literal["ask", "human", "auto"]
 TTL_UNDER_HUMAN_S = 86_400
-BUNDLE = "bundle"
-"""AVA_HOST of a server that runs from the extension of Claude Desktop."""
 BUNDLE_DAILY_USD = "5"
-"""What its install dialog proposes, also where somebody has emptied the field."""
+"""The day cap that the bundle's install dialog suggests; it also applies when the field was emptied."""
 _IN_ENVIRONMENT = "where Ava is given its variables"
 FOR_EVERYBODY = ("enabled", "approval", "auto_approve_cents", "auto_approve_daily_cents", "limits", "sandbox")
-"""What limits everybody: a change of it is on the record, and the environment may only tighten it."""
+"""The limits for all users: the log records every change, and the environment may only tighten them."""
 SELF_KNOWN_PROVIDERS = frozenset({"custom", *(name for name, known in PROVIDERS.items() if known.models)})
 
 
@@ -57,7 +57,7 @@ def _no_bool(value: object) -> object:
 
 
 def _search_url(url: str) -> str:
-    """Return the address of a search engine: over https, or in one's own network."""
+    """Return the address of a search engine: over https, or in the user's own network."""
     url = http_url(url)
     parts = urlsplit(url)
     if parts.scheme != "https" and not is_local(url) and "." in (parts.hostname or ""):
@@ -71,7 +71,7 @@ def http_url(url: str) -> str:
     """Return the address of an endpoint.
 
     Raises:
-        ValueError: It is none, or holds what may be a secret; the text says what is allowed.
+        ValueError: It is not an address, or may contain a secret; the text says what is allowed.
     """
     try:
         parts = urlsplit(url)
@@ -96,13 +96,13 @@ ProxyUrl = Annotated[str, AfterValidator(lambda text: proxy_url(text) if text el
 
 
 class Table(BaseModel):
-    """Base of every table of settings: fixed once read, unknown names refused."""
+    """Base of every table of settings: immutable, and unknown names are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
 
 class Limits(Table):
-    """What everybody is held to; 0 means that nothing may be spent or run, never unlimited."""
+    """The limits for all users; 0 means that nothing may be spent or run, never unlimited."""
 
     running_per_user: Count = 3
     running: Count = 10
@@ -118,7 +118,7 @@ class Limits(Table):
 
 
 class Tiers(Table):
-    """The models of the tiers, each a `provider:id`; None is the one of `tiers.toml`."""
+    """The models of the tiers, each a `provider:id`; None is the one in `tiers.toml`."""
 
     fast: str | None = None
     balanced: str | None = None
@@ -126,7 +126,7 @@ class Tiers(Table):
 
 
 class ProviderSettings(Table):
-    """A provider: its address, the format that it speaks (None: as its address says), and whether it can stream."""
+    """A provider: its address, the format that it speaks (None: known by its address), and whether it can stream."""
 
     base_url: Url | None = None
     wire: Literal["chat_completions", "messages", "responses"] | None = None
@@ -144,7 +144,7 @@ class PriceSettings(Table):
 
 
 class WorkspaceSettings(Table):
-    """Folders beneath which a workspace may lie; none means the one that the rule finds."""
+    """Folders beneath which a workspace may be; none means the one that Ava finds."""
 
     roots: tuple[Folder, ...] = ()
 
@@ -157,13 +157,13 @@ class SandboxSettings(Table):
 
 
 class FetchSettings(Table):
-    """The proxy through which pages are fetched; empty is none. It may hold a password, so no repr shows it."""
+    """The proxy for fetching pages; empty is none. It may contain a password, so no repr shows it."""
 
     proxy: ProxyUrl = Field(default="", repr=False)
 
 
 class SearchSettings(Table):
-    """Who searches the web, and where each is asked; `auto`: Kagi with its key, else Brave with its, else a SearXNG."""
+    """The web search and its addresses; `auto` is Kagi if it has a key, else Brave if it has one, else SearXNG."""
 
     engine: Literal["auto", "kagi", "brave", "searxng", "none"] = "auto"
     searxng: SearchUrl = ""
@@ -172,7 +172,7 @@ class SearchSettings(Table):
 
 
 class RolesSettings(Table):
-    """Whether Claude Code's agent files, the project's `.claude/agents` and the user's, are roles as well."""
+    """Whether Claude Code's agent files (`.claude/agents`, the project's and the user's) are roles as well."""
 
     claude_agents: bool = False
 
@@ -202,7 +202,7 @@ class McpServerSettings(Table):
 
 
 class UserSettings(Table):
-    """What one user of the HTTP server may do; None is what holds for everybody."""
+    """What one user of the HTTP server may do; None is the general limit."""
 
     workspaces: tuple[Folder, ...] = ()
     daily_cents: Count | None = None
@@ -212,7 +212,7 @@ class UserSettings(Table):
 
 
 class Configured(Table):
-    """The settings as they may stand in `config.toml`, with their defaults."""
+    """The settings that `config.toml` may have, with their defaults."""
 
     enabled: bool = True
     approval: Policy = "ask"
@@ -249,18 +249,18 @@ class Configured(Table):
 
 
 class Settings(Configured):
-    """Everything that is configured: the settings, and what belongs to this process alone.
+    """The whole configuration: the settings, and what belongs to this process alone.
 
     Attributes:
-        data_root: The folder in which everything is kept.
+        data_root: The folder that holds all of Ava's data.
         model_base_url: AVA_MODEL_BASE_URL: one compatible endpoint for everything.
         model_api_key: AVA_MODEL_API_KEY, for that endpoint.
         model: AVA_MODEL.
-        default_workspace: AVA_WORKSPACE, as it was given.
-        daily_cents: AVA_DAILY_USD in cents; it has tightened `limits.user_daily_cents` already.
-        user_limit_cents: `limits.user_daily_cents` as it was before that; None without AVA_DAILY_USD.
-        from_environment: The paths of the settings that variables of this process hold.
-        for_everybody: What limits everybody, as the data root has it: before any variable tightened it.
+        default_workspace: AVA_WORKSPACE, as given.
+        daily_cents: AVA_DAILY_USD in cents; `limits.user_daily_cents` is tightened already.
+        user_limit_cents: `limits.user_daily_cents` before that; None without AVA_DAILY_USD.
+        from_environment: The paths of the settings that this process's variables set.
+        for_everybody: The limits for all users in the data root, before any variable tightened them.
     """
 
     data_root: Path
@@ -275,23 +275,23 @@ class Settings(Configured):
 
     @property
     def paths(self) -> DataRoot:
-        """The places in the data root."""
+        """The paths in the data root."""
         return DataRoot(self.data_root)
 
     @property
     def proposal_lifetime_s(self) -> int:
-        """Seconds for which a proposal waits under the configured policy."""
+        """Seconds that a proposal waits under the configured policy."""
         return self.lifetime_under(self.approval)
 
     def lifetime_under(self, policy: Policy) -> int:
-        """Return the seconds for which a proposal waits: 24 hours under `human`, unless `proposal_ttl_s` is set."""
+        """Return the seconds that a proposal waits: 24 hours under `human`, unless `proposal_ttl_s` is set."""
         if policy == "human" and "proposal_ttl_s" not in self.model_fields_set:
             return TTL_UNDER_HUMAN_S
         return self.proposal_ttl_s
 
     @property
     def user_day_setting(self) -> str:
-        """What holds the user's day, and where it stands: the lower of the limit and AVA_DAILY_USD, or both."""
+        """The setting that limits the user's day, and its place: the lower of the limit and AVA_DAILY_USD, or both."""
         limit = self.where("limits", "user_daily_cents")
         if self.daily_cents is None or self.user_limit_cents is None or self.daily_cents > self.user_limit_cents:
             return limit
@@ -300,18 +300,18 @@ class Settings(Configured):
 
     @property
     def installation_day_setting(self) -> str:
-        """What holds the installation's day, and where it stands."""
+        """The setting that limits the installation's day, and its place."""
         return self.where("limits", "installation_daily_cents")
 
     def where(self, *path: str) -> str:
-        """Return a setting with the place in which a change of it counts: a variable lies over the file."""
+        """Return a setting with the place in which to change it: a variable overrides the file."""
         if path in self.from_environment:
             return f"{checks.variable(path)} {_IN_ENVIRONMENT}"
         return f"{'.'.join(path)} in config.toml"
 
 
 def limits_of(configured: Configured) -> dict[str, Any]:
-    """Return what limits everybody, by the setting's name in `config.toml`, as JSON has it."""
+    """Return the limits for all users as JSON values, by the setting's name in `config.toml`."""
     found: dict[str, Any] = {}
     for name, value in configured.model_dump(mode="json", include=set(FOR_EVERYBODY)).items():
         if isinstance(value, dict):
@@ -322,14 +322,14 @@ def limits_of(configured: Configured) -> dict[str, Any]:
 
 
 def load_settings(data_root: Path | None = None, env: Mapping[str, str] | None = None) -> Settings:
-    """Return the settings of `config.toml` under those of the environment; nothing is created.
+    """Return the settings of `config.toml`, overridden by the environment; nothing is created.
 
     Args:
-        data_root: The data root, in place of AVA_DATA_ROOT.
+        data_root: The data root, instead of AVA_DATA_ROOT.
         env: The environment; None is this process's.
 
     Raises:
-        ConfigError: A setting is wrong, unknown, a key, or looser than the environment may make it.
+        ConfigError: A setting is invalid, unknown, a key, or loosened by the environment.
     """
     env = os.environ if env is None else env
     root = find_data_root(data_root, env)
@@ -351,15 +351,12 @@ def load_settings(data_root: Path | None = None, env: Mapping[str, str] | None =
         raise checks.explained(wrong, Configured, str(root.config)) from None
     try:
         own |= {"data_root": root.path, "for_everybody": limits_of(base)}
-        settings = Settings.model_validate({**_laid_over(in_file, in_env), **own})
+        settings = Settings.model_validate({**_merged(in_file, in_env), **own})
     except ValidationError as wrong:
         raise checks.explained(wrong, Configured, None) from None
     checks.refuse_looser(in_env, base, settings, str(root.config))
-    return settings if daily_cents is None else _tightened(settings, daily_cents)
-
-
-def _tightened(settings: Settings, daily_cents: int) -> Settings:
-    """Return the settings with no more to spend in a day than this process may."""
+    if daily_cents is None:
+        return settings
     limit = settings.limits.user_daily_cents
     limits = settings.limits.model_copy(update={"user_daily_cents": min(daily_cents, limit)})
     return settings.model_copy(update={"limits": limits, "daily_cents": daily_cents, "user_limit_cents": limit})
@@ -367,27 +364,27 @@ def _tightened(settings: Settings, daily_cents: int) -> Settings:
 
 def _read_config(path: Path) -> dict[str, Any]:
     try:
-        if path.is_fifo():  # reading it would wait for ever
-            raise ConfigError(f"{path} is a pipe, and no file of settings. Put a file there, or remove it.")
+        if path.is_fifo():  # reading it would wait forever
+            raise ConfigError(f"{path} is a pipe, not a file of settings. Put a file there, or remove it.")
         return tomllib.loads(path.read_text("utf-8"))
-    except (FileNotFoundError, NotADirectoryError):  # a root that is no folder is told when it is opened
+    except (FileNotFoundError, NotADirectoryError):  # a root that is not a folder is reported when it is opened
         return {}
     except tomllib.TOMLDecodeError as wrong:
-        raise ConfigError(f"{path} is no valid TOML: {wrong}. Correct it there.") from None
+        raise ConfigError(f"{path} is not valid TOML: {wrong}. Correct it there.") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path} is not UTF-8 text. Save it as UTF-8.") from None
     except OSError as failed:
-        why = failed.strerror or type(failed).__name__
-        raise ConfigError(f"{path} cannot be read: {why}. Make it readable for this user, or remove it.") from failed
+        why = f"{path} cannot be read: {reason(failed)}"
+        raise ConfigError(f"{why}. Make it readable for this user, or remove it.") from failed
 
 
-def _laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Return two nested tables as one; where both have a value, the one above."""
+def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Return two nested tables as one; `above` wins."""
     merged = dict(below)
     for key, value in above.items():
         under = merged.get(key)
         if isinstance(under, dict) and isinstance(value, dict):
-            value = _laid_over(cast("dict[str, Any]", under), cast("dict[str, Any]", value))
+            value = _merged(cast("dict[str, Any]", under), cast("dict[str, Any]", value))
         merged[key] = value
     return merged
 
@@ -396,7 +393,7 @@ log = logging.getLogger("ava.settings")
 
 
 def on_record(view: View) -> dict[str, Any]:
-    """Return what limits everybody as the log last said it; what it never spoke of has its built-in value."""
+    """Return the limits for all users as the log last recorded them; built-in values for what it never recorded."""
     known = limits_of(Configured())
     for entry in view.of_type("SettingsChanged"):
         if isinstance(entry.fact, SettingsChanged) and entry.fact.setting in known:
@@ -405,7 +402,7 @@ def on_record(view: View) -> dict[str, Any]:
 
 
 def changes(view: View, now: Mapping[str, Any]) -> tuple[SettingsChanged, ...]:
-    """Return what differs between the settings of the data root and the log."""
+    """Return the differences between the log and the settings of the data root."""
     before = on_record(view)
     return tuple(
         SettingsChanged(setting=name, before=before[name], after=value)
@@ -415,7 +412,7 @@ def changes(view: View, now: Mapping[str, Any]) -> tuple[SettingsChanged, ...]:
 
 
 def note_settings(now: Mapping[str, Any], who: Who) -> Command[int]:
-    """Put on record what has changed; the second of two processes that start at once finds nothing to write."""
+    """Record what has changed; of two processes that start at once, the second finds nothing to write."""
 
     def command(view: View, _now_us: int) -> Outcome[int]:
         events = tuple(Event(who, fact) for fact in changes(view, now))
@@ -425,12 +422,12 @@ def note_settings(now: Mapping[str, Any], who: Who) -> Command[int]:
 
 
 async def record_settings(store: Store, now: Mapping[str, Any], who: Who) -> None:
-    """Compare the settings of the data root with the log, and write only where they differ.
+    """Compare the settings of the data root with the log, and record the differences.
 
-    A log that is out of reach keeps nobody from starting: the next one to start finds the same.
+    A log that cannot be reached does not prevent a start: the next start finds the same differences.
     """
     try:
         if await store.read(lambda view: changes(view, now)):
             await store.do(note_settings(now, who))
     except AuditError as error:
-        log.warning("whether settings have changed is not on the record: %s", error)
+        log.warning("changes of settings could not be recorded: %s", error)

@@ -1,8 +1,7 @@
-"""Tokens of the HTTP server: whom a request acts for, and what it may do. Only their hashes are kept.
+"""Tokens of the HTTP server: which user a request acts for, and what it may do. Only their hashes are stored.
 
-A token is 256 random bits, shown once. Its plain SHA-256 is what is stored: salt and a slow hash protect secrets that
-somebody can guess, and nobody guesses one of 2^256; a slow hash on every request would only be a way to keep the
-server busy.
+A token is 256 random bits, shown once. A plain SHA-256 is enough to store it: salt and a slow hash protect secrets that
+can be guessed, and a slow hash on every request would make it easy to overload the server.
 """
 
 from __future__ import annotations
@@ -12,10 +11,12 @@ import hmac
 import re
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+
+from pydantic import BaseModel, ConfigDict
 
 from ava_audit.units import iso_utc
 from ava_server.config.secrets import may_be_secret
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 Scope = Literal["spawn", "read", "audit", "approve"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 BEGINS = "avatok_"
-"""How every token begins: so it is known for what it is wherever it turns up, and replaced."""
+"""How every token begins, so that it is recognised and redacted wherever it appears."""
 _BYTES = 32
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+-]{0,63}")
@@ -40,15 +41,15 @@ _LONGEST = 200
 
 @dataclass(frozen=True)
 class Token:
-    """What is kept of a token.
+    """What is stored of a token.
 
     Attributes:
-        name: What people call it.
-        user: Whom its requests act for.
+        name: Its name, for people.
+        user: The user for whom its requests act.
         scopes: What it may do.
         hash: The SHA-256 of the token, in hex; in no repr.
         created_us: When it was made, in microseconds since 1970.
-        expires_us: From when on it is worth nothing; None is never.
+        expires_us: When it expires; None is never.
     """
 
     name: str
@@ -60,47 +61,59 @@ class Token:
 
     @property
     def id(self) -> str:
-        """Tells it from another token that had its name before."""
+        """Distinguishes it from an earlier token of the same name."""
         return self.hash[:12]
 
-    def over(self, now_us: int) -> bool:
-        """Tell whether it has expired."""
+    def expired(self, now_us: int | None = None) -> bool:
+        """Tell whether it has expired, by default now."""
+        now_us = time.time_ns() // 1000 if now_us is None else now_us
         return self.expires_us is not None and self.expires_us <= now_us
 
     def on_record(self) -> dict[str, Any]:
-        """Return what the log says of it."""
+        """Return what the log records of it."""
         expires = None if self.expires_us is None else iso_utc(self.expires_us)
         return {"id": self.id, "user": self.user, "scopes": list(self.scopes), "expires": expires}
 
 
+class _Entry(BaseModel):
+    """A token as the file has it."""
+
+    model_config = ConfigDict(strict=True)
+
+    user: str
+    scopes: list[Scope]
+    sha256: str
+    created_us: int
+    expires_us: int | None = None
+
+
 class Tokens:
-    """The tokens as they are at this moment: one that was made or revoked meanwhile counts at once.
+    """The tokens in force: one that is made or revoked counts at once.
 
     Args:
         path: `tokens.toml` in the folder of secrets.
     """
 
     def __init__(self, path: Path) -> None:
-        self._followed: WatchedFile[dict[str, Token]] = WatchedFile(path, lambda: read_tokens(path))
+        self._file: WatchedFile[dict[str, Token]] = WatchedFile(path, lambda: read_tokens(path))
 
     def any(self) -> bool:
-        """Tell whether there is one that is worth something. Blocking.
+        """Tell whether there is a valid one. Blocking.
 
         Raises:
-            ConfigError: The file may not be trusted or read.
+            ConfigError: The file is not safe to use, or cannot be read.
         """
-        now_us = time.time_ns() // 1000
-        return any(not token.over(now_us) for token in self._followed.current().values())
+        return any(not token.expired() for token in self._file.current().values())
 
     def find(self, given: str) -> Token | None:
-        """Return the token that a request shows; None for one that is none, was revoked or has expired. Blocking.
+        """Return the token that a request shows; None for one that is unknown, revoked or expired. Blocking.
 
-        Each is compared in the same time, whatever it shares with the one given: the hashes, and all of them.
+        All hashes are compared, each in constant time, so the time says nothing about a stored token.
 
         Raises:
-            ConfigError: The file may not be trusted or read: then nobody is let in.
+            ConfigError: The file is not safe to use or cannot be read: then every request is refused.
         """
-        stored = self._followed.current()
+        stored = self._file.current()
         if len(given) > _LONGEST or not given.isascii():
             return None
         hashed = _hash(given)
@@ -108,31 +121,28 @@ class Tokens:
         for token in stored.values():
             if hmac.compare_digest(token.hash, hashed):
                 found = token
-        return None if found is None or found.over(time.time_ns() // 1000) else found
+        return None if found is None or found.expired() else found
 
     def holds(self, token: Token) -> bool:
-        """Tell whether a token that was found counts still, and for the same; not where it cannot be read. Blocking."""
-        try:
-            stored = self._followed.current()
-        except ConfigError:
-            return False
-        return stored.get(token.name) == token and not token.over(time.time_ns() // 1000)
+        """Tell whether a token is still valid and unchanged; not if the file cannot be read. Blocking."""
+        return any(stored == token and not stored.expired() for stored in self._readable())
 
     def holds_id(self, token_id: str) -> bool:
-        """Tell it of the one with this id. Blocking."""
+        """Tell whether the token with this id is still valid; not if the file cannot be read. Blocking."""
+        return any(stored.id == token_id and not stored.expired() for stored in self._readable())
+
+    def _readable(self) -> Iterable[Token]:
         try:
-            stored = self._followed.current()
+            return self._file.current().values()
         except ConfigError:
-            return False
-        now_us = time.time_ns() // 1000
-        return any(token.id == token_id and not token.over(now_us) for token in stored.values())
+            return ()
 
 
 def read_tokens(path: Path) -> dict[str, Token]:
     """Return the stored tokens by name; none when there is no file. Blocking.
 
     Raises:
-        ConfigError: The file or its folder may not be trusted or read, or it holds what is no token.
+        ConfigError: The file or its folder is not safe to use or cannot be read, or an entry is invalid.
     """
     file = _file(path)
     file.check_folder()
@@ -142,16 +152,16 @@ def read_tokens(path: Path) -> dict[str, Token]:
 def create_token(
     path: Path, name: str, user: str, scopes: Sequence[Scope], expires_us: int | None
 ) -> tuple[Token, str]:
-    """Make a token, and return it with its text, which is kept nowhere. Blocking.
+    """Make a token, and return it with its text, which is stored nowhere. Blocking.
 
     Raises:
-        BadInput: Name, user or scopes cannot be ones.
-        Refused: There is one of this name.
-        ConfigError: The file or its folder may not be trusted, read or written.
+        BadInput: Name, user or scopes are invalid.
+        Refused: The name is already used.
+        ConfigError: The file or its folder is not safe to use, or cannot be read or written.
     """
     name, user = token_name(name), user_name(user)
     if not scopes:
-        raise BadInput(f"scope: a token that may do nothing is of no use; give some of {', '.join(SCOPES)}")
+        raise BadInput(f"scope: a token without a scope is useless; give some of {', '.join(SCOPES)}")
     text = BEGINS + secrets.token_urlsafe(_BYTES)
     ordered: tuple[Scope, ...] = tuple(scope for scope in SCOPES if scope in scopes)
     token = Token(name, user, ordered, _hash(text), time.time_ns() // 1000, expires_us)
@@ -176,34 +186,23 @@ def revoke_token(path: Path, name: str) -> Token | None:
     """Remove a token, and return it; None when there is none of this name. Blocking.
 
     Raises:
-        BadInput: The name can be none.
-        ConfigError: The file or its folder may not be trusted, read or written.
+        BadInput: The name is invalid.
+        ConfigError: The file or its folder is not safe to use, or cannot be read or written.
     """
-    name = token_name(name)
-    if name not in read_tokens(path):
-        return None
-    removed: list[Token] = []
-
-    def edit(document: TOMLDocument) -> None:
-        if name in document:
-            removed.append(_token(name, document[name].unwrap(), _file(path)))
-            del document[name]
-
-    _file(path).change(lambda: read_tokens(path), edit)
-    return removed[0] if removed else None
+    return _file(path).remove(token_name(name), lambda: read_tokens(path))
 
 
 def token_name(given: str) -> str:
     """Return a token's name.
 
     Raises:
-        BadInput: It can be none, or may be a token itself; it is not shown.
+        BadInput: It is invalid, or may be a token itself; it is not shown.
     """
     name = given.strip()
     if not _NAME.fullmatch(name) or name.startswith(BEGINS) or may_be_secret(name):
         raise BadInput(
             "A token's name has letters, digits, `_`, `.` and `-`, a letter first, at most 64 characters and no more"
-            " than 6 digits, such as laptop. The token itself is made by Ava."
+            " than 6 digits, such as laptop. Ava makes the token itself."
         )
     return name
 
@@ -212,7 +211,7 @@ def user_name(given: str) -> str:
     """Return the name of a user.
 
     Raises:
-        BadInput: It can be none.
+        BadInput: It is invalid.
     """
     user = given.strip()
     if not _USER.fullmatch(user) or user.startswith(BEGINS) or may_be_secret(user):
@@ -224,10 +223,10 @@ def user_name(given: str) -> str:
 
 
 def scopes_in(given: Sequence[str]) -> tuple[Scope, ...]:
-    """Return scopes that were written with commas between them, or one by one.
+    """Return scopes that were given one by one or separated by commas.
 
     Raises:
-        BadInput: One of them is none.
+        BadInput: One of them does not exist.
     """
     names = [name.strip() for part in given for name in part.split(",") if name.strip()]
     for name in names:
@@ -237,16 +236,16 @@ def scopes_in(given: Sequence[str]) -> tuple[Scope, ...]:
 
 
 def expiry(given: str | None, now_us: int) -> int | None:
-    """Return when a token expires that lives for `90d`, `12h` or `30m`; None for one that lives until it is revoked.
+    """Return when a token expires that is valid for `90d`, `12h` or `30m`; None for one that never expires.
 
     Raises:
-        BadInput: It is no time.
+        BadInput: It is not a duration.
     """
     if given is None:
         return None
     match = _LIFE.fullmatch(given.strip().lower())
     if match is None:
-        raise BadInput(f"--expires: {given[:40]!r} is no length of time; write it like 90d, 12h or 30m")
+        raise BadInput(f"--expires: {given[:40]!r} is not a duration; write it like 90d, 12h or 30m")
     return now_us + int(match[1]) * _SECONDS[match[2]] * 1_000_000
 
 
@@ -258,20 +257,11 @@ def _file(path: Path) -> PrivateFile:
     return PrivateFile(path, "tokens", "ava token", "ava token create NAME")
 
 
-def _token(name: str, entry: object, file: PrivateFile) -> Token:
-    fields = cast("dict[str, Any]", entry) if isinstance(entry, dict) else {}
-    user, hashed, scopes = fields.get("user"), fields.get("sha256"), fields.get("scopes")
-    created, expires = fields.get("created_us"), fields.get("expires_us")
-    if (
-        not _NAME.fullmatch(name)
-        or not isinstance(user, str)
-        or not _USER.fullmatch(user)
-        or not isinstance(hashed, str)
-        or not _SHA256.fullmatch(hashed)
-        or not isinstance(scopes, list)
-        or not all(scope in SCOPES for scope in cast("list[object]", scopes))
-        or type(created) is not int
-        or not (expires is None or type(expires) is int)
-    ):
-        raise ConfigError(f"{file.path}: an entry is not as `ava token create` writes it. {file.anew}")
-    return Token(name, user, tuple(cast("list[Scope]", scopes)), hashed, created, expires)
+def _token(name: str, stored: object, file: PrivateFile) -> Token:
+    try:
+        entry = _Entry.model_validate(stored)
+        if not (_NAME.fullmatch(name) and _USER.fullmatch(entry.user) and _SHA256.fullmatch(entry.sha256)):
+            raise ValueError
+    except ValueError:  # a ValidationError is one; its text has the hash
+        raise ConfigError(f"{file.path}: an entry is not as `ava token create` writes it. {file.remedy}") from None
+    return Token(name, entry.user, tuple(entry.scopes), entry.sha256, entry.created_us, entry.expires_us)

@@ -1,1 +1,5 @@
-"""What every other package may use: errors, ids, private files, the data root, threads."""
+"""What every other package may use: errors, ids, whole and private files, the data root, threads, shutdown.
+
+What must hold: it imports no other package of the server. A file is replaced as a whole or not at all, and a file of
+secrets is only read if nobody but its owner can read or replace it.
+"""

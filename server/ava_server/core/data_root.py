@@ -1,4 +1,4 @@
-"""The data root: the one folder in which everything is kept, and where it is."""
+"""The data root: the one folder that holds all of Ava's data."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ava_server.core.errors import ConfigError
+from ava_server.core.files import reason
 
 
 def os_user() -> str:
-    """Return the user's name, else its number: a container's user may have no name, and Windows no list of them."""
+    """Return the user's name, else its number: in a container the user may have no name."""
     try:
         return getpass.getuser()
     except (KeyError, ImportError, OSError):  # OSError from Python 3.13 on
@@ -21,12 +22,12 @@ def os_user() -> str:
         return f"uid-{number()}" if number is not None else "user"
 
 
-NOWHERE = Path(os.path.abspath(os.sep))  # noqa: PTH100 - what is asked for is the root, whatever the working folder is
-"""What stands for a folder that is not there: nothing works in the root."""
+NOWHERE = Path(os.path.abspath(os.sep))  # noqa: PTH100 - the root, whatever the working folder is
+"""Stands for a folder that does not exist: nothing works in the root."""
 
 
 def working_folder() -> Path | None:
-    """Return the working folder, None where somebody has removed it."""
+    """Return the working folder; None if it was removed."""
     try:
         return Path.cwd()
     except OSError:
@@ -34,7 +35,7 @@ def working_folder() -> Path | None:
 
 
 def home_folder() -> Path:
-    """Return the user's home; the root for a user whom this system does not know."""
+    """Return the user's home; the root for a user unknown to the system."""
     try:
         return Path.home()
     except RuntimeError:
@@ -44,135 +45,88 @@ def home_folder() -> Path:
 _ELSEWHERE = "Set AVA_DATA_ROOT to a folder that this user may write to."
 
 
+class _Place:
+    """A path in the data root: `DataRoot.db` is `<data root>/ava.db`."""
+
+    def __init__(self, *parts: str) -> None:
+        self._parts = parts
+
+    def __get__(self, root: DataRoot, _owner: type[DataRoot]) -> Path:
+        return root.path.joinpath(*self._parts)
+
+
 @dataclass(frozen=True)
 class DataRoot:
-    """The one folder in which everything is kept, and the places in it."""
+    """The folder that holds all of Ava's data, and the paths in it."""
 
     path: Path
 
-    @property
-    def config(self) -> Path:
-        """The file of settings."""
-        return self.path / "config.toml"
-
-    @property
-    def db(self) -> Path:
-        """The log."""
-        return self.path / "ava.db"
-
-    @property
-    def keys(self) -> Path:
-        """The file of keys."""
-        return self.path / "keys.toml"
-
-    @property
-    def artifacts(self) -> Path:
-        """Files that runs hand over, a folder each."""
-        return self.path / "artifacts"
-
-    @property
-    def instances(self) -> Path:
-        """The locks of live processes."""
-        return self.path / "instances"
-
-    @property
-    def logs(self) -> Path:
-        """The JSONL mirror."""
-        return self.path / "logs"
-
-    @property
-    def memory(self) -> Path:
-        """What roles may recall."""
-        return self.path / "memory"
-
-    @property
-    def roles(self) -> Path:
-        """The installation's own role files."""
-        return self.path / "roles"
-
-    @property
-    def sandbox(self) -> Path:
-        """What a sandbox needs on the disk."""
-        return self.path / "sandbox"
-
-    @property
-    def scratch(self) -> Path:
-        """What runs have only while they last, a folder each."""
-        return self.path / "scratch"
-
-    @property
-    def worktrees(self) -> Path:
-        """Where runs that change files work, a folder each while they last."""
-        return self.path / "worktrees"
-
-    @property
-    def worker_lock(self) -> Path:
-        """The lock of the one worker."""
-        return self.path / "worker.lock"
-
-    @property
-    def worker_words(self) -> Path:
-        """What the worker says: it has no terminal."""
-        return self.path / "worker.log"
-
-    @property
-    def secrets(self) -> Path:
-        """Secrets for tool calls, and hashes."""
-        return self.path / "secrets"
-
-    @property
-    def secrets_file(self) -> Path:
-        """The file of secrets for tool calls."""
-        return self.secrets / "secrets.toml"
-
-    @property
-    def approval_file(self) -> Path:
-        """The approval PIN's hash, and the policy beside it."""
-        return self.secrets / "approval.toml"
-
-    @property
-    def trusted_roles(self) -> Path:
-        """Which role files of projects a person has trusted, by their hashes."""
-        return self.secrets / "trusted_roles.toml"
-
-    @property
-    def tokens_file(self) -> Path:
-        """The hashes of the tokens of the HTTP server."""
-        return self.secrets / "tokens.toml"
-
-    @property
-    def question_key(self) -> Path:
-        """The key that seals what a client keeps of a question until its person answers."""
-        return self.secrets / "questions.toml"
+    config = _Place("config.toml")
+    """The settings."""
+    db = _Place("ava.db")
+    """The log."""
+    keys = _Place("keys.toml")
+    """The keys of providers."""
+    artifacts = _Place("artifacts")
+    """Files that runs hand over, a folder per run."""
+    instances = _Place("instances")
+    """The locks of live processes."""
+    logs = _Place("logs")
+    """The JSONL mirror."""
+    memory = _Place("memory")
+    """The notes that roles may recall."""
+    roles = _Place("roles")
+    """The installation's own role files."""
+    sandbox = _Place("sandbox")
+    """What a sandbox needs on the disk."""
+    scratch = _Place("scratch")
+    """Temporary files of runs, a folder per run."""
+    worktrees = _Place("worktrees")
+    """Where runs change files, a folder per run while it lasts."""
+    worker_lock = _Place("worker.lock")
+    """The lock of the one worker."""
+    worker_words = _Place("worker.log")
+    """The output of the worker, which has no terminal."""
+    secrets = _Place("secrets")
+    """Secrets for tool calls, and hashes."""
+    secrets_file = _Place("secrets", "secrets.toml")
+    """The secrets for tool calls."""
+    approval_file = _Place("secrets", "approval.toml")
+    """The approval PIN's hash, and its policy."""
+    trusted_roles = _Place("secrets", "trusted_roles.toml")
+    """The project role files that a person has trusted, by their hashes."""
+    tokens_file = _Place("secrets", "tokens.toml")
+    """The hashes of the HTTP server's tokens."""
+    question_key = _Place("secrets", "questions.toml")
+    """The key that seals what a client keeps of a question until the person answers."""
 
     def create(self) -> None:
-        """Make the folder, for its owner alone, if it is missing; an existing one is left as it is.
+        """Make the folder, for its owner alone, if it is missing; an existing one is not changed.
 
         Raises:
-            ConfigError: It cannot be made, is no folder, is not writable, or anybody may write to it.
+            ConfigError: It cannot be made, is not a folder, is not writable, or is writable for anybody.
         """
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             mode = self.path.stat().st_mode
         except FileExistsError:
-            raise ConfigError(f"The data root {self.path} is no folder. {_ELSEWHERE}") from None
+            raise ConfigError(f"The data root {self.path} is not a folder. {_ELSEWHERE}") from None
         except OSError as failed:
-            why = failed.strerror or type(failed).__name__
-            raise ConfigError(f"The data root {self.path} cannot be made: {why}. {_ELSEWHERE}") from failed
+            raise ConfigError(f"The data root {self.path} cannot be made: {reason(failed)}. {_ELSEWHERE}") from failed
         if not os.access(self.path, os.R_OK | os.W_OK | os.X_OK):
             raise ConfigError(f"The data root {self.path} is not writable for this user. {_ELSEWHERE}")
         if os.name == "posix" and mode & stat.S_IWOTH:
-            raise ConfigError(f"Anybody may write to the data root {self.path}. Mend it with: chmod 700 {self.path}")
+            raise ConfigError(f"Anybody may write to the data root {self.path}. Correct it with: chmod 700 {self.path}")
 
 
 def find_data_root(data_root: Path | None = None, env: Mapping[str, str] | None = None) -> DataRoot:
-    """Return the data root: the one given, else AVA_DATA_ROOT, else the platform's place for data.
+    """Return the data root: the one given, else AVA_DATA_ROOT, else the platform's folder for data.
 
     Raises:
-        ConfigError: AVA_DATA_ROOT is no absolute path; what it would mean changes with the working folder.
+        ConfigError: AVA_DATA_ROOT is not an absolute path, so it would depend on the working folder.
     """
     if data_root is not None:
-        return DataRoot(Path(os.path.abspath(data_root)))  # noqa: PTH100 - links stay as they are written
+        return DataRoot(Path(os.path.abspath(data_root)))  # noqa: PTH100 - links are not resolved
     given = (os.environ if env is None else env).get("AVA_DATA_ROOT", "").strip()
     if not given:
         from platformdirs import user_data_path
@@ -188,12 +142,12 @@ def absolute_folder(path: Path) -> Path:
     """Return a folder with `~` resolved.
 
     Raises:
-        ValueError: It does not begin at the root: what it means would change with the working folder.
+        ValueError: It is not absolute, so it would depend on the working folder.
     """
     try:
         path = path.expanduser()
     except RuntimeError:
-        raise ValueError("a folder from the root on; `~` stands for no home here") from None
+        raise ValueError("an absolute folder; `~` has no meaning for this user") from None
     if not path.is_absolute():
-        raise ValueError("a folder from the root on, e.g. /srv/code or ~/code")
+        raise ValueError("an absolute folder, e.g. /srv/code or ~/code")
     return path

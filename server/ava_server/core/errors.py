@@ -1,12 +1,12 @@
 """The errors of the server.
 
 AvaError
-├── BadInput           an argument that cannot be used: field, what was given, what to do
-├── Refused            a request that was understood and may not be done now; says when or how it may
-│   ├── ToolMissing    a role would go without a tool that it needs, because that is not there
-│   └── Unpriced       nobody says what a model costs; has the lines to add (prices.py)
-├── ConfigError        a wrong setting or file, found at start
-└── ModelError         a model call that brought no answer; knows whether it may have been billed
+├── BadInput           an invalid argument: names the field, what was given, and what to do
+├── Refused            a valid request that is not allowed now; says when or how it is
+│   ├── ToolMissing    a role needs a tool that is not available
+│   └── Unpriced       no price is known for a model; contains the lines to add (prices.py)
+├── ConfigError        an invalid setting or file, found at start
+└── ModelError         a model call without an answer; says whether it may have been billed
     └── ModelTimeout   the call's own deadline passed
 """
 
@@ -16,10 +16,10 @@ from typing import Literal
 
 
 class AvaError(Exception):
-    """Base of every error that this package raises on purpose; its text tells what to do.
+    """Base of every error that this package raises on purpose; its text says what to do.
 
     Attributes:
-        needs_key: The provider whose key would mend it: how one is given differs, so the border adds that.
+        needs_key: The provider whose key is missing. How to give one depends on the host, so the border adds that.
     """
 
     def __init__(self, message: str, *, needs_key: str | None = None) -> None:
@@ -28,15 +28,15 @@ class AvaError(Exception):
 
 
 class BadInput(AvaError):
-    """Raised at the border for an argument that cannot be used."""
+    """Raised at the border for an invalid argument."""
 
 
 class Refused(AvaError):
-    """Raised when what was asked may not be done now; the text says when or how it may."""
+    """Raised when a request is not allowed now; the text says when or how it is."""
 
 
 class ToolMissing(Refused):
-    """Raised when a role would go without a tool that it needs and that is not there: who says so has it go without.
+    """Raised when a role needs a tool that is not available; naming the tool makes the role go without it.
 
     Attributes:
         tool: The tool.
@@ -48,7 +48,7 @@ class ToolMissing(Refused):
 
 
 class ConfigError(AvaError):
-    """Raised at start when a setting or a file of settings is wrong."""
+    """Raised at start when a setting or a file of settings is invalid."""
 
 
 ModelErrorKind = Literal[
@@ -71,10 +71,10 @@ class ModelError(AvaError):
     Attributes:
         kind: What went wrong, from a closed set.
         sent: The request may have reached the provider.
-        answered: A byte of an answer (a 200's body) arrived, so that it may have been billed.
-        retryable: Trying the same request again can help.
-        again_after_s: Seconds to wait before that, when the provider said so.
-        request_id: The provider's id of the call, when it gave one with the error.
+        answered: A byte of an answer (a 200's body) arrived, so it may have been billed.
+        retryable: Sending the same request again can help.
+        again_after_s: Seconds to wait before that, if the provider said so.
+        request_id: The provider's id of the call, if it gave one with the error.
         what_to_do: One next step for a person.
     """
 

@@ -1,4 +1,4 @@
-"""A file replaced as a whole: never half written, whatever ends the process."""
+"""Files that are replaced as a whole, so that none is ever half written, and files of secret values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import stat
 import sys
 import threading
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -19,23 +19,26 @@ from ava_server.core.errors import AvaError, ConfigError
 if TYPE_CHECKING:
     from tomlkit import TOMLDocument
 
+T = TypeVar("T")
+LOCK_TIMEOUT_S = 5.0
+
 
 class FileChanged(Exception):
-    """Raised when a file is no longer what it was when it was read."""
+    """Raised when a file has changed since it was read."""
 
 
 def replace_file(path: Path, data: bytes, mode: int = 0o600, instead_of: bytes | None = None) -> None:
-    """Write a new file beside the old one, to the disk, and put it in its place.
+    """Write a new file beside the old one, flush it to the disk, and put it in the old one's place.
 
     Args:
-        path: The file; what stands there is replaced, a link included.
-        data: What is in it from then on.
+        path: The file; whatever is there is replaced, a link included.
+        data: The new content.
         mode: Its permissions, where the system has them.
-        instead_of: What must be in it until then; None does not look.
+        instead_of: The content that the old file must have; None does not check.
 
     Raises:
-        Changed: Something else is in it; it is as it was.
-        OSError: It cannot be written; the old one is as it was.
+        FileChanged: It has other content, and was left alone.
+        OSError: It cannot be written, and was left alone.
     """
     fresh = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
     create_file(fresh, data, mode)
@@ -48,19 +51,8 @@ def replace_file(path: Path, data: bytes, mode: int = 0o600, instead_of: bytes |
         raise
 
 
-def is_own(status: os.stat_result) -> bool:
-    """Tell whether a file is this user's; where files have no owners, every one is."""
-    user = getattr(os, "geteuid", None)
-    return user is None or status.st_uid == user()
-
-
-def is_root() -> bool:
-    """Tell whether this process may do everything on this system; nobody may where there is no such user."""
-    return getattr(os, "geteuid", lambda: -1)() == 0
-
-
 def create_file(path: Path, data: bytes, mode: int = 0o600) -> None:
-    """Write a file that is not there yet, to the disk.
+    """Write a file that does not exist yet, and flush it to the disk.
 
     Raises:
         FileExistsError: Something is there.
@@ -80,18 +72,31 @@ def create_file(path: Path, data: bytes, mode: int = 0o600) -> None:
         raise
 
 
-LOCK_TIMEOUT_S = 5.0
+def is_own(status: os.stat_result) -> bool:
+    """Tell whether this user owns a file; where files have no owners, the answer is yes."""
+    user = getattr(os, "geteuid", None)
+    return user is None or status.st_uid == user()
+
+
+def is_root() -> bool:
+    """Tell whether this process runs as root; never where there is no such user."""
+    return getattr(os, "geteuid", lambda: -1)() == 0
+
+
+def reason(error: OSError) -> str:
+    """Return why the system refused, for an error text."""
+    return error.strerror or type(error).__name__
 
 
 @dataclass(frozen=True)
 class PrivateFile:
-    """A file of secret values.
+    """A TOML file of secret values, one entry each.
 
     Attributes:
-        path: Where it is; it need not exist.
-        holds: What is in it, in the plural: `keys`.
+        path: The file; it need not exist.
+        holds: Its content, in the plural: `keys`.
         command: The command that writes it: `ava key`.
-        setting: How one entry is stored: `ava key set PROVIDER`.
+        setting: How to store one entry: `ava key set PROVIDER`.
     """
 
     path: Path
@@ -100,32 +105,32 @@ class PrivateFile:
     setting: str
 
     @property
-    def anew(self) -> str:
+    def remedy(self) -> str:
         """What to do with a file that is wrong."""
         return f"Remove the file and store the {self.holds} again with `{self.setting}`."
 
     def entries(self) -> dict[str, Any]:
-        """Return what is in it, all of one reading; nothing when there is no file.
+        """Return its entries, read at once; none when there is no file.
 
         Raises:
-            ConfigError: It may not be trusted or read, or is no TOML.
+            ConfigError: It is not safe to use, cannot be read, or is not valid TOML.
         """
         try:
             return tomllib.loads(self._text())
-        except (ValueError, RecursionError) as wrong:  # not all that the parser cannot read is a TOMLDecodeError
-            # The parser's own words may quote the line, and the line may be a secret.
+        except (ValueError, RecursionError) as wrong:  # the parser does not raise TOMLDecodeError for every fault
+            # The parser's message may quote the line, and the line may be a secret.
             at = re.search(r"\(at [^)]*\)", str(wrong))
-            raise ConfigError(f"{self.path} is no valid TOML {at[0] if at else ''}. {self.anew}") from None
+            raise ConfigError(f"{self.path} is not valid TOML {at[0] if at else ''}. {self.remedy}") from None
 
     def change(self, check: Callable[[], object], edit: Callable[[TOMLDocument], None]) -> None:
-        """Replace the file by one with an entry changed; comments and order stay, and no one writes at once.
+        """Change an entry and replace the file, under a lock; comments and order stay.
 
         Args:
-            check: Reads the whole file, and raises where it holds what cannot be.
+            check: Reads the whole file, and raises if it is invalid.
             edit: Changes it.
 
         Raises:
-            ConfigError: It may not be trusted, read or written.
+            ConfigError: It is not safe to use, or cannot be read or written.
         """
         import portalocker
         import tomlkit
@@ -139,25 +144,43 @@ class PrivateFile:
                 replace_file(path, tomlkit.dumps(document).encode())
         except portalocker.LockException:
             raise ConfigError(
-                f"Another `{self.command}` is writing {path}, for {LOCK_TIMEOUT_S:.0f} s now. End it and try again."
+                f"Another `{self.command}` has been writing {path} for {LOCK_TIMEOUT_S:.0f} s. End it and try again."
             ) from None
         except OSError as failed:
             raise self._unusable(failed) from failed
+
+    def remove(self, name: str, read: Callable[[], Mapping[str, T]]) -> T | None:
+        """Remove an entry, and return it as `read` gives it; None when there is none.
+
+        Raises:
+            ConfigError: The file is not safe to use, or cannot be read or written.
+        """
+        if name not in read():
+            return None
+        removed: list[T] = []
+
+        def edit(document: TOMLDocument) -> None:
+            if name in document:
+                removed.append(read()[name])
+                del document[name]
+
+        self.change(read, edit)
+        return removed[0] if removed else None
 
     def make_folder(self) -> None:
         """Make the file's folder, for its owner alone, if it is missing.
 
         Raises:
-            ConfigError: It cannot be made, or may not be trusted.
+            ConfigError: It cannot be made, or is not safe to use.
         """
         make_private_folder(self.path.parent)
         self.check_folder()
 
     def check_folder(self) -> None:
-        """Refuse a folder in which others could put a file in the place of ours.
+        """Refuse a folder in which others could replace the file.
 
         Raises:
-            ConfigError: It is none, is a link, another's, or open to others.
+            ConfigError: It is not a folder, is a link, belongs to another user, or is open to others.
         """
         folder = self.path.parent
         again = f"Remove it, and store the {self.holds} again."
@@ -166,22 +189,22 @@ class PrivateFile:
         except FileNotFoundError:
             return
         except OSError as failed:
-            raise ConfigError(f"{folder} cannot be used: {failed.strerror}. Make it this user's own.") from failed
+            raise ConfigError(f"{folder} cannot be used: {failed.strerror}. Make this user its owner.") from failed
         if not stat.S_ISDIR(status.st_mode):
-            raise ConfigError(f"{folder} is no folder, or a link to one. {again}")
-        if sys.platform == "win32":  # a mode says nothing there, and a folder has no number for its owner
+            raise ConfigError(f"{folder} is not a folder, or is a link to one. {again}")
+        if sys.platform == "win32":  # modes and owner numbers mean nothing there
             return
         if status.st_uid != 0 and not is_own(status):
             raise ConfigError(f"{folder} belongs to another user. {again}")
         if status.st_mode & 0o077:
-            raise ConfigError(f"The folder {folder} is open to others. Mend it with: chmod 700 {folder}")
+            raise ConfigError(f"The folder {folder} is open to others. Correct it with: chmod 700 {folder}")
 
     def _text(self) -> str:
-        """Return the file's text, or nothing when there is none; checked and read through one descriptor."""
+        """Return the file's text, empty when there is no file; checked and read through one descriptor."""
         path = self.path
         try:
             if path.is_symlink():
-                raise ConfigError(f"{path} is a symbolic link, and {self.holds} are not read through one. {self.anew}")
+                raise ConfigError(f"{path} is a symbolic link; {self.holds} are not read through links. {self.remedy}")
             fd = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
         except FileNotFoundError:
             return ""
@@ -192,31 +215,30 @@ class PrivateFile:
                 self._check(os.fstat(fd))
                 return file.read()
         except UnicodeDecodeError:
-            raise ConfigError(f"{path} is not UTF-8 text. {self.anew}") from None
+            raise ConfigError(f"{path} is not UTF-8 text. {self.remedy}") from None
         except OSError as failed:
             raise self._unusable(failed) from failed
 
     def _check(self, status: os.stat_result) -> None:
         path = self.path
         if not stat.S_ISREG(status.st_mode):
-            raise ConfigError(f"{path} is no regular file. {self.anew}")
-        if sys.platform == "win32":  # a mode says nothing there, and a file has no number for its owner
+            raise ConfigError(f"{path} is not a regular file. {self.remedy}")
+        if sys.platform == "win32":  # modes and owner numbers mean nothing there
             return
         if status.st_uid != 0 and not is_own(status):
-            raise ConfigError(f"{path} belongs to another user. {self.anew}")
+            raise ConfigError(f"{path} belongs to another user. {self.remedy}")
         if status.st_mode & 0o077:
             raise ConfigError(
-                f"Others may read {path}. Mend it with: chmod 600 {path} (and get new {self.holds} if others use this"
-                " machine)."
+                f"Others may read {path}. Correct it with: chmod 600 {path} (and get new {self.holds} if others use"
+                " this machine)."
             )
 
     def _unusable(self, failed: OSError) -> ConfigError:
-        why = failed.strerror or type(failed).__name__
-        return ConfigError(f"{self.path} cannot be used: {why}. Make it this user's own.")
+        return ConfigError(f"{self.path} cannot be used: {reason(failed)}. Make this user its owner.")
 
 
 def make_private_folder(folder: Path) -> None:
-    """Make a folder for its owner alone, if it is missing; what stands there is for the caller to look at.
+    """Make a folder for its owner alone, if it is missing; whether an existing one is safe is for the caller to check.
 
     Raises:
         ConfigError: It cannot be made.
@@ -226,18 +248,15 @@ def make_private_folder(folder: Path) -> None:
     except FileExistsError:
         pass
     except OSError as failed:
-        raise ConfigError(f"{folder} cannot be made: {failed.strerror or type(failed).__name__}.") from failed
-
-
-T = TypeVar("T")
+        raise ConfigError(f"{folder} cannot be made: {reason(failed)}.") from failed
 
 
 class WatchedFile(Generic[T]):
-    """What is made of a file, made anew when the file is another.
+    """A value made from a file, and made again when the file has changed.
 
     Args:
         path: The file.
-        read: Reads it, once, for everybody; raises AvaError where it cannot.
+        read: Reads it, once for all callers; raises AvaError if it cannot.
     """
 
     def __init__(self, path: Path, read: Callable[[], T]) -> None:
@@ -248,52 +267,45 @@ class WatchedFile(Generic[T]):
         self._made: T | None = None
 
     @property
-    def is_another(self) -> bool:
-        """Whether it looks otherwise than when it was read."""
-        return look(self._path) != self._seen
+    def is_changed(self) -> bool:
+        """Whether the file has changed since it was read."""
+        return fingerprint(self._path) != self._seen
 
     def current(self) -> T:
-        """Return what it is now. Blocking.
+        """Return the current value. Blocking.
 
         Raises:
-            AvaError: It cannot be read, or holds what cannot be.
+            AvaError: The file cannot be read, or is invalid.
         """
         with self._reading:
-            seen = look(self._path)
+            seen = fingerprint(self._path)
             if self._made is None or seen != self._seen:
                 self._read(seen)
             assert self._made is not None
             return self._made
 
-    def learn(self) -> None:
-        """Read it where it has changed; one that cannot be read changes nothing. Blocking."""
-        with self._reading:
-            seen = look(self._path)
-            if seen != self._seen:
-                with contextlib.suppress(AvaError):  # told by `current`, to whoever needs what is in it
-                    self._read(seen)
+    def refresh(self) -> None:
+        """Read the file if it has changed; an error is left to `current`. Blocking."""
+        if self.is_changed:
+            with contextlib.suppress(AvaError):
+                self.current()
 
     def _read(self, seen: tuple[int, ...]) -> None:
-        """Read it; `seen` is how it looked before, so that no change is missed."""
+        """Read the file; `seen` is its state before, so that no change is missed."""
         self._made = None
         try:
             self._made = self._make()
         finally:
-            self._seen = seen  # last: whoever finds it so has nothing to wait for
+            self._seen = seen  # last: who finds it changed does not have to wait
 
 
-def look(path: Path) -> tuple[int, ...]:
-    """Return what tells a file from another one in its place, and from itself under other permissions."""
+_FINGERPRINT = ("st_dev", "st_ino", "st_mode", "st_uid", "st_size", "st_mtime_ns", "st_ctime_ns")
+
+
+def fingerprint(path: Path) -> tuple[int, ...]:
+    """Return numbers that change when a file is replaced, written, or given other permissions."""
     try:
         status = path.lstat()
     except OSError as failed:
         return (failed.errno or 0,)
-    return (
-        status.st_dev,
-        status.st_ino,
-        status.st_mode,
-        status.st_uid,
-        status.st_size,
-        status.st_mtime_ns,
-        status.st_ctime_ns,
-    )
+    return tuple(getattr(status, name) for name in _FINGERPRINT)

@@ -1,4 +1,4 @@
-"""Ids and names: how people and models write ids, with or without prefix and in any case, and how a run is called."""
+"""Ids and names: ids as people and models write them, labels of runs, and "did you mean …?" suggestions."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _FORMS = {
 
 
 def new_id(field: str) -> str:
-    """Return a random id of a field's form; whether it is free is for the command that takes it to see."""
+    """Return a random id in a field's form; the command that uses it checks that it is free."""
     prefix, digits, _hint = _FORMS[field]
     return prefix + secrets.token_hex(4)[:digits]
 
 
 def parse_id(field: str, given: str, argument: str | None = None) -> str:
-    """Return an id in its canonical form.
+    """Return an id in its canonical form; prefix and case of the given one do not matter.
 
     Args:
         field: `subagent_id`, `pending_id` or `group_id`.
         given: What was given.
-        argument: How the error names the argument; by the field, if that is not said.
+        argument: The argument's name in the error; by default the field.
 
     Raises:
         BadInput: It does not have the form.
@@ -48,18 +48,18 @@ def parse_id(field: str, given: str, argument: str | None = None) -> str:
 
 
 def label(run: RunRow) -> str:
-    """Return how a run is called: role and id, with its name where it has one."""
+    """Return a run's label: role and id, with its name if it has one."""
     return f"{run.role} {run.name} ({run.id})" if run.name else f"{run.role} {run.id}"
 
 
 def nearest(given: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """Return the known name that is most like the one given, in whatever case; None where none is."""
+    """Return the known name most similar to the one given, ignoring case, if there is one."""
     names = {name.casefold(): name for name in known}
     found = difflib.get_close_matches(given.strip().casefold()[:80], names, n=1, cutoff=cutoff)
     return names[found[0]] if found else None
 
 
 def did_you_mean(given: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """Return `did you mean NAME? ` for a sentence to go on with; nothing where no name is like it."""
+    """Return `did you mean NAME? `, to be followed by a sentence; empty if no name is similar."""
     name = nearest(given, known, cutoff)
     return f"did you mean {name}? " if name is not None else ""

@@ -1,4 +1,4 @@
-"""Cursors of lists: where a page ended, so that the next one goes on there whatever was added meanwhile."""
+"""Cursors of lists: each marks where a page ended, so the next page continues there whatever was added since."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _PLACE = re.compile(r"(\d{1,18})/(S-[0-9a-f]{6})")
 
 
 def refuse_cursor(params: types.PaginatedRequestParams | None) -> None:
-    """Refuse a cursor for a list of one page, which gives none."""
+    """Refuse a cursor for a list of one page, which never gives one."""
     if params is not None and params.cursor is not None:
         raise _bad(params.cursor)
 
 
 def page_of(rows: Sequence[RunRow], cursor: str | None) -> tuple[list[RunRow], str | None]:
-    """Return the runs of a page, the newest first, and the cursor of the next page, if there is one.
+    """Return the runs of a page, newest first, and the cursor of the next page, if there is one.
 
-    A cursor names the last run of its page by its age, so runs that are added later move nothing.
+    A cursor names the last run of its page by its age, so later runs do not shift it.
     """
     newest_first = sorted(rows, key=_place, reverse=True)
     if cursor is not None:
@@ -57,5 +57,5 @@ def _read(cursor: str) -> tuple[int, str]:
 def _bad(cursor: str) -> MCPError:
     return MCPError(
         code=types.INVALID_PARAMS,
-        message=f"cursor: {cursor[:40]!r} is none of this list; give the nextCursor of its last page, or none",
+        message=f"cursor: {cursor[:40]!r} is not a cursor of this list; give the nextCursor of its last page, or none",
     )

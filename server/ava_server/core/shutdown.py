@@ -1,4 +1,4 @@
-"""The end of a process that others depend on: begun once, by whatever comes first, and over in time whatever hangs."""
+"""The shutdown of a process: it begins once and ends within a time limit whatever hangs; and safe output to stderr."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 
 import anyio
 import anyio.abc
@@ -20,11 +20,11 @@ EXIT_WITHIN_S = 4.5
 
 
 class Shutdown:
-    """The end of a server.
+    """The shutdown of a server.
 
     Attributes:
         serving: Cancelled at the first signal.
-        code: The exit code, once the end has begun.
+        code: The exit code, once the shutdown has begun.
     """
 
     def __init__(self) -> None:
@@ -32,21 +32,21 @@ class Shutdown:
         self.code: int | None = None
 
     def begin(self, code: int, *, after_s: float = 0.0) -> None:
-        """Set the exit code and the last moment; what was acknowledged is on the disk by then. Twice is harmless.
+        """Set the exit code and the deadline; what was acknowledged is on the disk by then. Repeating it is harmless.
 
         Args:
             code: The exit code.
-            after_s: How much later than else the last moment is.
+            after_s: Seconds to add to the deadline.
         """
         if self.code is None:
             self.code = code
             # A thread: the event loop itself may hang.
-            last = threading.Timer(EXIT_WITHIN_S + after_s, os._exit, (code,))
-            last.daemon = True
-            last.start()
+            deadline = threading.Timer(EXIT_WITHIN_S + after_s, os._exit, (code,))
+            deadline.daemon = True
+            deadline.start()
 
     async def watch(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
-        """End the serving at the first signal. Later ones, which some hosts send within 0.1 s, change nothing."""
+        """Stop serving at the first signal. Later ones, which some hosts send within 0.1 s, change nothing."""
         with received(*ending_signals()) as signals:
             task_status.started()
             async for number in signals:
@@ -55,24 +55,24 @@ class Shutdown:
 
 
 def ending_signals() -> tuple[signal.Signals, ...]:
-    """Return the signals that end a server on this system."""
+    """Return the signals that stop a server on this system."""
     return (signal.SIGINT,) if sys.platform == "win32" else (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def deaf_to_signals() -> None:
-    """Take no more notice of them: all is on the disk, and a host that now gets impatient changes nothing."""
+    """Ignore further signals: everything is on the disk, and an impatient host must not change the exit code."""
     for number in ending_signals():
         signal.signal(number, signal.SIG_IGN)
 
 
 ENDS_SOON = (
-    "this server is being stopped, so nothing new is started here; what runs goes on with the next one. Try again in a"
-    " moment"
+    "this server is shutting down, so nothing new is started here; running subagents continue with the next one. Try"
+    " again in a moment"
 )
 
 
 class Drain:
-    """Whether the end has begun, and who waits meanwhile."""
+    """Whether the shutdown has begun, and the waits and questions that it ends."""
 
     def __init__(self) -> None:
         self.begun = False
@@ -81,38 +81,34 @@ class Drain:
         self._questions: set[anyio.CancelScope] = set()
 
     def begin(self) -> None:
-        """Begin: every wait is over. Twice is harmless."""
+        """Begin the shutdown, and end every wait. Repeating it is harmless."""
         self.begun = True
         for scope in self._waits:
             scope.cancel()
 
     def finish(self) -> None:
-        """End the questions to persons that are open still: they were given their time. Twice is harmless."""
+        """End the questions to people that are still open: they had their time. Repeating it is harmless."""
         self.begin()
         self._over = True
         for scope in self._questions:
             scope.cancel()
 
     def refuse_new(self) -> None:
-        """Refuse what would start something.
+        """Refuse to start anything new.
 
         Raises:
-            Refused: The end has begun.
+            Refused: The shutdown has begun.
         """
         if self.begun:
             raise Refused(ENDS_SOON)
 
-    @contextmanager
-    def wait(self, scope: anyio.CancelScope) -> Generator[None]:
-        """Have a wait end when the end begins; `scope` surrounds it."""
-        with _among(self._waits, scope, over=self.begun):
-            yield
+    def wait(self, scope: anyio.CancelScope) -> AbstractContextManager[None]:
+        """End a wait when the shutdown begins; `scope` surrounds it."""
+        return _among(self._waits, scope, over=self.begun)
 
-    @contextmanager
-    def question(self, scope: anyio.CancelScope) -> Generator[None]:
-        """Have a question end when calls in hand have had their time; `scope` surrounds it."""
-        with _among(self._questions, scope, over=self._over):
-            yield
+    def question(self, scope: anyio.CancelScope) -> AbstractContextManager[None]:
+        """End a question when the current calls have had their time; `scope` surrounds it."""
+        return _among(self._questions, scope, over=self._over)
 
 
 @contextmanager
@@ -127,7 +123,7 @@ def _among(scopes: set[anyio.CancelScope], scope: anyio.CancelScope, *, over: bo
 
 
 def hide() -> None:
-    """Keep other processes of the same user from reading them; called first thing, also where no command will run."""
+    """Keep other processes of the same user from reading this one; called first, even where no command will run."""
     from ava_roles.sandbox.linux import NotOnThisSystem, hide_from_others
 
     with suppress(NotOnThisSystem):  # elsewhere no command runs
@@ -135,7 +131,7 @@ def hide() -> None:
 
 
 class SafeFormatter(logging.Formatter):
-    """Formats a line without anything that a terminal takes for a command, or that nobody sees."""
+    """Formats a line without terminal controls and invisible characters."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line, its traceback included."""
@@ -143,20 +139,20 @@ class SafeFormatter(logging.Formatter):
 
 
 def log_to_stderr(form: str, date_form: str | None = None) -> None:
-    """Write warnings and worse to stderr from now on; twice is harmless."""
+    """Write warnings and errors to stderr from now on; repeating it is harmless."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(SafeFormatter(form, date_form))
     logging.basicConfig(handlers=[handler], level=logging.WARNING)
 
 
 def clean_last_resort() -> None:
-    """Clean what is written where nothing was set up, as in commands: only warnings and worse are."""
+    """Clean the lines that Python writes without a configured logger, as in commands: warnings and errors."""
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(SafeFormatter())
 
 
 def harmless(text: str) -> str:
-    """Return a text that may be written to a terminal."""
-    from ava_roles.wrap import clean  # most processes have nothing to say
+    """Return a text that is safe to write to a terminal."""
+    from ava_roles.wrap import clean  # most processes write nothing
 
     return clean(text)[0]

@@ -1,4 +1,4 @@
-"""Waiting for what one event loop can wait for and that of another system cannot: signals, and blocking reads."""
+"""Waiting for signals and for blocking reads, on every system, and running work that may outlive its deadline."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ T = TypeVar("T")
 
 @contextmanager
 def received(*numbers: signal.Signals) -> Generator[AsyncIterator[int]]:
-    """Deliver signals as items to iterate over, in place of what they do by themselves."""
+    """Deliver signals as items of an iterator, instead of their default action."""
     if sys.platform != "win32":
         with anyio.open_signal_receiver(*numbers) as signals:
             yield signals
         return
-    # The event loop of Windows knows no signals; a handler of the interpreter's wakes it.
+    # On Windows the event loop does not support signals; a handler of the interpreter wakes it.
     loop = asyncio.get_running_loop()
     send, receive = anyio.create_memory_object_stream[int](math.inf)
     before = {
@@ -40,9 +40,9 @@ def received(*numbers: signal.Signals) -> Generator[AsyncIterator[int]]:
 
 
 async def read_apart(read: Callable[[], T]) -> T:
-    """Do a blocking read in a thread for which nothing waits at the end: a read cannot be broken off.
+    """Do a blocking read in a daemon thread: a read cannot be interrupted, so the exit must not wait for it.
 
-    A caller that is cancelled goes on at once, and what is read then is lost.
+    A cancelled caller continues at once, and what is read after that is lost.
     """
     loop = asyncio.get_running_loop()
     found: asyncio.Future[T] = loop.create_future()
@@ -53,7 +53,7 @@ async def read_apart(read: Callable[[], T]) -> T:
         if error is not None:
             found.set_exception(error)
         else:
-            found.set_result(value)  # type: ignore[arg-type]  # there is no error, so this is what was read
+            found.set_result(value)  # type: ignore[arg-type]  # without an error, this is what was read
 
     def work() -> None:
         value: T | None = None
@@ -62,7 +62,7 @@ async def read_apart(read: Callable[[], T]) -> T:
             value = read()
         except BaseException as raised:
             error = raised
-        with suppress(RuntimeError):  # the loop is closed: nobody listens any more
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
             loop.call_soon_threadsafe(settle, value, error)
 
     threading.Thread(target=work, name="ava-read", daemon=True).start()
@@ -70,36 +70,36 @@ async def read_apart(read: Callable[[], T]) -> T:
 
 
 GRACE_S = 1.5
-"""How long work that was told to stop may take to do so."""
+"""How long cancelled work may take to stop."""
 
 
 async def run_apart(tasks: anyio.abc.TaskGroup, work: Callable[[], Awaitable[T]], timeout_s: float) -> T:
-    """Do work in a task of `tasks`, and wait for it `timeout_s` at most.
+    """Do work in a task of `tasks`, and wait for it at most `timeout_s`.
 
-    When the time is over, or the caller is cancelled, the work is cancelled too; if it has not stopped after
-    `GRACE_S` it is left to `tasks`, and whatever it brings is lost.
+    At the deadline, or when the caller is cancelled, the work is cancelled too. If it has not stopped after `GRACE_S`,
+    it is left to `tasks`, and its result is lost.
 
     Raises:
-        TimeoutError: The time is over.
+        TimeoutError: The deadline passed.
     """
     done = anyio.Event()
     scope = anyio.CancelScope()
     begun = False
-    brought: list[T] = []
+    results: list[T] = []
     failed: list[Exception] = []
 
-    async def apart() -> None:
+    async def task() -> None:
         nonlocal begun
         begun = True
         try:
             with scope:
-                brought.append(await work())
-        except Exception as error:  # it is raised where the work is waited for
+                results.append(await work())
+        except Exception as error:  # raised below, for the waiting caller
             failed.append(error)
         finally:
             done.set()
 
-    tasks.start_soon(apart)
+    tasks.start_soon(task)
     try:
         with anyio.move_on_after(timeout_s):
             await done.wait()
@@ -113,4 +113,4 @@ async def run_apart(tasks: anyio.abc.TaskGroup, work: Callable[[], Awaitable[T]]
                     await done.wait()
     if failed:
         raise failed[0]
-    return brought[0]
+    return results[0]

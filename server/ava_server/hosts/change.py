@@ -1,4 +1,4 @@
-"""Putting Ava into a host's configuration, and taking it out: what would be changed, and doing it."""
+"""Changes of a host's configuration: adding Ava, removing it, and writing the change."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path, PureWindowsPath
 from typing import Any, cast
 
 from ava_server.core.errors import ConfigError
-from ava_server.core.files import FileChanged, create_file, replace_file
+from ava_server.core.files import FileChanged, create_file, reason, replace_file
 from ava_server.hosts.formats import NOTHING, Configuration, Steps, named, put_in
 from ava_server.hosts.known import Host, Launch
 
@@ -25,11 +25,11 @@ class Change:
     """A change of a host's configuration.
 
     Attributes:
-        path: The file, as it is named.
+        path: The file, as it was named.
         target: The file that is written: where a link leads.
-        before: Its text; None where there is none.
-        after: Its text from then on; None where it goes away.
-        lines: What changes, a line each. Nothing that was there before is shown: it may be a key.
+        before: Its text; None if there is no file.
+        after: Its new text; None if the file is removed.
+        lines: What changes, one line each. Old values are not shown: they may be keys.
         notes: What was left alone, and why.
     """
 
@@ -42,12 +42,12 @@ class Change:
 
     @property
     def nothing(self) -> bool:
-        """There is nothing to change."""
+        """Whether there is nothing to change."""
         return self.before == self.after
 
 
 def adding(host: Host, name: str, launch: Launch, path: Path) -> Change:
-    """Return the change that gives a host the server; one that has it already starts this installation from then on.
+    """Return the change that adds the server to a host, or makes its existing entry start this installation.
 
     Raises:
         ConfigError: The configuration cannot be changed, or has another server of that name; it is left alone.
@@ -62,24 +62,24 @@ def adding(host: Host, name: str, launch: Launch, path: Path) -> Change:
         lines += _made_to_ask(file, host, name)
     else:
         raise ConfigError(
-            f"{path} has a server called {name} already, and it is not Ava: it was left alone. Give Ava another name"
-            " there with --name, or remove that one yourself."
+            f"{path} already has a server called {name}, and it is not Ava: it was left alone. Give Ava another name"
+            " there with --name, or remove that server yourself."
         )
     asks = host.asking(name)
     if asks is not None and not _is_told_to(file, *asks):
         notes.append(
-            f'{host.title} may not ask before confirm_spawn: {named(asks[0])} is not "{asks[1]}". It was left as it is.'
+            f'{host.title} may skip asking before confirm_spawn: {named(asks[0])} is not "{asks[1]}". It was left so.'
         )
     return Change(path, file.target, before, file.text, tuple(lines), tuple(notes))
 
 
 def removing(host: Host, name: str, path: Path) -> Change:
-    """Return the change that takes the server out of a host's configuration.
+    """Return the change that removes the server from a host's configuration.
 
-    Where nobody has changed the file since Ava was put in, it becomes the very text of before.
+    If nobody has changed the file since Ava was added, it gets exactly the text from before.
 
     Raises:
-        ConfigError: The configuration cannot be changed, or what has that name is not Ava; it is left alone.
+        ConfigError: The configuration cannot be changed, or the server of that name is not Ava; it is left alone.
     """
     file = Configuration.read(path, host.format)
     before, where = file.text, (host.servers, name)
@@ -103,7 +103,7 @@ def removing(host: Host, name: str, path: Path) -> Change:
 
 
 def apply(change: Change) -> Path | None:
-    """Write a change, and return where the backup is of what was there.
+    """Write a change, and return the path of the backup, if there was a file.
 
     Raises:
         ConfigError: It cannot be written, or somebody else has changed the file; it is left as it is.
@@ -123,7 +123,7 @@ def apply(change: Change) -> Path | None:
             if target.read_bytes() != before:
                 raise FileChanged
             target.unlink()
-        else:  # a link goes on leading to a file
+        else:  # a link must still lead to a file
             replace_file(target, (change.after or "").encode(), mode, before)
         return backup
     except FileChanged:
@@ -133,12 +133,11 @@ def apply(change: Change) -> Path | None:
         ) from None
     except OSError as failed:
         _discard(backup)
-        why = failed.strerror or type(failed).__name__
-        raise ConfigError(f"{change.path} cannot be written: {why}. It was left as it is.") from failed
+        raise ConfigError(f"{change.path} cannot be written: {reason(failed)}. It was left as it is.") from failed
 
 
 def is_ours(entry: object) -> bool:
-    """Tell whether a server's entry starts Ava, by itself or with a program that starts others."""
+    """Tell whether a server's entry starts Ava, directly or through a program such as uvx."""
     words = _words(entry)
     stems = [PureWindowsPath(word).stem for word in words]
     if "serve" not in stems:
@@ -147,7 +146,7 @@ def is_ours(entry: object) -> bool:
 
 
 def servers_of(host: Host, path: Path) -> dict[str, str]:
-    """Return the servers in a host's configuration that are Ava: by name, what each starts.
+    """Return the servers in a host's configuration that are Ava: name to command.
 
     Raises:
         ConfigError: It cannot be read.
@@ -158,7 +157,7 @@ def servers_of(host: Host, path: Path) -> dict[str, str]:
 
 
 def _words(entry: object) -> list[str]:
-    """Return the command line of an entry; nothing where it has none."""
+    """Return the command line of an entry; empty if it has none."""
     if not isinstance(entry, Mapping):
         return []
     table = cast("Mapping[str, object]", entry)
@@ -169,7 +168,7 @@ def _words(entry: object) -> list[str]:
 
 
 def _added(file: Configuration, host: Host, name: str, entry: dict[str, Any]) -> list[str]:
-    """Put the server in, with what it refers to, and what makes the host ask; returns the lines that this takes."""
+    """Add the server, the element it refers to, and what makes the host ask; returns the lines of the change."""
     where, asks = (host.servers, name), host.asking(name)
     if asks is not None and asks[0][:2] == where:
         put_in(entry, asks[0][2:], asks[1])
@@ -183,7 +182,7 @@ def _added(file: Configuration, host: Host, name: str, entry: dict[str, Any]) ->
 
 
 def _made_to_ask(file: Configuration, host: Host, name: str) -> list[str]:
-    """Have the host ask before each `confirm_spawn`, where nobody has told it anything about that."""
+    """Make the host ask before each `confirm_spawn`, unless its configuration already says something about that."""
     asks = host.asking(name)
     if asks is None or file.get(asks[0]) is not NOTHING or not file.takes(asks[0]):
         return []
@@ -192,7 +191,7 @@ def _made_to_ask(file: Configuration, host: Host, name: str) -> list[str]:
 
 
 def _renewed(file: Configuration, host: Host, where: Steps, launch: Launch) -> tuple[list[str], list[str]]:
-    """Have an entry of ours start this installation; whatever else is in it is the person's, and stays."""
+    """Make an entry of Ava start this installation; everything else in it belongs to the person, and stays."""
     old, entry = cast("Mapping[str, Any]", file.get(where)), host.entry(launch)
     first = _words(old)[0]
     lines: list[str] = []
@@ -202,7 +201,7 @@ def _renewed(file: Configuration, host: Host, where: Steps, launch: Launch) -> t
     if started_by in _OURS or "ava_server" in _words(old):
         wanted |= {(*where, key): entry[key] for key in ("command", "args") if key in entry}
     else:
-        notes.append(f"{named(where)} starts Ava by {started_by}: that was left as it is.")
+        notes.append(f"{named(where)} starts Ava with {started_by}: that was left as it is.")
     for place, value in wanted.items():
         if file.get(place) != value:
             file.put(place, value)
@@ -211,14 +210,14 @@ def _renewed(file: Configuration, host: Host, where: Steps, launch: Launch) -> t
 
 
 def _is_told_to(file: Configuration, path: Steps, value: str) -> bool:
-    """Tell whether a host was told to ask, there or for everything above."""
+    """Tell whether a host is configured to ask, at this place or for a whole table above it."""
     return any(file.get(path[:depth]) == value for depth in range(1, len(path) + 1))
 
 
 def _as_before(host: Host, name: str, entry: dict[str, Any], file: Configuration, before: str | None) -> str | None:
-    """Return the text of a file that Ava was taken out of: the very one of before, where that is known for sure.
+    """Return the text of a file after Ava was removed: the exact text from before it was added, if that is certain.
 
-    That is so where putting this entry into a backup, or into nothing, makes exactly what was there until now.
+    It is certain if adding this entry to a backup, or to no file, gives exactly the present text.
     """
     texts: list[str | None] = [None]
     for backup in sorted(file.target.parent.glob(f"{file.target.name}.{BACKUP}-*"), reverse=True):
@@ -240,7 +239,7 @@ def _as_before(host: Host, name: str, entry: dict[str, Any], file: Configuration
 
 
 def _element(file: Configuration, host: Host) -> Steps | None:
-    """Return where the element is that the entry refers to, or would be put."""
+    """Return the place of the element that the entry refers to, or where it would be added."""
     if host.element is None:
         return None
     listed = file.get(host.element.path)
@@ -265,7 +264,7 @@ def _back_up(target: Path, data: bytes, mode: int) -> Path:
 
 
 def _discard(backup: Path | None) -> None:
-    """Take back the backup of a change that was not made."""
+    """Remove the backup of a change that was not made."""
     if backup is not None:
         backup.unlink(missing_ok=True)
 

@@ -1,7 +1,7 @@
-"""Edits in a JSON text that leave every other character as it is: comments, order, indentation, line ends.
+"""JSON edits that keep every other character: comments, order, indentation, line ends.
 
-The parsing is the standard library's. Comments and trailing commas are blanked out first, character by character, so
-that whatever its decoder finds stands at the same place in the text as it was written.
+Parsing is the standard library's. Comments and trailing commas are replaced by blanks first, character by character, so
+every place that the decoder finds is the same in the original text.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 _TEXT_OR_COMMENT = re.compile(r'"(?:[^"\\]|\\.)*"|//[^\r\n]*|/\*.*?\*/', re.DOTALL)
 _TEXT_OR_TRAILING_COMMA = re.compile(r'"(?:[^"\\]|\\.)*"|(?<=[^ \t\r\n\[{,])[ \t\r\n]*,(?=[ \t\r\n]*[}\]])')
 _BLANK = " \t\r\n"
-"""What JSON takes for white space, and nothing else: a comment may end in any other."""
+"""JSON's white space and no other: a comment may end in any other."""
 _SPACE = re.compile(f"[{_BLANK}]*")
 _DECODER = json.JSONDecoder()
 
@@ -24,61 +24,63 @@ Step = str | int
 """A member's key, or an element's index."""
 
 
-def parse(text: str, *, comments: bool, trailing_commas: bool) -> Any:
-    """Return what a text says; a blank one is an empty object.
+@dataclass(frozen=True)
+class Json:
+    """JSON, with comments and trailing commas if the host accepts them."""
 
-    Args:
-        text: The text.
-        comments: Comments are allowed.
-        trailing_commas: Commas behind the last member or element are allowed.
+    comments: bool = False
+    trailing_commas: bool = False
 
-    Raises:
-        ValueError: It is not JSON; says where.
-    """
-    source = _Source(text)
-    plain = source.plain if trailing_commas else source.bare if comments else text
-    try:
-        return json.loads(plain) if plain.strip(_BLANK) else {}
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+    def parse(self, text: str) -> Any:
+        """Return what a text says; a blank one is an empty object.
 
+        Raises:
+            ValueError: It is not JSON; says where.
+        """
+        source = _Source(text)
+        plain = source.plain if self.trailing_commas else source.bare if self.comments else text
+        try:
+            return json.loads(plain) if plain.strip(_BLANK) else {}
+        except RecursionError:
+            raise ValueError("it is nested too deeply") from None
 
-def put(text: str, path: Sequence[Step], value: Any) -> str:
-    """Return the text with a member or an element set: replaced where it stands, else added as the last one.
+    def put(self, text: str, path: Sequence[Step], value: Any) -> str:
+        """Return the text with a member or an element replaced, or added as the last one.
 
-    Objects and arrays that are missing on the way are made. The text is JSON with an object in it, or blank.
-    """
-    source = _Source(text if _Source(text).plain.strip(_BLANK) else f"{text}{{}}\n")
-    box = source.root
-    for depth, step in enumerate(path):
-        found = box.find(step)
-        if found is None:
-            for missing in reversed(path[depth + 1 :]):
-                value = {missing: value} if isinstance(missing, str) else [value]
-            return source.added(box, step, value)
-        if depth == len(path) - 1:
-            return source.replaced(box, found, value)
-        box = source.box(found.value)
-    raise ValueError("no path was given")
+        Objects and arrays that are missing on the way are made. The text is JSON with an object in it, or blank.
+        """
+        source = _Source(text if _Source(text).plain.strip(_BLANK) else f"{text}{{}}\n")
+        box = source.root
+        for depth, step in enumerate(path):
+            found = box.find(step)
+            if found is None:
+                for missing in reversed(path[depth + 1 :]):
+                    value = {missing: value} if isinstance(missing, str) else [value]
+                return source.added(box, step, value)
+            if depth == len(path) - 1:
+                return source.replaced(box, found, value)
+            box = source.box(found.value)
+        raise ValueError("the path is empty")
 
+    def remove(self, text: str, path: Sequence[Step]) -> str:
+        """Return the text without an existing member or element, and without the comma that it needed."""
+        source = _Source(text)
+        box = source.below(path[:-1])
+        return source.without(box, box[path[-1]])
 
-def remove(text: str, path: Sequence[Step]) -> str:
-    """Return the text without a member or an element that is there, and without the comma that it needed."""
-    source = _Source(text)
-    box = source.below(path[:-1])
-    return source.without(box, box[path[-1]])
+    def is_bare(self, text: str, path: Sequence[Step]) -> bool:
+        """Tell whether an object or array is empty, without even a comment."""
+        box = _Source(text).below(path)
+        return not text[box.start + 1 : box.end - 1].strip(_BLANK)
 
-
-def is_bare(text: str, path: Sequence[Step]) -> bool:
-    """Tell whether an object or array has nothing in it, not even a comment."""
-    source = _Source(text)
-    box = source.below(path)
-    return not text[box.start + 1 : box.end - 1].strip(_BLANK)
+    def shown(self, path: Sequence[Step], value: Any) -> list[str]:
+        """Return the lines that a value takes in a file, between the outermost braces."""
+        return self.put("", path, value).splitlines()[1:-1]
 
 
 @dataclass(frozen=True)
 class _Item:
-    """A member of an object or an element of an array: where it starts, where its value does, where it ends."""
+    """A member of an object or an element of an array: where it starts, where its value starts, where it ends."""
 
     start: int
     value: int
@@ -88,14 +90,14 @@ class _Item:
 
 @dataclass(frozen=True)
 class _Box:
-    """An object or an array: where it starts and ends, and what is in it."""
+    """An object or an array: where it starts and ends, and its items."""
 
     start: int
     end: int
     items: tuple[_Item, ...]
 
     def find(self, step: Step) -> _Item | None:
-        """Return a member or an element; of members with the same key the last one, which is the one that counts."""
+        """Return a member or an element; of members with the same key the last one, as JSON parsers do."""
         if isinstance(step, int):
             return self.items[step] if step < len(self.items) else None
         return next((item for item in reversed(self.items) if item.key == step), None)
@@ -108,7 +110,7 @@ class _Box:
 
 
 class _Source:
-    """A text, and the same text with what is no JSON blanked out."""
+    """A text, and the same text with everything that is not JSON blanked out."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -130,7 +132,7 @@ class _Source:
     @property
     def root(self) -> _Box:
         """The outermost object."""
-        return self.box(_seen(self.plain, 0))
+        return self.box(_skip_blanks(self.plain, 0))
 
     def below(self, path: Sequence[Step]) -> _Box:
         """Return the object or array at a place."""
@@ -142,17 +144,17 @@ class _Source:
     def box(self, start: int) -> _Box:
         """Return the object or array that starts at a place."""
         plain, items = self.plain, list[_Item]()
-        at = _seen(plain, start + 1)
+        at = _skip_blanks(plain, start + 1)
         while plain[at] not in "}]":
             begin, key = at, None
             if plain[start] == "{":
                 key, at = _DECODER.raw_decode(plain, at)
-                at = _seen(plain, plain.index(":", at) + 1)
+                at = _skip_blanks(plain, plain.index(":", at) + 1)
             _value, end = _DECODER.raw_decode(plain, at)
             items.append(_Item(begin, at, end, key))
-            at = _seen(plain, end)
+            at = _skip_blanks(plain, end)
             if plain[at] == ",":
-                at = _seen(plain, at + 1)
+                at = _skip_blanks(plain, at + 1)
         return _Box(start, at + 1, tuple(items))
 
     def replaced(self, box: _Box, item: _Item, value: Any) -> str:
@@ -161,7 +163,7 @@ class _Source:
         return self.text[: item.value] + written + self.text[item.end :]
 
     def added(self, box: _Box, step: Step, value: Any) -> str:
-        """Return the text with an item added at the end of a box, in the manner of its neighbours."""
+        """Return the text with an item added at the end of a box, formatted like its neighbours."""
         text, spread = self.text, self._spread(box)
         outer = self._indent(box.start)
         inner = self._indent(box.items[0].start) if box.items and spread else outer + self._unit
@@ -169,12 +171,12 @@ class _Source:
         if isinstance(step, str):
             body = f"{json.dumps(step, ensure_ascii=False)}: {body}"
         close = box.end - 1
-        tail = len(text[:close].rstrip(_BLANK))  # behind the last item, its comma and its comments
+        tail = len(text[:close].rstrip(_BLANK))  # after the last item, its comma and its comments
         body = f"{self._newline}{inner}{body}" if spread or _in_line_comment(text[:tail]) else f" {body}"
         if not box.items:
             return f"{text[:tail]}{body}{self._newline}{outer}{text[close:]}"
         end = box.items[-1].end
-        comma = "," if "," in self.bare[end:close] else ""  # whoever likes trailing commas keeps them
+        comma = "," if "," in self.bare[end:close] else ""  # a file with trailing commas keeps them
         return f"{text[:end]}{'' if comma else ','}{text[end:tail]}{body}{comma}{text[tail:]}"
 
     def without(self, box: _Box, item: _Item) -> str:
@@ -184,25 +186,25 @@ class _Source:
         if box.items == (item,) and not around.strip(f"{_BLANK},"):
             return text[: box.start + 1] + text[close:]
         start, end = len(text[: item.start].rstrip(_BLANK)), item.end
-        follows = _seen(self.bare, end)
+        follows = _skip_blanks(self.bare, end)
         if self.bare[follows] == ",":
-            return self._glued(text[:start], text[end:follows].rstrip(_BLANK), text[follows + 1 :])
+            return self._joined(text[:start], text[end:follows].rstrip(_BLANK), text[follows + 1 :])
         if box.items[0] is item:
-            return self._glued(text[:start], text[end:])
-        comma = self.bare.index(",", box.items[-2].end)  # it parts nothing any more
-        return self._glued(text[:comma], text[comma + 1 : start], text[end:])
+            return self._joined(text[:start], text[end:])
+        comma = self.bare.index(",", box.items[-2].end)  # it separates nothing any more
+        return self._joined(text[:comma], text[comma + 1 : start], text[end:])
 
-    def _glued(self, *parts: str) -> str:
-        """Return parts as one text; none becomes a part of the comment before it."""
-        glued = ""
+    def _joined(self, *parts: str) -> str:
+        """Return parts as one text, so that none ends up in the comment before it."""
+        joined = ""
         for part in filter(None, parts):
-            if _in_line_comment(glued) and part.lstrip(" \t")[:1] not in ("\r", "\n"):
-                glued += self._newline
-            glued += part
-        return glued
+            if _in_line_comment(joined) and part.lstrip(" \t")[:1] not in ("\r", "\n"):
+                joined += self._newline
+            joined += part
+        return joined
 
     def _spread(self, box: _Box) -> bool:
-        """Tell whether a box has its items on lines of their own."""
+        """Tell whether a box has each item on its own line."""
         return not box.items or "\n" in self.text[box.start : box.items[0].start]
 
     def _written(self, value: Any, indent: str, spread: bool) -> str:
@@ -211,13 +213,13 @@ class _Source:
         return json.dumps(value, ensure_ascii=False, indent=self._unit).replace("\n", self._newline + indent)
 
     def _indent(self, at: int) -> str:
-        """Return what the line of a place begins with."""
+        """Return the indentation of a place's line."""
         found = re.match(r"[ \t]*", self.text[self.text.rfind("\n", 0, at) + 1 : at])
         return found[0] if found else ""
 
     @property
     def _unit(self) -> str:
-        """One step of indentation, as the text has it."""
+        """One step of the text's indentation."""
         found = re.search(r"\n([ \t]+)\S", self.text)
         return found[1] if found else "  "
 
@@ -226,14 +228,14 @@ class _Source:
         return "\r\n" if "\r\n" in self.text else "\n"
 
 
-def _seen(plain: str, at: int) -> int:
+def _skip_blanks(plain: str, at: int) -> int:
     """Return the first place from `at` on that is not blank."""
     found = _SPACE.match(plain, at)
     return found.end() if found else at
 
 
 def _in_line_comment(text: str) -> bool:
-    """Tell whether a text ends in a comment that goes on to the end of its line."""
+    """Tell whether a text ends in a `//` comment."""
     last = None
     for last in _TEXT_OR_COMMENT.finditer(text):  # noqa: B007 - the last one is wanted
         pass

@@ -1,4 +1,4 @@
-"""How hosts on this machine start this very installation."""
+"""How hosts on this machine start this installation, and how its user gives it a key."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from ava_server.config.host_placeholders import BUNDLE
 from ava_server.config.keys import OWN_PREFIX, WELL_KNOWN, provider_name
-from ava_server.config.settings import BUNDLE, http_url
+from ava_server.config.settings import http_url
 from ava_server.core.data_root import absolute_folder, find_data_root
 from ava_server.core.errors import BadInput, ConfigError
 from ava_server.hosts.known import Launch, host_of
@@ -21,18 +22,18 @@ _CACHES = frozenset({".cache", "archive-v0", "builds-v0"})
 
 
 def launch(workspace: str | None = None, env: Mapping[str, str] | None = None) -> Launch:
-    """Return how a host starts this installation, so that it serves what this shell sees.
+    """Return how a host starts this installation, with the same data root and model as in this shell.
 
-    Many hosts hand only a few variables on, so those that lead to another data root or model are written down. Keys
+    Many hosts pass on only a few variables, so those for the data root and the model are written into the entry. Keys
     never are.
 
     Args:
-        workspace: The folder that subagents may read; None leaves it to the rule.
+        workspace: The folder that subagents may read; None leaves it to Ava.
         env: The environment; None is this process's.
 
     Raises:
-        BadInput: The workspace is no folder.
-        ConfigError: AVA_DATA_ROOT is no absolute path, or AVA_MODEL_BASE_URL no address, or one with a password.
+        BadInput: The workspace is not a folder.
+        ConfigError: AVA_DATA_ROOT is not an absolute path, or AVA_MODEL_BASE_URL is invalid or has a password.
     """
     env = os.environ if env is None else env
     variables: dict[str, str] = {}
@@ -43,7 +44,7 @@ def launch(workspace: str | None = None, env: Mapping[str, str] | None = None) -
         try:
             http_url(endpoint)
         except ValueError as wrong:
-            raise ConfigError(f"AVA_MODEL_BASE_URL cannot be handed on; allowed is {wrong}.") from None
+            raise ConfigError(f"AVA_MODEL_BASE_URL cannot be passed on; allowed is {wrong}.") from None
     if workspace is not None:
         variables["AVA_WORKSPACE"] = str(_folder(workspace))
     command = Path(sys.executable).with_name("ava.exe" if sys.platform == "win32" else "ava")
@@ -63,38 +64,38 @@ def _folder(given: str) -> Path:
 
 
 def passing(prefix: Path) -> str:
-    """Return why an environment will not stay where it is, or nothing."""
+    """Return why a Python environment is temporary, or empty text."""
     parts = prefix.resolve().parts
     if _CACHES.intersection(parts) or ("uv" in parts and "cache" in parts):
-        return "that is a cache, which is cleared now and then"
+        return "that is a cache, which is cleared from time to time"
     if prefix.resolve().is_relative_to(Path(tempfile.gettempdir()).resolve()):
         return "that is a temporary folder"
     return ""
 
 
 DEFAULT = "openrouter"
-"""The provider that is named where any would do: one key for the models of all."""
+"""The provider to suggest: one key for the models of all providers."""
 _IN_DIALOG = (DEFAULT, "brave")
-_IN_BUNDLE = "Put it into the extension's dialog: Settings → Extensions → Ava → Configure."
+_IN_BUNDLE = "Enter it in the extension's dialog: Settings → Extensions → Ava → Configure."
 
 
 def key_advice(provider: str, client: str | None, env: Mapping[str, str] | None = None) -> str:
-    """Return how somebody gives this server a provider's key.
+    """Return how to give this server a provider's key.
 
     Args:
-        provider: Whose key it is.
-        client: The name by which the host has introduced itself; None where there is no host.
+        provider: The provider.
+        client: The host's name as an MCP client; None without a host.
         env: The server's environment; None is this process's.
     """
     env = os.environ if env is None else env
     if provider == CUSTOM:
-        return "Set or correct AVA_MODEL_API_KEY where this server is given its variables, and start it anew."
+        return "Set or correct AVA_MODEL_API_KEY where this server is given its variables, and restart it."
     if env.get("AVA_HOST", "").strip() == BUNDLE and provider in _IN_DIALOG:
         return _IN_BUNDLE
     command = launch(env=env).shell("key", "set", provider)
     root = env.get("AVA_DATA_ROOT", "").strip()
     where = f" (with AVA_DATA_ROOT set to {root})" if root else ""
-    stored = f"In a terminal{where}, run `{command}`; it counts from the next call on."
+    stored = f"In a terminal{where}, run `{command}`; it takes effect with the next call."
     host = host_of(client)
     if host is None:
         return stored

@@ -182,7 +182,7 @@ async def metrics(app: App, scope: Scope, receive: Receive, send: Send, open_ses
 
 
 async def _rendered(app: App, open_sessions: int) -> Response:
-    from ava_server.telemetry.metrics import CONTENT_TYPE, render  # not loaded before somebody scrapes
+    from ava_server.http.metrics import CONTENT_TYPE, render  # not loaded before somebody scrapes
 
     try:
         body = await render(app.runtime, open_sessions=open_sessions)

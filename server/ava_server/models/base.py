@@ -1,4 +1,4 @@
-"""The seam between the agent loop and a language model: a request in, deltas and one completion out."""
+"""The seam between the agent loop and a language model: a request goes in, deltas and one completion come out."""
 
 from __future__ import annotations
 
@@ -12,11 +12,15 @@ from ava_audit.events import Usage
 
 @dataclass(frozen=True)
 class ToolSchema:
-    """A tool as the model is shown it; `parameters` is a JSON schema."""
+    """A tool as the model sees it; `parameters` is a JSON schema."""
 
     name: str
     description: str
     parameters: Mapping[str, Any]
+
+    def as_dict(self, parameters: str = "parameters") -> dict[str, Any]:
+        """Return it as plain JSON, with the parameters under the name that a wire has for them."""
+        return {"name": self.name, "description": self.description, parameters: dict(self.parameters)}
 
 
 @dataclass(frozen=True)
@@ -27,7 +31,7 @@ class ToolUse:
         call_id: The provider's id of the call, sent back with its result.
         name: The tool's name as the model spelled it.
         args: The arguments, or None when they were not a JSON object.
-        raw_args: The argument text exactly as the model sent it.
+        raw_args: The text of the arguments exactly as the model sent it.
     """
 
     call_id: str
@@ -48,9 +52,9 @@ class AssistantTurn:
     """An earlier answer; `raw` is the provider's message, kept and sent back verbatim.
 
     Attributes:
-        edited_before: Something that stood before it when it was given stands there otherwise now. Some providers
-            refuse the thinking of such an answer, and their wires leave it out.
-        without_thinking: The provider has refused what the model thought so far: it is left out.
+        edited_before: Something before it has changed since it was given. Some providers then refuse its thinking, and
+            their wires leave it out.
+        without_thinking: The provider has refused the thinking so far, so it is left out.
     """
 
     raw: Mapping[str, Any]
@@ -60,7 +64,7 @@ class AssistantTurn:
 
 @dataclass(frozen=True)
 class ToolTurn:
-    """The result of one tool call, as the model is shown it."""
+    """The result of one tool call, as the model sees it."""
 
     call_id: str
     name: str
@@ -72,15 +76,15 @@ Turn = UserTurn | AssistantTurn | ToolTurn
 
 @dataclass(frozen=True)
 class Request:
-    """One model call, complete and without server-side state.
+    """One model call, complete and without state on the server.
 
     Attributes:
         model: The provider's id of the model.
         system: The system prompt.
         tools: The tools on offer, in a fixed order.
         turns: The conversation so far, the task first.
-        max_output: Most tokens that the answer may have (thinking included).
-        thinking: How many of them the model may think; 0 is no more than it does by itself.
+        max_output: Most tokens that the answer may have, thinking included.
+        thinking: How many of them the model may use for thinking; with 0 it is told not to think.
     """
 
     model: str
@@ -96,8 +100,8 @@ class ReportedUsage:
     """What a provider reported for an earlier call of the same run: a tight base for the next bound.
 
     Attributes:
-        prompt_tokens: Its whole prompt and answer, in tokens.
-        turns: How many turns of the history that covers.
+        prompt_tokens: Tokens of that call's prompt and answer together.
+        turns: How many turns of the history they cover.
     """
 
     prompt_tokens: int
@@ -106,7 +110,7 @@ class ReportedUsage:
 
 @dataclass(frozen=True)
 class Bound:
-    """An upper bound of one call: prompt tokens, and the tokens of output that it may bring."""
+    """An upper bound of one call, in tokens of the prompt and of the output."""
 
     prompt_tokens: int
     output_tokens: int
@@ -114,7 +118,7 @@ class Bound:
 
 @dataclass(frozen=True)
 class Delta:
-    """A piece of a stream, for the activity line only: never stored, never replayed."""
+    """A piece of a stream, for the activity line only: it is never stored."""
 
     text: str = ""
     thinking: str = ""
@@ -129,12 +133,12 @@ class Completion:
         text: The model's words.
         calls: The tool calls it asks for, in order.
         raw: The provider's message, to be stored and sent back verbatim.
-        usage: Tokens by class as the provider reported them; None when it reported none that make sense.
+        usage: Tokens by class as the provider reported them; None without a plausible report.
         cost_micros: What the provider says the call cost, in micro-USD, rounded up; None when it does not say.
         thinking: The model's thinking as far as a person can read it.
         stop_reason: The provider's word for why the answer ended.
         request_id: The provider's id of the call.
-        notes: What had to be made storable or was odd, e.g. `replaced 1 lone surrogate`.
+        notes: What had to be changed or was odd, e.g. `replaced 1 lone surrogate`.
     """
 
     text: str
@@ -162,11 +166,11 @@ class Stream(Protocol):
 
 
 class Model(Protocol):
-    """A model behind one provider. Every call of `stream` is exactly one attempt: no hidden retries."""
+    """A model of one provider. Every call of `stream` is exactly one attempt: there are no hidden retries."""
 
     @property
     def name(self) -> str:
-        """`provider:id`, as it stands in the log."""
+        """`provider:id`, as the log has it."""
         ...
 
     def encode(self, request: Request) -> bytes:
@@ -174,7 +178,7 @@ class Model(Protocol):
         ...
 
     def may_think(self, turns: Sequence[Turn]) -> bool:
-        """Tell whether the model can be told to think about what follows these turns."""
+        """Tell whether the model can be told to think after these turns."""
         ...
 
     def bound(self, request: Request, known: ReportedUsage | None) -> Bound:
@@ -182,13 +186,13 @@ class Model(Protocol):
         ...
 
     def assistant_message(self, text: str | None, calls: Sequence[ToolUse]) -> Mapping[str, Any]:
-        """Return an answer of these words and calls as the provider would have sent it."""
+        """Return an answer with this text and these calls as the provider would have sent it."""
         ...
 
     def stream(self, request: Request) -> AbstractAsyncContextManager[Stream]:
         """Send the request once; leaving the context closes the connection.
 
         Raises:
-            ModelError: No complete answer came; tells whether the attempt may have been billed.
+            ModelError: No complete answer came; the error says whether the attempt may have been billed.
         """
         ...

@@ -1,4 +1,4 @@
-"""HTTP clients for model calls: one call to a client, because a pool's work grows with what is in it."""
+"""HTTP clients for model calls: one call per client, because a pool's work grows with its connections."""
 
 from __future__ import annotations
 
@@ -16,40 +16,25 @@ from httpx2._utils import get_environment_proxies  # pyright: ignore[reportPriva
 
 from ava_roles.net.proxies import ProxiedTransport, UnusableProxy, proxy_place, proxy_url
 
-
-def environment_ways(context: ssl.SSLContext, keep_alive_s: float) -> dict[str, httpx2.AsyncBaseTransport | None]:
-    """Return the transports by the pattern of URLs that take them; None goes straight.
-
-    Which URL takes which way (NO_PROXY with its networks and wildcards, on other systems the system's own settings) is
-    the HTTP client's to know. The transports are ours: they bound the way through, and name the proxy in errors.
-    """
-    return {
-        pattern: None if proxy is None else _way(pattern.removesuffix("://"), proxy, context, keep_alive_s)
-        for pattern, proxy in get_environment_proxies().items()
-    }
-
-
-def _way(kind: str, proxy: str, context: ssl.SSLContext, keep_alive_s: float) -> httpx2.AsyncBaseTransport:
-    try:
-        return ProxiedTransport(proxy_url(proxy), context, keep_alive_s)
-    except (ValueError, httpx2.InvalidURL):
-        name = next((name for name in (f"{kind}_proxy", f"{kind.upper()}_PROXY") if os.environ.get(name)), "the system")
-        what = "a SOCKS proxy" if proxy.lower().startswith("socks") else "what is no address of a proxy"
-        place = f" ({proxy_place(proxy)})" if proxy_place(proxy) else ""
-        return UnusableProxy(f"{name} names {what}{place}, and only HTTP proxies can be used")
-
-
 CALLS_PER_CLIENT = 1
-"""A client takes 3 KiB and 0.06 ms; looking over 32 connections at each call took half of a turn's time."""
+"""A client takes 3 KiB and 0.06 ms; searching 32 connections at each call took half of a turn's time."""
 KEEP_ALIVE_S = 30.0
 """Longer than most tool calls take, so that a run's next turn finds its connection open."""
-
 CLOSE_S = 2.0
-"""Closing says good-bye to servers; the app's end does not wait for one that does not listen."""
+"""Closing notifies servers; the app's end does not wait for one that does not answer."""
+
+
+@dataclass
+class _Client:
+    """A client, how many calls use it, and when the last one ended, on the event loop's clock."""
+
+    http: httpx2.AsyncClient
+    busy: int = 0
+    used_s: float = 0.0
 
 
 class ClientPool:
-    """Hands out clients and closes them with the app.
+    """Lends clients and closes them with the app.
 
     Clients honour HTTPS_PROXY, NO_PROXY and SSL_CERT_FILE, follow no redirect and repeat nothing.
     """
@@ -57,47 +42,47 @@ class ClientPool:
     def __init__(self, calls_per_client: int = CALLS_PER_CLIENT) -> None:
         """Start without a client; the first call makes one."""
         self._most = calls_per_client
-        self._shards: dict[int, _Shard] = {}
-        self._free: list[_Shard] = []  # those with room, the one that was used last at the end
+        self._clients: dict[int, _Client] = {}
+        self._free: list[_Client] = []  # those with room, the last used at the end
         self._tls: ssl.SSLContext | None = None
 
     @asynccontextmanager
     async def client(self) -> AsyncGenerator[httpx2.AsyncClient]:
-        """Lend a client for one call: the one that was used last, so that connections are used again."""
+        """Lend a client for one call: the one used last, so that connections are reused."""
         if self._tls is None:
             # Reading the certificates takes tens of milliseconds, once.
-            tls = await anyio.to_thread.run_sync(_tls_context)
+            tls = await anyio.to_thread.run_sync(httpx2.create_ssl_context)
             self._tls = self._tls or tls
-        await self._let_go()
+        await self._close_stale()
         if not self._free:
-            shard = _Shard(_new_client(self._tls, self._most))
-            self._shards[id(shard)] = shard
-            self._free.append(shard)
-        shard = self._free[-1]
-        shard.busy += 1
-        if shard.busy == self._most:
+            made = _Client(_new_client(self._tls, self._most))
+            self._clients[id(made)] = made
+            self._free.append(made)
+        lent = self._free[-1]
+        lent.busy += 1
+        if lent.busy == self._most:
             self._free.pop()
         try:
-            yield shard.client
+            yield lent.http
         finally:
-            if shard.busy == self._most:
-                self._free.append(shard)
-            shard.busy -= 1
-            shard.used_s = anyio.current_time()
+            if lent.busy == self._most:
+                self._free.append(lent)
+            lent.busy -= 1
+            lent.used_s = anyio.current_time()
 
-    async def _let_go(self) -> None:
-        """Close a client that nobody has used for so long that its connections are stale; one at a time is enough."""
+    async def _close_stale(self) -> None:
+        """Close a client whose connections are stale because nobody used it; one at a time is enough."""
         if len(self._free) < 2 or self._free[0].busy or self._free[0].used_s > anyio.current_time() - KEEP_ALIVE_S:
             return
         stale = self._free.pop(0)
-        self._shards.pop(id(stale), None)
+        self._clients.pop(id(stale), None)
         with anyio.move_on_after(CLOSE_S, shield=True):
-            await stale.client.aclose()
+            await stale.http.aclose()
 
     @property
     def size(self) -> int:
         """How many clients there are."""
-        return len(self._shards)
+        return len(self._clients)
 
     async def __aenter__(self) -> Self:
         return self
@@ -107,39 +92,43 @@ class ClientPool:
 
     async def aclose(self) -> None:
         """Close every client and its connections."""
-        shards, self._shards, self._free = self._shards, {}, []
+        clients, self._clients, self._free = self._clients, {}, []
         with anyio.move_on_after(CLOSE_S, shield=True):
-            for shard in shards.values():
-                await shard.client.aclose()
-
-
-@dataclass
-class _Shard:
-    """A client, how many calls are in it, and when the last one ended, on the event loop's clock."""
-
-    client: httpx2.AsyncClient
-    busy: int = 0
-    used_s: float = 0.0
-
-
-def _tls_context() -> ssl.SSLContext:
-    import httpx2
-
-    return httpx2.create_ssl_context()
+            for each in clients.values():
+                await each.http.aclose()
 
 
 def _new_client(tls: ssl.SSLContext, connections: int) -> httpx2.AsyncClient:
-    import httpx2
-
     from ava_roles.net.connection import PooledTransport
 
-    pass
-
-    # Deadlines are the adapter's: a read timeout would never end a stream that drips.
+    # Deadlines belong to the caller: a read timeout would never end a stream that drips.
     return httpx2.AsyncClient(
         transport=PooledTransport(tls, connections=connections, keep_alive_s=KEEP_ALIVE_S),
         trust_env=False,
-        mounts=environment_ways(tls, KEEP_ALIVE_S),
+        mounts=_proxy_transports(tls),
         follow_redirects=False,
         timeout=None,
     )
+
+
+def _proxy_transports(tls: ssl.SSLContext) -> dict[str, httpx2.AsyncBaseTransport | None]:
+    """Return the transports by URL pattern; None connects directly.
+
+    The HTTP client decides which URL goes through a proxy (NO_PROXY with its networks and wildcards, on other systems
+    the system's own settings). The transports are ours: they limit the time to connect, and name the proxy in errors.
+    """
+    return {
+        pattern: None if proxy is None else _proxy_transport(pattern.removesuffix("://"), proxy, tls)
+        for pattern, proxy in get_environment_proxies().items()
+    }
+
+
+def _proxy_transport(scheme: str, proxy: str, tls: ssl.SSLContext) -> httpx2.AsyncBaseTransport:
+    try:
+        return ProxiedTransport(proxy_url(proxy), tls, KEEP_ALIVE_S)
+    except (ValueError, httpx2.InvalidURL):
+        names = (f"{scheme}_proxy", f"{scheme.upper()}_PROXY")
+        name = next((name for name in names if os.environ.get(name)), "the system")
+        what = "a SOCKS proxy" if proxy.lower().startswith("socks") else "an invalid proxy address"
+        place = f" ({proxy_place(proxy)})" if proxy_place(proxy) else ""
+        return UnusableProxy(f"{name} names {what}{place}, and only HTTP proxies can be used")

@@ -1,4 +1,4 @@
-"""From a model that was chosen to one that can be called: what shapes its requests is written down, and read again."""
+"""Models that can be called, made from a choice or from the parameters that the log keeps."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ _OPENROUTER, _OPENAI, _ANTHROPIC = (host_of(KNOWN_URLS[name]) for name in ("open
 
 
 def build_model(choice: Choice, clients: ClientPool) -> Model:
-    """Return the model that was chosen, ready to be called."""
+    """Return the chosen model, ready to be called."""
     return model_of(choice.name, parameters(choice), choice.api_key, clients)
 
 
 def how_it_thinks(choice: Choice) -> Thinking:
-    """Return how the model that was chosen is told to think."""
+    """Return how the chosen model is told to think."""
     if choice.base_url is None:
         return UNKNOWN
-    # OpenRouter leaves out what a model does not take; elsewhere a field that is not known may be refused.
+    # OpenRouter drops what a model does not support; other servers may refuse an unknown field.
     otherwise = Thinking("effort") if host_of(choice.base_url) == _OPENROUTER else UNKNOWN
     return thinking_of(choice.model_id, otherwise)
 
 
 def parameters(choice: Choice) -> dict[str, Any]:
-    """Return what shapes a request's bytes beside the request itself, and where it goes: plain JSON, for the log."""
+    """Return what shapes a request besides the request itself, and where it goes: plain JSON, for the log."""
     if choice.base_url is None:
         return {"wire": choice.wire}
     host = host_of(choice.base_url)
@@ -48,14 +48,14 @@ def parameters(choice: Choice) -> dict[str, Any]:
     return {
         **common,
         "thinking_field": "reasoning" if host == _OPENROUTER else "reasoning_effort",
-        # OpenAI's reasoning models refuse the older name, which everybody else expects.
+        # OpenAI's reasoning models refuse the older name, which all other servers expect.
         "output_field": "max_completion_tokens" if host == _OPENAI else "max_tokens",
         "extra": _for_openrouter(choice) if host == _OPENROUTER else {},
     }
 
 
 def model_of(name: str, parameters: Mapping[str, Any], api_key: str | None, clients: ClientPool) -> Model:
-    """Return the model that sends the very bytes that it sent when its parameters were stored.
+    """Return the model that sends the same bytes as when its parameters were stored.
 
     Args:
         name: `provider:id`.
@@ -77,8 +77,8 @@ def model_of(name: str, parameters: Mapping[str, Any], api_key: str | None, clie
     wire, base_url = _wire(parameters), parameters.get("base_url")
     if wire is None or not isinstance(base_url, str):
         raise ConfigError(
-            f"This version of Ava cannot speak to {name} as its run began (wire {parameters.get('wire')!r}, "
-            f"parameters {', '.join(parameters) or 'none'}); go on with the version that began it."
+            f"This version of Ava cannot call {name} as its run began (wire {parameters.get('wire')!r}, parameters "
+            f"{', '.join(parameters) or 'none'}). Continue the run with the version that started it."
         )
     from ava_server.models.http_model import HttpModel
 
@@ -87,10 +87,10 @@ def model_of(name: str, parameters: Mapping[str, Any], api_key: str | None, clie
 
 
 def _wire(parameters: Mapping[str, Any]) -> Wire | None:
-    """Return the wire that was written down; None where it is not one of this version's."""
+    """Return the wire that the parameters describe; None if this version does not have it."""
     match parameters:
-        case {"stream": bool(streaming), "thinking": dict(), "base_url": str(base_url)}:
-            thinking = Thinking.from_dict(parameters["thinking"])
+        case {"stream": bool(streaming), "thinking": dict(stored), "base_url": str(base_url)}:
+            thinking = Thinking.from_dict(stored)
         case _:
             return None
     if thinking is None:
@@ -100,13 +100,13 @@ def _wire(parameters: Mapping[str, Any]) -> Wire | None:
             "wire": "chat_completions",
             "thinking_field": ("reasoning_effort" | "reasoning") as thinking_field,
             "output_field": ("max_tokens" | "max_completion_tokens") as output_field,
-            "extra": dict(),
+            "extra": dict(extra),
         }:
             from ava_server.models.wires.chat import ChatWire
 
-            # Sorted, because whoever stored them may have sorted them.
-            extra = json.loads(json.dumps(parameters["extra"], sort_keys=True))
-            return ChatWire(streaming, output_field, extra, thinking, thinking_field)
+            # Sorted, because the log may have sorted them.
+            extra = json.loads(json.dumps(extra, sort_keys=True))
+            return ChatWire(streaming, thinking, output_field, extra, thinking_field)
         case {"wire": "messages"}:
             from ava_server.models.wires.messages import MessagesWire
 
@@ -120,15 +120,15 @@ def _wire(parameters: Mapping[str, Any]) -> Wire | None:
 
 
 def _for_openrouter(choice: Choice) -> dict[str, Any]:
-    """Return what only OpenRouter is told.
+    """Return the parts of a body that only OpenRouter gets.
 
-    A call is not to be passed on to a provider that costs more than was approved; tokens are in USD per million,
-    requests in USD each, and where nothing may cost anything, that is a limit of 0. The models of Anthropic cache what
-    they are told to cache; the gateway moves the mark along with the conversation.
+    It must not pass a call on to a provider that costs more than was approved. Its prices are in USD per million
+    tokens and in USD per request; where nothing may cost anything, the limit is 0. Anthropic's models cache only what
+    is marked; the gateway moves the mark along with the conversation.
     """
     price = choice.price
     most = {"completion": price.output / 1000, "prompt": price.input / 1000, "request": price.per_request / 10**9}
-    told: dict[str, Any] = {"provider": {"max_price": most}}
+    parts: dict[str, Any] = {"provider": {"max_price": most}}
     if marks_cache(choice.wire, choice.base_url or "", choice.model_id):
-        told["cache_control"] = {"type": "ephemeral"}
-    return told
+        parts["cache_control"] = {"type": "ephemeral"}
+    return parts

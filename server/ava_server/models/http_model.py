@@ -1,4 +1,4 @@
-"""A model behind an HTTP endpoint, over httpx2: one attempt per call, every wait with a deadline."""
+"""A model behind an HTTP endpoint, over httpx2: one attempt per call, and a deadline for every wait."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from ava_server.core.errors import ModelError
+from ava_server.models import json_text
 from ava_server.models import tokens as bounds
 from ava_server.models.base import AssistantTurn, Bound, ReportedUsage, Request, ToolUse, Turn
 from ava_server.models.errors import Endpoint
-from ava_server.models.wires import base
 from ava_server.models.wires.base import Wire
 from ava_server.models.wires.stream import AnswerStream, Deadlines
 
@@ -38,10 +38,10 @@ class HttpModel:
     Attributes:
         provider: The provider's name in the settings.
         model_id: The provider's id of the model.
-        base_url: The API's address, below which the wire has its path.
-        api_key: Sent in the header that the wire has for it; None sends none.
+        base_url: The API's address; the wire adds its path.
+        api_key: Sent in the wire's header for it; None sends none.
         clients: Where HTTP clients come from.
-        wire: The format that is spoken.
+        wire: The format of requests and answers.
         deadlines: How long each part of a call may take.
     """
 
@@ -55,7 +55,7 @@ class HttpModel:
     _encoded: list[tuple[Request, bytes]] = field(
         default_factory=list[tuple[Request, bytes]], init=False, repr=False, compare=False
     )
-    _covered: bounds.CountedMessages = field(
+    _counted: bounds.CountedMessages = field(
         default_factory=bounds.CountedMessages, init=False, repr=False, compare=False
     )
 
@@ -66,30 +66,28 @@ class HttpModel:
 
     def encode(self, request: Request) -> bytes:
         """Return the request's body; it depends on nothing but the request and the wire."""
-        content = base.encode(self.wire.body(request))
-        self._encoded[:] = [(request, content)]  # a reservation has its hash, and then it is sent
+        content = json_text.encode(self.wire.body(request))
+        self._encoded[:] = [(request, content)]  # hashed for a reservation now, sent next
         return content
 
-    def _content(self, request: Request) -> bytes:
-        """Return the request's body, which is not kept any longer."""
+    def _take_encoded(self, request: Request) -> bytes:
+        """Return the request's body, and drop the copy that `encode` kept."""
         kept, self._encoded[:] = self._encoded[:], []
-        for of, content in kept:
-            if of is request:
+        for encoded, content in kept:
+            if encoded is request:
                 return content
-        content = self.encode(request)
-        self._encoded.clear()
-        return content
+        return json_text.encode(self.wire.body(request))
 
     def may_think(self, turns: Sequence[Turn]) -> bool:
-        """Tell whether the model can be told to think about what follows these turns."""
+        """Tell whether the model can be told to think after these turns."""
         return self.wire.may_think(turns)
 
     def bound(self, request: Request, known: ReportedUsage | None) -> Bound:
         """Return an upper bound of what the call can use."""
-        return bounds.bound(request, self.wire.message, known, self._covered)
+        return bounds.bound(request, self.wire.message, known, self._counted)
 
     def assistant_message(self, text: str | None, calls: Sequence[ToolUse]) -> Mapping[str, Any]:
-        """Return an answer of these words and calls as the provider would have sent it."""
+        """Return an answer with this text and these calls as the provider would have sent it."""
         return self.wire.assistant_message(text, calls)
 
     @asynccontextmanager
@@ -97,7 +95,7 @@ class HttpModel:
         """Send the request once.
 
         Raises:
-            ModelError: No connection, an error status, or (while iterating) an answer that is none.
+            ModelError: No connection, an error status, or (while iterating) no valid answer.
         """
         end = anyio.current_time() + self.deadlines.total_s
         endpoint = Endpoint(self.wire.url(self.base_url), self.model_id, self.api_key, self.wire.speaks)
@@ -105,19 +103,19 @@ class HttpModel:
         async with AsyncExitStack() as stack:
             try:
                 client = await stack.enter_async_context(self.clients.client())
-                content = self._content(request)
+                content = self._take_encoded(request)
                 sending = True
                 response = await self._send(client, endpoint, content, end)
-                stack.push_async_callback(_hang_up, response)
+                stack.push_async_callback(_close, response)
                 if response.status_code != 200:
-                    raise endpoint.status(response, await _error_body(response, end))
+                    raise endpoint.status_error(response, await _error_body(response, end))
             except ModelError:
                 raise
-            except Exception as error:  # whatever it is, the attempt has to be settled as what it was
+            except Exception as error:  # the attempt has to be settled, whatever went wrong
                 if isinstance(error, OSError) and not sending:
-                    raise endpoint.no_certificates(error) from error
-                log.exception("asking %s failed", endpoint.place)
-                raise endpoint.faulty(error, "Asking", sent=sending, answered=False) from error
+                    raise endpoint.error("no certificates", cause=endpoint.clean(str(error))) from error
+                log.exception("calling %s failed", endpoint.place)
+                raise endpoint.fault(error, "Calling", sent=sending, answered=False) from error
             yield AnswerStream(
                 response,
                 self.wire,
@@ -136,11 +134,11 @@ class HttpModel:
         headers = {
             "content-type": "application/json",
             "accept": "text/event-stream, application/json",
-            "accept-encoding": "identity",  # pieces are to arrive when they are sent
+            "accept-encoding": "identity",  # so that pieces arrive when they are sent
             **self.wire.headers(self.api_key),
         }
         connect_s = self.deadlines.connect_s
-        wait_s = min(self.deadlines.first_byte_s, end - anyio.current_time())
+        wait_s = max(min(self.deadlines.first_byte_s, end - anyio.current_time()), 0.0)
         try:
             outgoing = client.build_request(
                 "POST",
@@ -151,32 +149,27 @@ class HttpModel:
             )
             with anyio.move_on_after(wait_s):
                 return await client.send(outgoing, stream=True)
-            raise endpoint.timeout("no answer began", wait_s, answered=False)
+            raise endpoint.error("timeout", what="no answer began", seconds=f"{wait_s:g}")
         except (httpx2.ConnectTimeout, httpx2.PoolTimeout):
-            raise endpoint.connect_timeout(connect_s) from None
+            raise endpoint.error("connect timeout", seconds=f"{connect_s:g}") from None
         except (httpx2.ConnectError, httpx2.ProxyError) as error:
             raise endpoint.unreachable(error) from None
-        except (
-            httpx2.InvalidURL,
-            httpx2.UnsupportedProtocol,
-            httpx2.LocalProtocolError,
-            UnicodeError,
-        ) as error:
-            raise endpoint.unsendable(error) from None
+        except (httpx2.InvalidURL, httpx2.UnsupportedProtocol, httpx2.LocalProtocolError, UnicodeError) as error:
+            raise endpoint.error("unsendable", cause=endpoint.clean(str(error))) from None
         except httpx2.HTTPError as error:
-            raise endpoint.hung_up(error) from None
+            raise endpoint.error("hung up", cause=endpoint.cause(error)) from None
 
 
 @lru_cache(maxsize=64)
 def _url(url: str) -> httpx2.URL:
-    """Return an address taken apart; a run asks one address again and again."""
+    """Return a parsed address; a run calls the same one again and again."""
     import httpx2
 
     return httpx2.URL(url)
 
 
-async def _hang_up(response: httpx2.Response) -> None:
-    """Close a response; what goes wrong then takes nothing away from an answer that is there."""
+async def _close(response: httpx2.Response) -> None:
+    """Close a response; an error while closing does not spoil an answer that has arrived."""
     if response.is_closed:
         return
     with anyio.move_on_after(1, shield=True):
@@ -187,7 +180,7 @@ async def _hang_up(response: httpx2.Response) -> None:
 
 
 async def _error_body(response: httpx2.Response, end: float) -> bytes:
-    """Read what an error says, as far as it comes at once: its status is what counts."""
+    """Read the body of an error, as far as it comes at once: the status is what counts."""
     import httpx2
 
     content = b""
@@ -198,5 +191,5 @@ async def _error_body(response: httpx2.Response, end: float) -> bytes:
                 if len(content) > _ERROR_BYTES:
                     break
         except httpx2.HTTPError:
-            pass  # half of an error's words are still words
+            pass  # half of an error's message is better than none
     return content[:_ERROR_BYTES]

@@ -1,6 +1,6 @@
-"""Which model a tier or a role means here now, what a provider has, and what each costs.
+"""What each tier or role means here, which models a provider has, and what each costs.
 
-One account for `ava models`, `ava doctor` and `ava://roles`, made by the very choice that a run's model is chosen by.
+`ava models`, `ava doctor` and `ava://roles` all use it; it asks the same `choose` that a run's model is chosen by.
 """
 
 from __future__ import annotations
@@ -8,13 +8,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol
 
 import anyio
 
 from ava_server.core.errors import AvaError, ModelError, ModelErrorKind
 from ava_server.models.errors import Endpoint
-from ava_server.models.pricing.prices import Price, Unpriced, price_facts
+from ava_server.models.pricing.prices import Price, Unpriced, known_ids, price_facts
 from ava_server.models.selection import (
     CUSTOM,
     KNOWN_URLS,
@@ -39,13 +39,20 @@ from ava_server.models.wires.responses import ResponsesWire
 if TYPE_CHECKING:
     import httpx2
 
-    from ava_server.config.settings import Settings
     from ava_server.models.clients import ClientPool
     from ava_server.models.wires.base import Wire
 
 
 NOBODY = "nobody: no key and no endpoint is configured"
-"""Who says so where a tier leads to the offline reader."""
+"""What says so where a tier leads to the offline reader."""
+
+
+class SettingPlaces(Protocol):
+    """Knows where each setting stands."""
+
+    def where(self, *path: str) -> str:
+        """Return a setting with the place in which to change it."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -53,10 +60,10 @@ class TierMeaning:
     """What a tier, or a role's `model`, means here now.
 
     Attributes:
-        wanted: The tier, or the model that is named.
-        choice: The model; None where it cannot be had.
-        said_by: Who says so: a variable, a setting and where it stands, `tiers.toml` of a day, or the name itself.
-        error: Why it cannot be had.
+        wanted: The tier or the model's name.
+        choice: The model; None where it cannot be used.
+        said_by: What says so: a variable, a setting and its place, `tiers.toml` of a day, or the name itself.
+        error: Why it cannot be used.
     """
 
     wanted: str
@@ -70,9 +77,9 @@ class Offer:
     """A model that a provider has.
 
     Attributes:
-        model_id: The provider's id of it.
-        price: What it costs; None where nobody says.
-        unpriced: Why it cannot be used, with the lines that would mend it; empty where it has a price.
+        model_id: The provider's id of the model.
+        price: What it costs; None where that is not known.
+        unpriced: Why it cannot be used, with the lines to add to the settings; empty where it has a price.
         tiers: The tiers that mean it here.
     """
 
@@ -88,11 +95,11 @@ class ModelCatalog:
 
     Attributes:
         name: The provider's name.
-        base_url: Where it is.
-        api_key: Its key, where there is one; never shown.
+        base_url: Its address.
+        api_key: Its key, if there is one; never shown.
         wire: The format that it speaks.
-        configured: It can be called, as things are.
-        in_table: The price table knows what it has; else only it can say.
+        configured: It can be called.
+        in_table: The price table lists its models; otherwise only the provider can.
     """
 
     name: str
@@ -103,7 +110,7 @@ class ModelCatalog:
     in_table: bool
 
 
-def meanings(wanted: Iterable[str], models: ModelSettings, settings: Settings) -> list[TierMeaning]:
+def meanings(wanted: Iterable[str], models: ModelSettings, settings: SettingPlaces) -> list[TierMeaning]:
     """Return what tiers or roles' models mean here now.
 
     Reads the price table, whose import takes a while: call it in a thread.
@@ -111,12 +118,12 @@ def meanings(wanted: Iterable[str], models: ModelSettings, settings: Settings) -
     return [_meaning(one, models, settings) for one in wanted]
 
 
-def tier_meanings(models: ModelSettings, settings: Settings) -> list[TierMeaning]:
+def tier_meanings(models: ModelSettings, settings: SettingPlaces) -> list[TierMeaning]:
     """Return what each tier means here now; reads the price table as `meanings` does."""
     return meanings(TIERS, models, settings)
 
 
-def _meaning(wanted: str, models: ModelSettings, settings: Settings) -> TierMeaning:
+def _meaning(wanted: str, models: ModelSettings, settings: SettingPlaces) -> TierMeaning:
     said_by = ""
     try:
         said_by = _said_by(wanted, models, settings)
@@ -125,29 +132,21 @@ def _meaning(wanted: str, models: ModelSettings, settings: Settings) -> TierMean
         return TierMeaning(wanted, None, said_by, error)
 
 
-def _said_by(wanted: str, models: ModelSettings, settings: Settings) -> str:
+def _said_by(wanted: str, models: ModelSettings, settings: SettingPlaces) -> str:
     if wanted not in TIERS:
         return "its name"
-    match meant_by(wanted, models, configured(models))[1]:
-        case "AVA_MODEL_BASE_URL":
-            return "AVA_MODEL_BASE_URL and AVA_MODEL"
-        case "settings":
-            return settings.where("models", wanted)
-        case "tiers.toml":
-            return f"tiers.toml of {tiers_reviewed()}"
-        case "nobody":
-            return NOBODY
-        case variable:
-            return variable
+    texts = {
+        "AVA_MODEL_BASE_URL": "AVA_MODEL_BASE_URL and AVA_MODEL",
+        "AVA_MODEL": "AVA_MODEL",
+        "settings": settings.where("models", wanted),
+        "tiers.toml": f"tiers.toml of {tiers_reviewed()}",
+        "nobody": NOBODY,
+    }
+    return texts[meant_by(wanted, models, configured(models))[1]]
 
 
 def facts(meant: TierMeaning, what_to_do: str = "") -> dict[str, Any]:
-    """Return a meaning as plain JSON.
-
-    Args:
-        meant: The meaning.
-        what_to_do: Where it cannot be had, how that is mended.
-    """
+    """Return a meaning as plain JSON; `what_to_do` is the next step where the model cannot be used."""
     if meant.choice is None:
         return {"model": None, "problem": str(meant.error), "what_to_do": what_to_do, "chosen_by": meant.said_by}
     price = meant.choice.price
@@ -161,22 +160,18 @@ def facts(meant: TierMeaning, what_to_do: str = "") -> dict[str, Any]:
 
 
 def sellers(models: ModelSettings) -> dict[str, ModelCatalog]:
-    """Return the providers whose models can be listed: those that are configured, and those known by name.
+    """Return the providers whose models can be listed: the configured ones, and those that Ava knows by name.
 
     Raises:
-        ConfigError: A provider's name cannot be one.
+        ConfigError: A provider's name is invalid.
     """
     usable = configured(models)
-    providers = {**{name: Provider() for name in KNOWN_URLS}, **usable}
-    return {name: _seller(name, provider, name in usable) for name, provider in providers.items()}
-
-
-def _seller(name: str, provider: Provider, is_configured: bool) -> ModelCatalog:
-    from ava_server.models.pricing.prices import known_ids
-
-    base_url = provider.base_url or KNOWN_URLS[name]
-    wire = wire_of(provider, base_url)
-    return ModelCatalog(name, base_url, provider.api_key, wire, is_configured, bool(known_ids(name, base_url)))
+    found: dict[str, ModelCatalog] = {}
+    for name, provider in {**{name: Provider() for name in KNOWN_URLS}, **usable}.items():
+        url = provider.base_url or KNOWN_URLS[name]
+        in_table = bool(known_ids(name, url))
+        found[name] = ModelCatalog(name, url, provider.api_key, wire_of(provider, url), name in usable, in_table)
+    return found
 
 
 def named_ids(seller: ModelCatalog, models: ModelSettings, tiers: Iterable[TierMeaning]) -> list[str]:
@@ -185,13 +180,11 @@ def named_ids(seller: ModelCatalog, models: ModelSettings, tiers: Iterable[TierM
     named = [models.model] if seller.name == CUSTOM and models.base_url else []
     own = [*models.tiers.values(), *models.prices, *([] if models.base_url else [models.model])]
     prefixed = [name.removeprefix(f"{seller.name}:") for name in own if name and name.startswith(f"{seller.name}:")]
-    return list(dict.fromkeys(one for one in (*chosen, *named, *prefixed, *_by_id_alone(seller, models)) if one))
+    return list(dict.fromkeys(one for one in (*chosen, *named, *prefixed, *_priced_ids(seller, models)) if one))
 
 
-def _by_id_alone(seller: ModelCatalog, models: ModelSettings) -> Iterator[str]:
-    """Yield what has a price of the user's under its id alone: where the table has it, else where no table knows."""
-    from ava_server.models.pricing.prices import known_ids
-
+def _priced_ids(seller: ModelCatalog, models: ModelSettings) -> Iterator[str]:
+    """Yield the user's prices by id alone: those in the provider's table, or without a table, those in no table."""
     names = {*KNOWN_URLS, *configured(models)}
     alone = [key for key in models.prices if key.partition(":")[0] not in names]
     if seller.in_table:
@@ -203,9 +196,7 @@ def _by_id_alone(seller: ModelCatalog, models: ModelSettings) -> Iterator[str]:
 
 
 def table_ids(seller: ModelCatalog) -> list[str]:
-    """Return the ids that the price table has of a provider, in the order of the alphabet."""
-    from ava_server.models.pricing.prices import known_ids
-
+    """Return the ids that the price table has for a provider, in alphabetical order."""
     return sorted(known_ids(seller.name, seller.base_url))
 
 
@@ -217,19 +208,19 @@ def offers(
     for meant in tiers:
         if meant.choice is not None:
             serve.setdefault(meant.choice.name, []).append(meant.wanted)
-    return [_offer(seller, model_id, models, tuple(serve.get(f"{seller.name}:{model_id}", ()))) for model_id in ids]
-
-
-def _offer(seller: ModelCatalog, model_id: str, models: ModelSettings, tiers: tuple[str, ...]) -> Offer:
-    try:
-        price = price_over(seller.wire, seller.name, model_id, seller.base_url, models.prices)
-    except Unpriced as error:
-        return Offer(model_id, None, str(error), tiers)
-    return Offer(model_id, price, "", tiers)
+    found: list[Offer] = []
+    for model_id in ids:
+        price, unpriced = None, ""
+        try:
+            price = price_over(seller.wire, seller.name, model_id, seller.base_url, models.prices)
+        except Unpriced as error:
+            unpriced = str(error)
+        found.append(Offer(model_id, price, unpriced, tuple(serve.get(f"{seller.name}:{model_id}", ()))))
+    return found
 
 
 DEADLINE_S = 3.0
-"""For the whole of it: a person waits, and the list is only a help."""
+"""For the whole request: a person waits, and the list is only a help."""
 MOST_BYTES = 4_000_000
 LONGEST_ID = 200
 
@@ -238,7 +229,7 @@ async def ask_endpoint(seller: ModelCatalog, clients: ClientPool) -> list[str]:
     """Return the ids of the models that an endpoint lists, in its own order.
 
     Raises:
-        AvaError: It could not be asked, or what it answered is no list; says which.
+        AvaError: The endpoint cannot be reached, or its answer is not a list of models.
     """
     import httpx2
 
@@ -249,48 +240,48 @@ async def ask_endpoint(seller: ModelCatalog, clients: ClientPool) -> list[str]:
     with anyio.move_on_after(DEADLINE_S):
         try:
             async with clients.client() as client:
-                return _ids(await _asked(client, endpoint, wire), endpoint)
+                return _ids(await _fetch(client, endpoint, wire), endpoint)
         except (httpx2.HTTPError, httpx2.InvalidURL, OSError, UnicodeError) as error:
-            why = endpoint.clean(str(error)) or type(error).__name__
-            raise _failed(f"{endpoint.place} cannot be asked for its models: {why}", "connection") from error
-    raise _failed(f"{endpoint.place} gave no whole list of its models within {DEADLINE_S:g} s", "timeout")
+            why = f"cannot be asked for its models: {endpoint.cause(error)}"
+            raise _failure(endpoint, why, "connection") from error
+    raise _failure(endpoint, f"did not send the whole list of its models within {DEADLINE_S:g} s", "timeout")
 
 
 def models_url(wire: Wire, base_url: str) -> str:
-    """Return where an endpoint's models are listed: beside where its model is asked."""
-    asked = wire.url(base_url)
-    for path in ("/chat/completions", "/messages", "/responses"):
-        asked = asked.removesuffix(path)
-    return f"{asked}/models"
+    """Return where an endpoint lists its models: beside where it is asked for answers."""
+    url = wire.url(base_url)
+    for path in (ChatWire.path, MessagesWire.path, ResponsesWire.path):
+        url = url.removesuffix(path)
+    return f"{url}/models"
 
 
-async def _asked(client: httpx2.AsyncClient, endpoint: Endpoint, wire: Wire) -> bytes:
+async def _fetch(client: httpx2.AsyncClient, endpoint: Endpoint, wire: Wire) -> bytes:
     headers = {"accept": "application/json", **wire.headers(endpoint.api_key)}
     content = b""
     async with client.stream("GET", endpoint.url, headers=headers) as response:
-        if response.status_code != 200:
-            kind: ModelErrorKind = "auth" if response.status_code in (401, 403) else "bad_answer"
-            with_key = f" with {endpoint.key}" if kind == "auth" else ""
-            raise _failed(f"{endpoint.place} answered {response.status_code}{with_key}, and no list of models", kind)
+        status = response.status_code
+        if status in (401, 403):
+            raise _failure(endpoint, f"answered {status} with {endpoint.key}, not with a list of models", "auth")
+        if status != 200:
+            raise _failure(endpoint, f"answered {status}, not with a list of models", "bad_answer")
         async for piece in response.aiter_bytes():
             content += piece
             if len(content) > MOST_BYTES:
-                raise _failed(f"{endpoint.place} answered more than {MOST_BYTES:,} bytes", "bad_answer")
+                raise _failure(endpoint, f"answered more than {MOST_BYTES:,} bytes", "bad_answer")
     return content
 
 
 def _ids(content: bytes, endpoint: Endpoint) -> list[str]:
-    """Return the ids in an answer; one that no model can be asked for by is left out."""
+    """Return the ids in an answer, without those that cannot be a model's name."""
     try:
-        answer: Any = json.loads(content)
-        entries = cast("list[Any]", answer["data"])
-        ids = [entry["id"] for entry in entries]
+        ids: list[Any] = [entry["id"] for entry in json.loads(content)["data"]]
     except (ValueError, TypeError, KeyError, RecursionError):
-        raise _failed(f"{endpoint.place} answered what is no list of models", "bad_answer") from None
+        raise _failure(endpoint, "answered something other than a list of models", "bad_answer") from None
     usable = [one for one in ids if isinstance(one, str) and one and one.isprintable() and " " not in one]
     return list(dict.fromkeys(one for one in usable if len(one) <= LONGEST_ID))
 
 
-def _failed(message: str, kind: ModelErrorKind) -> ModelError:
+def _failure(endpoint: Endpoint, what: str, kind: ModelErrorKind) -> ModelError:
     step = "Check that it runs, and its address and key; a model can be named without being listed."
-    return ModelError(f"{message}.", kind=kind, sent=False, answered=False, retryable=False, what_to_do=step)
+    text = f"{endpoint.place} {what}."
+    return ModelError(text, kind=kind, sent=False, answered=False, retryable=False, what_to_do=step)

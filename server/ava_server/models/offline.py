@@ -1,7 +1,7 @@
-"""`offline/extractive`: no language model, but a small reader that does honest work with the real tools.
+"""`offline/extractive`: not a language model, but a small reader that works with the real tools.
 
-It looks for the words of its task with the tools on offer, ranks what came back, and hands over quotes with
-their sources. It is a pure function of the request, so that an interrupted run goes on like any other.
+It searches for the words of its task with the tools on offer, ranks the passages they return, and submits quotes with
+their sources. It is a pure function of the request, so an interrupted run resumes like any other.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 import anyio.to_thread
 
 from ava_audit.events import Usage
+from ava_server.models import json_text
 from ava_server.models.base import (
     AssistantTurn,
     Bound,
@@ -33,12 +34,12 @@ from ava_server.models.base import (
     UserTurn,
 )
 from ava_server.models.selection import OFFLINE, SET_A_MODEL
-from ava_server.models.wires import base, chat
+from ava_server.models.wires import chat
 from ava_server.models.wires.base import tool_use
 
 QUOTE_CHARS = 300
 FAR_BELOW = 1 / 3
-"""Whose rank is less than this part of the best one's is not worth showing beside it."""
+"""A passage whose rank is below this share of the best rank is not shown."""
 _WORDS_MOST = 30
 
 _WRAPPED = re.compile(r"^<(tool_output_\w+)[^\n]*>\n(.*?)\n</\1>", re.DOTALL | re.MULTILINE)
@@ -69,14 +70,14 @@ _SENTENCE = re.compile(
 
 @dataclass(frozen=True)
 class Passage:
-    """A piece of a source, letter for letter.
+    """A verbatim piece of a source.
 
     Attributes:
         source: A path or a URL.
-        place: Where in it: `line 12` or `page 3`; empty when nobody says.
+        place: Where in it: `line 12` or `page 3`; empty if unknown.
         text: The words.
-        line: The number of its first line, where that is known.
-        title: What the source calls itself.
+        line: The number of its first line, if known.
+        title: The source's own title.
     """
 
     source: str
@@ -87,20 +88,20 @@ class Passage:
 
     @property
     def location(self) -> str:
-        """The source, with the line or the place where there is one."""
+        """The source, with its line or place if known."""
         if self.line is not None:
             return f"{self.source}:{self.line}"
         return f"{self.source}, {self.place}" if self.place else self.source
 
 
 def salient(text: str) -> list[str]:
-    """Return the words of a text that can tell one passage from another, in their order, 30 at most."""
+    """Return the words of a text that are worth searching for, in order, 30 at most."""
     words = list(dict.fromkeys(word for word in re.findall(r"\w+", text.lower()) if len(word) > 1))
     return ([word for word in words if word not in stopwords()] or words)[:_WORDS_MOST]
 
 
 def passages(tool: str, output: str) -> list[Passage]:
-    """Return what a tool's output holds, as it was shown to the model; nothing for a failure."""
+    """Return the passages in a tool's output, as the model was shown it; none for a failure."""
     if output.startswith("Failed."):
         return []
     bodies = _bodies(output)
@@ -115,16 +116,16 @@ def failures(tool: str, output: str) -> list[str]:
         return pages
     lines = [line.strip() for body in _bodies(output) for line in body.splitlines()]
     said = next((line for line in lines if line and line != "Failed."), "no words")
-    return [f"{tool} brought nothing: {said[:200]}"]
+    return [f"{tool} returned nothing: {said[:200]}"]
 
 
 def left_out(tool: str, output: str) -> list[str]:
-    """Return what a tool says that it passed over of what it was asked to read."""
+    """Return what a tool says it left out of what it was asked to read."""
     notes: list[str] = []
     for body in _bodies(output):
         searched = _FOUND_HEAD.match(body) if tool == "search_and_read" else None
         if searched and "not all files were searched" in searched["note"]:
-            notes.append("Not all files were searched, there are too many: give a smaller folder as workspace.")
+            notes.append("Not all files were searched because there are too many: give a smaller folder as workspace.")
         read = _READ_HEAD.match(body) if tool == "read_file" else None
         if read and _GOES_ON.search(body):
             notes.append(f"{read['path']} was not read to its end: only {read['place']}.")
@@ -132,14 +133,14 @@ def left_out(tool: str, output: str) -> list[str]:
 
 
 def quotes(found: Iterable[Passage]) -> list[Passage]:
-    """Cut passages into pieces of at most 300 characters: whole sentences of one paragraph where they fit."""
+    """Cut passages into pieces of at most 300 characters: whole sentences of one paragraph where possible."""
     return list(dict.fromkeys(piece for passage in found for piece in _pieces(passage)))
 
 
 def best_passages(pieces: Sequence[Passage], words: Sequence[str], most: int, per_source: int) -> list[Passage]:
-    """Return the pieces that fit the words best, best first, not too many of one source. Blocks.
+    """Return the pieces that match the words best, best first, and at most `per_source` of one source. Blocks.
 
-    None that is far below the best; and no bare headings, unless there is nothing else.
+    Pieces far below the best are left out, and so are bare headings, unless there is nothing else.
     """
     pieces = [piece for piece in pieces if not _HEADING.fullmatch(piece.text)] or pieces
     if not pieces or not words:
@@ -150,16 +151,11 @@ def best_passages(pieces: Sequence[Passage], words: Sequence[str], most: int, pe
             "INSERT INTO pieces (rowid, text) VALUES (?, ?)",
             ((number, piece.text.encode("utf-8", "replace").decode()) for number, piece in enumerate(pieces)),
         )
-        rows: list[tuple[int, float]] = index.execute(  # bm25 is the lower the better, and below 0
+        rows: list[tuple[int, float]] = index.execute(  # a lower bm25 is better; all are negative
             "SELECT rowid, bm25(pieces) FROM pieces WHERE pieces MATCH ? ORDER BY bm25(pieces), rowid",
             (" OR ".join(f'"{word}"' for word in words),),
         ).fetchall()
     return _spread((pieces[row] for row, rank in rows if rank <= rows[0][1] * FAR_BELOW), most, per_source)
-
-
-def openings(pieces: Sequence[Passage], most: int, per_source: int) -> list[Passage]:
-    """Return how each source begins: for a task whose words stand nowhere in what it names."""
-    return _spread(pieces, most, per_source)
 
 
 def _spread(ranked: Iterable[Passage], most: int, per_source: int) -> list[Passage]:
@@ -177,17 +173,17 @@ def _spread(ranked: Iterable[Passage], most: int, per_source: int) -> list[Passa
 def _found(body: str) -> Iterator[Passage]:
     """Read the output of `search_and_read`.
 
-    A passage that ends with a heading, before the place of the next one, looks as if a file began there. The first
-    line says how many files there are; of more heads than that, those count that look like paths.
+    A heading at the end of a passage looks like the beginning of a file. The first line says how many files there are;
+    if there are more headings, those that look most like paths count.
     """
     heads = list(_FILE_HEAD.finditer(body))
     said = _FOUND_HEAD.match(body)
     if said and len(heads) > int(said["files"]):
         likely = sorted(heads, key=lambda head: (not _PLAIN_PATH.fullmatch(head["path"]), "." not in head["path"]))
         heads = sorted(likely[: int(said["files"])], key=lambda head: head.start())
-    for path, text in ((head["path"], text) for head, text in _between(heads, body)):
-        for place, words in _sections(_PASSAGE_HEAD, text, "place"):
-            yield Passage(path, place, words.strip("\n"), _line(place))
+    for head, text in _between(heads, body):
+        for found, words in _headed(_PASSAGE_HEAD, text):
+            yield Passage(head["path"], found["place"], words.strip("\n"), _line(found["place"]))
 
 
 def _read(body: str) -> Iterator[Passage]:
@@ -196,7 +192,7 @@ def _read(body: str) -> Iterator[Passage]:
     if head is None:
         return
     text = _GOES_ON.sub("", body[head.end() :])
-    paged = list(_sections(_PAGE, text, 1))
+    paged = [(found[1], words) for found, words in _headed(_PAGE, text)]
     for place, words in paged or [(head["place"], text)]:
         yield Passage(head["path"], place, words.strip("\n"), None if paged else _line(head["place"]))
 
@@ -211,12 +207,8 @@ def _pages(body: str) -> Iterator[Passage]:
             yield Passage(url, "", _MORE_BELOW.sub("", text).strip("\n"), title=title)
 
 
-def _sections(head: re.Pattern[str], body: str, name: str | int) -> Iterator[tuple[str, str]]:
-    """Yield what each heading says, and what stands under it."""
-    return ((found[name], text) for found, text in _headed(head, body))
-
-
 def _headed(head: re.Pattern[str], body: str) -> Iterator[tuple[re.Match[str], str]]:
+    """Yield each heading, and the text below it."""
     return _between(list(head.finditer(body)), body)
 
 
@@ -227,12 +219,12 @@ def _between(heads: Sequence[re.Match[str]], body: str) -> Iterator[tuple[re.Mat
 
 
 def _bodies(output: str) -> list[str]:
-    """Return what stands inside the marks of untrusted text, or all when there are none."""
+    """Return the texts between the marks of untrusted text, or the whole output without such marks."""
     return [body for _, body in _WRAPPED.findall(output)] or [output]
 
 
 def _pieces(passage: Passage) -> Iterator[Passage]:
-    """Yield a passage's paragraphs, long ones in runs of sentences, long sentences cut at a line or word."""
+    """Yield a passage's paragraphs: long ones in groups of sentences, long sentences cut after a line or word."""
     text = passage.text
     for paragraph in _PARAGRAPH.finditer(text):
         start = paragraph.start()
@@ -250,14 +242,14 @@ def _pieces(passage: Passage) -> Iterator[Passage]:
 
 
 def _cut_at(text: str, start: int) -> int:
-    """Return where a text without a sentence's end in reach is cut: after a line or a word, or anywhere."""
+    """Return where to cut a sentence that is too long: after a line or a word, else anywhere."""
     reach = text[start : start + QUOTE_CHARS]
     at = max(reach.rfind("\n"), 0) or max(reach.rfind(" "), 0)
     return start + (at + 1 if at else QUOTE_CHARS)
 
 
 def _piece(passage: Passage, start: int, end: int) -> Iterator[Passage]:
-    """Yield one piece, if there is a word in it."""
+    """Yield one piece, if it contains a word."""
     text = passage.text[start:end]
     start += len(text) - len(text.lstrip())
     text = text.strip()
@@ -274,7 +266,7 @@ def _line(place: str) -> int | None:
 
 @cache
 def stopwords() -> frozenset[str]:
-    """Return the words that are in every text and say nothing about one."""
+    """Return the words that are too common to search for."""
     return frozenset(files("ava_server.models").joinpath("stopwords.txt").read_text(encoding="utf-8").split())
 
 
@@ -297,7 +289,7 @@ FOR_A_MODEL = (
 
 
 class OfflineModel:
-    """Reads for nothing: no network, no tokens, no understanding."""
+    """A model without network, tokens or cost, and without understanding."""
 
     @property
     def name(self) -> str:
@@ -306,7 +298,7 @@ class OfflineModel:
 
     def encode(self, request: Request) -> bytes:
         """Return the request's body as a chat endpoint would get it."""
-        return base.encode({**chat.body(request), "max_tokens": request.max_output})
+        return json_text.encode({**chat.body(request), "max_tokens": request.max_output})
 
     def may_think(self, turns: Sequence[Turn]) -> bool:
         """It never thinks."""
@@ -318,7 +310,7 @@ class OfflineModel:
         return Bound(0, 0)
 
     def assistant_message(self, text: str | None, calls: Sequence[ToolUse]) -> Mapping[str, Any]:
-        """Return an answer of these words and calls as the provider would have sent it."""
+        """Return an answer with this text and these calls as the provider would have sent it."""
         return chat.assistant_message(text, calls)
 
     @asynccontextmanager
@@ -328,7 +320,7 @@ class OfflineModel:
 
 
 class OfflineStream:
-    """An answer that is there at once."""
+    """An answer that is complete at once."""
 
     def __init__(self, completion: Completion) -> None:
         """Take the answer."""
@@ -340,7 +332,7 @@ class OfflineStream:
 
 
 def answer(request: Request) -> Completion:
-    """Return the next answer: tool calls first, and the result after them. Blocks for a moment."""
+    """Return the next answer: first tool calls, then the result. Blocks for a moment."""
     task = next((turn.text for turn in request.turns if isinstance(turn, UserTurn)), "")
     asked = any(isinstance(turn, AssistantTurn) for turn in request.turns)
     last = request.turns[-1] if request.turns else None
@@ -354,7 +346,7 @@ def answer(request: Request) -> Completion:
 
 
 def _first_calls(task: str, request: Request) -> list[tuple[str, Mapping[str, Any]]]:
-    """Return the tool calls that the task's words suggest, of the tools on offer."""
+    """Return the tool calls that the task suggests, using the tools on offer."""
     offered = {tool.name for tool in request.tools}
     context = _CONTEXT.search(request.system)
     named = f"{task}\n{context[1] if context else ''}"
@@ -379,9 +371,9 @@ def _result(task: str, results: list[ToolTurn]) -> dict[str, Any]:
     chosen = best_passages(pieces, words, QUOTES_MOST, PER_SOURCE)
     fits = bool(chosen)
     if not fits:
-        # What the task names is worth showing even if none of its words stands in it.
+        # A source that the task names is worth showing even without a matching word.
         named = [piece for result, found in read.items() if result.name != "search_and_read" for piece in found]
-        chosen = openings(named, QUOTES_MOST, 2)
+        chosen = _spread(named, QUOTES_MOST, 2)  # how each of them begins
     return _found_answer(chosen, words, results, fits=fits) if chosen else _nothing(words, results)
 
 
@@ -423,7 +415,7 @@ def _nothing(words: list[str], results: list[ToolTurn]) -> dict[str, Any]:
 
 
 def _finding(piece: Passage, words: list[str]) -> dict[str, Any]:
-    """Return a finding; the claim says no more than what is plain to see."""
+    """Return a finding; its claim only says which words the quote contains."""
     text = piece.text.lower()
     seen = [word for word in words if word in text]
     name = piece.title or piece.source
@@ -434,7 +426,7 @@ def _finding(piece: Passage, words: list[str]) -> dict[str, Any]:
         "source_url": piece.location,
         "quote": piece.text,
     }
-    # A file's place is all there is to say of it, and is said once; a page has a title beside its URL.
+    # A page has a title besides its URL; a file has only its path, which is given already.
     return {**finding, "source_name": piece.title} if piece.title else finding
 
 
@@ -444,7 +436,7 @@ def _shown(piece: Passage) -> str:
 
 
 def _failures(results: list[ToolTurn]) -> list[str]:
-    """Return what could not be read, and what was read in part; what each tool said about it."""
+    """Return what could not be read or was read in part, in the tools' own words."""
     said = (failures(result.name, result.text) for result in results if result.name != SUBMIT)
     partly = (note for result in results for note in left_out(result.name, result.text))
     return [*partly, *[line for lines in said for line in lines][:_NAMED_MOST]]
@@ -457,7 +449,7 @@ def _tools(results: list[ToolTurn]) -> str:
 def _completion(text: str, asked: list[tuple[str, Mapping[str, Any]]], request: Request) -> Completion:
     turn = sum(isinstance(turn, AssistantTurn) for turn in request.turns)
     calls = tuple(
-        tool_use(f"call_{turn}_{number}", name, base.encode(dict(args)).decode())
+        tool_use(f"call_{turn}_{number}", name, json_text.encode(dict(args)).decode())
         for number, (name, args) in enumerate(asked)
     )
     return Completion(

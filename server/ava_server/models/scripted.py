@@ -1,7 +1,7 @@
 """A model that answers from a script, without a network: for tests that drive the real loop, and for demos.
 
-A step is chosen by how many answers the request's history holds already, so that a run that was killed and
-goes on in another process gets the step that comes next. A step that is a list is one turn's attempts.
+The number of answers in the request's history selects the step, so a run that another process resumes gets the next
+step. A step that is a list holds the attempts of one turn.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import anyio.lowlevel
 
 from ava_audit.events import Usage
 from ava_server.core.errors import ModelError
+from ava_server.models import json_text, offline
 from ava_server.models import tokens as bounds
 from ava_server.models.base import (
     AssistantTurn,
@@ -34,7 +35,7 @@ from ava_server.models.base import (
     Turn,
     UserTurn,
 )
-from ava_server.models.wires import base, chat
+from ava_server.models.wires import chat
 from ava_server.models.wires.base import tool_use
 
 NO_TOKENS = Usage()
@@ -43,7 +44,7 @@ _PLACE = re.compile(r"\{(?:words|source)\}")
 
 @dataclass(frozen=True)
 class Call:
-    """A tool call that the script asks for; `raw`, in place of the arguments, makes a broken one."""
+    """A tool call that the script asks for; `raw`, instead of the arguments, makes a broken one."""
 
     name: str
     args: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -55,12 +56,12 @@ class Step:
     """One answer of the script.
 
     Attributes:
-        text: The model's words; each of its lines is a delta of its own.
+        text: The model's words; each line is one delta.
         calls: The tools it asks for.
         usage: Tokens that it reports; None reports none.
         cost_micros: The cost that it reports, in micro-USD.
         thinking: Shown as a delta before the words.
-        error: Raised in place of an answer.
+        error: Raised instead of an answer.
         reached: Set when the call has begun.
         until: The answer waits for this event.
         stop_reason: Why the answer ended; by default `tool_calls` with calls and `stop` without.
@@ -82,7 +83,7 @@ Script = Sequence[ScriptStep | Sequence[ScriptStep]]
 
 
 class ScriptedModel:
-    """Plays a script; records the requests that it was sent."""
+    """Plays a script, and records the requests that it gets."""
 
     def __init__(self, steps: Script, *, name: str = "scripted:demo") -> None:
         """Take the script.
@@ -90,7 +91,7 @@ class ScriptedModel:
         Args:
             steps: One entry for each turn: a step, a function of the request that makes one, or a list of
                 those for the attempts of that turn (the last one stays).
-            name: `provider:id`, as it stands in the log.
+            name: `provider:id`, as the log has it.
         """
         self._steps = tuple(steps)
         self._name = name
@@ -104,7 +105,7 @@ class ScriptedModel:
 
     def encode(self, request: Request) -> bytes:
         """Return the request's body as a chat endpoint would get it."""
-        return base.encode({**chat.body(request), "max_tokens": request.max_output})
+        return json_text.encode({**chat.body(request), "max_tokens": request.max_output})
 
     def may_think(self, turns: Sequence[Turn]) -> bool:
         """It never thinks."""
@@ -115,7 +116,7 @@ class ScriptedModel:
         return bounds.bound(request, chat.message, known)
 
     def assistant_message(self, text: str | None, calls: Sequence[ToolUse]) -> Mapping[str, Any]:
-        """Return an answer of these words and calls as the provider would have sent it."""
+        """Return an answer with this text and these calls as the provider would have sent it."""
         return chat.assistant_message(text, calls)
 
     @asynccontextmanager
@@ -123,7 +124,7 @@ class ScriptedModel:
         """Play the step for this request.
 
         Raises:
-            ModelError: The step is one, or the script is over.
+            ModelError: The step is an error, or the script is over.
         """
         self.requests.append(request)
         turn = sum(isinstance(turn, AssistantTurn) for turn in request.turns)
@@ -182,15 +183,13 @@ class ScriptedStream:
 
 
 def demo_script() -> Script:
-    """Return the script of `ava demo --scripted`: `demo_script.json`, filled in with what the tools brought."""
+    """Return the script of `ava demo --scripted`: `demo_script.json`, filled in with what the tools returned."""
     steps = json.loads(files("ava_server.models").joinpath("demo_script.json").read_text(encoding="utf-8"))
     return [partial(_filled_in, step) for step in steps]
 
 
 def _filled_in(step: Mapping[str, Any], request: Request) -> Step:
     """Return a step of the demo with `{words}`, `{source}` and `{findings}` replaced. Blocks for a moment."""
-    from ava_server.models import offline
-
     task = next((turn.text for turn in request.turns if isinstance(turn, UserTurn)), "")
     results = [turn for turn in request.turns if isinstance(turn, ToolTurn)]
     words = offline.salient(task)[:8]
@@ -227,14 +226,11 @@ def _filled_in(step: Mapping[str, Any], request: Request) -> Step:
 
 
 def complete(step: Step, turn: int) -> Completion:
-    """Return the answer that a step stands for; `turn` makes the ids of its calls."""
+    """Return the answer of a step; `turn` makes the ids of its calls unique."""
+    written = [json_text.encode(dict(call.args)).decode() if call.raw is None else call.raw for call in step.calls]
     calls = tuple(
-        tool_use(
-            f"call_{turn}_{number}",
-            call.name,
-            base.encode(dict(call.args)).decode() if call.raw is None else call.raw,
-        )
-        for number, call in enumerate(step.calls)
+        tool_use(f"call_{turn}_{number}", call.name, raw_args)
+        for number, (call, raw_args) in enumerate(zip(step.calls, written, strict=True))
     )
     return Completion(
         text=step.text,

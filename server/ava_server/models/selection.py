@@ -1,4 +1,4 @@
-"""Which model a run gets: what was asked for, what is configured, and what it costs."""
+"""The choice of a run's model: from what was asked for, what is configured, and what it costs."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from importlib.resources import files
 from typing import Literal, get_args
 from urllib.parse import urlsplit
 
-from ava_server.config.keys import PROVIDERS
 from ava_server.core.errors import BadInput, ConfigError
-from ava_server.models.pricing.prices import Price, UserPrice, find_price, is_local, marked_price
+from ava_server.models.pricing.prices import Price, UserPrice, find_price, is_local, known_ids, look_up, marked_price
+from ava_server.models.providers import PROVIDERS
 
 Tier = Literal["fast", "balanced", "deep"]
 WireName = Literal["chat_completions", "messages", "responses", "offline", "scripted"]
 SaidBy = Literal["AVA_MODEL_BASE_URL", "AVA_MODEL", "settings", "tiers.toml", "nobody"]
 TIERS: tuple[str, ...] = get_args(Tier)
 UNNAMED: Tier = "balanced"
-"""The tier of a run whose role names a model and no tier."""
+"""The tier of a run whose role names a model instead of a tier."""
 OFFLINE = "offline/extractive"
 SCRIPTED = "scripted:demo"
-"""Exists only where AVA_MODEL asks for it by this name, and no endpoint is set: the script of `ava demo --scripted`."""
+"""The script of `ava demo --scripted`. It exists only where AVA_MODEL names it and no endpoint is set."""
 CUSTOM = "custom"
 KNOWN_URLS: Mapping[str, str] = {name: known.base_url for name, known in PROVIDERS.items() if known.models}
 KNOWN_WIRES: Mapping[str, WireName] = {"api.anthropic.com": "messages", "api.openai.com": "responses"}
-"""The hosts that speak something else than chat completions."""
+"""The hosts that do not speak chat completions."""
 SET_A_MODEL = (
     "Store a key with `ava key set openrouter`, or set AVA_MODEL_BASE_URL and AVA_MODEL to any "
     "OpenAI-compatible endpoint."
@@ -36,12 +36,12 @@ SET_A_MODEL = (
 
 @dataclass(frozen=True)
 class Provider:
-    """A provider that is configured.
+    """A configured provider.
 
     Attributes:
-        base_url: Its address, where that is not a known one.
+        base_url: Its address; None for a known provider's own.
         api_key: Its key.
-        wire: The format that it speaks; None is the one that is known of its address, else chat completions.
+        wire: The format that it speaks; None is the one known for its address, else chat completions.
         streaming: It can stream.
     """
 
@@ -58,7 +58,7 @@ class ModelSettings:
     Attributes:
         base_url: AVA_MODEL_BASE_URL: one endpoint for everything, called `custom`.
         api_key: AVA_MODEL_API_KEY, for that endpoint.
-        model: AVA_MODEL: that endpoint's model, or without one the model to use when none is asked for.
+        model: AVA_MODEL: that endpoint's model or, without an endpoint, the default model.
         tiers: `[models]`: tier to `provider:id`.
         providers: Those with a key or an address.
         prices: The user's own prices, by `provider:id` or by id alone.
@@ -74,16 +74,16 @@ class ModelSettings:
 
 @dataclass(frozen=True)
 class Choice:
-    """A model that was chosen: all that is needed to show it, price it and call it.
+    """A chosen model: all that is needed to show it, price it and call it.
 
     Attributes:
         provider: The provider's name.
-        model_id: Its id of the model.
-        name: `provider:id`, as it stands in proposals and in the log.
+        model_id: The provider's id of the model.
+        name: `provider:id`, as proposals and the log have it.
         tier: The tier that it was chosen for.
-        wire: How it is spoken to.
+        wire: The format that it speaks.
         price: What it costs.
-        base_url: Where it is; None for the offline reader.
+        base_url: Its address; None for a model in this process.
         api_key: The key; never shown.
         streaming: Answers are asked for as a stream.
     """
@@ -104,13 +104,13 @@ def choose(wanted: str | None, tier: str, settings: ModelSettings) -> Choice:
 
     Args:
         wanted: A tier, `provider:id`, an id, or nothing.
-        tier: The role's `model`, which counts when nothing is asked for: a tier, or a model as in `wanted`.
+        tier: The role's `model`, used when nothing is asked for: a tier, or a model as in `wanted`.
         settings: What is configured.
 
     Raises:
-        BadInput: There is no such model or tier, or it is not clear whose it is.
+        BadInput: There is no such model or tier, or several providers have it.
         ConfigError: The settings name a provider or an address that cannot be used.
-        Unpriced: Nobody says what it costs.
+        Unpriced: Its price is not known.
     """
     wanted = (wanted or "").strip()
     if wanted in TIERS:
@@ -118,19 +118,19 @@ def choose(wanted: str | None, tier: str, settings: ModelSettings) -> Choice:
     if tier not in TIERS:
         wanted, tier = wanted or tier.strip(), UNNAMED
     if wanted in ("offline", OFFLINE):
-        return _offline(tier)
+        return _free_choice("offline", "extractive", OFFLINE, tier)
     if settings.model == SCRIPTED and not settings.base_url and wanted in ("", SCRIPTED):
-        return _scripted(tier)
-    if not wanted.isprintable() or " " in wanted:  # it is shown to the person who approves, and may not be a sentence
+        return _free_choice("scripted", "demo", SCRIPTED, tier)
+    if not wanted.isprintable() or " " in wanted:  # the person who approves sees it, so it may not be a sentence
         raise BadInput(
-            f"model: {wanted[:80]!r} has white space or invisible characters, and no model's id has; leave them out"
+            f"model: {wanted[:80]!r} contains white space or invisible characters, which no model id has; remove them"
         )
     providers = configured(settings)
     if not wanted:
         wanted, said_by = meant_by(tier, settings, providers)
         if said_by == "nobody":
-            return _offline(tier)
-    name, model_id = _whose(wanted, settings, providers)
+            return _free_choice("offline", "extractive", OFFLINE, tier)
+    name, model_id = _split_name(wanted, settings, providers)
     provider = providers[name]
     base_url = provider.base_url or KNOWN_URLS[name]
     check_address(name, base_url, provider.api_key)
@@ -150,12 +150,12 @@ def choose(wanted: str | None, tier: str, settings: ModelSettings) -> Choice:
 
 
 def wire_of(provider: Provider, base_url: str) -> WireName:
-    """Return the format that a provider speaks: as the settings say, else as its address is known for."""
+    """Return the format that a provider speaks: the one in the settings, else the one known for its address."""
     return provider.wire or KNOWN_WIRES.get(host_of(base_url), "chat_completions")
 
 
 def marks_cache(wire: WireName, base_url: str, model_id: str) -> bool:
-    """Tell whether requests say what is to be cached: Anthropic's models want that, also behind OpenRouter."""
+    """Tell whether requests mark what to cache: Anthropic's models need that, also behind OpenRouter."""
     if wire == "messages":
         return True
     at_openrouter = host_of(base_url) == host_of(KNOWN_URLS["openrouter"])
@@ -165,17 +165,17 @@ def marks_cache(wire: WireName, base_url: str, model_id: str) -> bool:
 def price_over(
     wire: WireName, provider: str, model_id: str, base_url: str, overrides: Mapping[str, UserPrice]
 ) -> Price:
-    """Return what a model costs when it is asked in this format.
+    """Return what a model costs when it is called in this format.
 
     Raises:
-        Unpriced: Nobody says what it costs.
+        Unpriced: Its price is not known.
     """
     price = find_price(provider, model_id, base_url=base_url, overrides=overrides)
     return marked_price(price) if marks_cache(wire, base_url, model_id) else price
 
 
 def host_of(base_url: str | None) -> str:
-    """Return the host of an address; nothing where there is none."""
+    """Return the host of an address, or empty text."""
     return urlsplit(base_url or "").hostname or ""
 
 
@@ -186,7 +186,7 @@ def configured(settings: ModelSettings) -> dict[str, Provider]:
         own = settings.providers.get(CUSTOM, Provider())  # `providers.custom` is about this endpoint
         usable[CUSTOM] = Provider(settings.base_url, settings.api_key, own.wire, own.streaming)
     for name, provider in settings.providers.items():
-        if ":" in name:  # a model's name is read up to the first one
+        if ":" in name:  # in a model's name, the first colon ends the provider
             raise ConfigError(f"providers.{name}: a provider's name has no colon; call it {name.replace(':', '-')}.")
         if provider.base_url or (name in KNOWN_URLS and provider.api_key):
             usable.setdefault(name, provider)
@@ -194,7 +194,7 @@ def configured(settings: ModelSettings) -> dict[str, Provider]:
 
 
 def is_configured(settings: ModelSettings) -> bool:
-    """Tell whether there is any language model to ask."""
+    """Tell whether any language model is configured."""
     return bool(configured(settings)) or settings.model == SCRIPTED
 
 
@@ -204,7 +204,7 @@ def default_tiers() -> Mapping[str, Mapping[str, str]]:
 
 
 def tiers_reviewed() -> date:
-    """Return the day on which `tiers.toml` was looked over."""
+    """Return the day of the last review of `tiers.toml`."""
     return _shipped_tiers()[0]
 
 
@@ -214,27 +214,20 @@ def _shipped_tiers() -> tuple[date, Mapping[str, Mapping[str, str]]]:
     return read.pop("reviewed"), read
 
 
-def _offline(tier: str) -> Choice:
-    price = Price(0, 0, 0, 0, source="free (offline)", free=True)
-    return Choice("offline", "extractive", OFFLINE, tier, "offline", price)
-
-
-def _scripted(tier: str) -> Choice:
-    price = Price(0, 0, 0, 0, source="free (scripted)", free=True)
-    provider, _, model_id = SCRIPTED.partition(":")
-    return Choice(provider, model_id, SCRIPTED, tier, "scripted", price)
+def _free_choice(wire: Literal["offline", "scripted"], model_id: str, name: str, tier: str) -> Choice:
+    return Choice(wire, model_id, name, tier, wire, Price(0, 0, 0, 0, source=f"free ({wire})", free=True))
 
 
 def meant_by(tier: str, settings: ModelSettings, providers: Mapping[str, Provider]) -> tuple[str, SaidBy]:
-    """Return which model a tier means and who says so: nobody when no provider is configured at all.
+    """Return which model a tier means and what says so; `nobody` when no provider is configured.
 
     Raises:
-        ConfigError: What is configured names none.
+        ConfigError: The configuration names no model.
     """
     if settings.base_url:
         if not settings.model:
             raise ConfigError(
-                f"AVA_MODEL_BASE_URL is set to {_host(settings.base_url)}, but AVA_MODEL is not; set it to "
+                f"AVA_MODEL_BASE_URL is set to {_shown(settings.base_url)}, but AVA_MODEL is not; set it to "
                 "the id of a model there."
             )
         return f"{CUSTOM}:{settings.model}", "AVA_MODEL_BASE_URL"
@@ -254,8 +247,8 @@ def meant_by(tier: str, settings: ModelSettings, providers: Mapping[str, Provide
     return "", "nobody"
 
 
-def _whose(wanted: str, settings: ModelSettings, providers: Mapping[str, Provider]) -> tuple[str, str]:
-    """Split `provider:id`, or find the one provider that knows an id."""
+def _split_name(wanted: str, settings: ModelSettings, providers: Mapping[str, Provider]) -> tuple[str, str]:
+    """Return provider and id: split `provider:id`, or find the one provider that knows an id."""
     prefix, colon, rest = wanted.partition(":")
     if colon and prefix in providers:
         if rest.strip():
@@ -281,7 +274,7 @@ def _whose(wanted: str, settings: ModelSettings, providers: Mapping[str, Provide
         return knowing[0], wanted
     open_ended = [name for name in providers if name not in KNOWN_URLS]
     if len(providers) == 1 and open_ended:
-        return open_ended[0], wanted  # an endpoint of the user's own, whose models nobody lists
+        return open_ended[0], wanted  # the user's own endpoint, whose models no table lists
     raise BadInput(
         f"model: no configured provider knows {wanted!r} (configured: {', '.join(providers)}); write "
         f"provider:ID, or a tier: {', '.join(TIERS)}"
@@ -295,15 +288,13 @@ def _knows(name: str, provider: Provider, model_id: str, settings: ModelSettings
     own = f"{name}:{model_id}"
     if own in settings.prices or own in settings.tiers.values():
         return True
-    from ava_server.models.pricing.prices import known_ids, look_up
-
     address = provider.base_url or KNOWN_URLS.get(name)
     priced = isinstance(look_up(name, model_id, base_url=address), Price)
     return priced or model_id.lower() in known_ids(name, address)
 
 
 def check_address(name: str, base_url: str, api_key: str | None) -> None:
-    """Refuse what could not be sent, or would send a key in the clear.
+    """Refuse an address that cannot be used, or that would send a key unencrypted.
 
     Raises:
         ConfigError: The address or the key cannot be used.
@@ -316,17 +307,19 @@ def check_address(name: str, base_url: str, api_key: str | None) -> None:
         parts = urlsplit("")
     if not usable or parts.username or parts.query or parts.fragment:
         raise ConfigError(
-            f"The base URL of {name} ({_host(base_url)}) cannot be used; write it like https://host/v1, "
+            f"The base URL of {name} ({_shown(base_url)}) cannot be used; write it like https://host/v1, "
             "without user, password or query."
         )
     if api_key and not (api_key.isascii() and api_key.isprintable() and " " not in api_key):
-        raise ConfigError(f"The key of {name} has characters that no key has; store it again: `ava key set {name}`")
-    inside = is_local(base_url) or "." not in (parts.hostname or "")  # a name of this network, such as a container's
-    if api_key and parts.scheme == "http" and not inside:
+        raise ConfigError(
+            f"The key of {name} contains characters that keys never have; store it again: `ava key set {name}`"
+        )
+    private = is_local(base_url) or "." not in (parts.hostname or "")  # a name in this network, such as a container's
+    if api_key and parts.scheme == "http" and not private:
         raise ConfigError(f"The base URL of {name} would send its key unencrypted to {parts.hostname}; use https.")
 
 
-def _host(base_url: str) -> str:
-    """Return an address as an error may show it: without user and password."""
+def _shown(base_url: str) -> str:
+    """Return an address without user and password, for an error."""
     scheme, _, rest = base_url.partition("://")
     return f"{scheme}://{rest.rpartition('@')[2]}" if rest else base_url.rpartition("@")[2]

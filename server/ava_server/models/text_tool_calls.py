@@ -1,7 +1,7 @@
-"""The forms in which models print tool calls, and the reader that takes them off a text.
+"""Tool calls that a model printed as text instead of making them.
 
-Hermes and Qwen, Qwen Coder, GLM, Mistral, Llama, Kimi, DeepSeek, and the tags that Claude learnt; and an answer that as
-a whole is the object of a call.
+Known forms: Hermes and Qwen, Qwen Coder, GLM, Mistral, Llama, Kimi, DeepSeek, the tags that Claude was trained on, and
+an answer that is nothing but the JSON object of a call.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ava_server.models import json_text
 from ava_server.models.base import Completion, ToolSchema, ToolUse
-from ava_server.models.wires import base
-from ava_server.models.wires.base import as_list, as_object
+from ava_server.models.json_text import as_list, as_object
 
 _NS = r"(?:antml:|｜DSML｜)?"
 _NAME = r"[\w.:/-]{1,100}"
@@ -28,7 +28,7 @@ _BETWEEN = re.compile(
     rf"(?:\s|</?{_NS}function_calls>|<\|tool_calls_section_(?:begin|end)\|>|<｜tool▁calls▁(?:begin|end)｜>"
     r"|<\|im_end\|>|<\|eo[tm]_id\|>|<｜end▁of▁sentence｜>|</s>)*"
 )
-"""What may stand between calls, around them and at the end: white space, their wrappers, and the ends of a message."""
+"""What may stand between calls, around them and at the end: white space, wrappers, and end-of-message marks."""
 
 _HERMES = re.compile(r"<tool_call>\s*(?=\{)")
 _GLM = re.compile(rf"<tool_call>\s*({_NAME})\s*(?=<arg_key>|</tool_call>)")
@@ -57,17 +57,17 @@ _INVOKE_PARAMETER = re.compile(
 )
 
 _MOST = 128
-"""Calls of one answer that are read, as of calls that come as such."""
+"""Calls of one answer that are read: as many as of real calls."""
 
 
 @dataclass(frozen=True)
 class TextToolCall:
-    """A call as it was printed.
+    """A printed call.
 
     Attributes:
         name: The tool.
         args: Its arguments.
-        source: The words that it was read from.
+        source: The text that it was read from.
     """
 
     name: str
@@ -76,10 +76,12 @@ class TextToolCall:
 
 
 class Unreadable(Exception):
-    """Raised for what begins like a call and is none that can be made; says why.
+    """Raised for text that begins like a call and cannot be made as one; says why.
+
+    The model is shown the reason, and a resumed run makes it again from the log: its words never change.
 
     Attributes:
-        whole: It is in the form of calls to the last letter.
+        whole: The text has the complete form of a call.
     """
 
     def __init__(self, why: str, *, whole: bool = False) -> None:
@@ -88,7 +90,7 @@ class Unreadable(Exception):
 
 
 class Reader:
-    """Reads calls off a text, one after the other, from where the first begins to the text's end."""
+    """Reads the calls in a text, one after the other, from the first one to the text's end."""
 
     def __init__(self, text: str, offered: Mapping[str, Mapping[str, Any]]) -> None:
         self._text = text
@@ -99,7 +101,7 @@ class Reader:
         """Return the calls.
 
         Raises:
-            Unreadable: They are broken, or not all that there is from `start` on.
+            Unreadable: They are broken, or something else follows.
         """
         self._at = start
         calls: list[TextToolCall] = []
@@ -116,7 +118,7 @@ class Reader:
             calls += [TextToolCall(name, args, self._text[begun : self._at]) for name, args in found]
 
     def _next(self) -> list[tuple[str, Mapping[str, Any]]]:
-        """Return the call, or the calls, of the form that begins here; none for no form."""
+        """Return the calls of the form that begins here; none for an unknown form."""
         if self._skip(_HERMES):
             call = _named(self._object(("</tool_call>",)))
             self._close("</tool_call>")
@@ -169,7 +171,7 @@ class Reader:
         return calls
 
     def _parameters(self, name: str, form: re.Pattern[str]) -> dict[str, Any]:
-        """Return arguments that are each written for itself: of the type that the tool wants of it."""
+        """Return arguments that are written one by one, each converted to the type in the tool's schema."""
         properties = as_object(self._offered.get(name, {}).get("properties")) or {}
         args: dict[str, Any] = {}
         while found := self._skip(form):
@@ -180,24 +182,24 @@ class Reader:
         return args
 
     def _object(self, ends: tuple[str, ...]) -> dict[str, Any]:
-        """Return the JSON object that begins here; one that is all but right ends before one of `ends`."""
+        """Return the JSON object that begins here; one with repairable faults ends before one of `ends`."""
         begun = self._at
         try:
             value = self._json()
         except Unreadable as why:
             places = [place for end in ends if (place := self._text.find(end, begun)) >= 0]
             self._at = min(places, default=len(self._text))
-            mended = base.decode_object(self._text[begun : self._at])
-            if mended is None:
+            repaired = json_text.decode_object(self._text[begun : self._at])
+            if repaired is None:
                 raise why from None
-            return mended
+            return repaired
         return as_object(value) or {}
 
     def _json(self) -> Any:
         try:
-            value, self._at = base.decode_at(self._text, self._at)
-        except base.NotJsonError:
-            raise Unreadable(f"its JSON is broken: {base.object_fault(self._text[self._at :])}") from None
+            value, self._at = json_text.decode_at(self._text, self._at)
+        except json_text.NotJsonError:
+            raise Unreadable(f"its JSON is broken: {json_text.object_fault(self._text[self._at :])}") from None
         return value
 
     def _skip(self, what: re.Pattern[str]) -> re.Match[str] | None:
@@ -211,7 +213,7 @@ class Reader:
             self._at += 1
 
     def _close(self, end: str, *, needed: bool = False) -> None:
-        """Pass the end of a form; many servers take the last one out, so that it may be missing at the text's end."""
+        """Skip the end of a form; many servers remove the last one, so it may be missing at the text's end."""
         self._skip_white()
         if self._text.startswith(end, self._at):
             self._at += len(end)
@@ -220,11 +222,11 @@ class Reader:
 
 
 def whole_call(text: str, offered: Mapping[str, Any]) -> tuple[TextToolCall, ...]:
-    """Return the call that an answer is as a whole: one object with a name on offer and arguments, and no more."""
-    inner = base.unfenced(text)
+    """Return the call, if an answer is nothing but one: an object with the name of a tool on offer and arguments."""
+    inner = json_text.strip_fence(text)
     if not inner.startswith("{"):
         return ()
-    value = base.decode_object(inner)
+    value = json_text.decode_object(inner)
     if value is None or str(value.get("name")) not in offered or set(value) not in (_ARGUMENTS, _PARAMETERS):
         return ()
     name, args = _named(value)
@@ -238,35 +240,35 @@ def _named(value: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
     """Return name and arguments of a call that is one object.
 
     Raises:
-        Unreadable: It has not both.
+        Unreadable: One of them is missing.
     """
     name = value.get("name")
     given = [value[key] for key in ("arguments", "parameters") if key in value]
     if not isinstance(name, str) or not name or len(given) != 1:
         raise Unreadable("its object has not just a name and arguments")
-    args = base.decode_object(given[0]) if isinstance(given[0], str) else as_object(given[0])
+    args = json_text.decode_object(given[0]) if isinstance(given[0], str) else as_object(given[0])
     if args is None:
         raise Unreadable("its arguments are no object")
     return name, args
 
 
 def _typed(text: str, schema: Mapping[str, Any]) -> Any:
-    """Return an argument that was written without quotes as what its schema wants; text where that may be."""
+    """Return an argument that was written without quotes in the type of its schema; text where that allows it."""
     text = text.removeprefix("\n").removesuffix("\n")
     wanted = _kinds(schema)
     try:
-        value = base.storable(base.decode(text))[0]
-    except base.NotJsonError:
+        value = json_text.storable(json_text.decode(text))[0]
+    except json_text.NotJsonError:
         return text
     if isinstance(value, str):
         return text if "string" in wanted else value
-    kind = base.json_type(value)
+    kind = json_text.json_type(value)
     loose = "string" not in wanted or kind in ("array", "object", "null")
     return value if loose and (kind in wanted or (kind == "integer" and "number" in wanted)) else text
 
 
 def _kinds(schema: Mapping[str, Any]) -> set[str]:
-    """Return the types that a schema allows, as far as it says; else text, a list or an object."""
+    """Return the types that a schema allows; if it does not say, text, a list or an object."""
     named = schema.get("type")
     kinds = {named} if isinstance(named, str) else {kind for kind in as_list(named) if isinstance(kind, str)}
     for part in (*as_list(schema.get("anyOf")), *as_list(schema.get("oneOf"))):
@@ -275,26 +277,26 @@ def _kinds(schema: Mapping[str, Any]) -> set[str]:
 
 
 MessageMaker = Callable[[str, Sequence[ToolUse]], Mapping[str, Any]]
-"""Makes the assistant's message of these words and calls, as a provider of the wire would have sent it."""
+"""Makes the assistant's message with this text and these calls, as a provider of the wire would have sent it."""
 
 EXAMPLE = '<tool_call>{"name": "the tool", "arguments": {"its": "arguments"}}</tool_call>'
-"""The form that a model is shown when what it printed could not be read."""
+"""The form that a model is shown when its printed call could not be read."""
 
 _LETTERS = re.compile(r"""[\s"'`\\]+""")
 _ESCAPED = re.compile(r"\\+u([0-9a-fA-F]{4})")
 _WHITE = re.compile(r"\\+[nrt]")
 _NEAR = 200
-"""Characters after the beginning of a form in which the name of a tool makes it look like a call."""
+"""A form looks like a call if the name of a tool is within so many characters of its beginning."""
 
 
 @dataclass(frozen=True)
 class TextToolCalls:
-    """What of an answer looks like calls.
+    """The part of an answer that looks like calls.
 
     Attributes:
-        words: What stands before them.
+        words: The text before them.
         calls: The calls, if all of them can be made; else none.
-        why: Why they cannot be, for the model.
+        why: Why they cannot be made, for the model.
     """
 
     words: str
@@ -303,12 +305,12 @@ class TextToolCalls:
 
 
 def read_printed(text: str, tools: Sequence[ToolSchema], seen: Callable[[], Iterable[str]]) -> TextToolCalls | None:
-    """Return the calls at the end of an answer, or why what looks like some is none; None for plain words.
+    """Return the calls at the end of an answer, or why they cannot be made; None for plain text.
 
     Args:
-        text: The answer's words.
+        text: The answer's text.
         tools: The tools on offer.
-        seen: Brings everything that the run has read: what is quoted from there calls nothing.
+        seen: Returns everything that the run has read: a call quoted from there is not made.
     """
     offered = {tool.name: tool.parameters for tool in tools}
     opening = OPENING.search(text)
@@ -328,21 +330,21 @@ def read_printed(text: str, tools: Sequence[ToolSchema], seen: Callable[[], Iter
 
 
 def with_calls(completion: Completion, printed: TextToolCalls, turn: int, message: MessageMaker) -> Completion:
-    """Return an answer with the calls that it printed as calls of its own, and a note that says so.
+    """Return an answer with its printed calls as real calls, and a note that says so.
 
-    Their ids follow from the turn and the words, and are of a form that every provider takes (nine letters and digits).
+    Their ids are derived from the turn and the text, in a form that every provider accepts (nine letters and digits).
     """
     calls: list[ToolUse] = []
     for number, call in enumerate(printed.calls):
-        raw_args = base.encode(dict(call.args)).decode()
+        raw_args = json_text.encode(dict(call.args)).decode()
         identity = hashlib.sha256(f"{turn} {number} {call.name} {raw_args}".encode()).hexdigest()[:9]
-        calls.append(ToolUse(identity, call.name, base.decode_object(raw_args), raw_args))
+        calls.append(ToolUse(identity, call.name, json_text.decode_object(raw_args), raw_args))
     made, raw = dict(message(printed.words, calls)), completion.raw
-    for name, words in (("content", "text"), ("output", "message")):  # blocks, items: thoughts stay before what is said
+    for name, words in (("content", "text"), ("output", "message")):  # blocks, items: thoughts stay before the text
         if isinstance(made.get(name), list):
             thoughts = [block for block in as_list(raw.get(name)) if (as_object(block) or {}).get("type") != words]
             made[name] = [*thoughts, *made[name]]
-    kept = {key: value for key, value in raw.items() if key not in made}  # on others they are a field of their own
+    kept = {key: value for key, value in raw.items() if key not in made}  # other wires keep thoughts in fields
     note = f"read {len(calls)} tool call{'' if len(calls) == 1 else 's'} from its text"
     return replace(
         completion, text=printed.words, calls=tuple(calls), raw={**made, **kept}, notes=(*completion.notes, note)
@@ -350,7 +352,7 @@ def with_calls(completion: Completion, printed: TextToolCalls, turn: int, messag
 
 
 def _looks(text: str, start: int, offered: Iterable[str]) -> bool:
-    """Tell whether an answer meant to call: it begins like a call, or names a tool where a call would."""
+    """Tell whether an answer was meant to call: it begins like a call, or names a tool where a call would."""
     if not text[:start].strip():
         return True
     return any(
@@ -359,12 +361,12 @@ def _looks(text: str, start: int, offered: Iterable[str]) -> bool:
 
 
 def _quoted(calls: Sequence[TextToolCall], seen: Iterable[str]) -> bool:
-    """Tell whether a call stands in what was read: as it is, or in another form, or in pieces around one."""
+    """Tell whether a call appears in what was read: as it is, in another form, or in pieces."""
     wanted = [
         (
             _letters(call.source),
             _letters(call.name),
-            _letters(base.encode(dict(call.args)).decode()),
+            _letters(json_text.encode(dict(call.args)).decode()),
             [_letters(leaf) for leaf in _leaves(dict(call.args))],
         )
         for call in calls
@@ -381,13 +383,13 @@ def _quoted(calls: Sequence[TextToolCall], seen: Iterable[str]) -> bool:
 
 
 def _unescaped(text: str) -> str:
-    """Return a text without the escapes of HTML and JSON, under which it may be written where it was read."""
+    """Return a text without the escapes of HTML and JSON."""
     text = _ESCAPED.sub(lambda found: chr(int(found[1], 16)), html.unescape(text))
     return _WHITE.sub(" ", text)
 
 
 def _letters(text: str) -> str:
-    """Return what of a text counts when two are compared: no white space, no quotes, no case, no escapes."""
+    """Return a text as it is compared: without white space, quotes, case and escapes."""
     return _LETTERS.sub("", unicodedata.normalize("NFKC", _unescaped(text)).casefold())
 
 

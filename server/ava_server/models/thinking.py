@@ -1,10 +1,10 @@
-"""How a model is told to think before it answers, and how not to: `thinking.toml`, by the beginning of its id."""
+"""How a model is told to think, or not to think, before it answers: `thinking.toml`, by how its id begins."""
 
 from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Any, Literal
@@ -12,13 +12,13 @@ from typing import Any, Literal
 On = Literal["budget", "adaptive", "effort", "none"]
 Off = Literal["default", "disabled", "between_tools", "low"]
 EFFORT = "medium"
-"""How hard a model tries that is told so; at OpenRouter, for models with a budget, half of an answer's tokens."""
+"""The effort that a model is told; at OpenRouter, for models with a budget, half of an answer's tokens."""
 LOW = "low"
 
 
 @dataclass(frozen=True)
 class Thinking:
-    """How a model is told to think, and not to; `thinking.toml` says what the words mean."""
+    """How a model is told to think, and not to think; `thinking.toml` explains the values."""
 
     on: On = "none"
     off: Off = "default"
@@ -31,16 +31,16 @@ class Thinking:
 
     @property
     def always(self) -> bool:
-        """Whether it thinks whatever it is told."""
+        """Whether it always thinks, whatever it is told."""
         return self.off in ("between_tools", "low")
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as plain JSON, for the log."""
-        return {"on": self.on, "off": self.off, "bound": self.bound}
+        return asdict(self)
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> Thinking | None:
-        """Return what `as_dict` wrote down, or None where another version wrote it."""
+        """Return what `as_dict` stored, or None if another version stored it."""
         match stored:
             case {
                 "on": ("budget" | "adaptive" | "effort" | "none") as on,
@@ -56,7 +56,7 @@ UNKNOWN = Thinking()
 
 
 def thinking_of(model_id: str, otherwise: Thinking = UNKNOWN) -> Thinking:
-    """Return how a model is told to think; `otherwise` counts for ids that the table does not have."""
+    """Return how a model is told to think; `otherwise` is for ids that are not in the table."""
     name = model_id.rpartition("/")[2].lower().replace(".", "-")
     known = _table()
     found = max((begins for begins in known if name.startswith(begins)), key=len, default=None)

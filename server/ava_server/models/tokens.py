@@ -1,4 +1,4 @@
-"""A provider's figures: tokens by class and cost, as far as they can be true."""
+"""Tokens of a call: the usage that a provider reports, as far as it is plausible, and an upper bound beforehand."""
 
 from __future__ import annotations
 
@@ -12,131 +12,108 @@ from typing import Any, TypeGuard
 
 from ava_audit.events import Usage
 from ava_server.models.base import AssistantTurn, Bound, ReportedUsage, Request, ToolSchema, Turn
-from ava_server.models.wires.base import as_object, whole_text
+from ava_server.models.json_text import as_object, join_surrogates
 
 MOST_TOKENS = 10**9
-"""A figure above is a fault of the provider, and so is a cost above it in USD."""
+"""A larger count is a fault of the provider, and so is a larger cost in USD."""
 FLOOR_BYTES = 16
-"""No prompt as a whole has more bytes to a token; text has about four, and tables of blanks reach ten."""
+"""No whole prompt has more bytes per token; text has about four, and tables of blanks reach ten."""
 
 
 def read_usage(
-    usage: Mapping[str, Any] | None,
-    *,
-    sent_bytes: int,
-    said_something: bool,
-    unseen: Callable[[], int] = int,
+    usage: Mapping[str, Any] | None, *, sent_bytes: int, has_content: bool, unseen: Callable[[], int] = int
 ) -> tuple[Usage | None, int | None, tuple[str, ...]]:
-    """Read a provider's figures; those that are too small to be true are none.
+    """Read a provider's usage; a count that is too small to be true makes it unusable.
 
     Args:
-        usage: The figures, in the names of chat completions.
+        usage: The report, with the names of chat completions.
         sent_bytes: The size of the request's body.
-        said_something: The answer has words, calls or thinking.
-        unseen: Returns how many of the bytes the model may not have seen; asked only where the prompt looks too small.
+        has_content: The answer has text, calls or thinking.
+        unseen: Returns how many of the bytes the model may not have seen; called only where the prompt looks too small.
 
     Returns:
-        Tokens by class (None when there are none that make sense), the cost in micro-USD rounded up (None
-        when it is not told), and a note for each figure that cannot be true.
+        Tokens by class (None without a plausible report), the cost in micro-USD rounded up (None when it is not
+        reported), and a note for each value that cannot be true.
     """
     if usage is None:
         return None, None, ("the provider reported no usage",)
     cost, odd = _cost_micros(usage)
     prompt_details = as_object(usage.get("prompt_tokens_details")) or {}
     output_details = as_object(usage.get("completion_tokens_details")) or {}
-    figures = {
+    reported: dict[str, Any] = {
         "prompt_tokens": usage.get("prompt_tokens"),
         "completion_tokens": usage.get("completion_tokens"),
         "cached_tokens": prompt_details.get("cached_tokens", usage.get("prompt_cache_hit_tokens")) or 0,
         "cache_write_tokens": prompt_details.get("cache_write_tokens") or 0,
         "reasoning_tokens": output_details.get("reasoning_tokens") or 0,
     }
-    counts: dict[str, int] = {}
-    for name, value in figures.items():
-        count = _count(value)
-        if count is None:
-            said = "is missing" if value is None else f"is {_shown(value)}, which cannot be"
-            return None, cost, (*odd, f"usage not counted: {name} {said}")
-        counts[name] = count
-    cached, written = counts["cached_tokens"], counts["cache_write_tokens"]
-    prompt, output, thinking = (
-        counts["prompt_tokens"],
-        counts["completion_tokens"],
-        counts["reasoning_tokens"],
-    )
+    for name, value in reported.items():
+        if not _is_number(value) or not 0 <= value <= MOST_TOKENS or value != int(value):
+            why = "is missing" if value is None else f"is {_shown(value)}, which cannot be"
+            return None, cost, (*odd, f"usage not counted: {name} {why}")
+    prompt, output, cached, written, thinking = map(int, reported.values())
     if cached + written > prompt:
         odd = (*odd, "cached tokens reported beside the prompt, not in it")
         prompt += cached + written
     # Some providers count thinking beside the answer; the total tells.
     if thinking > output or (thinking and usage.get("total_tokens") == prompt + output + thinking):
         output += thinking
-    # Servers that do not count say 0, and some count only what their cache had not: a bound must not rest on that.
+    # Servers that do not count say 0, and some count only what their cache lacked: no bound may rest on that.
     if prompt < max(sent_bytes // FLOOR_BYTES, 1) and prompt < max((sent_bytes - unseen()) // FLOOR_BYTES, 1):
         return None, cost, (*odd, f"usage not counted: a prompt of {prompt} tokens for {sent_bytes:,} bytes sent")
-    if output == 0 and said_something:
+    if output == 0 and has_content:
         return None, cost, (*odd, "usage not counted: 0 tokens for an answer that is not empty")
-    return (
-        Usage(
-            input_tokens=prompt - cached - written,
-            output_tokens=output,
-            cache_read_tokens=cached,
-            cache_write_tokens=written,
-            thinking_tokens=thinking,
-        ),
-        cost,
-        odd,
+    counted = Usage(
+        input_tokens=prompt - cached - written,
+        output_tokens=output,
+        cache_read_tokens=cached,
+        cache_write_tokens=written,
+        thinking_tokens=thinking,
     )
+    return counted, cost, odd
 
 
-def larger(known: Mapping[str, Any] | None, said: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """Return what two reports in one answer come to: the later one, with no figure less than it was.
+def merge_usage(known: Mapping[str, Any] | None, later: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Return two reports of one answer as one: the later one, with no count smaller than before.
 
-    Some servers report with every piece, each time more. One that takes a figure back may bill it all the same.
+    Some servers report with every piece, each time more. One that lowers a count may still bill the higher one.
     """
-    if known is None or said is None:
-        return said or known
-    both = {**known, **{name: value for name, value in said.items() if value is not None}}
+    if known is None or later is None:
+        return later or known
+    both = {**known, **{name: value for name, value in later.items() if value is not None}}
     for name, before in known.items():
         after = both[name]
-        if _is_figure(before) and _is_figure(after) and before > after >= 0:
+        if _is_number(before) and _is_number(after) and before > after >= 0:
             both[name] = before
     return both
 
 
 def _cost_micros(usage: Mapping[str, Any]) -> tuple[int | None, tuple[str, ...]]:
-    """Read what a call cost; with a key of one's own, the provider behind the gateway bills too."""
+    """Read what a call cost; when the user brings a key, the provider behind the gateway bills too."""
     parts = [usage.get("cost")]
     if parts[0] is None:
         return None, ()
     if usage.get("is_byok") is True:
         details = as_object(usage.get("cost_details")) or {}
         upstream = details.get("upstream_inference_cost")
-        if upstream is None:  # the gateway's share alone would pass for the whole
+        if upstream is None:  # the gateway's share alone would look like the whole
             return None, ("reported cost not counted: it is without the upstream provider's",)
         parts.append(upstream)
     total = Decimal(0)
     for part in parts:
-        if not _is_figure(part) or not 0 <= part <= MOST_TOKENS:
+        if not _is_number(part) or not 0 <= part <= MOST_TOKENS:
             return None, (f"reported cost not counted: {_shown(part)}",)
         total += Decimal(repr(part))
     return int((total * 1_000_000).to_integral_value(ROUND_CEILING)), ()
 
 
-def _is_figure(value: Any) -> TypeGuard[int | float]:
+def _is_number(value: Any) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _shown(value: Any) -> str:
-    """Return a figure that is none, as a note can hold it."""
-    return whole_text(str(value)[:40])[0]
-
-
-def _count(value: Any) -> int | None:
-    if not _is_figure(value):
-        return None
-    if not 0 <= value <= MOST_TOKENS or value != int(value):
-        return None
-    return int(value)
+    """Return a wrong value so that a note can hold it."""
+    return join_surrogates(str(value)[:40])[0]
 
 
 FIXED_TOKENS = 1024
@@ -154,17 +131,17 @@ _UNKNOWN_GROWTH = 11  # the longest normal form there is: U+FDFA, from 3 bytes t
 
 
 def text_bound(text: str) -> int:
-    """Return the most bytes that a text, as it stands in a request, can have when a tokenizer sees it."""
+    """Return the most bytes that a request's text can have when a tokenizer sees it."""
     if text.isascii():
         return len(text) + _ESCAPE_GROWTH * sum(map(text.count, _ESCAPED))
     return sum(_longest(character) * count for character, count in Counter(text).items())
 
 
 def prompt_bound(messages: Iterable[str], tools: Sequence[ToolSchema] = ()) -> int:
-    """Return a bound of a whole prompt's tokens.
+    """Return an upper bound of a whole prompt's tokens.
 
     Args:
-        messages: The JSON of each message, the system prompt among them, as the request has it.
+        messages: The JSON of each message as the request has it, the system prompt included.
         tools: The tools on offer.
     """
     total = FIXED_TOKENS
@@ -176,7 +153,7 @@ def prompt_bound(messages: Iterable[str], tools: Sequence[ToolSchema] = ()) -> i
 
 
 class CountedMessages:
-    """How many bytes the messages have that an earlier call covers: counted once, though each request has them all."""
+    """The bytes of the messages that an earlier call covers: each is counted once, though every request repeats it."""
 
     def __init__(self) -> None:
         self._sizes: dict[int, tuple[Turn, int]] = {}
@@ -186,7 +163,7 @@ class CountedMessages:
         known, self._sizes = self._sizes, {}
         total = 0
         for turn in turns:
-            found = known.get(id(turn)) or (turn, _bytes(_json(wire(turn))))  # whose turn lives, or its id is no name
+            found = known.get(id(turn)) or (turn, _bytes(_json(wire(turn))))  # keeping the turn keeps its id valid
             self._sizes[id(turn)] = found
             total += found[1]
         return total
@@ -212,7 +189,7 @@ def bound(
         messages = [_json(system), *(_json(wire(turn)) for turn in turns)]
         return Bound(prompt_bound(messages, request.tools), request.max_output)
     covered = (counted or CountedMessages()).bytes(turns[: known.turns], wire)
-    total = max(known.prompt_tokens, covered // FLOOR_BYTES)  # what is known is a report, and a report can be wrong
+    total = max(known.prompt_tokens, covered // FLOOR_BYTES)  # a report can be wrong
     for turn in turns[known.turns :]:
         total += text_bound(_json(wire(turn))) + MESSAGE_TOKENS
     # The answer was counted as it was written; as part of a prompt a template may escape it.
@@ -225,8 +202,7 @@ def bound(
 
 def _tool_bound(tool: ToolSchema) -> int:
     """Return the bound of a tool's rendering: indented, as templates show it."""
-    shown = {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)}
-    rendered = json.dumps({"type": "function", "function": shown}, ensure_ascii=False, indent=4)
+    rendered = json.dumps({"type": "function", "function": tool.as_dict()}, ensure_ascii=False, indent=4)
     return text_bound(rendered) + TOOL_TOKENS
 
 
@@ -248,7 +224,7 @@ def _longest(character: str) -> int:
         return 6  # half a pair, sent as U+FFFD
     size = len(character.encode())
     if unicodedata.category(character) == "Cn":
-        # A newer Unicode than ours may give it any normal form.
+        # A newer Unicode than Python's may give it any normal form.
         return size * _UNKNOWN_GROWTH
     escaped = 12 if code > 0xFFFF else 6
     normal = (len(unicodedata.normalize(form, character).encode()) for form in ("NFC", "NFD", "NFKC", "NFKD"))

@@ -395,4 +395,4 @@ class AgentRun:
             )
             events.insert(0, self._log.event(accepted))
         await self._log.append(events)
-        spans.run_ended(run, ended)
+        spans.run_ended(run, ended.status, ended.error_kind)

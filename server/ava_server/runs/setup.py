@@ -284,7 +284,7 @@ class RunSetup:
             raise ConfigNotSupported(str(error)) from error
         if engine is None:
             raise ConfigNotSupported(f"its web search ({config.search}) is not set up here")
-        return ApprovedSearch(config.search, self._resources.credentials, self._resources.clients)
+        return ApprovedSearch(config.search, self._resources.credentials.search, self._resources.clients)
 
     async def _opened(self, work: Callable[[], T]) -> T:
         """Open something that may be on a disk that does not answer, in one of a few threads kept for that.

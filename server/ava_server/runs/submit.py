@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from ava_server.approval.output_schema import embed_schema, find_mismatch
 from ava_server.models.base import ToolSchema, ToolUse
-from ava_server.models.wires.base import object_fault
+from ava_server.models.json_text import object_fault
 
 NAME = "submit_result"
 SUMMARY_CHARS = 500

@@ -25,7 +25,7 @@ from ava_roles.tool import Source, Tool, ToolArgs, ToolOutput, ToolSpec, sentenc
 from ava_roles.wrap import clean, wrap_tool_output
 from ava_server.core.threads import run_apart
 from ava_server.models.base import ToolUse
-from ava_server.models.wires.base import object_fault
+from ava_server.models.json_text import object_fault
 from ava_server.runs.context import RunContext, SecretRefused
 from ava_server.runs.history import call_key, edited_path
 from ava_server.runs.invalid_answers import explain_cut_call

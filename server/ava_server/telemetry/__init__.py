@@ -1,1 +1,4 @@
-"""What those who run a server see of it from outside: metrics to be scraped, and spans where an SDK takes them."""
+"""Spans of runs, model calls and tool calls, for those who operate a server with OpenTelemetry.
+
+What must hold: no span contains text of a person, a model or a tool, or a key.
+"""

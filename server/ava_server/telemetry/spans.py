@@ -1,7 +1,7 @@
-"""Spans of runs, by OpenTelemetry's conventions for generative AI: `invoke_agent`, in it `chat` and `execute_tool`.
+"""Spans of runs, by OpenTelemetry's conventions for generative AI: `invoke_agent`, and in it `chat` and `execute_tool`.
 
-Without an SDK in the process nothing is made of them. No span has words of a person, a model or a tool, nor a key: what
-a call was about stands in the log, under the run's id, which every span has. (The conventions are in development; these
+Without an SDK in the process they have no effect. No span contains text of a person, a model or a tool, or a key: the
+log has the content of a call, under the run's id, which every span carries. (The conventions are in development; these
 are as of July 2026: github.com/open-telemetry/semantic-conventions-genai, docs/gen-ai.)
 """
 
@@ -34,18 +34,17 @@ if TYPE_CHECKING:
     from ava_audit.rows import RunRow
     from ava_roles.tool import ToolOutput
     from ava_server.models.base import Completion
-    from ava_server.runs.result import RunResult
 
 
 _tracer = get_tracer("ava")
 _FAILED = frozenset({"error", "guardrail", "abandoned"})
-"""Endings that are errors; a cap that was met, or a cancel, is none."""
+"""Endings that are errors; a reached cap or a cancellation is not one."""
 _WORD = re.compile(r"[A-Za-z0-9_.:-]{1,64}", re.ASCII)
 _TOOL_ERROR = "tool_error"
 
 
 class _Block:
-    """A span that is current while a block runs. What goes wrong there is told by its type, never in its words."""
+    """A span that is current while a block runs. An error in it is recorded by its type, never with its text."""
 
     __slots__ = ("_span", "_token")
 
@@ -58,7 +57,7 @@ class _Block:
         self._token: Token[Context] | None = None
 
     def __enter__(self) -> Self:
-        if self._span.get_span_context().is_valid:  # without an SDK there is nothing to hand down
+        if self._span.get_span_context().is_valid:  # without an SDK there is nothing to attach
             self._token = attach(set_span_in_context(self._span))
         return self
 
@@ -68,21 +67,21 @@ class _Block:
         if self._token is not None:
             detach(self._token)
         if error is not None:
-            self._went_wrong(error)
+            self._record_error(error)
         self._span.end()
 
-    def _went_wrong(self, error: BaseException) -> None:
+    def _record_error(self, error: BaseException) -> None:
         _fail(self._span, error_type(error))
 
 
 class _Run(_Block):
-    """The span of one claim of a run: what ends it from outside leaves the run to another owner, and is no error."""
+    """The span of one claim of a run. A cancellation leaves the run to another owner, and is not an error."""
 
     __slots__ = ()
 
-    def _went_wrong(self, error: BaseException) -> None:
+    def _record_error(self, error: BaseException) -> None:
         if not isinstance(error, anyio.get_cancelled_exc_class()):
-            super()._went_wrong(error)
+            super()._record_error(error)
 
 
 class _Chat(_Block):
@@ -91,7 +90,7 @@ class _Chat(_Block):
     __slots__ = ()
 
     def answered(self, completion: Completion) -> None:
-        """Note what came."""
+        """Record the answer's usage and stop reason."""
         if self._span.is_recording():
             if completion.usage is not None:
                 self._span.set_attributes(_used(completion.usage))
@@ -105,16 +104,16 @@ class _Tool(_Block):
     __slots__ = ()
 
     def brought(self, output: ToolOutput) -> None:
-        """Note whether it brought what was asked for."""
+        """Record whether the call succeeded."""
         if not output.success:
             _fail(self._span, _TOOL_ERROR)
 
 
 def invoke_agent(run: RunRow) -> _Block:
-    """Return the span of a run in the hands of one owner.
+    """Return the span of a run while one process owns it.
 
-    It has no parent: the request that approved the run is over, perhaps in another process. A run that is taken up
-    again is another span with the same `ava.run.id`, and a higher `ava.run.claim`.
+    It has no parent: the request that approved the run is over, perhaps in another process. A resumed run has a new
+    span with the same `ava.run.id` and a higher `ava.run.claim`.
     """
     return _Run(
         f"invoke_agent {run.role}",
@@ -135,7 +134,7 @@ def chat(run: RunRow, prefix: RunStarted | None, reserved: CostReserved) -> _Cha
 
     Args:
         run: The run.
-        prefix: What it began with, and so where its model is asked; a model without an address is in this process.
+        prefix: How the run started, with its model's address; a model without an address is in this process.
         reserved: The call.
     """
     parameters = prefix.parameters if prefix is not None else {}
@@ -155,7 +154,7 @@ def chat(run: RunRow, prefix: RunStarted | None, reserved: CostReserved) -> _Cha
 
 
 def execute_tool(tool: str, call_id: str, run_id: str) -> _Tool:
-    """Return the span of one tool call; `tool` is a tool that there is, not what a model wrote."""
+    """Return the span of one tool call; `tool` is the name of an existing tool, not what a model wrote."""
     return _Tool(
         f"execute_tool {tool}",
         SpanKind.INTERNAL,
@@ -169,26 +168,26 @@ def execute_tool(tool: str, call_id: str, run_id: str) -> _Tool:
     )
 
 
-def run_ended(run: RunRow, ended: RunResult) -> None:
-    """Note in the run's span, which is the current one, how it ended and what it took."""
+def run_ended(run: RunRow, status: str, error_kind: str | None) -> None:
+    """Record in the run's span, which is the current one, how the run ended and what it used."""
     span = get_current_span()
     if not span.is_recording():
         return
     prompt = run.input_tokens + run.cache_read_tokens + run.cache_write_tokens
     span.set_attributes(
         {
-            "ava.run.ending": ended.status,
+            "ava.run.ending": status,
             "ava.run.cost_usd": run.cost_micros / 1_000_000,
             "gen_ai.usage.input_tokens": prompt,
             "gen_ai.usage.output_tokens": run.output_tokens,
         }
     )
-    if ended.status in _FAILED:
-        _fail(span, ended.error_kind or ended.status)
+    if status in _FAILED:
+        _fail(span, error_kind or status)
 
 
 def error_type(error: BaseException) -> str:
-    """Return what kind of error it was, in one word: a kind of ours, or the class of a fault."""
+    """Return an error's type in one word: a `ModelErrorKind`, another fixed word, or the class of the exception."""
     if isinstance(error, ModelError):
         return error.kind
     if isinstance(error, ToolFailed):
@@ -213,13 +212,13 @@ def _of_run(run: RunRow) -> dict[str, Any]:
 
 
 def _model_of(run: RunRow) -> str:
-    """Return the provider's id of a run's model; that of the offline reader is its whole name."""
+    """Return the provider's id of a run's model; for the offline reader, its whole name."""
     name, _, model = run.model.partition(":")
     return model or name
 
 
 def _used(usage: Usage) -> dict[str, int]:
-    """Return tokens as the conventions count them: input is the whole prompt, what came from a cache included."""
+    """Return tokens as the conventions count them: input is the whole prompt, cached tokens included."""
     return {
         "gen_ai.usage.input_tokens": usage.input_tokens + usage.cache_read_tokens + usage.cache_write_tokens,
         "gen_ai.usage.output_tokens": usage.output_tokens,
@@ -230,7 +229,7 @@ def _used(usage: Usage) -> dict[str, int]:
 
 
 def _word(text: str) -> str:
-    """Return what should be one word; a provider that writes more than one is not repeated."""
+    """Return a provider's value if it is one short word, else `other`."""
     return text if _WORD.fullmatch(text) else "other"
 
 
@@ -244,34 +243,34 @@ def _address(url: str) -> Mapping[str, Any]:
 
 
 def keep_words_out(server: Server[Any]) -> None:
-    """Have errors pass through the middleware that a server has by now without their words."""
-    server.middleware.insert(0, _with_words)
-    server.middleware.append(_without_words)
+    """Hide the text of errors from the server's present middleware, which records them in spans."""
+    server.middleware.insert(0, _restore_text)
+    server.middleware.append(_hide_text)
 
 
-class _Wordless(MCPError):
-    """Raised in place of an error while it passes through a span."""
+class _HiddenError(MCPError):
+    """Replaces an error while it passes through a span."""
 
     def __init__(self, code: int, instead_of: Exception) -> None:
         super().__init__(code=code, message="")
         self.instead_of = instead_of
 
 
-async def _without_words(ctx: ServerRequestContext[Any, Any], call_next: CallNext) -> HandlerResult:
+async def _hide_text(ctx: ServerRequestContext[Any, Any], call_next: CallNext) -> HandlerResult:
     try:
         return await call_next(ctx)
-    except ValidationError:  # of which the SDK says nothing
+    except ValidationError:  # the SDK records no text of it
         raise
     except MCPError as error:
-        passing = _Wordless(error.code, error)
+        hidden = _HiddenError(error.code, error)
     except Exception as error:
-        passing = _Wordless(INTERNAL_ERROR, error)
-    raise passing
+        hidden = _HiddenError(INTERNAL_ERROR, error)
+    raise hidden
 
 
-async def _with_words(ctx: ServerRequestContext[Any, Any], call_next: CallNext) -> HandlerResult:
+async def _restore_text(ctx: ServerRequestContext[Any, Any], call_next: CallNext) -> HandlerResult:
     try:
         return await call_next(ctx)
-    except _Wordless as passing:
-        error = passing.instead_of
+    except _HiddenError as hidden:
+        error = hidden.instead_of
     raise error

@@ -234,7 +234,7 @@ def test_a_comment_in_a_file_of_a_host_that_takes_none_is_told_with_its_line(tmp
 
 def test_servers_that_are_no_table_are_left_alone(tmp_path: Path) -> None:
     file = put(tmp_path / "c.json", '{"mcpServers": ["x"]}')
-    with pytest.raises(ConfigError, match=r"mcpServers.*no table.*left alone"):
+    with pytest.raises(ConfigError, match=r"mcpServers.*not a table.*left alone"):
         adding(HOSTS["cursor"], "ava", LAUNCH, file)
     put(file, '["x"]')
     with pytest.raises(ConfigError, match="left alone"):
@@ -467,7 +467,7 @@ def test_bringing_an_entry_up_to_date_touches_its_command_alone(tmp_path: Path) 
 def test_another_way_of_starting_ava_is_left_as_it_is(host: Host, file: Path) -> None:
     add(host, file, Launch("uv", ("run", "--project", "/opt/ava", "--no-dev", "ava", "serve")))
     change = adding(host, "ava", Launch("/other/ava"), file)
-    assert change.nothing and "starts Ava by uv" in change.notes[0]
+    assert change.nothing and "starts Ava with uv" in change.notes[0]
     apply(removing(host, "ava", file))
     assert not file.exists()
 
@@ -495,7 +495,7 @@ def test_an_input_that_another_server_refers_to_stays(tmp_path: Path) -> None:
 def test_variables_that_are_no_table_are_left_alone(tmp_path: Path, env: object) -> None:
     entry = {"command": "/x/ava", "args": ["serve"], "env": env}
     file = put(tmp_path / "mcp.json", json.dumps({"mcpServers": {"ava": entry}}))
-    with pytest.raises(ConfigError, match=r"env .*no table.*left alone"):
+    with pytest.raises(ConfigError, match=r"env .*not a table.*left alone"):
         adding(HOSTS["cursor"], "ava", LAUNCH, file)
 
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ava_server.hosts import jsonc
+from ava_server.hosts.jsonc import Json
 
-JSONC = {"comments": True, "trailing_commas": True}
+JSONC = Json(comments=True, trailing_commas=True)
 ENTRY = {"command": "/x/ava", "args": ["serve"]}
 
 GAPS = ("", " ", "\n", "\n  ", "\r\n\t", " // plain {\n", '/* a, "b": [ */', "\n// }, ]\n  ", "/**/ /* \n */\n")
@@ -56,7 +56,7 @@ ways = st.randoms(use_true_random=False)
 
 @given(objects, ways)
 def test_any_way_to_write_it_is_read(value: Any, random: Random) -> None:
-    assert jsonc.parse(written(value, random), **JSONC) == value
+    assert JSONC.parse(written(value, random)) == value
 
 
 @given(objects, st.none() | objects, ways)
@@ -65,15 +65,15 @@ def test_a_member_is_added_wherever_it_belongs_and_taken_out_again(value: Any, s
         value["servers"] = servers
     text = written(value, random)
 
-    after = jsonc.put(text, ("servers", "ava"), ENTRY)
-    assert jsonc.parse(after, **JSONC) == {
+    after = JSONC.put(text, ("servers", "ava"), ENTRY)
+    assert JSONC.parse(after) == {
         **value,
         "servers": {**(servers or {}), "ava": ENTRY},
     }
     assert comments(after) == comments(text)
 
-    back = jsonc.remove(after, ("servers", "ava"))
-    assert jsonc.parse(back, **JSONC) == {**value, "servers": servers or {}}
+    back = JSONC.remove(after, ("servers", "ava"))
+    assert JSONC.parse(back) == {**value, "servers": servers or {}}
     assert comments(back) == comments(text)
     if servers:
         assert back == text
@@ -83,9 +83,9 @@ def test_a_member_is_added_wherever_it_belongs_and_taken_out_again(value: Any, s
 def test_a_member_is_replaced_where_it_stands(before: Any, old: Any, behind: Any, random: Random) -> None:
     value = {**before, "ava": old, **behind}
     text = written(value, random)
-    after = jsonc.put(text, ("ava",), ENTRY)
-    assert jsonc.parse(after, **JSONC) == {**value, "ava": ENTRY}
-    assert list(jsonc.parse(after, **JSONC)) == list(value)
+    after = JSONC.put(text, ("ava",), ENTRY)
+    assert JSONC.parse(after) == {**value, "ava": ENTRY}
+    assert list(JSONC.parse(after)) == list(value)
 
 
 @given(objects, st.lists(values, max_size=3), ways)
@@ -93,10 +93,10 @@ def test_an_element_is_added_to_a_list_and_taken_out_again(value: Any, inputs: A
     value["inputs"] = inputs
     text = written(value, random)
     count = len(inputs)
-    after = jsonc.put(text, ("inputs", count), ENTRY)
-    assert jsonc.parse(after, **JSONC) == {**value, "inputs": [*value["inputs"], ENTRY]}
-    back = jsonc.remove(after, ("inputs", count))
-    assert jsonc.parse(back, **JSONC) == value
+    after = JSONC.put(text, ("inputs", count), ENTRY)
+    assert JSONC.parse(after) == {**value, "inputs": [*value["inputs"], ENTRY]}
+    back = JSONC.remove(after, ("inputs", count))
+    assert JSONC.parse(back) == value
     assert comments(back) == comments(after) == comments(text)
 
 
@@ -104,8 +104,8 @@ def test_an_element_is_added_to_a_list_and_taken_out_again(value: Any, inputs: A
 def test_any_member_can_be_taken_out(value: Any, random: Random) -> None:
     key = random.choice(sorted(value))
     text = written(value, random)
-    after = jsonc.remove(text, (key,))
-    assert jsonc.parse(after, **JSONC) == {name: item for name, item in value.items() if name != key}
+    after = JSONC.remove(text, (key,))
+    assert JSONC.parse(after) == {name: item for name, item in value.items() if name != key}
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_any_member_can_be_taken_out(value: Any, random: Random) -> None:
     ids=["tabs", "trailing comma and comment", "line ends of Windows", "one line", "only a comment", "nothing"],
 )
 def test_what_is_added_looks_like_its_neighbours(text: str, after: str) -> None:
-    assert jsonc.put(text, ("ava",), {"on": True}) == after
+    assert JSONC.put(text, ("ava",), {"on": True}) == after
 
 
 @pytest.mark.parametrize(
@@ -141,29 +141,29 @@ def test_what_is_added_looks_like_its_neighbours(text: str, after: str) -> None:
 )
 def test_what_is_no_json_is_refused_with_the_place(text: str) -> None:
     with pytest.raises(ValueError, match=r"line \d+|nested"):
-        jsonc.parse(text, **JSONC)
+        JSONC.parse(text)
 
 
 @pytest.mark.parametrize("text", ['{"a": 1,}', '{"a": 1} // b', "/* a */ {}"])
 def test_comments_are_refused_where_the_host_takes_none(text: str) -> None:
-    assert jsonc.parse(text, **JSONC) is not None
+    assert JSONC.parse(text) is not None
     with pytest.raises(ValueError, match=r"line \d+"):
-        jsonc.parse(text, comments=False, trailing_commas=False)
+        Json().parse(text)
 
 
 def test_trailing_commas_are_refused_where_the_host_takes_comments_alone() -> None:
-    assert jsonc.parse('{"a": 1} // b', comments=True, trailing_commas=False) == {"a": 1}
+    assert Json(comments=True).parse('{"a": 1} // b') == {"a": 1}
     with pytest.raises(ValueError, match=r"line \d+"):
-        jsonc.parse('{"a": [1,]} // b', comments=True, trailing_commas=False)
+        Json(comments=True).parse('{"a": [1,]} // b')
 
 
 @pytest.mark.parametrize("end", ["\u00a0", "\x0c", "\u2028", "\x85"])
 def test_a_comment_may_end_in_any_character(end: str) -> None:
     text = f'{{\n  "a": 1 // b{end}\n}}\n'
-    after = jsonc.put(text, ("ava",), 1)
-    assert f"// b{end}\n" in after and jsonc.remove(after, ("ava",)) == text
+    after = JSONC.put(text, ("ava",), 1)
+    assert f"// b{end}\n" in after and JSONC.remove(after, ("ava",)) == text
 
 
 def test_a_file_of_megabytes_is_edited_in_a_moment() -> None:
     text = json.dumps({f"/p/{i}": {"history": ["x" * 60] * 40} for i in range(1_000)}, indent=2)
-    assert jsonc.put(text, ("mcpServers", "ava"), ENTRY).count("/x/ava") == 1
+    assert JSONC.put(text, ("mcpServers", "ava"), ENTRY).count("/x/ava") == 1

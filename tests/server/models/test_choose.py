@@ -185,7 +185,7 @@ def test_avas_model_without_an_endpoint_is_what_is_used_when_nothing_is_asked_fo
             "fast",
             ModelSettings(base_url="http://127.0.0.1/v1", api_key=f"{KEY}\n", model="m"),
             ConfigError,
-            "has characters that no key has",
+            "contains characters that keys never have",
         ),
     ],
 )
@@ -294,7 +294,7 @@ def test_parameters_hold_what_shapes_the_bytes_and_no_key() -> None:
     ],
 )
 def test_parameters_of_another_version_are_refused_and_not_guessed(stored: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="cannot speak to custom:m as its run began"):
+    with pytest.raises(ConfigError, match="cannot call custom:m as its run began"):
         model_of("custom:m", stored, None, ClientPool())
 
 

@@ -113,7 +113,7 @@ async def test_a_fault_while_an_answer_is_read_is_a_bad_answer_that_may_have_bee
 async def test_a_fault_while_a_request_is_sent_may_have_been_billed() -> None:
     error = await failure(model_on(Transport(sending=RuntimeError("odd"))))
     assert (error.kind, error.sent, error.answered) == ("bad_answer", True, False)
-    assert "Asking model.example/v1/chat/completions failed with RuntimeError: odd." in str(error)
+    assert "Calling model.example/v1/chat/completions failed with RuntimeError: odd." in str(error)
     assert may_have_been_billed(error)
 
 

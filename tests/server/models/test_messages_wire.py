@@ -11,11 +11,11 @@ from support.model_server import EVENTS, Fail, Raw, Received, Say, Script, runni
 
 from ava_audit.events import Usage
 from ava_server.core.errors import ModelError
+from ava_server.models import json_text
 from ava_server.models.base import AssistantTurn, Completion, Request, ToolSchema, ToolTurn, ToolUse, Turn, UserTurn
 from ava_server.models.clients import ClientPool
 from ava_server.models.http_model import HttpModel
 from ava_server.models.thinking import Thinking, thinking_of
-from ava_server.models.wires import base
 from ava_server.models.wires.base import MOST_CALLS
 from ava_server.models.wires.messages import MessagesAnswer, MessagesWire
 from ava_server.models.wires.stream import EventReader
@@ -404,7 +404,7 @@ def test_whatever_comes_makes_an_answer_that_can_be_stored_and_sent_back(pieces:
     assert "_raw" not in str(done.raw)
     assert len(done.calls) == len({call.call_id for call in done.calls})
     results = tuple(ToolTurn(call.call_id, call.name, "x") for call in done.calls)
-    base.encode(MessagesWire(thinking=ADAPTIVE).body(ask(TASK, AssistantTurn(done.raw), *results, UserTurn("y"))))
+    json_text.encode(MessagesWire(thinking=ADAPTIVE).body(ask(TASK, AssistantTurn(done.raw), *results, UserTurn("y"))))
 
 
 def read(pieces: Sequence[bytes]) -> Completion:

@@ -139,7 +139,7 @@ async def test_finding_nothing_is_said_with_what_to_do(folder: Root) -> None:
     assert "is configured;" not in str(result["summary"]).split("To have one read it")[0]
     assert "ava key set openrouter" in str(result["caveats"])
     assert "AVA_MODEL_BASE_URL" in str(result["caveats"])
-    assert "search_and_read brought nothing: 0 files fit best" in str(result["caveats"])
+    assert "search_and_read returned nothing: 0 files fit best" in str(result["caveats"])
 
 
 async def test_what_could_not_be_read_is_a_caveat(folder: Root) -> None:
@@ -201,7 +201,7 @@ def test_what_a_search_or_a_reading_left_out_is_a_caveat() -> None:
     ]
     completion = answer(request("What gives light?", AssistantTurn({}), *turns))
     caveats = submitted(completion)["caveats"]
-    assert "Not all files were searched, there are too many: give a smaller folder as workspace." in caveats
+    assert "Not all files were searched because there are too many: give a smaller folder as workspace." in caveats
     assert "b.txt was not read to its end: only lines 1 to 400." in caveats
 
 

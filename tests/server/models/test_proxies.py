@@ -269,7 +269,7 @@ async def test_cancelling_a_call_closes_the_connections_on_both_sides_of_the_pro
     [
         ("ALL_PROXY", f"socks5://{LOGIN}@127.0.0.1:9", "ALL_PROXY names a SOCKS proxy (127.0.0.1:9)"),
         ("https_proxy", "socks5h://127.0.0.1:9", "https_proxy names a SOCKS proxy (127.0.0.1:9)"),
-        ("HTTPS_PROXY", "http://", "HTTPS_PROXY names an invalid proxy address; only HTTP proxies"),
+        ("HTTPS_PROXY", "http://", "HTTPS_PROXY names an invalid proxy address, and only HTTP proxies"),
         ("HTTPS_PROXY", f"ftp://{LOGIN}@127.0.0.1:9", "HTTPS_PROXY names an invalid proxy address (127.0.0.1:9)"),
         ("HTTPS_PROXY", "http://127.0.0.1:99999", "HTTPS_PROXY names an invalid proxy address"),
     ],

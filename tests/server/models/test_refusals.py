@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ava_server.core.errors import ModelError
-from ava_server.models.errors import MOST_S, Endpoint
-from ava_server.models.wires import base
+from ava_server.models import json_text
+from ava_server.models.errors import Endpoint
+from ava_server.models.retry_after import MOST_S
 
 NOW = datetime(2026, 11, 21, 4, tzinfo=UTC)
 KEY = "sk-or-v1-0123456789abcdef0123"
@@ -130,7 +131,8 @@ CASES = {
         400, openai("context_length_exceeded"), "bad_request", "a prompt this long", "larger context window"
     ),
     "no such model": Case(
-        404, openai("model_not_found"), "bad_request", "knows no model 'acme/model-1', or not for the key", "model's id"
+        404, openai("model_not_found"), "bad_request", "does not know the model 'acme/model-1', or not for the key",
+        "model's id",
     ),
     "a minute's tokens": Case(
         429, openai("rate_limit_exceeded", "Request too large for gpt-5 on tokens per min (TPM): Limit 30000"),
@@ -157,10 +159,11 @@ CASES = {
     ),
     "tools": Case(
         404, openrouter(404, "No endpoints found that support tool use."), "bad_request",
-        "takes no tools with 'acme/model-1'", "a `model` that takes them",
+        "does not support tools with 'acme/model-1'", "a `model` that supports them",
     ),
     "images": Case(
-        404, openrouter(404, "No endpoints found that support image input"), "bad_request", "takes no images", "Leave",
+        404, openrouter(404, "No endpoints found that support image input"), "bad_request", "does not support images",
+        "Leave",
     ),
     # Groq, Google, local servers, gateways
     "flex": Case(498, openai("capacity_exceeded"), "overloaded", "is overloaded", "later", None, True),
@@ -186,10 +189,11 @@ CASES = {
     ),
     "Ollama's tools": Case(
         400, openai(None, "registry.ollama.ai/library/gemma:2b does not support tools"), "bad_request",
-        "takes no tools with", "a `model` that takes them",
+        "does not support tools with", "a `model` that supports them",
     ),
     "Ollama's model": Case(
-        404, {"error": 'model "acme/model-1" not found, try pulling it first'}, "bad_request", "knows no model", "id"
+        404, {"error": 'model "acme/model-1" not found, try pulling it first'}, "bad_request",
+        "does not know the model", "id",
     ),
     "subscription": Case(
         429, anthropic("rate_limit_error", "Claude AI usage limit reached|1795251600"), "usage_limit",
@@ -206,7 +210,7 @@ CASES = {
 
 
 def refused(case: Case) -> ModelError:
-    return ENDPOINT.status(httpx2.Response(case.status, headers=case.headers), base.encode(case.body), NOW)
+    return ENDPOINT.status_error(httpx2.Response(case.status, headers=case.headers), json_text.encode(case.body), NOW)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -238,7 +242,7 @@ IN_A_STREAM = {
 
 @pytest.mark.parametrize("type_", IN_A_STREAM)
 def test_an_error_in_a_stream_is_what_its_type_says(type_: str) -> None:
-    error = ENDPOINT.error_body(anthropic(type_)["error"], {"request-id": "req_7"}, NOW)
+    error = ENDPOINT.error_in_body(anthropic(type_)["error"], {"request-id": "req_7"}, NOW)
     assert (error.kind, error.retryable, error.answered) == (*IN_A_STREAM[type_], True)
     assert f"answered 200 with an error in the body (request req_7): said [{type_}]." in str(error)
     assert error.request_id == "req_7" and error.what_to_do
@@ -250,7 +254,7 @@ def test_an_error_in_a_stream_is_what_its_type_says(type_: str) -> None:
      (1302, "bad_answer", False), (None, "bad_answer", False)],
 )  # fmt: skip
 def test_an_error_in_a_stream_is_what_its_number_says(code: Any, kind: str, retryable: bool) -> None:
-    error = ENDPOINT.error_body({"code": code, "message": "try again in 20s"}, {}, NOW)
+    error = ENDPOINT.error_in_body({"code": code, "message": "try again in 20s"}, {}, NOW)
     assert (error.kind, error.retryable) == (kind, retryable)
     waits = kind in ("rate_limit", "overloaded", "usage_limit")
     assert error.again_after_s == (20.0 if waits else None)
@@ -272,7 +276,7 @@ def test_an_error_in_a_stream_is_what_its_number_says(code: Any, kind: str, retr
 def test_the_providers_id_of_the_call_is_in_the_sentence(
     headers: dict[str, str], body: Any, request_id: str | None
 ) -> None:
-    error = ENDPOINT.status(httpx2.Response(500, headers=headers), base.encode(body), NOW)
+    error = ENDPOINT.status_error(httpx2.Response(500, headers=headers), json_text.encode(body), NOW)
     assert error.request_id == request_id
     assert (f"(HTTP 500, request {request_id})" in str(error)) is (request_id is not None)
     assert KEY not in str(error)
@@ -295,10 +299,10 @@ JSON = st.recursive(
     st.text(st.characters(min_codepoint=32, max_codepoint=126)), max_size=4,
 ))  # fmt: skip
 def test_no_error_whatsoever_is_without_a_sentence(status: int, body: Any, headers: dict[str, str]) -> None:
-    content = base.encode(base.storable(body)[0])
+    content = json_text.encode(json_text.storable(body)[0])
     for error in (
-        ENDPOINT.status(httpx2.Response(status, headers=headers), content, NOW),
-        ENDPOINT.error_body(body, headers, NOW),
+        ENDPOINT.status_error(httpx2.Response(status, headers=headers), content, NOW),
+        ENDPOINT.error_in_body(body, headers, NOW),
     ):
         assert str(error).startswith("api.example/v1/messages ") and error.what_to_do
         assert error.again_after_s is None or 0 <= error.again_after_s <= MOST_S

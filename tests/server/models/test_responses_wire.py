@@ -15,13 +15,13 @@ from support.runtime import check_requests, hand_over, open_lab
 
 from ava_audit.events import AssistantMessage, CostUpdate, RunClaimed, Usage
 from ava_server.core.errors import ModelError
+from ava_server.models import json_text
 from ava_server.models.base import AssistantTurn, Completion, Delta, Request, ToolSchema, ToolTurn, Turn, UserTurn
 from ava_server.models.clients import ClientPool
 from ava_server.models.errors import may_have_been_billed
 from ava_server.models.http_model import HttpModel
 from ava_server.models.pricing.prices import cost_micros, find_price
 from ava_server.models.thinking import thinking_of
-from ava_server.models.wires import base
 from ava_server.models.wires.base import MOST_CALLS
 from ava_server.models.wires.responses import ResponsesAnswer, ResponsesWire
 from ava_server.models.wires.stream import EventReader
@@ -544,7 +544,7 @@ def test_whatever_comes_makes_an_answer_that_can_be_stored_and_sent_back(pieces:
     asked = [one["call_id"] for one in answer.raw["output"] if one.get("type") == "function_call"]
     assert asked == [call.call_id for call in answer.calls] and len(set(asked)) == len(asked)
     results = tuple(ToolTurn(call.call_id, call.name, "x") for call in answer.calls)
-    base.encode(WIRE.body(ask(TASK, AssistantTurn(answer.raw), *results, UserTurn("y"))))
+    json_text.encode(WIRE.body(ask(TASK, AssistantTurn(answer.raw), *results, UserTurn("y"))))
     WIRE.unseen(answer.raw)
 
 

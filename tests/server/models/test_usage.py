@@ -3,15 +3,15 @@ from typing import Any
 import pytest
 
 from ava_audit.events import Usage
-from ava_server.models.tokens import larger, read_usage
+from ava_server.models.tokens import merge_usage, read_usage
 
 PLAIN = {"prompt_tokens": 100, "completion_tokens": 20}
 
 
 def read(
-    reported: dict[str, Any] | None, sent_bytes: int = 400, *, said_something: bool = True
+    reported: dict[str, Any] | None, sent_bytes: int = 400, *, has_content: bool = True
 ) -> tuple[Usage | None, int | None, tuple[str, ...]]:
-    return read_usage(reported, sent_bytes=sent_bytes, said_something=said_something)
+    return read_usage(reported, sent_bytes=sent_bytes, has_content=has_content)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_cached_tokens_reported_beside_the_prompt_are_part_of_what_was_sent() ->
 
 
 def test_an_empty_answer_may_have_no_tokens() -> None:
-    empty = read({"prompt_tokens": 100, "completion_tokens": 0}, said_something=False)
+    empty = read({"prompt_tokens": 100, "completion_tokens": 0}, has_content=False)
     assert empty == (Usage(input_tokens=100), None, ())
 
 
@@ -145,4 +145,4 @@ def test_a_note_about_a_figure_can_be_stored_whatever_the_figure_is(name: str) -
 def test_of_two_reports_no_figure_is_less_than_it_was(
     known: dict[str, Any] | None, said: dict[str, Any] | None, both: dict[str, Any]
 ) -> None:
-    assert larger(known, said) == both
+    assert merge_usage(known, said) == both

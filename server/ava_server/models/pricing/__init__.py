@@ -1,1 +1,1 @@
-"""What a token costs."""
+"""Prices of tokens, in integers: nano-USD per token, micro-USD per call; rounded up, never guessed."""

@@ -1,6 +1,6 @@
 """What a token costs: the user's own prices, free endpoints, then the table of genai-prices; never a guess.
 
-Prices are integers, nano-USD per token, rounded up (1 USD per million tokens is 1,000). Amounts are integers,
+Prices are integers in nano-USD per token, rounded up (1 USD per million tokens is 1,000). Amounts are integers in
 micro-USD, rounded up once.
 """
 
@@ -32,10 +32,10 @@ def look_up(provider: str, model_id: str, *, base_url: str | None, now: datetime
     """Return the table's price of a model, or why there is none.
 
     Args:
-        provider: The provider's name; it counts only where no `base_url` says who really answers.
+        provider: The provider's name; used only without a `base_url`, which says who really answers.
         model_id: The provider's id of the model.
         base_url: The endpoint; None for the provider's own.
-        now: The time at which it is to hold; now by default.
+        now: The time for which the price is wanted; by default the present.
     """
     from genai_prices import __version__
     from genai_prices.data_snapshot import get_snapshot
@@ -50,14 +50,14 @@ def look_up(provider: str, model_id: str, *, base_url: str | None, now: datetime
     if model is None:
         near = next((one.id for one in seller.models if one.match.is_match(wanted)), None)
         return f"the table has only the similar {near}" if near else f"{seller.name} sells none in the table"
-    candidates = [_rates(price) for price in _prices_at(model, now or datetime.now(UTC))]
-    if any(rates is None for rates in candidates):
+    prices = _prices_at(model, now or datetime.now(UTC))
+    if any(price.input_mtok is None or price.output_mtok is None for price in prices):  # the table counts that as 0
         return f"the table's entry {model.id} lacks an input or output price"
-    return _dearest([rates for rates in candidates if rates], model, f"genai-prices {__version__}")
+    return _dearest([_Rates(price) for price in prices], model, f"genai-prices {__version__}")
 
 
 def known_ids(provider: str, base_url: str | None = None) -> frozenset[str]:
-    """Return the ids that the table has of a provider."""
+    """Return the ids that the table has for a provider."""
     from genai_prices.data_snapshot import get_snapshot
 
     sellers = (one for one in get_snapshot().providers if _sells(one, provider, base_url))
@@ -71,7 +71,7 @@ def _sells(seller: Provider, provider: str, base_url: str | None) -> bool:
 
 
 def _names(clause: Any, wanted: str) -> bool:
-    """Tell whether a matching rule names the id itself, or the id with a date behind it."""
+    """Tell whether a matching rule names the id itself, or the id followed by a date."""
     from genai_prices import types
 
     match clause:
@@ -89,7 +89,7 @@ def _names(clause: Any, wanted: str) -> bool:
 
 
 def _prices_at(model: ModelInfo, now: datetime) -> list[ModelPrice]:
-    """Return every price that can hold from now on until a run that starts now must have ended."""
+    """Return every price that can apply between now and the latest end of a run that starts now."""
     from genai_prices.types import ModelPrice, StartDateConstraint
 
     if isinstance(model.prices, ModelPrice):
@@ -110,8 +110,8 @@ class _Rates:
 
     def __init__(self, price: ModelPrice) -> None:
         values: dict[str, Decimal | TieredPrices | None] = {kind: getattr(price, kind) for kind in _KINDS}
-        # Cache prices that the table lacks are billed as plain input. The price of writing for an hour is not
-        # read: no request of ours asks for that.
+        # Cache prices that the table lacks are billed as plain input. The price of a one-hour cache is not read,
+        # because no request asks for one.
         self.values = {kind: value if value is not None else values["input_mtok"] for kind, value in values.items()}
         self.thinking: Decimal | TieredPrices | None = getattr(price, "output_reasoning_mtok", None)
         self.limits: set[int] = {
@@ -124,11 +124,6 @@ class _Rates:
         return fresh, max(output, _at(self.thinking, prompt)), read, write
 
 
-def _rates(price: ModelPrice) -> _Rates | None:
-    """Return the rates of an entry; None when what matters is missing, which the table itself counts as 0."""
-    return None if price.input_mtok is None or price.output_mtok is None else _Rates(price)
-
-
 def _at(value: Decimal | TieredPrices | None, prompt: int) -> int:
     if value is None:
         return 0
@@ -139,7 +134,7 @@ def _at(value: Decimal | TieredPrices | None, prompt: int) -> int:
 
 
 def _dearest(candidates: list[_Rates], model: ModelInfo, source: str) -> Price:
-    """Return the dearest of all tiers and times, and the cheaper steps for shorter prompts."""
+    """Return the highest price of all tiers and times, and the cheaper steps for shorter prompts."""
     limits = sorted({limit for rates in candidates for limit in rates.limits})
 
     def highest(prompts: list[int]) -> tuple[int, int, int, int]:
@@ -149,23 +144,17 @@ def _dearest(candidates: list[_Rates], model: ModelInfo, source: str) -> Price:
 
     top = highest([*limits, (limits[-1] if limits else 0) + 1])
     steps = tuple(Step(limit, *highest([limit])) for limit in limits)
-    return Price(
-        *top,
-        source=source,
-        free=not any(top),
-        window=model.context_window,
-        steps=steps,
-    )
+    return Price(*top, source=source, free=not any(top), window=model.context_window, steps=steps)
 
 
 COST_PARTS = ("input", "cache", "output", "thinking", "retries", "plan", "uncosted")
-"""What money was spent on, in the order in which it is shown."""
+"""What money was spent on, in the order of display."""
 OUTPUT_SLACK = 16
-"""Tokens that providers were seen to write beyond the limit they were given."""
+"""Tokens that some providers were seen to write beyond their limit."""
 
 
 class Unpriced(Refused):
-    """Raised when no price is known for a model; the text has the lines to add."""
+    """Raised when no price is known for a model; the text contains the lines to add."""
 
 
 @dataclass(frozen=True)
@@ -184,7 +173,7 @@ class UserPrice:
 
 @dataclass(frozen=True)
 class Step:
-    """Prices that hold for prompts of at most `up_to` tokens, in nano-USD per token."""
+    """Prices for prompts of at most `up_to` tokens, in nano-USD per token."""
 
     up_to: int
     input: int
@@ -198,15 +187,15 @@ class Price:
     """What a model's tokens cost, in nano-USD per token.
 
     Attributes:
-        input: Fresh input, at the dearest tier.
-        output: Output, thinking included, at the dearest tier.
-        cache_read: Input read from a cache, at the dearest tier.
-        cache_write: Input written to a cache, at the dearest tier.
-        per_request: What a call costs beside its tokens, in nano-USD.
+        input: Fresh input, at the most expensive tier.
+        output: Output, thinking included, at the most expensive tier.
+        cache_read: Input read from a cache, at the most expensive tier.
+        cache_write: Input written to a cache, at the most expensive tier.
+        per_request: What a call costs besides its tokens, in nano-USD.
         source: Where the price comes from, for people and the log.
-        free: Nothing is expected to be billed; what a provider reports all the same is booked.
-        window: Tokens that prompt and answer may have together, where that is known.
-        steps: Cheaper tiers for shorter prompts, shortest first: what is settled, never what is reserved.
+        free: Nothing is expected to be billed; a cost that a provider reports is booked anyway.
+        window: Tokens that prompt and answer may have together, if known.
+        steps: Cheaper tiers for shorter prompts, shortest first: used to settle a call, never to reserve it.
     """
 
     input: int
@@ -225,7 +214,7 @@ class Price:
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> Price:
-        """Return the price that `as_dict` wrote down."""
+        """Return the price that `as_dict` stored."""
         fields: dict[str, Any] = {**stored, "steps": tuple(Step(**step) for step in stored["steps"])}
         return cls(**fields)
 
@@ -238,9 +227,9 @@ CACHE_WRITE_TIMES = Decimal("1.25")
 
 
 def marked_price(price: Price) -> Price:
-    """Return the price of a model whose requests mark what is to be cached: nobody who writes one gives it for less.
+    """Return the price of a model whose requests mark what to cache, with the real price of writing to the cache.
 
-    Tables, and people, leave it out where it is not known; it then stands as the price of input.
+    Tables and users omit it where they do not know it; it then equals the price of input, which is too low.
     """
 
     def dearer(one: Price | Step) -> int:
@@ -261,7 +250,7 @@ def find_price(provider: str, model_id: str, *, base_url: str | None, overrides:
         overrides: The user's prices, by `provider:id` or by id alone.
 
     Raises:
-        Unpriced: Nobody says what it costs.
+        Unpriced: Its price is not known.
     """
     name = f"{provider}:{model_id}"
     for key in (name, model_id):
@@ -271,8 +260,6 @@ def find_price(provider: str, model_id: str, *, base_url: str | None, overrides:
         return Price(0, 0, 0, 0, source="free (:free)", free=True)
     if base_url is not None and is_local(base_url):
         return FREE_LOCAL
-    pass
-
     found = look_up(provider, model_id, base_url=base_url)
     if isinstance(found, Price):
         return found
@@ -289,7 +276,7 @@ def cost_micros(price: Price, usage: Usage) -> int:
 
 
 def reserve_micros(price: Price, bound: Bound) -> int:
-    """Return what a call can cost at most, in micro-USD: its whole prompt at the dearest input price."""
+    """Return what a call can cost at most, in micro-USD: its whole prompt at the highest input price."""
     dearest = max(price.input, price.cache_write, price.cache_read)
     nanos = bound.prompt_tokens * dearest + (bound.output_tokens + OUTPUT_SLACK) * price.output
     return -(-(nanos + price.per_request) // 1000)
@@ -301,12 +288,12 @@ def cost_by(price: Price, usage: Usage, total: int) -> dict[str, int]:
     Args:
         price: What the tokens cost.
         usage: The tokens.
-        total: The cost in micro-USD, as it was booked; a provider's own figure may differ from the table's.
+        total: The booked cost in micro-USD; the amount that a provider reports may differ from the table's.
     """
     shares = nanos_of(price, usage)
     whole = sum(shares.values())
     if whole == 0:
-        # A cost without a price of ours: nothing tells which tokens it was for.
+        # A reported cost without a known price: nothing says which tokens it was for.
         return {**dict.fromkeys(shares, 0), "input": total}
     parts = {name: total * share // whole for name, share in shares.items()}
     by_remainder = sorted(shares, key=lambda name: total * shares[name] % whole, reverse=True)
@@ -352,7 +339,7 @@ def _user_price(key: str, price: UserPrice) -> Price:
 
 
 def rate_for(price: Price, usage: Usage) -> Price | Step:
-    """Return the prices that hold for a call of this size."""
+    """Return the prices for a call of this size."""
     prompt = usage.input_tokens + usage.cache_read_tokens + usage.cache_write_tokens
     return next((step for step in price.steps if prompt <= step.up_to), price)
 
@@ -369,7 +356,7 @@ def nanos_of(price: Price, usage: Usage) -> dict[str, int]:
 
 
 def price_words(price: Price) -> str:
-    """Return what a model costs, in half a sentence."""
+    """Return what a model costs, as part of a sentence."""
     if price.free:
         return price.source or "free"
     call = f", {per_call(price)}" if price.per_request else ""
@@ -378,7 +365,7 @@ def price_words(price: Price) -> str:
 
 
 def price_lines(price: Price) -> list[str]:
-    """Return all that a model's tokens cost, a line for each price step, the dearest first."""
+    """Return what a model's tokens cost: a line for each price step, the highest first."""
     if price.free:
         return ["costs nothing"]
     above = f"above {price.steps[-1].up_to:,} tokens: " if price.steps else ""
@@ -393,7 +380,7 @@ def usd(nanos: int) -> str:
 
 
 def price_facts(price: Price) -> dict[str, Any]:
-    """Return a price as plain JSON: its dearest step, and the cheaper ones for shorter prompts."""
+    """Return a price as plain JSON: its highest step, and the cheaper ones for shorter prompts."""
     return {
         **_facts(price),
         "per_request": price.per_request / 10**9,
@@ -409,7 +396,7 @@ def _rates_text(price: Price | Step) -> str:
 
 
 def per_call(price: Price) -> str:
-    """Return what a call costs beside its tokens."""
+    """Return what a call costs besides its tokens."""
     return f"{format_usd(price.per_request // 1000)} a call"
 
 

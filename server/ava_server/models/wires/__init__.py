@@ -1,1 +1,1 @@
-"""The request and answer formats of providers."""
+"""The formats that providers speak: one module each for requests and answers, and the stream that carries answers."""

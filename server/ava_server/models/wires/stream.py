@@ -1,4 +1,4 @@
-"""Server-sent events out of bytes, however the network cut them."""
+"""An answer as it arrives over HTTP: server-sent events cut anywhere by the network, or JSON in one piece."""
 
 from __future__ import annotations
 
@@ -10,31 +10,47 @@ from typing import TYPE_CHECKING
 import anyio
 
 from ava_server.core.errors import ModelError
+from ava_server.models import json_text
 from ava_server.models.base import Completion, Delta
 from ava_server.models.errors import Endpoint
-from ava_server.models.wires import base
-from ava_server.models.wires.base import decode_text
 
 if TYPE_CHECKING:
     import httpx2
 
     from ava_server.models.wires.base import Wire
 
+log = logging.getLogger("ava.models")
+
+MOST_BYTES = 64 * 1024 * 1024
+"""No answer is longer; an endpoint that sends more is broken."""
+MOST_LINE_BYTES = 8 * 1024 * 1024
+_AFTER_END_S = 0.25
+
+
+@dataclass(frozen=True)
+class Deadlines:
+    """Seconds that a call may take; local servers read a long prompt for minutes before the first byte."""
+
+    connect_s: float = 10.0
+    first_byte_s: float = 180.0
+    between_s: float = 90.0
+    total_s: float = 600.0
+
 
 class LineTooLongError(ValueError):
-    """Raised when a line of a stream passes the limit without an end."""
+    """Raised when a line of a stream exceeds the limit without an end."""
 
 
 class EventReader:
     """Turns pieces of a stream into the data of its events.
 
-    Lines are cut as bytes and decoded whole, so that a piece may end anywhere, also inside a character.
+    Lines are split as bytes and decoded whole, so a piece may end anywhere, also inside a character.
 
     Attributes:
-        replaced: How many bytes or sequences were not UTF-8 and were read as U+FFFD.
+        replaced: How many invalid UTF-8 sequences were read as U+FFFD.
     """
 
-    def __init__(self, max_line: int = 8 * 1024 * 1024) -> None:
+    def __init__(self, max_line: int = MOST_LINE_BYTES) -> None:
         """Start empty; `max_line` is the most bytes that a line may have."""
         self._max_line = max_line
         self._rest = bytearray()
@@ -47,7 +63,7 @@ class EventReader:
         r"""Return the data of each event that `piece` completes; lines end with \n, \r or \r\n.
 
         Raises:
-            LineTooLongError: A line has more bytes than it may have.
+            LineTooLongError: A line exceeds the limit.
         """
         self._rest += piece
         events = [data for line in self._lines(at_end=False) for data in self._line(line)]
@@ -56,7 +72,7 @@ class EventReader:
         return events
 
     def finish(self) -> list[str]:
-        """Return what the stream held back when it ended; an event without its blank line counts."""
+        """Return the events that were still incomplete when the stream ended; a missing blank line is accepted."""
         return [data for line in (*self._lines(at_end=True), b"") for data in self._line(line)]
 
     def _lines(self, *, at_end: bool) -> Iterator[bytes]:
@@ -84,47 +100,30 @@ class EventReader:
                 data, self._data = "\n".join(self._data), []
                 yield data
         elif line.startswith(b"data:"):
-            text, replaced = decode_text(line[5:].removeprefix(b" "))
+            text, replaced = json_text.decode_text(line[5:].removeprefix(b" "))
             self.replaced += replaced
             self._data.append(text)
 
 
 def ends_inside_character(tail: bytes) -> bool:
-    """Tell whether bytes end inside a UTF-8 character that the next ones could have completed."""
+    """Tell whether bytes end inside a UTF-8 character that further bytes could complete."""
     for back in range(1, min(4, len(tail)) + 1):
         byte = tail[-back]
         if byte & 0xC0 != 0x80:
-            wants = 4 if byte >= 0xF0 else 3 if byte >= 0xE0 else 2 if byte >= 0xC0 else 1
-            return back < wants
+            size = 4 if byte >= 0xF0 else 3 if byte >= 0xE0 else 2 if byte >= 0xC0 else 1
+            return back < size
     return False
 
 
 def _line_end(text: bytearray, start: int) -> int:
-    """Return where the next line end stands, or -1."""
+    """Return the place of the next line end, or -1."""
     newline = text.find(b"\n", start)
     carriage = text.find(b"\r", start, newline if newline >= 0 else len(text))
     return carriage if carriage >= 0 else newline
 
 
-log = logging.getLogger("ava.models")
-
-MOST_BYTES = 64 * 1024 * 1024
-"""No answer is longer; an endpoint that sends more is broken."""
-_AFTER_END_S = 0.25
-
-
-@dataclass(frozen=True)
-class Deadlines:
-    """Seconds that a call may take; local servers read a long prompt for minutes before the first byte."""
-
-    connect_s: float = 10.0
-    first_byte_s: float = 180.0
-    between_s: float = 90.0
-    total_s: float = 600.0
-
-
 class AnswerStream:
-    """An answer on its way, as a stream of events or, from servers that do not stream, in one piece."""
+    """An answer on its way: a stream of events or, from servers that do not stream, JSON in one piece."""
 
     def __init__(
         self,
@@ -139,12 +138,12 @@ class AnswerStream:
         """Take over a response with status 200.
 
         Args:
-            response: What came, read up to its headers.
-            wire: The format that it is in.
-            endpoint: Where from.
+            response: The response, read up to its headers.
+            wire: The format of the answer.
+            endpoint: Where it comes from.
             deadlines: How long each part may take.
             end: The call's deadline on the event loop's clock.
-            sent_bytes: The size of the request's body, below which no usage can be.
+            sent_bytes: The size of the request's body, which bounds the usage from below.
             unseen: Returns how many of those bytes the model may not have seen.
         """
         self._sent_bytes = sent_bytes
@@ -159,7 +158,7 @@ class AnswerStream:
         self._tail = b""
         self._answer = wire.answer()
         self._notes: list[str] = []
-        self._late = False
+        self._late_error = False
         self._completion: Completion | None = None
 
     @property
@@ -170,23 +169,23 @@ class AnswerStream:
         return self._completion
 
     async def __aiter__(self) -> AsyncGenerator[Delta]:
-        """Yield what arrives; raises ModelError, and nothing else, when it breaks off or is no answer."""
+        """Yield what arrives; raises ModelError, and nothing else, when the answer breaks off or is not one."""
         try:
             async for delta in self._read():
                 yield delta
         except ModelError:
             raise
-        except Exception as error:  # the answer was asked for and has to be settled, whatever is wrong with it
+        except Exception as error:  # the call was sent and has to be settled, whatever is wrong with the answer
             log.exception("reading the answer of %s failed", self._endpoint.place)
-            raise self._faulty(error) from error
+            raise self._fault(error) from error
 
     async def _read(self) -> AsyncGenerator[Delta]:
-        kind = self._headers.get("content-type", "").lower()
-        if kind.startswith("text/event-stream"):
+        content_type = self._headers.get("content-type", "").lower()
+        if content_type.startswith("text/event-stream"):
             async for delta in self._events():
                 yield delta
         else:
-            yield self._whole(b"".join([piece async for piece in self._pieces()]), kind)
+            yield self._whole(b"".join([piece async for piece in self._pieces()]), content_type)
         request_id = self._headers.get("x-request-id") or self._headers.get("request-id")
         self._completion = self._answer.complete(
             request_id=request_id, sent_bytes=self._sent_bytes, unseen=self._unseen, notes=tuple(self._notes)
@@ -197,116 +196,112 @@ class AnswerStream:
         try:
             async for piece in self._pieces():
                 for data in reader.feed(piece):
-                    if data.strip() == "[DONE]":
-                        await self._say_goodbye(reader)
-                        return
-                    yield self._event(data)
-                    if self._answer.over:
-                        await self._say_goodbye(reader)
+                    over = data.strip() == "[DONE]"
+                    if not over:
+                        yield self._event(data)
+                    if over or self._answer.over:
+                        self._check_ended(reader)
+                        await self._drain()
                         return
         except LineTooLongError as error:
-            raise self._endpoint.bad_answer(f"200 with {error}", "Check the endpoint; it is broken.") from None
+            raise self._endpoint.error("too large", what=error) from None
         self._check_tail()
         for data in reader.finish():
             if data.strip() != "[DONE]":
                 yield self._event(data)
-        await self._say_goodbye(reader, read_on=False)
+        self._check_ended(reader)
 
-    async def _say_goodbye(self, reader: EventReader, *, read_on: bool = True) -> None:
-        """Check that the stream came to its end, and read what is left, for the next call to use the line."""
+    def _check_ended(self, reader: EventReader) -> None:
         if not self._answer.ended:
-            raise self._endpoint.dropped(f"ended without a finish reason after {self._received:,} bytes")
-        if reader.replaced:
-            self._notes.append(f"replaced {reader.replaced} invalid UTF-8 sequence(s) by U+FFFD")
-        if read_on:
-            end, self._end = self._end, min(self._end, anyio.current_time() + _AFTER_END_S)
-            async for _ in self._pieces():
-                pass
-            self._end = end
+            raise self._dropped(f"ended without a finish reason after {self._received:,} bytes")
+        self._note_replaced(reader.replaced)
+
+    async def _drain(self) -> None:
+        """Read the little that is left, so that the next call can use the connection."""
+        end, self._end = self._end, min(self._end, anyio.current_time() + _AFTER_END_S)
+        async for _ in self._pieces():
+            pass
+        self._end = end
+
+    def _note_replaced(self, replaced: int) -> None:
+        if replaced:
+            self._notes.append(f"replaced {replaced} invalid UTF-8 sequence(s) by U+FFFD")
 
     def _event(self, data: str) -> Delta:
-        """Take in one event; what is wrong with one after the finish reason takes nothing from the answer."""
+        """Take in one event; an error after the finish reason is only noted, because the answer is complete."""
         try:
             return self._chunk(data)
         except ModelError as error:
             if not self._answer.ended:
                 raise
-            if not self._late:  # there may be a million more
-                self._late = True
+            if not self._late_error:  # there may be a million more
+                self._late_error = True
                 self._notes.append(f"after the answer: {error}")
             return Delta()
 
     def _chunk(self, data: str) -> Delta:
         try:
-            chunk = base.decode(data)
-        except base.NotJsonError:
-            raise self._endpoint.bad_answer(
-                f"a stream with an event that is not JSON: {self._endpoint.clean(data[:80])!r}",
-                "Check that nothing between here and the endpoint changes its answers.",
-            ) from None
-        fields = base.as_object(chunk)
+            chunk = json_text.decode(data)
+        except json_text.NotJsonError:
+            raise self._endpoint.error("event not JSON", begins=repr(self._endpoint.clean(data[:80]))) from None
+        fields = json_text.as_object(chunk)
         if fields is None:
-            raise self._endpoint.bad_answer(
-                f"a stream with an event that is a {type(chunk).__name__}, not an object",
-                f"Check that the endpoint speaks {self._wire.speaks}.",
-            )
+            raise self._endpoint.error("event not an object", what=type(chunk).__name__)
         if error := self._wire.fault(fields):
-            raise self._endpoint.error_body(error, self._headers)
+            raise self._endpoint.error_in_body(error, self._headers)
         return self._answer.add(fields)
 
-    def _whole(self, content: bytes, kind: str) -> Delta:
+    def _whole(self, content: bytes, content_type: str) -> Delta:
         """Read an answer that came in one piece."""
         head = content[:64].lstrip().lower()
-        if head.startswith(b"<") or (kind.startswith("text/html") and not head.startswith(b"{")):
-            raise self._endpoint.html(content)
+        if head.startswith(b"<") or (content_type.startswith("text/html") and not head.startswith(b"{")):
+            raise self._endpoint.error("web page", begins=self._endpoint.begins(content))
         if head.startswith((b"data:", b"event:", b"id:", b":")):
-            return self._mislabelled(content)
-        text, replaced = base.decode_text(content)
-        if replaced:
-            self._notes.append(f"replaced {replaced} invalid UTF-8 sequence(s) by U+FFFD")
+            return self._unlabelled_events(content)
+        text, replaced = json_text.decode_text(content)
+        self._note_replaced(replaced)
         try:
-            answer = base.decode(text)
-        except base.NotJsonError:
+            answer = json_text.decode(text)
+        except json_text.NotJsonError:
             if head.startswith(b"{"):
-                raise self._endpoint.dropped(f"is half a body: {len(content):,} bytes of JSON without an end") from None
-            raise self._endpoint.not_json(content) from None
-        fields = base.as_object(answer) or {}
+                raise self._endpoint.error(
+                    "dropped", what=f"is half a body: {self._received:,} bytes of JSON without an end"
+                ) from None
+            raise self._endpoint.error("not JSON", begins=self._endpoint.begins(content)) from None
+        fields = json_text.as_object(answer) or {}
         if error := self._wire.fault(fields):
-            raise self._endpoint.error_body(error, self._headers)
+            raise self._endpoint.error_in_body(error, self._headers)
         if not self._wire.is_answer(fields):
             raise self._endpoint.no_answer(answer, self._wire.part)
         return self._answer.add(fields)
 
-    def _mislabelled(self, content: bytes) -> Delta:
-        """Read a stream whose content type does not say that it is one."""
+    def _unlabelled_events(self, content: bytes) -> Delta:
+        """Read a stream of events whose content type says something else."""
         reader = EventReader()
         for data in (*reader.feed(content), *reader.finish()):
             if data.strip() != "[DONE]":
                 self._event(data)
         self._check_tail()
         if not self._answer.ended:
-            raise self._endpoint.dropped("(a stream sent as plain text) ended before its finish reason")
+            raise self._dropped("(a stream sent as plain text) ended before its finish reason")
         return Delta()
 
     def _check_tail(self) -> None:
         if ends_inside_character(self._tail) and not self._answer.ended:
-            raise self._endpoint.dropped(f"stopped in the middle of a UTF-8 character, after {self._received:,} bytes")
-
-    def _broke_off(self, error: Exception) -> ModelError:
-        if ends_inside_character(self._tail):
-            return self._endpoint.dropped(
-                f"broke off in the middle of a UTF-8 character, after {self._received:,} bytes"
+            raise self._endpoint.error(
+                "dropped", what=f"stopped in the middle of a UTF-8 character, after {self._received:,} bytes"
             )
-        cause = self._endpoint.clean(str(error)) or type(error).__name__
-        return self._endpoint.dropped(f"broke off after {self._received:,} bytes ({cause})")
 
-    def _faulty(self, error: Exception) -> ModelError:
-        return self._endpoint.faulty(error, "Reading the answer of", sent=True, answered=self._received > 0)
+    def _dropped(self, what: str) -> ModelError:
+        return self._endpoint.error("dropped", what=what)
+
+    def _fault(self, error: Exception) -> ModelError:
+        return self._endpoint.fault(error, "Reading the answer of", sent=True, answered=self._received > 0)
 
     async def _pieces(self) -> AsyncGenerator[bytes]:
         """Yield what arrives, until the end or a deadline.
 
-        What breaks after the finish reason is noted, not raised: the answer is there, its figures may not be.
+        What breaks after the finish reason is noted, not raised: the answer is complete, though its usage may not be.
         """
         import httpx2
 
@@ -319,24 +314,28 @@ class AnswerStream:
                 with anyio.move_on_after(max(allowed, 0)) as waiting:
                     piece = await anext(self._body, None)
             except httpx2.HTTPError as broken:
-                error = self._broke_off(broken)
+                if ends_inside_character(self._tail):
+                    what = f"broke off in the middle of a UTF-8 character, after {self._received:,} bytes"
+                else:
+                    what = f"broke off after {self._received:,} bytes ({self._endpoint.cause(broken)})"
+                error = self._dropped(what)
                 break
-            except Exception as fault:
+            except Exception as unexpected:
                 log.exception("receiving the answer of %s failed", self._endpoint.place)
-                error = self._faulty(fault)
+                error = self._fault(unexpected)
                 break
             if waiting.cancelled_caught:
                 total = left <= self._deadlines.between_s
                 what = "the answer was not complete" if total else "no further byte of the answer came"
                 seconds = self._deadlines.total_s if total else self._deadlines.between_s
-                error = self._endpoint.timeout(what, seconds, answered=self._received > 0)
+                error = self._endpoint.error("timeout", what=what, seconds=f"{seconds:g}", answered=self._received > 0)
                 break
             if piece is None:
                 return
             self._received += len(piece)
             self._tail = (self._tail + piece)[-4:]
             if self._received > MOST_BYTES:
-                raise self._endpoint.bad_answer(f"200 with more than {MOST_BYTES:,} bytes", "Use another endpoint.")
+                raise self._endpoint.error("too large", what=f"more than {MOST_BYTES:,} bytes")
             yield piece
         if not self._answer.ended:
             raise error

@@ -1,0 +1,341 @@
+"""Metrics in Prometheus' text format, made on request from the log and the state of this process.
+
+Counters come from the log, so they include what other servers and workers did, and survive restarts. What the log
+deletes after a time is counted from the start of this process, and the metric's help says so.
+"""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import sqlite3
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import anyio.to_thread
+from prometheus_client import Metric, ProcessCollector, generate_latest
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, SummaryMetricFamily
+
+from ava_audit.rows import UNENDED, Bucket
+from ava_audit.store.schema import SCHEMA_VERSION
+from ava_audit.totals import (
+    NO_COUNT,
+    Counted,
+    CurrentRuns,
+    Labels,
+    NewCounts,
+    RunSums,
+    Tally,
+    WaitingRuns,
+    count_new_entries,
+    current_runs,
+    run_sums,
+)
+from ava_audit.view import View
+from ava_roles.mcp_client.entry import server_of
+from ava_roles.sandbox.sandbox import Unavailable
+from ava_server.budget.caps import installation_scope, utc_day
+from ava_server.budget.run_config import RUN_TOOLS
+from ava_server.runs.submit import NAME as SUBMIT
+
+if TYPE_CHECKING:
+    from ava_server.service.runtime import Runtime
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+MOST_ROLES, MOST_MODELS, MOST_PROVIDERS = 30, 50, 20
+"""The first so many in the log have their own labels; none ever changes its label."""
+OTHER = "other"
+LabelNames = tuple[str, ...]
+_SINCE = " Since this process began, of all processes."
+_ROLE, _BOTH = ("role",), ("role", "model")
+_RUN_SUMS = (
+    ("ava_run_active_seconds", "How long ended claims of runs were active.", _ROLE, "active_us", 1e6),
+    ("ava_cost_usd", "What runs have spent, including reservations booked in full.", _BOTH, "cost_micros", 1e6),
+    ("ava_cost_uncosted_usd", "The part booked because the true cost is unknown.", _BOTH, "uncosted_micros", 1e6),
+    ("ava_turns", "Turns of runs: model calls without their retries.", _BOTH, "turns", 1),
+    ("ava_run_tool_calls", "Tool calls of runs.", _ROLE, "tool_calls", 1),
+)
+"""Counters of runs: name, help, labels, the field of `RunSums`, and how many of its units make one."""
+_EVENTS = (
+    ("SpawnDecided", "ava_proposals_decided", "Decided proposals, by decision and channel.", ("decision", "channel")),
+    ("RunClaimed", "ava_runs_claimed", "Runs that a process started or took over.", ("reason",)),
+    ("GuardrailTripped", "ava_guardrails", "Guardrails that acted.", ("guardrail", "action")),
+    ("SessionStart", "ava_sessions", "Connections of hosts and commands.", ("transport",)),
+)
+"""Counters of events: the type, name, help, and labels."""
+
+
+@dataclass(frozen=True)
+class LogState:
+    """One state of the log."""
+
+    head: int
+    runs: list[RunSums]
+    now: CurrentRuns
+    news: NewCounts
+    day: Bucket
+    indexed: int
+    mirrored: int
+
+
+@dataclass(frozen=True)
+class ProcessState:
+    """The state of this process and its machine."""
+
+    dead: frozenset[str]
+    sandbox: str
+    mirror: bool
+    day_cap_micros: int
+    database_bytes: int
+    wal_bytes: int
+    free_bytes: int
+    out_of_reach: bool
+    open_sessions: int | None
+
+
+def bounded(seen: Iterable[tuple[int, str]], most: int) -> Callable[[str], str]:
+    """Return a function from value to label: the first `most` values keep their own, later ones are `other`.
+
+    Args:
+        seen: When each value was seen, perhaps several times, and the value.
+        most: How many keep their own label.
+    """
+    kept = frozenset(list(dict.fromkeys(value for _when, value in sorted(seen)))[:most])
+    return lambda value: value if value in kept else OTHER
+
+
+class Families:
+    """The metrics, as the library collects them."""
+
+    def __init__(self, log: LogState, process: ProcessState, tally: Tally, now_us: int) -> None:
+        self._log = log
+        self._process = process
+        self._tally = tally
+        self._now_us = now_us
+        runs = log.runs
+        self._role = bounded(((group.first_us, group.role) for group in runs), MOST_ROLES)
+        self._model = bounded(((group.first_us, group.model) for group in runs), MOST_MODELS)
+        provider = bounded(((group.first_us, provider_of(group.model)) for group in runs), MOST_PROVIDERS)
+        self._provider: Callable[[str | None], str] = lambda model: provider(provider_of(model or ""))
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield all of them."""
+        yield from self._installation()
+        yield from self._current_runs()
+        yield from self._run_totals()
+        yield from self._calls()
+        for type_name, name, text, labels in _EVENTS:
+            yield _counter(name, text, labels, self._count(type_name))
+        yield from ProcessCollector(registry=None).collect()
+
+    def _installation(self) -> Iterator[Metric]:
+        process, log = self._process, self._log
+        build = (version("ava-subagents"), platform.python_version(), sqlite3.sqlite_version, str(SCHEMA_VERSION))
+        yield _gauge("ava_build_info", "The running program.", ("version", "python", "sqlite", "schema"), {build: 1})
+        yield _gauge("ava_sandbox_info", "What confines commands here.", ("kind",), {(process.sandbox,): 1})
+        sizes = {("database",): process.database_bytes, ("write_ahead_log",): process.wal_bytes}
+        yield _gauge("ava_log_bytes", "The log's size on the disk, without its mirror.", ("file",), sizes)
+        yield _gauge("ava_data_root_free_bytes", "Free space on the disk of the data root.", (), process.free_bytes)
+        yield _gauge("ava_log_head", "The number of the log's newest entry.", (), log.head)
+        lag = {("index",): log.head - log.indexed}
+        if process.mirror:
+            lag["mirror",] = log.head - log.mirrored
+        yield _gauge("ava_log_lag_entries", "Entries not yet in the text index or the mirror.", ("copy",), lag)
+        text = "1 while this process cannot use the log to look for work."
+        yield _gauge("ava_log_out_of_reach", text, (), int(process.out_of_reach))
+        if process.open_sessions is not None:
+            text = "Open HTTP sessions of clients with the handshake protocol."
+            yield _gauge("ava_sessions_open", text, (), process.open_sessions)
+
+    def _current_runs(self) -> Iterator[Metric]:
+        now, process = self._log.now, self._process
+        interrupted = sum(runs for owner, runs in now.running.items() if owner in process.dead)
+        states = {
+            ("awaiting_approval",): now.waiting.runs,
+            ("queued",): now.queued.runs,
+            ("paused",): now.paused.runs,
+            ("running",): sum(now.running.values()) - interrupted,
+            ("interrupted",): interrupted,
+        }
+        text = "Runs that have not ended; interrupted if the owner is gone, paused if the provider has reached a limit."
+        yield _gauge("ava_runs", text, ("state",), states)
+        oldest = {("awaiting_approval",): self._age(now.waiting), ("queued",): self._age(now.queued)}
+        yield _gauge("ava_runs_oldest_seconds", "How long the oldest of them has waited.", ("state",), oldest)
+        yield _gauge("ava_model_calls_in_flight", "Model calls that are not settled.", (), now.in_flight)
+        text = "Reserved in the budgets of runs for calls in flight and the wrap-ups after them."
+        yield _gauge("ava_reserved_usd", text, (), now.held_micros / 1e6)
+        spent_micros = self._log.day.spent_micros
+        yield _gauge("ava_day_spent_usd", "Spent by the installation on this UTC day.", (), spent_micros / 1e6)
+        text = "What the installation may spend in a UTC day, as configured for this process."
+        yield _gauge("ava_day_cap_usd", text, (), process.day_cap_micros / 1e6)
+
+    def _age(self, line: WaitingRuns) -> float:
+        return 0.0 if line.since_us is None else max(self._now_us - line.since_us, 0) / 1e6
+
+    def _run_totals(self) -> Iterator[Metric]:
+        endings, tokens = Counter[LabelNames](), Counter[LabelNames]()
+        sums = [Counter[LabelNames]() for _ in _RUN_SUMS]
+        for group in self._log.runs:
+            both = self._role(group.role), self._model(group.model)
+            if group.state not in UNENDED:
+                endings[both[0], group.state] += group.runs
+            if not group.turns:
+                continue
+            for (_, _, labels, field, _), total in zip(_RUN_SUMS, sums, strict=True):
+                total[both[: len(labels)]] += getattr(group, field)
+            for kind in ("input", "output", "cache_read", "cache_write"):
+                tokens[*both, kind] += getattr(group, f"{kind}_tokens")
+        text = "Ended runs, including proposals that were not approved."
+        yield _counter("ava_runs_ended", text, ("role", "ending"), endings)
+        for (name, text, labels, _, units), total in zip(_RUN_SUMS, sums, strict=True):
+            yield _counter(name, text, labels, {each: value / units for each, value in total.items()})
+        text = "Tokens as providers reported them; input is fresh, neither read from nor written to a cache."
+        yield _counter("ava_tokens", text, (*_BOTH, "class"), tokens)
+
+    def _calls(self) -> Iterator[Metric]:
+        calls, retries = Counter[LabelNames](), Counter[LabelNames]()
+        took: dict[LabelNames, Counted] = {}
+        for (model, settlement, attempt), counted in self._tally.of("CostUpdate").items():
+            provider = self._provider(model)
+            calls[provider, self._model(model or ""), str(settlement)] += counted.entries
+            retries[provider,] += counted.entries if (attempt or 1) > 1 else 0
+            took[provider,] = took.get((provider,), NO_COUNT).plus(*counted)
+        text = "Attempts of model calls, by settlement; unknown ones may have been billed."
+        yield _counter("ava_model_calls", text, ("provider", "model", "settlement"), calls)
+        yield _counter("ava_model_retries", "Attempts of a turn after its first.", ("provider",), retries)
+        yield _summary("ava_model_call_seconds", "How long model calls took.", ("provider",), took)
+        errors = Counter[LabelNames]()
+        for (model, kind), counted in self._tally.of("ErrorOccurred").items():
+            errors[self._provider(model), str(kind or "erased")] += counted.entries
+        text = f"Failed model calls, and internal errors of Ava (internal).{_SINCE}"
+        yield _counter("ava_model_errors", text, ("provider", "kind"), errors)
+        outcomes = Counter[LabelNames]()
+        took = {}
+        for (_model, tool, success, unusable), counted in self._tally.of("ToolResult").items():
+            name = tool or OTHER
+            outcome = "erased" if tool is None else "success" if success else "unusable" if unusable else "failed"
+            outcomes[name, outcome] += counted.entries
+            took[name,] = took.get((name,), NO_COUNT).plus(*counted)
+        text = f"Tool calls of runs; an unusable one could not be made as requested.{_SINCE}"
+        yield _counter("ava_tool_calls", text, ("tool", "outcome"), outcomes)
+        yield _summary("ava_tool_call_seconds", f"How long tool calls of runs took.{_SINCE}", ("tool",), took)
+
+    def _count(self, type_name: str) -> Counter[LabelNames]:
+        """Return the events of a type by their labels, whatever the model."""
+        found = Counter[LabelNames]()
+        for (_model, *labels), counted in self._tally.of(type_name).items():
+            found[tuple("none" if label is None else str(label) for label in labels)] += counted.entries
+        return found
+
+
+def provider_of(model: str) -> str:
+    """Return the provider of a model as the log names it: `provider:id`, or `offline/extractive`."""
+    return model.partition(":")[0].partition("/")[0]
+
+
+def tool_label(tool: str, known: frozenset[str], servers: frozenset[str]) -> str:
+    """Return the label of a tool: the name of one of Ava's own, the configured MCP server of another, or `other`.
+
+    A model can call tools that do not exist, by any name.
+    """
+    if tool in known:
+        return tool
+    server = server_of(tool)
+    return f"mcp__{server}" if server in servers else OTHER
+
+
+def _gauge(name: str, text: str, labels: LabelNames, values: Mapping[Any, float] | float) -> Metric:
+    family = GaugeMetricFamily(name, text, labels=labels)
+    for each, value in (values if isinstance(values, Mapping) else {(): values}).items():
+        family.add_metric(each, value)
+    return family
+
+
+def _counter(name: str, text: str, labels: LabelNames, values: Mapping[LabelNames, float]) -> Metric:
+    family = CounterMetricFamily(name, text, labels=labels)
+    for each, value in values.items():
+        family.add_metric(each, value)
+    return family
+
+
+def _summary(name: str, text: str, labels: LabelNames, values: Mapping[LabelNames, Counted]) -> Metric:
+    family = SummaryMetricFamily(name, text, labels=labels)
+    for each, counted in values.items():
+        family.add_metric(each, counted.entries, counted.took_ms / 1000)
+    return family
+
+
+async def render(runtime: Runtime, *, open_sessions: int | None = None) -> bytes:
+    """Return the metrics of a data root in the format of `CONTENT_TYPE`.
+
+    Args:
+        runtime: The open data root.
+        open_sessions: How many sessions are open, if the transport has sessions.
+
+    Raises:
+        StoreUnavailable: The log cannot be read.
+    """
+    async with runtime.counting:  # one at a time, because threads read the tally
+        now_us = time.time_ns() // 1000
+        log = await runtime.store.read(partial(_read_log, now_us=now_us, tally=runtime.tally))
+        runtime.tally.add(_with_tool_labels(log.news, runtime))
+        process = await anyio.to_thread.run_sync(_read_process, runtime, tuple(log.now.running), open_sessions)
+        families = Families(log, process, runtime.tally, now_us)
+        return await anyio.to_thread.run_sync(generate_latest, families)
+
+
+def _read_log(view: View, now_us: int, tally: Tally) -> LogState:
+    return LogState(
+        head=view.head(),
+        runs=run_sums(view),
+        now=current_runs(view, now_us),
+        news=count_new_entries(view, tally),
+        day=view.bucket(installation_scope(utc_day(now_us))),
+        indexed=view.progress("words"),
+        mirrored=view.progress("mirror"),
+    )
+
+
+def _read_process(runtime: Runtime, owners: tuple[str, ...], open_sessions: int | None) -> ProcessState:
+    settings, store = runtime.settings, runtime.store
+    sandbox = runtime.sandbox()  # detected once per process
+    return ProcessState(
+        dead=frozenset(owner for owner in owners if not runtime.instances.alive(owner)),
+        sandbox="unavailable" if isinstance(sandbox, Unavailable) else sandbox.kind,
+        mirror=settings.mirror,
+        day_cap_micros=round(settings.limits.installation_daily_cents * 10_000),
+        database_bytes=_size(store.path),
+        wal_bytes=_size(store.wal),
+        free_bytes=shutil.disk_usage(store.path.parent).free,
+        out_of_reach=runtime.manager.out_of_reach is not None,
+        open_sessions=open_sessions,
+    )
+
+
+def _with_tool_labels(news: NewCounts, runtime: Runtime) -> NewCounts:
+    """Return the counts with labels for tool names: otherwise every invented name would be kept forever."""
+    known = frozenset([*runtime.tools, *RUN_TOOLS, SUBMIT])
+    servers = frozenset(runtime.settings.mcp_servers)
+
+    def labelled(type_name: str, labels: Labels) -> Labels:
+        if type_name != "ToolResult" or labels[1] is None:
+            return labels
+        model, tool, *rest = labels
+        return (model, tool_label(tool, known, servers), *rest)
+
+    counts = ((name, labelled(name, labels), entries, took_ms) for name, labels, entries, took_ms in news.counts)
+    return replace(news, counts=tuple(counts))
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0

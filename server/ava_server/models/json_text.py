@@ -1,0 +1,232 @@
+"""Reading and writing the JSON of a provider: nothing that a provider sends can make a log entry unstorable."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable
+from typing import Any, cast
+
+_MOST = 2**63 - 1
+_LONGEST_INT = 400
+_DEEPEST = 100
+_AROUND = 40
+"""Characters on either side of a fault that are shown."""
+_LAST_COMMA = re.compile(r'("[^"\\]*(?:\\.[^"\\]*)*(?:"|\Z))|,(?=\s*[}\]])', re.DOTALL)
+"""A whole string, or a comma after a last entry; an unclosed string reaches to the end."""
+
+
+class NotJsonError(ValueError):
+    """Raised for text that cannot be read as JSON."""
+
+
+def encode(value: Any) -> bytes:
+    """Return compact JSON in UTF-8; the same value always gives the same bytes.
+
+    A lone surrogate, which UTF-8 cannot hold, becomes U+FFFD.
+    """
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        return join_surrogates(text)[0].encode()
+
+
+def decode(text: str) -> Any:
+    """Read JSON as it comes; NaN and absurd numbers stay, as floats, until `storable` replaces them.
+
+    Raises:
+        NotJsonError: It is not JSON, or nested too deeply to be an answer.
+    """
+    try:
+        return _DECODER.decode(text)
+    except (ValueError, RecursionError) as error:
+        raise NotJsonError(str(error)) from error
+
+
+def decode_at(text: str, at: int) -> tuple[Any, int]:
+    """Read the JSON that begins at a place in a text.
+
+    Returns:
+        The value, storable, and where it ends.
+
+    Raises:
+        NotJsonError: There is no JSON, or it is nested too deeply.
+    """
+    try:
+        value, end = _LOOSE_DECODER.raw_decode(text, at)
+    except (ValueError, RecursionError) as error:
+        raise NotJsonError(str(error)) from error
+    return storable(value)[0], end
+
+
+def decode_object(text: str) -> dict[str, Any] | None:
+    """Read tool arguments: an object of plain JSON, or None. Empty text is an empty object.
+
+    Faults with only one possible meaning are repaired: a code fence around the object, a JSON string that contains it,
+    control characters inside strings, and commas after the last entry.
+    """
+    if not text.strip():
+        return {}
+    try:
+        value = _repaired(text)
+        value = _repaired(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError):
+        return None
+    return as_object(storable(value)[0])
+
+
+def object_fault(text: str) -> str:
+    """Return why a text cannot be read as tool arguments, and where: for the model, which wrote it."""
+    try:
+        value = _repaired(text)
+        if isinstance(value, str) and value.lstrip().startswith("{"):
+            text, value = value, _repaired(value)
+    except json.JSONDecodeError as error:
+        whole = error.doc
+        near = whole[max(error.pos - _AROUND, 0) : error.pos + _AROUND]
+        return f"{error.msg} at line {error.lineno} column {error.colno} of {len(whole)} characters, near {near!r}"
+    except (ValueError, RecursionError) as error:
+        return f"{'nested too deeply' if isinstance(error, RecursionError) else error}: {text[:_AROUND]!r}"
+    kinds = {"array": "a list", "string": "text", "boolean": "a truth value", "null": "null"}
+    return f"it is {kinds.get(json_type(value), 'a number')}: {text[: 2 * _AROUND]!r}"
+
+
+_JSON_TYPES: tuple[tuple[type, str], ...] = (
+    (str, "string"), (bool, "boolean"), (int, "integer"), (float, "number"), (list, "array"), (dict, "object")
+)  # fmt: skip
+
+
+def json_type(value: Any) -> str:
+    """Return a value's type as a JSON schema names it."""
+    return next((name for kind, name in _JSON_TYPES if isinstance(value, kind)), "null")
+
+
+def strip_fence(text: str) -> str:
+    """Return a text without the code fence around it, if it has one, and without surrounding white space."""
+    text = text.strip()
+    if not (len(text) >= 6 and text.startswith("```") and text.endswith("```")):
+        return text
+    head, line_end, rest = text[3:-3].partition("\n")
+    if line_end and (not head.strip() or head.strip().isalnum()):
+        return rest.strip()
+    return text[3:-3].removeprefix("json").strip()
+
+
+def as_object(value: Any) -> dict[str, Any] | None:
+    """Return a value if it is a JSON object, else None."""
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else None
+
+
+def as_list(value: Any) -> list[Any]:
+    """Return a value if it is a JSON array, else an empty list."""
+    return [*cast("Iterable[Any]", value)] if isinstance(value, list) else []
+
+
+def as_text(value: Any) -> str:
+    """Return a value if it is text, else empty text."""
+    return value if isinstance(value, str) else ""
+
+
+def objects_in(value: Any) -> list[dict[str, Any]]:
+    """Return the JSON objects in a JSON array."""
+    return [fields for item in as_list(value) if (fields := as_object(item)) is not None]
+
+
+def storable(value: Any) -> tuple[Any, tuple[str, ...]]:
+    """Return a value that UTF-8 JSON can hold, and a note for each kind of thing that was changed."""
+    counts = {"surrogate": 0, "number": 0, "nesting": 0}
+    kept = _storable(value, counts, 0)
+    notes: list[str] = []
+    if counts["surrogate"]:
+        notes.append(f"replaced {counts['surrogate']} lone surrogate{_s(counts['surrogate'])} by U+FFFD")
+    if counts["number"]:
+        notes.append(f"took out {counts['number']} number{_s(counts['number'])} that JSON cannot hold")
+    if counts["nesting"]:
+        notes.append(f"cut values nested more than {_DEEPEST} deep")
+    return kept, tuple(notes)
+
+
+def join_surrogates(text: str) -> tuple[str, int]:
+    """Join surrogate pairs that arrived in halves, and replace lone ones with U+FFFD.
+
+    Returns:
+        The text, and how many were replaced.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        whole = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+        return whole, whole.count("\ufffd") - text.count("\ufffd")
+    return text, 0
+
+
+def decode_text(raw: bytes) -> tuple[str, int]:
+    """Decode UTF-8, with U+FFFD for what is invalid.
+
+    Returns:
+        The text, and how many sequences were replaced.
+    """
+    try:
+        return raw.decode(), 0
+    except UnicodeDecodeError:
+        text = raw.decode("utf-8", "replace")
+        return text, text.count("\ufffd") - raw.count(b"\xef\xbf\xbd")
+
+
+def _repaired(text: str) -> Any:
+    """Read JSON, repairing harmless faults.
+
+    Raises:
+        ValueError: It has another fault; a `json.JSONDecodeError` says where.
+        RecursionError: It is nested too deeply.
+    """
+    try:
+        return _STRICT_DECODER.decode(text)
+    except ValueError:
+        text = strip_fence(text)
+    try:
+        return _LOOSE_DECODER.decode(text)
+    except ValueError:
+        return _LOOSE_DECODER.decode(_LAST_COMMA.sub(lambda found: found[1] or "", text))
+
+
+def _storable(value: Any, counts: dict[str, int], depth: int) -> Any:
+    if depth > _DEEPEST:
+        counts["nesting"] += 1
+        return None
+    if isinstance(value, str):
+        text, replaced = join_surrogates(value)
+        counts["surrogate"] += replaced
+        return text
+    if (entries := as_object(value)) is not None:
+        below = depth + 1
+        return {_storable(key, counts, below): _storable(item, counts, below) for key, item in entries.items()}
+    if isinstance(value, list):
+        return [_storable(item, counts, depth + 1) for item in as_list(value)]
+    if isinstance(value, float) and not math.isfinite(value):
+        counts["number"] += 1
+        return None
+    if isinstance(value, int) and abs(value) > _MOST:
+        counts["number"] += 1
+        return str(value)
+    return value
+
+
+def _integer(digits: str) -> int | float:
+    """Read an integer; Python refuses thousands of digits, and no real number has them."""
+    return int(digits) if len(digits) <= _LONGEST_INT else math.inf
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def _s(count: int) -> str:
+    return "" if count == 1 else "s"
+
+
+_DECODER = json.JSONDecoder(parse_int=_integer)
+_STRICT_DECODER = json.JSONDecoder(parse_int=_integer, parse_constant=_refuse)
+_LOOSE_DECODER = json.JSONDecoder(parse_int=_integer, parse_constant=_refuse, strict=False)

@@ -1,0 +1,32 @@
+"""The providers that Ava knows by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class KnownProvider:
+    """A provider that Ava knows by name.
+
+    Attributes:
+        variable: The environment variable that usually holds its key.
+        base_url: The address of its API.
+        models: It offers models; otherwise it searches the web.
+    """
+
+    variable: str
+    base_url: str
+    models: bool = True
+
+
+PROVIDERS: Mapping[str, KnownProvider] = {
+    "openrouter": KnownProvider("OPENROUTER_API_KEY", "https://openrouter.ai/api/v1"),
+    "anthropic": KnownProvider("ANTHROPIC_API_KEY", "https://api.anthropic.com/v1"),
+    "openai": KnownProvider("OPENAI_API_KEY", "https://api.openai.com/v1"),
+    "groq": KnownProvider("GROQ_API_KEY", "https://api.groq.com/openai/v1"),
+    "kagi": KnownProvider("KAGI_API_KEY", "https://kagi.com/api/v1", models=False),
+    "brave": KnownProvider("BRAVE_API_KEY", "https://api.search.brave.com/res/v1", models=False),
+}
+"""In the order of preference when several have a key."""
