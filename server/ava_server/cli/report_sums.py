@@ -12,7 +12,7 @@ from ava_audit.units import DAY_US, cents, day_of
 from ava_server.cli.results import ENDING_CODES
 
 if TYPE_CHECKING:
-    from ava_audit.totals import ErrorCount, RunFacts, Spending
+    from ava_audit.totals import DaySpending, ErrorCount, RunFacts, Spending
 
 NOT_RUN = ("rejected", "expired", "superseded")
 """Endings of what never started."""
