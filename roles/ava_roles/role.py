@@ -16,6 +16,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from ava_roles.errors import RoleFileError
 from ava_roles.placeholders import SECRET_NAME
+from ava_roles.tool import NEVER_FOR_SUBAGENTS
+from ava_roles.tools.registry import tool_specs
 from ava_roles.wrap import clean
 
 MAX_FILE_CHARS: Final = 100_000
@@ -112,35 +114,12 @@ def _yaml(front: str, source: str, known: frozenset[str]) -> tuple[dict[str, Any
     return values, lines
 
 
-RESEARCH_TOOLS: Final = ("web_search", "read_webpages", "read_file", "search_codebase", "search_and_read")
-"""What a file that names no tools gets: the researcher's, all of which only read."""
+RESEARCH_TOOLS: Final = tuple(spec.name for spec in tool_specs().values() if spec.default)
+"""What a file that names no tools gets."""
 
-COMMON_TOOLS: Final = ("save_artifact", "scratchpad", "read_tool_result", "read_subagent_result", "recall")
+COMMON_TOOLS: Final = tuple(spec.name for spec in tool_specs().values() if spec.common)
 """What every role has, unless its file disallows it."""
 
-OWN_TOOLS: Final = frozenset(
-    {*RESEARCH_TOOLS, *COMMON_TOOLS, "http_get", "edit_file", "write_file", "run_bash", "python_exec"}
-)
-NEVER_FOR_SUBAGENTS: Final = frozenset(
-    {
-        "spawn_subagent",
-        "confirm_spawn",
-        "check_subagent",
-        "message_subagent",
-        "cancel_subagent",
-        "read_ava_logs",
-    }
-)
-CLAUDE_TOOLS: Final[Mapping[str, str]] = {
-    "Read": "read_file",
-    "Grep": "search_codebase",
-    "Glob": "search_codebase",
-    "Bash": "run_bash",
-    "WebFetch": "read_webpages",
-    "WebSearch": "web_search",
-    "Edit": "edit_file",
-    "Write": "write_file",
-}
 TIERS: Final[Mapping[str, str]] = {
     **{tier: tier for tier in ("fast", "balanced", "deep")},
     **{"haiku": "fast", "sonnet": "balanced", "opus": "deep", "inherit": "balanced"},
@@ -363,13 +342,14 @@ def _tools(file: File, keys: _Keys) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 def _tool(file: File, key: str, name: str) -> str | None:
     """Return our name of a tool; None for one that has no counterpart here, or is no role's business."""
-    name = CLAUDE_TOOLS.get(name, name)
-    if name in OWN_TOOLS or _MCP_TOOL.fullmatch(name):
+    specs = tool_specs()
+    name = next((spec.name for spec in specs.values() if name in spec.aliases), name)
+    if name in specs or _MCP_TOOL.fullmatch(name):
         return name
     if name in NEVER_FOR_SUBAGENTS or name == "submit_result" or not name[:1].islower():
         return None
-    close = get_close_matches(name, OWN_TOOLS, n=1)
-    hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(sorted(OWN_TOOLS))}, mcp__server__tool"
+    close = get_close_matches(name, specs, n=1)
+    hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(sorted(specs))}, mcp__server__tool"
     raise file.fault(key, f"no tool {_shown(name)}; {hint}")
 
 

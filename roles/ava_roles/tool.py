@@ -22,6 +22,19 @@ if TYPE_CHECKING:
     from ava_roles.worktree.edits import Edits
 
 
+NEVER_FOR_SUBAGENTS = frozenset(
+    {
+        "spawn_subagent",
+        "confirm_spawn",
+        "check_subagent",
+        "message_subagent",
+        "cancel_subagent",
+        "read_ava_logs",
+    }
+)
+"""Ava's own MCP tools. No subagent gets a tool of these names, whoever offers it."""
+
+
 class ToolArgs(BaseModel):
     """Base of every tool's arguments: unknown ones are refused by name."""
 
@@ -30,26 +43,38 @@ class ToolArgs(BaseModel):
 
 @dataclass(frozen=True)
 class ToolSpec:
-    """What the loop and the model know of a tool.
+    """What the loop, the model and the person who approves know of a tool.
+
+    The flags are the only source of what a tool can reach. The proposal, the role trust screen, the choice of what runs
+    side by side and of what may start without a question all follow from them. So set each flag for the worst that a
+    call can do.
 
     Attributes:
         name: The tool's name, as role files and models spell it.
         description: What it does, for the model.
         args: The pydantic model of its arguments; its JSON schema is sent to the model.
-        read_only: Our own declaration that calling it twice does no harm; calls of one turn that are
-            all read-only run side by side, and an interrupted one is repeated on resume.
+        read_only: Calling it twice does no harm. Read-only calls of one turn run side by side, and an interrupted one
+            is repeated on resume.
         timeout_s: Seconds after which the loop cancels a call.
         max_chars: Characters of output that the model is shown; the rest goes to the scratch folder.
-        network: It reaches the network.
-        files: It reads the workspace.
-        writes: It changes something that outlives the run (a file, an artifact).
-        commands: It runs commands of a model's making, so that it needs a sandbox.
-        edits: It changes files of the run's worktree, so that it needs one.
-        both_ends: Of an output that is too long the model is shown the beginning and the end, not the beginning alone.
-        secrets: The arguments in which `{{secret:NAME}}` may stand: the tool puts the value in itself, at the last
-            moment and only where the secret is meant for.
-        program: It is asked of a program that is started for the run, so that it needs a sandbox.
-        foreign: The schema of the arguments of another MCP server's tool, which that server checks; None for our own.
+        both_ends: Of an output that is too long, show the model the beginning and the end, not only the beginning.
+        network: Reaches the network.
+        search: Needs a web search engine, which may charge for each search. Implies `network`.
+        files: Reads files of the workspace.
+        edits: Changes files of the run's worktree, so the run needs one. Implies `files` and `writes`.
+        commands: Runs commands that the model writes, so the run needs a sandbox.
+        memory: Reads the notes of the user whose run it is.
+        results: Reads results of earlier subagents that the call named.
+        artifacts: Writes files that are handed over with the result, and changes nothing else. Implies `writes`.
+        writes: Changes something that outlives the run.
+        program: Is provided by a program that is started for the run, so the run needs a sandbox.
+        foreign: The JSON schema of the arguments of another MCP server's tool, which that server checks; None for a
+            tool of Ava's own.
+        secrets: The arguments that may hold `{{secret:NAME}}`. The tool inserts the value itself, at the last moment,
+            and only for a host that the secret is meant for.
+        default: A role file that names no tools gets it.
+        common: Every role gets it, unless the role file disallows it.
+        aliases: What Claude Code calls it in agent files.
     """
 
     name: str
@@ -58,15 +83,44 @@ class ToolSpec:
     read_only: bool = True
     timeout_s: float = 60.0
     max_chars: int = 20_000
-    network: bool = False
-    files: bool = False
-    writes: bool = False
-    commands: bool = False
-    edits: bool = False
     both_ends: bool = False
-    secrets: tuple[str, ...] = ()
+    network: bool = False
+    search: bool = False
+    files: bool = False
+    edits: bool = False
+    commands: bool = False
+    memory: bool = False
+    results: bool = False
+    artifacts: bool = False
+    writes: bool = False
     program: bool = False
     foreign: Mapping[str, Any] | None = None
+    secrets: tuple[str, ...] = ()
+    default: bool = False
+    common: bool = False
+    aliases: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse flags that contradict each other.
+
+        Raises:
+            ValueError: A flag lacks the one that it implies.
+        """
+        for flag, given, implied, there in (
+            ("search", self.search, "network", self.network),
+            ("edits", self.edits, "files", self.files),
+            ("edits", self.edits, "writes", self.writes),
+            ("artifacts", self.artifacts, "writes", self.writes),
+            ("writes", self.writes, "read_only=False", not self.read_only),
+            ("commands", self.commands, "read_only=False", not self.read_only),
+        ):
+            if given and not there:
+                raise ValueError(f"{self.name}: {flag} implies {implied}; set that as well")
+
+    @property
+    def changes(self) -> bool:
+        """Whether it can change something besides worktree files, a sandbox's copy and the run's artifacts."""
+        return not (self.read_only or self.edits or self.commands or self.artifacts)
 
     @property
     def reads(self) -> bool:

@@ -247,7 +247,7 @@ async def test_a_person_who_says_yes_lets_a_projects_role_count_as_it_was_shown(
     assert code == 0
     for shown in (
         "strict-reviewer  (.ava/roles/strict.md, new, sha256 ",
-        "reads files of the workspace, reads the web, runs commands",
+        "it can read files of the workspace and reach the web, run commands, and",
     ):
         assert shown in screen
     assert "strict-reviewer" in names(root, project)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
 from ava_roles.mcp_client.entry import full_names
-from ava_roles.role import NEVER_FOR_SUBAGENTS
+from ava_roles.tool import NEVER_FOR_SUBAGENTS
 from ava_roles.wrap import clean
 
 DESCRIPTION_CHARS = 1_500

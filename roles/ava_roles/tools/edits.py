@@ -206,8 +206,9 @@ class EditFile:
         args=EditFileArgs,
         read_only=False,
         files=True,
-        writes=True,
         edits=True,
+        writes=True,
+        aliases=("Edit",),
     )
 
     def activity(self, args: EditFileArgs) -> str:
@@ -238,8 +239,9 @@ class WriteFile:
         args=WriteFileArgs,
         read_only=False,
         files=True,
-        writes=True,
         edits=True,
+        writes=True,
+        aliases=("Write",),
     )
 
     def activity(self, args: WriteFileArgs) -> str:

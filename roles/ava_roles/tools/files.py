@@ -37,6 +37,8 @@ class ReadFile:
         ),
         args=ReadFileArgs,
         files=True,
+        default=True,
+        aliases=("Read",),
     )
 
     def activity(self, args: ReadFileArgs) -> str:

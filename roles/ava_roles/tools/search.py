@@ -41,6 +41,8 @@ class SearchCodebase:
         ),
         args=SearchArgs,
         files=True,
+        default=True,
+        aliases=("Grep", "Glob"),
     )
 
     def activity(self, args: SearchArgs) -> str:
@@ -128,6 +130,7 @@ class SearchAndRead:
         ),
         args=SearchAndReadArgs,
         files=True,
+        default=True,
     )
 
     def activity(self, args: SearchAndReadArgs) -> str:

@@ -78,6 +78,8 @@ class ReadWebpages:
         ),
         args=ReadWebpagesArgs,
         network=True,
+        default=True,
+        aliases=("WebFetch",),
     )
 
     def __init__(self, robots: Robots | None = None) -> None:

@@ -43,6 +43,9 @@ class WebSearch:
         args=WebSearchArgs,
         timeout_s=30,
         network=True,
+        search=True,
+        default=True,
+        aliases=("WebSearch",),
     )
 
     def activity(self, args: WebSearchArgs) -> str:

@@ -13,19 +13,17 @@ from ava_roles.errors import RolesError
 from ava_roles.role import Role, command_line, parse_role
 from ava_roles.sandbox.sandbox import Sandbox, Unavailable
 from ava_roles.sandbox.workspace import Workspace
+from ava_roles.tools.registry import specs_of, tool_specs
 from ava_roles.worktree.inspect import CommandAmbiguous, CommandFound, find_verify, look
 from ava_roles.worktree.spec import WorktreeSpec, namespace_of
 from ava_server.approval.requests import SpawnArgs
 from ava_server.budget.run_config import Coding, RunConfig
 from ava_server.core.errors import BadInput, Refused
 
-CHANGING = ("edit_file", "write_file")
-"""The tools that change files."""
-
 
 def changes_files(names: Iterable[str]) -> bool:
     """Tell whether a run with these tools changes files."""
-    return not frozenset(CHANGING).isdisjoint(names)
+    return any(spec.edits for spec in specs_of(names, {}))
 
 
 def coding_of(
@@ -109,7 +107,8 @@ def _confined(role: Role, sandbox: Sandbox | Unavailable | None) -> None:
     Raises:
         Refused: Nothing confines commands.
     """
-    without = f"with blocked_tools {list(CHANGING)} it only reads" if role.name != "coder" else "use code_reviewer"
+    changing = [name for name, spec in tool_specs().items() if spec.edits]
+    without = f"with blocked_tools {changing} it only reads" if role.name != "coder" else "use code_reviewer"
     if isinstance(sandbox, Unavailable):
         raise Refused(
             f"{role.name} changes files, and what it writes runs when it is verified, which cannot be confined here:"

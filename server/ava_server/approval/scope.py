@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -91,12 +91,14 @@ def confinement_of(sandbox: Sandbox | Unavailable | None) -> str:
 
 
 def commands_reach(
-    specs: Sequence[ToolSpec], confinement: str, *, copy: Literal["copy", "worktree"] | None, network: bool
+    specs: Collection[ToolSpec], confinement: str | None, *, copy: Literal["copy", "worktree"] | None, network: bool
 ) -> str:
     """Return what commands of the run may do, in a few words; `copy` is what of the workspace they work on."""
     what = "run Python"
     if copy == "worktree" or any(spec.commands and spec.files for spec in specs):  # the verify command is one
         what = "run commands"
+    if confinement is None:  # it depends on the run
+        return what
     where = "on an empty folder" if copy is None else f"on a {copy} of it"
     if confinement == "none":
         return f"{what} WITHOUT A SANDBOX, with all that you may do yourself"

@@ -34,7 +34,6 @@ POLL_S = 0.05
 WITHIN_S = 60.0
 """The demo takes a few seconds; a server that answers nothing for so long never will."""
 LOG_LINES = 8
-_TOOLS = ["read_file", "search_codebase", "search_and_read", "scratchpad"]
 _PASSED_ON = ("PYTHONPATH", "SYSTEMROOT", "TMPDIR", "LANG", "LC_ALL")
 
 
@@ -134,12 +133,16 @@ class _Host:
 
     async def play(self) -> int:
         """Go the whole way, and return the exit code."""
+        from ava_roles.tools.registry import tool_specs
+
+        specs = tool_specs().values()
+        reads_files = [spec.name for spec in specs if spec.default and not spec.network]
         proposal = await self._call(
             "spawn_subagent",
             role="researcher",
             task=self._demo.task,
             workspace=str(self._demo.folder),
-            tools=_TOOLS,
+            tools=[*reads_files, "scratchpad"],
             name="demo",
         )
         say()

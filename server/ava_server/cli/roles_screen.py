@@ -8,26 +8,21 @@ from typing import TYPE_CHECKING, Any
 from ava_audit.units import format_usd, micros_from_cents
 from ava_roles.mcp_client.entry import server_of
 from ava_roles.role import first_sentence
+from ava_roles.tool import ToolArgs, ToolSpec
 from ava_roles.wrap import clean
-from ava_server.approval.summary import minutes
+from ava_server.approval.summary import minutes, reach
 from ava_server.cli.terminal import wrapped
 
 if TYPE_CHECKING:
     from ava_roles.catalog import Catalog, UntrustedFile
     from ava_roles.role import Role
-    from ava_roles.tool import ToolSpec
     from ava_server.config.role_folders import RolePlaces
     from ava_server.config.settings import Settings
     from ava_server.models.listing import TierMeaning
 
 WIDTH = 80
-_READS_FILES = ("read_file", "search_codebase", "search_and_read")
-_READS_WEB = ("web_search", "read_webpages", "http_get")
-_CHANGES = ("edit_file", "write_file")
-_RUNS = ("run_bash", "python_exec")
 
-
-Specs = Mapping[str, "ToolSpec"]
+Specs = Mapping[str, ToolSpec]
 
 
 def screen(places: RolePlaces, catalog: Catalog, means: Sequence[TierMeaning], known: Specs) -> list[str]:
@@ -81,6 +76,7 @@ def role_screen(role: Role, meant: TierMeaning | None, settings: Settings, why: 
     lines += _indented(f"limits: {_limits(role)}")
     lines += [line for note in _clamps(role, meant, settings) for line in _indented(f"  {note}")]
     lines += _tool_lines(role, known)
+    lines += _reach_line(role)
     lines += [line for said in _further(role) for line in _indented(said)]
     if role.ignored_keys:
         lines += _indented(f"means nothing here, and is passed over: {', '.join(role.ignored_keys)}")
@@ -105,24 +101,19 @@ def trust_lines(untrusted: UntrustedFile, taken: str | None, known: Specs) -> li
     lines += _indented(first_sentence(role.description))
     lines += _indented(f"model: {role.model}; limits: {_limits(role)}")
     lines += _tool_lines(role, known)
-    lines += _indented(f"it {reach(role)}")
+    lines += _reach_line(role)
     lines += [line for said in _further(role) for line in _indented(said)]
     if taken:
         lines += _indented(f"it will not count all the same: the name is taken ({taken})")
     return lines
 
 
-def reach(role: Role) -> str:
-    """Return what a role's tools do if all of them are there."""
-    servers = sorted({tool.split("__")[1] for tool in role.tools if tool.startswith("mcp__")})
-    parts = [
-        *(["reads files of the workspace"] if any(tool in role.tools for tool in _READS_FILES) else []),
-        *(["reads the web"] if any(tool in role.tools for tool in _READS_WEB) else []),
-        *(["changes files"] if any(tool in role.tools for tool in _CHANGES) else []),
-        *(["runs commands"] if any(tool in role.tools for tool in _RUNS) else []),
-        *([f"calls tools of the MCP servers {', '.join(servers)}"] if servers else []),
-    ]
-    return ", ".join(parts) or "reaches neither files nor the web"
+def _reach_line(role: Role) -> list[str]:
+    """Return what a role's tools may do if all of them are there; its MCP servers are not asked."""
+    from ava_roles.tools.registry import specs_of
+
+    unasked = [ToolSpec(name, "", ToolArgs, foreign={}) for name in role.tools if server_of(name) is not None]
+    return _indented(f"it {reach([*specs_of(role.tools, {}), *unasked])}")
 
 
 def _facts(role: Role, meant: TierMeaning | None, known: Specs) -> dict[str, Any]:
@@ -181,17 +172,16 @@ def tools_here(settings: Settings) -> Specs:
         AvaError: The keys cannot be read.
     """
     from ava_roles.tools.registry import builtin_tools
+    from ava_roles.tools.run_tools import RUN_SPECS
     from ava_server.approval.scope import usable_here
     from ava_server.cli.doctor.confinement import sandbox
     from ava_server.config.keys import read_keys
     from ava_server.config.search_engines import engine_of, without_search
-    from ava_server.runs.tools import ReadSubagentResult, ReadToolResult, Scratchpad
 
-    own = (Scratchpad.spec, ReadToolResult.spec, ReadSubagentResult.spec)
     tools = usable_here(builtin_tools(), sandbox(settings.sandbox.mode))
     if engine_of(settings.search, read_keys(settings.paths.keys)) is None:
         tools = without_search(tools)
-    return {spec.name: spec for spec in (*(tool.spec for tool in tools.values()), *own)}
+    return {spec.name: spec for spec in (*(tool.spec for tool in tools.values()), *RUN_SPECS)}
 
 
 def _further(role: Role) -> list[str]:
@@ -224,10 +214,8 @@ def _clamps(role: Role, meant: TierMeaning | None, settings: Settings) -> tuple[
 def _prompt(role: Role, meant: TierMeaning | None, settings: Settings, known: Specs) -> str:
     from ava_roles.memory import Memory
     from ava_roles.prompt import system_prompt
-    from ava_roles.tools.memory import NAME as RECALL
-    from ava_server.approval.context_from import NAME as READ_RESULT
 
-    not_offered = {READ_RESULT, *((RECALL,) if Memory(settings.paths.memory).is_empty() else ())}
+    notes = not Memory(settings.paths.memory).is_empty()
     hard = settings.limits
     free = meant is not None and meant.choice is not None and meant.choice.price.free
     most = hard.max_tokens_deep if role.model == "deep" else hard.max_tokens
@@ -239,7 +227,8 @@ def _prompt(role: Role, meant: TierMeaning | None, settings: Settings, known: Sp
         "turns": str(min(role.max_iterations, hard.max_iterations)),
         "tool calls": str(min(role.max_tool_calls, hard.max_tool_calls)),
     }
-    tools = [known[name] for name in role.tools if name in known and name not in not_offered]
+    tools = [known[name] for name in role.tools if name in known]
+    tools = [spec for spec in tools if not spec.results and (notes or not spec.memory)]
     return system_prompt(role, system_prompt=None, context=None, tools=tools, limits=limits, output_schema=None)
 
 

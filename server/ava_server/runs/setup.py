@@ -24,6 +24,7 @@ from ava_roles.sandbox.paths import Root
 from ava_roles.sandbox.removal import remove_tree
 from ava_roles.sandbox.sandbox import Sandbox, Unavailable
 from ava_roles.tool import Tool, ToolContext
+from ava_roles.tools.registry import specs_of
 from ava_roles.tools.shell import RunBash
 from ava_roles.worktree.session import WorktreeSession
 from ava_server.approval.coding import order_of
@@ -308,7 +309,7 @@ class RunSetup:
     def _open_folders(self, config: RunConfig, run_id: str) -> tuple[Root | None, Root | None]:
         """Open what a run reads and where it hands over; one that changes files sees its worktree, once it is there."""
         files = _open_workspace(config.workspace) if config.workspace and config.coding is None else None
-        if "save_artifact" not in config.tools:
+        if not any(spec.artifacts for spec in specs_of(config.tools, self._resources.tools)):
             return files, None
         folder = self._resources.settings.paths.artifacts / run_id
         try:

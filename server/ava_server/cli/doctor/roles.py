@@ -8,8 +8,8 @@ from ava_roles.catalog import Catalog
 from ava_roles.mcp_client.entry import server_of
 from ava_roles.role import Role
 from ava_roles.sandbox.sandbox import Sandbox, Unavailable
-from ava_roles.tools.registry import builtin_tools
-from ava_server.approval.coding import CHANGING, changes_files
+from ava_roles.tools.registry import builtin_tools, specs_of
+from ava_server.approval.coding import changes_files
 from ava_server.approval.scope import usable_here
 from ava_server.budget.run_config import RUN_TOOLS
 from ava_server.cli.doctor import confinement as probes
@@ -64,10 +64,11 @@ def _held_back(role: Role, tools: Collection[str], servers: Mapping[str, bool]) 
         return f"cannot run: no MCP server {foreign[0]} is configured", what
     if missing == ["web_search"] and "read_webpages" in role.tools:
         return "runs only where its task names the pages: there is no web search", "Name the pages (https://…) in task."
-    if {*CHANGING}.issuperset(missing):
+    specs = specs_of(missing, {})
+    if all(spec.edits for spec in specs):
         why = f"cannot run: {', '.join(missing)} need git, and a sandbox that what was changed is verified in"
         return why, "Use another role, install git, or set sandbox.mode to auto."
-    if {"run_bash", "python_exec", *CHANGING}.issuperset(missing):
+    if all(spec.edits or spec.commands for spec in specs):
         why = f"cannot run: {', '.join(missing)} cannot be confined here"
         return why, "Use another role, or do what is said of confinement."
     return f"cannot run: this version has no {', '.join(missing)}", "Use another role."
