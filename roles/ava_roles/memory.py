@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ava_roles.errors import ToolFailed
+from ava_roles.passages import FileMatch, PassageIndex, query_words, split_passages
 from ava_roles.sandbox.paths import Entry, Root
-from ava_roles.tools.passages import File, Index, cut_up, words_of
 
 NOTE_BYTES = 100_000
 NOTES_MOST = 500
@@ -214,7 +214,7 @@ class Memory:
         return True
 
 
-def best_notes(notes: Sequence[Note], query: str, most: int, hide: Callable[[str], str]) -> tuple[File, ...]:
+def best_notes(notes: Sequence[Note], query: str, most: int, hide: Callable[[str], str]) -> tuple[FileMatch, ...]:
     """Return the best passages of the notes that fit a question best, the note's name for its path.
 
     Args:
@@ -223,14 +223,14 @@ def best_notes(notes: Sequence[Note], query: str, most: int, hide: Callable[[str
         most: Notes to return.
         hide: Replaces secrets in a whole note, before it is cut into passages.
     """
-    words = words_of(query)
+    words = query_words(query)
     names = {file.path for file in _ranked(notes, words, most)}
     # Only what fits is gone through for secrets: all of a memory would take seconds.
     return _ranked([replace(note, text=hide(note.text)) for note in notes if note.name in names], words, most)
 
 
-def _ranked(notes: Sequence[Note], words: Sequence[str], most: int) -> tuple[File, ...]:
-    with closing(Index()) as index:
+def _ranked(notes: Sequence[Note], words: Sequence[str], most: int) -> tuple[FileMatch, ...]:
+    with closing(PassageIndex()) as index:
         for note in notes:
-            index.add(note.name, cut_up(note.text))
+            index.add(note.name, split_passages(note.text))
         return index.best(words, most)

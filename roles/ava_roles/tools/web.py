@@ -15,7 +15,8 @@ from ava_roles.errors import ToolFailed
 from ava_roles.net.addresses import host_and_path, masked
 from ava_roles.net.fetch import Fetcher, Response
 from ava_roles.net.search_engines import asked_to_wait, wait_words
-from ava_roles.placeholders import in_header, in_query, only_to
+from ava_roles.net.secret_hosts import allow_only_hosts_of
+from ava_roles.placeholders import fill_header, fill_query
 from ava_roles.threads import run_sync
 from ava_roles.tool import SENTENCE_CHARS, Source, ToolArgs, ToolContext, ToolOutput, ToolSpec, need_fetch
 from ava_roles.tools.pages import Page, Robots, is_text, read_page
@@ -250,10 +251,10 @@ class HttpGet:
         """Fetch it."""
         url, headers, before = args.url.strip(), dict(args.headers), None
         if at.secrets:
-            before = only_to(at.secrets)
+            before = allow_only_hosts_of(at.secrets)
             await before(url.partition("?")[0])  # before a value is anywhere; redirects are asked for on the way
-            url = in_query(url, at.secrets)
-            headers = {name: in_header(text, at.secrets) for name, text in headers.items()}
+            url = fill_query(url, at.secrets)
+            headers = {name: fill_header(text, at.secrets) for name, text in headers.items()}
         got = await need_fetch(at).get(
             url,
             accept=headers.pop("Accept", None),

@@ -12,7 +12,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from ava_roles.placeholders import SECRET_NAME, bound_host, means_one
+from ava_roles.net.secret_hosts import bound_host
+from ava_roles.placeholders import SECRET_NAME, has_placeholder
 from ava_roles.wrap import clean
 from ava_server.core.errors import BadInput, ConfigError
 from ava_server.core.files import PrivateFile
@@ -175,6 +176,6 @@ def _fault(value: str) -> str | None:
         return "it has a line break, a tab or a character that cannot be seen"
     if value != value.strip():
         return "it has white space around it"
-    if means_one(value):
+    if has_placeholder(value):
         return "it is a placeholder"
     return None

@@ -13,7 +13,7 @@ import anyio.to_thread
 from ava_audit.events import RunStarted
 from ava_audit.redaction.redact import Redactor
 from ava_roles.mcp_client.running import RunMcpServers
-from ava_roles.placeholders import InjectedSecret, means_one, misspelt, names_in
+from ava_roles.placeholders import InjectedSecret, has_misspelt, has_placeholder, secret_names
 from ava_roles.tool import Tool, ToolContext
 from ava_roles.worktree.session import WorktreeSession
 from ava_server.budget.caps import DayCaps
@@ -61,15 +61,15 @@ class SecretInjection:
         Raises:
             NotLent: It may not have one of them.
         """
-        if not means_one(args):
+        if not has_placeholder(args):
             return ()
         made_for_it = {name: value for name, value in args.items() if name in spec.secrets}
         others = {name: value for name, value in args.items() if name not in spec.secrets}
-        if means_one(others) and (spec.writes or spec.network or not spec.read_only):
+        if has_placeholder(others) and (spec.writes or spec.network or not spec.read_only):
             raise SecretRefused(_elsewhere(spec))
-        if misspelt(made_for_it):
+        if has_misspelt(made_for_it):
             raise SecretRefused("a placeholder is written {{secret:NAME}}, without blanks; write it exactly so")
-        names = names_in(made_for_it)
+        names = secret_names(made_for_it)
         if not names:
             return ()
         for name in names:

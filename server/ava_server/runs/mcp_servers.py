@@ -17,7 +17,7 @@ from ava_roles.errors import ToolFailed
 from ava_roles.mcp_client.connection import LaunchContext, ToolDiscovery, ToolListing, look
 from ava_roles.mcp_client.entry import ServerEntry, server_of
 from ava_roles.mcp_client.running import McpTool, RunMcpServers
-from ava_roles.placeholders import PLACEHOLDER, names_in
+from ava_roles.placeholders import PLACEHOLDER, secret_names
 from ava_roles.role import Role
 from ava_roles.sandbox.removal import remove_tree
 from ava_roles.sandbox.sandbox import Sandbox, Unavailable
@@ -171,7 +171,7 @@ def filled(
     Raises:
         ToolFailed: One of them cannot be put in; says what to do, to be read after the server's name.
     """
-    names = names_in(list(values.values()))
+    names = secret_names(list(values.values()))
     if not names:
         return values
     stored = secrets()

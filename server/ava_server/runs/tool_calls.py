@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from ava_audit.events import Activity, Fact, GuardrailTripped, ToolCall, ToolResult
 from ava_audit.redaction.redact import Redactor, hide_pieces
 from ava_roles.errors import ToolFailed
-from ava_roles.placeholders import InjectedSecret, means_one
+from ava_roles.placeholders import InjectedSecret, has_placeholder
 from ava_roles.tool import Source, Tool, ToolArgs, ToolContext, ToolOutput, ToolSpec, sentence
 from ava_roles.wrap import clean, wrap_tool_output
 from ava_server.core.threads import run_apart
@@ -152,7 +152,12 @@ class ToolCalls:
         ready: dict[str, _Ready] = {}
         for call in calls:
             found = self._fitting(call)
-            if isinstance(found, str) or not found.tool.spec.read_only or means_one(call.args) or self._repeats(call):
+            if (
+                isinstance(found, str)
+                or not found.tool.spec.read_only
+                or has_placeholder(call.args)
+                or self._repeats(call)
+            ):
                 return []
             ready[call.call_id] = found
             if not facts:

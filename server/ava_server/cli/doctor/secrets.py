@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ava_roles.placeholders import names_in
+from ava_roles.placeholders import secret_names
 from ava_server.cli.doctor.check import Finding, Setup, from_error, log_path
 from ava_server.config.role_folders import places_here
 from ava_server.config.secrets import read_secrets
@@ -23,7 +23,7 @@ def secrets(setup: Setup) -> list[Finding]:
     bound = [f"{name} for {' and '.join(secret.hosts)}" for name, secret in stored.items() if secret.hosts]
     found = [Finding(NAME, "ok", f"stored: {', '.join(bound)}")] if bound else []
     servers = setup.settings.mcp_servers.values() if setup.settings is not None else ()
-    handed = names_in([text for server in servers for text in (*server.env.values(), *server.headers.values())])
+    handed = secret_names([text for server in servers for text in (*server.env.values(), *server.headers.values())])
     for name, secret in stored.items():
         if not secret.hosts and name not in handed:
             text = f"{name} is stored for no host, so no tool can send it"
