@@ -5,7 +5,7 @@ RolesError
 ├── UnknownRole        no role of that name; names the known ones
 ├── WorkspaceRefused   a folder may not be a workspace; says why and what may be given
 ├── BadNamespace       what a run may change cannot be meant so; says what is wrong
-├── WorkshopFailed     a worktree cannot be made, checked or kept; says what to do
+├── WorktreeFailed     a worktree cannot be made, checked or kept; says what to do
 │   └── NoRepository   a folder has no commit that work could begin at; says what to do
 └── ToolFailed         a tool could not do what it was asked: data for the model, never a crash
     ├── AccessRefused  a path or an address that the confinement does not let through
@@ -57,9 +57,9 @@ class BadNamespace(RolesError):
     """Raised when the paths that a run may change cannot be meant so."""
 
 
-class WorkshopFailed(RolesError):
+class WorktreeFailed(RolesError):
     """Raised when a worktree cannot be made, checked or kept; nothing is half kept."""
 
 
-class NoRepository(WorkshopFailed):
+class NoRepository(WorktreeFailed):
     """Raised when a folder has no commit that work could begin at."""

@@ -27,7 +27,7 @@ _PLAIN_DESCRIPTION = re.compile(r"^(description:[ \t]+)([^\s'\"|>].*)$", re.MULT
 
 
 @dataclass(frozen=True)
-class File:
+class RoleDocument:
     """A role file cut into its keys' values, the line of each, and the body."""
 
     source: str
@@ -40,7 +40,7 @@ class File:
         return RoleFileError(self.source, sentence, self.lines.get(key, 1), key)
 
 
-def read(text: str, source: str, known: frozenset[str]) -> File:
+def read_document(text: str, source: str, known: frozenset[str]) -> RoleDocument:
     """Cut a file into its frontmatter and its body, and read the values of the known keys.
 
     Args:
@@ -71,7 +71,7 @@ def read(text: str, source: str, known: frozenset[str]) -> File:
             values, at = _yaml(quoted, source, known)
         except RoleFileError:
             raise first from None
-    return File(source, values, at, "\n".join(lines[end + 1 :]).strip())
+    return RoleDocument(source, values, at, "\n".join(lines[end + 1 :]).strip())
 
 
 def _quote(found: re.Match[str]) -> str:
@@ -282,7 +282,7 @@ def parse_role(text: str, source: str, default_name: str) -> Role:
     Raises:
         RoleFileError: It is no role file; names file, line and key.
     """
-    file = read(text, source, frozenset(_Keys.model_fields))
+    file = read_document(text, source, frozenset(_Keys.model_fields))
     keys = _checked(file, default_name)
     tools, ignored = _tools(file, keys)
     for tool in keys.needs:
@@ -320,7 +320,7 @@ def first_sentence(text: str) -> str:
     return _SENTENCE_END.split(" ".join(text.split()), maxsplit=1)[0]
 
 
-def _tools(file: File, keys: _Keys) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _tools(file: RoleDocument, keys: _Keys) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the role's tools (named and common ones, less the denied), and the names that were ignored."""
     granted = {name: _tool(file, "tools", name) for name in keys.tools}
     # What is denied by pattern, `Bash(rm:*)`, is denied as a whole: nothing here could deny a part of a tool.
@@ -340,7 +340,7 @@ def _tools(file: File, keys: _Keys) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return tools, (*ignored, *(f"disallowedTools: {name}" for name, tool in denied.items() if not tool))
 
 
-def _tool(file: File, key: str, name: str) -> str | None:
+def _tool(file: RoleDocument, key: str, name: str) -> str | None:
     """Return our name of a tool; None for one that has no counterpart here, or is no role's business."""
     specs = tool_specs()
     name = next((spec.name for spec in specs.values() if name in spec.aliases), name)
@@ -353,7 +353,7 @@ def _tool(file: File, key: str, name: str) -> str | None:
     raise file.fault(key, f"no tool {_shown(name)}; {hint}")
 
 
-def _checked(file: File, default_name: str) -> _Keys:
+def _checked(file: RoleDocument, default_name: str) -> _Keys:
     """Check the values of the keys; the first fault is told."""
     try:
         return _Keys.model_validate({"name": default_name, **file.values})

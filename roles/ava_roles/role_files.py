@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from ava_roles.errors import AccessRefused, RoleFileError, ToolFailed
-from ava_roles.role import MAX_FILE_CHARS, Role, parse_role, read
+from ava_roles.role import MAX_FILE_CHARS, Role, parse_role, read_document
 from ava_roles.sandbox.paths import Kind, Root
 from ava_roles.wrap import clean
 
@@ -100,7 +100,7 @@ def read_folder(folder: Folder) -> Iterator[RoleFile | RoleFileError]:
         yield from _foreign(folder, folder.project)
 
 
-def look(folder: Folder) -> tuple[object, ...]:
+def folder_fingerprint(folder: Folder) -> tuple[object, ...]:
     """Return what tells a folder's `*.md` from other ones, without reading them; empty without a folder. Blocking."""
 
     def entries(below: str) -> list[tuple[str, Kind]]:
@@ -116,7 +116,7 @@ def look(folder: Folder) -> tuple[object, ...]:
     return tuple(looks)
 
 
-def read_one(path: Path, source: str) -> bytes:
+def read_chosen_file(path: Path, source: str) -> bytes:
     """Return the content of a role file that a person has chosen; a link is followed. Blocking.
 
     Raises:
@@ -166,7 +166,7 @@ def _own(folder: Folder) -> Iterator[RoleFile | RoleFileError]:
     for name, _kind in kept:
         source = f"{folder.label}/{file_label(name)}"
         try:
-            yield RoleFile(folder, name, source, read_one(folder.path / name, source))
+            yield RoleFile(folder, name, source, read_chosen_file(folder.path / name, source))
         except RoleFileError as error:
             yield error
     yield from surplus
@@ -289,7 +289,7 @@ def check(text: str, source: str, default_name: str) -> tuple[Role | None, list[
         role = parse_role(text, source, default_name)
     except RoleFileError as error:
         return None, [Remark.of(error)]
-    lines = read(text, source, frozenset()).lines
+    lines = read_document(text, source, frozenset()).lines
     remarks: list[Remark] = []
     for ignored in role.ignored_keys:
         key, _colon, tool = ignored.partition(": ")
@@ -298,7 +298,7 @@ def check(text: str, source: str, default_name: str) -> tuple[Role | None, list[
     return role, sorted(remarks, key=lambda remark: remark.line or 0)
 
 
-def renamed(text: str, name: str) -> str:
+def rename_role(text: str, name: str) -> str:
     """Return a role file's text with another name in its frontmatter.
 
     Raises:

@@ -320,7 +320,7 @@ SENTENCE_CHARS = 80
 _READ_CHARS = 2_000
 
 
-def sentence(text: str, hide: Callable[[str], str] | None = None) -> str:
+def status_sentence(text: str, hide: Callable[[str], str] | None = None) -> str:
     """Return text as the status line takes it: one line of printable characters, 80 at most.
 
     Args:

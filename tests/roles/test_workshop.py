@@ -15,9 +15,9 @@ from support.attacks import CONFINED, needs
 from support.projects import git, write
 from support.workshops import FIXED, PROJECT, RUN, order, project, run, sealed, working
 
-from ava_roles.errors import BadNamespace, ToolFailed, WorkshopFailed
+from ava_roles.errors import BadNamespace, ToolFailed, WorktreeFailed
 from ava_roles.sandbox.sandbox import Kind
-from ava_roles.worktree.session import keep_left, remove
+from ava_roles.worktree.session import publish_leftover, remove_worktree
 from ava_roles.worktree.spec import Branch
 
 SUM = "python3 -c 'import calc; assert calc.add(1, 2) == 3'"
@@ -61,7 +61,7 @@ async def test_what_was_checked_is_what_is_on_the_branch_and_nothing_else_is_new
     assert sealed(repository) == before
     assert git(repository, "status", "--porcelain") == status
     assert "missing" not in git(repository, "fsck", "--full")
-    remove(tmp_path / "worktrees" / RUN)
+    remove_worktree(tmp_path / "worktrees" / RUN)
     assert not (tmp_path / "worktrees" / RUN).exists()
 
 
@@ -311,8 +311,8 @@ async def test_packages_of_the_checkout_are_there_to_be_read_and_are_never_commi
         await run(kind, tmp_path, shop, "rm -rf node_modules data 2>/dev/null; true")
         assert (await shop.check()).passed
         assert shop.keep("Nothing") is None
-    assert keep_left(what, tmp_path / "worktrees" / RUN, tmp_path / "home", "left") is None
-    remove(tmp_path / "worktrees" / RUN)
+    assert publish_leftover(what, tmp_path / "worktrees" / RUN, tmp_path / "home", "left") is None
+    remove_worktree(tmp_path / "worktrees" / RUN)
     assert sealed(repository) == before
 
 
@@ -373,7 +373,7 @@ async def test_a_name_that_git_refuses_or_that_is_nested_too_deep_is_taken_away(
         await run(kind, tmp_path, shop, "mkdir closed; echo x > closed/x; chmod 000 closed/x closed")
         branch = shop.keep("Closed")
     assert branch is not None and [each.path for each in branch.changed] == ["closed/x"]
-    remove(tmp_path / "worktrees" / RUN)
+    remove_worktree(tmp_path / "worktrees" / RUN)
     assert not (tmp_path / "worktrees" / RUN).exists()
 
 
@@ -400,7 +400,7 @@ async def test_without_git_it_is_said(kind: Kind, tmp_path: Path, monkeypatch: p
     repository = project(tmp_path / "project")
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(os, "defpath", str(tmp_path))
-    with pytest.raises(WorkshopFailed, match="git is not installed"):
+    with pytest.raises(WorktreeFailed, match="git is not installed"):
         async with working(kind, tmp_path, order(repository)):
             pass
 
@@ -423,7 +423,7 @@ async def test_two_who_keep_the_same_work_at_once_make_one_branch(tmp_path: Path
     kept: list[Branch | None] = []
 
     def keep() -> None:
-        left.append(keep_left(order(repository), tmp_path / "worktrees" / RUN, tmp_path / "home", "Left"))
+        left.append(publish_leftover(order(repository), tmp_path / "worktrees" / RUN, tmp_path / "home", "Left"))
 
     async with (
         anyio.create_task_group() as tasks,

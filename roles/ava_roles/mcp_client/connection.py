@@ -18,8 +18,8 @@ import anyio
 
 from ava_roles.errors import ToolFailed
 from ava_roles.mcp_client.entry import OWN_NAMES, ServerEntry
-from ava_roles.mcp_client.tools import OfferedTool, offers_of
-from ava_roles.mcp_client.wire import Watch, http_client, only_answers, over_pipes
+from ava_roles.mcp_client.tools import OfferedTool, offered_tools
+from ava_roles.mcp_client.transports import ConnectionState, drop_requests, http_client, open_pipe_streams
 from ava_roles.sandbox.programs import child_environment
 from ava_roles.sandbox.removal import remove_tree
 from ava_roles.sandbox.sandbox import Bind, Command, Sandbox, Unavailable
@@ -34,7 +34,7 @@ LIFE_S = 24 * 3600.0
 """No run lasts as long: a server's end is the run's end."""
 
 
-def command_of(
+def build_command(
     entry: ServerEntry,
     env: Mapping[str, str],
     run_id: str,
@@ -102,7 +102,7 @@ MOST_CHARS = 1_000_000
 MOST_BLOCKS = 500
 
 
-def output_of(content: Sequence[Any], structured: Any, *, failed: bool) -> ToolOutput:
+def render_result(content: Sequence[Any], structured: Any, *, failed: bool) -> ToolOutput:
     """Return a result for the model.
 
     Args:
@@ -192,13 +192,13 @@ class LaunchContext:
         Raises:
             ToolFailed: Its program, or a folder, is not there.
         """
-        return command_of(entry, env, self.run_id, folder, read_only=self.read_only, closed=self.closed)
+        return build_command(entry, env, self.run_id, folder, read_only=self.read_only, closed=self.closed)
 
 
 class McpConnection:
     """A greeted server."""
 
-    def __init__(self, entry: ServerEntry, session: ClientSession, watch: Watch) -> None:
+    def __init__(self, entry: ServerEntry, session: ClientSession, watch: ConnectionState) -> None:
         self.watch = watch
         self._entry = entry
         self._session = session
@@ -221,7 +221,7 @@ class McpConnection:
                 break
         if {"spawn_subagent", "confirm_spawn"} <= {tool.name for tool in listed}:
             raise ToolFailed(OURS)
-        return offers_of(self._entry.name, listed[:MOST_TOOLS])
+        return offered_tools(self._entry.name, listed[:MOST_TOOLS])
 
     async def call(self, tool: str, args: Mapping[str, Any]) -> ToolOutput:
         """Call a tool; a cancellation is told to the server.
@@ -238,11 +238,11 @@ class McpConnection:
         answer = await self._session.send_request(request, answers)
         if not isinstance(answer, CallToolResult):
             raise ToolFailed("asked for a person's or a model's answer, and nobody here gives one")
-        return output_of(answer.content, answer.structured_content, failed=bool(answer.is_error))
+        return render_result(answer.content, answer.structured_content, failed=bool(answer.is_error))
 
 
 @asynccontextmanager
-async def connected(entry: ServerEntry, means: LaunchContext) -> AsyncGenerator[McpConnection]:
+async def connect(entry: ServerEntry, means: LaunchContext) -> AsyncGenerator[McpConnection]:
     """Start or reach a server, and greet it; leaving it leaves nothing of it.
 
     Errors come as the SDK's task groups have them; `why_not` puts all of them into words of ours.
@@ -252,11 +252,11 @@ async def connected(entry: ServerEntry, means: LaunchContext) -> AsyncGenerator[
 
     if entry.is_ours:
         raise ToolFailed(OURS)
-    watch = Watch()
+    watch = ConnectionState()
     for chatty in ("client", "mcp.client"):  # the SDK's, which write down what a server sent
         logging.getLogger(chatty).setLevel(logging.CRITICAL)
     try:
-        async with _streams(entry, means, watch) as streams, only_answers(streams, watch) as (received, sent):
+        async with _streams(entry, means, watch) as streams, drop_requests(streams, watch) as (received, sent):
             session = ClientSession(received, sent, client_info=Implementation(name="ava-subagent", version="1"))
             async with session:
                 await _greet(session)
@@ -271,7 +271,7 @@ async def connected(entry: ServerEntry, means: LaunchContext) -> AsyncGenerator[
 
 
 @asynccontextmanager
-async def _streams(entry: ServerEntry, means: LaunchContext, watch: Watch) -> AsyncGenerator[Any]:
+async def _streams(entry: ServerEntry, means: LaunchContext, watch: ConnectionState) -> AsyncGenerator[Any]:
     if entry.url is not None:
         from mcp.client.streamable_http import streamable_http_client
 
@@ -289,7 +289,7 @@ async def _streams(entry: ServerEntry, means: LaunchContext, watch: Watch) -> As
     folder = await anyio.to_thread.run_sync(means.folder, entry.name)
     try:
         command = await anyio.to_thread.run_sync(means.command, entry, env, folder)
-        async with means.sandbox.start(command) as pipes, over_pipes(pipes, watch) as streams:
+        async with means.sandbox.start(command) as pipes, open_pipe_streams(pipes, watch) as streams:
             try:
                 yield streams
             finally:
@@ -319,7 +319,7 @@ async def _greet(session: ClientSession) -> None:
         await session.discover()  # it was slow to start, and has answered the first greeting meanwhile
 
 
-def why_not(error: BaseException, watch: Watch | None = None) -> str:
+def describe_failure(error: BaseException, watch: ConnectionState | None = None) -> str:
     """Return what went wrong with a server, in words of ours: what it said itself is nobody's to read here."""
     if watch is not None and watch.fault:
         return watch.fault
@@ -400,20 +400,20 @@ class ToolDiscovery:
             until, listing = self._seen.get(entry.digest, (0.0, ToolListing()))
             if time.monotonic() < until:
                 return listing
-            listing = await look(entry, await self._means(entry))
+            listing = await list_tools(entry, await self._means(entry))
             kept_s = FAULT_REMEMBERED_S if listing.fault else REMEMBERED_S
             self._seen[entry.digest] = (time.monotonic() + kept_s, listing)
             return listing
 
 
-async def look(entry: ServerEntry, means: LaunchContext) -> ToolListing:
+async def list_tools(entry: ServerEntry, means: LaunchContext) -> ToolListing:
     """Start or reach a server for a moment, and return what it offers."""
     try:
         with anyio.move_on_after(LIST_S):
-            async with connected(entry, means) as link:
+            async with connect(entry, means) as link:
                 return ToolListing(await link.tools())
     except Exception as error:  # whatever a foreign program does is no fault of whoever asks
-        why = why_not(error)
+        why = describe_failure(error)
         log.info("the MCP server %s %s (%s)", entry.name, why, type(error).__name__)
         return ToolListing(fault=why)
     return ToolListing(fault=f"did not answer within {LIST_S:g} s")

@@ -94,7 +94,7 @@ class _Unfit(Exception):
     """Raised within a schema that no model is shown."""
 
 
-def offers_of(server: str, listed: Sequence[ListedTool]) -> tuple[OfferedTool, ...]:
+def offered_tools(server: str, listed: Sequence[ListedTool]) -> tuple[OfferedTool, ...]:
     """Return what a server lists, by the order of the names, each name once."""
     tools = {tool.name: tool for tool in listed}
     names = full_names(server, tools)

@@ -13,8 +13,7 @@ from ava_roles.tools.memory import Recall
 from ava_roles.tools.run_tools import RUN_SPECS
 from ava_roles.tools.search import SearchAndRead, SearchCodebase
 from ava_roles.tools.shell import PythonExec, RunBash
-from ava_roles.tools.web import HttpGet, ReadWebpages
-from ava_roles.tools.web_search import WebSearch
+from ava_roles.tools.web import HttpGet, ReadWebpages, WebSearch
 
 
 def builtin_tools() -> Mapping[str, Tool]:

@@ -20,7 +20,7 @@ from ava_roles.sandbox.programs import child_environment
 from ava_roles.threads import run_sync
 from ava_roles.tool import Source, ToolArgs, ToolContext, ToolOutput, ToolSpec, need_files
 from ava_roles.tools import documents, grep
-from ava_roles.tools.text_files import WalkFilter, decoded
+from ava_roles.tools.text_files import WalkFilter, decode_text
 
 _MAX_FILE_BYTES = 2_000_000
 _MAX_DOCUMENT_BYTES = 10_000_000
@@ -239,7 +239,7 @@ def _passages_of(root: Root, entry: Entry, is_document: bool) -> list[Passage]:
     try:
         data, more = root.read(entry.name, limit)
         if not is_document:
-            return list(split_passages((None if more else decoded(data)) or ""))
+            return list(split_passages((None if more else decode_text(data)) or ""))
         if not documents.is_pdf(data):
             return list(split_passages(documents.read_docx(data)))
         pages = documents.read_pdf(data, count=100).pages

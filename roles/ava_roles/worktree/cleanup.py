@@ -18,12 +18,12 @@ _GITS = re.compile(r"(\.git|git~1)[ .]*([\\:].*)?", re.IGNORECASE | re.DOTALL)
 """Names that some system takes for `.git`; git refuses to work with them."""
 
 
-def is_gits(name: str) -> bool:
+def is_git_name(name: str) -> bool:
     """Tell whether a name is git's own on some system."""
     return _GITS.fullmatch(name) is not None
 
 
-def sweep(tree: Path, trash: Path, check: Callable[[], None] = lambda: None) -> list[str]:
+def remove_unwanted(tree: Path, trash: Path, check: Callable[[], None] = lambda: None) -> list[str]:
     """Remove what is git's own, pipes, sockets, devices and folders nested too deep; make the rest ours to read.
 
     No process may be at work in the tree. No link is followed.
@@ -80,7 +80,7 @@ def _tidied(here: int, at: str, deepest: bool, trash: Path, removed: list[str]) 
             os.chmod(name, mode | stat.S_IRWXU, dir_fd=here)
         wanted = is_folder or stat.S_ISREG(found.st_mode) or stat.S_ISLNK(found.st_mode)
         linked = name.lower() == ".gitmodules" and stat.S_ISLNK(found.st_mode)
-        if is_gits(name) or linked or not wanted or (is_folder and deepest):
+        if is_git_name(name) or linked or not wanted or (is_folder and deepest):
             _remove(name, here, trash)
             removed.append(at + name)
         elif is_folder:

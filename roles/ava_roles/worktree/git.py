@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
-from ava_roles.errors import NoRepository, WorkshopFailed
+from ava_roles.errors import NoRepository, WorktreeFailed
 from ava_roles.sandbox.git import OFF, GitOutput, NoGitFolder, environment, folders_of, git_program, run_git, take
 from ava_roles.sandbox.programs import read_small
 
@@ -24,29 +24,32 @@ _TOO_LARGE = getattr(signal, "SIGXFSZ", 0) or 1_000
 
 
 @contextmanager
-def told(doing: str) -> Generator[None]:
+def translate_os_errors(doing: str) -> Generator[None]:
     """Say what a system error means for what was being done.
 
     Raises:
-        WorkshopFailed: There was one.
+        WorktreeFailed: There was one.
     """
     try:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise WorkshopFailed(f"{doing} failed: the disk is full; make room there, and start again") from error
+            raise WorktreeFailed(f"{doing} failed: the disk is full; make room there, and start again") from error
         place = f" ({error.filename})" if error.filename else ""
-        raise WorkshopFailed(f"{doing} failed: {error.strerror or error}{place}") from error
+        raise WorktreeFailed(f"{doing} failed: {error.strerror or error}{place}") from error
 
 
 @contextmanager
-def folder_aside(doing: str) -> Generator[Path]:
+def temporary_folder(doing: str) -> Generator[Path]:
     """Hold a folder for the time of one piece of work; `doing` says what, as for `told`.
 
     Raises:
-        WorkshopFailed: It cannot be made, or what is done in it failed.
+        WorktreeFailed: It cannot be made, or what is done in it failed.
     """
-    with told(doing), tempfile.TemporaryDirectory(prefix="ava-git-", ignore_cleanup_errors=True) as folder:
+    with (
+        translate_os_errors(doing),
+        tempfile.TemporaryDirectory(prefix="ava-git-", ignore_cleanup_errors=True) as folder,
+    ):
         yield Path(folder)
 
 
@@ -76,14 +79,14 @@ class Git:
         """Call git, and return how it ended.
 
         Raises:
-            WorkshopFailed: It could not be started, or took too long.
+            WorktreeFailed: It could not be started, or took too long.
         """
         at = [f"--git-dir={self.own}", *([f"--work-tree={self.tree}"] if self.tree is not None else [])]
         settings = [part for each in OFF for part in ("-c", each)]
         index = {"GIT_INDEX_FILE": str(self.index)} if self.index is not None else {}
         ended = False
         try:
-            with told(f"git {words[0]}"):
+            with translate_os_errors(f"git {words[0]}"):
                 said = run_git(
                     [self.program, *at, *settings, *words],
                     folder=self.tree or self.own,
@@ -99,19 +102,19 @@ class Git:
             if self.index is not None and not ended:  # killed, it leaves its lock
                 self.index.with_name(f"{self.index.name}.lock").unlink(missing_ok=True)
         if said.code is None:
-            raise WorkshopFailed(f"git {words[0]} did not end within {GIT_S:g} s; look whether the disk is very slow")
+            raise WorktreeFailed(f"git {words[0]} did not end within {GIT_S:g} s; look whether the disk is very slow")
         return said
 
     def __call__(self, *words: str, stdin: bytes = b"") -> GitOutput:
         """Call git, which must not fail.
 
         Raises:
-            WorkshopFailed: It failed; says what git said.
+            WorktreeFailed: It failed; says what git said.
         """
         said = self.said(*words, stdin=stdin)
         if said.code != 0:
             places = [self.own, *(Path(place) for place in self.variables.values() if place.startswith("/"))]
-            raise WorkshopFailed(_failed(words[0], said, full=any(map(_is_full, places))))
+            raise WorktreeFailed(_failed(words[0], said, full=any(map(_is_full, places))))
         return said
 
     def line(self, *words: str, stdin: bytes = b"") -> str:
@@ -174,7 +177,7 @@ class UserRepository:
 
         Raises:
             NoRepository: It is not the root of a checkout; says what to do.
-            WorkshopFailed: git is not there.
+            WorktreeFailed: git is not there.
         """
         if not root.is_dir():
             raise NoRepository(f"{root} is no folder; give the root of a git checkout as workspace")
@@ -183,7 +186,7 @@ class UserRepository:
             _refuse(root)
         program = git_program(root)
         if program is None:
-            raise WorkshopFailed(_NO_GIT)
+            raise WorktreeFailed(_NO_GIT)
         try:
             folder, common = folders_of(root)
         except NoGitFolder as error:
@@ -200,9 +203,9 @@ class UserRepository:
         """The whole configuration that git has here, the user's own too: read, and never worked with.
 
         Raises:
-            WorkshopFailed: git cannot read it.
+            WorktreeFailed: git cannot read it.
         """
-        with folder_aside("reading git's configuration") as aside:
+        with temporary_folder("reading git's configuration") as aside:
             env = {**environment(self.folder), "HOME": str(self.home)}
             for name in ("GIT_CONFIG_NOSYSTEM", "GIT_CONFIG_GLOBAL"):
                 del env[name]
@@ -214,7 +217,7 @@ class UserRepository:
                 within_s=10,
             )
         if said.code != 0:
-            raise WorkshopFailed(f"git cannot read the configuration of {self.root}: {said.errors[:300]}; mend it")
+            raise WorktreeFailed(f"git cannot read the configuration of {self.root}: {said.errors[:300]}; mend it")
         pairs = (os.fsdecode(each).partition("\n") for each in said.out.split(b"\0") if each)
         return {key.lower(): value for key, _newline, value in pairs}
 
@@ -232,9 +235,9 @@ class UserRepository:
                 theirs, and no configuration. Otherwise it has none, and objects of its own.
 
         Raises:
-            WorkshopFailed: It cannot be made.
+            WorktreeFailed: It cannot be made.
         """
-        with told("making a git directory"):
+        with translate_os_errors("making a git directory"):
             for name in ("objects/info", "info", *(() if joined else ("refs/heads",))):
                 (own / name).mkdir(mode=0o700, parents=True, exist_ok=True)
             (own / "config").write_text(self._configuration(joined), "utf-8")
@@ -256,7 +259,7 @@ class UserRepository:
     @contextmanager
     def joined(self) -> Generator[Git]:
         """Hold a git directory of ours that has this repository's objects, branches and HEAD."""
-        with folder_aside("working with the repository") as aside:
+        with temporary_folder("working with the repository") as aside:
             yield self.git_folder(aside / "git", joined=True)
 
     def head(self, git: Git) -> tuple[str, str | None]:

@@ -15,8 +15,8 @@ from typing import Any, cast
 
 from ava_roles.sandbox.git import take
 from ava_roles.sandbox.paths import shown
-from ava_roles.worktree.git import Git, UserRepository, folder_aside, told
-from ava_roles.worktree.verify import filters
+from ava_roles.worktree.git import Git, UserRepository, temporary_folder, translate_os_errors
+from ava_roles.worktree.verify import filtered_files
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class CheckoutState:
     notes: tuple[str, ...]
 
 
-def look(repository: Path, home: Path) -> CheckoutState:
+def inspect_checkout(repository: Path, home: Path) -> CheckoutState:
     """Return how a checkout stands. Blocking, quick; runs nothing of the repository's, and changes nothing.
 
     Args:
@@ -51,10 +51,10 @@ def look(repository: Path, home: Path) -> CheckoutState:
 
     Raises:
         NoRepository: There is no commit to begin at; says what to do.
-        WorkshopFailed: git is not there, or cannot tell.
+        WorktreeFailed: git is not there, or cannot tell.
     """
     theirs = UserRepository.at(repository, home)
-    with folder_aside("looking at the repository") as aside:
+    with temporary_folder("looking at the repository") as aside:
         git = theirs.git_folder(aside / "git", joined=True)
         head, branch = theirs.head(git)
         listed = git("ls-tree", "-r", "-z", "--full-tree", head).names()
@@ -77,13 +77,13 @@ def _filtered(git: Git, head: str, names: list[str]) -> list[tuple[str, str]]:
     said = git("cat-file", "--batch", stdin=stdin).out if stdin else b""
     if b"filter" not in said + (local.read_bytes() if local.is_file() else b""):
         return []
-    return filters(git, head, names)
+    return filtered_files(git, head, names)
 
 
 def _uncommitted(theirs: UserRepository, git: Git, head: str) -> int:
     """Return how many files differ from the last commit, asked with a copy of the index."""
     index = git.own / "index"
-    with told("reading the index"):
+    with translate_os_errors("reading the index"):
         for name in ("index", *(path.name for path in theirs.folder.glob("sharedindex.*"))):
             take(theirs.folder, name, git.own / name)
     asking = git.on(theirs.root, index)
@@ -144,12 +144,12 @@ class CommandNotFound:
     """None fits."""
 
 
-def find_verify(repository: Path, home: Path) -> CommandFound | CommandAmbiguous | CommandNotFound:
+def find_verify_command(repository: Path, home: Path) -> CommandFound | CommandAmbiguous | CommandNotFound:
     """Return which of pytest, npm test, cargo test, go test and make test verifies a project. Blocking; runs nothing.
 
     Raises:
         NoRepository: There is no commit to look at; says what to do.
-        WorkshopFailed: git is not there, or cannot tell.
+        WorktreeFailed: git is not there, or cannot tell.
     """
     theirs = UserRepository.at(repository, home)
     with theirs.joined() as git:

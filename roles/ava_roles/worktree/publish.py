@@ -13,12 +13,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from ava_roles.errors import WorkshopFailed
-from ava_roles.worktree.git import Git, UserRepository, told
+from ava_roles.errors import WorktreeFailed
+from ava_roles.worktree.git import Git, UserRepository, translate_os_errors
 from ava_roles.worktree.spec import Branch, ChangedFile
 from ava_roles.worktree.state import WorktreeRecord
 from ava_roles.worktree.trees import Trees
-from ava_roles.worktree.verify import filters
+from ava_roles.worktree.verify import filtered_files
 
 _PLAIN = ("--no-ext-diff", "--no-textconv", "--no-renames", "--ignore-submodules=all")
 _Kind = Literal["added", "changed", "removed"]
@@ -86,7 +86,7 @@ def _words(git: Git, commit: str, commands: Sequence[str]) -> set[str]:
     return words
 
 
-def changes(git: Git, base: str, head: str, commands: Sequence[str] = ()) -> tuple[ChangedFile, ...]:
+def changed_files(git: Git, base: str, head: str, commands: Sequence[str] = ()) -> tuple[ChangedFile, ...]:
     """Return what differs between two commits or trees, file by file; a renamed one is removed and added.
 
     Args:
@@ -110,7 +110,7 @@ def changes(git: Git, base: str, head: str, commands: Sequence[str] = ()) -> tup
     )
 
 
-def diff_of(git: Git, base: str, head: str) -> str:
+def unified_diff(git: Git, base: str, head: str) -> str:
     """Return the unified diff of two commits."""
     said = git("diff-tree", "-r", "-p", "-M", "--no-color", "--no-ext-diff", "--no-textconv", base, head)
     return said.out.decode("utf-8", "replace")
@@ -120,13 +120,13 @@ _NAMES = 50
 _FALLBACK = ("Ava", "ava@localhost")
 
 
-def keep(trees: Trees, message: str) -> Branch | None:
+def publish_branch(trees: Trees, message: str) -> Branch | None:
     """Commit what differs from the base, and make the branch; None where nothing differs. Blocking.
 
     Called again, after a crash or not, it leads to the same branch; where more has been done since, the branch goes on.
 
     Raises:
-        WorkshopFailed: It cannot be kept.
+        WorktreeFailed: It cannot be kept.
     """
     tree = trees.candidate()
     kept = trees.place.known()
@@ -141,10 +141,10 @@ def keep(trees: Trees, message: str) -> Branch | None:
         there = _branches(joined)
         kept = _named(trees, kept, head, there)
         assert kept.branch is not None
-        found = changes(git, kept.base, head, (trees.order.verify, trees.order.setup or ""))
+        found = changed_files(git, kept.base, head, (trees.order.verify, trees.order.setup or ""))
         _bring(trees, joined, git, kept.base, head)
         _refer(trees.theirs, joined, kept.branch, head, there.get(kept.branch))
-    if through := filters(
+    if through := filtered_files(
         git, head, [each.path for each in found if each.kind != "removed"]
     ):  # no names: not our words
         files = "1 changed file" if len(through) == 1 else f"{len(through):,} changed files"
@@ -197,7 +197,7 @@ def _named(trees: Trees, kept: WorktreeRecord, head: str, there: Mapping[str, st
     further = (f"{name}-{number}" for number in range(2, _NAMES) for name in first)
     name = next((name for name in (*first, *further) if _free(name, there)), None)
     if name is None:
-        raise WorkshopFailed(f"{trees.theirs.root} has all of the branches ava/{run_id} to -{_NAMES - 1}; remove some")
+        raise WorktreeFailed(f"{trees.theirs.root} has all of the branches ava/{run_id} to -{_NAMES - 1}; remove some")
     return trees.place.note(branch=name, head=head, previous=None)
 
 
@@ -236,7 +236,7 @@ def _refer(theirs: UserRepository, joined: Git, name: str, head: str, at: str | 
         return
     made = [theirs.common / above / part for above in ("refs/heads", "logs/refs/heads") for part in _ways(name)]
     new = [path for path in made if not path.exists()]
-    with told("making the branch"):  # nobody else makes it, so a lock on it is what a crash has left
+    with translate_os_errors("making the branch"):  # nobody else makes it, so a lock on it is what a crash has left
         (theirs.common / "refs/heads" / f"{name}.lock").unlink(missing_ok=True)
     joined("update-ref", "--no-deref", "-m", "ava", f"refs/heads/{name}", head, at or "0" * len(head))
     _hand_over(theirs, new)
@@ -262,7 +262,7 @@ def _hand_over(theirs: UserRepository, made: Sequence[Path]) -> None:
     """Give what root has made in a repository to the user whose it is."""
     if not hasattr(os, "geteuid") or os.geteuid() != 0:
         return
-    with told("handing the branch over"):
+    with translate_os_errors("handing the branch over"):
         owner = theirs.objects.stat()
         if owner.st_uid == 0 and owner.st_gid == 0:
             return

@@ -11,19 +11,19 @@ from threading import Lock
 import anyio
 from anyio.from_thread import check_cancelled
 
-from ava_roles.errors import WorkshopFailed
+from ava_roles.errors import WorktreeFailed
 from ava_roles.sandbox.paths import Root
 from ava_roles.sandbox.sandbox import Command, Sandbox
 from ava_roles.sandbox.workbench import CommandSandbox
 from ava_roles.threads import run_sync
 from ava_roles.worktree import publish
 from ava_roles.worktree.edits import Edits
-from ava_roles.worktree.git import UserRepository, told
-from ava_roles.worktree.publish import diff_of
+from ava_roles.worktree.git import UserRepository, translate_os_errors
+from ava_roles.worktree.publish import unified_diff
 from ava_roles.worktree.spec import Baseline, Branch, WorktreeSpec
 from ava_roles.worktree.state import WorktreeFolder
-from ava_roles.worktree.trees import Trees, WorktreeSandboxes, remove_workshop
-from ava_roles.worktree.verify import Verdict, mark_of
+from ava_roles.worktree.trees import Trees, WorktreeSandboxes, remove_folder
+from ava_roles.worktree.verify import Verdict, manifests_digest
 
 _KEPT_OUTPUT = 400_000
 
@@ -74,7 +74,7 @@ class WorktreeSession:
         Raises:
             NoRepository: There is no commit to begin at.
             BadNamespace: It names what cannot be changed here, such as a path in a submodule.
-            WorkshopFailed: The trees cannot be made; says what to do.
+            WorktreeFailed: The trees cannot be made; says what to do.
             ToolFailed: No command can be started.
         """
         self.say("Taking up the worktree" if resumed else "Making the worktree")
@@ -107,7 +107,7 @@ class WorktreeSession:
     def made(self) -> tuple[Trees, WorktreeSandboxes, Root, Edits]:
         """What there is once `prepare` has been awaited."""
         if self._made is None:
-            raise WorkshopFailed("the worktree is not there; it has to be prepared first")
+            raise WorktreeFailed("the worktree is not there; it has to be prepared first")
         return self._made
 
     async def after_command(self) -> str:
@@ -121,7 +121,7 @@ class WorktreeSession:
         What passes after another candidate was at work in that tree is run again in one made anew: only that counts.
 
         Raises:
-            WorkshopFailed: The trees cannot be read or written.
+            WorktreeFailed: The trees cannot be read or written.
             ToolFailed: The command cannot be started.
         """
         trees = self.made[0]
@@ -151,10 +151,10 @@ class WorktreeSession:
         """Commit what differs, and make the branch; None when nothing differs. Blocking.
 
         Raises:
-            WorkshopFailed: It cannot be kept; the worktree is as it was.
+            WorktreeFailed: It cannot be kept; the worktree is as it was.
         """
         with self._keeping:
-            return publish.keep(self.made[0], message)
+            return publish.publish_branch(self.made[0], message)
 
     def close(self) -> None:
         """Close what is open; nothing is removed. Blocks while the work is being kept, which has to have its lock."""
@@ -182,14 +182,14 @@ class WorktreeSession:
         trees = Trees(self._order, place, theirs)
         if trees.take_up() is None:
             if resumed:
-                raise WorkshopFailed(
+                raise WorktreeFailed(
                     f"the worktree {self._here} is not there any more, and what the run had changed in it is lost"
                 )
             trees.make(check_cancelled)
         benches = WorktreeSandboxes(
             trees, self._sandbox.mounts, self._home, self._read_only, self._closed, check_cancelled
         )
-        with told("opening the worktree"):
+        with translate_os_errors("opening the worktree"):
             root = Root.open(place.tree)
             edits = Edits(root, self._order.namespace, place.edits, trees.submodules)
             self._made = trees, benches, root, edits
@@ -200,7 +200,7 @@ class WorktreeSession:
         if line is None:
             return None
         trees = self.made[0]
-        mark = await run_sync(mark_of, trees.git, tree)
+        mark = await run_sync(manifests_digest, trees.git, tree)
         known = await run_sync(trees.place.known)
         if known.setup == mark:
             return None
@@ -255,7 +255,7 @@ class WorktreeSandbox:
         """Make room: remove what git ignores, and what commands keep in their home. The work itself stays.
 
         Raises:
-            WorkshopFailed: It cannot be removed.
+            WorktreeFailed: It cannot be removed.
         """
         async with self._turn:
             await run_sync(self._workshop.made[0].clear, abandon_on_cancel=False)
@@ -267,7 +267,7 @@ class WorktreeSandbox:
         Also removes what has no business in a worktree: `.git`, pipes, devices; and setuid bits.
 
         Raises:
-            WorkshopFailed: The worktree cannot be read or written.
+            WorktreeFailed: The worktree cannot be read or written.
         """
         async with self._turn:
             return await run_sync(self._workshop.made[0].tidy, check_cancelled, abandon_on_cancel=False)
@@ -276,11 +276,11 @@ class WorktreeSandbox:
         """Do nothing: the worktree outlives its commands."""
 
 
-def keep_left(order: WorktreeSpec, here: Path, home: Path, message: str) -> Branch | None:
+def publish_leftover(order: WorktreeSpec, here: Path, home: Path, message: str) -> Branch | None:
     """Keep what a run that has ended left in its worktree; None where there is nothing. Blocking, without a sandbox.
 
     Raises:
-        WorkshopFailed: It cannot be kept; the worktree is as it was.
+        WorktreeFailed: It cannot be kept; the worktree is as it was.
     """
     if not (here / "kept.json").is_file():
         return None
@@ -288,35 +288,35 @@ def keep_left(order: WorktreeSpec, here: Path, home: Path, message: str) -> Bran
     place = WorktreeFolder(here)
     try:
         trees = Trees(order, place, theirs)
-        return publish.keep(trees, message) if trees.take_up() is not None else None
+        return publish.publish_branch(trees, message) if trees.take_up() is not None else None
     finally:
         place.close()
 
 
-def remove(here: Path) -> None:
+def remove_worktree(here: Path) -> None:
     """Remove a workshop's folder, with what commands have left in it. Blocking; what is gone already is no fault.
 
     Raises:
-        WorkshopFailed: Something of it cannot be removed, or is still worked with.
+        WorktreeFailed: Something of it cannot be removed, or is still worked with.
     """
     if not here.exists():
         return
     place = WorktreeFolder(here)
     try:
-        remove_workshop(here)
+        remove_folder(here)
     finally:
         place.close()
 
 
-def diff(repository: Path, base: str, head: str, home: Path) -> str:
+def branch_diff(repository: Path, base: str, head: str, home: Path) -> str:
     """Return the unified diff of two commits of a repository. Blocking; runs nothing of the repository's.
 
     Raises:
         NoRepository: There is no repository any more.
-        WorkshopFailed: One of the commits is not there any more, or git cannot tell.
+        WorktreeFailed: One of the commits is not there any more, or git cannot tell.
     """
     for commit in (base, head):
         if not commit or not all(char in "0123456789abcdef" for char in commit):
-            raise WorkshopFailed(f"{commit!r:.80} is no commit's id")
+            raise WorktreeFailed(f"{commit!r:.80} is no commit's id")
     with UserRepository.at(repository, home).joined() as git:
-        return diff_of(git, base, head)
+        return unified_diff(git, base, head)

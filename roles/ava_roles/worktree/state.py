@@ -9,9 +9,9 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from ava_roles.errors import WorkshopFailed
+from ava_roles.errors import WorktreeFailed
 from ava_roles.sandbox.removal import remove_tree
-from ava_roles.worktree.git import told
+from ava_roles.worktree.git import translate_os_errors
 
 _TAKEN_S = 30.0
 """A git that a killed server has left comes to its end by then."""
@@ -51,7 +51,7 @@ class WorktreeFolder:
         here: The folder; made if it is not there.
 
     Raises:
-        WorkshopFailed: It cannot be made, or a git of an earlier owner is still at work in it.
+        WorktreeFailed: It cannot be made, or a git of an earlier owner is still at work in it.
     """
 
     def __init__(self, here: Path) -> None:
@@ -59,7 +59,7 @@ class WorktreeFolder:
         self.tree, self.check, self.git = here / "tree", here / "check", here / "git"
         self.home, self.check_home = here / "home", here / "check-home"
         self.code, self.edits, self.trash = here / "code", here / "edits", here / "trash"
-        with told("making the worktree's folder"):
+        with translate_os_errors("making the worktree's folder"):
             here.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock = os.open(here / "lock", os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o600)
         try:
@@ -86,12 +86,12 @@ class WorktreeFolder:
         """Return what is known of trees that are there."""
         kept = self.kept()
         if kept is None:
-            raise WorkshopFailed(f"what was written down of the worktree is gone from {self.here}; start the run again")
+            raise WorktreeFailed(f"what was written down of the worktree is gone from {self.here}; start the run again")
         return kept
 
     def keep(self, kept: WorktreeRecord) -> None:
         """Write down what is known, in one step."""
-        with told("writing down what is known of the worktree"):
+        with translate_os_errors("writing down what is known of the worktree"):
             new = self.here / "kept.new"
             with new.open("w", encoding="utf-8", errors="surrogateescape") as file:
                 json.dump(asdict(kept), file)
@@ -128,5 +128,5 @@ class WorktreeFolder:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return
             if time.monotonic() > until:
-                raise WorkshopFailed(f"another process is at work in {self.here}; wait until it has ended")
+                raise WorktreeFailed(f"another process is at work in {self.here}; wait until it has ended")
             time.sleep(0.05)

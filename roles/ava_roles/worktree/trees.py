@@ -16,17 +16,17 @@ from dataclasses import replace
 from pathlib import Path
 from threading import RLock
 
-from ava_roles.errors import BadNamespace, NoRepository, WorkshopFailed
+from ava_roles.errors import BadNamespace, NoRepository, WorktreeFailed
 from ava_roles.sandbox.copies import dependencies_of
 from ava_roles.sandbox.paths import Root, shown
 from ava_roles.sandbox.removal import remove_tree
 from ava_roles.sandbox.toolchains import Toolchains, find_toolchains
 from ava_roles.sandbox.workbench import CommandLayout, CommandSandbox, read_only_note, without_odd
-from ava_roles.worktree.cleanup import is_gits, remove_names, sweep
-from ava_roles.worktree.git import Git, UserRepository, told
+from ava_roles.worktree.cleanup import is_git_name, remove_names, remove_unwanted
+from ava_roles.worktree.git import Git, UserRepository, translate_os_errors
 from ava_roles.worktree.spec import WorktreeSpec, within
 from ava_roles.worktree.state import WorktreeFolder, WorktreeRecord
-from ava_roles.worktree.verify import ProtectedPaths, protected, same_as_written
+from ava_roles.worktree.verify import ProtectedPaths, find_protected_paths, is_as_written
 
 _SHOWN = 8
 _COARSE_S = 0.05
@@ -70,11 +70,11 @@ class Trees:
         if kept is None or kept.repository != str(self.theirs.root):
             return None
         self._git = Git(self.theirs.program, self.place.git, held=self.place.held)
-        with told("taking up the worktree"):
+        with translate_os_errors("taking up the worktree"):
             for lock in self.place.git.glob("*.lock"):
                 lock.unlink()
         if self.git.said("cat-file", "-e", f"{kept.base}^{{commit}}").code != 0:
-            raise WorkshopFailed(
+            raise WorktreeFailed(
                 f"the commit {kept.base} that this run began at is not in {self.theirs.root} any more (a git gc has"
                 " removed it, or the repository is another one); start the run again"
             )
@@ -88,7 +88,7 @@ class Trees:
         Raises:
             NoRepository: There is no commit.
             BadNamespace: It lies in a submodule.
-            WorkshopFailed: They cannot be made; nothing of them is left.
+            WorktreeFailed: They cannot be made; nothing of them is left.
         """
         with self.theirs.joined() as joined:
             base = self.order.base or self.theirs.head(joined)[0]
@@ -97,7 +97,7 @@ class Trees:
                     f"the commit {base} that was approved is not in {self.theirs.root} any more; have it proposed anew"
                 )
         try:
-            with told("making the worktree"):
+            with translate_os_errors("making the worktree"):
                 self.place.clear()
                 git = self.theirs.git_folder(self.place.git, joined=False)
                 (self.place.git / "HEAD").write_text(f"{base}\n")
@@ -116,7 +116,7 @@ class Trees:
 
     def _know(self, base: str, tree: Path | None = None) -> None:
         """Look which paths are not to be touched."""
-        self._protected = protected(self.git, base, tree)
+        self._protected = find_protected_paths(self.git, base, tree)
         for path in self.order.namespace:
             inside = next((name for name in self._protected.submodules if within((name,), path)), None)
             if inside is not None:
@@ -137,8 +137,8 @@ class Trees:
 
     def tidy(self, check: Callable[[], None] = lambda: None) -> str:
         """Take back what was changed outside of the namespace, and return what that was, as a sentence or nothing."""
-        with self._turn, told("tidying the worktree"):
-            removed = sweep(self.place.tree, self.place.trash, check)
+        with self._turn, translate_os_errors("tidying the worktree"):
+            removed = remove_unwanted(self.place.tree, self.place.trash, check)
             git = replace(self.git, check=check).on(self.place.tree, self._base_index)
             git.said("update-index", "-q", "--really-refresh")  # it fails for every name that is to be looked at
             back = [name for name in self._touched(git) if not self.may_change(name)]
@@ -152,7 +152,7 @@ class Trees:
 
     def clear(self) -> None:
         """Remove what git ignores of the worktree, and the home of its commands: none of it is part of the work."""
-        with self._turn, told("making room in the worktree"):
+        with self._turn, translate_os_errors("making room in the worktree"):
             git = self.git.on(self.place.tree, self._base_index)
             ignored = git("ls-files", "-z", "--others", "--ignored", "--exclude-standard", "--directory").names()
             remove_names(self.place.tree, self._ours(name.rstrip("/") for name in ignored), self.place.trash)
@@ -173,7 +173,7 @@ class Trees:
             git = replace(self.git, check=check)
             base = git.on(self.place.tree, self._base_index)
             index = self.place.git / "index-candidate"
-            with told("reading the worktree"):
+            with translate_os_errors("reading the worktree"):
                 shutil.copyfile(self._base_index, index)
             now = git.on(self.place.tree, index)
             update = ("update-index", "--add", "--remove", "--replace", "-z", "--stdin")
@@ -191,14 +191,14 @@ class Trees:
             return found
         root = Root.open(git.tree)
         try:
-            return [name for name in found if name not in written or not same_as_written(root, name, written[name])]
+            return [name for name in found if name not in written or not is_as_written(root, name, written[name])]
         finally:
             root.close()
 
     def _others(self, git: Git) -> list[str]:
         """Return what is in the tree and not in the index, and is not ignored."""
         found = self._ours(git("ls-files", "-z", "--others", "--exclude-standard").names())
-        return [name for name in found if not any(map(is_gits, name.split("/")))]
+        return [name for name in found if not any(map(is_git_name, name.split("/")))]
 
     def _rules(self, git: Git) -> list[str]:
         """Return files that would tell git what to ignore, and are not in the index, beside files that are.
@@ -235,10 +235,10 @@ class Trees:
 
         What the candidate has git ignore stays from check to check, such as what a compiler has made.
         """
-        with self._turn, told("making the tree for the check"):
+        with self._turn, translate_os_errors("making the tree for the check"):
             tree, trash = self.place.check, self.place.trash
             tree.mkdir(mode=0o755, exist_ok=True)  # a crash may have come after it was removed
-            sweep(tree, trash, check)
+            remove_unwanted(tree, trash, check)
             git = replace(self.git, check=check).on(tree, self._check_index)
             before = self._check_index.stat().st_mtime
             git.said("update-index", "-q", "--really-refresh")
@@ -249,14 +249,14 @@ class Trees:
             beside = set(self.place.known().beside)
             remove_names(tree, (name for name in self._others(git) if name not in beside), trash)
             if wrong := self._touched(git):
-                raise WorkshopFailed(f"the tree for the check cannot be written: {_some(list(map(shown, wrong)))}")
+                raise WorktreeFailed(f"the tree for the check cannot be written: {_some(list(map(shown, wrong)))}")
 
     def anew(self, candidate: str) -> None:
         """Empty the tree for checks, and the home of its commands: what other candidates have left is gone.
 
         What is written down comes last, so that a crash on the way leads here again.
         """
-        with self._turn, told("making the tree for the check anew"):
+        with self._turn, translate_os_errors("making the tree for the check anew"):
             self.place.note(setup=None, beside=())
             remove_tree(self.place.check_home)
             remove_tree(self.place.check)
@@ -278,13 +278,13 @@ class Trees:
         return any(not entry.startswith("160000 ") for entry in said)
 
 
-def remove_workshop(here: Path) -> None:
+def remove_folder(here: Path) -> None:
     """Remove all of it.
 
     Raises:
-        WorkshopFailed: Something of it cannot be removed.
+        WorktreeFailed: Something of it cannot be removed.
     """
-    with told(f"removing {here}"):
+    with translate_os_errors(f"removing {here}"):
         remove_tree(here)
 
 
@@ -307,7 +307,9 @@ def _some(names: Sequence[str]) -> str:
     return f"{', '.join(names[:_SHOWN])}{more}"
 
 
-def stand(tree: Path, project: Path, names: Sequence[str], trash: Path, *, mounts: bool) -> tuple[str, ...]:
+def prepare_dependency_folders(
+    tree: Path, project: Path, names: Sequence[str], trash: Path, *, mounts: bool
+) -> tuple[str, ...]:
     """Make ready where folders of packages are to stand, through no link; return those that can.
 
     Args:
@@ -371,7 +373,7 @@ class WorktreeSandboxes:
         self._project = trees.theirs.root
         self._notes: list[str] = []
         self._size: int | None = None
-        with told("looking for the project's packages"):
+        with translate_os_errors("looking for the project's packages"):
             trees.dependencies = self._dependencies(home, check)
             trees.place.note(dependencies=trees.dependencies)
             self._tools: Toolchains = find_toolchains(
@@ -407,10 +409,12 @@ class WorktreeSandboxes:
 
     def _bench(self, work: Path, home: Path, notes: str, *, measured: bool) -> CommandSandbox:
         place = self._trees.place
-        with told("laying out the worktree"):
+        with translate_os_errors("laying out the worktree"):
             for folder in (home / "tmp", place.code):
                 folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-            standing = stand(work, self._project, self._trees.dependencies, place.trash, mounts=self._mounts)
+            standing = prepare_dependency_folders(
+                work, self._project, self._trees.dependencies, place.trash, mounts=self._mounts
+            )
             laying = CommandLayout(self._mounts, self._trees.order.run_id, home, place.code)
             seen, binds = laying.folder(work, self._project, standing)
         return laying.bench(seen, [*laying.beside(self._tools), *binds], self._tools, notes, measured=measured)

@@ -138,7 +138,7 @@ _MANIFESTS = frozenset(
 )
 
 
-def mark_of(git: Git, tree: str) -> str:
+def manifests_digest(git: Git, tree: str) -> str:
     """Return a mark of a commit or tree that changes when one of these files does."""
     listed = git("ls-tree", "-r", "-z", "--full-tree", tree).names()
     wanted = (entry for entry in listed if _is_manifest(entry.partition("\t")[2]))
@@ -168,7 +168,7 @@ class ProtectedPaths:
     written: dict[str, str] = field(default_factory=dict[str, str])
 
 
-def protected(git: Git, commit: str, tree: Path | None) -> ProtectedPaths:
+def find_protected_paths(git: Git, commit: str, tree: Path | None) -> ProtectedPaths:
     """Look at a commit.
 
     Args:
@@ -181,7 +181,7 @@ def protected(git: Git, commit: str, tree: Path | None) -> ProtectedPaths:
     blobs = [(words[2], name) for words, name in entries if words[1] == "blob"]
     rules = _rules(git, [object_id for object_id, name in blobs if name.rpartition("/")[2] == ".gitattributes"])
     names = [name for _id, name in blobs]
-    lfs = [name for name, value in filters(git, commit, names) if value == "lfs"] if b"lfs" in rules else []
+    lfs = [name for name, value in filtered_files(git, commit, names) if value == "lfs"] if b"lfs" in rules else []
     found = git.own / "written.json"
     if tree is not None:
         converted = rules or any(git.said("config", name).code == 0 for name in ("core.autocrlf", "core.eol"))
@@ -190,7 +190,7 @@ def protected(git: Git, commit: str, tree: Path | None) -> ProtectedPaths:
     return ProtectedPaths(submodules, frozenset(lfs), json.loads(found.read_text()))
 
 
-def filters(git: Git, commit: str, names: Sequence[str]) -> list[tuple[str, str]]:
+def filtered_files(git: Git, commit: str, names: Sequence[str]) -> list[tuple[str, str]]:
     """Return the names that go through a git filter, by the attributes of a commit, each with the filter's name."""
     index = git.own / f"index-{os.urandom(6).hex()}"
     asking = replace(git, tree=None, index=index)
@@ -204,7 +204,7 @@ def filters(git: Git, commit: str, names: Sequence[str]) -> list[tuple[str, str]
     return [(name, value) for name, value in found if value not in ("unspecified", "unset", "set")]
 
 
-def same_as_written(tree: Root, name: str, mark: str) -> bool:
+def is_as_written(tree: Root, name: str, mark: str) -> bool:
     """Tell whether a file is as it was written."""
     return _mark(tree, name) == mark
 

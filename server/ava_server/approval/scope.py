@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 from ava_audit.rows import RunRow
 from ava_roles.mcp_client.connection import ToolListing
 from ava_roles.mcp_client.entry import ServerEntry, covers, is_wildcard, server_of
-from ava_roles.mcp_client.running import McpTool, RunMcpServers
+from ava_roles.mcp_client.run_servers import McpTool, RunMcpServers
 from ava_roles.mcp_client.tools import OfferedTool
 from ava_roles.role import Role, parse_role
 from ava_roles.sandbox.paths import Root

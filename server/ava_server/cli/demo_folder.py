@@ -137,7 +137,7 @@ def _texts(folder: Path) -> Iterator[str]:
     from ava_roles.errors import RolesError, ToolFailed
     from ava_roles.sandbox.paths import Root
     from ava_roles.tools import documents
-    from ava_roles.tools.text_files import WalkFilter, decoded
+    from ava_roles.tools.text_files import WalkFilter, decode_text
 
     try:
         root = Root.open(folder)
@@ -154,7 +154,7 @@ def _texts(folder: Path) -> Iterator[str]:
             try:
                 if not document:
                     data, cut = root.read(entry.name, CHARS_MOST)
-                    yield decoded(data, cut=cut) or ""
+                    yield decode_text(data, cut=cut) or ""
                 elif read_documents <= DOCUMENTS_MOST:
                     data, _ = root.read(entry.name, 10_000_000)
                     pages = documents.read_pdf(data, count=10).pages if documents.is_pdf(data) else ()

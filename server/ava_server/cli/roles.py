@@ -128,7 +128,7 @@ def new_command(
 ) -> None:
     """Write a role file with comments into roles/ of the data root, and say where; one that is there stays."""
     from ava_roles.errors import RoleFileError
-    from ava_roles.role_files import renamed
+    from ava_roles.role_files import rename_role
     from ava_server.config.role_folders import places_here
     from ava_server.config.settings import load_settings
     from ava_server.core.files import create_file
@@ -143,7 +143,7 @@ def new_command(
         taken = catalog.by_name[name].source
         raise BadInput(f"There is a role {name} already ({taken}), and a file does not take its place. Choose another.")
     try:
-        text = renamed(_starting() if from_role is None else catalog.get(from_role).text, name)
+        text = rename_role(_starting() if from_role is None else catalog.get(from_role).text, name)
     except RoleFileError as error:
         raise BadInput(f"--from {from_role}: {error.reason}") from None
     path = root.roles / f"{name}.md"
@@ -204,7 +204,7 @@ def _given(files: list[str]) -> tuple[list[Remark], int]:
     """Check the files that were named, and those of the folders that were."""
     from ava_roles.catalog import BUILT_IN
     from ava_roles.errors import RoleFileError
-    from ava_roles.role_files import Folder, Remark, check, read_folder, read_one, text_of
+    from ava_roles.role_files import Folder, Remark, check, read_chosen_file, read_folder, text_of
 
     remarks: list[Remark] = []
     count = 0
@@ -224,7 +224,7 @@ def _given(files: list[str]) -> tuple[list[Remark], int]:
                 if isinstance(found, RoleFileError):
                     raise found
                 if found is None:
-                    one(read_one(path, given), given, path.stem)
+                    one(read_chosen_file(path, given), given, path.stem)
                 else:
                     one(found.data, found.source, Path(found.name).stem)
             except RoleFileError as error:

@@ -45,10 +45,10 @@ def diff_of(changes: Mapping[str, Any], home: Path) -> str:
     Raises:
         Refused: They are not there any more.
     """
-    from ava_roles.worktree.session import diff
+    from ava_roles.worktree.session import branch_diff
     from ava_roles.wrap import clean
 
     try:
-        return clean(diff(Path(changes["repository"]), changes["base"], changes["head"], home))[0]
+        return clean(branch_diff(Path(changes["repository"]), changes["base"], changes["head"], home))[0]
     except RolesError as error:
         raise Refused(f"branch {changes['branch']} of {changes['repository']} cannot be shown: {error}") from error

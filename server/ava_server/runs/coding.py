@@ -21,9 +21,9 @@ import anyio.to_thread
 from ava_audit.events import Activity, CommandRun, WorkChecked, WorktreeReady
 from ava_audit.redaction.redact import Redactor
 from ava_audit.rows import RunRow
-from ava_roles.errors import RolesError, WorkshopFailed
-from ava_roles.tool import ToolContext, sentence
-from ava_roles.worktree.session import WorktreeSession, keep_left, remove
+from ava_roles.errors import RolesError, WorktreeFailed
+from ava_roles.tool import ToolContext, status_sentence
+from ava_roles.worktree.session import WorktreeSession, publish_leftover, remove_worktree
 from ava_roles.worktree.spec import Branch
 from ava_roles.worktree.verify import Verdict
 from ava_roles.wrap import clean, wrap_tool_output
@@ -64,7 +64,11 @@ class Worktrees:
             RolesError: It cannot be done; the folder is as it was.
         """
         here = self.here(run.id)
-        return keep_left(order_of(run.id, config_of(run.config)), here, self._home, message) if here.is_dir() else None
+        return (
+            publish_leftover(order_of(run.id, config_of(run.config)), here, self._home, message)
+            if here.is_dir()
+            else None
+        )
 
     def left(self, run: RunRow, task: str = "") -> KeptChanges | None:
         """Bring onto its branch what a run that nobody works on has changed; None for one that changes no files.
@@ -90,7 +94,7 @@ class Worktrees:
             log.warning("%s stays, because it has what is on no branch", here)
             return
         try:
-            remove(here)
+            remove_worktree(here)
         except (RolesError, OSError) as error:  # the next start sweeps
             log.warning("the worktree of %s was not all removed: %s", run.id, error)
 
@@ -176,7 +180,7 @@ class CodingWork:
             return self._history.check
         before = self._history.last_check
         number = 1 if before is None else before.number + 1
-        await self._log.record(Activity(activity=sentence(f"Running {self._coding.verify}", self._hidden)))
+        await self._log.record(Activity(activity=status_sentence(f"Running {self._coding.verify}", self._hidden)))
         began = time.monotonic()
         try:
             verdict = await self._workshop.check()
@@ -239,7 +243,7 @@ class CodingWork:
         branch = self._workshop.keep(message)
         if (self._workshop.base_tree() if branch is None else branch.tree) != tree:
             where = "nothing is on a branch" if branch is None else f"it is on the branch {branch.name}"
-            raise WorkshopFailed(f"what is in the worktree is not what was checked; {where}")
+            raise WorktreeFailed(f"what is in the worktree is not what was checked; {where}")
         return branch
 
     def _as_it_was_left(self, run: RunRow, message: str) -> Branch | None:

@@ -16,7 +16,7 @@ from ava_audit.events import ErrorOccurred, Event, LastTurn, RunPaused, ToolResu
 from ava_audit.rows import RunRow
 from ava_audit.store.store import Command, Outcome, Store
 from ava_audit.view import View
-from ava_roles.tool import sentence
+from ava_roles.tool import status_sentence
 from ava_server.budget.caps import unsettled
 from ava_server.budget.run_config import config_of
 from ava_server.models.base import Completion
@@ -160,7 +160,7 @@ class AgentRun:
         self._log.say(self.activity)
 
     def _note(self, doing: str) -> None:
-        self.activity = sentence(doing)
+        self.activity = status_sentence(doing)
 
     @property
     def active_s(self) -> float:

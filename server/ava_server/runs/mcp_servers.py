@@ -14,9 +14,9 @@ import anyio
 import anyio.to_thread
 
 from ava_roles.errors import ToolFailed
-from ava_roles.mcp_client.connection import LaunchContext, ToolDiscovery, ToolListing, look
+from ava_roles.mcp_client.connection import LaunchContext, ToolDiscovery, ToolListing, list_tools
 from ava_roles.mcp_client.entry import ServerEntry, server_of
-from ava_roles.mcp_client.running import McpTool, RunMcpServers
+from ava_roles.mcp_client.run_servers import McpTool, RunMcpServers
 from ava_roles.placeholders import PLACEHOLDER, secret_names
 from ava_roles.role import Role
 from ava_roles.sandbox.removal import remove_tree
@@ -110,7 +110,7 @@ class McpServers:
         found: dict[str, ToolListing] = {}
 
         async def one(entry: ServerEntry) -> None:
-            found[entry.name] = await look(entry, await self._looking(entry))
+            found[entry.name] = await list_tools(entry, await self._looking(entry))
 
         async with anyio.create_task_group() as tasks:
             for name in names:

@@ -21,7 +21,7 @@ from ava_audit.events import Activity, Fact, GuardrailTripped, ToolCall, ToolRes
 from ava_audit.redaction.redact import Redactor, hide_pieces
 from ava_roles.errors import ToolFailed
 from ava_roles.placeholders import InjectedSecret, has_placeholder
-from ava_roles.tool import Source, Tool, ToolArgs, ToolContext, ToolOutput, ToolSpec, sentence
+from ava_roles.tool import Source, Tool, ToolArgs, ToolContext, ToolOutput, ToolSpec, status_sentence
 from ava_roles.wrap import clean, wrap_tool_output
 from ava_server.core.threads import run_apart
 from ava_server.models.base import ToolUse
@@ -184,7 +184,7 @@ class ToolCalls:
             where = ".".join(str(part) for part in fault["loc"]) or "arguments"
             takes = ", ".join(tool.spec.args.model_fields)
             return f"{where}: {fault['msg']}; {call.name} takes {takes}"
-        return _Ready(tool, args, sentence(tool.activity(args), self._hidden))
+        return _Ready(tool, args, status_sentence(tool.activity(args), self._hidden))
 
     def _repeats(self, call: ToolUse) -> int:
         """Return how often this very call has come now, where it is refused for that; else 0."""
@@ -272,7 +272,7 @@ class ToolCalls:
         return await anyio.to_thread.run_sync(self._without, output, lent, hide) if lent else output
 
     def _say(self, doing: str) -> None:
-        self.say(sentence(doing, self._hidden))
+        self.say(status_sentence(doing, self._hidden))
 
     def _hidden(self, text: str) -> str:
         """Return a text as it may be written down and shown."""

@@ -29,7 +29,7 @@ CONNECT_S = 10.0
 
 
 @dataclass
-class Watch:
+class ConnectionState:
     """What goes on over one connection.
 
     Attributes:
@@ -50,7 +50,7 @@ class Watch:
 
 
 @asynccontextmanager
-async def over_pipes(pipes: Pipes, watch: Watch) -> AsyncGenerator[Any]:
+async def open_pipe_streams(pipes: Pipes, watch: ConnectionState) -> AsyncGenerator[Any]:
     """Speak with a program over its stdin and stdout; yields the two streams that the SDK's session takes."""
     from mcp.shared.message import SessionMessage
 
@@ -91,7 +91,7 @@ async def over_pipes(pipes: Pipes, watch: Watch) -> AsyncGenerator[Any]:
 
 
 @asynccontextmanager
-async def only_answers(streams: Any, watch: Watch) -> AsyncGenerator[Any]:
+async def drop_requests(streams: Any, watch: ConnectionState) -> AsyncGenerator[Any]:
     """Let through what answers our own requests, and nothing else: whatever a server asks of us is refused.
 
     What a server merely tells (its log, its progress) is dropped: nobody reads it, and it may be a flood.
@@ -130,7 +130,7 @@ async def only_answers(streams: Any, watch: Watch) -> AsyncGenerator[Any]:
             tasks.cancel_scope.cancel()
 
 
-async def _lines(pipes: Pipes, watch: Watch) -> AsyncIterator[bytes]:
+async def _lines(pipes: Pipes, watch: ConnectionState) -> AsyncIterator[bytes]:
     """Yield what a program writes, line by line, until it ends or one of them is too long."""
     kept = bytearray()
     looked = 0
@@ -164,7 +164,7 @@ def _message(line: bytes) -> SessionMessage | None:
         return None
 
 
-def http_client(headers: Mapping[str, str], watch: Watch) -> AsyncClient:
+def http_client(headers: Mapping[str, str], watch: ConnectionState) -> AsyncClient:
     """Return a client for one server: its headers on every request, no redirect, no cookie, and bounded answers."""
     import httpx2
 

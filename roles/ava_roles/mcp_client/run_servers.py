@@ -12,7 +12,7 @@ import anyio.abc
 from pydantic import ConfigDict
 
 from ava_roles.errors import ToolFailed
-from ava_roles.mcp_client.connection import LaunchContext, McpConnection, connected, why_not
+from ava_roles.mcp_client.connection import LaunchContext, McpConnection, connect, describe_failure
 from ava_roles.mcp_client.entry import ServerEntry
 from ava_roles.mcp_client.tools import OfferedTool
 from ava_roles.tool import ToolArgs, ToolContext, ToolOutput, ToolSpec
@@ -130,7 +130,7 @@ class RunMcpServers:
         except Exception as error:
             failed = error
         link.watch.ended = True  # the next call starts it again
-        why = why_not(failed, link.watch)
+        why = describe_failure(failed, link.watch)
         raise ToolFailed(f"The MCP server {server} {why}. What it did with this call is not known.") from failed
 
     async def end(self) -> None:
@@ -176,7 +176,7 @@ class RunMcpServers:
         held.scope.deadline = anyio.current_time() + START_S
         try:
             with held.scope:
-                async with connected(entry, self._means) as link:
+                async with connect(entry, self._means) as link:
                     offers = await link.tools()
                     held.offers = {tool.name: tool for tool in offers}
                     held.scope.deadline = math.inf
@@ -185,7 +185,7 @@ class RunMcpServers:
                     await held.leave.wait()
                     held.link = None
         except Exception as error:  # whatever a foreign program does is no fault of the run's
-            held.fault = why_not(error, held.link.watch if held.link else None)
+            held.fault = describe_failure(error, held.link.watch if held.link else None)
         finally:
             if not held.fault and not held.ready.is_set():
                 held.fault = f"did not answer within {START_S:g} s"
