@@ -95,7 +95,7 @@ async def test_what_a_command_changes_outside_of_the_namespace_is_taken_back_and
         )
         assert done.code == 0, done.output
         for name in ("test_calc.py (as it was)", "docs/guide.md (as it was)", "new.txt (removed)", "a/b/c (removed)",
-                     "etc (removed)", "other (removed)", ".gitignore (as it was)", "has it: pipe"):  # fmt: skip
+                     "etc (removed)", "other (removed)", ".gitignore (as it was)", "in a worktree: pipe"):  # fmt: skip
             assert name in said, said
         found = {path.relative_to(tree).as_posix() for path in tree.rglob("*")}
         assert found == {"calc.py", "test_calc.py", "docs", "docs/guide.md", ".gitignore"}
@@ -165,7 +165,7 @@ async def test_a_planted_git_runs_nothing_and_is_not_committed(kind: Kind, tmp_p
     async with working(kind, tmp_path, order(repository, namespace=("calc.py", "src")), baseline=False) as shop:
         done, said = await run(kind, tmp_path, shop, PLANTED.replace("MARK", str(mark)))
         assert done.code == 0, done.output
-        assert "no worktree has it" in said and ".git" in said and ".gitattributes (removed)" in said
+        assert "cannot be in a worktree" in said and ".git" in said and ".gitattributes (removed)" in said
         shop.edits.write("calc.py", FIXED.encode())
         verdict = await shop.check()
         assert verdict.passed, verdict.output
@@ -177,7 +177,7 @@ async def test_a_planted_git_runs_nothing_and_is_not_committed(kind: Kind, tmp_p
     assert branch is not None and branch.tree == verdict.tree
     kept = {each.path for each in branch.changed if not each.path.startswith("src/elsewhere/")}
     assert kept == {"calc.py", "src/.gitattributes", "src/.gitignore", "src/filed/x", "src/kept.txt"}
-    assert branch.notes[-1].startswith("no git filter was run, and ")
+    assert branch.notes[-1].startswith("no git filter was run, although ")
     assert not mark.exists() and sealed(repository) == before
     git(repository, "fsck", "--full", "--strict")
 
@@ -336,7 +336,7 @@ async def test_a_path_in_a_submodule_is_refused(tmp_path: Path) -> None:
     inner, repository = project(tmp_path / "inner"), project(tmp_path / "project")
     git(repository, "submodule", "add", "-q", str(inner), "sub")
     git(repository, "commit", "-qm", "submodule")
-    with pytest.raises(BadNamespace, match="lies in the submodule sub"):
+    with pytest.raises(BadNamespace, match="is in the submodule sub"):
         async with working("bubblewrap", tmp_path, order(repository, namespace=("sub/calc.py",))):
             pass
 
@@ -369,7 +369,7 @@ async def test_a_name_that_git_refuses_or_that_is_nested_too_deep_is_taken_away(
             " touch bottom; cd /; true"
         )
         _done, said = await run(kind, tmp_path, shop, line)
-        assert "no worktree has it" in said
+        assert "cannot be in a worktree" in said
         await run(kind, tmp_path, shop, "mkdir closed; echo x > closed/x; chmod 000 closed/x closed")
         branch = shop.keep("Closed")
     assert branch is not None and [each.path for each in branch.changed] == ["closed/x"]
@@ -478,7 +478,7 @@ async def test_commands_that_wrote_too_much_lose_what_git_ignores_and_never_the_
         assert fresh and not told and bench.size is not None and again.size == bench.size
         write(tmp_path / "worktrees" / RUN / "tree", {"__pycache__/big.pyc": "x" * 100_000, "calc.py": FIXED})
         await run("bubblewrap", tmp_path, shop, "echo kept > ~/note")
-        assert "emptied to make room" in await shop.bench.renew()
+        assert "removed to free space" in await shop.bench.renew()
         assert not (tmp_path / "worktrees" / RUN / "tree" / "__pycache__").exists()
         assert shop.edits.read("calc.py").decode() == FIXED
         assert (await run("bubblewrap", tmp_path, shop, "cat ~/note"))[0].code != 0

@@ -262,7 +262,7 @@ async def test_nothing_of_a_repository_runs_and_one_branch_is_new(name: str, tmp
     all_of_it = {"namespace": (".",)}
     async with working("bubblewrap", tmp_path, order(repository, **all_of_it)) as shop:
         assert shop.keep("nothing") is None, "nothing differs yet"
-        assert await shop.after_command() == ""
+        assert await shop.bench.after_command() == ""
         shop.files.replace("calc.py", FIXED.encode())
         verdict = await shop.check()
         assert verdict.passed, verdict.output
@@ -316,8 +316,8 @@ async def test_line_ends_and_encodings_are_as_in_a_checkout_and_are_not_taken_fo
 
 @pytest.mark.parametrize(
     ("given", "expected"),
-    [("none", "no git repository"), ("bare", "bare"), ("empty", "no commit"), ("inside", "lies in the git checkout"),
-     ("file", "names no repository"), ("gone", "is no folder"), ("broken", "no git checkout any more")],
+    [("none", "not a git repository"), ("bare", "bare"), ("empty", "no commit"), ("inside", "inside the git checkout"),
+     ("file", "names no repository"), ("gone", "is not a folder"), ("broken", "not a git checkout any more")],
 )  # fmt: skip
 async def test_a_folder_without_a_commit_is_refused_and_it_is_said_what_to_do(
     given: str, expected: str, tmp_path: Path
