@@ -18,7 +18,7 @@ from support.processes import marked
 
 from ava_roles.errors import ToolFailed
 from ava_roles.mcp_client import connection, run_servers
-from ava_roles.mcp_client.connection import MOST_PAGES, LaunchContext, ToolDiscovery, build_command, list_tools
+from ava_roles.mcp_client.connection import MAX_PAGES, LaunchContext, ToolDiscovery, build_command, list_tools
 from ava_roles.mcp_client.entry import ServerEntry
 from ava_roles.mcp_client.run_servers import RunMcpServers
 from ava_roles.mcp_client.tools import OfferedTool
@@ -89,14 +89,14 @@ async def test_a_server_of_the_handshake_era_is_used_and_everything_it_asks_for_
 
 async def test_an_answer_that_is_none_is_a_failed_call_and_the_server_is_started_again(tmp_path: Path) -> None:
     async with held(tmp_path, entry(script=RAW), "ask") as (servers, offers):
-        with pytest.raises(ToolFailed, match="does not speak MCP as it should"):
+        with pytest.raises(ToolFailed, match="violates the MCP protocol"):
             await servers.call("lab", offers["ask"], {"what": "nonsense"})
         assert (await servers.call("lab", offers["ask"], {"what": "noise"})).success
 
 
 async def test_a_list_without_end_is_read_so_far_and_no_further(tmp_path: Path) -> None:
     listing = await list_tools(entry("pages", script=RAW), await means(tmp_path))
-    assert not listing.fault and len(listing.tools) == MOST_PAGES
+    assert not listing.fault and len(listing.tools) == MAX_PAGES
 
 
 async def test_a_call_that_is_given_up_is_told_to_the_server_which_goes_on(tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ class McpServers:
         }
         means = self._means(run_id, scratch, sandbox or not_looked_for())
         changed = self._known.forget  # what was remembered is no longer so: the next proposal asks again
-        return RunMcpServers({name: self.entries[name] for name in uses}, approved, means, changed=changed)
+        return RunMcpServers({name: self.entries[name] for name in uses}, approved, means, on_change=changed)
 
     async def look(self, names: Iterable[str]) -> Mapping[str, ToolListing]:
         """Ask servers now, side by side and each for 10 s at most, for somebody who wants to know how they are."""
