@@ -158,7 +158,7 @@ async def test_what_a_server_offers_is_asked_once_for_a_while_and_not_twice_at_t
     assert started == ["once"]
     seen.forget()
     assert not (await seen.offers([entry("good")]))["lab"].fault and len(started) == 2
-    monkeypatch.setattr(connection, "FAULT_REMEMBERED_S", 0.0)
+    monkeypatch.setattr(connection, "FAULT_CACHE_S", 0.0)
     assert (await seen.offers([entry("exits")]))["lab"].fault == "ended before it answered"
     assert (await seen.offers([entry("exits")]))["lab"].fault and len(started) == 4, "a fault may pass"
 

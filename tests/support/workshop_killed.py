@@ -37,7 +37,7 @@ async def _run(kind: Kind, folder: Path) -> None:
     shop = WorktreeSession(
         killed_order(folder), folder / "worktrees" / RUN, sandbox(kind, folder / "state"), home=folder / "home"
     )
-    shop.say = lambda doing: _say({"Making": "make", "Running": "running"}.get(doing.split()[0], doing))
+    shop.say = lambda doing: _say({"Creating": "make", "Running": "running"}.get(doing.split()[0], doing))
     await shop.prepare()
     _say("edit")
     for number in range(50):
